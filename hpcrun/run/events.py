@@ -1,0 +1,79 @@
+"""The event log: what happened to a run, in order, and why. Decisions about restarts read only this."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.files import append_line, read_lines
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One life of a job: a job id and the number of times it had been restarted."""
+
+    job: str
+    restart: int
+
+    @property
+    def owner(self) -> str:
+        """The name under which this attempt writes."""
+        return f"{self.job}-{self.restart}"
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of the log. ``what`` is submitted, started, signalled, saved, save-failed, stopped,
+    failed, finished, ended or requeued; ``time`` is in Unix seconds."""
+
+    what: str
+    time: float
+    attempt: Attempt | None
+    cause: str | None
+    step: int | None
+    fields: dict[str, Any]
+
+
+def record_event(
+    run: RunDirectory,
+    what: str,
+    *,
+    attempt: Attempt | None = None,
+    cause: str | None = None,
+    step: int | None = None,
+    **fields: Any,
+) -> None:
+    """Append one event, durably. Never called inside a signal handler.
+
+    Raises:
+        OSError: the disk refused.
+    """
+    line: dict[str, Any] = {"time": round(time.time(), 3), "event": what}
+    if attempt is not None:
+        line |= {"job": attempt.job, "restart": attempt.restart}
+    if cause is not None:
+        line["cause"] = cause
+    if step is not None:
+        line["step"] = step
+    append_line(run.events, line | fields, durable=True)
+
+
+def read_events(run: RunDirectory) -> Sequence[Event]:
+    """Every whole event of the run, in the order written."""
+    return [_event(line) for line in read_lines(run.events) if "event" in line]
+
+
+def _event(line: dict[str, Any]) -> Event:
+    known = {"time", "event", "job", "restart", "cause", "step"}
+    attempt = None
+    if "job" in line:
+        attempt = Attempt(str(line["job"]), int(line.get("restart", 0)))
+    return Event(
+        what=str(line["event"]),
+        time=float(line.get("time", 0.0)),
+        attempt=attempt,
+        cause=line.get("cause"),
+        step=line.get("step"),
+        fields={key: value for key, value in line.items() if key not in known},
+    )

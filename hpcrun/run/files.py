@@ -1,0 +1,109 @@
+"""Files that survive a crash: atomic replacement, and append-only logs that tolerate a torn last line.
+
+Every file of a run is written through one of these two, so that no reader ever sees half a file.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def write_atomic(path: Path, content: bytes | str, mode: int = 0o600) -> None:
+    """Replace ``path`` by ``content`` so that a reader, or a crash, meets the old file or the new one.
+
+    The temporary name is unique, because two incarnations of a run may write at once; the folder is
+    fsynced as well, because a rename is durable only then (rename(2), fsync(2)).
+
+    Raises:
+        OSError: the disk refused; the old file is untouched and the temporary one is gone.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with open(descriptor, "wb") as stream:  # noqa: PTH123  (a descriptor, so that the mode holds)
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+        raise
+    sync_directory(path.parent)
+
+
+def sync_directory(folder: Path) -> None:
+    """Make the names in ``folder`` durable (fsync(2): a file's own fsync does not cover its name)."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Replace ``path`` by ``value`` as indented JSON; raises OSError as :func:`write_atomic` does."""
+    write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in ``path``, or None when there is no such file or it holds no JSON object."""
+    try:
+        value = json.loads(path.read_text())
+    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError, UnicodeDecodeError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def append_line(path: Path, value: Mapping[str, Any], *, durable: bool = False) -> None:
+    """Append one JSON line in a single write, so that lines of two writers do not mix on a local disk.
+
+    A line torn by a crash is ended first: the new line must not be glued to it.
+
+    Args:
+        durable: fsync before returning; for the event log, whose lines decide what happens next.
+
+    Raises:
+        OSError: the disk refused.
+    """
+    line = (json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n").encode()
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            line = b"\n" + line
+        written = os.write(descriptor, line)
+        if written != len(line):
+            raise OSError(f"{path}: only {written} of {len(line)} bytes were written")
+        if durable:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Every whole JSON object line of ``path``, in order; torn or damaged lines are passed over."""
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    lines = []
+    for line in raw.split(b"\n"):
+        value = parse_line(line)
+        if value is not None:
+            lines.append(value)
+    return lines
+
+
+def parse_line(line: bytes) -> dict[str, Any] | None:
+    """The JSON object on ``line``, or None where a crash or a full disk tore it."""
+    try:
+        value = json.loads(line)
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        return None
+    return value if isinstance(value, dict) else None

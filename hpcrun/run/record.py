@@ -1,0 +1,64 @@
+"""What a run is, for whoever asks in a year: command line, commit, uncommitted changes, versions."""
+
+import getpass
+import platform
+import shlex
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("hpcrun", "torch", "submitit", "numpy", "h5py", "pydantic")
+
+
+def describe(argv: Sequence[str], executor: str, folder: Path) -> dict[str, Any]:
+    """The identity of a run submitted from ``folder`` with the command line ``argv``."""
+    return {
+        "created": round(time.time(), 3),
+        "command": shlex.join(argv),
+        "executor": executor,
+        "folder": str(folder),
+        "user": getpass.getuser(),
+        "host": socket.gethostname(),
+        "python": platform.python_version(),
+        "versions": {name: version for name in _PACKAGES if (version := _version(name))},
+        "git": git_commit(folder),
+    }
+
+
+def git_commit(folder: Path) -> dict[str, Any] | None:
+    """The commit checked out at ``folder`` and whether it has uncommitted changes; None without git."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    return {"commit": commit.strip(), "dirty": bool(uncommitted_diff(folder))}
+
+
+def uncommitted_diff(folder: Path) -> str:
+    """The uncommitted changes of tracked files as a patch, or an empty text."""
+    return _git(folder, "diff", "HEAD") or ""
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
