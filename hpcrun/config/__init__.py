@@ -1,0 +1,47 @@
+"""What the user asked for: the schema, YAML/JSON and overrides, and messages that say what to mend.
+
+Imports no torch, so that every command that does not train answers at once.
+"""
+
+from hpcrun.config.fields import check_name
+from hpcrun.config.layers import Layer, file_layer, flag_layer, locate, override_layer
+from hpcrun.config.problems import ConfigError, Problem
+from hpcrun.config.resolve import check_options, load_resolved, resolve, with_task_options
+from hpcrun.config.schema import (
+    AMPConfig,
+    Checkpoint,
+    Config,
+    DataOptions,
+    Job,
+    ModelOptions,
+    Optim,
+    Restarts,
+    Train,
+)
+from hpcrun.config.writer import json_schema, to_yaml
+
+__all__ = [
+    "AMPConfig",
+    "Checkpoint",
+    "Config",
+    "ConfigError",
+    "DataOptions",
+    "Job",
+    "Layer",
+    "ModelOptions",
+    "Optim",
+    "Problem",
+    "Restarts",
+    "Train",
+    "check_name",
+    "check_options",
+    "file_layer",
+    "flag_layer",
+    "json_schema",
+    "load_resolved",
+    "locate",
+    "override_layer",
+    "resolve",
+    "to_yaml",
+    "with_task_options",
+]

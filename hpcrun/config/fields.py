@@ -1,0 +1,167 @@
+"""The kinds of values that several keys share, each refusing what would only fail on the cluster.
+
+A value that reaches sbatch, a shell or the file system is checked here, where the message can
+still name the line it was written on.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from hpcrun.config.problems import value_text
+
+_NAME_MARKS = "._-+=@"
+_NAME_CHARACTERS = 100
+_NAME_BYTES = 200  # a directory's name may have 255 bytes; suffixes of ours have to fit as well
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MEMORY = re.compile(r"[0-9]+[KMGT]?", re.IGNORECASE)
+_BUILTIN_TASK = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+_TIME = re.compile(
+    r"(?P<days>\d+)-(?P<day_hours>\d+)(:(?P<day_minutes>\d+)(:(?P<day_seconds>\d+))?)?"
+    r"|((?P<hours>\d+):)?(?P<minutes>\d+):(?P<seconds>\d+)"
+    r"|(?P<only_minutes>\d+)",
+    re.ASCII,
+)
+_TIME_WAYS = "write HH:MM:SS, D-HH:MM:SS or a number of minutes"
+
+
+def _refuse_bool(value: Any) -> Any:
+    # Python counts true as 1, and `nodes: true` is never meant so.
+    if isinstance(value, bool):
+        raise ValueError(f"should be a number, not {value_text(value)}")
+    return value
+
+
+def check_name(name: str) -> str:
+    """Return a run name in Unicode's composed form, fit for a directory and a job name.
+
+    Raises ValueError with the remedy. The composed form (NFC) makes the same letters typed on two
+    machines one run directory.
+    """
+    name = unicodedata.normalize("NFC", name)
+    if name and name[0].isalnum() and all(_in_name(letter) for letter in name):
+        if len(name) > _NAME_CHARACTERS or len(name.encode()) > _NAME_BYTES:
+            raise ValueError(
+                f"is {len(name)} characters ({len(name.encode())} bytes) long; "
+                f"shorten it to {_NAME_CHARACTERS} characters and {_NAME_BYTES} bytes"
+            )
+        return name
+    raise ValueError(
+        f"should be letters, digits and {' '.join(_NAME_MARKS)} with a letter or digit first, "
+        f"not {value_text(name)}; try {_cleaned(name)}"
+    )
+
+
+def _in_name(letter: str) -> bool:
+    return letter.isalnum() or letter in _NAME_MARKS or unicodedata.category(letter)[0] == "M"
+
+
+def _cleaned(name: str) -> str:
+    kept = "".join(letter if _in_name(letter) else " " for letter in name)
+    cleaned = "-".join(kept.split())
+    while cleaned and not cleaned[0].isalnum():
+        cleaned = cleaned[1:]
+    return cleaned[:40].rstrip("-") or "run-1"
+
+
+def _check_task(task: str) -> str:
+    module, colon, name = task.partition(":")
+    if _BUILTIN_TASK.fullmatch(task):
+        return task
+    if colon and all(part.isidentifier() for part in [*module.split("."), *name.split(".")]):
+        return task
+    raise ValueError(
+        "should be the name of a built-in task, such as language-model, or package.module:Class, "
+        f"not {value_text(task)}"
+    )
+
+
+def time_seconds(time: str) -> int:
+    """Return the seconds of a time limit in any of the forms of sbatch(1) `--time`.
+
+    Raises ValueError for anything else, and for zero, which Slurm takes for "no limit".
+    """
+    match = _TIME.fullmatch(time.strip())
+    if match is None:
+        raise ValueError(f"should be a time limit, not {value_text(time)}; {_TIME_WAYS}")
+    part = {name: int(digits) for name, digits in match.groupdict().items() if digits}
+    hours = 24 * part.get("days", 0) + part.get("day_hours", 0) + part.get("hours", 0)
+    minutes = part.get("day_minutes", 0) + part.get("minutes", 0) + part.get("only_minutes", 0)
+    seconds = 3600 * hours + 60 * minutes + part.get("day_seconds", 0) + part.get("seconds", 0)
+    if seconds == 0:
+        raise ValueError("should be longer than zero; leave it out for the partition's own limit")
+    return seconds
+
+
+def _as_time(value: Any) -> Any:
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)  # minutes, as sbatch reads a bare number
+    if not isinstance(value, str):
+        if value is None:
+            return None
+        raise ValueError(f"should be a time limit, not {value_text(value)}; {_TIME_WAYS}")
+    minutes, seconds = divmod(time_seconds(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    clock = f"{hours:02d}:{minutes:02d}:{seconds:02d}"
+    return f"{days}-{clock}" if days else clock
+
+
+def _check_memory(memory: str) -> str:
+    if not _MEMORY.fullmatch(memory):
+        raise ValueError(f"should be a size such as 64G or 512M, not {value_text(memory)}")
+    return memory.upper()
+
+
+def _check_word(word: str) -> str:
+    # A space, quote, # or line break would end the option's value inside a `#SBATCH` line.
+    if not word:
+        raise ValueError("is empty; leave the key out, or write null")
+    if bad := [letter for letter in word if not letter.isprintable() or letter in " \t\"'\\#`"]:
+        raise ValueError(f"may not contain {value_text(bad[0])}: {value_text(word)}")
+    return word
+
+
+def _check_option(option: str) -> str:
+    _refuse_nul(option)
+    if not option.startswith("-") or "\n" in option or "\r" in option:
+        raise ValueError(
+            f"should be one option such as --comment=text, on one line, not {value_text(option)}"
+        )
+    return option
+
+
+def _check_env_name(name: str) -> str:
+    if not _ENV_NAME.fullmatch(name):
+        raise ValueError(
+            "is no name for an environment variable; use letters, digits and _, no digit first"
+        )
+    return name
+
+
+def _refuse_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("may not contain a NUL character, which no program can be given")
+    return text
+
+
+Whole = Annotated[int, BeforeValidator(_refuse_bool)]
+Number = Annotated[float, BeforeValidator(_refuse_bool), Field(allow_inf_nan=False)]
+Count = Annotated[Whole, Field(ge=1)]
+FromZero = Annotated[Whole, Field(ge=0)]
+Positive = Annotated[Number, Field(gt=0)]
+NotNegative = Annotated[Number, Field(ge=0)]
+Fraction = Annotated[Number, Field(ge=0, le=1)]
+BelowOne = Annotated[Number, Field(ge=0, lt=1)]
+RunName = Annotated[str, AfterValidator(check_name)]
+TaskName = Annotated[str, AfterValidator(_check_task)]
+TimeLimit = Annotated[str, BeforeValidator(_as_time)]
+Memory = Annotated[str, AfterValidator(_check_memory)]
+Word = Annotated[str, AfterValidator(_check_word)]
+Option = Annotated[str, AfterValidator(_check_option)]
+ShellText = Annotated[str, AfterValidator(_refuse_nul)]
+EnvName = Annotated[str, AfterValidator(_check_env_name)]

@@ -1,0 +1,134 @@
+"""From pydantic's findings to lines that say what to write instead."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from pydantic_core import ErrorDetails
+
+from hpcrun.config.problems import printable, value_text
+
+# What other tools call the same thing, for those who arrive from them.
+_OTHER_NAMES = {
+    "learning_rate": "train.lr",
+    "max_steps": "train.steps",
+    "num_steps": "train.steps",
+    "iterations": "train.steps",
+    "global_batch_size": "train.batch_size",
+    "grad_accum": "train.accumulation",
+    "gradient_accumulation_steps": "train.accumulation",
+    "grad_clip": "train.clip_norm",
+    "max_grad_norm": "train.clip_norm",
+    "num_workers": "data.workers",
+    "precision": "amp.dtype",
+    "optimizer": "optim.name",
+    "num_nodes": "job.nodes",
+    "gpus_per_node": "job.gpus",
+    "ntasks_per_node": "job.gpus",
+    "walltime": "job.time",
+    "time_limit": "job.time",
+    "queue": "job.partition",
+}
+_KINDS = {
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_parsing_size": "a whole number of 64 bits",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "text, in quotes where it looks like something else",
+    "list_type": "a list, such as [a, b]",
+    "tuple_type": "a list, such as [a, b]",
+    "dict_type": "keys and values",
+    "model_type": "keys and values",
+    "model_attributes_type": "keys and values",
+}
+_LIMITS = {
+    "greater_than_equal": ("ge", "at least"),
+    "greater_than": ("gt", "more than"),
+    "less_than_equal": ("le", "at most"),
+    "less_than": ("lt", "less than"),
+}
+
+
+def words(error: ErrorDetails, known: Collection[str]) -> tuple[str, str]:
+    """Return the dotted key of one finding of pydantic's, and what is wrong with it in words.
+
+    `known` holds every dotted key that is valid, from which the nearest one is offered.
+    """
+    key = ".".join(str(part) for part in error["loc"] if part != "[key]")
+    kind = error["type"]
+    context: Mapping[str, Any] = error.get("ctx", {})
+    value = value_text(error["input"])
+    if kind == "extra_forbidden":
+        return key, unknown(key, known)
+    if kind == "missing":
+        return key, "is missing"
+    if kind == "value_error":
+        return key, str(context["error"])
+    if error["input"] is None:
+        return key, "may not be null; give it a value or leave the key out"
+    if kind == "literal_error":
+        choices = str(context["expected"]).replace("'", "")
+        return key, f"should be {choices}, not {value}{_near_choice(choices, error['input'])}"
+    if kind in _LIMITS:
+        name, phrase = _LIMITS[kind]
+        return key, f"should be {phrase} {context[name]}, not {value}"
+    if kind == "too_long":
+        return key, f"should have {context['max_length']} values, not {context['actual_length']}"
+    if kind in _KINDS:
+        return key, f"should be {_KINDS[kind]}, not {value}"
+    return key, f"{error['msg'][:1].lower()}{error['msg'][1:]}, not {value}"
+
+
+def unknown(key: str, known: Collection[str]) -> str:
+    """Return the words for a key that nothing has, with the nearest that something has."""
+    if near := nearest(key, known):
+        return f"unknown key; did you mean {' or '.join(near)}?"
+    section = key.rpartition(".")[0]
+    siblings = [name for name in known if name.rpartition(".")[0] == section]
+    if siblings:
+        names = ", ".join(name.rpartition(".")[2] for name in siblings)
+        return f"unknown key; {section or 'a config'} takes {names}"
+    return "unknown key; `hpcrun config schema` lists them all"
+
+
+def nearest(key: str, known: Collection[str]) -> list[str]:
+    """Return the valid keys that were most probably meant, at most three, best first.
+
+    Looked for in the same section, then by the same last name anywhere, then under the names that
+    other tools use, and at last for a similar last name anywhere.
+    """
+    if key.replace("-", "_") in known:
+        return [f"{key} nested under {key.split('.')[0]}:" if "." in key else key]
+    section, _, leaf = key.rpartition(".")
+    leaf = _folded(leaf)
+    siblings = {
+        _folded(name.rpartition(".")[2]): name
+        for name in known
+        if name.rpartition(".")[0] == section
+    }
+    found = [siblings[name] for name in difflib.get_close_matches(leaf, siblings, n=1)]
+    elsewhere = {name: _folded(name.rpartition(".")[2]) for name in known if name not in found}
+    found += [name for name, last in elsewhere.items() if last == leaf][: 3 - len(found)]
+    if not found and _OTHER_NAMES.get(leaf) in known:
+        found = [_OTHER_NAMES[leaf]]
+    if not found:
+        close = difflib.get_close_matches(leaf, set(elsewhere.values()), n=1, cutoff=0.75)
+        found = [name for name, last in elsewhere.items() if last in close][:3]
+    return [printable(name) for name in found]
+
+
+def _folded(name: str) -> str:
+    return name.lower().replace("-", "_")
+
+
+def _near_choice(choices: str, value: Any) -> str:
+    names = choices.replace(" or ", ", ").split(", ")
+    near = difflib.get_close_matches(str(value).lower(), names, n=1)
+    return f"; did you mean {near[0]}?" if near else ""

@@ -1,0 +1,193 @@
+"""From the text of a config file or an override to plain values, each with its place.
+
+Scalars follow the core schema of YAML 1.2 (yaml.org/spec/1.2.2, chapter 10.3), not YAML 1.1 as
+PyYAML's own loader does: there `3e-4` is text, `1:30:00` is the number 5400 and `no` is false.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import yaml
+
+from hpcrun.config.problems import ConfigError, Problem, printable, value_text
+from hpcrun.config.shape import kind_at
+
+_TAG = "tag:yaml.org,2002:"
+_MOST_VALUES = 100_000  # aliases of aliases multiply: a small file must not fill the memory
+# Numbers with leading zeros, and those too long for Python to convert, stay text.
+SCALARS = {
+    "null": re.compile(r"(?:~|null|Null|NULL|)\Z"),
+    "bool": re.compile(r"(?:true|True|TRUE|false|False|FALSE)\Z"),
+    "int": re.compile(r"[-+]?(?:0|[1-9][0-9]{0,999})\Z"),
+    "float": re.compile(
+        r"[-+]?(?:(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|\.(?:inf|Inf|INF))\Z"
+        r"|\.(?:nan|NaN|NAN)\Z"
+    ),
+}
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's parser with the scalars of YAML 1.2."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 (PyYAML fills it by subclass)
+
+
+for _name, _pattern in SCALARS.items():
+    _Loader.add_implicit_resolver(_TAG + _name, _pattern, None)
+
+
+def read_yaml(
+    text: str, place: Callable[[int], str], path: tuple[str, ...] = ()
+) -> tuple[Any, dict[str, str]]:
+    """Return the value of a YAML text and the place of each dotted key in it.
+
+    `place` turns a line, counted from 1, into what a message calls it; `path` is the key at which
+    the value will stand. Raises ConfigError for a text that is not YAML, or that says one thing
+    twice.
+    """
+    try:
+        node = _Loader(text).get_single_node()
+        walk = _Walk(place)
+        value = None if node is None else walk.value(node, path)
+    except yaml.MarkedYAMLError as error:
+        _refuse_syntax(error, place)
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise ConfigError(
+            [Problem(place(line), "", f"a config cannot hold the character {error.character:#04x}")]
+        ) from None
+    except RecursionError:
+        raise ConfigError([Problem(place(1), "", "is nested too deeply for a config")]) from None
+    if walk.problems:
+        raise ConfigError(problem for _, problem in sorted(walk.problems, key=lambda it: it[0]))
+    return value, walk.where
+
+
+def read_json(text: str, place: Callable[[int], str]) -> tuple[Any, dict[str, str]]:
+    """Return the same as `read_yaml` for a JSON text, which is held to JSON's stricter rules."""
+    try:
+        json.loads(text, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        message = error.msg[:1].lower() + error.msg[1:]
+        raise ConfigError(
+            [Problem(place(error.lineno), "", f"not valid JSON: {message}, column {error.colno}")]
+        ) from None
+    except ValueError as error:
+        raise ConfigError([Problem(place(1), "", f"not valid JSON: {error}")]) from None
+    except RecursionError:
+        raise ConfigError([Problem(place(1), "", "is nested too deeply for a config")]) from None
+    # JSON is YAML but for tabs, which can only stand between its tokens, and for unprintable
+    # characters, which can only stand inside its strings.
+    return read_yaml(re.sub(r"[^\n\r -~]", _escape, text.replace("\t", " ")), place)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"it has no {name}")
+
+
+def _escape(match: re.Match[str]) -> str:
+    character = match[0]
+    if character.isprintable() or ord(character) > 0xFFFF:
+        return character
+    return f"\\u{ord(character):04x}"
+
+
+def _refuse_syntax(error: yaml.MarkedYAMLError, place: Callable[[int], str]) -> NoReturn:
+    mark = error.problem_mark or error.context_mark
+    reason = error.problem or error.context or "cannot be read"
+    if "'\\t'" in reason:
+        reason = "a tab stands where only spaces may; indent with spaces"
+    elif reason.startswith("mapping values are not allowed"):
+        reason = "a second ': ' in one line, or wrong indentation; quote text that holds ': '"
+    elif error.context and error.context_mark and mark and error.context_mark.line != mark.line:
+        reason = f"{reason} ({error.context} of line {error.context_mark.line + 1})"
+    where = place(mark.line + 1 if mark else 1)
+    raise ConfigError([Problem(where, "", f"not valid YAML: {reason}")]) from None
+
+
+class _Walk:
+    """One pass over the nodes of a text, keeping the place of every key and what is wrong."""
+
+    def __init__(self, place: Callable[[int], str]) -> None:
+        self.place = place
+        self.where: dict[str, str] = {}
+        self.problems: list[tuple[int, Problem]] = []
+        self._open: set[int] = set()
+        self._values = 0
+
+    def value(self, node: yaml.Node, path: tuple[str, ...]) -> Any:
+        """Return the plain value of a node that stands at a path of keys."""
+        self._values += 1
+        if self._values > _MOST_VALUES:
+            text = f"holds more than {_MOST_VALUES} values"
+            raise ConfigError([Problem(self.place(1), "", text)])
+        if path:
+            self.where.setdefault(".".join(path), self.place(node.start_mark.line + 1))
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node, path)
+        if id(node) in self._open:
+            return self._refuse(node, path, "holds itself")
+        self._open.add(id(node))
+        try:
+            if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
+                return self._mapping(node, path)
+            if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
+                return [
+                    self.value(item, (*path, str(index))) for index, item in enumerate(node.value)
+                ]
+            return self._refuse(node, path, f"the tag {printable(node.tag)} has no meaning here")
+        finally:
+            self._open.discard(id(node))
+
+    def _mapping(self, node: yaml.MappingNode, path: tuple[str, ...]) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        lines: dict[str, int] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                self._refuse(key_node, path, "a key should be one word, not a list or a mapping")
+                continue
+            key = self._text(key_node, path)
+            below = (*path, key)
+            if key == "<<" and key_node.style is None:
+                self._refuse(key_node, path, "merge keys (<<) are not read; write the keys out")
+            elif key in lines:
+                text = f"is given twice, first on line {lines[key]}; remove one of the two"
+                self._refuse(key_node, below, text)
+            else:
+                lines[key] = key_node.start_mark.line + 1
+                # The key's line, not its value's: a block of values starts one line further down.
+                self.where[".".join(below)] = self.place(lines[key])
+                values[key] = self.value(value_node, below)
+        return values
+
+    def _scalar(self, node: yaml.ScalarNode, path: tuple[str, ...]) -> Any:
+        kind = node.tag.removeprefix(_TAG)
+        if kind == "null":
+            return None
+        if kind == "str" or (kind in SCALARS and kind_at(path) == "text"):
+            return self._text(node, path)
+        try:
+            if kind == "bool" and SCALARS["bool"].match(node.value):
+                return node.value.lower() == "true"
+            if kind == "int":
+                return int(node.value)
+            if kind == "float":
+                return float(re.sub(r"\.(?=inf|nan)", "", node.value.lower()))
+        except ValueError:
+            return self._refuse(node, path, f"{value_text(node.value)} is no {kind}")
+        return self._refuse(node, path, f"the tag {printable(node.tag)} has no meaning here")
+
+    def _text(self, node: yaml.ScalarNode, path: tuple[str, ...]) -> str:
+        # JSON writes a character beyond 16 bits as two escapes, which PyYAML leaves apart.
+        text = str(node.value).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        if "\ufffd" in text and "\ufffd" not in node.value:
+            self._refuse(node, path, "holds half a character (a lone surrogate)")
+        return text
+
+    def _refuse(self, node: yaml.Node, path: tuple[str, ...], text: str) -> None:
+        line = node.start_mark.line + 1
+        self.problems.append((line, Problem(self.place(line), ".".join(path), text)))

@@ -1,0 +1,148 @@
+"""From layers to one checked config, or to a line for each thing that is wrong with them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from hpcrun.config.layers import DEFAULTS, Layer, file_layer, given_key, merge
+from hpcrun.config.messages import unknown, words
+from hpcrun.config.problems import ConfigError, Problem
+from hpcrun.config.schema import Config, DataOptions, ModelOptions
+from hpcrun.config.shape import known_keys
+
+_LINE = re.compile(r"(?P<file>.*):(?P<line>\d+)")
+
+
+def resolve(layers: Iterable[Layer]) -> Config:
+    """Merge layers and check the result against the schema.
+
+    Raises ConfigError with a line for each problem, in the order in which the layers, and within
+    a file its lines, gave them.
+    """
+    merged = merge(layers)
+    try:
+        config = Config.model_validate(merged.values)
+    except ValidationError as error:
+        known = list(known_keys(Config))
+        found = [([key], text) for key, text in (words(it, known) for it in error.errors())]
+    else:
+        found = list(_contradictions(config))
+        if not found:
+            return config
+    order = {key: number for number, key in enumerate(merged.where)}
+    problems = []
+    for keys, text in found:
+        # Of several keys that contradict each other, the message stands where one was given.
+        given = next(filter(None, (given_key(key, merged.where) for key in keys)), "")
+        place = merged.where.get(given, DEFAULTS)
+        problems.append((order.get(given, len(order)), Problem(place, keys[0], text)))
+    raise ConfigError(problem for _, problem in sorted(problems, key=lambda it: it[0]))
+
+
+def load_resolved(path: str | Path) -> Config:
+    """Read the config that a run directory keeps. Raises ConfigError as `resolve` does."""
+    return resolve([file_layer(path)])
+
+
+def check_options(
+    model: type[BaseModel],
+    values: Mapping[str, Any],
+    prefix: str,
+    where: Callable[[str], str],
+) -> dict[str, Any]:
+    """Check a task's own keys of one section, and return them with defaults, as plain data.
+
+    `prefix` is the section, `where` the function of `locate`. A key that the model does not have
+    is refused, unless the model allows extra keys. Raises ConfigError as `resolve` does.
+    """
+    problems, checked = _check(model, values, prefix, where)
+    if problems:
+        raise ConfigError(problems)
+    return checked
+
+
+def with_task_options(
+    config: Config,
+    options: tuple[type[BaseModel], type[BaseModel]],
+    where: Callable[[str], str],
+) -> Config:
+    """Return the config with `model` and `data` checked and completed by a task's own models.
+
+    `options` are the models of the two sections. Raises ConfigError with the problems of both.
+    """
+    sections: tuple[ModelOptions, DataOptions] = (config.model, config.data)
+    problems: list[Problem] = []
+    update: dict[str, BaseModel] = {}
+    for name, model, section in zip(("model", "data"), options, sections, strict=True):
+        found, checked = _check(model, section.own, name, where)
+        problems += found
+        update[name] = type(section).model_validate(dict(section) | checked)
+    if problems:
+        raise ConfigError(sorted(problems, key=_line_order))
+    return config.model_copy(update=update)
+
+
+def _check(
+    model: type[BaseModel],
+    values: Mapping[str, Any],
+    prefix: str,
+    where: Callable[[str], str],
+) -> tuple[list[Problem], dict[str, Any]]:
+    known = list(dict.fromkeys([*known_keys(model, prefix), *known_keys(Config)]))
+    found: list[tuple[str, str]] = []
+    checked: dict[str, Any] = {}
+    if model.model_config.get("extra", "ignore") == "ignore":
+        fields = model.model_fields.items()
+        names = {name for field, info in fields for name in (field, info.alias)}
+        extra = [f"{prefix}.{key}" for key in values if key not in names]
+        found += [(key, unknown(key, known)) for key in extra]
+    try:
+        checked = model.model_validate(dict(values)).model_dump(mode="json")
+    except ValidationError as error:
+        for details in error.errors():
+            details["loc"] = (prefix, *details["loc"])
+            found.append(words(details, known))
+    problems = [Problem(where(key), key, text) for key, text in found]
+    return sorted(problems, key=_line_order), checked
+
+
+def _line_order(problem: Problem) -> tuple[str, int]:
+    match = _LINE.fullmatch(problem.place)
+    return (match["file"], int(match["line"])) if match else (problem.place, 0)
+
+
+def _contradictions(config: Config) -> Iterator[tuple[list[str], str]]:
+    """Yield what is wrong between keys that are each valid: the keys, first the one to change."""
+    job, train = config.job, config.train
+    parts = job.world_size * train.accumulation
+    if over := train.batch_size % parts:
+        below = train.batch_size - over
+        sizes = " or ".join(str(size) for size in (below, below + parts) if size)
+        yield (
+            ["train.batch_size", "job.gpus", "job.nodes", "train.accumulation"],
+            f"{train.batch_size} samples do not divide among {job.nodes} x {job.gpus} ranks "
+            f"x {train.accumulation} accumulation = {parts}; the nearest that do: {sizes}",
+        )
+    if config.optim.warmup_steps > train.steps:
+        yield (
+            ["optim.warmup_steps", "train.steps"],
+            f"{config.optim.warmup_steps} is more than all train.steps, {train.steps}",
+        )
+    if job.executor == "debug" and job.world_size != 1:
+        yield (
+            ["job.executor", "job.nodes", "job.gpus"],
+            f"debug runs one rank in one process, not {job.nodes} x {job.gpus}; "
+            "use one node and one gpu, or the local executor",
+        )
+    limit = job.time_seconds
+    if limit is not None and limit <= job.signal_lead:
+        yield (
+            ["job.time", "job.signal_lead"],
+            f"{job.time} is over before the job is told to stop, {job.signal_lead} s ahead; "
+            "give it longer, or set a shorter job.signal_lead",
+        )

@@ -1,0 +1,262 @@
+"""What a user can ask for: every key, its default and its one-line meaning.
+
+The sections are immutable, and an unknown key is an error, because a misspelt key that is ignored
+costs a night of GPU time. Only `model` and `data` take further keys: they belong to the task.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from hpcrun.config.fields import (
+    BelowOne,
+    Count,
+    EnvName,
+    Fraction,
+    FromZero,
+    Memory,
+    NotNegative,
+    Number,
+    Option,
+    Positive,
+    RunName,
+    ShellText,
+    TaskName,
+    TimeLimit,
+    Whole,
+    Word,
+    time_seconds,
+)
+
+
+class Section(BaseModel):
+    """A part of the config: immutable, and no key that it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TaskSection(BaseModel):
+    """A part of the config whose further keys belong to the task, which checks them itself."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """The keys that belong to the task, without those of the section itself."""
+        return dict(self.model_extra or {})
+
+
+class Job(Section):
+    """What the job needs of the cluster, in Slurm's words."""
+
+    nodes: Count = Field(default=1, description="Number of nodes.")
+    gpus: Count = Field(
+        default=1, description="GPUs per node, one rank each; ranks per node on CPU."
+    )
+    cpu: bool = Field(default=False, description="Train on the CPU even where there are GPUs.")
+    executor: Literal["auto", "slurm", "local", "debug"] = Field(
+        default="auto",
+        description="Where to run; auto: Slurm where it answers, else the local cluster.",
+    )
+    time: TimeLimit | None = Field(
+        default=None,
+        description="Time limit: HH:MM:SS, D-HH:MM:SS or minutes; null: the partition's.",
+    )
+    cpus_per_task: Count | None = Field(default=None, description="CPU cores for each rank.")
+    mem: Memory | None = Field(default=None, description="Memory per node, such as 64G.")
+    partition: Word | None = Field(
+        default=None, description="Slurm partition, or several with commas."
+    )
+    account: Word | None = Field(default=None, description="Slurm account to charge.")
+    qos: Word | None = Field(default=None, description="Slurm quality of service.")
+    constraint: Word | None = Field(
+        default=None, description="Node features that Slurm must match."
+    )
+    reservation: Word | None = Field(default=None, description="Slurm reservation to run in.")
+    exclusive: bool = Field(default=False, description="Share the nodes with no other job.")
+    exclude: Word | None = Field(default=None, description="Nodes to avoid, as a Slurm host list.")
+    signal_lead: FromZero = Field(
+        default=90, description="Seconds before the time limit at which the job is told to stop."
+    )
+    kill_wait: FromZero = Field(
+        default=30, description="Seconds Slurm waits between SIGTERM and SIGKILL at the time limit."
+    )
+    grace: NotNegative = Field(
+        default=30.0, description="Local cluster: seconds between SIGTERM and SIGKILL."
+    )
+    requeue_delay: NotNegative = Field(
+        default=1.0, description="Local cluster: seconds before a requeued job starts again."
+    )
+    setup: list[ShellText] = Field(
+        default=[],
+        description="Shell lines run on each start before training, such as module load.",
+    )
+    env: dict[EnvName, ShellText] = Field(
+        default={}, description="Environment variables set for every rank."
+    )
+    sbatch_args: list[Option] = Field(
+        default=[], description="Further options for sbatch, one an item."
+    )
+    srun_args: list[Option] = Field(
+        default=[], description="Further options for srun, one an item."
+    )
+    python: ShellText | None = Field(
+        default=None, description="Python interpreter of the job; null: the one that submits."
+    )
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of the job."""
+        return self.nodes * self.gpus
+
+    @property
+    def time_seconds(self) -> int | None:
+        """The time limit in seconds, or None for the partition's own."""
+        return None if self.time is None else time_seconds(self.time)
+
+
+class Restarts(Section):
+    """How often the job may start again after each cause; null: any number of times."""
+
+    crash: FromZero | None = Field(default=3, description="After a rank crashed.")
+    node_failure: FromZero | None = Field(default=10, description="After a node failed.")
+    preemption: FromZero | None = Field(default=None, description="After a preemption.")
+    time_limit: FromZero | None = Field(default=None, description="After the time limit.")
+    no_progress: Count | None = Field(
+        default=3,
+        description="Restarts in a row without a newly committed step, whatever the cause.",
+    )
+    same_step: Count | None = Field(default=2, description="Crashes at one and the same step.")
+
+
+class ModelOptions(TaskSection):
+    """The task's own keys about the model."""
+
+
+class DataOptions(TaskSection):
+    """The data loader's keys, and the task's own about the data."""
+
+    workers: FromZero = Field(default=0, description="Data loader processes for each rank.")
+
+
+class Train(Section):
+    """The training loop."""
+
+    steps: Count = Field(default=1000, description="Optimiser steps of the whole training.")
+    batch_size: Count = Field(default=32, description="Samples per optimiser step, over all ranks.")
+    accumulation: Count = Field(
+        default=1, description="Micro-batches per optimiser step on each rank."
+    )
+    lr: Positive = Field(default=3e-4, description="Peak learning rate.")
+    clip_norm: Positive | None = Field(
+        default=1.0, description="Gradient norm to clip at; null: none."
+    )
+    log_every: Count = Field(default=10, description="Steps between two lines of metrics.")
+    validate_every: FromZero = Field(
+        default=0, description="Steps between validations; 0: only at the end."
+    )
+    validate_batches: Count | None = Field(
+        default=None, description="Batches of each validation; null: the whole set."
+    )
+    parallel: Literal["auto", "ddp", "single"] = Field(
+        default="auto", description="How ranks share the work; auto: ddp where there are several."
+    )
+    find_unused_parameters: bool = Field(
+        default=False, description="DDP: search for parameters without gradient in every step."
+    )
+    broadcast_buffers: bool = Field(
+        default=True, description="DDP: take rank 0's buffers at the start of every forward pass."
+    )
+    gradient_as_bucket_view: bool = Field(
+        default=True,
+        description="DDP: let gradients share the memory of the communication buckets.",
+    )
+    deterministic: bool = Field(
+        default=True, description="Use only kernels that give the same bits."
+    )
+    timeout: Positive = Field(default=600.0, description="Seconds until a collective is given up.")
+    stop_check_every: Count = Field(
+        default=1, description="Steps between two agreements of the ranks on whether to stop."
+    )
+
+
+class Optim(Section):
+    """The optimiser and the schedule of its learning rate."""
+
+    name: Literal["adamw", "adam", "sgd"] = Field(default="adamw", description="Optimiser.")
+    betas: tuple[BelowOne, BelowOne] = Field(
+        default=(0.9, 0.95), description="Adam: decay of the two moment estimates."
+    )
+    eps: Positive = Field(default=1e-8, description="Adam: term added to the denominator.")
+    weight_decay: NotNegative = Field(default=0.1, description="Weight decay.")
+    momentum: BelowOne = Field(default=0.9, description="SGD: momentum.")
+    schedule: Literal["cosine", "linear", "constant"] = Field(
+        default="cosine", description="Learning rate after the warm-up."
+    )
+    warmup_steps: FromZero = Field(default=0, description="Steps of linear warm-up from zero.")
+    final_lr_fraction: Fraction = Field(
+        default=0.1, description="Learning rate at the end, as a fraction of the peak."
+    )
+
+
+class AMPConfig(Section):
+    """Mixed precision, and the loss scaling that fp16 needs."""
+
+    dtype: Literal["fp32", "bf16", "fp16"] = Field(
+        default="fp32", description="Precision of autocast."
+    )
+    init_scale: Positive = Field(default=65536.0, description="fp16: loss scale at the start.")
+    growth_factor: Number = Field(
+        default=2.0, gt=1, description="fp16: factor when the scale grows."
+    )
+    backoff_factor: Number = Field(
+        default=0.5, gt=0, lt=1, description="fp16: factor on an overflowing gradient."
+    )
+    growth_interval: Count = Field(
+        default=2000, description="fp16: steps without overflow before the scale grows."
+    )
+    dynamic: bool = Field(
+        default=True, description="fp16: adapt the scale; false: keep init_scale."
+    )
+
+
+class Checkpoint(Section):
+    """When the state is saved, and how much of it is kept."""
+
+    every: FromZero = Field(
+        default=100, description="Steps between checkpoints; 0: only at stops and at the end."
+    )
+    keep: Count = Field(default=3, description="Newest valid checkpoints to keep.")
+
+
+class Config(Section):
+    """Everything a run is asked to do."""
+
+    name: RunName | None = Field(
+        default=None, description="Name of the run and its directory; null: the config file's stem."
+    )
+    task: TaskName = Field(
+        default="language-model", description="Built-in task, or package.module:Class of your own."
+    )
+    seed: Whole = Field(
+        default=0, ge=0, lt=2**63, description="Seed of weights, order and dropout."
+    )
+    job: Job = Field(default=Job(), description="What the job needs of the cluster.")
+    restarts: Restarts = Field(default=Restarts(), description="Restarts allowed after each cause.")
+    model: ModelOptions = Field(
+        default=ModelOptions(), description="The model: the task's own keys."
+    )
+    data: DataOptions = Field(
+        default=DataOptions(), description="The data: workers, the task's own keys."
+    )
+    train: Train = Field(default=Train(), description="The training loop.")
+    optim: Optim = Field(default=Optim(), description="The optimiser and its schedule.")
+    amp: AMPConfig = Field(default=AMPConfig(), description="Mixed precision.")
+    checkpoint: Checkpoint = Field(default=Checkpoint(), description="Saving.")
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples that one rank takes at a time: the batch over ranks and accumulation."""
+        return self.train.batch_size // (self.job.world_size * self.train.accumulation)

@@ -1,0 +1,34 @@
+"""From a config to text: the YAML a run directory keeps, and the schema for editors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from hpcrun.config.reader import SCALARS
+from hpcrun.config.schema import Config
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what YAML 1.1 or 1.2 would read as something else, so that any reader gets it back."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 (PyYAML's signature)
+        """Write a value that occurs twice twice, for a person to read."""
+        return True
+
+
+for _name, _pattern in SCALARS.items():
+    _Dumper.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", _pattern, None)
+
+
+def to_yaml(config: Config) -> str:
+    """Return the whole config, defaults included, in the order of the schema."""
+    return yaml.dump(
+        config.model_dump(), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100
+    )
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON schema of a config file, with a description of every key."""
+    return Config.model_json_schema()
