@@ -1,0 +1,313 @@
+"""The handle that tests have on a real Slurm: run a command, wait for a state, break something."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
+if str(TOOLS) not in sys.path:
+    sys.path.insert(0, str(TOOLS))
+
+from devclusterlib import cluster as devcluster  # noqa: E402  (found through the path above)
+from devclusterlib import faults, requirements, users  # noqa: E402
+from devclusterlib.errors import Refusal  # noqa: E402
+from devclusterlib.spec import ClusterSpec  # noqa: E402
+
+POLL_S = 0.1
+# States that Slurm does not leave by itself. A requeued job passes through some of them as well,
+# so waiting for one of these is only safe where no requeue is on its way.
+FINAL_STATES = frozenset(
+    {
+        *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED"),
+        *("NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"),
+    }
+)
+
+
+def why_not(spec: ClusterSpec | None = None) -> str | None:
+    """Why this machine cannot run a cluster, or None when it can."""
+    try:
+        requirements.require(spec or ClusterSpec())
+    except Refusal as refusal:
+        return str(refusal)
+    return None
+
+
+class SlurmCluster:
+    """A running dev cluster.
+
+    Attributes
+    ----------
+    name : str
+        The cluster's name.
+    user : str
+        The ordinary user whose jobs run.
+    shared : Path
+        Directory that all hosts see and ``user`` owns.
+    nodes : list of str
+        Compute nodes in Slurm's order.
+    python : str
+        Interpreter for jobs: the one that runs the tests.
+    """
+
+    def __init__(self, handle: devcluster.Cluster) -> None:
+        self.handle = handle
+        self.name = handle.spec.name
+        self.user = handle.spec.user
+        self.shared = handle.layout.shared
+        self.nodes = handle.spec.node_names
+        self.python = sys.executable
+
+    def run(
+        self,
+        cmd: Sequence[str],
+        *,
+        host: str = "login",
+        user: str | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float = 60.0,
+        check: bool = True,
+        stdin: str | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run ``cmd`` on ``host`` and return what it said.
+
+        The environment is a fresh login's of ``user`` (default: the job user) plus ``env``; the
+        directory defaults to ``shared``. With ``check``, a failure raises with both outputs.
+        """
+        done = subprocess.run(
+            self._argv(cmd, host, user, cwd, env),
+            input=stdin or "",
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        if check and done.returncode != 0:
+            raise AssertionError(
+                f"{' '.join(cmd)} on {host} ended with {done.returncode}\n"
+                f"stdout: {done.stdout}\nstderr: {done.stderr}"
+            )
+        return done
+
+    def popen(
+        self,
+        cmd: Sequence[str],
+        *,
+        host: str = "login",
+        user: str | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> subprocess.Popen[str]:
+        """Start ``cmd`` on ``host`` with pipes; it dies with the cluster at the latest."""
+        return subprocess.Popen(
+            self._argv(cmd, host, user, cwd, env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def _argv(
+        self,
+        cmd: Sequence[str],
+        host: str,
+        user: str | None,
+        cwd: str | os.PathLike[str] | None,
+        env: Mapping[str, str] | None,
+    ) -> list[str]:
+        where = None if cwd is None else os.fspath(cwd)
+        return self.handle.argv(host, list(cmd), user=user, cwd=where, env=env)
+
+    def admin(self, *cmd: str) -> str:
+        """Output of a Slurm command run by root on the controller's host."""
+        return self.handle.admin(cmd)
+
+    def sbatch(self, *arguments: str, script: str | None = None, **options: object) -> str:
+        """Submit a job as the job user and return its id.
+
+        ``script`` is the text of a batch script; without it ``arguments`` name one or hold
+        ``--wrap``. ``options`` are those of `run`.
+        """
+        cmd = ["sbatch", "--parsable", *arguments]
+        done = self.run(cmd, stdin=script, **options)  # type: ignore[arg-type]
+        return done.stdout.strip().partition(";")[0]
+
+    def squeue(self, *arguments: str) -> list[dict[str, str]]:
+        """Jobs that squeue lists: id, state, reason, partition, name, nodes, restart count."""
+        fields = "JobID,State,Reason,Partition,Name,NodeList,RestartCnt"
+        form = ",".join(f"{field}:|" for field in fields.split(","))
+        text = self.admin("squeue", "--noheader", "--states=all", f"--Format={form}", *arguments)
+        names = [field.lower() for field in fields.split(",")]
+        return [
+            dict(zip(names, (part.strip() for part in line.split("|")), strict=False))
+            for line in text.splitlines()
+        ]
+
+    def scontrol_show_job(self, job_id: str) -> dict[str, str]:
+        """Every ``Key=Value`` of ``scontrol show job``, of the first record if there are several."""
+        line = self.admin("scontrol", "--oneliner", "show", "job", job_id).splitlines()[0]
+        return dict(word.partition("=")[::2] for word in line.split() if "=" in word)
+
+    def state(self, job_id: str) -> str:
+        """The job's state in Slurm's long form, as ``RUNNING``."""
+        return self.scontrol_show_job(job_id)["JobState"]
+
+    def restarts(self, job_id: str) -> int:
+        """How often the job was requeued, whatever the cause."""
+        return int(self.scontrol_show_job(job_id)["Restarts"])
+
+    def wait_state(
+        self, job_id: str, states: str | Collection[str] = FINAL_STATES, timeout: float = 60.0
+    ) -> str:
+        """Wait until the job is in one of ``states`` and return which."""
+        wanted = {states} if isinstance(states, str) else set(states)
+        self.wait_until(
+            lambda: self.state(job_id) in wanted,
+            timeout,
+            lambda: f"job {job_id} is {self.state(job_id)}, not {' or '.join(sorted(wanted))}",
+        )
+        return self.state(job_id)
+
+    def wait_restarts(self, job_id: str, count: int, timeout: float = 60.0) -> None:
+        """Wait until the job was requeued ``count`` times and runs again (or has ended)."""
+        self.wait_until(
+            lambda: self.restarts(job_id) >= count and self.state(job_id) not in {"PENDING"},
+            timeout,
+            lambda: f"job {job_id} is {self.state(job_id)} after {self.restarts(job_id)} restarts",
+        )
+
+    @staticmethod
+    def wait_until(
+        condition: Callable[[], bool],
+        timeout: float = 60.0,
+        explain: Callable[[], str] = lambda: "what we waited for did not come",
+    ) -> None:
+        """Return as soon as ``condition`` holds; fail with ``explain`` after ``timeout`` seconds."""
+        deadline = time.monotonic() + timeout
+        while not condition():
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{explain()} after {timeout:.0f} s")
+            time.sleep(POLL_S)
+
+    def sacct(self, job_id: str) -> list[dict[str, str]]:
+        """Every record of the job, one an attempt; needs a cluster with accounting."""
+        fields = ("JobID", "State", "ExitCode", "NodeList", "Start", "End")
+        command = ["sacct", "-X", "-D", "-n", "-P", f"--format={','.join(fields)}", "-j", job_id]
+        lines = self.admin(*command).splitlines()
+        return [dict(zip(fields, line.split("|"), strict=True)) for line in lines]
+
+    def cancel_all(self) -> None:
+        """Cancel every job of the job user and wait until their processes have gone."""
+        self.admin("scancel", f"--user={self.user}")
+        self.wait_until(lambda: not self.admin("squeue", "--noheader").strip(), 60)
+
+    def node_state(self, node: str) -> str:
+        """The node's state as sinfo says it, ``idle`` or ``down*``."""
+        return devcluster.node_states(self.handle)[node]
+
+    def processes(self, host: str) -> list[int]:
+        """Pids of everything that runs on ``host``, daemons included."""
+        return faults.pids_on(self.handle, host)
+
+    def kill_node(self, node: str) -> None:
+        """The node loses power: everything on it dies at once."""
+        faults.lose_power(self.handle, node)
+
+    def orphan_node(self, node: str) -> None:
+        """Only slurmd and its step daemons die; the job's processes live on as orphans."""
+        faults.leave_orphans(self.handle, node)
+
+    def revive_node(self, node: str) -> None:
+        """Start the node's slurmd again and wait until Slurm has it back."""
+        faults.revive(self.handle, node)
+
+    def set_node_down(self, node: str) -> None:
+        """An administrator sets the node down; `revive_node` does not undo it, `resume_node` does."""
+        self.admin("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
+
+    def resume_node(self, node: str) -> None:
+        """An administrator gives the node back."""
+        self.admin("scontrol", "update", f"nodename={node}", "state=resume")
+
+    def cut_link(self, host: str) -> None:
+        """Pull the host's cable."""
+        faults.cut_link(self.handle, host)
+
+    def slow_link(self, host: str, rate: str = "50mbit") -> None:
+        """Limit the host's bandwidth in both directions."""
+        faults.slow_link(self.handle, host, rate)
+
+    def lossy_link(self, host: str, percent: int = 20) -> None:
+        """Drop a share of the host's packets in both directions."""
+        faults.lossy_link(self.handle, host, percent)
+
+    def restore_link(self, host: str) -> None:
+        """Undo whatever was done to the host's wire."""
+        faults.restore_link(self.handle, host)
+
+    def stop_daemon(self, daemon: str) -> None:
+        """End ``slurmctld``, ``slurmdbd``, ``mariadbd`` or ``munged`` as a service manager would."""
+        faults.stop_daemon(self.handle, daemon)
+
+    def start_daemon(self, daemon: str) -> None:
+        """Start it again and wait until it answers."""
+        faults.start_daemon(self.handle, daemon)
+
+    def heal(self) -> None:
+        """Undo every fault, so that the next test finds a whole cluster."""
+        for host in self.handle.spec.host_names:
+            faults.restore_link(self.handle, host)
+        devcluster.start_missing(self.handle)
+        self.cancel_all()
+        for node, state in devcluster.node_states(self.handle).items():
+            if state.startswith(("down", "drain")):
+                self.resume_node(node)
+        self.wait_until(
+            lambda: set(devcluster.node_states(self.handle).values()) == {"idle"},
+            60,
+            lambda: json.dumps(devcluster.node_states(self.handle)),
+        )
+
+
+def start(name: str, **options: object) -> SlurmCluster:
+    """Bring up a cluster that belongs to this process.
+
+    ``options`` are fields of `ClusterSpec`. The tool runs as a program, so that the daemons are
+    not children of the test run and nobody has to reap them.
+    """
+    from devclusterlib.options import arguments_of
+
+    spec = ClusterSpec(name=name, **options)  # type: ignore[arg-type]
+    command = [str(TOOLS / "devcluster"), "up", f"--owner-pid={os.getpid()}", *arguments_of(spec)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(done.stderr.strip())
+    return SlurmCluster(devcluster.load(name))
+
+
+def stop(name: str) -> None:
+    """Take the cluster down."""
+    subprocess.run([str(TOOLS / "devcluster"), "down", f"--name={name}"], timeout=120, check=True)
+
+
+def remove_abandoned() -> None:
+    """Remove the clusters of test runs that were killed."""
+    command = [str(TOOLS / "devcluster"), "down", "--abandoned"]
+    subprocess.run(command, timeout=120, check=True, stdout=subprocess.DEVNULL)
+
+
+def can_read(user: str, interpreter: str) -> bool:
+    """Whether ``user`` can start the interpreter: it may lie in another user's home."""
+    account = users.find(user)
+    if account is None:
+        return False
+    command = ["setpriv", f"--reuid={account.uid}", f"--regid={account.gid}", "--init-groups"]
+    done = subprocess.run([*command, "--", interpreter, "-c", ""], capture_output=True, check=False)
+    return done.returncode == 0

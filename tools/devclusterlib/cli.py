@@ -1,0 +1,196 @@
+"""The command line: parse, call one function, print. A refusal is one line and exit code 2."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from . import cluster, faults, options, report, requirements, wrappers
+from .errors import Refusal
+from .processes import ProcessId, read_process
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    parsed = options.parse(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return COMMANDS[parsed.command](parsed)
+    except Refusal as refusal:
+        print(f"devcluster: {refusal}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("devcluster: interrupted", file=sys.stderr)
+        return 130
+
+
+def do_up(parsed: argparse.Namespace) -> int:
+    """Bring a cluster up and say what a person does next."""
+    spec = options.spec_from(parsed)
+    requirements.require(spec)
+    begun = time.monotonic()
+    made, started = cluster.up(spec, root=parsed.root, owner=owner_from(parsed.owner_pid))
+    print(report.after_up(made, started, time.monotonic() - begun))
+    return 0
+
+
+def owner_from(pid: int | None) -> ProcessId | None:
+    """The process whose end makes the cluster a leftover."""
+    if pid is None:
+        return None
+    owner = read_process(pid)
+    if owner is None:
+        raise Refusal(f"--owner-pid {pid} does not run", "give the pid of a running process")
+    return owner
+
+
+def do_down(parsed: argparse.Namespace) -> int:
+    """Take a cluster, or the abandoned ones, down."""
+    requirements.require_root()
+    if parsed.abandoned:
+        names = cluster.down_abandoned()
+        print(f"took down {', '.join(names)}" if names else "nothing was abandoned")
+        return 0
+    found = cluster.down(parsed.name, parsed.root)
+    print(f"cluster {parsed.name} is {'down' if found else 'not there; nothing to do'}")
+    return 0
+
+
+def do_status(parsed: argparse.Namespace) -> int:
+    """Tell about one cluster, or list all."""
+    requirements.require_root()
+    if parsed.all:
+        print(report.all_clusters())
+        return 0
+    loaded = cluster.load(parsed.name, parsed.root)
+    state = report.gather(loaded)
+    print(report.as_json(state) if parsed.json else report.as_text(state))
+    return 0
+
+
+def do_shell(parsed: argparse.Namespace) -> int:
+    """An interactive shell on a host."""
+    parsed.program = ["bash", "-i"]
+    parsed.env = [*parsed.env, f"TERM={os.environ.get('TERM', 'dumb')}"]
+    return do_exec(parsed)
+
+
+def do_exec(parsed: argparse.Namespace) -> int:
+    """Become the program, so that its signals, terminal and exit code are its own."""
+    requirements.require_root()
+    if not parsed.program:
+        raise Refusal("there is no command", "write `devcluster exec HOST -- COMMAND`")
+    loaded = cluster.load(parsed.name, parsed.root)
+    env = dict(options.parse_variable(text) for text in parsed.env)
+    argv = loaded.argv(parsed.host, parsed.program, user=parsed.user, cwd=parsed.cwd, env=env)
+    sys.stdout.flush()
+    os.execvp(argv[0], argv)
+
+
+def do_env(parsed: argparse.Namespace) -> int:
+    """Lines for eval."""
+    loaded = cluster.load(parsed.name, parsed.root)
+    print(wrappers.exports(loaded.layout, parsed.name), end="")
+    return 0
+
+
+def do_install(parsed: argparse.Namespace) -> int:
+    """Install Debian's packages."""
+    requirements.require_root()
+    wanted = requirements.features(accounting=parsed.accounting, shared_fs=parsed.shared_fs)
+    packages = [name for feature in wanted for name in feature.packages]
+    for command in requirements.install_commands(packages):
+        done = subprocess.run(command, env=requirements.install_environment(), check=False)
+        if done.returncode != 0:
+            raise Refusal(
+                f"`{' '.join(command[:2])}` failed with {done.returncode}",
+                "its own words are above; the tool knows Debian 12 and its relatives",
+            )
+    print(f"installed: {' '.join(packages)}")
+    return 0
+
+
+def fault(action: Callable[[argparse.Namespace, cluster.Cluster], str]) -> Command:
+    """A command that does one thing to a running cluster and prints one line."""
+
+    def command(parsed: argparse.Namespace) -> int:
+        requirements.require_root()
+        print(action(parsed, cluster.load(parsed.name, parsed.root)))
+        return 0
+
+    return command
+
+
+def kill_node(parsed: argparse.Namespace, target: cluster.Cluster) -> str:
+    """The node loses power, or only its Slurm daemons die."""
+    if parsed.leave_orphans:
+        faults.leave_orphans(target, parsed.host)
+        return f"{parsed.host}: slurmd and its step daemons are dead, the job's processes live on"
+    faults.lose_power(target, parsed.host)
+    return f"{parsed.host}: everything on it is dead"
+
+
+def revive_node(parsed: argparse.Namespace, target: cluster.Cluster) -> str:
+    """The node comes back."""
+    faults.revive(target, parsed.host)
+    return f"{parsed.host}: slurmd has registered again"
+
+
+def cut_link(parsed: argparse.Namespace, target: cluster.Cluster) -> str:
+    """The host's cable is pulled."""
+    faults.cut_link(target, parsed.host)
+    return f"{parsed.host}: cut off"
+
+
+def slow_link(parsed: argparse.Namespace, target: cluster.Cluster) -> str:
+    """The host's bandwidth shrinks."""
+    faults.slow_link(target, parsed.host, parsed.rate)
+    return f"{parsed.host}: {parsed.rate} in both directions"
+
+
+def lossy_link(parsed: argparse.Namespace, target: cluster.Cluster) -> str:
+    """The host's packets get lost."""
+    faults.lossy_link(target, parsed.host, parsed.percent)
+    return f"{parsed.host}: {parsed.percent} % of the packets are dropped in both directions"
+
+
+def restore_link(parsed: argparse.Namespace, target: cluster.Cluster) -> str:
+    """The host's wire is whole again."""
+    faults.restore_link(target, parsed.host)
+    return f"{parsed.host}: the link is whole"
+
+
+def stop_daemon(parsed: argparse.Namespace, target: cluster.Cluster) -> str:
+    """A central daemon goes away."""
+    faults.stop_daemon(target, parsed.daemon)
+    return f"{parsed.daemon}: stopped"
+
+
+def start_daemon(parsed: argparse.Namespace, target: cluster.Cluster) -> str:
+    """A central daemon comes back."""
+    faults.start_daemon(target, parsed.daemon)
+    return f"{parsed.daemon}: answers"
+
+
+Command = Callable[[argparse.Namespace], int]
+
+COMMANDS: dict[str, Command] = {
+    "up": do_up,
+    "down": do_down,
+    "status": do_status,
+    "shell": do_shell,
+    "exec": do_exec,
+    "env": do_env,
+    "install": do_install,
+    "kill-node": fault(kill_node),
+    "revive-node": fault(revive_node),
+    "cut-link": fault(cut_link),
+    "slow-link": fault(slow_link),
+    "lossy-link": fault(lossy_link),
+    "restore-link": fault(restore_link),
+    "stop": fault(stop_daemon),
+    "start": fault(start_daemon),
+}

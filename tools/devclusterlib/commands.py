@@ -1,0 +1,65 @@
+"""Running the external programs whose command lines the other modules build."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+
+from .errors import CommandFailed, Refusal
+
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def clean_environment() -> dict[str, str]:
+    """Environment for daemons and helpers: nothing of the caller's shell leaks into a job."""
+    return {"PATH": SYSTEM_PATH, "LC_ALL": "C.UTF-8", "HOME": "/"}
+
+
+def run(
+    argv: list[str],
+    *,
+    stdin: str | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 60.0,
+) -> str:
+    """Run ``argv`` and return its standard output; raise `CommandFailed` with its words."""
+    done = attempt(argv, stdin=stdin, env=env, timeout=timeout)
+    if done.returncode != 0:
+        raise CommandFailed(argv, done.returncode, done.stderr or done.stdout)
+    return done.stdout
+
+
+def attempt(
+    argv: list[str],
+    *,
+    stdin: str | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 60.0,
+) -> subprocess.CompletedProcess[str]:
+    """Run ``argv`` where a failure is an answer too (readiness polls, clean-up of leftovers)."""
+    # An empty pipe stands for "no input": a helper must never read the caller's terminal.
+    text = "" if stdin is None else stdin
+    full_env = {**clean_environment(), **(env or {})}
+    try:
+        return subprocess.run(
+            argv,
+            input=text,
+            env=full_env,
+            timeout=timeout,
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd="/",
+        )
+    except FileNotFoundError as error:
+        raise Refusal(
+            f"the program {argv[0]} is not installed", "run `tools/devcluster install`"
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise CommandFailed(argv, 124, f"no answer within {timeout:.0f} s") from error
+
+
+def running_as_root() -> bool:
+    """Namespaces, device nodes and other users' processes are root's alone."""
+    return os.geteuid() == 0

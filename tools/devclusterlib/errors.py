@@ -1,0 +1,34 @@
+"""The two ways the tool ends badly, kept apart so that only one of them shows a traceback."""
+
+from __future__ import annotations
+
+
+class Refusal(Exception):
+    """The tool cannot or will not do what was asked; the person can change that.
+
+    Parameters
+    ----------
+    what : str
+        What is wrong, as one line.
+    remedy : str
+        What to do about it, as one line.
+    """
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(f"{what}; {remedy}")
+        self.what = what
+        self.remedy = remedy
+
+
+class CommandFailed(Refusal):
+    """An external program refused; its own words are the best explanation there is."""
+
+    def __init__(self, argv: list[str], returncode: int, words: str) -> None:
+        self.argv = argv
+        self.returncode = returncode
+        self.words = words.strip()
+        last = self.words.splitlines()[-1] if self.words else "it said nothing"
+        super().__init__(
+            f"`{' '.join(argv[:6])}` failed with {returncode}: {last}",
+            "see the logs of the cluster, then `devcluster down` and `up` again",
+        )

@@ -1,0 +1,155 @@
+"""Ending exactly the processes that a cluster started.
+
+A pid alone may have been given to somebody else since, so a record holds the start time too. Jobs
+start processes of their own that no record knows; they are found by the network namespace they
+live in, which the cluster made and nobody else enters.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import Refusal
+
+NamespaceId = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class ProcessId:
+    """A process for ever: its pid and when it started, in clock ticks since boot."""
+
+    pid: int
+    started: int
+
+    def alive(self) -> bool:
+        """Whether this very process still runs; a zombie does not."""
+        return read_process(self.pid) == self
+
+    def save(self, path: Path) -> None:
+        """Record the process for a later `down`."""
+        path.write_text(json.dumps({"pid": self.pid, "started": self.started}))
+
+    @staticmethod
+    def load(path: Path) -> ProcessId | None:
+        """The recorded process, or None when there is no (whole) record."""
+        try:
+            raw = json.loads(path.read_text())
+            return ProcessId(int(raw["pid"]), int(raw["started"]))
+        except (OSError, ValueError, KeyError):
+            return None
+
+
+def parse_stat(text: str) -> tuple[str, int]:
+    """State letter and start time out of /proc/PID/stat, whose name field may hold anything."""
+    fields = text.rpartition(")")[2].split()
+    return fields[0], int(fields[19])
+
+
+def read_process(pid: int) -> ProcessId | None:
+    """Identity of the process that has ``pid`` now; None for none and for a zombie."""
+    try:
+        state, started = parse_stat(Path(f"/proc/{pid}/stat").read_text())
+    except (OSError, IndexError):
+        return None
+    return None if state in "ZX" else ProcessId(pid, started)
+
+
+def namespace_id(path: Path) -> NamespaceId | None:
+    """Identity of the namespace behind ``path`` (a pin or /proc/PID/ns/net), None if gone."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def processes_in(namespaces: set[NamespaceId]) -> list[ProcessId]:
+    """Every process whose network namespace is one of ``namespaces``."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and namespace_id(entry / "ns" / "net") in namespaces:
+            process = read_process(int(entry.name))
+            if process is not None:
+                found.append(process)
+    return found
+
+
+def command_name(process: ProcessId) -> str:
+    """Name of the program that the process runs; empty when it has ended."""
+    try:
+        return Path(f"/proc/{process.pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def send(process: ProcessId, number: signal.Signals) -> int | None:
+    """Signal the process through a pidfd and return that; None when it was gone already.
+
+    Between reading the start time and the signal the pid could change hands; a pidfd cannot.
+    """
+    try:
+        handle = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return None
+    if not process.alive():
+        os.close(handle)
+        return None
+    try:
+        signal.pidfd_send_signal(handle, number)
+    except ProcessLookupError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def end(processes: Iterable[ProcessId], number: signal.Signals, patience_s: float) -> bool:
+    """Signal all of ``processes`` and wait for their end; whether all ended in time."""
+    waiting = select.poll()
+    handles = set()
+    for process in processes:
+        handle = send(process, number)
+        if handle is not None:
+            handles.add(handle)
+            waiting.register(handle, select.POLLIN)
+    deadline = time.monotonic() + patience_s
+    try:
+        while handles and (left := deadline - time.monotonic()) > 0:
+            for handle, _ in waiting.poll(left * 1000):
+                waiting.unregister(handle)
+                handles.discard(handle)
+                os.close(handle)
+        return not handles
+    finally:
+        for handle in handles:
+            os.close(handle)
+
+
+def end_gently(process: ProcessId, patience_s: float = 5.0) -> None:
+    """TERM, so that a daemon saves its state; KILL when it takes longer than ``patience_s``."""
+    if not end([process], signal.SIGTERM, patience_s):
+        end([process], signal.SIGKILL, patience_s)
+
+
+def empty(namespaces: set[NamespaceId], patience_s: float = 15.0) -> None:
+    """Kill until no process is left in ``namespaces``; jobs may fork while we kill."""
+    deadline = time.monotonic() + patience_s
+    while left := processes_in(namespaces):
+        if time.monotonic() > deadline:
+            names = ", ".join(f"{command_name(item)} {item.pid}" for item in left[:5])
+            raise Refusal(
+                f"{len(left)} processes do not end ({names})",
+                "they wait for a file system; run `devcluster down` again",
+            )
+        for process in left:
+            # A stopped FUSE server keeps its clients in uninterruptible sleep; wake it first.
+            handle = send(process, signal.SIGCONT)
+            if handle is not None:
+                os.close(handle)
+        end(left, signal.SIGKILL, 2.0)

@@ -1,0 +1,80 @@
+"""Which clusters this machine has, wherever their directories lie, and one `up` or `down` a time.
+
+A directory may have been chosen with ``--root``; a later `down --name` has to find it. A cluster
+may also belong to a process (a test run): when that died, anybody may clean the cluster away.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from .processes import ProcessId
+
+REGISTRY = Path("/run/devcluster")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One registered cluster: its name, directory and the process that it is for."""
+
+    name: str
+    root: Path
+    owner: ProcessId | None
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether the process that wanted the cluster has ended."""
+        return self.owner is not None and not self.owner.alive()
+
+
+def register(entry: Entry) -> None:
+    """Remember where the cluster lies, before anything of it exists."""
+    REGISTRY.mkdir(mode=0o755, exist_ok=True)
+    owner = [entry.owner.pid, entry.owner.started] if entry.owner else None
+    temporary = REGISTRY / f".{entry.name}.{os.getpid()}"
+    temporary.write_text(json.dumps({"root": str(entry.root), "owner": owner}))
+    temporary.replace(REGISTRY / f"{entry.name}.json")
+
+
+def forget(name: str) -> None:
+    """Remove the entry; the last step of a `down`."""
+    (REGISTRY / f"{name}.json").unlink(missing_ok=True)
+
+
+def find(name: str) -> Entry | None:
+    """The entry of ``name``, or None."""
+    try:
+        raw = json.loads((REGISTRY / f"{name}.json").read_text())
+    except (OSError, ValueError):
+        return None
+    owner = ProcessId(*raw["owner"]) if raw["owner"] else None
+    return Entry(name, Path(raw["root"]), owner)
+
+
+def entries() -> list[Entry]:
+    """All registered clusters by name."""
+    if not REGISTRY.is_dir():
+        return []
+    names = sorted(path.stem for path in REGISTRY.glob("[!.]*.json"))
+    return [entry for name in names if (entry := find(name)) is not None]
+
+
+@contextmanager
+def exclusive() -> Iterator[None]:
+    """Let one process a time make or remove clusters and their users.
+
+    The lock is on the directory itself, so that no lock file is left to be cleaned up.
+    """
+    REGISTRY.mkdir(mode=0o755, exist_ok=True)
+    handle = os.open(REGISTRY, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
