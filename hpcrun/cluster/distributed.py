@@ -1,0 +1,259 @@
+"""The one answer to "which rank am I, of how many, and where do we meet", whatever launched us.
+
+Everything that talks to other ranks starts from a DistributedConfig, so that mistakes of launchers
+and batch scripts are found here, in one line, and not as a hang in the first all-reduce.
+"""
+
+import json
+import os
+import socket
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hpcrun.cluster.devices import visible_gpus
+from hpcrun.cluster.errors import ClusterError
+from hpcrun.cluster.launchers import LOOPBACK, LaunchMethod, Placement, read_placement
+from hpcrun.cluster.ports import is_free, port_candidates
+
+Backend = Literal["nccl", "gloo"]
+
+
+class DistributedConfig(BaseModel):
+    """Where this rank stands and how it meets the others.
+
+    ``from_env`` fills it from the launcher's variables; a program without a launcher may fill it by
+    hand. It only holds values: nothing is opened, and ``validate`` checks them.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    world_size: int = Field(default=1, ge=1, description="Ranks in all.")
+    rank: int = Field(default=0, ge=0, description="This process among all ranks.")
+    local_rank: int = Field(default=0, ge=0, description="This process on its node.")
+    backend: Backend = Field(default="gloo", description="nccl on GPUs, gloo on CPUs.")
+    master_addr: str = Field(default=LOOPBACK, min_length=1, description="Host of rank 0.")
+    master_port: int = Field(default=29500, ge=1, le=65535, description="Port rank 0 listens on.")
+    num_nodes: int = Field(default=1, ge=1, description="Nodes of the job or step.")
+    node_rank: int = Field(default=0, ge=0, description="This node, in Slurm's order.")
+    num_gpus_per_node: int = Field(default=1, ge=1, description="Ranks on this node.")
+    device_ids: tuple[int, ...] = Field(default=(), description="This rank's GPU; none on CPUs.")
+    find_unused_parameters: bool = Field(default=False, description="As in torch's DDP.")
+    broadcast_buffers: bool = Field(default=True, description="As in torch's DDP.")
+    gradient_as_bucket_view: bool = Field(default=True, description="As in torch's DDP.")
+    launch_method: LaunchMethod = Field(default="single", description="What started this rank.")
+    tasks_per_node: tuple[int, ...] = Field(
+        default=(), description="Ranks of each node, by node rank; empty where unknown."
+    )
+    own_devices: bool = Field(
+        default=False, description="The scheduler shows this rank GPUs that no other rank sees."
+    )
+    job_id: str | None = Field(default=None, description="The job's id, ARRAY_TASK in arrays.")
+    restart_count: int = Field(default=0, ge=0, description="Restarts of this job so far.")
+
+    @classmethod
+    def from_env(
+        cls,
+        environ: Mapping[str, str] = os.environ,
+        *,
+        cpu: bool = False,
+        visible_devices: int | None = None,
+    ) -> "DistributedConfig":
+        """Read the launcher's variables.
+
+        The port is MASTER_PORT where that is set, and otherwise the first of the job's
+        candidates, which rank 0 has yet to probe (see ``ports``).
+
+        Args:
+            environ: the environment of this rank.
+            cpu: use gloo and no device even where there are GPUs.
+            visible_devices: GPUs this process sees; counted without torch when None.
+
+        Raises:
+            ClusterError: variables are missing, malformed or contradict each other.
+        """
+        placement = read_placement(environ)
+        gpus = visible_gpus(environ) if visible_devices is None else visible_devices
+        on_gpu = gpus > 0 and not cpu
+        return cls(
+            world_size=placement.world_size,
+            rank=placement.rank,
+            local_rank=placement.local_rank,
+            backend="nccl" if on_gpu else "gloo",
+            master_addr=_master_addr(placement),
+            master_port=placement.master_port or port_candidates(placement.job_id or "hpcrun")[0],
+            num_nodes=placement.num_nodes,
+            node_rank=placement.node_rank,
+            num_gpus_per_node=placement.local_world_size,
+            device_ids=(placement.local_rank % gpus,) if on_gpu else (),
+            launch_method=placement.method,
+            tasks_per_node=placement.tasks_per_node,
+            own_devices=placement.own_devices,
+            job_id=placement.job_id,
+            restart_count=placement.restart_count,
+        )
+
+    def to_env_dict(self) -> dict[str, str]:
+        """Return the variables that torch.distributed's ``env://`` and torchrun's users read."""
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_WORLD_SIZE": str(self.num_gpus_per_node),
+            "NODE_RANK": str(self.node_rank),
+            "GROUP_RANK": str(self.node_rank),
+            "MASTER_ADDR": self.master_addr,
+            "MASTER_PORT": str(self.master_port),
+        }
+
+    def validate(  # type: ignore[override]
+        self, *, visible_devices: int | None = None, check_port: bool = False
+    ) -> None:
+        """Check that the values fit together, with each other and with this machine.
+
+        It replaces pydantic's deprecated class method of that name.
+
+        Args:
+            visible_devices: GPUs this process sees; counted without torch when None.
+            check_port: where this rank is the one to listen on the port, see that it can now.
+
+        Raises:
+            ClusterError: one line on the first thing that does not fit.
+        """
+        self._check_ranks()
+        if self.backend == "nccl":
+            gpus = visible_gpus(os.environ) if visible_devices is None else visible_devices
+            self._check_devices(gpus)
+        try:
+            socket.getaddrinfo(self.master_addr, self.master_port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            raise ClusterError(
+                f"master address {self.master_addr!r} does not resolve on {socket.gethostname()} "
+                f"({error}); add it to DNS or /etc/hosts, or use the host's IP address"
+            ) from error
+        # Under torchrun its agent already listens there (TORCHELASTIC_USE_AGENT_STORE).
+        listens = self.rank == 0 and self.launch_method != "torchrun"
+        if check_port and listens and not is_free("", self.master_port):
+            raise ClusterError(
+                f"master port {self.master_port} is in use on {socket.gethostname()}; "
+                "choose another one with MASTER_PORT, or end the program that listens there"
+            )
+
+    def _check_ranks(self) -> None:
+        where = f"rank {self.rank} ({self.launch_method})"
+        if self.rank >= self.world_size:
+            raise ClusterError(
+                f"{where}: the rank is not below the world size {self.world_size}; "
+                "ranks count from 0, so start as many processes as the world size says"
+            )
+        if self.node_rank >= self.num_nodes:
+            raise ClusterError(
+                f"{where}: node rank {self.node_rank} is not below the {self.num_nodes} node(s); "
+                "node ranks count from 0"
+            )
+        if self.local_rank >= self.num_gpus_per_node:
+            raise ClusterError(
+                f"{where}: local rank {self.local_rank} is not below the {self.num_gpus_per_node} "
+                "task(s) on this node; start that many tasks on it"
+            )
+        tasks = self.tasks_per_node
+        if tasks and len(tasks) != self.num_nodes:
+            raise ClusterError(
+                f"{where}: {len(tasks)} task counts for {self.num_nodes} node(s); "
+                "give one count for each node"
+            )
+        if tasks and sum(tasks) != self.world_size:
+            raise ClusterError(
+                f"{where}: the world size is {self.world_size} but the nodes have "
+                f"{'+'.join(map(str, tasks))} = {sum(tasks)} tasks; start all of them in one step"
+            )
+        if tasks and tasks[self.node_rank] != self.num_gpus_per_node:
+            raise ClusterError(
+                f"{where}: {self.num_gpus_per_node} task(s) on this node, but the list of nodes "
+                f"says {tasks[self.node_rank]} for node {self.node_rank}; make them agree"
+            )
+
+    def _check_devices(self, gpus: int) -> None:
+        where = f"rank {self.rank} on {socket.gethostname()}"
+        if gpus == 0:
+            raise ClusterError(
+                f"{where}: the nccl backend needs a GPU and CUDA shows none; request GPUs "
+                "(--gpus-per-node), check CUDA_VISIBLE_DEVICES, or train on CPUs (--cpu)"
+            )
+        if self.num_gpus_per_node > gpus and not self.own_devices:
+            raise ClusterError(
+                f"{where}: {self.num_gpus_per_node} ranks on this node but {gpus} visible GPU(s), "
+                "so two ranks would share one; start at most that many tasks a node, request more "
+                "GPUs, or train on CPUs (--cpu)"
+            )
+        beyond = [device for device in self.device_ids if device >= gpus]
+        if beyond:
+            raise ClusterError(
+                f"{where}: device {beyond[0]} is not among the {gpus} visible GPU(s); "
+                "devices count from 0"
+            )
+
+    def to_json(self) -> str:
+        """Return the fields as JSON text."""
+        return self.model_dump_json(indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> "DistributedConfig":
+        """Read what ``to_json`` wrote.
+
+        Raises:
+            ClusterError: the text is not JSON, or not such a set of fields.
+        """
+        try:
+            return cls._checked(json.loads(text))
+        except json.JSONDecodeError as error:
+            raise ClusterError(
+                f"distributed config: not JSON ({error}); write it with to_json()"
+            ) from error
+
+    def to_yaml(self) -> str:
+        """Return the fields as YAML text."""
+        import yaml
+
+        text: str = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+        return text
+
+    @classmethod
+    def from_yaml(cls, text: str) -> "DistributedConfig":
+        """Read what ``to_yaml`` wrote.
+
+        Raises:
+            ClusterError: the text is not YAML, or not such a set of fields.
+        """
+        import yaml
+
+        try:
+            return cls._checked(yaml.safe_load(text))
+        except yaml.YAMLError as error:
+            line = " ".join(str(error).split())
+            raise ClusterError(
+                f"distributed config: not YAML ({line}); write it with to_yaml()"
+            ) from error
+
+    @classmethod
+    def _checked(cls, values: Any) -> "DistributedConfig":
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"])) or "the whole"
+            raise ClusterError(
+                f"distributed config: {place}: {first['msg'].lower()}; correct that field"
+            ) from error
+
+
+def _master_addr(placement: Placement) -> str:
+    if placement.master_addr is not None:
+        return placement.master_addr
+    if placement.num_nodes == 1:
+        return LOOPBACK
+    raise ClusterError(
+        f"{placement.method} started {placement.num_nodes} nodes but MASTER_ADDR is not set; "
+        "set it to the host name of rank 0"
+    )

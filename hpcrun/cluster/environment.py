@@ -1,0 +1,87 @@
+"""Clean an environment before something is submitted from it, and quote one into a batch script.
+
+A job submitted from inside another inherits that one's SLURM_* variables, and sbatch and srun take
+them for options: an inherited SLURM_CPU_BIND silently costs a factor of three.
+"""
+
+import re
+from collections.abc import Mapping
+
+from hpcrun.cluster.errors import ClusterError
+
+KEPT = frozenset({"SLURM_CONF"})
+"""It says where the cluster is, not where in a job we are."""
+
+_PREFIXES = (
+    "SLURM_",
+    "SLURMD_",
+    "SBATCH_",
+    "SRUN_",
+    "PMI_",
+    "PMI2_",
+    "PMIX_",
+    "TORCHELASTIC_",
+    "OMPI_COMM_WORLD_",
+    "OMPI_MCA_ess_",
+    "OMPI_MCA_orte_",
+)
+_NAMES = frozenset(
+    {
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "NODE_RANK",
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "ROLE_RANK",
+        "ROLE_NAME",
+        "ROLE_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "OMPI_UNIVERSE_SIZE",
+        "HPCRUN_LOCAL_CLUSTER",
+    }
+)
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_READ_ONLY = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"})
+
+
+def scrub(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without what another launcher said about its own processes.
+
+    Dropped: variables of Slurm (SLURM_*, SLURMD_*, SBATCH_*, SRUN_*), of PMI, torchrun, OpenMPI
+    and of the local cluster. Kept: everything else, and SLURM_CONF.
+    """
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in KEPT or not (name in _NAMES or name.startswith(_PREFIXES))
+    }
+
+
+def export_lines(variables: Mapping[str, str]) -> list[str]:
+    """Return one shell line ``export NAME='value'`` a variable, safe for any value.
+
+    Lines in the batch script and not ``srun --export``, which splits values at their commas.
+
+    Raises:
+        ClusterError: a name that is no shell variable or that bash keeps read-only, or a value
+            with a NUL in it.
+    """
+    lines = []
+    for name, value in variables.items():
+        if not _NAME.fullmatch(name):
+            raise ClusterError(
+                f"environment variable {name!r}: not a name; use letters, digits and '_', "
+                "and no digit in front"
+            )
+        if name in _READ_ONLY:
+            raise ClusterError(
+                f"environment variable {name}: bash keeps it read-only; leave it out"
+            )
+        if "\0" in value:
+            raise ClusterError(f"environment variable {name}: its value has a NUL; remove it")
+        quoted = value.replace("'", "'\"'\"'")
+        lines.append(f"export {name}='{quoted}'")
+    return lines

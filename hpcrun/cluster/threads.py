@@ -1,0 +1,34 @@
+"""Decide how many CPU threads a rank may use, so that the ranks of a node do not fight.
+
+torchrun sets OMP_NUM_THREADS=1 and srun sets nothing, so that without this each rank starts as
+many threads as the node has cores.
+"""
+
+import os
+from collections.abc import Mapping
+
+from hpcrun.cluster.errors import ClusterError
+
+
+def threads_per_rank(environ: Mapping[str, str], ranks_on_node: int) -> int:
+    """Return the threads for one of ``ranks_on_node`` ranks, at least 1.
+
+    OMP_NUM_THREADS decides where it is set (its first number: OpenMP allows one per nesting
+    level), then SLURM_CPUS_PER_TASK, then an equal share of the cores this process may run on.
+
+    Raises:
+        ClusterError: a variable holds something else than a positive number.
+    """
+    asked = environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if asked:
+        return _positive("OMP_NUM_THREADS", asked)
+    given = environ.get("SLURM_CPUS_PER_TASK", "").strip()
+    if given:
+        return _positive("SLURM_CPUS_PER_TASK", given)
+    return max(1, len(os.sched_getaffinity(0)) // ranks_on_node)
+
+
+def _positive(name: str, text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ClusterError(f"{name} is {text!r}: expected a positive number; correct or unset it")
+    return int(text)

@@ -1,0 +1,162 @@
+"""DistributedConfig: from real variables, checked, and back out again."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+import pytest
+from pydantic import ValidationError
+
+from hpcrun.cluster import ClusterError, DistributedConfig
+from hpcrun.cluster.launchers import read_placement
+from hpcrun.cluster.ports import port_candidates
+
+Recorded = Callable[[str], dict[str, str]]
+
+
+def gpu_config(**changes: object) -> DistributedConfig:
+    fields = {
+        "world_size": 8,
+        "rank": 5,
+        "local_rank": 1,
+        "backend": "nccl",
+        "num_nodes": 2,
+        "node_rank": 1,
+        "num_gpus_per_node": 4,
+        "device_ids": (1,),
+        "tasks_per_node": (4, 4),
+    }
+    return DistributedConfig.model_validate(fields | changes)
+
+
+def test_a_slurm_step_with_gpus_uses_nccl_and_its_own_device(recorded_env: Recorded) -> None:
+    config = DistributedConfig.from_env(recorded_env("uneven-step"))
+    assert (config.backend, config.device_ids) == ("nccl", (0,))
+    assert (config.launch_method, config.num_nodes, config.num_gpus_per_node) == ("slurm", 3, 2)
+    assert config.master_port == port_candidates("2")[0]
+
+
+def test_the_device_is_the_local_rank_modulo_visible_devices(recorded_env: Recorded) -> None:
+    bound = recorded_env("gpus-per-task")
+    assert bound["SLURM_LOCALID"] == "1"
+    config = DistributedConfig.from_env(bound)
+    assert config.device_ids == (0,)
+    config.model_copy(update={"master_addr": "127.0.0.1"}).validate(visible_devices=1)
+
+
+def test_cpu_means_gloo_without_a_device(recorded_env: Recorded) -> None:
+    config = DistributedConfig.from_env(recorded_env("uneven-step"), cpu=True)
+    assert (config.backend, config.device_ids) == ("gloo", ())
+
+
+def test_without_visible_devices_gloo_is_chosen() -> None:
+    assert DistributedConfig.from_env({"CUDA_VISIBLE_DEVICES": ""}).backend == "gloo"
+
+
+def test_a_port_from_the_environment_is_kept(recorded_env: Recorded) -> None:
+    env = {**recorded_env("uneven-step"), "MASTER_PORT": "12345"}
+    assert DistributedConfig.from_env(env).master_port == 12345
+
+
+def test_all_ranks_of_a_job_agree_where_to_meet(recorded_env: Recorded) -> None:
+    env = recorded_env("uneven-step")
+    places = {
+        (config.master_addr, config.master_port)
+        for rank, node, local in [(0, 0, 0), (2, 0, 2), (5, 1, 2), (7, 2, 1)]
+        for config in [
+            DistributedConfig.from_env(
+                env
+                | {
+                    "SLURM_PROCID": str(rank),
+                    "SLURM_NODEID": str(node),
+                    "SLURM_LOCALID": str(local),
+                }
+            )
+        ]
+    }
+    assert len(places) == 1
+
+
+def test_torchrun_on_two_nodes_needs_a_master_address(recorded_env: Recorded) -> None:
+    env = recorded_env("torchrun")
+    del env["MASTER_ADDR"]
+    with pytest.raises(ClusterError, match="MASTER_ADDR is not set"):
+        DistributedConfig.from_env(env)
+
+
+def test_the_variables_written_are_read_back_by_us() -> None:
+    config = gpu_config(master_addr="127.0.0.1", master_port=12000)
+    again = read_placement(config.to_env_dict())
+    assert (again.rank, again.world_size, again.node_rank) == (5, 8, 1)
+    assert (again.master_addr, again.master_port) == ("127.0.0.1", 12000)
+    assert (again.local_rank, again.local_world_size, again.tasks_per_node) == (1, 4, (4, 4))
+
+
+def test_yaml_and_json_keep_every_field() -> None:
+    config = gpu_config(job_id="3_1", restart_count=2, own_devices=True)
+    assert DistributedConfig.from_yaml(config.to_yaml()) == config
+    assert DistributedConfig.from_json(config.to_json()) == config
+
+
+@pytest.mark.parametrize("text", ["world_size: 0", "wurld_size: 1", "- 1", "a: [", "rank: x"])
+def test_foreign_yaml_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(ClusterError) as refusal:
+        DistributedConfig.from_yaml(text)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"rank": -1}'])
+def test_foreign_json_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(ClusterError, match="distributed config"):
+        DistributedConfig.from_json(text)
+
+
+def test_it_is_frozen_and_takes_no_unknown_field() -> None:
+    with pytest.raises(ValidationError):
+        DistributedConfig(ranks=3)  # type: ignore[call-arg]
+    with pytest.raises(ValidationError):
+        DistributedConfig().rank = 1
+
+
+def test_a_sound_configuration_passes() -> None:
+    gpu_config().validate(visible_devices=4)
+    DistributedConfig().validate(visible_devices=0, check_port=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "visible", "line"),
+    [
+        ({"rank": 8}, 4, "not below the world size 8"),
+        ({"node_rank": 2}, 4, "node rank 2 is not below"),
+        ({"tasks_per_node": (4, 2)}, 4, r"4\+2 = 6 tasks"),
+        ({"tasks_per_node": (8,)}, 4, "1 task counts for 2"),
+        ({"tasks_per_node": (5, 3)}, 4, "says 3 for node 1"),
+        ({"local_rank": 4}, 4, "local rank 4 is not below"),
+        ({}, 2, "4 ranks on this node but 2 visible"),
+        ({"device_ids": (4,)}, 4, "device 4 is not among"),
+        ({}, 0, "CUDA shows none"),
+        ({"master_addr": "no-such-host.invalid"}, 4, "does not resolve"),
+        ({"master_addr": "a" * 70 + ".invalid"}, 4, "does not resolve"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_line(
+    changes: dict[str, object], visible: int, line: str
+) -> None:
+    with pytest.raises(ClusterError, match=line) as refusal:
+        gpu_config(**changes).validate(visible_devices=visible)
+    assert "\n" not in str(refusal.value)
+
+
+def test_only_the_rank_that_listens_minds_a_taken_port() -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(1)
+        taken = {"world_size": 2, "num_gpus_per_node": 2, "master_port": server.getsockname()[1]}
+        first, second = (DistributedConfig(rank=r, local_rank=r, **taken) for r in (0, 1))
+        with pytest.raises(ClusterError, match="is in use"):
+            first.validate(check_port=True)
+        first.validate()
+        second.validate(check_port=True)
+        by_agent = first.model_copy(update={"launch_method": "torchrun"})
+        by_agent.validate(check_port=True)

@@ -1,0 +1,63 @@
+"""A clean environment to submit from, and export lines that bash reads back unchanged."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpcrun.cluster.environment import export_lines, scrub
+from hpcrun.cluster.errors import ClusterError
+
+
+def test_nothing_of_another_job_survives(
+    recorded_env: Callable[[str], dict[str, str]],
+) -> None:
+    inherited = {**recorded_env("uneven-step"), **recorded_env("torchrun")}
+    inherited |= {
+        "SLURM_CPU_BIND": "quiet,mask_cpu:0x1",
+        "SBATCH_NO_REQUEUE": "1",
+        "SRUN_DEBUG": "3",
+        "PMIX_RANK": "0",
+        "PMI_RANK": "0",
+        "OMPI_COMM_WORLD_RANK": "0",
+        "HPCRUN_LOCAL_CLUSTER": "1",
+    }
+    assert set(scrub(inherited)) == {"CUDA_VISIBLE_DEVICES"}
+
+
+def test_what_is_not_a_launchers_is_kept() -> None:
+    kept = {
+        "SLURM_CONF": "/etc/slurm/slurm.conf",
+        "PATH": "/bin",
+        "NCCL_SOCKET_IFNAME": "ib0",
+        "OMPI_MCA_btl": "self,tcp",
+        "RANKING": "1",
+    }
+    assert scrub(kept) == kept
+
+
+def test_values_with_commas_are_one_quoted_line() -> None:
+    assert export_lines({"NCCL_IB_HCA": "mlx5_0,mlx5_1"}) == ["export NCCL_IB_HCA='mlx5_0,mlx5_1'"]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20))
+def test_bash_reads_any_value_back(value: str) -> None:
+    script = "\n".join([*export_lines({"HOSTILE": value}), 'printf %s "$HOSTILE"'])
+    done = subprocess.run(["bash", "-c", script], capture_output=True, check=True)
+    assert done.stdout == value.encode()
+
+
+@pytest.mark.parametrize("name", ["", "1A", "A-B", "A B", "A;rm", "$(x)", "Ä", "UID", "A\n"])
+def test_a_name_that_bash_cannot_set_is_refused(name: str) -> None:
+    with pytest.raises(ClusterError, match="environment variable"):
+        export_lines({name: "1"})
+
+
+def test_a_value_with_a_nul_is_refused() -> None:
+    with pytest.raises(ClusterError, match="NUL"):
+        export_lines({"A": "x\0y"})

@@ -1,0 +1,85 @@
+"""Rendezvous ports: below the ephemeral range, the same everywhere, probed by listening."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcrun.cluster.errors import ClusterError
+from hpcrun.cluster.ports import ephemeral_range, is_free, port_candidates
+
+jobs = st.integers(1, 2**26).map(str) | st.builds("{}_{}".format, st.integers(1), st.integers(0))
+
+
+@given(jobs)
+def test_candidates_are_different_and_below_the_ephemeral_range(job_id: str) -> None:
+    ports = port_candidates(job_id, ephemeral=(32768, 60999))
+    assert len(set(ports)) == 32
+    assert all(10000 <= port < 32768 for port in ports)
+
+
+def test_candidates_do_not_depend_on_the_process() -> None:
+    # The values are part of the contract between ranks that may run different Python builds.
+    assert port_candidates("123", 3, (32768, 60999)) == [28831, 30174, 31517]
+
+
+def test_neighbouring_jobs_and_array_tasks_start_elsewhere() -> None:
+    firsts = {port_candidates(f"7_{task}", ephemeral=(32768, 60999))[0] for task in range(50)}
+    firsts |= {port_candidates(str(job), ephemeral=(32768, 60999))[0] for job in range(50)}
+    assert len(firsts) > 95
+
+
+@pytest.mark.parametrize(
+    ("ephemeral", "low", "high"),
+    [
+        ((9000, 65535), 1024, 8999),
+        ((1024, 60999), 61000, 65535),
+        ((1024, 65535), 10000, 65535),
+        ((10010, 65535), 1024, 10009),
+    ],
+)
+def test_a_stretched_ephemeral_range_is_still_avoided_where_it_can_be(
+    ephemeral: tuple[int, int], low: int, high: int
+) -> None:
+    ports = port_candidates("123", ephemeral=ephemeral)
+    assert len(set(ports)) == 32
+    assert all(low <= port <= high for port in ports)
+
+
+def test_the_ephemeral_range_is_the_kernels(tmp_path: Path) -> None:
+    written = tmp_path / "range"
+    written.write_text("20000\t30000\n")
+    assert ephemeral_range(written) == (20000, 30000)
+    assert ephemeral_range(tmp_path / "absent") == (32768, 60999)
+
+
+@pytest.mark.parametrize("listener", ["127.0.0.1", "0.0.0.0"])
+def test_a_port_is_free_until_someone_listens_and_again_after(listener: str) -> None:
+    with socket.socket() as server:
+        server.bind((listener, 0))
+        port = server.getsockname()[1]
+        server.listen(1)
+        assert not is_free("", port)
+        assert not is_free("127.0.0.1", port)
+    assert is_free("", port)
+    assert is_free("127.0.0.1", port)
+
+
+def test_a_listener_on_ipv6_is_noticed() -> None:
+    try:
+        server = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    except OSError:
+        pytest.skip("no IPv6 loopback here")
+    with server:
+        assert not is_free("", server.getsockname()[1])
+
+
+def test_a_foreign_or_unknown_host_is_refused() -> None:
+    with pytest.raises(ClusterError, match="this machine's own"):
+        is_free("192.0.2.1", 12345)
+    with pytest.raises(ClusterError, match="does not resolve"):
+        is_free("no-such-host.invalid", 12345)
