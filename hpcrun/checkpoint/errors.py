@@ -1,0 +1,65 @@
+"""How a checkpoint goes wrong: it cannot be written, or what lies there is not what was written."""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hpcrun.errors import UserError
+
+
+class CheckpointError(UserError):
+    """A checkpoint that cannot be saved, found or loaded; the text names the file and the remedy."""
+
+
+class DamagedCheckpoint(CheckpointError):
+    """A committed checkpoint whose bytes are not the ones that were written."""
+
+
+@contextmanager
+def explained(doing: str, path: Path) -> Iterator[None]:
+    """Turn an ``OSError`` of the block into a :class:`CheckpointError` that names ``path``."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot {doing}: {reason(error)}") from error
+
+
+def reason(error: OSError) -> str:
+    """The system's words for ``error``, with its symbol: people search for both."""
+    symbol = errno.errorcode.get(error.errno or 0)
+    words = error.strerror or str(error)
+    return f"{words} ({symbol})" if symbol else words
+
+
+def is_space(error: OSError) -> bool:
+    """Whether the disk or the quota is full, so that figures help."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def amount(size: int) -> str:
+    """``size`` bytes for people, in decimal units as ``df -H`` prints them."""
+    value = float(size)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
+
+
+def vanished(error: OSError) -> bool:
+    """Whether a network file system may still be catching up with another node (NFS: close-to-open)."""
+    return error.errno in (errno.ENOENT, errno.ESTALE)
+
+
+def occupied(error: OSError) -> bool:
+    """Whether rename(2) refused because the target exists; file systems differ in which they say."""
+    return error.errno in (errno.ENOTEMPTY, errno.EEXIST)
+
+
+def parent_of(path: Path) -> Path:
+    """The nearest existing folder at or above ``path``, for asking about its file system."""
+    while not os.path.lexists(path) and path != path.parent:
+        path = path.parent
+    return path

@@ -1,0 +1,73 @@
+"""The system calls of the store, one method each: the seam where tests plant faults.
+
+A test subclasses :class:`FileSystem` and fails, or kills the process, at the n-th call; nothing in
+the store touches the disk in any other way, so that counting these calls counts every crash point.
+"""
+
+import os
+from pathlib import Path
+
+
+class FileSystem:
+    """The local calls, with the owner's permissions alone. Every method raises ``OSError``."""
+
+    def make_directory(self, path: Path) -> None:
+        """mkdir(2): fails when ``path`` exists."""
+        path.mkdir(mode=0o700)
+
+    def create(self, path: Path) -> int:
+        """A descriptor for writing a file that did not exist."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open(path, flags, 0o600)
+
+    def write(self, descriptor: int, data: memoryview) -> int:
+        """How many bytes of ``data`` were taken, which may be fewer than offered (write(2))."""
+        return os.write(descriptor, data)
+
+    def open(self, path: Path) -> int:
+        """A descriptor for reading; a symbolic link is refused, it could lead out of the folder."""
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+    def open_directory(self, path: Path) -> int:
+        """A descriptor to fsync the names in ``path`` through."""
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def read(self, descriptor: int, size: int) -> bytes:
+        """At most ``size`` bytes; none at the end."""
+        return os.read(descriptor, size)
+
+    def size(self, descriptor: int) -> int:
+        """Bytes in the open file: asked after open(2), because NFS answers stat(2) from a cache."""
+        return os.fstat(descriptor).st_size
+
+    def fsync(self, descriptor: int) -> None:
+        """Make it durable. Never repeated after a failure: the kernel has dropped the pages by then."""
+        os.fsync(descriptor)
+
+    def close(self, descriptor: int) -> None:
+        """close(2) reports late write errors on network file systems."""
+        os.close(descriptor)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """rename(2): a folder replaces nothing but an empty folder."""
+        source.rename(target)
+
+    def names(self, path: Path) -> list[str]:
+        """What lies in a folder, sorted."""
+        return sorted(entry.name for entry in path.iterdir())
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file."""
+        path.unlink()
+
+    def remove_directory(self, path: Path) -> None:
+        """Remove an empty folder."""
+        path.rmdir()
+
+    def free(self, path: Path) -> int:
+        """Bytes that an ordinary user may still write there (quotas not counted)."""
+        figures = os.statvfs(path)
+        return figures.f_bavail * figures.f_frsize
+
+
+LOCAL = FileSystem()

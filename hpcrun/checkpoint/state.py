@@ -1,0 +1,235 @@
+"""What of a training is saved, and how it is put back.
+
+Everything here is tensors and plain data, so that a checkpoint loads with ``weights_only`` and runs
+no code. Names are canonical, as torch's distributed state-dict helpers give them (no ``module.`` of
+DDP, no ``_orig_mod.`` of a compiled module): a checkpoint does not remember how it was trained.
+"""
+
+import random
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from hpcrun.checkpoint.errors import CheckpointError
+
+_LEAVES = (type(None), bool, int, float, str, bytes)
+_MAPPINGS = (dict, OrderedDict, Counter)
+
+
+def capture_shared(
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    scaler: Any = None,
+    scheduler: Any = None,
+    extra: dict[str, Any],
+) -> dict[str, Any]:
+    """What all ranks have in common, for rank 0 to write. Collective when the model is sharded.
+
+    Tensors on the CPU are not copied: write them before the next step changes them.
+
+    Args:
+        scaler: a ``GradScaler``, or anything with ``state_dict()``.
+        scheduler: likewise.
+        extra: step, position in the data, counters …: plain data and tensors.
+
+    Returns:
+        On rank 0 the keys ``model``, ``optimizer``, ``scaler``, ``scheduler`` and ``extra``; on other
+        ranks of a process group the first two are empty.
+
+    Raises:
+        CheckpointError: something is neither a tensor nor plain data; the text says where.
+    """
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    try:
+        shared = {
+            "model": get_model_state_dict(model, options=options),
+            "optimizer": _capture_optimizer(model, optimizer, options),
+            "scaler": None if scaler is None else scaler.state_dict(),
+            "scheduler": None if scheduler is None else scheduler.state_dict(),
+            "extra": extra,
+        }
+    except ValueError as error:
+        raise CheckpointError(f"the state cannot be saved: {error}") from error
+    _require_plain(shared, "")
+    return shared
+
+
+def apply_shared(
+    shared: dict[str, Any],
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    scaler: Any = None,
+    scheduler: Any = None,
+) -> dict[str, Any]:
+    """Put back what :func:`capture_shared` gave; every rank does. Returns its ``extra``.
+
+    Raises:
+        CheckpointError: it was taken of another model or optimizer; the text names a difference.
+    """
+    _require_same_names(shared["model"], model)
+    # A full state is dealt out to the shards; tensors that are whole are copied as they are.
+    sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    options = StateDictOptions(full_state_dict=sharded, strict=False)
+    try:
+        # The optimizer first: to have something to load into, torch lets a fresh one make a step
+        # with zero gradients, and the model's own load must be the last to touch the weights.
+        _apply_optimizer(shared["optimizer"], model, optimizer, options)
+        weights = dict(shared["model"])  # a copy: torch renames the keys of the one it is given
+        options = StateDictOptions(full_state_dict=sharded)
+        set_model_state_dict(model, weights, options=options)
+        for name, part in (("scaler", scaler), ("scheduler", scheduler)):
+            if part is not None and shared[name] is not None:
+                part.load_state_dict(shared[name])
+    except (RuntimeError, ValueError, KeyError) as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"the checkpoint does not fit this training: {first}") from error
+    extra: dict[str, Any] = shared["extra"]
+    return extra
+
+
+def capture_rank() -> dict[str, Any]:
+    """This rank's own state: the random generators of python, numpy, torch and its CUDA device."""
+    own: dict[str, Any] = {"python": random.getstate(), "cpu": torch.get_rng_state()}
+    own["numpy"] = _capture_numpy()
+    in_use = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    own["cuda"] = torch.cuda.get_rng_state() if in_use else None
+    return own
+
+
+def apply_rank(own: dict[str, Any]) -> list[str]:
+    """Put back what :func:`capture_rank` gave: last of all, after iterators exist, which draw numbers.
+
+    Returns:
+        A sentence for each generator that could not be restored here.
+    """
+    notes = []
+    random.setstate(own["python"])
+    torch.set_rng_state(own["cpu"])
+    if own["numpy"] is not None:
+        import numpy as np
+
+        np.random.set_state(_to_numpy(own["numpy"]))
+    if own["cuda"] is not None:
+        if torch.cuda.is_available():
+            torch.cuda.set_rng_state(own["cuda"])
+        else:
+            notes.append("the CUDA generator's state was not restored: there is no GPU here")
+    return notes
+
+
+def _capture_optimizer(
+    model: nn.Module, optimizer: Optimizer, options: StateDictOptions
+) -> dict[str, Any]:
+    # torch initialises an empty state by a step of zero gradients, which counts as a step for Adam and
+    # sets SGD's momentum: before the first step, capturing would change the training.
+    if not optimizer.state:
+        groups = [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in optimizer.param_groups
+        ]
+        return {"state": {}, "param_groups": groups}
+    return get_optimizer_state_dict(model, optimizer, options=options)
+
+
+def _apply_optimizer(
+    saved: dict[str, Any], model: nn.Module, optimizer: Optimizer, options: StateDictOptions
+) -> None:
+    groups = saved["param_groups"]
+    if len(groups) != len(optimizer.param_groups):
+        raise CheckpointError(
+            f"the checkpoint's optimizer has {len(groups)} parameter groups, this one has "
+            f"{len(optimizer.param_groups)}"
+        )
+    if saved["state"]:
+        for index, (old, new) in enumerate(zip(groups, optimizer.param_groups, strict=True)):
+            if len(old["params"]) != len(new["params"]):
+                raise CheckpointError(
+                    f"group {index} of the checkpoint's optimizer has {len(old['params'])} "
+                    f"parameters, here it has {len(new['params'])}"
+                )
+        # Not strict: a parameter that never had a gradient has no state, rightly.
+        copied = {
+            "state": {name: dict(moments) for name, moments in saved["state"].items()},
+            "param_groups": [dict(group) for group in groups],
+        }
+        set_optimizer_state_dict(model, optimizer, copied, options=options)
+        return
+    optimizer.state.clear()
+    for old, new in zip(groups, optimizer.param_groups, strict=True):
+        new.update(old)
+
+
+def _require_same_names(saved: dict[str, Any], model: nn.Module) -> None:
+    here: dict[str, Any] = get_model_state_dict(model)
+    for names, lacking in (
+        (saved.keys() - here.keys(), "is in the checkpoint, not in the model"),
+        (here.keys() - saved.keys(), "is in the model, not in the checkpoint"),
+    ):
+        if names:
+            more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+            raise CheckpointError(
+                f"{min(names)} {lacking}{more}; resume with the same model options"
+            )
+    for name, value in saved.items():
+        if isinstance(value, torch.Tensor) and value.shape != here[name].shape:
+            raise CheckpointError(
+                f"{name} has shape {tuple(value.shape)} in the checkpoint, "
+                f"{tuple(here[name].shape)} in the model; resume with the same model options"
+            )
+
+
+def _require_plain(value: Any, where: str) -> None:
+    # The exact types: numpy's float64 is a float that pickles as numpy, and would not load again.
+    children: Iterable[tuple[Any, Any]] = ()
+    if type(value) in _MAPPINGS:
+        children = value.items()
+        for key in value:
+            if type(key) not in _LEAVES:
+                raise CheckpointError(f"{where}: the key {key!r} is not plain data")
+    elif type(value) in (list, tuple):
+        children = enumerate(value)
+    elif not isinstance(value, torch.Tensor) and type(value) not in _LEAVES:
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise CheckpointError(
+            f"{where}: a {kind} cannot be saved; only tensors, numbers, text, lists and dictionaries can"
+        )
+    for key, child in children:
+        _require_plain(child, f"{where}.{key}" if where else str(key))
+
+
+def _capture_numpy() -> Any:
+    try:
+        import numpy as np
+    except ImportError:
+        return None
+    return _from_numpy(np.random.get_state(legacy=False))
+
+
+def _from_numpy(value: Any) -> Any:
+    import numpy as np
+
+    if isinstance(value, dict):
+        return {key: _from_numpy(child) for key, child in value.items()}
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value.copy())
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _to_numpy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _to_numpy(child) for key, child in value.items()}
+    return value.numpy() if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,374 @@
+"""The commit protocol: a checkpoint is committed whole or does not exist.
+
+It is written into a folder of a temporary name that belongs to one incarnation of the run, each file
+fsynced and hashed on its way; then comes the manifest, the fsync of the folder, one rename(2) to its
+final name, which did not exist, and the fsync of the parent. Only plain bytes are handled here, so that every
+crash point can be tested without torch. No folder is ever reused: writing into a committed one would
+leave its manifest standing over half-replaced files.
+"""
+
+import errno
+import json
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from hpcrun.checkpoint.disk import blocks, delete, patiently, require_size, sync_directory
+from hpcrun.checkpoint.draft import DraftFile
+from hpcrun.checkpoint.errors import (
+    CheckpointError,
+    DamagedCheckpoint,
+    explained,
+    occupied,
+    reason,
+)
+from hpcrun.checkpoint.filesystem import LOCAL, FileSystem
+from hpcrun.checkpoint.manifest import (
+    MANIFEST,
+    FileRecord,
+    Manifest,
+    decode,
+    encode,
+    require_file_name,
+    require_owner,
+)
+
+_COMMITTED = re.compile(r"step-(\d{9,})")
+_DRAFT = re.compile(r"step-\d{9,}\.tmp-(.+)")
+_TRASH = ".trash-"
+_MANIFEST_LIMIT = 64 << 20
+
+
+class CheckpointStore:
+    """The checkpoints of one run in ``root``, seen by one incarnation of it, ``owner``.
+
+    Args:
+        root: the folder; made (0700) by the first :meth:`begin` if it does not exist.
+        owner: job and restart, like ``4711-0``; part of the names of drafts.
+        fs: the system calls; tests plant faults there.
+        patience: seconds to wait for a name that another node made and that a network file system
+            does not show here yet (ENOENT, ESTALE).
+
+    Raises:
+        CheckpointError: ``owner`` cannot be part of a file's name.
+    """
+
+    def __init__(
+        self, root: Path, owner: str, *, fs: FileSystem = LOCAL, patience: float = 3.0
+    ) -> None:
+        require_owner(owner)
+        self.root = root
+        self.owner = owner
+        self._fs = fs
+        self._patience = patience
+        self._distrusted: set[int] = set()
+
+    # Writing
+
+    def begin(self, step: int) -> Path:
+        """A fresh, empty draft for ``step``; for rank 0. An own draft left over is removed first.
+
+        Raises:
+            CheckpointError: the folder cannot be made.
+        """
+        draft = self.root / f"{_name(step)}.tmp-{self.owner}"
+        with explained("begin a checkpoint", draft):
+            with suppress(FileExistsError):
+                self._fs.make_directory(self.root)
+                sync_directory(self._fs, self.root.parent)
+            delete(self._fs, draft)
+            self._fs.make_directory(draft)
+        return draft
+
+    @contextmanager
+    def open_file(self, draft: Path, name: str) -> Iterator[DraftFile]:
+        """Write one file of ``draft``; any rank may. Its ``record`` is there after the block.
+
+        Raises:
+            CheckpointError: on leaving the block, if the disk refused anything since entering it.
+        """
+        require_file_name(name)
+        with self._writing(draft / name) as stream:
+            yield stream
+
+    def commit(
+        self,
+        draft: Path,
+        step: int,
+        records: Sequence[FileRecord],
+        world_size: int,
+        meta: Mapping[str, Any],
+        still_mine: Callable[[], None],
+    ) -> Path:
+        """Make ``draft`` the checkpoint of ``step``; for rank 0. Returns its final folder.
+
+        A whole checkpoint of that step that is there already is kept and the draft dropped (the
+        same step of the same run holds the same state); a damaged one is replaced.
+
+        Args:
+            records: of every file, from all ranks.
+            still_mine: called right before the rename; raises when this incarnation may not write
+                any more. What it raises passes through.
+
+        Raises:
+            CheckpointError: the checkpoint is not committed, or not durably; the draft is left for
+                :meth:`abandon`.
+        """
+        manifest = Manifest(
+            step, world_size, self.owner, time.time(), tuple(records), _plain(meta, step)
+        )
+        if len({record.name for record in records}) != len(records):
+            raise CheckpointError(f"{draft}: two files of one name")
+        for record in records:
+            self._require_size(draft / record.name, record.size)
+        with self._writing(draft / MANIFEST) as stream:
+            stream.write(encode(manifest))
+        final = self.path(step)
+        with explained("be committed", draft):
+            sync_directory(self._fs, draft)
+            still_mine()
+            self._publish(draft, final, step)
+            sync_directory(self._fs, self.root)
+        self._distrusted.discard(step)
+        return final
+
+    def abandon(self, draft: Path) -> None:
+        """Remove ``draft``; nothing happens when it is gone. Raises CheckpointError if it stays."""
+        if not _DRAFT.fullmatch(draft.name):
+            raise CheckpointError(f"{draft}: not a draft")
+        with explained("be removed", draft):
+            delete(self._fs, draft)
+
+    # Reading
+
+    def path(self, step: int) -> Path:
+        """Where the checkpoint of ``step`` lies, or would."""
+        return self.root / _name(step)
+
+    def steps(self) -> list[int]:
+        """The committed steps, newest first, whole or not.
+
+        Raises:
+            CheckpointError: the folder is there and cannot be read.
+        """
+        found = (_COMMITTED.fullmatch(name) for name in self._names())
+        return sorted((int(match[1]) for match in found if match), reverse=True)
+
+    def manifest(self, step: int) -> Manifest:
+        """The manifest of ``step``.
+
+        Raises:
+            DamagedCheckpoint: it is missing, unreadable, or not what was written.
+        """
+        path = self.path(step) / MANIFEST
+        try:
+            raw = b"".join(blocks(self._fs, path, _MANIFEST_LIMIT, self._patience))
+            manifest = decode(raw)
+        except OSError as error:
+            raise self._damaged(step, f"{path}: cannot be read: {reason(error)}") from error
+        except DamagedCheckpoint as error:
+            raise self._damaged(step, f"{path}: {error}") from error
+        if manifest.step != step:
+            raise self._damaged(step, f"{path}: belongs to step {manifest.step}")
+        return manifest
+
+    def check(self, step: int, names: Iterable[str] | None = None) -> None:
+        """Read the files ``names`` of ``step`` (all, if None) and compare them with the manifest.
+
+        Raises:
+            DamagedCheckpoint: naming the file that is missing or has another size or content.
+        """
+        manifest = self.manifest(step)
+        wanted = manifest.files if names is None else [manifest.record(name) for name in names]
+        for record in wanted:
+            path = self.path(step) / record.name
+            content, size = xxhash.xxh3_128(), 0
+            try:
+                for block in blocks(self._fs, path, record.size + 1, self._patience):
+                    content.update(block)
+                    size += len(block)
+            except OSError as error:
+                raise self._damaged(step, f"{path}: cannot be read: {reason(error)}") from error
+            if size != record.size:
+                raise self._damaged(
+                    step, f"{path}: is not {record.size} bytes long, as it was written"
+                )
+            if content.hexdigest() != record.xxh3:
+                raise self._damaged(step, f"{path}: its content is not what was written (hash)")
+
+    def newest_valid(
+        self,
+        skip: Iterable[int] = (),
+        report: Callable[[int, str], None] | None = None,
+    ) -> Manifest | None:
+        """The newest checkpoint whose manifest is whole and whose files have their sizes.
+
+        Args:
+            skip: steps to pass over without a word.
+            report: called with the step and the reason for every damaged one on the way.
+
+        Raises:
+            CheckpointError: the folder is there and cannot be read.
+        """
+        skipped = set(skip)
+        for step in self.steps():
+            if step not in skipped:
+                try:
+                    return self._inspect(step)
+                except DamagedCheckpoint as error:
+                    if report is not None:
+                        report(step, str(error))
+        return None
+
+    def distrust(self, step: int) -> None:
+        """Treat ``step`` as damaged from now on: another rank found it so."""
+        self._distrusted.add(step)
+
+    # Tidying
+
+    def prune(self, keep: int, protect: Iterable[int] = ()) -> list[int]:
+        """Remove the oldest valid checkpoints beyond the newest ``keep``; for rank 0.
+
+        Damaged ones neither count as kept nor are removed. Each is renamed away, and the renames
+        made durable, before any file is removed: a crash leaves a whole checkpoint or none.
+
+        Args:
+            keep: at least 1.
+            protect: steps that stay whatever their age.
+
+        Returns:
+            The steps removed, oldest first.
+
+        Raises:
+            CheckpointError: the disk refused; what is still listed by :meth:`steps` is whole.
+        """
+        if keep < 1:
+            raise CheckpointError(f"keep={keep}: at least one checkpoint must be kept")
+        valid = [step for step in self.steps() if self._is_valid(step)]
+        doomed = sorted(set(valid[keep:]) - set(protect))
+        with explained("be pruned", self.root):
+            self._remove([self.path(step) for step in doomed])
+        return doomed
+
+    def sweep(self) -> list[str]:
+        """Remove what dead incarnations left: drafts of other owners and half-removed folders.
+
+        Only the run's present owner may call it, since the draft of a living one would go as well.
+
+        Returns:
+            The names of the folders removed.
+
+        Raises:
+            CheckpointError: the disk refused.
+        """
+        leftovers = []
+        for name in self._names():
+            draft = _DRAFT.fullmatch(name)
+            if name.startswith(_TRASH) or (draft and draft[1] != self.owner):
+                leftovers.append(name)
+        with explained("be swept", self.root):
+            for name in leftovers:
+                delete(self._fs, self.root / name)
+        return leftovers
+
+    # The parts
+
+    @contextmanager
+    def _writing(self, path: Path) -> Iterator[DraftFile]:
+        with explained("be written", path):
+            descriptor = patiently(lambda: self._fs.create(path), self._patience)
+        stream = DraftFile(self._fs, path, descriptor)
+        try:
+            yield stream
+        except BaseException:
+            stream.discard()
+            stream.raise_failure()
+            raise
+        stream.finish()
+
+    def _publish(self, draft: Path, final: Path, step: int) -> None:
+        # Another incarnation may commit the same step between a look and the rename, so the rename
+        # itself finds out. The bound only guards against a file system that keeps refusing.
+        for _ in range(3):
+            try:
+                self._fs.rename(draft, final)
+                return
+            except OSError as error:
+                if not occupied(error):
+                    raise
+            if self._is_whole(step):
+                delete(self._fs, draft)
+                return
+            self._remove([final])
+        raise OSError(errno.EEXIST, f"{final.name} keeps coming back")
+
+    def _inspect(self, step: int) -> Manifest:
+        manifest = self.manifest(step)
+        for record in manifest.files:
+            try:
+                self._require_size(self.path(step) / record.name, record.size)
+            except CheckpointError as error:
+                raise self._damaged(step, str(error)) from error
+        return manifest
+
+    def _is_valid(self, step: int) -> bool:
+        try:
+            self._inspect(step)
+        except DamagedCheckpoint:
+            return False
+        return step not in self._distrusted
+
+    def _is_whole(self, step: int) -> bool:
+        try:
+            self.check(step)
+        except DamagedCheckpoint:
+            return False
+        return step not in self._distrusted
+
+    def _damaged(self, step: int, text: str) -> DamagedCheckpoint:
+        self._distrusted.add(step)
+        return DamagedCheckpoint(text)
+
+    def _require_size(self, path: Path, size: int) -> None:
+        require_size(self._fs, path, size, self._patience)
+
+    def _names(self) -> list[str]:
+        with explained("be listed", self.root):
+            try:
+                return self._fs.names(self.root)
+            except FileNotFoundError:
+                return []
+
+    def _remove(self, folders: Sequence[Path]) -> None:
+        if not folders:
+            return
+        away = [
+            folder.with_name(f"{_TRASH}{folder.name}-{self.owner}-{secrets.token_hex(4)}")
+            for folder in folders
+        ]
+        for folder, trash in zip(folders, away, strict=True):
+            self._fs.rename(folder, trash)
+        sync_directory(self._fs, self.root)
+        for trash in away:
+            delete(self._fs, trash)
+
+
+def _name(step: int) -> str:
+    if step < 0:
+        raise CheckpointError(f"step {step}: cannot be negative")
+    return f"step-{step:09d}"
+
+
+def _plain(meta: Mapping[str, Any], step: int) -> dict[str, Any]:
+    # Through JSON and back, so that what is hashed now is what a reader will encode again.
+    try:
+        values: dict[str, Any] = json.loads(json.dumps(dict(meta)))
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"meta of step {step} is not plain JSON: {error}") from error
+    return values
