@@ -127,7 +127,7 @@ def _check_word(word: str) -> str:
 
 
 def _check_option(option: str) -> str:
-    _refuse_nul(option)
+    _check_text(option)
     if not option.startswith("-") or "\n" in option or "\r" in option:
         raise ValueError(
             f"should be one option such as --comment=text, on one line, not {value_text(option)}"
@@ -143,25 +143,32 @@ def _check_env_name(name: str) -> str:
     return name
 
 
-def _refuse_nul(text: str) -> str:
+def _check_text(text: str) -> str:
     if "\0" in text:
         raise ValueError("may not contain a NUL character, which no program can be given")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"is not UTF-8 text: {value_text(text)}") from None
     return text
 
 
-Whole = Annotated[int, BeforeValidator(_refuse_bool)]
-Number = Annotated[float, BeforeValidator(_refuse_bool), Field(allow_inf_nan=False)]
-Count = Annotated[Whole, Field(ge=1)]
-FromZero = Annotated[Whole, Field(ge=0)]
-Positive = Annotated[Number, Field(gt=0)]
-NotNegative = Annotated[Number, Field(ge=0)]
-Fraction = Annotated[Number, Field(ge=0, le=1)]
-BelowOne = Annotated[Number, Field(ge=0, lt=1)]
+# The limits stand before the validator, or they would be missing from the JSON schema.
+_NUMBER = BeforeValidator(_refuse_bool)
+Count = Annotated[int, Field(ge=1), _NUMBER]
+FromZero = Annotated[int, Field(ge=0), _NUMBER]
+Seed = Annotated[int, Field(ge=0, lt=2**63), _NUMBER]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), _NUMBER]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), _NUMBER]
+Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), _NUMBER]
+BelowOne = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), _NUMBER]
+Shrinking = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False), _NUMBER]
+Growing = Annotated[float, Field(gt=1, allow_inf_nan=False), _NUMBER]
 RunName = Annotated[str, AfterValidator(check_name)]
 TaskName = Annotated[str, AfterValidator(_check_task)]
 TimeLimit = Annotated[str, BeforeValidator(_as_time)]
 Memory = Annotated[str, AfterValidator(_check_memory)]
 Word = Annotated[str, AfterValidator(_check_word)]
 Option = Annotated[str, AfterValidator(_check_option)]
-ShellText = Annotated[str, AfterValidator(_refuse_nul)]
+ShellText = Annotated[str, AfterValidator(_check_text)]
 EnvName = Annotated[str, AfterValidator(_check_env_name)]

@@ -78,7 +78,9 @@ def words(error: ErrorDetails, known: Collection[str]) -> tuple[str, str]:
         return key, f"should be {choices}, not {value}{_near_choice(choices, error['input'])}"
     if kind in _LIMITS:
         name, phrase = _LIMITS[kind]
-        return key, f"should be {phrase} {context[name]}, not {value}"
+        limit = context[name]
+        limit = int(limit) if limit == int(limit) else limit
+        return key, f"should be {phrase} {limit}, not {value}"
     if kind == "too_long":
         return key, f"should have {context['max_length']} values, not {context['actual_length']}"
     if kind in _KINDS:
@@ -88,6 +90,9 @@ def words(error: ErrorDetails, known: Collection[str]) -> tuple[str, str]:
 
 def unknown(key: str, known: Collection[str]) -> str:
     """Return the words for a key that nothing has, with the nearest that something has."""
+    if key in known:  # a flat key in a file; nested, it would not be unknown
+        section, _, leaf = key.rpartition(".")
+        return f"unknown key; write it as `{leaf}` under `{section.replace('.', ': ')}:`"
     if near := nearest(key, known):
         return f"unknown key; did you mean {' or '.join(near)}?"
     section = key.rpartition(".")[0]
@@ -104,8 +109,6 @@ def nearest(key: str, known: Collection[str]) -> list[str]:
     Looked for in the same section, then by the same last name anywhere, then under the names that
     other tools use, and at last for a similar last name anywhere.
     """
-    if key.replace("-", "_") in known:
-        return [f"{key} nested under {key.split('.')[0]}:" if "." in key else key]
     section, _, leaf = key.rpartition(".")
     leaf = _folded(leaf)
     siblings = {

@@ -81,7 +81,10 @@ def with_task_options(
     for name, model, section in zip(("model", "data"), options, sections, strict=True):
         found, checked = _check(model, section.own, name, where)
         problems += found
-        update[name] = type(section).model_validate(dict(section) | checked)
+        # Our own keys of the section last: a task cannot give them another default.
+        update[name] = type(section).model_validate(
+            checked | section.model_dump(exclude=set(section.own))
+        )
     if problems:
         raise ConfigError(sorted(problems, key=_line_order))
     return config.model_copy(update=update)

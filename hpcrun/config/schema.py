@@ -16,16 +16,17 @@ from hpcrun.config.fields import (
     EnvName,
     Fraction,
     FromZero,
+    Growing,
     Memory,
     NotNegative,
-    Number,
     Option,
     Positive,
     RunName,
+    Seed,
     ShellText,
+    Shrinking,
     TaskName,
     TimeLimit,
-    Whole,
     Word,
     time_seconds,
 )
@@ -208,11 +209,9 @@ class AMPConfig(Section):
         default="fp32", description="Precision of autocast."
     )
     init_scale: Positive = Field(default=65536.0, description="fp16: loss scale at the start.")
-    growth_factor: Number = Field(
-        default=2.0, gt=1, description="fp16: factor when the scale grows."
-    )
-    backoff_factor: Number = Field(
-        default=0.5, gt=0, lt=1, description="fp16: factor on an overflowing gradient."
+    growth_factor: Growing = Field(default=2.0, description="fp16: factor when the scale grows.")
+    backoff_factor: Shrinking = Field(
+        default=0.5, description="fp16: factor on an overflowing gradient."
     )
     growth_interval: Count = Field(
         default=2000, description="fp16: steps without overflow before the scale grows."
@@ -240,9 +239,7 @@ class Config(Section):
     task: TaskName = Field(
         default="language-model", description="Built-in task, or package.module:Class of your own."
     )
-    seed: Whole = Field(
-        default=0, ge=0, lt=2**63, description="Seed of weights, order and dropout."
-    )
+    seed: Seed = Field(default=0, description="Seed of weights, order and dropout.")
     job: Job = Field(default=Job(), description="What the job needs of the cluster.")
     restarts: Restarts = Field(default=Restarts(), description="Restarts allowed after each cause.")
     model: ModelOptions = Field(

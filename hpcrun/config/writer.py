@@ -13,13 +13,22 @@ from hpcrun.config.schema import Config
 class _Dumper(yaml.SafeDumper):
     """Quotes what YAML 1.1 or 1.2 would read as something else, so that any reader gets it back."""
 
-    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 (PyYAML's signature)
+    def ignore_aliases(self, data: Any) -> bool:
         """Write a value that occurs twice twice, for a person to read."""
         return True
 
 
 for _name, _pattern in SCALARS.items():
     _Dumper.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", _pattern, None)
+
+
+def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    # PyYAML writes U+0085 and its like as they are, and a reader takes them for line breaks.
+    style = None if text.isprintable() else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)
 
 
 def to_yaml(config: Config) -> str:

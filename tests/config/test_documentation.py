@@ -1,0 +1,40 @@
+"""What docs/config.md shows is what happens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hpcrun.config import ConfigError, file_layer, flag_layer, override_layer, resolve
+
+PAGE = (Path(__file__).parents[2] / "docs" / "config.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    """Return the page's code blocks of one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def test_the_pages_values_are_read_as_it_says(write: Callable[..., str]) -> None:
+    (example,) = blocks("yaml")
+    job = resolve([file_layer(write(example))]).job
+    assert (job.time_seconds, job.account, job.env) == (5400, "0123", {"NCCL_VERSION": "2.10"})
+
+
+def test_the_pages_errors_are_printed_as_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("configs").mkdir()
+    Path("configs/gpt.yaml").write_text("seed: 1\ntrain:\n  lrr: 3e-4\n  steps: many\n")
+    layers = [
+        file_layer("configs/gpt.yaml"),
+        override_layer(["optim.schedule=cosin"]),
+        flag_layer({"job.gpus": (0, "--gpus")}),
+    ]
+    with pytest.raises(ConfigError) as caught:
+        resolve(layers)
+    assert f"{caught.value}\n" in blocks("text")

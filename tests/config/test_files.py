@@ -1,0 +1,235 @@
+"""Reading a config file: what is in it arrives unchanged, what cannot be read is located."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hpcrun.config import Config, ConfigError, file_layer, resolve
+
+Write = Callable[..., str]
+Lines = Callable[..., list[str]]
+
+
+def load(path: str) -> Config:
+    return resolve([file_layer(path)])
+
+
+@pytest.mark.parametrize("content", ["", "\n\n", "# only a comment\n", "---\n", "null\n", "\ufeff"])
+def test_a_file_with_nothing_in_it_gives_the_defaults(write: Write, content: str) -> None:
+    assert load(write(content)) == Config()
+
+
+def test_a_section_with_every_line_commented_out_keeps_its_defaults(write: Write) -> None:
+    path = write("train:\n  # lr: 1\njob:\n  env:\n  setup:\nmodel:\n")
+    assert load(path) == Config()
+
+
+def test_a_learning_rate_without_a_point_is_a_number(write: Write) -> None:
+    assert load(write("train: {lr: 3e-4}")).train.lr == 3e-4
+
+
+@pytest.mark.parametrize("text", ["3e-4", "3E-4", "+3e-4", "3.e-4", ".0003", "0.0003", "'3e-4'"])
+def test_every_spelling_of_a_number_is_that_number(write: Write, text: str) -> None:
+    assert load(write(f"train: {{lr: {text}}}")).train.lr == 3e-4
+
+
+def test_a_round_number_written_as_a_float_counts_as_a_whole_number(write: Write) -> None:
+    assert load(write("train: {steps: 1e5}")).train.steps == 100_000
+
+
+def test_text_is_taken_as_written_where_the_key_holds_text(write: Write) -> None:
+    config = load(
+        write(
+            "job:\n  time: 1:30:00\n  account: 0123\n  partition: no\n"
+            "  env: {A: 2.10, B: 010, C: false, D: 1e5, E: '', F: 2024-01-01, G: null x}\n"
+            "  setup: [2.10, 'module load a b']\n"
+        )
+    )
+    assert config.job.time_seconds == 5400
+    assert config.job.account == "0123"
+    assert config.job.partition == "no"
+    assert config.job.env == {
+        "A": "2.10",
+        "B": "010",
+        "C": "false",
+        "D": "1e5",
+        "E": "",
+        "F": "2024-01-01",
+        "G": "null x",
+    }
+    assert config.job.setup == ["2.10", "module load a b"]
+
+
+def test_the_tasks_own_keys_keep_their_yaml_types(write: Write) -> None:
+    config = load(write("model: {a: 1, b: 1.5, c: yes, d: true, e: null, f: [1, {g: x}], h: 1:30}"))
+    assert config.model.own == {
+        "a": 1,
+        "b": 1.5,
+        "c": "yes",
+        "d": True,
+        "e": None,
+        "f": [1, {"g": "x"}],
+        "h": "1:30",
+    }
+
+
+def test_an_anchor_stands_for_its_value_everywhere(write: Write) -> None:
+    assert load(write("model: {a: &x [1, 2], b: *x}")).model.own == {"a": [1, 2], "b": [1, 2]}
+
+
+def test_json_gives_the_same_config_as_yaml(write: Write) -> None:
+    values = {
+        "name": "größe-1",
+        "train": {"lr": 3e-4, "steps": 20},
+        "job": {"env": {"A": "tab\there / \u2028 \x7f \U0001f600"}, "setup": ['a "b"']},
+        "model": {"path": "a\\b", "flag": True, "none": None},
+    }
+    expected = Config.model_validate(values)
+    assert load(write(json.dumps(values, indent="\t"), "a.json")) == expected
+    assert load(write(json.dumps(values, ensure_ascii=False), "b.json")) == expected
+    assert load(write(json.dumps(values).replace("/", "\\/"), "c.json")) == expected
+
+
+def test_json_problems_carry_their_line(lines: Lines) -> None:
+    content = '{\n\t"train": {\n\t\t"lrr": 1\n\t}\n}'
+    assert lines(content, name="a.json") == [
+        "a.json:3: train.lrr: unknown key; did you mean train.lr?"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ("", "a.json:1: not valid JSON: expecting value, column 1"),
+        ('{\n"seed": 1,\n', "a.json:3: not valid JSON: "),
+        ("{'seed': 1}", "a.json:1: not valid JSON: expecting property name"),
+        ("seed: 1", "a.json:1: not valid JSON: expecting value"),
+        ('{"train": {"lr": NaN}}', "a.json:1: not valid JSON: it has no NaN"),
+        ("[" * 100_000, "a.json:1: is nested too deeply"),
+        ('{"model": {"a": "\\ud800"}}', "a.json:1: model.a: holds half a character"),
+    ],
+)
+def test_what_is_not_json_is_refused_with_its_line(lines: Lines, content: str, line: str) -> None:
+    (only,) = lines(content, name="a.json")
+    assert only.startswith(line)
+
+
+def test_a_key_given_twice_in_json_is_refused(lines: Lines) -> None:
+    assert lines('{"seed": 1,\n"seed": 2}', name="a.json") == [
+        "a.json:2: seed: is given twice, first on line 1; remove one of the two"
+    ]
+
+
+def test_keys_given_twice_are_all_refused_at_every_level(lines: Lines) -> None:
+    content = (
+        "seed: 1\ntrain:\n  lr: 1\n  lr: 2\nmodel:\n  a:\n    b: 1\n    b: 1\n"
+        "seed: 1\ntrain:\n  steps: 3\n"
+    )
+    again = "remove one of the two"
+    assert lines(content) == [
+        f"run.yaml:4: train.lr: is given twice, first on line 3; {again}",
+        f"run.yaml:8: model.a.b: is given twice, first on line 7; {again}",
+        f"run.yaml:9: seed: is given twice, first on line 1; {again}",
+        f"run.yaml:10: train: is given twice, first on line 2; {again}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ("train:\n\tlr: 1\n", "run.yaml:2: not valid YAML: a tab stands where only spaces may"),
+        ("train:\n  lr: 1\n\tsteps: 1\n", "run.yaml:3: not valid YAML: a tab stands"),
+        ("name: a: b\n", "run.yaml:1: not valid YAML: a second ': ' in one line"),
+        ("a: 1\nb: [1, 2\n", "run.yaml:3: not valid YAML: "),
+        ("a: 'x\n\n", "run.yaml:3: not valid YAML: found unexpected end of stream"),
+        ("seed: 1\n--- \nseed: 2\n", "run.yaml:2: not valid YAML: "),
+        ("model: *nowhere\n", "run.yaml:1: not valid YAML: found undefined alias"),
+        ("seed: 1\nname: a\x00b\n", "run.yaml:2: a config cannot hold the character 0x0"),
+        ("- a\n- b\n", "run.yaml:1: a config should be keys and values"),
+        ("just words\n", "run.yaml:1: a config should be keys and values"),
+        ("seed: 1\n? [a, b]\n: 1\n", "run.yaml:2: a key should be one word"),
+        ("seed: 1\nmodel: !!set {a, b}\n", "run.yaml:2: model: the tag "),
+        ("model: !!python/name:os.system x\n", "run.yaml:1: model: the tag "),
+        ("model: {a: !!binary aGk=}\n", "run.yaml:1: model.a: the tag "),
+        ("model: {a: !!int five}\n", "run.yaml:1: model.a: 'five' is no int"),
+        ("model: &a\n  b: *a\n", "run.yaml:1: model.b: holds itself"),
+        ("data:\n  <<: {a: 1}\n", "run.yaml:2: data: merge keys (<<) are not read"),
+        ("model: " + "[" * 5000, "run.yaml:1: is nested too deeply"),
+        (b"seed: 1\r\nname: caf\xe9\r\n", "run.yaml:2: byte 0xe9 is not UTF-8"),
+        ("seed: 1".encode("utf-16"), "run.yaml:1: byte 0xff is not UTF-8"),
+        (b"#" * (1 << 20) + b"\nseed: 1", "run.yaml: is larger than 1 MiB"),
+    ],
+)
+def test_what_is_not_yaml_is_refused_with_its_line(
+    lines: Lines, content: str | bytes, line: str
+) -> None:
+    (only,) = lines(content)
+    assert only.startswith(line)
+
+
+def test_aliases_that_multiply_are_refused_before_they_fill_the_memory(lines: Lines) -> None:
+    layers = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    layers += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
+    content = "model:\n" + "".join(f"  {layer}\n" for layer in layers)
+    assert lines(content) == ["run.yaml:1: holds more than 100000 values"]
+
+
+def test_a_missing_file_is_named_with_the_nearest_one_there(write: Write) -> None:
+    write("", "gpt.yaml")
+    with pytest.raises(ConfigError, match=r"^gtp\.yaml: no such file; did you mean gpt\.yaml\?$"):
+        file_layer("gtp.yaml")
+    with pytest.raises(ConfigError, match=r"^no/where\.yaml: no such file$"):
+        file_layer("no/where.yaml")
+
+
+def test_a_directory_is_refused_as_one(tmp_path: Path) -> None:
+    folder = tmp_path / "configs.yaml"
+    folder.mkdir()
+    with pytest.raises(ConfigError, match=r"configs\.yaml: is a directory; name the YAML or JSON"):
+        file_layer(folder)
+
+
+@pytest.mark.parametrize("name", ["run.toml", "run", "run.yaml.bak"])
+def test_a_file_of_another_kind_is_refused_by_its_suffix(lines: Lines, name: str) -> None:
+    assert lines("seed: 1", name=name) == [
+        f"{name}: a config file's name ends in .yaml, .yml, .json"
+    ]
+
+
+def test_a_file_that_may_not_be_read_is_named() -> None:
+    # Root may read everything, so the reading is done by a child that is nobody. A directory of
+    # the test runner's own would keep that child out before the file does.
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        path = Path(folder) / "secret.yaml"
+        path.write_text("seed: 1")
+        path.chmod(0o000)
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                if os.getuid() == 0:
+                    os.setuid(65534)
+                file_layer(path)
+            except BaseException as error:
+                text = "".join(traceback.format_exception_only(type(error), error))
+                os.write(writing, text.encode())
+            os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading) as answer:
+            text = answer.read()
+        os.waitpid(child, 0)
+        assert text.endswith(f"ConfigError: {path}: cannot be read: Permission denied\n")
+
+
+def test_a_file_name_with_a_line_break_still_gives_one_line(lines: Lines) -> None:
+    assert lines("sed: 1", name="a\nb;$(x) ü.yaml") == [
+        "a\\nb;$(x) ü.yaml:1: sed: unknown key; did you mean seed?"
+    ]

@@ -1,0 +1,249 @@
+"""Every wrong key and value is answered with its place and what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcrun.config import (
+    Config,
+    ConfigError,
+    Layer,
+    file_layer,
+    flag_layer,
+    locate,
+    override_layer,
+    resolve,
+)
+from hpcrun.config.problems import value_text
+from hpcrun.config.shape import known_keys
+
+Lines = Callable[..., list[str]]
+Write = Callable[..., str]
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ("sed: 1", "run.yaml:1: sed: unknown key; did you mean seed?"),
+        ("trian:\n  lr: 1", "run.yaml:1: trian: unknown key; did you mean train?"),
+        ("train:\n  lrr: 1", "run.yaml:2: train.lrr: unknown key; did you mean train.lr?"),
+        ("train:\n  LR: 1", "run.yaml:2: train.LR: unknown key; did you mean train.lr?"),
+        (
+            "train:\n  batch-size: 1",
+            "run.yaml:2: train.batch-size: unknown key; did you mean train.batch_size?",
+        ),
+        ("lr: 1", "run.yaml:1: lr: unknown key; did you mean train.lr?"),
+        ("train: {dtype: x}", "run.yaml:1: train.dtype: unknown key; did you mean amp.dtype?"),
+        ("checkpoints: 1", "run.yaml:1: checkpoints: unknown key; did you mean checkpoint?"),
+        (
+            "train:\n\n  learning_rate: 1",
+            "run.yaml:3: train.learning_rate: unknown key; did you mean train.lr?",
+        ),
+        ("walltime: 1", "run.yaml:1: walltime: unknown key; did you mean job.time?"),
+        (
+            "train.lr: 1",
+            "run.yaml:1: train.lr: unknown key; write it as `lr` under `train:`",
+        ),
+        (
+            "checkpoint: {zzz: 1}",
+            "run.yaml:1: checkpoint.zzz: unknown key; checkpoint takes every, keep",
+        ),
+        ("'': 1", "run.yaml:1: unknown key; a config takes name, task, seed, job,"),
+        ('"a\\nb": 1', "run.yaml:1: a\\nb: unknown key; a config takes name, task, seed, job,"),
+    ],
+)
+def test_a_misspelt_key_is_answered_with_the_nearest(lines: Lines, content: str, line: str) -> None:
+    (only,) = lines(content)
+    assert only.startswith(line)
+
+
+@pytest.mark.parametrize(
+    "key",
+    # Not data.workers: what stands beside it belongs to the task, which answers for it.
+    [key for key in known_keys(Config) if len(key.split(".")[-1]) > 4 and key != "data.workers"],
+)
+def test_a_slip_in_any_key_leads_back_to_it(key: str) -> None:
+    section, _, leaf = key.rpartition(".")
+    slip = f"{section}.{leaf[0]}{leaf[2]}{leaf[1]}{leaf[3:]}".lstrip(".")
+    if slip == key:
+        slip = f"{key}x"
+    with pytest.raises(ConfigError) as caught:
+        resolve([flag_layer({slip: (1, "--flag")})])
+    assert str(caught.value).startswith(f"--flag: {slip}: unknown key; did you mean {key}")
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("train: {steps: abc}", "train.steps: should be a whole number, not 'abc'"),
+        ("train: {steps: 1.5}", "train.steps: should be a whole number, not 1.5"),
+        ("train: {steps: true}", "train.steps: should be a number, not true"),
+        ("train: {steps: [1]}", "train.steps: should be a whole number, not [1]"),
+        ("train: {steps: {a: 1}}", 'train.steps: should be a whole number, not {"a": 1}'),
+        ("train: {lr: fast}", "train.lr: should be a number, not 'fast'"),
+        ("train: {lr: yes}", "train.lr: should be a number, not 'yes'"),
+        ("train: {lr: .nan}", "train.lr: should be a finite number, not NaN"),
+        ("train: {lr: 1e999}", "train.lr: should be a finite number, not Infinity"),
+        ("train: {lr: 0}", "train.lr: should be more than 0, not 0"),
+        ("train: {steps: 0}", "train.steps: should be at least 1, not 0"),
+        ("train: {steps: null}", "train.steps: may not be null; give it a value or leave the key"),
+        ("train: {steps: ~}", "train.steps: may not be null; give it a value or leave the key"),
+        ("train: 5", "train: should be keys and values, not 5"),
+        ("train: [1]", "train: should be keys and values, not [1]"),
+        ("model: 5", "model: should be keys and values, not 5"),
+        ("job: {cpu: maybe}", "job.cpu: should be true or false, not 'maybe'"),
+        ("job: {env: [A]}", 'job.env: should be keys and values, not ["A"]'),
+        ("job: {env: {A: }}", "job.env.A: may not be null"),
+        ("job: {env: {A: [1]}}", "job.env.A: should be text, in quotes where it looks like"),
+        ("job: {env: {A-B: 1}}", "job.env.A-B: is no name for an environment variable"),
+        ("job: {env: {1A: 1}}", "job.env.1A: is no name for an environment variable"),
+        ('job: {env: {A: "a\\0b"}}', "job.env.A: may not contain a NUL"),
+        ("job: {setup: module load x}", "job.setup: should be a list, such as [a, b], not 'module"),
+        ("job: {sbatch_args: [x]}", "job.sbatch_args.0: should be one option such as --comment"),
+        ('job: {srun_args: ["-x\\ny"]}', "job.srun_args.0: should be one option such as --comment"),
+        ("job: {partition: a b}", "job.partition: may not contain ' ': 'a b'"),
+        ('job: {account: "a\\nb"}', "job.account: may not contain '\\n': 'a\\nb'"),
+        ("job: {qos: 'x#y'}", "job.qos: may not contain '#': 'x#y'"),
+        ("job: {partition: ''}", "job.partition: is empty; leave the key out, or write null"),
+        ("job: {mem: lots}", "job.mem: should be a size such as 64G or 512M, not 'lots'"),
+        ("job: {mem: 1.5G}", "job.mem: should be a size such as 64G or 512M, not '1.5G'"),
+        ("job: {executor: slrum}", "job.executor: should be auto, slurm, local or debug, not"),
+        ("job: {nodes: -1}", "job.nodes: should be at least 1, not -1"),
+        ("job: {time: soon}", "job.time: should be a time limit, not 'soon'; write HH:MM:SS"),
+        ("job: {time: 0}", "job.time: should be longer than zero"),
+        ("job: {time: [1]}", "job.time: should be a time limit, not [1]"),
+        ("amp: {dtype: bfloat16}", "amp.dtype: should be fp32, bf16 or fp16, not 'bfloat16'"),
+        ("amp: {backoff_factor: 1}", "amp.backoff_factor: should be less than 1"),
+        ("optim: {betas: 0.9}", "optim.betas: should be a list, such as [a, b], not 0.9"),
+        ("optim: {betas: [0.9]}", "optim.betas.1: is missing"),
+        ("optim: {betas: [0.9, 0.9, 1]}", "optim.betas: should have 2 values, not 3"),
+        ("optim: {betas: [0.9, 1]}", "optim.betas.1: should be less than 1"),
+        ("seed: -1", "seed: should be at least 0, not -1"),
+        ("seed: 9223372036854775808", "seed: should be less than 9223372036854775808"),
+        ("task: my task", "task: should be the name of a built-in task, such as language-model"),
+        ("task: 'pkg.mod:'", "task: should be the name of a built-in task"),
+        ("name: [a]", "name: should be text, in quotes where it looks like something else"),
+        ("restarts: {crash: -1}", "restarts.crash: should be at least 0, not -1"),
+        ("data: {workers: x}", "data.workers: should be a whole number, not 'x'"),
+    ],
+)
+def test_a_wrong_value_is_answered_with_what_belongs_there(
+    lines: Lines, content: str, text: str
+) -> None:
+    (only,) = lines(content)
+    assert only.startswith(f"run.yaml:1: {text}")
+
+
+def test_a_misspelt_choice_is_answered_with_the_nearest(lines: Lines) -> None:
+    (only,) = lines("optim: {schedule: cosin}")
+    assert only.endswith("cosine, linear or constant, not 'cosin'; did you mean cosine?")
+
+
+def test_every_problem_is_reported_in_the_order_of_the_lines(lines: Lines) -> None:
+    content = (
+        "train:\n  steps: x\n  lrr: 1\nsed: 1\njob:\n  setup:\n    - ok\n    - [no]\n"
+        "  nodes: 0\namp:\n  dtype: fp8\ncheckpoint: 3\n"
+    )
+    places = [line.split(": ")[:2] for line in lines(content)]
+    assert places == [
+        ["run.yaml:2", "train.steps"],
+        ["run.yaml:3", "train.lrr"],
+        ["run.yaml:4", "sed"],
+        ["run.yaml:8", "job.setup.1"],
+        ["run.yaml:9", "job.nodes"],
+        ["run.yaml:11", "amp.dtype"],
+        ["run.yaml:12", "checkpoint"],
+    ]
+
+
+def test_files_come_before_overrides_and_flags_in_the_report(write: Write) -> None:
+    first = write("seed: x\namp: {dtype: y}\njob: {nodes: 0}\n", "z.yaml")
+    second = write("\n\n\n\n\n\n\n\n\ntrain: {lr: x}\nsed: 1\n", "a.yaml")
+    layers = [
+        file_layer(first),
+        file_layer(second),
+        override_layer(["train.steps=x", "amp.dtype=z"]),
+        flag_layer({"job.gpus": (0, "--gpus")}),
+    ]
+    with pytest.raises(ConfigError) as caught:
+        resolve(layers)
+    assert [problem.place for problem in caught.value.problems] == [
+        "z.yaml:1",
+        "z.yaml:3",
+        "a.yaml:10",
+        "a.yaml:11",
+        "command line",
+        "command line",
+        "--gpus",
+    ]
+    assert [problem.key for problem in caught.value.problems][-3:-1] == ["train.steps", "amp.dtype"]
+
+
+def test_a_batch_that_does_not_divide_is_answered_with_the_nearest_that_do(lines: Lines) -> None:
+    content = "train:\n  accumulation: 2\n  batch_size: 32\njob:\n  nodes: 2\n  gpus: 3\n"
+    assert lines(content) == [
+        "run.yaml:3: train.batch_size: 32 samples do not divide among 2 x 3 ranks x 2 accumulation "
+        "= 12; the nearest that do: 24 or 36"
+    ]
+
+
+def test_a_batch_smaller_than_the_ranks_is_answered_with_the_smallest_that_works(
+    lines: Lines,
+) -> None:
+    (only,) = lines("train: {batch_size: 4}", "job.nodes=8")
+    assert only.startswith("run.yaml:1: train.batch_size: 4 samples")
+    assert only.endswith("the nearest that do: 8")
+
+
+def test_a_contradiction_stands_where_the_user_wrote_one_side_of_it() -> None:
+    with pytest.raises(ConfigError, match=r"^--gpus: train\.batch_size: 32 samples do not divide"):
+        resolve([flag_layer({"job.gpus": (3, "--gpus")})])
+
+
+def test_contradictions_are_all_reported(lines: Lines) -> None:
+    content = (
+        "job:\n  executor: debug\n  gpus: 2\n  time: 0:30\n"
+        "train:\n  steps: 5\n  batch_size: 3\noptim:\n  warmup_steps: 6\n"
+    )
+    assert [line.split(": ", 2)[:2] for line in lines(content)] == [
+        ["run.yaml:2", "job.executor"],
+        ["run.yaml:4", "job.time"],
+        ["run.yaml:7", "train.batch_size"],
+        ["run.yaml:9", "optim.warmup_steps"],
+    ]
+
+
+def test_the_place_of_a_key_is_that_of_the_value_that_counts(write: Write) -> None:
+    path = write("train:\n  lr: 1\n  steps: 2\njob:\n  setup:\n    - a\n    - b\n")
+    where = locate([file_layer(path), override_layer(["train.lr=2", "job.setup=[c]"])])
+    assert where("train.lr") == "command line"
+    assert where("train.steps") == "run.yaml:3"
+    assert where("train") == "run.yaml:1"
+    assert where("job.setup.0") == "command line"
+    assert where("job.setup.1") == "command line"
+    assert where("job.missing") == "run.yaml:4"
+    assert where("amp.dtype") == "defaults"
+
+
+def test_a_long_value_is_cut_so_that_the_line_stays_readable(lines: Lines) -> None:
+    (only,) = lines(f"train: {{lr: '{'x' * 5000}\\n'}}")
+    assert len(only) < 140
+
+
+@given(st.text() | st.lists(st.text() | st.none() | st.floats(), max_size=4))
+def test_a_refused_value_never_breaks_its_line(value: object) -> None:
+    text = value_text(value)
+    assert text.isprintable()
+    assert len(text.splitlines()) == 1
+
+
+@given(st.text(min_size=1), st.text())
+def test_a_refused_key_never_breaks_its_line(key: str, value: str) -> None:
+    layer = Layer({"job": {"env": {"1" + key: value}}}, {f"job.env.1{key}": "here"})
+    with pytest.raises(ConfigError) as caught:
+        resolve([layer])
+    assert len(str(caught.value).splitlines()) == len(caught.value.problems)

@@ -1,0 +1,209 @@
+"""The schema itself: defaults, names, time limits, and that it survives being written down."""
+
+from __future__ import annotations
+
+import re
+import string
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+
+import hpcrun.config.schema
+from hpcrun.config import (
+    AMPConfig,
+    Config,
+    ConfigError,
+    Job,
+    Layer,
+    Train,
+    check_name,
+    json_schema,
+    load_resolved,
+    override_layer,
+    resolve,
+    to_yaml,
+)
+from hpcrun.config.reader import read_yaml
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@pytest.mark.parametrize("section", [Config(), Config().train, Config().model, AMPConfig()])
+def test_a_config_cannot_be_changed(section: BaseModel) -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        setattr(section, next(iter([*type(section).model_fields, "x"])), 1)
+
+
+def test_every_key_has_a_one_line_description() -> None:
+    parts = [part for _, part in Config() if isinstance(part, BaseModel)]
+    sections: list[type[BaseModel]] = [Config, *(type(part) for part in parts)]
+    keys = [item for section in sections for item in section.model_fields.items()]
+    assert len(keys) > 70
+    for name, field in keys:
+        assert re.fullmatch(r"[^\n]{4,90}\.", field.description or ""), name
+
+
+def test_the_json_schema_knows_limits_choices_and_strictness() -> None:
+    schema = json_schema()
+    train = schema["$defs"]["Train"]
+    assert train["additionalProperties"] is False
+    assert train["properties"]["steps"]["minimum"] == 1
+    assert train["properties"]["parallel"]["enum"] == ["auto", "ddp", "single"]
+    assert schema["$defs"]["ModelOptions"]["additionalProperties"] is True
+
+
+def test_the_derived_numbers_follow_from_the_keys() -> None:
+    config = Config(job=Job(nodes=2, gpus=4), train=Train(batch_size=64, accumulation=2))
+    assert config.job.world_size == 8
+    assert config.micro_batch == 4
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds", "normal"),
+    [
+        (90, 5400, "01:30:00"),
+        ("90", 5400, "01:30:00"),
+        ("0:45", 45, "00:00:45"),
+        ("100:00", 6000, "01:40:00"),
+        ("24:00:00", 86400, "1-00:00:00"),
+        ("2-12", 216000, "2-12:00:00"),
+        ("1-2:03", 93780, "1-02:03:00"),
+        ("1-02:03:04", 93784, "1-02:03:04"),
+    ],
+)
+def test_a_time_limit_means_what_it_means_to_sbatch(time: Any, seconds: int, normal: str) -> None:
+    job = Job(time=time)
+    assert (job.time_seconds, job.time) == (seconds, normal)
+    assert Job(time=normal) == job
+
+
+@pytest.mark.parametrize(
+    "time", ["", ":", "1:", "1-", "-1", "1:2:3:4", "1d", "٣", True, 1.5, "0:0"]
+)
+def test_what_is_no_time_limit_is_refused(time: Any) -> None:
+    with pytest.raises(ValidationError):
+        Job(time=time)
+
+
+@pytest.mark.parametrize("name", ["a", "7", "gpt-2_x.y+z=1@home", "größe", "実験１", "x" * 100])
+def test_a_plain_name_in_any_script_is_accepted(name: str) -> None:
+    assert check_name(name) == name
+
+
+def test_letters_composed_in_two_ways_are_one_name() -> None:
+    assert check_name("gro\u0308\u00dfe") == check_name("gr\u00f6\u00dfe")
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("my run", "my-run"),
+        ("a;b", "a-b"),
+        ("$(rm -rf x)", "rm--rf-x"),
+        ('it\'s "x"', "it-s-x"),
+        ("a/b", "a-b"),
+        ("../up", "up"),
+        (".hidden", "hidden"),
+        ("-flag", "flag"),
+        ("a\nb", "a-b"),
+        ("🚀", "run-1"),
+        ("", "run-1"),
+    ],
+)
+def test_a_name_that_no_directory_should_have_is_answered_with_one_that_may(
+    name: str, remedy: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve([override_layer([f"name={name}"])])
+    line = str(caught.value)
+    assert line.startswith("command line: name: should be letters, digits and . _ - + = @ with")
+    assert line.endswith(f"; try {remedy}")
+    assert check_name(remedy) == remedy
+
+
+@pytest.mark.parametrize("name", ["x" * 101, "実" * 70])
+def test_a_name_longer_than_a_directory_can_have_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="shorten it to 100 characters and 200 bytes"):
+        check_name(name)
+
+
+@given(st.text())
+def test_an_accepted_name_is_one_harmless_path_component(name: str) -> None:
+    try:
+        accepted = check_name(name)
+    except ValueError:
+        return
+    assert accepted[0].isalnum()
+    assert not set(accepted) & (set(string.whitespace) | set("/\\;$`'\"()<>|&*?[]{}!#~%^:,\0"))
+    assert accepted.isprintable()
+    assert len(accepted.encode()) <= 200
+    assert check_name(accepted) == accepted
+
+
+@pytest.mark.parametrize("task", ["language-model", "x", "mod:Class", "a.b_c:D.E", "ünï:Cläss"])
+def test_a_task_is_a_built_in_name_or_a_class(task: str) -> None:
+    assert Config(task=task).task == task
+
+
+@pytest.mark.parametrize("task", ["", "My", "a.b", "a:", ":B", "a/b.py:C", "a:B()", "a..b:C", "a-"])
+def test_what_names_no_task_is_refused(task: str) -> None:
+    with pytest.raises(ValidationError):
+        Config(task=task)
+
+
+def test_the_default_config_survives_being_written_down(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(Config()))
+    assert load_resolved(path) == Config()
+
+
+def test_the_written_config_holds_every_key() -> None:
+    written = yaml.safe_load(to_yaml(Config()))
+    assert written == Config().model_dump() | {"optim": written["optim"]}
+    assert list(written) == list(Config.model_fields)
+    assert written["optim"]["betas"] == [0.9, 0.95]
+
+
+@given(model=st.dictionaries(TEXT, PLAIN, max_size=4))
+@settings(max_examples=150, deadline=None)
+def test_any_plain_value_of_a_task_survives_being_written_down(model: dict[str, Any]) -> None:
+    config = resolve([Layer({"model": model})])
+    values, _ = read_yaml(to_yaml(config), str)
+    assert values["model"] == model
+    assert resolve([Layer(values)]) == config
+
+
+@given(
+    env=st.dictionaries(st.from_regex(r"[A-Za-z_][A-Za-z0-9_]*", fullmatch=True), TEXT, max_size=3)
+)
+@settings(max_examples=100, deadline=None)
+def test_any_environment_survives_being_written_down(env: dict[str, str]) -> None:
+    config = resolve([Layer({"job": {"env": env}})])
+    values, _ = read_yaml(to_yaml(config), str)
+    assert values["job"]["env"] == env
+
+
+def test_importing_the_config_imports_nothing_heavy() -> None:
+    code = "import hpcrun.config, sys; print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    heavy = {"torch", "numpy", "rich", "h5py", "submitit", "tqdm", "matplotlib", "psutil"}
+    assert not heavy & set(loaded.stdout.split())
+
+
+def test_the_schema_module_holds_every_class_the_package_offers() -> None:
+    for name in ("Config", "Job", "Restarts", "ModelOptions", "DataOptions", "Train", "Optim"):
+        assert getattr(hpcrun.config, name) is getattr(hpcrun.config.schema, name)
