@@ -162,7 +162,7 @@ def _apply_optimizer(
                     f"parameters, here it has {len(new['params'])}"
                 )
         # Not strict: a parameter that never had a gradient has no state, rightly.
-        copied = {
+        copied: dict[str, Any] = {
             "state": {name: dict(moments) for name, moments in saved["state"].items()},
             "param_groups": [dict(group) for group in groups],
         }
