@@ -21,9 +21,9 @@ _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MEMORY = re.compile(r"[0-9]+[KMGT]?", re.IGNORECASE)
 _BUILTIN_TASK = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _TIME = re.compile(
-    r"(?P<days>\d+)-(?P<day_hours>\d+)(:(?P<day_minutes>\d+)(:(?P<day_seconds>\d+))?)?"
-    r"|((?P<hours>\d+):)?(?P<minutes>\d+):(?P<seconds>\d+)"
-    r"|(?P<only_minutes>\d+)",
+    r"(?P<days>\d{1,9})-(?P<day_hours>\d{1,9})(:(?P<day_minutes>\d{1,9})(:(?P<day_seconds>\d{1,9}))?)?"
+    r"|((?P<hours>\d{1,9}):)?(?P<minutes>\d{1,9}):(?P<seconds>\d{1,9})"
+    r"|(?P<only_minutes>\d{1,9})",
     re.ASCII,
 )
 _TIME_WAYS = "write HH:MM:SS, D-HH:MM:SS or a number of minutes"
