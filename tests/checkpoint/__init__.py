@@ -1,0 +1,1 @@
+"""The checkpoint room, crashed at every system call."""

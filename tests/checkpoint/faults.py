@@ -1,0 +1,101 @@
+"""File systems with faults, and small checkpoints of plain bytes to try them on."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from hpcrun.checkpoint.filesystem import FileSystem
+from hpcrun.checkpoint.store import CheckpointStore
+
+CALLS = tuple(name for name in vars(FileSystem) if not name.startswith("_"))
+
+
+class Watched(FileSystem):
+    """Lists its calls in ``trace``, and runs ``before`` and ``after`` with each call's number."""
+
+    def __init__(
+        self,
+        before: Callable[[int], None] = lambda _: None,
+        after: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self.trace: list[tuple[str, str]] = []
+        self._before = before
+        self._after = after
+        self._open: dict[int, str] = {}
+
+    def __getattribute__(self, name):
+        method = super().__getattribute__(name)
+        if name not in CALLS:
+            return method
+
+        def call(*arguments):
+            first = arguments[0]
+            if isinstance(first, Path):
+                subject = " -> ".join(part.name for part in arguments if isinstance(part, Path))
+            else:
+                subject = self._open[first]
+            self.trace.append((name, subject))
+            number = len(self.trace)
+            self._before(number)
+            try:
+                result = method(*arguments)
+            finally:
+                self._after(number)
+            if name in ("create", "open", "open_directory"):
+                self._open[result] = first.name
+            return result
+
+        return call
+
+
+def failing_at(number: int, code: int) -> Watched:
+    """A file system whose ``number``-th call fails with ``code`` and is not made."""
+
+    def fail(count: int) -> None:
+        if count == number:
+            raise OSError(code, os.strerror(code))
+
+    return Watched(before=fail)
+
+
+def deadly(number: int, moment: str) -> Watched:
+    """A file system that kills the process ``before`` or ``after`` its ``number``-th call."""
+
+    def kill(count: int) -> None:
+        if count == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return Watched(before=kill) if moment == "before" else Watched(after=kill)
+
+
+class TornWrite(FileSystem):
+    """Takes half of the ``number``-th write and kills the process: a page in the middle of its way."""
+
+    def __init__(self, number: int) -> None:
+        self._left = number
+
+    def write(self, descriptor: int, data: memoryview) -> int:
+        self._left -= 1
+        if self._left == 0:
+            super().write(descriptor, data[: len(data) // 2])
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().write(descriptor, data)
+
+
+def content(step: int) -> dict[str, bytes]:
+    """Two files that differ from step to step; the second is longer than the write buffer."""
+    seed = step.to_bytes(4, "little")
+    return {"shared.pt": seed * 25, "rank-00000.pt": seed * (300_000)}
+
+
+def save(store: CheckpointStore, step: int, still_mine: Callable[[], None] = lambda: None) -> Path:
+    """One save as a writer makes it."""
+    draft = store.begin(step)
+    records = []
+    for name, data in content(step).items():
+        with store.open_file(draft, name) as stream:
+            stream.write(data[:10])
+            stream.write(data[10:])
+        records.append(stream.record)
+    return store.commit(draft, step, records, 1, {"step": step}, still_mine)
