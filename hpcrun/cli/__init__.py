@@ -1,0 +1,1 @@
+"""The commands: each parses, calls the library, prints. None imports torch."""

@@ -3,6 +3,7 @@
 Imports no torch, so that every command that does not train answers at once.
 """
 
+from hpcrun.config.compare import training_differences, training_fingerprint
 from hpcrun.config.fields import check_name
 from hpcrun.config.layers import Layer, file_layer, flag_layer, locate, override_layer
 from hpcrun.config.problems import ConfigError, Problem
@@ -43,5 +44,7 @@ __all__ = [
     "override_layer",
     "resolve",
     "to_yaml",
+    "training_differences",
+    "training_fingerprint",
     "with_task_options",
 ]

@@ -239,6 +239,9 @@ class Config(Section):
     task: TaskName = Field(
         default="language-model", description="Built-in task, or package.module:Class of your own."
     )
+    command: list[ShellText] = Field(
+        default=[], description="A program that every rank runs instead of a task."
+    )
     seed: Seed = Field(default=0, description="Seed of weights, order and dropout.")
     job: Job = Field(default=Job(), description="What the job needs of the cluster.")
     restarts: Restarts = Field(default=Restarts(), description="Restarts allowed after each cause.")

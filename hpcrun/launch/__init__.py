@@ -1,0 +1,1 @@
+"""From a run directory to running processes: Slurm, the local cluster, or this process."""

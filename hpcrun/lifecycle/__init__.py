@@ -1,0 +1,1 @@
+"""Staying alive: signals, agreement between ranks, deadlines, causes, budgets, requeue."""

@@ -1,5 +1,6 @@
 """The event log: what happened to a run, in order, and why. Decisions about restarts read only this."""
 
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,8 +25,11 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Event:
-    """One line of the log. ``what`` is submitted, started, signalled, saved, save-failed, stopped,
-    failed, finished, ended or requeued; ``time`` is in Unix seconds."""
+    """One line of the log; ``time`` is in Unix seconds.
+
+    ``what``: submitted (by a person), opened and started (an attempt), saved, save-failed, stopped (at
+    an agreed step), bad-input, refused, finished, ended (with its cause), requeue-failed.
+    """
 
     what: str
     time: float
@@ -59,12 +63,21 @@ def record_event(
     append_line(run.events, line | fields, durable=True)
 
 
+def note(run: RunDirectory, what: str, attempt: Attempt, **fields: Any) -> None:
+    """As :func:`record_event`, but a full disk costs the line, not the training."""
+    try:
+        record_event(run, what, attempt=attempt, **fields)
+    except OSError as error:
+        print(f"hpcrun: event {what} is not written: {error}", file=sys.stderr, flush=True)
+
+
 def read_events(run: RunDirectory) -> Sequence[Event]:
     """Every whole event of the run, in the order written."""
-    return [_event(line) for line in read_lines(run.events) if "event" in line]
+    return [to_event(line) for line in read_lines(run.events) if "event" in line]
 
 
-def _event(line: dict[str, Any]) -> Event:
+def to_event(line: dict[str, Any]) -> Event:
+    """The event that a line of the log holds."""
     known = {"time", "event", "job", "restart", "cause", "step"}
     attempt = None
     if "job" in line:

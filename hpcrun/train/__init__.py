@@ -1,0 +1,1 @@
+"""From a batch to a weight update: data order, precision, parallelism, the loop."""

@@ -1,0 +1,86 @@
+"""The config that a command line means: file, flags, overrides, and the task's own keys."""
+
+import argparse
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from hpcrun.config import (
+    Config,
+    ConfigError,
+    Problem,
+    file_layer,
+    flag_layer,
+    locate,
+    override_layer,
+    resolve,
+    with_task_options,
+)
+from hpcrun.tasks import options_for
+from hpcrun.tasks.finding import task_path
+
+_FLAGS = {
+    "nodes": "job.nodes",
+    "gpus": "job.gpus",
+    "cpu": "job.cpu",
+    "time": "job.time",
+    "partition": "job.partition",
+    "executor": "job.executor",
+    "name": "name",
+}
+
+
+def choose_config(arguments: argparse.Namespace) -> Config:
+    """The resolved config, its task found and its task's options checked, without importing torch.
+
+    Raises:
+        ConfigError: a line for each thing that is wrong.
+    """
+    command: list[str] = arguments.command
+    file: Path | None = arguments.config
+    if file is None and not command:
+        file = quickstart()
+    layers = [] if file is None else [file_layer(file)]
+    layers.insert(0, flag_layer({"name": _default_name(file, command)}))
+    layers.append(flag_layer(_flags(arguments)))
+    layers.append(override_layer(arguments.overrides))
+    if command:
+        layers.append(flag_layer({"command": (command, "after --")}))
+    config = resolve(layers)
+    if config.command:
+        return config
+    where = locate(layers)
+    options = options_for(config.task)
+    if options is not None:
+        config = with_task_options(config, options, where)
+    try:
+        task = task_path(config.task)
+    except ValueError as error:
+        raise ConfigError([Problem(where("task"), "task", str(error))]) from error
+    return config.model_copy(update={"task": task})
+
+
+def quickstart() -> Path:
+    """The config that is used when none is named."""
+    return Path(str(resources.files("hpcrun.tasks") / "quickstart.yaml"))
+
+
+def _default_name(file: Path | None, command: list[str]) -> tuple[str, str]:
+    if file is not None:
+        return file.stem, str(file)
+    # `python train.py --lr 1`: the script, not the interpreter, is what a person would call it.
+    scripts = [word for word in command if word.endswith((".py", ".sh"))]
+    return Path((scripts or command)[0]).stem, "after --"
+
+
+def _flags(arguments: argparse.Namespace) -> dict[str, tuple[Any, str]]:
+    given = {flag: getattr(arguments, flag, None) for flag in _FLAGS}
+    return {
+        _FLAGS[flag]: (int(value) if _is_whole(value) else value, f"--{flag}")
+        for flag, value in given.items()
+        if value is not None
+    }
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, str) and value.isascii() and value.removeprefix("-").isdigit()

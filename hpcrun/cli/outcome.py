@@ -1,0 +1,77 @@
+"""How a run that has ended is told on the screen."""
+
+from pathlib import Path
+from typing import Any
+
+from hpcrun.lifecycle import exitcodes
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.endings import read_failures
+from hpcrun.run.events import Event, read_events
+from hpcrun.run.files import read_json
+
+_CODES = {"finished": exitcodes.DONE, "stopped": exitcodes.UNFINISHED}
+_CAUSES = {"bad-input": exitcodes.BAD_INPUT, "save-failed": exitcodes.SAVE_FAILED}
+
+
+def print_result(run: RunDirectory) -> None:
+    """Print a finished run's report: numbers first, then texts of several lines."""
+    result = read_json(run.result) or {}
+    report: dict[str, Any] = dict(result.get("report") or {})
+    long = {key: value for key, value in report.items() if "\n" in str(value)}
+    short = {key: value for key, value in report.items() if key not in long}
+    if "validation_loss" not in report and result.get("validation_loss") is not None:
+        short["validation_loss"] = result["validation_loss"]
+    width = max(map(len, short), default=0)
+    for key, value in short.items():
+        shown = f"{value:.4f}" if isinstance(value, float) else value
+        print(f"  {key.replace('_', ' '):<{width}}  {shown}")
+    for key, value in long.items():
+        print(f"  {key.replace('_', ' ')}:")
+        print("\n".join(f"    | {line}" for line in str(value).splitlines()))
+    print(f"  {'result':<{width}}  {run.result}")
+
+
+def print_end(run: RunDirectory) -> int:
+    """Print how ``run`` ended, cause first, and return the exit code that says the same."""
+    result = read_json(run.result)
+    if result is None:
+        print(f"hpcrun: {run.name} ended without a result; `hpcrun resume {run.name}` continues it")
+        return exitcodes.FAILED
+    state, cause = str(result.get("state")), str(result.get("cause"))
+    if state == "finished":
+        print(f"hpcrun: {run.name} is finished")
+        print_result(run)
+        return exitcodes.DONE
+    if state == "stopped":
+        print(
+            f"hpcrun: {run.name} is stopped at step {result.get('step') or 0}; continue it with "
+            f"`hpcrun resume {run.name}` or by the same command"
+        )
+        return exitcodes.UNFINISHED
+    print(f"hpcrun: {run.name} failed: {result.get('reason')}")
+    _print_evidence(run)
+    return _CAUSES.get(cause, exitcodes.FAILED)
+
+
+def describe_restart(event: Event) -> str:
+    """One line on an attempt that ended and is followed by another."""
+    reason, decision = event.fields.get("reason"), event.fields.get("decision")
+    return f"hpcrun: {reason}; {decision}"
+
+
+def _print_evidence(run: RunDirectory) -> None:
+    folder = last_attempt_logs(run)
+    if folder is None:
+        return
+    failures = read_failures(folder)
+    if failures and failures[0].traceback:
+        print(failures[0].traceback.rstrip())
+    print(f"  logs  {folder}")
+
+
+def last_attempt_logs(run: RunDirectory) -> Path | None:
+    """The log folder of the newest attempt, or None before the first."""
+    for event in reversed(read_events(run)):
+        if event.attempt is not None and event.what != "submitted":
+            return run.attempt_logs(event.attempt.job, event.attempt.restart)
+    return None

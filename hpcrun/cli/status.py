@@ -1,0 +1,81 @@
+"""Where runs stand: state, step, job, and why.
+
+Asks the scheduler once for all of them; without it, the run directories tell what they know.
+"""
+
+import argparse
+import json
+import time
+from typing import Any
+
+from hpcrun.cli.runs import add_runs_dir, all_runs
+from hpcrun.launch import jobs
+from hpcrun.launch.jobs import RunState
+from hpcrun.lifecycle.history import last_committed, lives
+from hpcrun.run.directory import RunDirectory, find
+from hpcrun.run.events import read_events
+from hpcrun.run.files import read_lines
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument(
+        "runs", nargs="*", metavar="RUN", help="names or directories (default: all)"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object a run, a line each")
+    add_runs_dir(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print a table, or JSON lines."""
+    runs_dir = arguments.runs_dir.absolute()
+    runs = [find(name, runs_dir) for name in arguments.runs] or all_runs(runs_dir)
+    rows = [_row(one, state) for one, state in zip(runs, jobs.states(runs), strict=True)]
+    if arguments.json:
+        for row in rows:
+            print(json.dumps(row))
+    elif not rows:
+        print(f"hpcrun: there are no runs in {runs_dir}")
+    else:
+        _print_table(rows)
+    return 0
+
+
+def _row(run_directory: RunDirectory, state: RunState) -> dict[str, Any]:
+    events = read_events(run_directory)
+    last = read_lines(run_directory.metrics)[-1:]
+    begun = events[0].time if events else time.time()
+    return {
+        "name": run_directory.name,
+        "state": state.word,
+        "step": last[0].get("step") if last else None,
+        "committed": last_committed(events),
+        "loss": last[0].get("loss") if last else None,
+        "job": state.job,
+        "executor": state.executor,
+        "attempts": len(lives(events)),
+        "age_seconds": round(time.time() - begun),
+        "detail": state.detail,
+        "directory": str(run_directory.path),
+    }
+
+
+def _print_table(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    keys = ("name", "state", "step", "committed", "loss", "job", "executor", "attempts", "detail")
+    for key in keys:
+        number = key in ("step", "committed", "loss", "attempts")
+        table.add_column(key, justify="right" if number else "left", no_wrap=key != "detail")
+    for row in rows:
+        table.add_row(*(Text(_shown(row[key])) for key in keys))
+    Console(soft_wrap=False).print(table)
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4f}" if isinstance(value, float) else str(value)

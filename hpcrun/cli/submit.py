@@ -1,0 +1,184 @@
+"""Start a training, or continue it where it stopped.
+
+Typed again, the same line goes on from the newest checkpoint; a finished run is left alone.
+With Slurm answering, the job goes to sbatch; otherwise it runs on this machine, nodes x gpus processes,
+each believing that it is a Slurm task.
+
+  hpcrun submit                                     the quick start
+  hpcrun submit --nodes 2 --gpus 4 -c gpt.yaml train.lr=3e-4
+  hpcrun submit --nodes 2 --gpus 4 -- python train.py --its-own-arguments
+"""
+
+import argparse
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from hpcrun.cli.chosen import choose_config
+from hpcrun.cli.runs import add_runs_dir
+from hpcrun.config import Config, to_yaml, training_differences
+from hpcrun.config import load_resolved as load
+from hpcrun.errors import UserError
+from hpcrun.launch import jobs, submission
+from hpcrun.launch.submission import ExecutorName, Submitted
+from hpcrun.run import directory, record
+from hpcrun.run.directory import RunDirectory, RunError
+from hpcrun.run.files import read_json, write_atomic
+from hpcrun.run.owner import SubmissionLock
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.usage = "hpcrun submit [options] [key.sub=value ...] [-- command ...]"
+    what = parser.add_argument_group("what to run")
+    what.add_argument("-c", "--config", type=Path, metavar="FILE", help="YAML or JSON config")
+    what.add_argument("--name", help="the run's name (default: the config file's)")
+    what.add_argument("overrides", nargs="*", metavar="key.sub=value", help="config overrides")
+    add_runs_dir(what)  # type: ignore[arg-type]
+    where = parser.add_argument_group("where to run it")
+    where.add_argument("--nodes", metavar="N", help="number of nodes")
+    where.add_argument("--gpus", metavar="N", help="ranks a node: one a GPU; on CPU, processes")
+    where.add_argument("--cpu", action="store_true", default=None, help="train on the CPU")
+    where.add_argument("--time", metavar="LIMIT", help="time limit: HH:MM:SS or minutes")
+    where.add_argument("--partition", metavar="NAME", help="Slurm partition")
+    where.add_argument(
+        "--executor", metavar="WHO", help="auto, slurm, local, or debug (one rank, in this process)"
+    )
+    how = parser.add_argument_group("what to show")
+    how.add_argument("--follow", action="store_true", help="watch it (default for local runs)")
+    how.add_argument("--detach", action="store_true", help="return once it is submitted")
+    how.add_argument("--json", action="store_true", help="print one JSON object; implies --detach")
+    how.add_argument(
+        "--dry-run", action="store_true", help="print script and config, submit nothing"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Submit, and follow where wanted; the exit code is the run's when it was followed."""
+    if arguments.follow and (arguments.detach or arguments.json):
+        raise UserError("--follow and --detach (or --json) exclude each other; choose one")
+    config = choose_config(arguments)
+    assert config.name is not None
+    path = arguments.runs_dir.absolute() / config.name
+    executor = submission.choose_executor(config)
+    if arguments.dry_run:
+        return _show(RunDirectory(path), config, executor, arguments.json)
+    existing = RunDirectory(path)
+    if existing.exists():
+        finished = _finished(existing, config)
+        if finished is not None:
+            return _say_finished(existing, finished, arguments.json)
+        run_directory = existing
+    else:
+        cwd = Path.cwd()
+        run_directory = directory.create(
+            path,
+            to_yaml(config),
+            record.describe([*sys.orig_argv], executor, cwd),
+            record.uncommitted_diff(cwd),
+        )
+    return start(run_directory, config, executor, arguments)
+
+
+def start(
+    run: RunDirectory, config: Config, executor: ExecutorName, arguments: argparse.Namespace
+) -> int:
+    """Give ``run`` to a job, and follow it where wanted.
+
+    Raises:
+        UserError: it is being run already, or cannot be submitted.
+    """
+    directory.refuse_if_writable_by_others(run)
+    with SubmissionLock(run):
+        _refuse_live(run)
+        # A resume may ask for other nodes: the ranks read what the newest submission said.
+        write_atomic(run.config, to_yaml(config))
+        run.result.unlink(missing_ok=True)
+        if executor != "debug":
+            submitted = _hand_over(run, config, executor)
+    if executor == "debug":
+        from hpcrun.cli.debug import run_here
+
+        return run_here(run)
+    if arguments.json:
+        print(json.dumps({"run": str(run.path), **vars(submitted)}))
+        return 0
+    local = submitted.executor == "local"
+    if arguments.detach or not (local or arguments.follow):
+        print(_advice(run, submitted))
+        return 0
+    from hpcrun.cli.follow import follow
+
+    return follow(run, config, stop_on_interrupt=local)
+
+
+def _hand_over(run: RunDirectory, config: Config, executor: ExecutorName) -> Submitted:
+    from hpcrun.worker import Worker
+
+    return submission.submit(run, config, executor, Worker(str(run.path)))
+
+
+def _finished(run: RunDirectory, config: Config) -> dict[str, Any] | None:
+    """The result of a run that is done, or None when it is to be continued.
+
+    Raises:
+        RunError: it trains something else.
+    """
+    differences = training_differences(load(run.config), config)
+    if differences:
+        shown = "; ".join(differences[:3]) + (" …" if len(differences) > 3 else "")
+        raise RunError(
+            f"{run.path}: is a run of another config ({shown}); choose another --name, or continue it "
+            f"as it is with `hpcrun resume {run.name}`"
+        )
+    result = read_json(run.result)
+    return result if result is not None and result.get("state") == "finished" else None
+
+
+def _refuse_live(run: RunDirectory) -> None:
+    now = jobs.state(run)
+    if now.live:
+        raise RunError(
+            f"{run.name}: job {now.job} has it already ({now.word}); watch it with "
+            f"`hpcrun logs -f {run.name}`, end it with `hpcrun cancel {run.name}`, or choose another --name"
+        )
+
+
+def _say_finished(run: RunDirectory, result: dict[str, Any], as_json: bool) -> int:
+    from hpcrun.cli.outcome import print_result
+
+    if as_json:
+        print(json.dumps({"run": str(run.path), "result": result}))
+    else:
+        print(f"hpcrun: {run.name} is finished already; for a new one choose another --name")
+        print_result(run)
+    return 0
+
+
+def _show(run: RunDirectory, config: Config, executor: ExecutorName, as_json: bool) -> int:
+    script, text = submission.preview(run, config, executor), to_yaml(config)
+    if as_json:
+        shown = {"run": str(run.path), "executor": executor, "script": script}
+        print(json.dumps(shown | {"config": config.model_dump(mode="json")}))
+        return 0
+    print(f"# dry run: nothing is submitted or written\n# run directory: {run.path}")
+    print(f"# executor: {executor}\n\n{script}\n# {run.config}\n{text}", end="")
+    return 0
+
+
+def _advice(run: RunDirectory, submitted: Submitted) -> str:
+    name = shlex.quote(run.name)
+    if run.path.parent != Path("runs").absolute():
+        name = shlex.quote(str(run.path))
+    return "\n".join(
+        [
+            f"hpcrun: {run.name} is job {submitted.job_id} ({submitted.executor})",
+            f"  run directory  {run.path}",
+            f"  follow         hpcrun logs -f {name}",
+            f"  where it is    hpcrun status {name}",
+            f"  stop           hpcrun cancel {name}",
+            f"  continue       hpcrun resume {name}",
+        ]
+    )

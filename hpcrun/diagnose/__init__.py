@@ -1,0 +1,1 @@
+"""Why a job ended: the first cause told apart from the cascade that follows it."""

@@ -1,0 +1,126 @@
+"""The first cause of a failed attempt, with the cascade folded away.
+
+When one rank dies the others fail too, within milliseconds, with errors about *it* (a closed
+connection, an aborted communicator, a watchdog): these are counted, not shown.
+"""
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpcrun.run.endings import Exit, Failure
+
+_CASCADE = re.compile(
+    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|closed by (remote )?peer"
+    r"|reset by peer|remote process (has )?exited|communicator was aborted|watchdog"
+    r"|socket timeout|timed out waiting|wait timeout|DistNetworkError|DistStoreError"
+    r"|failed to recv|connectFullMesh|Gloo.*(closed|timed? ?out)",
+    re.IGNORECASE,
+)
+
+# What srun and slurmstepd print on a task's end (srun(1), --kill-on-bad-exit).
+_SRUN_TASK = re.compile(
+    r"^srun: error: (?P<host>[^:\s]+): tasks? (?P<tasks>[\d,\-]+): (?P<what>.+)$", re.MULTILINE
+)
+_STEP_WORDS = re.compile(
+    r"(DUE TO PREEMPTION|DUE TO TIME LIMIT|DUE TO NODE FAILURE|oom[-_]kill)", re.IGNORECASE
+)
+_WORDS = {
+    "DUE TO PREEMPTION": "preemption",
+    "DUE TO TIME LIMIT": "time-limit",
+    "DUE TO NODE FAILURE": "node-failure",
+    "OOM-KILL": "out-of-memory",
+}
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The first cause in one line, the rank and host it points at, its step and its traceback.
+
+    ``cascade`` counts the ranks whose failures only follow from it.
+    """
+
+    line: str
+    rank: int | None
+    host: str | None
+    step: int | None
+    traceback: str | None
+    cascade: int
+
+
+def is_cascade(failure: Failure) -> bool:
+    """Whether the failure only says that somebody else has gone."""
+    return bool(_CASCADE.search(f"{failure.kind}: {failure.message}"))
+
+
+def scheduler_word(batch_log: str) -> str | None:
+    """Slurm's own word for the end (preemption, time-limit, node-failure, out-of-memory), if it gave one."""
+    found = _STEP_WORDS.search(batch_log)
+    return _WORDS[found.group(1).upper().replace("_", "-")] if found else None
+
+
+def first_cause(
+    failures: Sequence[Failure], exits: Sequence[Exit], batch_log: str = ""
+) -> Diagnosis | None:
+    """The earliest thing that went wrong by itself; None when nothing left a trace.
+
+    Args:
+        failures: the ranks' own records, earliest first.
+        exits: the watcher's records, in the order seen.
+        batch_log: what srun and slurmstepd printed for this attempt.
+    """
+    real = [failure for failure in failures if not is_cascade(failure)]
+    killed = [ended for ended in exits if ended.signal is not None and not ended.induced]
+    if killed and (not real or killed[0].time <= real[0].time):
+        first = killed[0]
+        others = len({failure.rank for failure in failures} - {first.rank})
+        return Diagnosis(
+            f"rank {first.rank} on {first.host} was killed by {signal_name(first.signal)}",
+            first.rank,
+            first.host,
+            _last_step(failures),
+            None,
+            others,
+        )
+    if real:
+        return _from_failure(real[0], failures)
+    told = _SRUN_TASK.search(batch_log)
+    if told:
+        return Diagnosis(
+            f"task {told['tasks']} on {told['host']}: {told['what']}",
+            int(re.split(r"[,\-]", told["tasks"])[0]),
+            told["host"],
+            _last_step(failures),
+            None,
+            len(failures),
+        )
+    if failures:
+        return _from_failure(failures[0], failures)
+    return None
+
+
+def signal_name(number: int | None) -> str:
+    """``SIGKILL`` for 9; the number itself for one without a name."""
+    try:
+        return signal.Signals(number or 0).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _from_failure(first: Failure, failures: Sequence[Failure]) -> Diagnosis:
+    headline = first.message.strip().splitlines()[0] if first.message.strip() else "no message"
+    at = f" at {first.where}" if first.where else ""
+    return Diagnosis(
+        f"rank {first.rank} on {first.host}: {first.kind}: {headline}{at}",
+        first.rank,
+        first.host,
+        first.step,
+        first.traceback,
+        len({failure.rank for failure in failures} - {first.rank}),
+    )
+
+
+def _last_step(failures: Sequence[Failure]) -> int | None:
+    steps = [failure.step for failure in failures if failure.step is not None]
+    return max(steps, default=None)

@@ -1,0 +1,120 @@
+"""The batch script of a Slurm job, as text. A dry run prints it and a submission sends the same one."""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcrun.cluster.environment import export_lines
+from hpcrun.config import Job
+from hpcrun.run.directory import RunDirectory
+
+
+@dataclass(frozen=True)
+class BatchRequest:
+    """What a batch script is made of. ``worker``: the command that each task runs."""
+
+    run: Path
+    job: Job
+    python: str
+    worker: tuple[str, ...]
+
+
+def batch_script(request: BatchRequest) -> str:
+    """The script: options, environment, one srun with a task per GPU, and what follows its end."""
+    blocks = [
+        ["#!/bin/bash", *sbatch_lines(request)],
+        ["# From here on every command is the job's; a failing one ends it.", "set -eu"],
+        list(request.job.setup),
+        export_lines(request.job.env),
+        _attempt_lines(request),
+        _srun_lines(request),
+        _settle_lines(request),
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+
+
+def sbatch_lines(request: BatchRequest) -> list[str]:
+    """The ``#SBATCH`` lines; see sbatch(1) for each option."""
+    job, run = request.job, RunDirectory(request.run)
+    options: dict[str, object] = {
+        "job-name": run.name,
+        "nodes": job.nodes,
+        "ntasks-per-node": job.gpus,
+        "gpus-per-node": None if job.cpu else job.gpus,
+        "cpus-per-task": job.cpus_per_task,
+        "mem": job.mem,
+        "time": job.time,
+        "partition": job.partition,
+        "account": job.account,
+        "qos": job.qos,
+        "constraint": job.constraint,
+        "reservation": job.reservation,
+        "exclude": job.exclude,
+        # To the steps, not the batch shell; may arrive up to a minute early.
+        "signal": f"USR2@{job.signal_lead}",
+        # In Slurm's file names % starts a field.
+        "output": str(run.logs).replace("%", "%%") + "/batch-%j.log",
+        # A restart must not truncate what came before.
+        "open-mode": "append",
+    }
+    lines = [f"#SBATCH --{key}={_quoted(value)}" for key, value in options.items() if value]
+    # Sites with JobRequeue=0 refuse a requeue otherwise.
+    lines.append("#SBATCH --requeue")
+    if job.exclusive:
+        lines.append("#SBATCH --exclusive")
+    return lines + [f"#SBATCH {_quoted_option(option)}" for option in job.sbatch_args]
+
+
+def _attempt_lines(request: BatchRequest) -> list[str]:
+    return [
+        f"RUN={shlex.quote(str(request.run))}",
+        "# An array element is requeued, and so named, ARRAY_TASK; a restart keeps its job id.",
+        "job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}",
+        "restart=${SLURM_RESTART_COUNT:-0}",
+        'attempt="$RUN/logs/$job/restart-$restart"',
+        'mkdir -p "$attempt"',
+        'echo "hpcrun: attempt $job-$restart on $SLURM_JOB_NODELIST"',
+    ]
+
+
+def _srun_lines(request: BatchRequest) -> list[str]:
+    job = request.job
+    options = ["--kill-on-bad-exit=1", "--unbuffered"]
+    if job.cpus_per_task:
+        # Since 22.05 srun does not inherit this from sbatch.
+        options.append(f"--cpus-per-task={job.cpus_per_task}")
+    options += [shlex.quote(option) for option in job.srun_args]
+    worker = shlex.join(request.worker)
+    return [
+        "# Slurm signals this shell too: with a trap it lives on until srun has ended.",
+        "trap : TERM USR2",
+        "code=0",
+        f'srun {" ".join(options)} --output="${{attempt//%/%%}}/rank-%5t.log" \\',
+        f"    {worker} || code=$?",
+    ]
+
+
+def _settle_lines(request: BatchRequest) -> list[str]:
+    settle = shlex.join([request.python, "-m", "hpcrun", "settle"])
+    return [
+        "# Finds the cause, writes it down, and requeues the job where the policy says so.",
+        "verdict=0",
+        f'{settle} "$RUN" --exit-code "$code" || verdict=$?',
+        "# 75: to be requeued, but the program could not (inside a container, say).",
+        'if [ "$verdict" -eq 75 ]; then scontrol requeue "$job"; fi',
+        'exit "$code"',
+    ]
+
+
+def _quoted(value: object) -> str:
+    """``value`` as sbatch reads it: it strips quotes and backslashes itself, and # starts a comment."""
+    text = str(value)
+    if text and not any(character in text for character in " \t'\"\\#"):
+        return text
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _quoted_option(option: str) -> str:
+    name, separator, value = option.partition("=")
+    return f"{name}={_quoted(value)}" if separator else name

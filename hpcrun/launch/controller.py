@@ -1,0 +1,280 @@
+"""The local cluster's controller: one process per job that is to it what slurmctld and slurmd are.
+
+It starts the tasks, ends all when one fails, signals them for a preemption, a cancellation or a time
+limit, and starts the job again. Run as ``python -m hpcrun.launch.controller REQUEST``, in a session of
+its own, so that the job outlives the terminal.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcrun.cluster.environment import scrub
+from hpcrun.launch.local_job import (
+    CANCEL,
+    KILL,
+    PREEMPT,
+    WARN,
+    JobRequest,
+    State,
+    own_status,
+    write_status,
+)
+from hpcrun.launch.task_environment import host_name, job_environment, step_environment
+from hpcrun.run.endings import Exit, record_exit
+
+REQUEUE = 75
+"""The exit code by which the ``after`` command asks for another attempt."""
+
+_TICK = 0.05
+# After the first failure the others get this long to say what they saw, then SIGKILL.
+_LAST_WORDS = 1.0
+_PR_SET_PDEATHSIG = 1
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass
+class _Orders:
+    """What has been asked of the controller by signal; set by handlers, read by the loop."""
+
+    cancel: bool = False
+    kill: bool = False
+    preempt: bool = False
+    warn: bool = False
+
+    def install(self) -> None:
+        def note(number: int, _frame: object) -> None:
+            if number == CANCEL:
+                self.cancel = True
+            elif number == KILL:
+                self.cancel = self.kill = True
+            elif number == PREEMPT:
+                self.preempt = True
+            else:
+                self.warn = True
+
+        for number in (CANCEL, KILL, PREEMPT, WARN):
+            signal.signal(number, note)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+@dataclass
+class _Task:
+    rank: int
+    host: str
+    process: "subprocess.Popen[bytes]"
+    code: int | None = None
+
+    def signal(self, number: signal.Signals) -> None:
+        """To the whole container, as the step daemon does: the task and what it has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+
+class Attempt:
+    """One life of the job: its tasks, from start to the last exit."""
+
+    def __init__(self, request: JobRequest, restart: int, orders: _Orders) -> None:
+        self._request, self._orders = request, orders
+        self.folder = Path(request.folder) / f"restart-{restart}"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.environ = scrub(os.environ) | job_environment(request, restart) | request.env
+        self._end = time.time() + request.time_limit if request.time_limit else None
+        self._kill_at: float | None = None
+        self._failed = False
+        self._ending: str | None = None
+        self._warned = False
+        self.tasks: list[_Task] = []
+
+    def start(self) -> None:
+        """Start every task; raises OSError when one cannot be."""
+        for rank in range(self._request.nodes * self._request.tasks_per_node):
+            node = rank // self._request.tasks_per_node
+            log = os.open(
+                self.folder / f"rank-{rank:05d}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
+            )
+            try:
+                process = subprocess.Popen(
+                    _with_setup(self._request),
+                    env=self.environ | step_environment(self._request, rank),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    preexec_fn=_die_with_parent,
+                )
+            finally:
+                os.close(log)
+            self.tasks.append(_Task(rank, host_name(node), process))
+
+    def wait(self) -> tuple[int, str | None]:
+        """Watch until every task has ended.
+
+        Returns:
+            The highest exit code (128 + n for signal n), as srun has it, and the cluster's own
+            word where it was the cluster that ended the attempt.
+        """
+        while any(task.code is None for task in self.tasks):
+            self._obey()
+            self._keep_time()
+            self._reap()
+            if self._kill_at is not None and time.monotonic() >= self._kill_at:
+                self._signal_all(signal.SIGKILL)
+            time.sleep(_TICK)
+        return max(task.code or 0 for task in self.tasks), self._ending
+
+    def kill(self) -> None:
+        """End every task at once."""
+        self._signal_all(signal.SIGKILL)
+
+    def _obey(self) -> None:
+        if self._orders.cancel and self._ending != "cancelled":
+            self._terminate("cancelled")
+        if self._orders.kill:
+            self._kill_at = 0.0
+        if self._orders.preempt:
+            self._orders.preempt = False
+            if self._ending is None:
+                self._terminate("preemption")
+        if self._orders.warn:
+            self._orders.warn = False
+            self._signal_all(signal.SIGUSR2)
+
+    def _keep_time(self) -> None:
+        if self._end is None or self._ending is not None:
+            return
+        if time.time() >= self._end:
+            self._terminate("time-limit")
+        elif time.time() >= self._end - self._request.signal_lead and not self._warned:
+            self._warned = True
+            self._signal_all(signal.SIGUSR2)
+
+    def _terminate(self, why: str) -> None:
+        say(f"{why}: SIGTERM to all tasks, SIGKILL after {self._request.grace:g} s")
+        self._ending = why
+        # As slurmd does: a stopped process must run to hear a SIGTERM.
+        self._signal_all(signal.SIGCONT)
+        self._signal_all(signal.SIGTERM)
+        self._kill_at = time.monotonic() + self._request.grace
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        for task in self.tasks:
+            if task.code is None:
+                task.signal(number)
+
+    def _reap(self) -> None:
+        for task in self.tasks:
+            if task.code is not None or (code := task.process.poll()) is None:
+                continue
+            task.code = code if code >= 0 else 128 - code
+            record_exit(
+                self.folder,
+                Exit(
+                    task.rank,
+                    task.host,
+                    time.time(),
+                    code if code >= 0 else None,
+                    -code if code < 0 else None,
+                    induced=self._failed or self._ending is not None,
+                ),
+            )
+            # What the task had started dies with it, as in a step's container.
+            task.signal(signal.SIGKILL)
+            if task.code and not self._failed:
+                self._failed = True
+                say(f"rank {task.rank} on {task.host} ended with {_in_words(code)}")
+                self._kill_at = self._kill_at or time.monotonic() + _LAST_WORDS
+
+
+def run_job(request: JobRequest) -> tuple[State, int]:
+    """Run attempts until one is the last; return the job's final state and its number of restarts."""
+    orders = _Orders()
+    orders.install()
+    folder = Path(request.folder)
+    restart = 0
+    while True:
+        attempt = Attempt(request, restart, orders)
+        try:
+            attempt.start()
+            pids = [task.process.pid for task in attempt.tasks]
+            write_status(folder, own_status(request, "RUNNING", restart, pids))
+            say(f"restart {restart}: {len(pids)} tasks started")
+            code, word = attempt.wait()
+        finally:
+            attempt.kill()
+        write_status(folder, own_status(request, "COMPLETING", restart, []))
+        again = _after(request, attempt, code, word)
+        if orders.cancel:
+            return "CANCELLED", restart
+        if not again:
+            return ("COMPLETED" if code == 0 else "FAILED"), restart
+        write_status(folder, own_status(request, "PENDING", restart, []))
+        say(f"requeued; starts again in {request.requeue_delay:g} s")
+        _wait_for_start(request.requeue_delay, orders)
+        if orders.cancel:
+            return "CANCELLED", restart
+        restart += 1
+
+
+def _after(request: JobRequest, attempt: Attempt, code: int, word: str | None) -> bool:
+    """Run the request's ``after`` command; whether another attempt follows."""
+    if not request.after:
+        return word == "preemption"
+    command = [*request.after, "--exit-code", str(code)]
+    if word is not None:
+        command += ["--scheduler", word]
+    return subprocess.run(command, env=attempt.environ, check=False).returncode == REQUEUE
+
+
+def _wait_for_start(delay: float, orders: _Orders) -> None:
+    until = time.monotonic() + delay
+    while time.monotonic() < until and not orders.cancel:
+        time.sleep(_TICK)
+
+
+def _with_setup(request: JobRequest) -> list[str]:
+    if not request.setup:
+        return list(request.command)
+    script = "\n".join(["set -eu", *request.setup, 'exec "$@"'])
+    return ["bash", "-c", script, "bash", *request.command]
+
+
+def _die_with_parent() -> None:
+    """In the child: a task must not outlive a controller that was killed (prctl(2))."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _in_words(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+
+
+def say(text: str) -> None:
+    """A line in the controller's log."""
+    print(f"hpcrun: {text}", flush=True)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the job that the request file ``arguments[0]`` describes, and write its final state."""
+    request = JobRequest.read(Path(arguments[0]))
+    folder = Path(request.folder)
+    write_status(folder, own_status(request, "PENDING", 0, []))
+    final: State = "FAILED"
+    restart = 0
+    try:
+        final, restart = run_job(request)
+    finally:
+        write_status(folder, own_status(request, final, restart, []))
+        say(f"job {request.job_id}: {final}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

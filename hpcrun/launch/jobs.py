@@ -1,0 +1,179 @@
+"""A run's job, whoever runs it: its state, and the ways to end it."""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcrun.cluster import slurm
+from hpcrun.launch import local_job
+from hpcrun.launch.errors import LaunchError
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import read_events
+from hpcrun.run.files import read_json
+
+_LIVE = {"PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD"}
+
+
+@dataclass(frozen=True)
+class RunState:
+    """Where a run stands. ``word`` is one of new, pending, running, finished, stopped, failed, lost.
+
+    ``detail`` says more in plain words; ``live``: a job holds the run now.
+    """
+
+    word: str
+    detail: str
+    live: bool
+    executor: str | None
+    job: str | None
+
+
+def current_job(run: RunDirectory) -> tuple[str, str] | None:
+    """The (executor, job id) that the run was last given to, or None."""
+    for event in reversed(read_events(run)):
+        if event.what == "submitted" and event.attempt is not None:
+            return str(event.fields.get("executor")), event.attempt.job
+    return None
+
+
+def states(runs: Iterable[RunDirectory]) -> list[RunState]:
+    """The state of each run, with one call to squeue, and one to sacct, for all of them together."""
+    jobs = [(run, current_job(run)) for run in runs]
+    asked = [job for _, given in jobs if given for executor, job in [given] if executor == "slurm"]
+    known = _slurm_states(asked)
+    return [_state(run, job, known) for run, job in jobs]
+
+
+def state(run: RunDirectory) -> RunState:
+    """The state of one run."""
+    return states([run])[0]
+
+
+def cancel(run: RunDirectory) -> str:
+    """End the run's job as ``scancel`` does: SIGTERM, time to save, no restart. Returns what was done.
+
+    Raises:
+        LaunchError: it is not running, or the scheduler refused.
+    """
+    executor, job = _live_job(run)
+    if executor == "local":
+        local_job.send(run.job_logs(job), local_job.CANCEL)
+    else:
+        _checked(slurm.scancel_command(job))
+    return f"job {job}: told to save and stop"
+
+
+def kill(run: RunDirectory) -> str:
+    """End the run's job at once, without a checkpoint. Returns what was done.
+
+    Raises:
+        LaunchError: it is not running, or the scheduler refused.
+    """
+    executor, job = _live_job(run)
+    if executor == "local":
+        local_job.send(run.job_logs(job), local_job.KILL)
+    else:
+        _checked(slurm.scancel_command(job, signal="KILL"))
+    return f"job {job}: killed"
+
+
+def preempt(run: RunDirectory) -> str:
+    """Do to the run's job what a preemption does. Returns what was done.
+
+    On Slurm the warning signal is sent, on which the job saves and requeues itself: only the
+    scheduler can preempt for real.
+
+    Raises:
+        LaunchError: it is not running, or the scheduler refused.
+    """
+    executor, job = _live_job(run)
+    if executor == "local":
+        local_job.send(run.job_logs(job), local_job.PREEMPT)
+        return f"job {job}: SIGTERM to all ranks; it saves, and is requeued"
+    _checked(slurm.scancel_command(job, signal="USR2"))
+    return f"job {job}: SIGUSR2 to all ranks; it saves, and requeues itself"
+
+
+def wait_until_ended(run: RunDirectory, timeout: float) -> bool:
+    """Wait until no job holds the run; whether that came about within ``timeout`` seconds."""
+    deadline = time.monotonic() + timeout
+    while state(run).live:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.2)
+    return True
+
+
+def _live_job(run: RunDirectory) -> tuple[str, str]:
+    now = state(run)
+    if not now.live or now.executor is None or now.job is None:
+        raise LaunchError(f"{run.name}: is not running ({now.word}); nothing was done")
+    return now.executor, now.job
+
+
+def _checked(command: list[str]) -> None:
+    done = slurm.run(command)
+    if done.returncode != 0:
+        raise LaunchError(f"{command[0]}: {' '.join(done.stderr.split())}")
+
+
+def _state(
+    run: RunDirectory, job: tuple[str, str] | None, known: dict[str, tuple[str, str]]
+) -> RunState:
+    result = read_json(run.result)
+    if job is None:
+        return _by_result(result, None, None) or RunState("new", "not submitted", False, None, None)
+    executor, job_id = job
+    if executor == "local":
+        word, detail = _local_state(run.job_logs(job_id))
+    else:
+        word, detail = known.get(job_id, ("", ""))
+    if word in _LIVE:
+        shown = "pending" if word in ("PENDING", "REQUEUED", "CONFIGURING") else "running"
+        return RunState(shown, detail, True, executor, job_id)
+    ended = _by_result(result, executor, job_id)
+    if ended is not None:
+        return ended
+    if word in ("CANCELLED",):
+        return RunState(
+            "stopped", "cancelled; `hpcrun resume` continues it", False, executor, job_id
+        )
+    return RunState("lost", detail or "ended without a word", False, executor, job_id)
+
+
+def _by_result(
+    result: dict[str, object] | None, executor: str | None, job: str | None
+) -> RunState | None:
+    if result is None:
+        return None
+    word = str(result.get("state", "failed"))
+    return RunState(word, str(result.get("reason", "")), False, executor, job)
+
+
+def _local_state(folder: Path) -> tuple[str, str]:
+    status = local_job.read_status(folder)
+    if status is None:
+        return "", "its job left no state"
+    if status.state in local_job.ENDED:
+        return status.state, ""
+    if not local_job.is_alive(status):
+        return "", "its controller is gone: the machine went down, or it was killed"
+    return status.state, f"restart {status.restart}" if status.restart else ""
+
+
+def _slurm_states(job_ids: list[str]) -> dict[str, tuple[str, str]]:
+    if not job_ids:
+        return {}
+    found: dict[str, tuple[str, str]] = {}
+    listed = slurm.run(slurm.squeue_command(job_ids))
+    if listed.returncode == 0:
+        for job, info in slurm.parse_squeue(listed.stdout).items():
+            found[job] = (info.state, slurm.reason_in_words(info.reason))
+    missing = [job for job in job_ids if job not in found]
+    if missing:
+        recorded = slurm.run(slurm.sacct_command(missing))
+        if recorded.returncode == 0:
+            for job, rows in slurm.parse_sacct(recorded.stdout).items():
+                found[job] = (rows[-1].state, "")
+    return found

@@ -1,0 +1,39 @@
+"""The submitit executor for Slurm, with this package's batch script instead of submitit's.
+
+submitit keeps what it is good at (pickling, job folders, the call of sbatch). Its script lacks
+``--requeue``, sends a work-load key that many sites refuse, and ends with srun, so that nobody is left
+to find the cause of a failure.
+"""
+
+import os
+from pathlib import Path
+
+from submitit.slurm.slurm import SlurmExecutor
+
+from hpcrun.cluster.environment import scrub
+from hpcrun.launch.batch_script import BatchRequest, batch_script
+
+
+class RequeueingSlurmExecutor(SlurmExecutor):
+    """Sends ``request``'s script to sbatch. Its tasks run ``request.worker``, not submitit's entry."""
+
+    def __init__(self, folder: Path, request: BatchRequest) -> None:
+        super().__init__(folder)
+        self._request = request
+        self.update_parameters(nodes=request.job.nodes, ntasks_per_node=request.job.gpus)
+
+    def _make_submission_file_text(self, command: str, uid: str) -> str:
+        return batch_script(self._request)
+
+    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+        return sbatch_command(submission_file_path, dict(os.environ))
+
+
+def sbatch_command(script: Path, environ: dict[str, str]) -> list[str]:
+    """The sbatch call, without the variables that a submission from inside a job would inherit.
+
+    An inherited SLURM_CPU_BIND or SBATCH_PARTITION would silently change the new job.
+    """
+    inherited = sorted(environ.keys() - scrub(environ).keys())
+    unset = [argument for name in inherited for argument in ("-u", name)]
+    return ["env", *unset, "sbatch", str(script)] if unset else ["sbatch", str(script)]

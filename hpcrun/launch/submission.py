@@ -1,0 +1,158 @@
+"""From a run directory to a job: choose who runs it, and hand it over."""
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hpcrun.cluster import slurm
+from hpcrun.cluster.devices import visible_gpus
+from hpcrun.config import Config
+from hpcrun.launch.batch_script import BatchRequest, batch_script
+from hpcrun.launch.errors import LaunchError
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import record_event
+
+ExecutorName = Literal["slurm", "local", "debug"]
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A job that has been handed over."""
+
+    executor: ExecutorName
+    job_id: str
+
+
+def choose_executor(config: Config) -> ExecutorName:
+    """Who runs the job: what the config says, or with ``auto`` Slurm where it answers.
+
+    Raises:
+        LaunchError: Slurm is asked for and does not answer, or there are fewer GPUs than ranks.
+    """
+    wanted = config.job.executor
+    if wanted == "auto":
+        wanted = "slurm" if slurm.available() else "local"
+    elif wanted == "slurm" and not slurm.available():
+        raise LaunchError(
+            "job.executor is slurm, but no Slurm controller answers `scontrol ping`; log in to a "
+            "submit host, or use --executor local"
+        )
+    if wanted == "local":
+        local_devices(config)
+    return wanted
+
+
+def local_devices(config: Config) -> list[str] | None:
+    """The GPUs that a local job of ``config`` uses, one a rank; None when it runs on the CPU.
+
+    Raises:
+        LaunchError: there are GPUs, but fewer than ranks.
+    """
+    available = visible_gpus(os.environ)
+    if config.job.cpu or not available:
+        return None
+    ranks = config.job.world_size
+    if available < ranks:
+        raise LaunchError(
+            f"{ranks} ranks, but this machine shows {available} GPUs: ask for at most {available} "
+            "(--nodes 1 --gpus N), or train on the CPU with --cpu"
+        )
+    named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return (named or [str(index) for index in range(available)])[:ranks]
+
+
+def batch_request(run: RunDirectory, config: Config) -> BatchRequest:
+    """What the Slurm script of ``run`` is made of."""
+    python = config.job.python or sys.executable
+    folder = str(submitit_folder(run))
+    return BatchRequest(
+        run=run.path,
+        job=config.job,
+        python=python,
+        worker=(python, "-u", "-m", "hpcrun.worker", "--submitit", folder),
+    )
+
+
+def preview(run: RunDirectory, config: Config, executor: ExecutorName) -> str:
+    """What :func:`submit` would send: the batch script, or the local cluster's plan as comments."""
+    request = batch_request(run, config)
+    if executor == "slurm":
+        return batch_script(request)
+    job = config.job
+    lines = [
+        f"# {executor}: {job.nodes} x {job.gpus} processes on this machine, each running",
+        f"#   {' '.join(request.worker)}",
+        "# With Slurm, this script would go to sbatch:",
+        "",
+    ]
+    return "\n".join(lines) + batch_script(request)
+
+
+def submitit_folder(run: RunDirectory) -> Path:
+    """Where submitit keeps its pickles: a path, and nothing that a restart needs, is in them."""
+    return run.logs / "submitit"
+
+
+def submit(run: RunDirectory, config: Config, executor: ExecutorName, payload: Any) -> Submitted:
+    """Start a job for ``run`` and log it.
+
+    Args:
+        payload: the callable that each task runs, given the run's path.
+
+    Raises:
+        LaunchError: the scheduler refused, in its own words.
+    """
+    handed = _submit_slurm(run, config, payload) if executor == "slurm" else None
+    handed = handed or _submit_local(run, config, payload)
+    record_event(
+        run,
+        "submitted",
+        executor=handed.executor,
+        job=handed.job_id,
+        nodes=config.job.nodes,
+        gpus=config.job.gpus,
+    )
+    return handed
+
+
+def _submit_slurm(run: RunDirectory, config: Config, payload: Any) -> Submitted:
+    from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+    from hpcrun.launch.slurm_executor import RequeueingSlurmExecutor
+
+    executor = RequeueingSlurmExecutor(submitit_folder(run), batch_request(run, config))
+    try:
+        job = executor.submit(payload)
+    except (FailedJobError, FailedSubmissionError) as error:
+        words = " ".join(str(error).split()).removeprefix("sbatch: error: ")
+        raise LaunchError(
+            f"sbatch refused: {words}; change the `job:` section or the flags, and look with "
+            "`sinfo` at what there is"
+        ) from error
+    return Submitted("slurm", str(job.job_id))
+
+
+def _submit_local(run: RunDirectory, config: Config, payload: Any) -> Submitted:
+    from hpcrun.launch.local_executor import LocalClusterExecutor
+
+    job = config.job
+    executor = LocalClusterExecutor(submitit_folder(run), python=job.python)
+    seconds = job.time_seconds
+    executor.update_parameters(
+        nodes=job.nodes,
+        tasks_per_node=job.gpus,
+        cpus_per_task=job.cpus_per_task,
+        timeout_min=None if seconds is None else seconds / 60,
+        devices=local_devices(config),
+        signal_lead=float(job.signal_lead),
+        grace=job.grace,
+        requeue_delay=job.requeue_delay,
+        setup=job.setup,
+        env=job.env,
+        after=[sys.executable, "-m", "hpcrun", "settle", str(run.path)],
+        entry=list(batch_request(run, config).worker),
+        log_folder=str(run.logs),
+    )
+    return Submitted("local", str(executor.submit(payload).job_id))

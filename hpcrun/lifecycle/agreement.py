@@ -1,0 +1,55 @@
+"""All ranks stop at the same step (invariant 3).
+
+Each rank brings its own flag; a one-element MAX reduction, launched at one step and read at the next,
+hides behind the step's work. It runs on a CPU group of its own: on the group of the gradients it would
+be ordered among their collectives.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from hpcrun.lifecycle.signals import StopReason
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+class StopAgreement:
+    """Turns local reasons to stop into one that every rank reads at the same step."""
+
+    def __init__(self, group: "ProcessGroup | None", every: int = 1) -> None:
+        """``group``: a gloo group of all ranks, or None for a single rank; ``every``: in steps."""
+        self._group = group
+        self._every = every
+        self._pending: tuple[Any, Any] | None = None
+
+    def exchange(self, step: int, local: StopReason) -> StopReason:
+        """Return what all ranks agreed on at the previous exchange and put ``local`` to the next.
+
+        Collective: every rank calls it with the same ``step``. A reason that is new at this call is
+        returned by the next exchange, on every rank alike.
+
+        Raises:
+            RuntimeError: a peer has gone (torch.distributed).
+        """
+        if self._group is None:
+            return local
+        if step % self._every:
+            return StopReason.NONE
+        import torch
+        import torch.distributed as dist
+
+        agreed = StopReason.NONE
+        if self._pending is not None:
+            work, value = self._pending
+            work.wait()
+            agreed = StopReason(int(value[0]))
+        value = torch.tensor([int(local)], dtype=torch.int32)
+        work = dist.all_reduce(value, dist.ReduceOp.MAX, group=self._group, async_op=True)
+        self._pending = (work, value)
+        return agreed
+
+    def settle(self) -> None:
+        """Finish the reduction under way, so that none is in flight when the group is destroyed."""
+        if self._pending is not None:
+            self._pending[0].wait()
+            self._pending = None

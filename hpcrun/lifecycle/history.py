@@ -1,0 +1,78 @@
+"""The lives of a run, read from its event log: what the restart policy and `status` look at."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from hpcrun.run.events import Attempt, Event
+
+
+class Cause(str, Enum):
+    """Why an attempt ended."""
+
+    FINISHED = "finished"
+    PREEMPTION = "preemption"
+    TIME_LIMIT = "time-limit"
+    NODE_FAILURE = "node-failure"
+    CRASH = "crash"
+    CANCELLED = "cancelled"
+    BAD_INPUT = "bad-input"
+    SAVE_FAILED = "save-failed"
+    EXHAUSTED = "exhausted"
+
+
+@dataclass(frozen=True)
+class Life:
+    """One attempt: where it began, how far it got on disk, and how it ended (cause None: unknown yet).
+
+    ``crash_step`` is the step that was being computed when it crashed, if it did.
+    """
+
+    attempt: Attempt
+    started: float
+    begun_at: int | None = None
+    committed: int | None = None
+    cause: Cause | None = None
+    crash_step: int | None = None
+    ended: float | None = None
+
+    @property
+    def progressed(self) -> bool:
+        """Whether it committed a step beyond the one it began at."""
+        return self.committed is not None and self.committed > (self.begun_at or 0)
+
+
+def lives(events: Sequence[Event]) -> list[Life]:
+    """The attempts since the last submission by a person, in order: older ones eat no budget."""
+    found: dict[Attempt, Life] = {}
+    for event in events:
+        if event.attempt is None:
+            continue
+        if event.what == "submitted":
+            # The new job may have logged its first words before its submitter did.
+            found = {key: life for key, life in found.items() if key.job == event.attempt.job}
+            continue
+        life = found.get(event.attempt) or Life(event.attempt, event.time)
+        found[event.attempt] = _with_event(life, event)
+    return list(found.values())
+
+
+def _with_event(life: Life, event: Event) -> Life:
+    if event.what == "started":
+        return replace(life, begun_at=event.step)
+    if event.what == "saved":
+        return replace(life, committed=event.step)
+    if event.what == "ended":
+        return replace(
+            life,
+            cause=Cause(event.cause) if event.cause else None,
+            crash_step=event.step if event.cause == Cause.CRASH.value else None,
+            ended=event.time,
+        )
+    return life
+
+
+def last_committed(events: Sequence[Event]) -> int | None:
+    """The newest step that was announced as committed, over all submissions."""
+    steps = [event.step for event in events if event.what == "saved" and event.step is not None]
+    return max(steps, default=None)

@@ -1,0 +1,47 @@
+"""The beginning of an attempt: close what the one before left open, ask the policy, take ownership."""
+
+import socket
+from typing import Any
+
+from hpcrun.errors import UserError
+from hpcrun.lifecycle.history import Cause, last_committed, lives
+from hpcrun.lifecycle.policy import Budgets, decide
+from hpcrun.lifecycle.settle import write_final_word
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Attempt, read_events, record_event
+from hpcrun.run.owner import claim
+
+
+class Refused(UserError):
+    """The restart policy allows this run no further attempt."""
+
+
+def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts: Any) -> None:
+    """Make ``attempt`` the run's owner and log that it begins. Called once, by rank 0.
+
+    An earlier attempt without an end was cut off with its node: nothing of it could say a word.
+
+    Raises:
+        Refused: a budget is used up; result.json says which.
+        OSError: the run directory cannot be written.
+    """
+    for life in lives(read_events(run)):
+        if life.cause is None and life.attempt != attempt:
+            record_event(
+                run,
+                "ended",
+                attempt=life.attempt,
+                cause=Cause.NODE_FAILURE.value,
+                step=life.committed,
+                reason="it ended without a word: its node, or all its processes at once",
+            )
+    history = lives(read_events(run))
+    if history and history[-1].cause is not None:
+        decision = decide(history, budgets)
+        if not decision.restart:
+            events = read_events(run)
+            record_event(run, "refused", attempt=attempt, reason=decision.reason)
+            write_final_word(run, history[-1].cause, "", decision.reason, last_committed(events))
+            raise Refused(f"{run.name}: not started again: {decision.reason}")
+    claim(run, attempt)
+    record_event(run, "opened", attempt=attempt, host=socket.gethostname(), **facts)

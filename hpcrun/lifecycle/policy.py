@@ -1,0 +1,101 @@
+"""Whether a run that has ended starts again: a pure function of its history and its budgets.
+
+Slurm's own restart count mixes all causes, so that preemptions eat what was meant for crashes;
+here every cause is counted apart (invariant 8).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpcrun.lifecycle.history import Cause, Life
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """How many restarts each cause allows since the last submission by a person; None: unlimited."""
+
+    crash: int | None = 3
+    node_failure: int | None = 10
+    preemption: int | None = None
+    time_limit: int | None = None
+    no_progress: int | None = 3
+    same_step: int | None = 2
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether to start again, and the reason in words for the log and the screen."""
+
+    restart: bool
+    reason: str
+
+
+_FINAL = {
+    Cause.FINISHED: "the training is done",
+    Cause.CANCELLED: "it was cancelled; `hpcrun resume` continues it",
+    Cause.BAD_INPUT: "starting again would meet the same bad input",
+    Cause.SAVE_FAILED: "its checkpoint could not be written when it had to stop",
+    Cause.EXHAUSTED: "its restart budget was used up",
+}
+
+_WORDS = {
+    Cause.CRASH: "crashes",
+    Cause.NODE_FAILURE: "node failures",
+    Cause.PREEMPTION: "preemptions",
+    Cause.TIME_LIMIT: "time limits",
+}
+
+
+def decide(history: Sequence[Life], budgets: Budgets) -> Decision:
+    """Judge the last life of ``history``, whose cause is known.
+
+    Raises:
+        ValueError: there is no life, or the last one's cause is not known.
+    """
+    if not history or history[-1].cause is None:
+        raise ValueError("the policy judges a history whose last attempt has ended")
+    last = history[-1]
+    cause = last.cause
+    assert cause is not None
+    if cause in _FINAL:
+        return Decision(False, _FINAL[cause])
+    idle = _idle_restarts(history)
+    if budgets.no_progress is not None and idle >= budgets.no_progress:
+        return Decision(
+            False, f"{idle} attempts in a row committed no new step (restarts.no_progress)"
+        )
+    if cause is Cause.CRASH:
+        repeated = _crashes_at_step(history, last.crash_step)
+        if budgets.same_step is not None and repeated >= budgets.same_step:
+            return Decision(
+                False,
+                f"it crashed {repeated} times at step {last.crash_step} (restarts.same_step): "
+                "a restart will not help",
+            )
+    limit = {
+        Cause.CRASH: budgets.crash,
+        Cause.NODE_FAILURE: budgets.node_failure,
+        Cause.PREEMPTION: budgets.preemption,
+        Cause.TIME_LIMIT: budgets.time_limit,
+    }[cause]
+    count = sum(life.cause is cause for life in history)
+    if limit is not None and count > limit:
+        key = cause.value.replace("-", "_")
+        return Decision(False, f"{count} {_WORDS[cause]}, {limit} allowed (restarts.{key})")
+    allowed = "any number" if limit is None else str(limit)
+    return Decision(True, f"restart {count} after {_WORDS[cause]} ({allowed} allowed)")
+
+
+def _idle_restarts(history: Sequence[Life]) -> int:
+    count = 0
+    for life in reversed(history):
+        if life.progressed:
+            break
+        count += 1
+    return count
+
+
+def _crashes_at_step(history: Sequence[Life], step: int | None) -> int:
+    if step is None:
+        return 0
+    return sum(life.cause is Cause.CRASH and life.crash_step == step for life in history)

@@ -1,0 +1,71 @@
+"""Signal handlers that set a flag and nothing else (invariant 2).
+
+Standard library only: the worker installs them before its slow imports, because a signal that meets
+the default action ends the process.
+"""
+
+import os
+import signal
+from enum import IntEnum
+from types import FrameType
+
+
+class StopReason(IntEnum):
+    """Why to stop, ordered so that a MAX reduction over ranks keeps the one that decides.
+
+    TERMINATE (SIGTERM: a preemption or a cancellation; whoever sent it decides what comes next)
+    outranks WARNING (SIGUSR2, Slurm's ``--signal``: requeue ourselves) and DEADLINE (our own clock).
+    """
+
+    NONE = 0
+    DEADLINE = 1
+    WARNING = 2
+    TERMINATE = 3
+
+
+_REASONS = {signal.SIGTERM: StopReason.TERMINATE, signal.SIGUSR2: StopReason.WARNING}
+
+# NCCL may catch SIGUSR1 for itself, so the warning signal is SIGUSR2 everywhere.
+WARNING_SIGNAL = "USR2"
+
+
+class StopFlag:
+    """Remembers the weightiest stop signal that this process has received."""
+
+    def __init__(self) -> None:
+        self._reason = StopReason.NONE
+        self._pid = os.getpid()
+
+    def install(self) -> None:
+        """Take SIGTERM and SIGUSR2, over whatever handlers were there (submitit's save and requeue).
+
+        SIGINT is left to its default: a person at a debugger wants it.
+        """
+        self._pid = os.getpid()
+        for number in _REASONS:
+            signal.signal(number, self._remember)
+        # slurmstepd sends SIGCONT before SIGTERM; submitit would log on it inside a handler.
+        signal.signal(signal.SIGCONT, signal.SIG_DFL)
+
+    @property
+    def reason(self) -> StopReason:
+        """The weightiest signal so far, or NONE."""
+        return self._reason
+
+    def _remember(self, number: int, _frame: FrameType | None) -> None:
+        # Forked DataLoader workers inherit this handler and get the signal of the whole step too.
+        if os.getpid() == self._pid:
+            self._reason = max(self._reason, _REASONS[signal.Signals(number)])
+
+
+STOP = StopFlag()
+"""The process's one flag: signals have one handler, so they have one flag."""
+
+
+def ignore_in_helper_process() -> None:
+    """For DataLoader workers: the step daemon signals every process, and only ranks may decide.
+
+    Spawned ones would otherwise meet the default action and die in the middle of an epoch.
+    """
+    for number in _REASONS:
+        signal.signal(number, signal.SIG_IGN)

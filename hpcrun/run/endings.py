@@ -1,0 +1,80 @@
+"""What each rank leaves behind when it fails, in the attempt's log folder.
+
+A failure record is written by the failing process itself; an exit line by whoever watched it
+(the local cluster), because a process that was killed writes nothing.
+"""
+
+import socket
+import time
+import traceback
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hpcrun.run.files import append_line, read_json, read_lines, write_json
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception that ended a rank. ``where`` is the innermost ``file:line`` of the traceback."""
+
+    rank: int
+    host: str
+    time: float
+    kind: str
+    message: str
+    where: str
+    step: int | None
+    traceback: str
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a task's process ended, as its watcher saw it: an exit code, or the signal that killed it.
+
+    ``induced``: the watcher itself had told the task to end.
+    """
+
+    rank: int
+    host: str
+    time: float
+    code: int | None
+    signal: int | None
+    induced: bool
+
+
+def record_failure(folder: Path, rank: int, error: BaseException, step: int | None) -> Failure:
+    """Write ``failure-rank-00003.json`` into ``folder``; raises OSError when the disk refuses."""
+    frames = traceback.extract_tb(error.__traceback__)
+    failure = Failure(
+        rank=rank,
+        host=socket.gethostname(),
+        time=time.time(),
+        kind=type(error).__name__,
+        message=str(error),
+        where=f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "",
+        step=step,
+        traceback="".join(traceback.format_exception(error)),
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / f"failure-rank-{rank:05d}.json", asdict(failure))
+    return failure
+
+
+def read_failures(folder: Path) -> list[Failure]:
+    """The failures that the ranks of one attempt wrote, earliest first."""
+    found = []
+    for path in folder.glob("failure-rank-*.json"):
+        value = read_json(path)
+        if value is not None:
+            found.append(Failure(**value))
+    return sorted(found, key=lambda failure: failure.time)
+
+
+def record_exit(folder: Path, ended: Exit) -> None:
+    """Append to the attempt's ``exits.jsonl``; raises OSError when the disk refuses."""
+    append_line(folder / "exits.jsonl", asdict(ended))
+
+
+def read_exits(folder: Path) -> list[Exit]:
+    """How the tasks of one attempt ended, in the order they were seen."""
+    return [Exit(**line) for line in read_lines(folder / "exits.jsonl")]

@@ -1,0 +1,135 @@
+"""Batches for a rank, from any step on, in the order that order.py fixes."""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
+
+from hpcrun.errors import UserError
+from hpcrun.lifecycle.signals import ignore_in_helper_process
+from hpcrun.train import order
+
+Place = tuple[int, int]  # (global position, dataset index)
+
+
+class _MicroBatches(Sampler[list[Place]]):
+    """The micro-batches of one rank from a step to the end, as lists of places."""
+
+    def __init__(
+        self,
+        dataset_size: int,
+        steps: range,
+        rank: int,
+        world_size: int,
+        batch_size: int,
+        accumulation: int,
+        seed: int,
+    ) -> None:
+        self._size, self._steps, self._seed = dataset_size, steps, seed
+        self._shape = (rank, world_size, batch_size, accumulation)
+
+    def __iter__(self) -> Iterator[list[Place]]:
+        for step in self._steps:
+            for positions in order.step_positions(step, *self._shape):
+                indices = order.samples(positions, self._size, self._seed)
+                yield list(zip(positions.tolist(), indices.tolist(), strict=True))
+
+    def __len__(self) -> int:
+        return len(self._steps) * self._shape[3]
+
+
+class _Placed(Dataset[Any]):
+    """The user's dataset, asked by place.
+
+    In a loader's worker process the generators are re-seeded from the sample's position: a worker's
+    own stream would depend on when it was started, which a resume changes.
+    """
+
+    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
+        self._dataset, self._seed = dataset, seed
+
+    def __getitem__(self, place: Place) -> Any:
+        position, index = place
+        if get_worker_info() is not None:
+            mixed = int(np.random.SeedSequence([self._seed, position]).generate_state(1)[0])
+            random.seed(mixed)
+            np.random.seed(mixed)
+            torch.manual_seed(mixed)
+        return self._dataset[index]
+
+
+def length(dataset: Dataset[Any]) -> int:
+    """The number of samples; raises UserError for a dataset that has none or cannot tell."""
+    try:
+        size = len(dataset)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise UserError(
+            f"data: {type(dataset).__name__} has no length; give a map-style dataset"
+        ) from error
+    if size < 1:
+        raise UserError(f"data: {type(dataset).__name__} holds no samples; check the data options")
+    return size
+
+
+def training_steps(
+    dataset: Dataset[Any],
+    steps: range,
+    *,
+    rank: int,
+    world_size: int,
+    batch_size: int,
+    accumulation: int,
+    seed: int,
+    workers: int,
+    pin_memory: bool,
+) -> Iterator[tuple[int, list[Any]]]:
+    """Yield (step, its micro-batches on this rank) for every step of ``steps``.
+
+    Args:
+        batch_size: samples of one optimiser step over all ranks and micro-batches.
+        workers: DataLoader processes; 0 reads in this one.
+    """
+    loader: DataLoader[Any] = DataLoader(
+        _Placed(dataset, seed),
+        batch_sampler=_MicroBatches(
+            length(dataset), steps, rank, world_size, batch_size, accumulation, seed
+        ),
+        num_workers=workers,
+        pin_memory=pin_memory,
+        worker_init_fn=_start_worker if workers else None,
+        # A generator of its own: the loader draws its workers' seed from the global one otherwise,
+        # and a resumed run would draw once more than an undisturbed one.
+        generator=torch.Generator().manual_seed(seed),
+    )
+    batches = iter(loader)
+    for step in steps:
+        yield step, [next(batches) for _ in range(accumulation)]
+
+
+def validation_batches(
+    dataset: Dataset[Any], *, rank: int, world_size: int, batch_size: int, limit: int | None
+) -> Iterator[tuple[Any, int]]:
+    """Yield (batch, its number of samples): every sample on exactly one rank, none padded.
+
+    Args:
+        limit: at most this many batches over all ranks; None: the whole dataset.
+    """
+    size = length(dataset)
+    if limit is not None:
+        size = min(size, limit * batch_size)
+    mine = list(range(rank, size, world_size))
+    share = max(1, batch_size // world_size)
+    chunks = [mine[start : start + share] for start in range(0, len(mine), share)]
+    loader: DataLoader[Any] = DataLoader(
+        dataset, batch_sampler=chunks, generator=torch.Generator().manual_seed(0)
+    )
+    for chunk, batch in zip(chunks, loader, strict=True):
+        yield batch, len(chunk)
+
+
+def _start_worker(_worker: int) -> None:
+    ignore_in_helper_process()
+    torch.set_num_threads(1)

@@ -1,0 +1,115 @@
+"""One rank of one attempt of a run, from its directory to its exit code. Imports torch as late as it can."""
+
+import os
+import sys
+from pathlib import Path
+
+from hpcrun.cluster.devices import visible_gpus
+from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.cluster.threads import threads_per_rank
+from hpcrun.config import Config, load_resolved
+from hpcrun.diagnose.causes import is_cascade
+from hpcrun.errors import UserError
+from hpcrun.lifecycle import exitcodes
+from hpcrun.lifecycle.opening import open_attempt
+from hpcrun.lifecycle.policy import Budgets
+from hpcrun.lifecycle.script import run_script
+from hpcrun.lifecycle.signals import StopFlag
+from hpcrun.run.directory import RunDirectory, RunError
+from hpcrun.run.endings import record_failure
+from hpcrun.run.events import Attempt, note
+from hpcrun.train.position import Position
+
+
+def run_rank(path: Path, flag: StopFlag) -> int:
+    """Train this process's share of the run at ``path`` and return the exit code (see exitcodes).
+
+    Never raises: a failure is recorded in the attempt's log folder and printed.
+    """
+    run = RunDirectory(path.absolute())
+    try:
+        if not run.exists():
+            raise RunError(f"{path}: no run lies there; make one with `hpcrun submit`")
+        config = load_resolved(run.config)
+        distributed = describe(config)
+    except UserError as error:
+        return _refuse(error, rank=0)
+    # Outside any scheduler the process itself is the job.
+    attempt = Attempt(distributed.job_id or f"pid{os.getpid()}", distributed.restart_count)
+    position = Position()
+    try:
+        if distributed.rank == 0:
+            budgets = Budgets(**config.restarts.model_dump())
+            open_attempt(
+                run, attempt, budgets, ranks=distributed.world_size, nodes=distributed.num_nodes
+            )
+        if config.command:
+            return run_script(
+                config.command, run, attempt, distributed, flag, timeout=config.train.timeout
+            )
+        _prepare_environment(config, distributed)
+        from hpcrun.train.session import train
+
+        return train(run, attempt, config, distributed, flag, position)
+    except UserError as error:
+        if distributed.rank == 0:
+            note(run, "bad-input", attempt, reason=str(error))
+        return _refuse(error, distributed.rank)
+    except Exception as error:
+        return _fail(run, attempt, distributed.rank, error, position)
+
+
+def describe(config: Config) -> DistributedConfig:
+    """Where this process stands, with the config's wishes about DDP; raises ClusterError."""
+    found = DistributedConfig.from_env(cpu=config.job.cpu)
+    train = config.train
+    return found.model_copy(
+        update={
+            "find_unused_parameters": train.find_unused_parameters,
+            "broadcast_buffers": train.broadcast_buffers,
+            "gradient_as_bucket_view": train.gradient_as_bucket_view,
+        }
+    )
+
+
+def _prepare_environment(config: Config, distributed: DistributedConfig) -> None:
+    """Set what libraries read once, at import."""
+    threads = threads_per_rank(os.environ, distributed.num_gpus_per_node)
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    if distributed.launch_method == "local":
+        # gloo would otherwise bind to whatever address the host's name resolves to.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if config.train.deterministic:
+        # cuBLAS: reproducible only with a fixed workspace (torch.use_deterministic_algorithms).
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if distributed.rank == 0 and not distributed.device_ids:
+        seen = visible_gpus(os.environ)
+        why = "no GPU is visible" if not seen else "job.cpu asks for it"
+        print(
+            f"hpcrun: {distributed.world_size} ranks on the CPU over gloo ({why}), "
+            f"{os.environ['OMP_NUM_THREADS']} threads each",
+            flush=True,
+        )
+
+
+def _refuse(error: UserError, rank: int) -> int:
+    if rank == 0:
+        print(f"hpcrun: {error}", file=sys.stderr, flush=True)
+    return exitcodes.BAD_INPUT
+
+
+def _fail(
+    run: RunDirectory, attempt: Attempt, rank: int, error: Exception, position: Position
+) -> int:
+    folder = run.attempt_logs(attempt.job, attempt.restart)
+    try:
+        failure = record_failure(folder, rank, error, position.step)
+    except OSError as disk:
+        print(f"hpcrun: the failure is not recorded: {disk}", file=sys.stderr, flush=True)
+        raise error from None
+    if is_cascade(failure):
+        first_line = (failure.message.splitlines() or [""])[0]
+        print(f"hpcrun: rank {rank} lost its peers: {first_line}", file=sys.stderr, flush=True)
+    else:
+        print(failure.traceback, file=sys.stderr, flush=True)
+    return exitcodes.FAILED

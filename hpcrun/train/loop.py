@@ -1,0 +1,54 @@
+"""The training loop. It reads on one screen; everything it calls lives in a file of its own."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hpcrun.config import Config
+from hpcrun.lifecycle.agreement import StopAgreement
+from hpcrun.lifecycle.signals import StopReason
+from hpcrun.train.metrics import MetricsLog
+from hpcrun.train.position import Position
+from hpcrun.train.saver import Saver
+from hpcrun.train.task import Task
+from hpcrun.train.trainer import AMPTrainer
+
+
+@dataclass(frozen=True)
+class Loop:
+    """What the loop works with; put together in job.py."""
+
+    config: Config
+    task: Task
+    trainer: AMPTrainer
+    batches: Iterator[tuple[int, list[Any]]]
+    agreement: StopAgreement
+    reason_to_stop: Callable[[], StopReason]
+    validate: Callable[[], float | None]
+    metrics: MetricsLog
+    saver: Saver
+    position: Position
+
+    def run(self) -> StopReason:
+        """Train to the last step, or until all ranks agree to stop, and say which (NONE: to the end).
+
+        On return the last step taken is committed, unless ``saver.failed`` says why it is not.
+        """
+        train = self.config.train
+        for step, micro_batches in self.batches:
+            stop = self.agreement.exchange(step, self.reason_to_stop())
+            if stop:
+                self.saver.save(step)
+                return stop
+            self.position.step = step
+            result = self.trainer.training_step(micro_batches, self.task.loss)
+            done = step + 1
+            self.metrics.step(done, result, last=done == train.steps)
+            if train.validate_every and done % train.validate_every == 0 and done < train.steps:
+                self.metrics.write({"step": done, "validation_loss": self.validate()})
+                self.metrics.pause()
+            if self.saver.due(done):
+                self.saver.save(done)
+                self.metrics.pause()
+        self.saver.save(train.steps)
+        return StopReason.NONE

@@ -1,0 +1,143 @@
+"""The process group: joining it, leaving it, and the few questions that any code asks of it."""
+
+import datetime
+import os
+import socket
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+
+from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.cluster.errors import ClusterError
+from hpcrun.cluster.ports import port_candidates
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Attempt
+from hpcrun.run.rendezvous import publish_master, wait_for_master
+
+
+def setup_distributed(
+    config: DistributedConfig | None = None, *, timeout: float = 600.0
+) -> DistributedConfig:
+    """Join the process group that the environment (or ``config``) describes, and return the description.
+
+    For a loop of your own: the ranks meet at ``master_addr:master_port``. A single rank needs no
+    group and makes none.
+
+    Args:
+        timeout: seconds that a collective may take.
+
+    Raises:
+        ClusterError: the description contradicts itself or this machine.
+    """
+    config = config or DistributedConfig.from_env()
+    config.validate(visible_devices=torch.cuda.device_count())
+    select_device(config)
+    if config.world_size > 1 and not dist.is_initialized():
+        os.environ.update(config.to_env_dict())
+        dist.init_process_group(
+            config.backend,
+            rank=config.rank,
+            world_size=config.world_size,
+            timeout=datetime.timedelta(seconds=timeout),
+        )
+    return config
+
+
+def join_run(
+    config: DistributedConfig, run: RunDirectory, attempt: Attempt, *, timeout: float
+) -> DistributedConfig:
+    """Join the process group of a run's attempt; rank 0's bound port reaches the others through ``run``.
+
+    Launchers that have set up a meeting place of their own (torchrun) keep it.
+
+    Returns:
+        ``config`` with the master's real address and port.
+
+    Raises:
+        ClusterError: no port could be bound, or the description is wrong.
+        RunError: rank 0 published nothing within ``timeout`` seconds.
+    """
+    config.validate(visible_devices=torch.cuda.device_count())
+    select_device(config)
+    if config.world_size == 1:
+        return config
+    if config.launch_method not in ("slurm", "local"):
+        return setup_distributed(config, timeout=timeout)
+    limit = datetime.timedelta(seconds=timeout)
+    if config.rank == 0:
+        listener = _listen(config.master_addr, attempt.owner)
+        port = listener.getsockname()[1]
+        store = TCPStore(
+            config.master_addr,
+            port,
+            world_size=config.world_size,
+            is_master=True,
+            timeout=limit,
+            wait_for_workers=False,
+            # torch owns the descriptor from here on, and closes it.
+            master_listen_fd=listener.detach(),
+        )
+        publish_master(run, attempt, config.master_addr, port)
+        address = config.master_addr
+    else:
+        address, port = wait_for_master(run, attempt, timeout)
+        store = TCPStore(
+            address, port, world_size=config.world_size, is_master=False, timeout=limit
+        )
+    config = config.model_copy(update={"master_addr": address, "master_port": port})
+    os.environ.update(config.to_env_dict())
+    dist.init_process_group(
+        config.backend, store=store, rank=config.rank, world_size=config.world_size, timeout=limit
+    )
+    return config
+
+
+def select_device(config: DistributedConfig) -> torch.device:
+    """This rank's device, made the current one: local rank modulo visible devices, or the CPU."""
+    if not config.device_ids:
+        return torch.device("cpu")
+    device = torch.device("cuda", config.device_ids[0])
+    torch.cuda.set_device(device)
+    return device
+
+
+def cleanup_distributed() -> None:
+    """Leave the process group, if there is one."""
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def get_rank() -> int:
+    """This process's rank; 0 without a process group."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def get_world_size() -> int:
+    """The number of ranks; 1 without a process group."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def is_main_process() -> bool:
+    """Whether this is rank 0, which logs and writes what is written once."""
+    return get_rank() == 0
+
+
+def _listen(address: str, owner: str) -> socket.socket:
+    """A socket bound to ``address`` on the first free candidate port, listening."""
+    tried = port_candidates(owner)
+    family, _, _, _, sockaddr = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+    for port in tried:
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((sockaddr[0], port))
+            listener.listen(2048)
+        except OSError:
+            listener.close()
+            continue
+        return listener
+    raise ClusterError(
+        f"{address}: none of the ports {min(tried)}-{max(tried)} that were tried can be bound; "
+        "look with `ss -ltn` at who holds them"
+    )

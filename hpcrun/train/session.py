@@ -1,0 +1,260 @@
+"""Puts one rank's training together from the config, runs it, and writes how it ended."""
+
+import random
+import time
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.checkpoint.writer import Restored, SynchronousWriter
+from hpcrun.cluster.deadline import end_time
+from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.config import Config, training_fingerprint
+from hpcrun.lifecycle import exitcodes
+from hpcrun.lifecycle.agreement import StopAgreement
+from hpcrun.lifecycle.deadline import DeadlineWatch
+from hpcrun.lifecycle.signals import StopFlag, StopReason
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Attempt, note
+from hpcrun.run.files import write_json
+from hpcrun.run.owner import require_ownership
+from hpcrun.train import process_group
+from hpcrun.train.data import training_steps
+from hpcrun.train.loop import Loop
+from hpcrun.train.metrics import MetricsLog
+from hpcrun.train.optimiser import build_optimizer, build_schedule
+from hpcrun.train.position import Position
+from hpcrun.train.saver import Saver
+from hpcrun.train.task import Task, load_task
+from hpcrun.train.trainer import DistributedAMPTrainer
+from hpcrun.train.validation import validate
+
+
+def train(
+    run: RunDirectory,
+    attempt: Attempt,
+    config: Config,
+    distributed: DistributedConfig,
+    flag: StopFlag,
+    position: Position,
+) -> int:
+    """Train until the end or an agreed stop; return the exit code (see exitcodes).
+
+    Raises:
+        UserError: the task, its data or the description of the ranks is wrong.
+        Exception: whatever the task or a peer's end raises.
+    """
+    torch.use_deterministic_algorithms(config.train.deterministic, warn_only=True)
+    task = load_task(config)
+    distributed = process_group.join_run(distributed, run, attempt, timeout=config.train.timeout)
+    trainer = _build_trainer(config, task, distributed)
+    group = trainer.control_group()
+    _prepare_data(task, distributed, group)
+    dataset, validation_set = task.train_dataset(), task.validation_dataset()
+    writer = SynchronousWriter(
+        CheckpointStore(run.checkpoints, attempt.owner),
+        rank=distributed.rank,
+        world_size=distributed.world_size,
+        group=group,
+        still_mine=lambda: require_ownership(run, attempt),
+        keep=config.checkpoint.keep,
+    )
+    restored = trainer.load_checkpoint(writer)
+    start = restored.step if restored else 0
+    if restored is None or restored.own is None:
+        _seed_rank(config.seed, distributed.rank, start)
+    if trainer.is_main_process:
+        _announce(run, attempt, restored, start, distributed)
+    metrics = MetricsLog(
+        run,
+        trainer,
+        group=group,
+        every=config.train.log_every,
+        restart=attempt.restart,
+        units_per_step=config.train.batch_size * task.units_per_sample,
+        unit=task.unit,
+    )
+    saver = Saver(
+        run,
+        attempt,
+        trainer,
+        writer,
+        every=config.checkpoint.every,
+        batch_size=config.train.batch_size,
+        meta={"fingerprint": training_fingerprint(config), "torch": torch.__version__},
+        saved=restored.step if restored else None,
+    )
+    deadline = _watch_deadline(config, trainer)
+
+    def reason_to_stop() -> StopReason:
+        late = deadline is not None and deadline.due()
+        return max(flag.reason, StopReason.DEADLINE if late else StopReason.NONE)
+
+    def validation_loss() -> float | None:
+        if validation_set is None:
+            return None
+        return validate(
+            trainer,
+            task,
+            validation_set,
+            rank=distributed.rank,
+            world_size=distributed.world_size,
+            batch_size=config.train.batch_size,
+            limit=config.train.validate_batches,
+            group=group,
+        )
+
+    loop = Loop(
+        config=config,
+        task=task,
+        trainer=trainer,
+        batches=training_steps(
+            dataset,
+            range(start, config.train.steps),
+            rank=distributed.rank,
+            world_size=distributed.world_size,
+            batch_size=config.train.batch_size,
+            accumulation=config.train.accumulation,
+            seed=config.seed,
+            workers=config.data.workers,
+            pin_memory=trainer.device.type == "cuda",
+        ),
+        agreement=StopAgreement(group, config.train.stop_check_every),
+        reason_to_stop=reason_to_stop,
+        validate=validation_loss,
+        metrics=metrics,
+        saver=saver,
+        position=position,
+    )
+    stop = loop.run()
+    loop.agreement.settle()
+    if stop:
+        code = _stopped(run, attempt, stop, saver, trainer)
+    else:
+        code = _finished(run, attempt, config, task, trainer, saver, validation_loss())
+    _leave(group)
+    return code
+
+
+def _build_trainer(
+    config: Config, task: Task, distributed: DistributedConfig
+) -> DistributedAMPTrainer:
+    # Alike on every rank, so that the weights are the same before any is compared.
+    _seed(config.seed)
+    trainer = DistributedAMPTrainer(
+        task.build_model(),
+        lambda model: build_optimizer(model, config),
+        distributed=distributed,
+        amp=config.amp,
+        clip_norm=config.train.clip_norm,
+        scheduler=lambda optimizer: build_schedule(optimizer, config),
+    )
+    trainer.wrap_model()
+    return trainer
+
+
+def _prepare_data(task: Task, distributed: DistributedConfig, group: Any) -> None:
+    """Rank 0 makes the data; its failure is every rank's, or the others would wait for the time-out."""
+    error: list[BaseException | None] = [None]
+    if distributed.rank == 0:
+        try:
+            task.prepare()
+        except Exception as raised:
+            error = [raised]
+    if group is not None:
+        failed = torch.tensor([int(error[0] is not None)])
+        dist.broadcast(failed, src=0, group=group)
+        if int(failed[0]) and error[0] is None:
+            raise SystemExit(exitcodes.FAILED)
+    if error[0] is not None:
+        raise error[0]
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def _seed_rank(seed: int, rank: int, step: int) -> None:
+    """Generators of a rank that has none to restore: a function of where it stands, and of nothing else."""
+    mixed = np.random.SeedSequence([seed, rank, step]).generate_state(2, np.uint32)
+    _seed(int(mixed[0]) << 31 ^ int(mixed[1]))
+
+
+def _announce(
+    run: RunDirectory,
+    attempt: Attempt,
+    restored: Restored | None,
+    start: int,
+    distributed: DistributedConfig,
+) -> None:
+    for line in restored.notes if restored else ():
+        print(f"hpcrun: {line}", flush=True)
+    where = f"resumed from step {start}" if restored else "starting at step 0"
+    print(f"hpcrun: {run.name}: {where}, {distributed.world_size} ranks", flush=True)
+    note(run, "started", attempt, step=start, ranks=distributed.world_size)
+
+
+def _watch_deadline(config: Config, trainer: DistributedAMPTrainer) -> DeadlineWatch | None:
+    if not trainer.is_main_process:
+        return None
+    return DeadlineWatch(end_time, lead=float(config.job.signal_lead))
+
+
+def _stopped(
+    run: RunDirectory,
+    attempt: Attempt,
+    stop: StopReason,
+    saver: Saver,
+    trainer: DistributedAMPTrainer,
+) -> int:
+    if trainer.is_main_process:
+        print(f"hpcrun: stopped ({stop.name.lower()}); saved up to step {saver.saved}", flush=True)
+        committed = saver.failed is None
+        note(
+            run,
+            "stopped",
+            attempt,
+            cause=stop.name.lower(),
+            step=saver.saved,
+            committed=committed,
+        )
+    return exitcodes.UNFINISHED if saver.failed is None else exitcodes.SAVE_FAILED
+
+
+def _finished(
+    run: RunDirectory,
+    attempt: Attempt,
+    config: Config,
+    task: Task,
+    trainer: DistributedAMPTrainer,
+    saver: Saver,
+    validation_loss: float | None,
+) -> int:
+    if saver.failed is not None:
+        return exitcodes.SAVE_FAILED
+    if trainer.is_main_process:
+        report = task.report(trainer.module, validation_loss)
+        write_json(
+            run.result,
+            {
+                "state": "finished",
+                "steps": config.train.steps,
+                "validation_loss": validation_loss,
+                "report": report,
+                "time": round(time.time(), 3),
+            },
+        )
+        note(run, "finished", attempt, step=config.train.steps)
+    return exitcodes.DONE
+
+
+def _leave(group: Any) -> None:
+    """Leave together: srun ends the others as soon as one task exits with another code than 0."""
+    if group is not None:
+        dist.barrier(group=group)
+    process_group.cleanup_distributed()

@@ -1,0 +1,87 @@
+"""What to train: the one class that a user writes when the built-in tasks do not fit."""
+
+import importlib
+import traceback
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+from hpcrun.config import Config
+from hpcrun.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.utils.data import Dataset
+
+
+class Task(ABC):
+    """A model, its data and its loss. Subclass it and name it in the config: ``task: my_module:MyTask``.
+
+    One object is made on every rank. Whatever is random about a sample must come from its index or
+    from the global generators of torch, numpy and random: these are saved with the checkpoint.
+    """
+
+    unit: str = "samples"
+    """What throughput counts."""
+
+    units_per_sample: int = 1
+    """How many of ``unit`` a sample holds (tokens in a sequence, say)."""
+
+    def __init__(self, config: Config) -> None:
+        """``config``: the resolved one; ``config.model`` and ``config.data`` hold the task's own keys."""
+        self.config = config
+
+    def prepare(self) -> None:
+        """Make the data ready. Called on rank 0 only, before any rank opens it."""
+
+    @abstractmethod
+    def build_model(self) -> "nn.Module":
+        """The model, on the CPU. The generators are seeded alike on every rank."""
+
+    @abstractmethod
+    def train_dataset(self) -> "Dataset[Any]":
+        """A map-style dataset; its items are what ``torch.utils.data.default_collate`` accepts."""
+
+    def validation_dataset(self) -> "Dataset[Any] | None":
+        """A map-style dataset to validate on, or None for no validation."""
+        return None
+
+    @abstractmethod
+    def loss(self, model: "nn.Module", batch: Any) -> "Tensor":
+        """The mean loss over the samples of ``batch`` (first dimension: samples), a scalar."""
+
+    def report(self, model: "nn.Module", validation_loss: float | None) -> dict[str, Any]:
+        """What to show and keep in result.json when training is done. Called on rank 0 only."""
+        return {}
+
+
+def load_task(config: Config) -> Task:
+    """Import the task that ``config.task`` names (``module:Class``) and make it.
+
+    Raises:
+        UserError: there is no such module or class, or it raised; the line names the cause.
+    """
+    module_name, _, class_name = config.task.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+        kind = getattr(module, class_name)
+    except AttributeError as error:
+        raise UserError(
+            f"task: {config.task}: {module_name} has no {class_name}; name one of its Task classes"
+        ) from error
+    except Exception as error:
+        raise UserError(f"task: {config.task}: importing it raised {_in_short(error)}") from error
+    if not (isinstance(kind, type) and issubclass(kind, Task)):
+        raise UserError(
+            f"task: {config.task}: is no subclass of hpcrun.train.task.Task; derive it from there"
+        )
+    try:
+        return kind(config)
+    except TypeError as error:
+        raise UserError(f"task: {config.task}: cannot be made: {error}") from error
+
+
+def _in_short(error: Exception) -> str:
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if len(frames) > 1 else ""
+    message = str(error).splitlines()[0] if str(error) else ""
+    return f"{type(error).__name__}: {message}{where}"

@@ -1,0 +1,99 @@
+"""Which ends are followed by another start."""
+
+import pytest
+
+from hpcrun.lifecycle.history import Cause, Life, last_committed, lives
+from hpcrun.lifecycle.policy import Budgets, decide
+from hpcrun.run.events import Attempt, Event
+
+
+def life(
+    cause: Cause, *, begun: int = 0, committed: int | None = 10, crash: int | None = None
+) -> Life:
+    return Life(Attempt("1", 0), 0.0, begun, committed, cause, crash)
+
+
+def progress(causes: list[Cause], crashes: list[int] | None = None) -> list[Life]:
+    """Lives that each commit ten steps more than the one before."""
+    return [
+        life(
+            cause, begun=10 * n, committed=10 * n + 10, crash=crashes[n] if crashes else 10 * n + 5
+        )
+        for n, cause in enumerate(causes)
+    ]
+
+
+@pytest.mark.parametrize(
+    "cause", [Cause.FINISHED, Cause.CANCELLED, Cause.BAD_INPUT, Cause.SAVE_FAILED, Cause.EXHAUSTED]
+)
+def test_final_causes_are_not_followed_by_another_start(cause: Cause) -> None:
+    assert not decide([life(cause)], Budgets()).restart
+
+
+def test_preemptions_never_eat_the_budget_for_crashes() -> None:
+    history = progress([Cause.PREEMPTION] * 50 + [Cause.CRASH])
+    assert decide(history, Budgets(crash=1)).restart
+
+
+def test_a_crash_beyond_the_budget_stops_with_the_key_that_says_so() -> None:
+    assert decide(progress([Cause.CRASH] * 3), Budgets(crash=3)).restart
+    told = decide(progress([Cause.CRASH] * 4), Budgets(crash=3))
+    assert not told.restart
+    assert "4 crashes, 3 allowed (restarts.crash)" in told.reason
+
+
+def test_a_budget_of_none_is_unlimited() -> None:
+    assert decide(progress([Cause.TIME_LIMIT] * 500), Budgets()).restart
+
+
+def test_two_crashes_at_one_step_stop_the_run() -> None:
+    same = progress([Cause.CRASH, Cause.PREEMPTION, Cause.CRASH], crashes=[5, 0, 5])
+    told = decide(same, Budgets())
+    assert not told.restart
+    assert "2 times at step 5" in told.reason
+    assert decide(progress([Cause.CRASH] * 2, crashes=[5, 6]), Budgets()).restart
+
+
+def test_restarts_without_a_new_commit_stop_the_run_whatever_the_cause() -> None:
+    stuck = [life(Cause.PREEMPTION, begun=10, committed=None) for _ in range(3)]
+    assert decide(stuck[:2], Budgets()).restart
+    told = decide(stuck, Budgets())
+    assert not told.restart
+    assert "no new step" in told.reason
+    assert decide([*stuck, life(Cause.PREEMPTION, begun=10, committed=20)], Budgets()).restart
+
+
+def event(what: str, restart: int = 0, job: str = "1", **more: object) -> Event:
+    step = more.pop("step", None)
+    cause = more.pop("cause", None)
+    return Event(what, 0.0, Attempt(job, restart), cause, step, dict(more))  # type: ignore[arg-type]
+
+
+def test_lives_are_read_from_the_log() -> None:
+    found = lives(
+        [
+            event("submitted"),
+            event("opened"),
+            event("started", step=0),
+            event("saved", step=20),
+            event("ended", cause="crash", step=23),
+            event("opened", restart=1),
+            event("started", restart=1, step=20),
+        ]
+    )
+    assert [one.cause for one in found] == [Cause.CRASH, None]
+    assert found[0].crash_step == 23
+    assert found[0].progressed
+    assert not found[1].progressed
+
+
+def test_a_new_submission_gives_new_budgets_but_keeps_the_checkpoints() -> None:
+    log = [
+        event("ended", cause="crash", step=3),
+        event("saved", step=20),
+        event("opened", job="2"),
+        event("submitted", job="2"),
+        event("started", job="2", step=20),
+    ]
+    assert [one.attempt.job for one in lives(log)] == ["2"]
+    assert last_committed(log) == 20

@@ -1,0 +1,134 @@
+"""Causes of ends, from what the ranks, the watcher and the scheduler leave behind."""
+
+from pathlib import Path
+
+import pytest
+
+from hpcrun.lifecycle import exitcodes
+from hpcrun.lifecycle.history import Cause
+from hpcrun.lifecycle.opening import Refused, open_attempt
+from hpcrun.lifecycle.policy import Budgets
+from hpcrun.lifecycle.settle import SchedulerWord, Verdict, settle
+from hpcrun.run.directory import RunDirectory, create
+from hpcrun.run.endings import Exit, record_exit, record_failure
+from hpcrun.run.events import Attempt, read_events, record_event
+from hpcrun.run.files import read_json
+
+FIRST = Attempt("7", 0)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    run = create(tmp_path / "a", "x", {})
+    record_event(run, "submitted", job="7", executor="local")
+    open_attempt(run, FIRST, Budgets())
+    record_event(run, "started", attempt=FIRST, step=0)
+    return run
+
+
+def judged(
+    run: RunDirectory, code: int, scheduler: SchedulerWord | None = None, log: str = ""
+) -> Verdict:
+    return settle(run, FIRST, code, Budgets(), scheduler=scheduler, batch_log=log)
+
+
+def raised(message: str, kind: type[Exception] = RuntimeError) -> Exception:
+    try:
+        raise kind(message)
+    except kind as error:
+        return error
+
+
+def test_a_finished_run_is_done_even_if_srun_returned_an_error(run: RunDirectory) -> None:
+    record_event(run, "finished", attempt=FIRST, step=10)
+    verdict = judged(run, 137)
+    assert (verdict.cause, verdict.decision.restart) == (Cause.FINISHED, False)
+
+
+@pytest.mark.parametrize(
+    ("stop", "scheduler", "cause", "restart"),
+    [
+        ("terminate", None, Cause.CANCELLED, False),
+        ("terminate", "cancelled", Cause.CANCELLED, False),
+        ("terminate", "preemption", Cause.PREEMPTION, True),
+        ("warning", None, Cause.PREEMPTION, True),
+        ("warning", "time-limit", Cause.TIME_LIMIT, True),
+        ("deadline", None, Cause.TIME_LIMIT, True),
+    ],
+)
+def test_an_agreed_stop_is_judged_by_who_asked_for_it(
+    run: RunDirectory, stop: str, scheduler: SchedulerWord | None, cause: Cause, restart: bool
+) -> None:
+    record_event(run, "saved", attempt=FIRST, step=10)
+    record_event(run, "stopped", attempt=FIRST, cause=stop, step=10, committed=True)
+    verdict = judged(run, exitcodes.UNFINISHED, scheduler)
+    assert (verdict.cause, verdict.decision.restart) == (cause, restart)
+    assert (read_json(run.result) is None) is restart
+
+
+def test_a_stop_whose_save_failed_is_not_requeued_blindly(run: RunDirectory) -> None:
+    record_event(run, "save-failed", attempt=FIRST, step=10, reason="disk full")
+    record_event(run, "stopped", attempt=FIRST, cause="warning", step=None, committed=False)
+    verdict = judged(run, exitcodes.SAVE_FAILED)
+    assert (verdict.cause, verdict.decision.restart) == (Cause.SAVE_FAILED, False)
+    assert "disk full" in verdict.line
+
+
+def test_bad_input_is_told_again_and_not_repeated(run: RunDirectory) -> None:
+    record_event(run, "bad-input", attempt=FIRST, reason="task: no such thing")
+    verdict = judged(run, exitcodes.BAD_INPUT)
+    assert (verdict.cause, verdict.line) == (Cause.BAD_INPUT, "task: no such thing")
+    assert not verdict.decision.restart
+
+
+def test_the_first_cause_is_the_killed_rank_and_the_cascade_is_counted(run: RunDirectory) -> None:
+    folder = run.attempt_logs("7", 0)
+    folder.mkdir(parents=True)
+    record_exit(folder, Exit(3, "local0", 1.0, None, 9, induced=False))
+    for rank in (0, 1, 2):
+        record_failure(folder, rank, raised("Connection closed by peer [127.0.0.1]"), step=41)
+    verdict = judged(run, 137)
+    assert verdict.cause is Cause.CRASH
+    assert verdict.line == ("rank 3 on local0 was killed by SIGKILL (3 other ranks then failed)")
+    assert verdict.diagnosis is not None
+    assert verdict.diagnosis.step == 41
+    assert verdict.decision.restart
+
+
+def test_an_exception_outranks_the_cascade_that_came_before_it_was_written(
+    run: RunDirectory,
+) -> None:
+    folder = run.attempt_logs("7", 0)
+    record_failure(folder, 0, raised("[Rank 0] Watchdog caught collective operation timeout"), 5)
+    record_failure(folder, 2, raised("index 9 is out of bounds", IndexError), 5)
+    verdict = judged(run, 1)
+    assert verdict.line.startswith("rank 2 on ")
+    assert "IndexError: index 9 is out of bounds at " in verdict.line
+
+
+def test_sruns_word_names_the_task_where_nobody_else_could(run: RunDirectory) -> None:
+    log = "srun: error: node2: task 5: Killed\nsrun: launch/slurm: _step_signal: Terminating\n"
+    verdict = judged(run, 137, log=log)
+    assert verdict.line == "task 5 on node2: Killed"
+
+
+def test_slurms_own_word_for_the_end_is_believed(run: RunDirectory) -> None:
+    log = "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO PREEMPTION ***"
+    verdict = judged(run, 143, log=log)
+    assert (verdict.cause, verdict.decision.restart) == (Cause.PREEMPTION, True)
+
+
+def test_an_attempt_without_an_end_was_lost_with_its_node(run: RunDirectory) -> None:
+    open_attempt(run, Attempt("7", 1), Budgets())
+    ended = [event for event in read_events(run) if event.what == "ended"]
+    assert [(event.attempt, event.cause) for event in ended] == [(FIRST, "node-failure")]
+
+
+def test_an_exhausted_budget_refuses_the_next_attempt(run: RunDirectory) -> None:
+    for restart in range(1, 3):
+        open_attempt(run, Attempt("7", restart), Budgets())
+    with pytest.raises(Refused, match="3 attempts in a row committed no new step"):
+        open_attempt(run, Attempt("7", 3), Budgets())
+    assert (read_json(run.result) or {})["state"] == "failed"
+    verdict = settle(run, Attempt("7", 3), exitcodes.BAD_INPUT, Budgets())
+    assert (verdict.cause, verdict.decision.restart) == (Cause.EXHAUSTED, False)

@@ -1,0 +1,92 @@
+"""Handlers that only set a flag, and a stop that all ranks read at one step."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+
+import pytest
+
+from hpcrun.lifecycle.signals import StopFlag, StopReason
+
+
+@pytest.fixture
+def flag() -> Iterator[StopFlag]:
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR2)}
+    flag = StopFlag()
+    flag.install()
+    yield flag
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+def test_the_weightiest_signal_is_remembered(flag: StopFlag) -> None:
+    assert flag.reason is StopReason.NONE
+    os.kill(os.getpid(), signal.SIGUSR2)
+    assert flag.reason is StopReason.WARNING
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGUSR2)
+    assert flag.reason is StopReason.TERMINATE
+
+
+def test_a_forked_child_does_not_decide(flag: StopFlag) -> None:
+    child = os.fork()
+    if child == 0:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os._exit(int(flag.reason))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_the_worker_survives_a_signal_in_its_first_moments() -> None:
+    code = textwrap.dedent(
+        """
+        import os, signal, sys
+        from hpcrun.lifecycle.signals import STOP
+        before = set(sys.modules)
+        STOP.install()
+        os.kill(os.getpid(), signal.SIGUSR2)
+        print(STOP.reason.name, {"torch", "pydantic", "submitit", "numpy"} & before)
+        """
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "WARNING set()"
+
+
+AGREEMENT = textwrap.dedent(
+    """
+    import os, sys, torch.distributed as dist
+    from hpcrun.lifecycle.agreement import StopAgreement
+    from hpcrun.lifecycle.signals import StopReason
+    rank, size, port = map(int, sys.argv[1:])
+    store = dist.TCPStore("127.0.0.1", port, size, rank == 0)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    agreement = StopAgreement(dist.group.WORLD)
+    for step in range(100):
+        # Each rank is told something else, at a different step.
+        mine = StopReason.NONE
+        if rank == 1 and step >= 17: mine = StopReason.WARNING
+        if rank == 2 and step >= 18: mine = StopReason.TERMINATE
+        agreed = agreement.exchange(step, mine)
+        if agreed:
+            print(step, agreed.name, flush=True)
+            break
+    agreement.settle()
+    dist.destroy_process_group()
+    """
+)
+
+
+def test_all_ranks_stop_at_the_same_step_for_the_same_reason(free_port: int) -> None:
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", AGREEMENT, str(rank), "3", str(free_port)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(3)
+    ]
+    told = [rank.communicate(timeout=60)[0].strip() for rank in ranks]
+    assert told == ["18 WARNING"] * 3

@@ -1,0 +1,124 @@
+"""Making, finding and owning a run directory."""
+
+import multiprocessing
+import os
+from pathlib import Path
+
+import pytest
+
+from hpcrun.run.directory import RunError, create, find
+from hpcrun.run.events import Attempt, read_events, record_event
+from hpcrun.run.owner import SubmissionLock, Superseded, claim, require_ownership
+from hpcrun.run.rendezvous import publish_master, wait_for_master
+
+
+def test_a_run_directory_is_made_whole_and_private(tmp_path: Path) -> None:
+    run = create(tmp_path / "runs" / "a", "seed: 1\n", {"created": 1}, "diff")
+    assert run.exists()
+    assert run.checkpoints.is_dir()
+    assert run.diff.read_text() == "diff"
+    assert run.path.stat().st_mode & 0o777 == 0o700
+    assert [entry.name for entry in run.path.parent.iterdir()] == ["a"]
+
+
+def test_a_taken_name_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
+    create(tmp_path / "a", "one", {})
+    with pytest.raises(RunError, match=r"exists already.*--name.*resume a"):
+        create(tmp_path / "a", "two", {})
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a" / "config.yaml").read_text() == "one"
+
+
+def _create(path: Path, queue: "multiprocessing.Queue[str]") -> None:
+    try:
+        create(path, str(os.getpid()), {})
+        queue.put("made")
+    except RunError:
+        queue.put("refused")
+
+
+def test_of_submissions_at_once_exactly_one_makes_the_run(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    workers = [context.Process(target=_create, args=(tmp_path / "a", queue)) for _ in range(6)]
+    for worker in workers:
+        worker.start()
+    answers = sorted(queue.get(timeout=20) for _ in workers)
+    for worker in workers:
+        worker.join()
+    assert answers == ["made"] + ["refused"] * 5
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_file_in_the_way_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file")
+    with pytest.raises(RunError, match="cannot be made") as told:
+        create(tmp_path / "runs" / "a", "", {})
+    assert "\n" not in str(told.value)
+
+
+def test_a_run_is_found_by_name_and_by_path_and_others_are_listed(tmp_path: Path) -> None:
+    run = create(tmp_path / "a", "x", {})
+    assert find("a", tmp_path).path == run.path
+    assert find(str(tmp_path / "a"), tmp_path / "elsewhere").path == run.path
+    with pytest.raises(RunError, match=r"b: no such run; there is: a"):
+        find("b", tmp_path)
+
+
+def test_a_directory_that_anyone_may_write_to_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    run = create(tmp_path / "a", "x", {})
+    run.path.chmod(0o707)
+    with pytest.raises(RunError, match="chmod o-w"):
+        find("a", tmp_path)
+
+
+def test_a_newer_incarnation_fences_the_older(tmp_path: Path) -> None:
+    run = create(tmp_path / "a", "x", {})
+    old, new = Attempt("7", 0), Attempt("7", 1)
+    claim(run, old)
+    require_ownership(run, old)
+    claim(run, new)
+    require_ownership(run, new)
+    with pytest.raises(Superseded):
+        require_ownership(run, old)
+
+
+def test_two_submissions_of_one_run_exclude_each_other(tmp_path: Path) -> None:
+    run = create(tmp_path / "a", "x", {})
+    with SubmissionLock(run), pytest.raises(RunError, match="right now"), SubmissionLock(run):
+        pass
+    with SubmissionLock(run):
+        assert run.submitting.exists()
+    assert not run.submitting.exists()
+
+
+def test_a_lock_of_a_dead_process_is_taken_over(tmp_path: Path) -> None:
+    run = create(tmp_path / "a", "x", {})
+    child = os.fork()
+    if child == 0:
+        SubmissionLock(run).__enter__()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert run.submitting.exists()
+    with SubmissionLock(run):
+        pass
+
+
+def test_events_come_back_in_order_with_their_fields(tmp_path: Path) -> None:
+    run = create(tmp_path / "a", "x", {})
+    record_event(run, "submitted", job="7", executor="local")
+    record_event(run, "saved", attempt=Attempt("7", 2), step=10, bytes=5)
+    first, second = read_events(run)
+    assert (first.what, first.fields["executor"]) == ("submitted", "local")
+    assert second.attempt == Attempt("7", 2)
+    assert (second.step, second.fields) == (10, {"bytes": 5})
+
+
+def test_the_published_master_reaches_the_others_and_absence_is_told(tmp_path: Path) -> None:
+    run = create(tmp_path / "a", "x", {})
+    with pytest.raises(RunError, match="published no address"):
+        wait_for_master(run, Attempt("7", 0), timeout=0.1)
+    publish_master(run, Attempt("7", 0), "node1", 12345)
+    assert wait_for_master(run, Attempt("7", 0), timeout=0.1) == ("node1", 12345)
+    with pytest.raises(RunError):
+        wait_for_master(run, Attempt("7", 1), timeout=0.1)
