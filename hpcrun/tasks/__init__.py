@@ -1,0 +1,36 @@
+"""The names of the tasks that come with the package, known without importing torch.
+
+Submitting checks a task's own options before any process starts, and must not pay for torch to do
+so: a task is a path until a worker builds it, and its options are plain pydantic models.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+BUILTIN: dict[str, str] = {
+    "language-model": "hpcrun.tasks.language_model:LanguageModel",
+}
+"""Short name -> ``module:Class`` of every built-in task."""
+
+OPTIONS: dict[str, str] = {
+    "language-model": "hpcrun.tasks.options:LANGUAGE_MODEL",
+}
+"""Short name -> ``module:NAME`` of its pair of option models, for ``model`` and for ``data``."""
+
+
+def options_for(task: str) -> tuple[type[BaseModel], type[BaseModel]] | None:
+    """Return the models of a task's own ``model`` and ``data`` keys, or None for a user's task.
+
+    ``task`` is a short name, or the ``module:Class`` path of a built-in task. Imports no torch.
+    """
+    for short, path in BUILTIN.items():
+        if task in (short, path):
+            module, _, name = OPTIONS[short].partition(":")
+            model, data = getattr(importlib.import_module(module), name)
+            return model, data
+    return None

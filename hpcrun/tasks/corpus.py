@@ -1,0 +1,328 @@
+"""Real text that every machine already has: the Python standard library's own sources, packed once.
+
+A first run must need no download and no data of the user's, and eight ranks must not walk and read
+seven hundred files each. So rank 0 packs the sources into one HDF5 file of bytes, which the others
+then slice. The same Python release and options give the same bytes everywhere.
+
+Layout: groups ``train`` and ``validation``, each with ``bytes`` (uint8 [N]), ``offsets``
+(int64 [files + 1], where each file starts) and ``names``; root attributes as in `CorpusInfo`. In
+front is HDF5's user block, with the length and the SHA-256 of all that follows. It is checked
+before HDF5 sees the file, because HDF5 can loop for ever on a damaged one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import platform
+import re
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcrun.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Bytes = NDArray[np.uint8]
+
+VERSION = 1
+MAGIC = f"hpcrun-corpus {VERSION}"
+USER_BLOCK = 512  # bytes; the smallest that HDF5 allows
+SPLITS = ("train", "validation")
+
+# Tests and fixtures are not typical code, the tables in encodings and pydoc_data are hardly code at
+# all, and the installed packages differ from machine to machine.
+LEFT_OUT = frozenset(
+    {"test", "tests", "idlelib", "lib2to3", "turtledemo", "encodings", "pydoc_data"}
+    | {"site-packages", "dist-packages", "__pycache__"}
+)
+# Generated when the interpreter was built, so they tell of the machine and not of the release.
+GENERATED_PREFIXES = ("_sysconfigdata", "sitecustomize", "usercustomize")
+
+_BLOCK = re.compile(
+    MAGIC.encode() + rb"\n(?P<size>[0-9]{1,18}) bytes\nsha256 (?P<sha256>[0-9a-f]{64})\n\0*"
+)
+
+log = logging.getLogger(__name__)
+
+
+class CorpusError(UserError):
+    """The corpus cannot be packed, or the file that should hold it does not."""
+
+
+@dataclass(frozen=True)
+class CorpusInfo:
+    """What a packed corpus says of itself.
+
+    ``unigram_entropy`` is the cross-entropy of the validation bytes under the byte frequencies of
+    the train bytes, in nats per byte: what a model that ignores all context can reach. ``sha256``
+    is of the names and texts alone, and so the same whichever HDF5 wrote them.
+    """
+
+    path: Path
+    python: str
+    sha256: str
+    unigram_entropy: float
+    train_bytes: int
+    validation_bytes: int
+
+
+def default_path(
+    max_bytes: int, validation_fraction: float, environ: Mapping[str, str] = os.environ
+) -> Path:
+    """Return where this Python's corpus with these options is cached.
+
+    ``$XDG_CACHE_HOME/hpcrun``, else ``~/.cache/hpcrun``; a relative XDG_CACHE_HOME is ignored, as
+    the XDG base directory specification asks.
+    """
+    root = Path(environ.get("XDG_CACHE_HOME", ""))
+    if not root.is_absolute():
+        root = Path(environ["HOME"]) if environ.get("HOME") else Path.home()
+        root = root / ".cache"
+    release = f"{sys.implementation.name}-{platform.python_version()}"
+    return root / "hpcrun" / f"{release}-{max_bytes}-{validation_fraction:g}-v{VERSION}.h5"
+
+
+def ensure_cached(path: Path, max_bytes: int, validation_fraction: float) -> CorpusInfo:
+    """Verify the corpus at ``path`` in our own cache, packing it if it is absent or damaged.
+
+    Raises CorpusError if it cannot be packed or written.
+    """
+    if path.exists():
+        try:
+            return verify(path)
+        except CorpusError as error:
+            log.warning("%s; packing it again", error)
+    return pack(standard_library(), path, max_bytes, validation_fraction)
+
+
+def ensure_at(path: Path, max_bytes: int, validation_fraction: float) -> CorpusInfo:
+    """Verify the corpus at a place the user chose, packing it only if nothing is there.
+
+    Raises CorpusError if what is there is no sound corpus (it may be the user's own file, so it is
+    never overwritten), or if it cannot be packed or written.
+    """
+    if path.exists():
+        try:
+            return verify(path)
+        except CorpusError as error:
+            raise CorpusError(f"{error}; remove it, or name another file in data.path") from error
+    return pack(standard_library(), path, max_bytes, validation_fraction)
+
+
+def standard_library() -> Path:
+    """Return the folder that holds this interpreter's standard library."""
+    return Path(sysconfig.get_path("stdlib"))
+
+
+def sources(root: Path) -> list[str]:
+    """Return the ``.py`` files worth learning from under ``root``: relative names, sorted.
+
+    Raises CorpusError if there are none (some Pythons carry their library as a zip file).
+    """
+    names = []
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if name not in LEFT_OUT]
+        inside = Path(folder).relative_to(root)
+        names += [
+            (inside / file).as_posix()
+            for file in files
+            if file.endswith(".py") and not file.startswith(GENERATED_PREFIXES)
+        ]
+    if not names:
+        raise CorpusError(
+            f"{root}: no Python sources to pack a corpus from; "
+            "set data.path to a corpus packed on another machine"
+        )
+    return sorted(names)
+
+
+def pack(root: Path, path: Path, max_bytes: int, validation_fraction: float) -> CorpusInfo:
+    """Pack the sources under ``root`` into the corpus file ``path``, replacing it atomically.
+
+    Two digests of a file's name decide its place in the order and its split, so that a new module
+    moves no other file from one split to the other, and any beginning of a split is a fair sample
+    of it. Files are taken in that order until the next would exceed ``max_bytes``. Several
+    processes may pack to one path at once. Raises CorpusError when a source cannot be read, when a
+    split is left empty, or when the file cannot be written.
+    """
+    splits: dict[str, list[tuple[str, bytes]]] = {split: [] for split in SPLITS}
+    room = max_bytes
+    for name in sorted(sources(root), key=lambda name: _draw(f"order/{name}")):
+        text = _read_source(root / name)
+        if len(text) > room:
+            break
+        room -= len(text)
+        held_out = _draw(f"split/{name}") < validation_fraction
+        splits["validation" if held_out else "train"].append((name, text))
+    for split, files in splits.items():
+        # Two bytes make the smallest sample: one to see, one to predict.
+        if sum(len(text) for _, text in files) < 2:
+            raise CorpusError(
+                f"{root}: nothing is left for the {split} split with data.max_bytes={max_bytes} "
+                f"and data.validation_fraction={validation_fraction:g}; raise data.max_bytes"
+            )
+    _write(path, splits)
+    return read_info(path)
+
+
+def read_info(path: Path) -> CorpusInfo:
+    """Return what the corpus at ``path`` says of itself, if it is one and whole by its length.
+
+    Reads no text, so every rank can afford it. Raises CorpusError naming the file.
+    """
+    import h5py
+
+    try:
+        _read_block(path)
+        with h5py.File(path, "r", locking=False) as file:
+            return CorpusInfo(
+                path=path,
+                python=str(file.attrs["python"]),
+                sha256=str(file.attrs["sha256"]),
+                unigram_entropy=float(file.attrs["unigram_entropy"]),
+                train_bytes=len(file["train/bytes"]),
+                validation_bytes=len(file["validation/bytes"]),
+            )
+    except FileNotFoundError as error:
+        raise CorpusError(
+            f"{path}: no corpus here, though rank 0 has one; "
+            "set data.path to a file that every node can read"
+        ) from error
+    except OSError as error:
+        raise CorpusError(f"{path}: cannot be read: {_one_line(error)}") from error
+
+
+def verify(path: Path) -> CorpusInfo:
+    """Like `read_info`, but compare the hash of the whole file first. Raises CorpusError."""
+    try:
+        promised = _read_block(path)
+        actual = _hash_after_block(path)
+    except OSError as error:
+        raise CorpusError(f"{path}: cannot be read: {_one_line(error)}") from error
+    if actual != promised:
+        raise CorpusError(f"{path}: this corpus is damaged: its SHA-256 is not what it should be")
+    return read_info(path)
+
+
+def unigram_entropy(train: Bytes, validation: Bytes) -> float:
+    """Cross-entropy of ``validation`` under ``train``'s byte frequencies, in nats per byte.
+
+    Each byte value is counted once more than it occurs (Laplace's rule), so that one that only the
+    validation bytes have costs much but not everything. Both are uint8 [N].
+    """
+    import numpy as np
+
+    counts = np.bincount(train, minlength=256) + 1
+    seen = np.bincount(validation, minlength=256)
+    return float(-(seen * np.log(counts / counts.sum())).sum() / seen.sum())
+
+
+def _draw(text: str) -> float:
+    """A number in [0, 1) that depends on nothing but the text."""
+    return int.from_bytes(hashlib.sha256(os.fsencode(text)).digest()[:6], "big") / 2**48
+
+
+def _read_source(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CorpusError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _write(path: Path, splits: Mapping[str, list[tuple[str, bytes]]]) -> None:
+    temporary: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        os.close(handle)
+        temporary = Path(name)
+        _fill(temporary, splits)
+        _sync(temporary)
+        temporary.replace(path)
+        _sync(path.parent)
+    except (OSError, RuntimeError) as error:
+        raise CorpusError(
+            f"{path}: the corpus cannot be written: {_one_line(error)}; "
+            "set data.path or XDG_CACHE_HOME to a place with room that you may write to"
+        ) from error
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+
+
+def _fill(path: Path, splits: Mapping[str, list[tuple[str, bytes]]]) -> None:
+    import h5py
+    import numpy as np
+
+    digest = hashlib.sha256()
+    texts = []
+    with h5py.File(path, "w", userblock_size=USER_BLOCK) as file:
+        for split in SPLITS:
+            names = [name for name, _ in splits[split]]
+            text = np.frombuffer(b"".join(text for _, text in splits[split]), dtype=np.uint8)
+            lengths = [len(text) for _, text in splits[split]]
+            offsets = np.cumsum([0, *lengths], dtype=np.int64)
+            group = file.create_group(split)
+            group.create_dataset("bytes", data=text)
+            group.create_dataset("offsets", data=offsets)
+            group.create_dataset("names", data=names, dtype=h5py.string_dtype())
+            digest.update("\0".join([split, *names, ""]).encode("utf-8", "surrogateescape"))
+            digest.update(offsets.astype("<i8").tobytes() + text.tobytes())
+            texts.append(text)
+        file.attrs["python"] = platform.python_version()
+        file.attrs["sha256"] = digest.hexdigest()
+        file.attrs["unigram_entropy"] = unigram_entropy(*texts)
+    size, whole = path.stat().st_size, _hash_after_block(path)
+    with path.open("r+b") as raw:
+        raw.write(f"{MAGIC}\n{size} bytes\nsha256 {whole}\n".encode().ljust(USER_BLOCK, b"\0"))
+
+
+def _read_block(path: Path) -> str:
+    """Return the SHA-256 that the user block promises for the rest of the file.
+
+    Raises CorpusError where there is no such block, or the file is not as long as it says.
+    """
+    with path.open("rb") as file:
+        block = file.read(USER_BLOCK)
+        size = os.fstat(file.fileno()).st_size
+    found = _BLOCK.fullmatch(block)
+    if found is None:
+        raise CorpusError(f"{path}: not a corpus of this version of the package")
+    if int(found["size"]) != size:
+        raise CorpusError(
+            f"{path}: this corpus is damaged: {size} bytes long instead of {int(found['size'])}"
+        )
+    return found["sha256"].decode()
+
+
+def _hash_after_block(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        file.seek(USER_BLOCK)
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _one_line(error: BaseException) -> str:
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return " ".join(text.split()) or type(error).__name__
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
