@@ -353,7 +353,8 @@ class CheckpointStore:
             for folder in folders
         ]
         for folder, trash in zip(folders, away, strict=True):
-            self._fs.rename(folder, trash)
+            with suppress(FileNotFoundError):  # another incarnation was faster
+                self._fs.rename(folder, trash)
         sync_directory(self._fs, self.root)
         for trash in away:
             delete(self._fs, trash)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Protocol
 
 import torch
@@ -248,6 +249,9 @@ class SynchronousWriter:
                 states.append(torch.load(path, map_location="cpu", weights_only=True))
         except CheckpointError as error:
             return {}, None, self._named(error)
+        except UnpicklingError:
+            # torch's own text advises to load it all the same, running whatever is in it.
+            return {}, None, self._named(f"{path}: holds more than tensors and plain data")
         except Exception as error:  # whatever it is, the others are waiting to hear
             return {}, None, self._named(f"{path}: cannot be loaded: {_line(error)}")
         return states[0], states[1] if len(states) > 1 else None, None
@@ -303,7 +307,7 @@ def _own_name(rank: int) -> str:
 
 def _first(troubles: list[str]) -> str:
     others = len(troubles) - 1
-    return troubles[0] + (f" (and {others} more ranks)" if others else "")
+    return troubles[0] + (f" (and {others} more)" if others else "")
 
 
 def _line(error: Exception) -> str:

@@ -1,0 +1,382 @@
+"""The program that ``test_writer.py`` starts: real gloo ranks go through one scenario after another.
+
+torch is imported once and the ranks are forked from there, so that all scenarios together cost one
+start. ``python -m tests.checkpoint.ranks FOLDER`` leaves ``results-WORLD-RANK.json`` in the folder.
+"""
+
+import dataclasses
+import json
+import os
+import random
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hpcrun.checkpoint.errors import CheckpointError
+from hpcrun.checkpoint.filesystem import FileSystem
+from hpcrun.checkpoint.state import apply_rank, apply_shared, capture_rank, capture_shared
+from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.checkpoint.writer import SynchronousWriter
+from hpcrun.run.owner import Superseded
+
+
+class Broken(FileSystem):
+    """Fails the call ``name`` on files or folders whose name contains ``part``."""
+
+    def __init__(self, name: str, part: str, code: int = 5) -> None:
+        self._what = (name, part, code)
+        self._names: dict[int, str] = {}
+
+    def _check(self, name, subject):
+        broken, part, code = self._what
+        if name == broken and part in subject:
+            raise OSError(code, os.strerror(code))
+
+    def create(self, path):
+        self._check("create", path.name)
+        descriptor = super().create(path)
+        self._names[descriptor] = path.name
+        return descriptor
+
+    def write(self, descriptor, data):
+        self._check("write", self._names[descriptor])
+        return super().write(descriptor, data)
+
+    def fsync(self, descriptor):
+        self._check("fsync", self._names.get(descriptor, "a folder"))
+        super().fsync(descriptor)
+
+    def make_directory(self, path):
+        self._check("make_directory", path.name)
+        super().make_directory(path)
+
+    def rename(self, source, target):
+        self._check("rename", source.name)
+        super().rename(source, target)
+
+    def read(self, descriptor, size):
+        self._check("read", "any")
+        return super().read(descriptor, size)
+
+
+def not_fenced():
+    return None
+
+
+def fenced():
+    raise Superseded("7-1 owns this run now; 7-0 stops writing")
+
+
+class Ranks:
+    """One rank's view: its number, how many there are, and the folder of the scenario."""
+
+    def __init__(self, rank, world_size, folder):
+        self.rank, self.world_size, self.folder = rank, world_size, folder
+
+    def writer(self, fs=None, *, on=0, owner="7-0", still_mine=not_fenced, keep=3):
+        """A writer whose file system is ``fs`` on rank ``on`` and whole on the others."""
+        whole = fs is None or self.rank != on
+        store = CheckpointStore(
+            self.folder / "checkpoints", owner, fs=FileSystem() if whole else fs, patience=0.5
+        )
+        return SynchronousWriter(
+            store,
+            rank=self.rank,
+            world_size=self.world_size,
+            group=None,
+            still_mine=still_mine,
+            keep=keep,
+        )
+
+    def save(self, writer, step):
+        """Save something small; returns the outcome as plain data."""
+        shared = {"weights": torch.full((1000,), float(step))} if self.rank == 0 else {}
+        outcome = writer.save(step, shared, {"rank": self.rank, "step": step}, {"step": step})
+        plain = dataclasses.asdict(outcome)
+        del plain["seconds"]
+        return {**plain, "path": outcome.path and outcome.path.name}
+
+    def restore(self, writer):
+        """Restore; returns step, content and notes as plain data, or the error."""
+        try:
+            restored = writer.restore()
+        except CheckpointError as error:
+            return {"error": str(error)}
+        if restored is None:
+            return None
+        return {
+            "step": restored.step,
+            "weight": restored.shared["weights"][0].item(),
+            "own": restored.own,
+            "meta": restored.meta,
+            "notes": restored.notes,
+        }
+
+    def spoil(self, step, name):
+        """Flip one bit in the middle of a file, on rank 0, while the others wait."""
+        if self.rank == 0:
+            path = self.folder / "checkpoints" / f"step-{step:09d}" / name
+            raw = bytearray(path.read_bytes())
+            raw[len(raw) // 2] ^= 16
+            path.write_bytes(raw)
+        dist.barrier()
+
+    def names(self):
+        """What lies among the checkpoints, seen by all before anyone goes on."""
+        dist.barrier()
+        found = sorted(entry.name for entry in (self.folder / "checkpoints").iterdir())
+        dist.barrier()
+        return found
+
+
+def nothing_yet(ranks):
+    return ranks.restore(ranks.writer())
+
+
+def save_prune_restore(ranks):
+    writer = ranks.writer(keep=2)
+    outcomes = [ranks.save(writer, step) for step in (1, 2, 3)]
+    return outcomes, ranks.names(), ranks.restore(ranks.writer(owner="7-1"))
+
+
+def training(ranks):
+    """DDP with dropout: two steps, a save, two more; then again from the save."""
+
+    def build(seed):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 1))
+        model = DistributedDataParallel(model)
+        # DDP lays its buckets out anew after the first backward pass, which changes the order in which
+        # a ring of more than two ranks adds: so that pass is made before anything counts.
+        model(torch.rand(8, 4)).sum().backward()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        optimizer.zero_grad()
+        return model, optimizer
+
+    def steps(model, optimizer):
+        for _ in range(2):
+            x = torch.rand(8, 4) + random.random()
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def weights(model):
+        return [value.tolist() for value in model.state_dict().values()]
+
+    model, optimizer = build(0)
+    torch.manual_seed(ranks.rank)
+    random.seed(ranks.rank)
+    steps(model, optimizer)
+    writer = ranks.writer()
+    shared = capture_shared(model, optimizer, extra={"step": 2})
+    saved = writer.save(2, shared, capture_rank(), {}).ok
+    steps(model, optimizer)
+    undisturbed = weights(model), torch.rand(1).item()
+
+    model, optimizer = build(1)
+    restored = ranks.writer(owner="7-1").restore()
+    apply_shared(restored.shared, model, optimizer)
+    apply_rank(restored.own)
+    steps(model, optimizer)
+    return (
+        saved,
+        (weights(model), torch.rand(1).item()) == undisturbed,
+        sorted(restored.shared["model"]),
+    )
+
+
+def a_disk_fails(ranks, fs, on):
+    good = ranks.writer()
+    ranks.save(good, 1)
+    bad = ranks.writer(fs, on=on)
+    failed = ranks.save(bad, 2)
+    names = ranks.names()
+    again = ranks.save(good, 2)
+    return failed, names, again["ok"], ranks.restore(good)["step"]
+
+
+def one_rank_full(ranks):
+    return a_disk_fails(ranks, Broken("write", "rank-00002", 28), on=2)
+
+
+def two_ranks_fail(ranks):
+    ranks.save(ranks.writer(), 1)
+    both = Broken("fsync", "rank-")
+    return ranks.save(ranks.writer(both, on=ranks.rank if ranks.rank in (1, 3) else 1), 2)
+
+
+def rank_0_cannot_begin(ranks):
+    return a_disk_fails(ranks, Broken("make_directory", ".tmp-", 13), on=0)
+
+
+def rank_0_cannot_commit(ranks):
+    return a_disk_fails(ranks, Broken("rename", ".tmp-"), on=0)
+
+
+def rank_0_cannot_prune(ranks):
+    writer = ranks.writer(Broken("rename", "step-000000001"), keep=1)
+    ranks.save(ranks.writer(keep=1), 1)
+    return ranks.save(writer, 20), ranks.names()
+
+
+def state_that_cannot_be_saved(ranks):
+    own = {"hook": lambda: None} if ranks.rank == 1 else {}
+    outcome = ranks.writer().save(1, {}, own, {})
+    return outcome.ok, outcome.error, ranks.names()
+
+
+def meta_that_cannot_be_saved(ranks):
+    outcome = ranks.writer().save(1, {}, {}, {"a": object()})
+    return outcome.ok, outcome.error, ranks.names()
+
+
+def fenced_before_it_begins(ranks):
+    return ranks.save(ranks.writer(still_mine=fenced), 1)
+
+
+def fenced_before_the_commit(ranks):
+    calls = []
+
+    def late():
+        calls.append(1)
+        if len(calls) == 2:
+            fenced()
+
+    return ranks.save(ranks.writer(still_mine=late), 1), ranks.names()
+
+
+def rank_0_stumbles(ranks):
+    """A defect on rank 0 alone: the others must hear of it and not wait for the time-out."""
+
+    def stumble():
+        raise ZeroDivisionError("a defect")
+
+    try:
+        ranks.writer(still_mine=stumble).save(1, {}, {}, {})
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def the_dead_are_swept(ranks):
+    if ranks.rank == 0:
+        dead = CheckpointStore(ranks.folder / "checkpoints", "6-0")
+        dead.begin(1)
+    dist.barrier()
+    before = ranks.names()
+    ranks.restore(ranks.writer())
+    read_only = ranks.names()
+    ranks.save(ranks.writer(), 2)
+    return before, read_only, ranks.names()
+
+
+def one_rank_s_file_is_damaged(ranks):
+    writer = ranks.writer()
+    for step in (1, 2, 3):
+        ranks.save(writer, step)
+    ranks.spoil(3, "rank-00003.pt")
+    ranks.spoil(2, "shared.pt")
+    return ranks.restore(ranks.writer(owner="7-1"))
+
+
+def the_manifest_is_damaged(ranks):
+    writer = ranks.writer()
+    for step in (1, 2):
+        ranks.save(writer, step)
+    ranks.spoil(2, "manifest.json")
+    return ranks.restore(ranks.writer(owner="7-1"))
+
+
+def one_rank_cannot_read(ranks):
+    ranks.save(ranks.writer(), 1)
+    return ranks.restore(ranks.writer(Broken("read", "any"), on=2))
+
+
+def all_are_damaged(ranks):
+    writer = ranks.writer()
+    for step in (1, 2):
+        ranks.save(writer, step)
+        ranks.spoil(step, "shared.pt")
+    return ranks.restore(ranks.writer(owner="7-1"))
+
+
+def code_in_a_checkpoint(ranks):
+    """Bytes that match their hash and would run code if they were unpickled in good faith."""
+    writer = ranks.writer()
+    ranks.save(writer, 1)
+    writer.save(2, {"weights": [os.getcwd]}, {}, {})
+    return ranks.restore(writer)
+
+
+SCENARIOS = [
+    nothing_yet,
+    save_prune_restore,
+    training,
+    one_rank_full,
+    two_ranks_fail,
+    rank_0_cannot_begin,
+    rank_0_cannot_commit,
+    rank_0_cannot_prune,
+    state_that_cannot_be_saved,
+    meta_that_cannot_be_saved,
+    fenced_before_it_begins,
+    fenced_before_the_commit,
+    rank_0_stumbles,
+    the_dead_are_swept,
+    one_rank_s_file_is_damaged,
+    the_manifest_is_damaged,
+    one_rank_cannot_read,
+    all_are_damaged,
+    code_in_a_checkpoint,
+]
+
+
+def fewer_ranks(ranks):
+    """Two ranks go on with what four saved."""
+    saved_by_four = Ranks(ranks.rank, ranks.world_size, ranks.folder.parent / "save_prune_restore")
+    writer = saved_by_four.writer(owner="7-2")
+    return saved_by_four.restore(writer), ranks.save(writer, 9), saved_by_four.restore(writer)
+
+
+def play(scenarios, rank, world_size, folder):
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / f"rendezvous-{world_size}"), world_size)
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=30)
+    )
+    results = {}
+    for scenario in scenarios:
+        place = folder / scenario.__name__
+        place.mkdir(exist_ok=True)
+        results[scenario.__name__] = scenario(Ranks(rank, world_size, place))
+        dist.barrier()
+    (folder / f"results-{world_size}-{rank}.json").write_text(json.dumps(results))
+    dist.destroy_process_group()
+
+
+def main(folder):
+    """Play all scenarios; the exit status is 0 only if every rank came through."""
+    status = 0
+    for scenarios, world_size in ((SCENARIOS, 4), ([fewer_ranks], 2)):
+        children = []
+        for rank in range(world_size):
+            child = os.fork()
+            if child == 0:
+                try:
+                    play(scenarios, rank, world_size, folder)
+                    os._exit(0)
+                except BaseException:
+                    sys.excepthook(*sys.exc_info())
+                    os._exit(1)
+            children.append(child)
+        for child in children:
+            status |= os.waitpid(child, 0)[1]
+    return int(status != 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,204 @@
+"""What is saved is everything, and it comes back bit for bit."""
+
+import io
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from hpcrun.checkpoint.errors import CheckpointError
+from hpcrun.checkpoint.state import apply_rank, apply_shared, capture_rank, capture_shared
+
+OPTIMIZERS = {
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.05, weight_decay=0.1),
+    "adam amsgrad": lambda parameters: torch.optim.Adam(parameters, lr=0.05, amsgrad=True),
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05, weight_decay=0.1),
+    "sgd momentum": lambda parameters: torch.optim.SGD(
+        parameters, lr=0.05, momentum=0.9, weight_decay=0.1
+    ),
+}
+
+
+class Net(nn.Module):
+    """Tied weights, a buffer that training changes, dropout, a frozen and an unused parameter."""
+
+    def __init__(self, width=8):
+        super().__init__()
+        self.first = nn.Linear(width, width)
+        self.norm = nn.BatchNorm1d(width)
+        self.last = nn.Linear(width, width, bias=False)
+        self.last.weight = self.first.weight
+        self.unused = nn.Linear(2, 2)
+        self.frozen = nn.Parameter(torch.ones(width), requires_grad=False)
+
+    def forward(self, x):
+        x = nn.functional.dropout(self.norm(self.first(x)).relu(), 0.3, self.training)
+        return self.last(x) * self.frozen
+
+
+class Training:
+    """A model, its optimizer in two groups, a scaler and a scheduler."""
+
+    def __init__(self, optimizer="adamw", seed=0, width=8):
+        torch.manual_seed(seed)
+        self.model = Net(width)
+        decayed = [p for p in self.model.parameters() if p.dim() > 1]
+        others = [p for p in self.model.parameters() if p.dim() <= 1]
+        self.optimizer = OPTIMIZERS[optimizer](
+            [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
+        )
+        self.scaler = torch.amp.GradScaler("cpu", growth_interval=2)
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda k: 1 / (k + 1))
+
+    def train(self, steps):
+        for _ in range(steps):
+            x = torch.randn(4, 8) + random.random() + np.random.rand()
+            self.scaler.scale(self.model(x).square().mean()).backward()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.optimizer.zero_grad()
+            self.scheduler.step()
+
+    def capture(self, **extra):
+        parts = {"scaler": self.scaler, "scheduler": self.scheduler}
+        return capture_shared(self.model, self.optimizer, **parts, extra=extra)
+
+    def apply(self, shared):
+        parts = {"scaler": self.scaler, "scheduler": self.scheduler}
+        return apply_shared(shared, self.model, self.optimizer, **parts)
+
+
+def through_a_file(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def require_equal(left, right, where=""):
+    assert type(left) is type(right), where
+    if isinstance(left, dict):
+        assert left.keys() == right.keys(), where
+        for key in left:
+            require_equal(left[key], right[key], f"{where}.{key}")
+    elif isinstance(left, torch.Tensor):
+        assert torch.equal(left, right), where
+    else:
+        assert left == right, where
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_resumed_training_ends_with_the_bits_of_an_undisturbed_one(optimizer, steps):
+    undisturbed = Training(optimizer)
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    undisturbed.train(steps)
+    shared, own = through_a_file((undisturbed.capture(step=steps), capture_rank()))
+    undisturbed.train(4)
+
+    resumed = Training(optimizer, seed=99)
+    resumed.train(2)
+    assert resumed.apply(shared) == {"step": steps}
+    assert apply_rank(own) == []
+    resumed.train(4)
+    require_equal(resumed.capture(), undisturbed.capture())
+    assert resumed.scaler.get_scale() > 2.0**16
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_save_before_the_first_step_does_not_change_the_training(optimizer):
+    saved, not_saved = Training(optimizer), Training(optimizer)
+    saved.capture()
+    for training in (saved, not_saved):
+        random.seed(1)
+        np.random.seed(1)
+        torch.manual_seed(1)
+        training.train(3)
+    require_equal(saved.capture(), not_saved.capture())
+
+
+def test_names_are_canonical_whether_compiled_or_not():
+    training = Training()
+    plain = capture_shared(training.model, training.optimizer, extra={})
+    training.model = torch.compile(training.model, backend="eager")
+    training.train(1)
+    compiled = capture_shared(training.model, training.optimizer, extra={})
+    assert plain["model"].keys() == compiled["model"].keys()
+    names = set(compiled["optimizer"]["state"])
+    assert names == {"first.weight", "first.bias", "norm.weight", "norm.bias"}
+    again = Training(seed=5)
+    apply_shared(compiled, again.model, again.optimizer)
+    apply_shared(compiled, training.model, training.optimizer)
+    require_equal(capture_shared(again.model, again.optimizer, extra={}), compiled)
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_the_name_that_differs():
+    shared = Training().capture()
+    with pytest.raises(CheckpointError, match=r"frozen has shape \(8,\) in the checkpoint, \(6,\)"):
+        Training(width=6).apply(shared)
+    del shared["model"]["norm.weight"]
+    with pytest.raises(
+        CheckpointError, match=r"norm\.weight is in the model, not in the checkpoint"
+    ):
+        Training().apply(shared)
+    shared = Training().capture()
+    shared["model"] |= {"more": torch.ones(1), "extra": torch.ones(1)}
+    with pytest.raises(CheckpointError, match=r"extra is in the checkpoint, not .* \(and 1 more\)"):
+        Training().apply(shared)
+
+
+def test_a_checkpoint_of_another_optimizer_is_refused():
+    training, other = Training(), Training()
+    training.train(1)
+    other.optimizer = torch.optim.AdamW(other.model.parameters())
+    with pytest.raises(CheckpointError, match="has 2 parameter groups, this one has 1"):
+        apply_shared(training.capture(), other.model, other.optimizer)
+    first, *rest = other.model.parameters()
+    other.optimizer = torch.optim.AdamW([{"params": [first]}, {"params": rest}])
+    with pytest.raises(CheckpointError, match=r"group 0 of .* has 2 parameters, here it has 1"):
+        apply_shared(training.capture(), other.model, other.optimizer)
+
+
+@pytest.mark.parametrize(
+    ("extra", "where"),
+    [
+        ({"best": np.float64(1)}, r"extra\.best: a numpy\.float64 cannot be saved"),
+        ({"a": [1, {"b": (len,)}]}, r"extra\.a\.1\.b\.0: a builtins\.builtin_function"),
+        ({"a": {1.5j: 0}}, r"extra\.a: the key 1\.5j is not plain data"),
+    ],
+)
+def test_what_would_not_load_again_is_refused_when_it_is_saved(extra, where):
+    training = Training()
+    with pytest.raises(CheckpointError, match=where):
+        capture_shared(training.model, training.optimizer, extra=extra)
+
+
+def test_random_states_of_python_numpy_and_torch_come_back_through_a_file():
+    random.gauss(0, 1)
+    np.random.standard_normal()
+    own = through_a_file(capture_rank())
+
+    def draw():
+        return (
+            random.gauss(0, 1),
+            random.random(),
+            np.random.standard_normal(3).tolist(),
+            torch.rand(3).tolist(),
+        )
+
+    expected = draw()
+    assert draw() != expected
+    apply_rank(own)
+    assert draw() == expected
+
+
+def test_a_gpu_state_that_finds_no_gpu_is_mentioned():
+    own = capture_rank()
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    own["cuda"] = torch.zeros(16, dtype=torch.uint8)
+    assert apply_rank(own) == ["the CUDA generator's state was not restored: there is no GPU here"]

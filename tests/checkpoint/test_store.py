@@ -1,0 +1,227 @@
+"""Two incarnations at once, a full disk, and what is kept."""
+
+import contextlib
+import os
+import stat
+import subprocess
+
+import pytest
+
+from hpcrun.checkpoint.errors import CheckpointError
+from hpcrun.checkpoint.filesystem import FileSystem
+from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.run.owner import Superseded
+
+from .faults import content, save
+
+
+def names(root):
+    """Everything in ``root``, hidden or not."""
+    return sorted(entry.name for entry in root.iterdir())
+
+
+def test_steps_are_listed_newest_first_and_nothing_else_is_listed(store):
+    assert store.steps() == []
+    assert store.newest_valid() is None
+    for step in (100, 9, 1_234_567_890):
+        save(store, step)
+    store.begin(200)
+    for name in ("step-5", "latest", "step-000000007.bak"):
+        (store.root / name).mkdir()
+    assert store.steps() == [1_234_567_890, 100, 9]
+
+
+def test_files_and_folders_are_the_owner_s_alone(store):
+    path = save(store, 1)
+    assert stat.S_IMODE(store.root.stat().st_mode) == 0o700
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(file.stat().st_mode) for file in path.iterdir()} == {0o600}
+
+
+def test_short_writes_of_the_system_do_not_matter(root):
+    class Sluggish(FileSystem):
+        def write(self, descriptor, data):
+            return super().write(descriptor, data[: max(1, len(data) // 3)])
+
+    store = CheckpointStore(root, "7-0", fs=Sluggish(), patience=0)
+    path = save(store, 1)
+    store.check(1)
+    assert {name: (path / name).read_bytes() for name in content(1)} == content(1)
+
+
+def test_a_draft_of_the_same_owner_is_never_written_into_again(store):
+    draft = store.begin(1)
+    (draft / "old").write_text("old")
+    again = store.begin(1)
+    assert again == draft
+    assert names(again) == []
+
+
+def test_a_file_that_is_shorter_than_its_record_is_not_committed(store):
+    draft = store.begin(1)
+    with store.open_file(draft, "shared.pt") as stream:
+        stream.write(b"content")
+    (draft / "shared.pt").write_bytes(b"cont")
+    with pytest.raises(CheckpointError, match="is 4 bytes long, 7 were written"):
+        store.commit(draft, 1, [stream.record], 1, {}, lambda: None)
+    assert store.steps() == []
+
+
+def test_a_block_that_raises_leaves_no_record(store):
+    draft = store.begin(1)
+    with pytest.raises(ZeroDivisionError), store.open_file(draft, "shared.pt") as stream:
+        raise ZeroDivisionError
+    assert stream.record is None
+
+
+def test_of_two_incarnations_that_commit_one_step_the_first_stays_and_the_other_draft_goes(root):
+    old, new = CheckpointStore(root, "7-0", patience=0), CheckpointStore(root, "7-1", patience=0)
+    drafts = [old.begin(5), new.begin(5)]
+    records = []
+    for store, draft in zip((old, new), drafts, strict=True):
+        with store.open_file(draft, "shared.pt") as stream:
+            stream.write(b"state")
+        records.append(stream.record)
+    new.commit(drafts[1], 5, records[1:], 1, {}, lambda: None)
+    assert old.commit(drafts[0], 5, records[:1], 1, {}, lambda: None) == old.path(5)
+    assert old.manifest(5).owner == "7-1"
+    assert names(root) == ["step-000000005"]
+
+
+def test_a_fenced_incarnation_commits_nothing(store):
+    def taken_over():
+        raise Superseded("8-0 owns this run now")
+
+    with pytest.raises(Superseded):
+        save(store, 1, taken_over)
+    assert store.steps() == []
+    store.abandon(store.root / "step-000000001.tmp-7-0")
+    assert names(store.root) == []
+
+
+def test_incarnations_that_save_and_prune_at_once_leave_only_whole_checkpoints(root):
+    children = []
+    for restart in range(3):
+        child = os.fork()
+        if child == 0:
+            status = 1
+            with contextlib.suppress(CheckpointError):
+                store = CheckpointStore(root, f"7-{restart}", patience=0)
+                for step in range(1, 9):
+                    save(store, step)
+                    if restart == 0:
+                        store.prune(3)
+                status = 0
+            os._exit(status)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0]
+    store = CheckpointStore(root, "7-9", patience=0)
+    assert store.steps()[:3] == [8, 7, 6]
+    for step in store.steps():
+        store.check(step)
+    assert not [name for name in names(root) if ".tmp-" in name]
+
+
+def test_prune_keeps_the_newest_and_the_protected(store):
+    for step in range(1, 7):
+        save(store, step)
+    assert store.prune(2, protect=[3]) == [1, 2, 4]
+    assert store.steps() == [6, 5, 3]
+    assert names(store.root) == ["step-000000003", "step-000000005", "step-000000006"]
+    with pytest.raises(CheckpointError, match="at least one"):
+        store.prune(0)
+
+
+def test_prune_never_counts_a_damaged_checkpoint_as_kept(store):
+    for step in range(1, 6):
+        save(store, step)
+    (store.path(5) / "shared.pt").unlink()
+    (store.path(4) / "manifest.json").write_bytes(b"{}")
+    store.distrust(3)
+    assert store.prune(1) == [1]
+    assert store.steps() == [5, 4, 3, 2]
+
+
+def test_sweep_removes_what_the_dead_left_and_nothing_of_the_living(root):
+    dead, living = CheckpointStore(root, "7-0"), CheckpointStore(root, "7-1")
+    save(dead, 1)
+    with dead.open_file(dead.begin(2), "shared.pt") as stream:
+        stream.write(b"half")
+    (root / ".trash-step-000000000-7-0-aa" / "deep").mkdir(parents=True)
+    outside = root.parent / "outside"
+    outside.mkdir()
+    (outside / "precious").write_text("stays")
+    (root / "step-000000003.tmp-7-0").symlink_to(outside)
+    draft = living.begin(2)
+    (root / "notes.txt").write_text("mine")
+    assert living.sweep() == [
+        ".trash-step-000000000-7-0-aa",
+        "step-000000002.tmp-7-0",
+        "step-000000003.tmp-7-0",
+    ]
+    assert names(root) == ["notes.txt", "step-000000001", draft.name]
+    assert (outside / "precious").read_text() == "stays"
+
+
+def test_only_a_draft_can_be_abandoned(store):
+    path = save(store, 1)
+    with pytest.raises(CheckpointError, match="not a draft"):
+        store.abandon(path)
+    store.check(1)
+
+
+@pytest.mark.parametrize("owner", ["", "../x", "a/b", "a b", "-x", "a\n"])
+def test_an_owner_that_could_leave_the_folder_is_refused(root, owner):
+    with pytest.raises(CheckpointError, match="not an owner's name"):
+        CheckpointStore(root, owner)
+
+
+def test_a_name_that_shows_late_is_waited_for(root):
+    class Late(FileSystem):
+        tries = 0
+
+        def create(self, path):
+            self.tries += 1
+            if self.tries < 4:
+                raise FileNotFoundError(2, os.strerror(2))
+            return super().create(path)
+
+    save(CheckpointStore(root, "7-0", fs=Late()), 1)
+    with pytest.raises(CheckpointError, match="No such file"):
+        save(CheckpointStore(root, "7-0", fs=Late(), patience=0), 2)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of two megabytes, and where it is mounted."""
+    place = tmp_path / "small"
+    place.mkdir()
+    options = ["mount", "-t", "tmpfs", "-o", "size=2m", "hpcrun-test", str(place)]
+    if os.geteuid() != 0 or subprocess.run(options, capture_output=True, check=False).returncode:
+        pytest.skip("only root can mount a small disk")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_disk_is_reported_with_its_arithmetic_and_the_next_save_works(small_disk):
+    store = CheckpointStore(small_disk / "checkpoints", "7-0")
+    save(store, 1)
+    draft = store.begin(2)
+
+    def fill():
+        with store.open_file(draft, "shared.pt") as stream:
+            for _ in range(50):
+                stream.write(b"x" * 100_000)
+
+    with pytest.raises(CheckpointError) as refusal:
+        fill()
+    text = str(refusal.value)
+    assert "No space left on device (ENOSPC); it needs 5.0 MB, 8" in text
+    assert "0 B are free now; free some space, or lower checkpoint.keep" in text
+    store.abandon(draft)
+    assert store.newest_valid().step == 1
+    store.check(1)
+    (small_disk / "checkpoints" / "step-000000001" / "shared.pt").unlink()
+    (small_disk / "checkpoints" / "step-000000001" / "rank-00000.pt").unlink()
+    save(store, 3)
+    store.check(3)

@@ -1,0 +1,209 @@
+"""Ranks save and restore together: what one of them meets, all of them know."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.checkpoint.writer import SynchronousWriter, Writer
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory):
+    """The results of every scenario of ``ranks.py``: by its name, a list with one entry a rank."""
+    folder = tmp_path_factory.mktemp("ranks")
+    program = [sys.executable, "-m", "tests.checkpoint.ranks", str(folder)]
+    ended = subprocess.run(
+        program, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    results = {}
+    for world_size in (4, 2):
+        ranks = [
+            json.loads((folder / f"results-{world_size}-{rank}.json").read_text())
+            for rank in range(world_size)
+        ]
+        results |= {name: [rank[name] for rank in ranks] for name in ranks[0]}
+    return results
+
+
+def agreed(results):
+    """What all ranks say alike."""
+    assert all(result == results[0] for result in results)
+    return results[0]
+
+
+def test_without_a_checkpoint_there_is_nothing_to_restore(played):
+    assert agreed(played["nothing_yet"]) is None
+
+
+def test_all_ranks_hear_of_a_save_and_each_gets_its_own_state_back(played):
+    for rank, (outcomes, names, restored) in enumerate(played["save_prune_restore"]):
+        assert [outcome["ok"] for outcome in outcomes] == [True, True, True]
+        assert outcomes[2]["path"] == "step-000000003"
+        assert outcomes[2]["bytes"] > 4000
+        assert names == ["step-000000002", "step-000000003"]
+        assert restored == {
+            "step": 3,
+            "weight": 3.0,
+            "own": {"rank": rank, "step": 3},
+            "meta": {"step": 3},
+            "notes": [],
+        }
+
+
+def test_a_resumed_ddp_training_has_the_bits_of_an_undisturbed_one(played):
+    saved, same_bits, names = agreed(played["training"])
+    assert saved
+    assert same_bits
+    assert names == ["0.bias", "0.weight", "2.bias", "2.weight"]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "culprit", "why"),
+    [
+        ("one_rank_full", "rank 2 (", "No space left on device (ENOSPC); it needs 1."),
+        ("rank_0_cannot_begin", "rank 0 (", "cannot begin a checkpoint: Permission denied"),
+        ("rank_0_cannot_commit", "rank 0 (", "cannot be committed: Input/output error"),
+    ],
+)
+def test_trouble_of_one_rank_fails_the_save_for_all_and_the_next_one_works(
+    played, scenario, culprit, why
+):
+    failed, names, again, newest = agreed(played[scenario])
+    assert not failed["ok"]
+    assert not failed["fenced"]
+    assert failed["error"].startswith(culprit)
+    assert why in failed["error"]
+    assert names == ["step-000000001"]
+    assert again
+    assert newest == 2
+
+
+def test_of_several_culprits_the_first_is_named_and_the_others_counted(played):
+    failed = agreed(played["two_ranks_fail"])
+    assert failed["error"].startswith("rank 1 (")
+    assert failed["error"].endswith("Input/output error (EIO) (and 1 more)")
+
+
+def test_a_failed_prune_does_not_fail_the_save(played):
+    outcome, names = agreed(played["rank_0_cannot_prune"])
+    assert outcome["ok"]
+    assert "cannot be pruned" in outcome["notes"][0]
+    assert names == ["step-000000001", "step-000000020"]
+
+
+def test_a_state_or_meta_that_cannot_be_written_fails_the_save_for_all(played):
+    ok, error, names = agreed(played["state_that_cannot_be_saved"])
+    assert not ok
+    assert error.startswith("rank 1 (")
+    assert "lambda" in error
+    assert names == []
+    ok, error, names = agreed(played["meta_that_cannot_be_saved"])
+    assert not ok
+    assert "meta of step 1 is not plain JSON" in error
+    assert names == []
+
+
+def test_all_ranks_learn_that_they_are_fenced_and_nothing_is_left(played):
+    early = agreed(played["fenced_before_it_begins"])
+    late, names = agreed(played["fenced_before_the_commit"])
+    assert names == []
+    for outcome in (early, late):
+        assert outcome["fenced"]
+        assert not outcome["ok"]
+        assert outcome["error"] == "7-1 owns this run now; 7-0 stops writing"
+
+
+def test_a_defect_on_rank_0_does_not_leave_the_others_waiting(played):
+    first, *others = played["rank_0_stumbles"]
+    assert first == "ZeroDivisionError: a defect"
+    assert agreed(others).startswith("CheckpointError: rank 0 (")
+    assert agreed(others).endswith("ZeroDivisionError: a defect")
+
+
+def test_a_save_sweeps_what_the_dead_left_and_a_restore_does_not(played):
+    before, after_restore, after_save = agreed(played["the_dead_are_swept"])
+    assert before == after_restore == ["step-000000001.tmp-6-0"]
+    assert after_save == ["step-000000002"]
+
+
+def test_damage_that_any_rank_finds_makes_all_fall_back_together(played):
+    for rank, restored in enumerate(played["one_rank_s_file_is_damaged"]):
+        assert restored["step"] == restored["weight"] == 1
+        assert restored["own"] == {"rank": rank, "step": 1}
+        first, second = restored["notes"]
+        assert first.startswith("step 3 passed over: rank 3 (")
+        assert "rank-00003.pt: its content is not what was written" in first
+        assert second.startswith("step 2 passed over: rank 0 (")
+        assert second.endswith("(and 3 more)")
+    for restored in played["the_manifest_is_damaged"]:
+        assert restored["step"] == 1
+        assert "manifest.json" in restored["notes"][0]
+
+
+def test_ranks_do_not_start_over_in_silence_when_no_checkpoint_is_whole(played):
+    error = agreed(played["all_are_damaged"])["error"]
+    assert "no checkpoint there is whole: step 2 passed over" in error
+    assert "step 1 passed over" in error
+    assert error.endswith("move the folder away to start from step 0")
+    error = agreed(played["one_rank_cannot_read"])["error"]
+    assert "rank 2 (" in error
+    assert "Input/output error" in error
+
+
+def test_code_in_a_checkpoint_is_not_run(played):
+    for restored in played["code_in_a_checkpoint"]:
+        assert restored["step"] == 1
+        assert "shared.pt: holds more than tensors and plain data" in restored["notes"][0]
+
+
+def test_fewer_ranks_go_on_with_the_shared_state_and_a_note(played):
+    for rank, (restored, saved, again) in enumerate(played["fewer_ranks"]):
+        assert restored["weight"] == 3.0
+        assert restored["own"] is None
+        assert restored["notes"] == [
+            "step 3 was saved by 4 ranks and is resumed by 2: the ranks' random states are not restored"
+        ]
+        assert saved["ok"]
+        assert again["own"] == {"rank": rank, "step": 9}
+        assert again["notes"] == []
+
+
+def single(root) -> Writer:
+    """A writer of one rank without any process group."""
+    store = CheckpointStore(root, "7-0", patience=0)
+    return SynchronousWriter(
+        store, rank=0, world_size=1, group=None, still_mine=lambda: None, keep=2
+    )
+
+
+def test_one_rank_needs_no_process_group(root):
+    writer = single(root)
+    assert writer.restore() is None
+    state = {"weights": torch.arange(5.0)}
+    for step in (10, 20, 30):
+        outcome = writer.save(step, state, {"n": step}, {"note": "ü"})
+        assert outcome.ok
+        assert outcome.path == root / f"step-{step:09d}"
+        assert outcome.seconds > 0
+        assert outcome.bytes == sum(file.stat().st_size for file in outcome.path.glob("*.pt"))
+    restored = writer.restore(skip=[30])
+    assert restored.step == 20
+    assert restored.own == {"n": 20}
+    assert restored.meta == {"note": "ü"}
+    assert torch.equal(restored.shared["weights"], state["weights"])
+    assert writer.restore(skip=[20, 30]) is None
+
+
+def test_saving_a_step_twice_keeps_the_first(root):
+    writer = single(root)
+    assert writer.save(1, {"x": 1}, {}, {}).ok
+    assert writer.save(1, {"x": 2}, {}, {}).ok
+    assert writer.restore().shared == {"x": 1}
