@@ -15,7 +15,7 @@ if str(TOOLS) not in sys.path:
     sys.path.insert(0, str(TOOLS))
 
 from devclusterlib import cluster as devcluster  # noqa: E402  (found through the path above)
-from devclusterlib import faults, requirements, users  # noqa: E402
+from devclusterlib import faults, requirements, startup, users  # noqa: E402
 from devclusterlib.errors import Refusal  # noqa: E402
 from devclusterlib.spec import ClusterSpec  # noqa: E402
 
@@ -264,7 +264,7 @@ class SlurmCluster:
         """Undo every fault, so that the next test finds a whole cluster."""
         for host in self.handle.spec.host_names:
             faults.restore_link(self.handle, host)
-        devcluster.start_missing(self.handle)
+        startup.start_missing(self.handle)
         self.cancel_all()
         for node, state in devcluster.node_states(self.handle).items():
             if state.startswith(("down", "drain")):

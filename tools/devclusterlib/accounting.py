@@ -6,12 +6,6 @@ way; so the cluster and the job user's account are there before slurmctld starts
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
-from . import daemons
-from .commands import run
-from .errors import CommandFailed
-from .hosts import enter_argv, holder_of
 from .layout import Layout
 from .slurmconf import DATABASE_PASSWORD
 from .spec import ClusterSpec
@@ -41,6 +35,11 @@ def install_db_argv(layout: Layout) -> list[str]:
     ]
 
 
+def list_command() -> list[str]:
+    """The clusters that slurmdbd knows, one name a line."""
+    return ["sacctmgr", "--noheader", "--parsable2", "list", "cluster", "format=cluster"]
+
+
 def entry_commands(spec: ClusterSpec) -> list[list[str]]:
     """The `sacctmgr` commands that make the cluster, one account, and the job user in it."""
     immediate = ["sacctmgr", "--immediate", "add"]
@@ -49,28 +48,3 @@ def entry_commands(spec: ClusterSpec) -> list[list[str]]:
         [*immediate, "account", ACCOUNT, f"Cluster={spec.name}"],
         [*immediate, "user", spec.user, f"Account={ACCOUNT}", f"Cluster={spec.name}"],
     ]
-
-
-def start(layout: Layout, admin: Callable[[Sequence[str]], str], spec: ClusterSpec) -> None:
-    """Bring the database and slurmdbd up; ``admin`` runs a Slurm command as root."""
-    first = not (layout.root / "db").exists()
-    if first:
-        run(enter_argv(holder_of(layout, "ctl"), install_db_argv(layout)))
-    daemons.start(layout, "mariadbd")
-    daemons.wait_for(
-        layout, "database socket", (layout.run / "mariadb.socket").exists, needs=["mariadbd"]
-    )
-    daemons.start(layout, "slurmdbd")
-    daemons.wait_for(layout, "answer of slurmdbd", lambda: answers(admin), needs=["slurmdbd"])
-    if first:
-        for command in entry_commands(spec):
-            admin(command)
-
-
-def answers(admin: Callable[[Sequence[str]], str]) -> bool:
-    """Whether slurmdbd answers a question."""
-    try:
-        admin(["sacctmgr", "--noheader", "list", "cluster"])
-    except CommandFailed:
-        return False
-    return True

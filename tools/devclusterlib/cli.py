@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from . import cluster, faults, options, report, requirements, wrappers
+from . import cluster, faults, lifecycle, options, report, requirements, wrappers
 from .errors import Refusal
 from .processes import ProcessId, read_process
 
@@ -22,6 +22,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Refusal as refusal:
         print(f"devcluster: {refusal}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # The reader (`| head`) has gone; Python would complain once more while it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         print("devcluster: interrupted", file=sys.stderr)
         return 130
@@ -32,7 +36,7 @@ def do_up(parsed: argparse.Namespace) -> int:
     spec = options.spec_from(parsed)
     requirements.require(spec)
     begun = time.monotonic()
-    made, started = cluster.up(spec, root=parsed.root, owner=owner_from(parsed.owner_pid))
+    made, started = lifecycle.up(spec, root=parsed.root, owner=owner_from(parsed.owner_pid))
     print(report.after_up(made, started, time.monotonic() - begun))
     return 0
 
@@ -51,10 +55,10 @@ def do_down(parsed: argparse.Namespace) -> int:
     """Take a cluster, or the abandoned ones, down."""
     requirements.require_root()
     if parsed.abandoned:
-        names = cluster.down_abandoned()
+        names = lifecycle.down_abandoned()
         print(f"took down {', '.join(names)}" if names else "nothing was abandoned")
         return 0
-    found = cluster.down(parsed.name, parsed.root)
+    found = lifecycle.down(parsed.name, parsed.root)
     print(f"cluster {parsed.name} is {'down' if found else 'not there; nothing to do'}")
     return 0
 

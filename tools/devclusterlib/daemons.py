@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from . import sharedfs
 from .commands import clean_environment
 from .errors import Refusal
 from .hosts import enter_argv, holder_of, remember
@@ -27,14 +28,17 @@ def slurmd_name(node: str) -> str:
 
 
 def host_of(daemon: str) -> str:
-    """Host on which ``daemon`` runs."""
-    return daemon.removeprefix("slurmd-") if daemon.startswith("slurmd-") else "ctl"
+    """Host on which ``daemon`` runs: the one after the dash, or the controller's."""
+    return daemon.partition("-")[2] or "ctl"
 
 
-def slurm_daemons(spec: ClusterSpec) -> list[str]:
-    """Daemons of Slurm itself in the order in which they start."""
+def names(spec: ClusterSpec) -> list[str]:
+    """All daemons of a cluster in the order in which they start."""
+    shared = list(sharedfs.KINDS[spec.shared_fs].ports)
+    mounts = [sharedfs.client_name(host) for host in spec.host_names] if shared else []
     accounting = ["mariadbd", "slurmdbd"] if spec.accounting else []
-    return ["munged", *accounting, "slurmctld", *(slurmd_name(node) for node in spec.node_names)]
+    nodes = [slurmd_name(node) for node in spec.node_names]
+    return [*shared, *mounts, "munged", *accounting, "slurmctld", *nodes]
 
 
 def munged_argv(layout: Layout) -> list[str]:
@@ -69,8 +73,12 @@ def mariadbd_argv(layout: Layout) -> list[str]:
     ]
 
 
-def daemon_argv(layout: Layout, daemon: str) -> list[str]:
+def daemon_argv(layout: Layout, shared_fs: str, daemon: str) -> list[str]:
     """Command line of ``daemon`` in the foreground."""
+    if daemon in sharedfs.KINDS[shared_fs].ports:
+        return sharedfs.server_argv(layout, daemon)
+    if daemon.startswith("mount-"):
+        return sharedfs.client_argv(layout, shared_fs, host_of(daemon))
     if daemon == "munged":
         return munged_argv(layout)
     if daemon == "mariadbd":
@@ -88,17 +96,14 @@ def recorded(layout: Layout, daemon: str) -> ProcessId | None:
     return process if process is not None and process.alive() else None
 
 
-def start(layout: Layout, daemon: str) -> None:
-    """Start ``daemon`` on its host, unless it runs."""
-    if recorded(layout, daemon) is None:
-        start_on(layout, host_of(daemon), daemon, daemon_argv(layout, daemon))
-
-
-def start_on(layout: Layout, host: str, name: str, argv: list[str]) -> None:
-    """Start any long-lived program on a host, its words in the log directory, its pid recorded."""
-    with output_path(layout, name).open("ab") as output:
+def start(layout: Layout, shared_fs: str, daemon: str) -> None:
+    """Start ``daemon`` on its host, unless it runs; its words go to the log directory."""
+    if recorded(layout, daemon) is not None:
+        return
+    argv = daemon_argv(layout, shared_fs, daemon)
+    with output_path(layout, daemon).open("ab") as output:
         process = subprocess.Popen(
-            enter_argv(holder_of(layout, host), argv),
+            enter_argv(holder_of(layout, host_of(daemon)), argv),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -106,7 +111,7 @@ def start_on(layout: Layout, host: str, name: str, argv: list[str]) -> None:
             cwd="/",
             start_new_session=True,
         )
-    remember(layout, name, process.pid)
+    remember(layout, daemon, process.pid)
 
 
 def output_path(layout: Layout, name: str) -> Path:
@@ -122,30 +127,24 @@ def stop(layout: Layout, daemon: str) -> None:
 
 
 def wait_for(
-    layout: Layout,
-    what: str,
-    check: Callable[[], bool],
-    *,
-    needs: list[str],
-    patience_s: float = 30.0,
+    layout: Layout, check: Callable[[], bool], daemon: str, patience_s: float = 30.0
 ) -> None:
     """Return as soon as ``check`` holds.
 
-    Raises `Refusal` with the last words of a daemon in ``needs`` that ended, or when
+    Raises `Refusal` with the last words of ``daemon`` when it has ended meanwhile, or when
     ``patience_s`` have passed.
     """
     deadline = time.monotonic() + patience_s
     while not check():
-        for daemon in needs:
-            if recorded(layout, daemon) is None:
-                raise Refusal(
-                    f"{daemon} ended while we waited for {what}: {last_words(layout, daemon)}",
-                    f"its log is {layout.daemon_log(daemon)}",
-                )
+        if recorded(layout, daemon) is None:
+            raise Refusal(
+                f"{daemon} ended at once: {last_words(layout, daemon)}",
+                f"its log is {output_path(layout, daemon)}",
+            )
         if time.monotonic() > deadline:
             raise Refusal(
-                f"no {what} within {patience_s:.0f} s: {last_words(layout, needs[-1])}",
-                f"the logs are in {layout.log}",
+                f"{daemon} does not answer within {patience_s:.0f} s: {last_words(layout, daemon)}",
+                f"its log is {output_path(layout, daemon)}",
             )
         time.sleep(POLL_S)
 

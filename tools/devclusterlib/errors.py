@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 
+LONGEST_QUOTE = 400
+
+
 class Refusal(Exception):
     """The tool cannot or will not do what was asked; the person can change that.
 
@@ -26,9 +29,9 @@ class CommandFailed(Refusal):
     def __init__(self, argv: list[str], returncode: int, words: str) -> None:
         self.argv = argv
         self.returncode = returncode
-        self.words = words.strip()
-        last = self.words.splitlines()[-1] if self.words else "it said nothing"
+        # A refusal is one line, and programs like to draw arrows below their messages.
+        self.words = " ".join(words.split())[-LONGEST_QUOTE:] or "it said nothing"
         super().__init__(
-            f"`{' '.join(argv[:6])}` failed with {returncode}: {last}",
+            f"`{' '.join(argv[:6])}` failed with {returncode}: {self.words}",
             "see the logs of the cluster, then `devcluster down` and `up` again",
         )

@@ -9,16 +9,19 @@ from __future__ import annotations
 import re
 import signal
 
-from . import daemons
-from .cluster import Cluster, node_states, registered, start_controller, start_missing
+from . import daemons, sharedfs, startup
+from .cluster import Cluster
 from .commands import attempt, run
 from .errors import CommandFailed, Refusal
 from .hosts import namespace_ids
 from .layout import SWITCH, Layout
-from .processes import command_name, end, processes_in
+from .processes import command_name, empty, end, processes_in
 
 SLURM_PROCESSES = ("slurmd", "slurmstepd")
-STOPPABLE = ("slurmctld", "slurmdbd", "mariadbd", "munged")
+STOPPABLE = (
+    *("slurmctld", "slurmdbd", "mariadbd", "munged"),
+    *(server for kind in sharedfs.KINDS.values() for server in kind.ports),
+)
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
@@ -61,9 +64,7 @@ def lose_power(cluster: Cluster, node: str) -> None:
     """
     leave_orphans(cluster, node)
     holder = daemons.recorded(cluster.layout, f"holder-{node}")
-    inside = namespace_ids([cluster.layout.netns(node)])
-    while left := [item for item in processes_in(inside) if item != holder]:
-        end(left, signal.SIGKILL, 5.0)
+    empty(namespace_ids([cluster.layout.netns(node)]), spare=holder)
 
 
 def leave_orphans(cluster: Cluster, node: str) -> None:
@@ -77,14 +78,9 @@ def leave_orphans(cluster: Cluster, node: str) -> None:
 def revive(cluster: Cluster, node: str) -> None:
     """Start the node's slurmd again and wait until Slurm has it back; others stay as they are."""
     require_node(cluster, node)
-    daemon = daemons.slurmd_name(node)
-    daemons.start(cluster.layout, daemon)
-    daemons.wait_for(
-        cluster.layout,
-        f"registration of {node}",
-        lambda: registered(node_states(cluster).get(node, "unknown")),
-        needs=[daemon],
-    )
+    belongings = [name for name in daemons.names(cluster.spec) if daemons.host_of(name) == node]
+    for name in belongings:
+        startup.start(cluster, [name])
 
 
 def stop_daemon(cluster: Cluster, daemon: str) -> None:
@@ -96,15 +92,12 @@ def stop_daemon(cluster: Cluster, daemon: str) -> None:
 def start_daemon(cluster: Cluster, daemon: str) -> None:
     """Start a stopped central daemon and wait until it answers."""
     require_daemon(cluster, daemon)
-    if daemon == "slurmctld":
-        start_controller(cluster)
-    else:
-        start_missing(cluster)
+    startup.start(cluster, [daemon])
 
 
 def require_daemon(cluster: Cluster, daemon: str) -> None:
     """Refuse a daemon that the cluster does not have."""
-    have = [item for item in daemons.slurm_daemons(cluster.spec) if item in STOPPABLE]
+    have = [item for item in daemons.names(cluster.spec) if item in STOPPABLE]
     if daemon not in have:
         raise Refusal(
             f"cluster {cluster.spec.name} has no daemon {daemon}", f"it has {', '.join(have)}"
@@ -183,8 +176,8 @@ def slow_link(cluster: Cluster, host: str, rate: str) -> None:
 def lossy_link(cluster: Cluster, host: str, percent: int) -> None:
     """Drop packets at random in both directions."""
     require_host(cluster, host)
-    if not 1 <= percent <= 100:
-        raise Refusal(f"--percent {percent}", "take a number from 1 to 100")
+    if not 1 <= percent <= 99:
+        raise Refusal(f"--percent {percent}", "take 1 to 99; cut-link drops everything")
     for place, interface in ((SWITCH, host), (host, "eth0")):
         rules = loss_rules(host, interface, percent)
         try:

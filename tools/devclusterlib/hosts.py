@@ -149,7 +149,7 @@ def remember(layout: Layout, name: str, pid: int) -> ProcessId:
     """Record a process that we just started; it must still be there."""
     process = read_process(pid)
     if process is None:
-        raise Refusal(f"{name} ended at once", f"see {layout.daemon_log(name)}")
+        raise Refusal(f"{name} ended at once", f"see {layout.log}")
     process.save(layout.process_record(name))
     return process
 

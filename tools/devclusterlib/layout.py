@@ -84,6 +84,10 @@ class Layout:
         """The file system that all hosts share and the job user writes to."""
         return self.root / "shared"
 
+    def seen_from(self, pid: int) -> Path:
+        """The shared directory as the process ``pid`` sees it: a mount of its own host, maybe."""
+        return Path(f"/proc/{pid}/root{self.shared}")
+
     @property
     def bin(self) -> Path:
         """Wrappers of Slurm's commands for a shell outside the cluster."""
@@ -92,8 +96,8 @@ class Layout:
     @property
     def directories(self) -> list[Path]:
         """Directories that `up` makes, parents first."""
-        names = ("etc", "run", "log", "state", "spool", "dev", "bin", "shared", "cgroup")
-        return [self.root / name for name in names]
+        names = ("etc", "run", "log", "state", "spool", "dev", "bin", "shared", "cgroup", "store")
+        return [*(self.root / name for name in names), self.root / "store" / "brick"]
 
     def daemon_log(self, daemon: str) -> Path:
         """Log of ``daemon`` (``slurmctld``, ``slurmd-node1``)."""

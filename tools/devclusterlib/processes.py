@@ -137,10 +137,12 @@ def end_gently(process: ProcessId, patience_s: float = 5.0) -> None:
         end([process], signal.SIGKILL, patience_s)
 
 
-def empty(namespaces: set[NamespaceId], patience_s: float = 15.0) -> None:
-    """Kill until no process is left in ``namespaces``; jobs may fork while we kill."""
+def empty(
+    namespaces: set[NamespaceId], *, spare: ProcessId | None = None, patience_s: float = 15.0
+) -> None:
+    """Kill until nothing but ``spare`` is left in ``namespaces``; jobs may fork while we kill."""
     deadline = time.monotonic() + patience_s
-    while left := processes_in(namespaces):
+    while left := [item for item in processes_in(namespaces) if item != spare]:
         if time.monotonic() > deadline:
             names = ", ".join(f"{command_name(item)} {item.pid}" for item in left[:5])
             raise Refusal(

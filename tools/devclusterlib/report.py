@@ -19,7 +19,7 @@ def after_up(cluster: Cluster, started: list[str], seconds: float) -> str:
     names = [partition.name for partition in slurmconf.partitions(spec)]
     if not started:
         news = "was up already"
-    elif started == daemons.slurm_daemons(spec):
+    elif started == daemons.names(spec):
         news = f"is up ({seconds:.1f} s)"
     else:
         news = f"was up; started again: {', '.join(started)}"
@@ -60,8 +60,7 @@ def gather(cluster: Cluster) -> dict[str, Any]:
             for host in spec.host_names
         },
         "daemons": {
-            daemon: daemons.recorded(layout, daemon) is not None
-            for daemon in daemons.slurm_daemons(spec)
+            daemon: daemons.recorded(layout, daemon) is not None for daemon in daemons.names(spec)
         },
     }
 

@@ -30,17 +30,18 @@ BASE = Feature(
 )
 ACCOUNTING = Feature(
     programs=("slurmdbd", "mariadbd", "mariadb-install-db"),
-    packages=("slurmdbd", "slurm-wlm-mysql-plugin", "mariadb-server"),
+    # The -core packages bring the programs without a service that starts by itself.
+    packages=("slurmdbd", "slurm-wlm-mysql-plugin", "mariadb-server-core", "mariadb-client-core"),
     option="--accounting",
 )
 GLUSTER = Feature(
     programs=("glusterfsd", "glusterfs"),
-    packages=("glusterfs-server", "glusterfs-client", "fuse3"),
+    packages=("glusterfs-common", "glusterfs-client"),
     option="--shared-fs gluster",
 )
 MOOSEFS = Feature(
     programs=("mfsmaster", "mfschunkserver", "mfsmount"),
-    packages=("moosefs-master", "moosefs-chunkserver", "moosefs-client", "fuse3"),
+    packages=("moosefs-master", "moosefs-chunkserver", "moosefs-client"),
     option="--shared-fs moosefs",
 )
 

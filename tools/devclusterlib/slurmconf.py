@@ -19,9 +19,9 @@ DATABASE_PASSWORD = "devcluster"
 # after SlurmdTimeout: with Slurm's defaults that is two and five minutes.
 QUICK_SETTINGS = {
     "SlurmdTimeout": "5",
-    "MessageTimeout": "10",
+    "MessageTimeout": "5",
     "KillWait": "5",
-    "SchedulerParameters": "sched_interval=2,bf_interval=2,batch_sched_delay=0",
+    "SchedulerParameters": "sched_interval=1,bf_interval=1",
 }
 QUICK_CREDENTIAL_S = 5
 

@@ -1,0 +1,360 @@
+"""The dev cluster itself, on a real Slurm: what it promises is what its users build on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ..slurm import cluster as slurm_cluster
+from ..slurm.conftest import unavailable
+
+TOOL = slurm_cluster.TOOLS / "devcluster"
+REFUSED = 2
+
+pytestmark = pytest.mark.slurm
+
+
+def tool(*arguments: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
+    """Run the tool with Debian's own interpreter, as it has to run before anything is installed."""
+    command = ["/usr/bin/python3", str(TOOL), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[slurm_cluster.SlurmCluster]:
+    """Three nodes for this module alone: its tests break them."""
+    if (reason := slurm_cluster.why_not()) is not None:
+        unavailable(reason)
+    name = f"lab-{os.getpid()}"
+    try:
+        yield slurm_cluster.start(name, nodes=3)
+    finally:
+        slurm_cluster.stop(name)
+
+
+@pytest.fixture
+def whole(lab: slurm_cluster.SlurmCluster) -> Iterator[slurm_cluster.SlurmCluster]:
+    """The cluster, whole again after the test."""
+    yield lab
+    lab.heal()
+
+
+@pytest.fixture
+def spare_name() -> Iterator[str]:
+    """Name of a cluster that the test makes, removed whatever happens."""
+    if (reason := slurm_cluster.why_not()) is not None:
+        unavailable(reason)
+    name = f"spare-{os.getpid()}"
+    yield name
+    tool("down", "--name", name)
+
+
+def traces(name: str) -> list[str]:
+    """Everything that a cluster called ``name`` would leave on the machine."""
+    needle = f"devcluster-{name}"
+    found = [str(path) for path in Path("/run/netns").glob(f"devcluster.{name}.*")]
+    found += [str(path) for path in Path("/run/devcluster").glob(f"{name}.json")]
+    found += [str(path) for path in (Path("/tmp") / needle,) if path.exists()]
+    found += [
+        line for line in Path("/proc/self/mountinfo").read_text().splitlines() if name in line
+    ]
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if needle in words and "pytest" not in words.split("\0")[0]:
+            found.append(words.replace("\0", " "))
+    return found
+
+
+def test_up_twice_changes_nothing(lab):
+    before = lab.processes("ctl")
+    done = tool("up", "--name", lab.name, "--nodes=3")
+    assert done.returncode == 0, done.stderr
+    assert "was up already" in done.stdout
+    assert lab.processes("ctl") == before
+
+
+def test_up_with_other_options_is_refused_in_one_line(lab):
+    done = tool("up", "--name", lab.name, "--nodes=2")
+    assert done.returncode == REFUSED
+    assert done.stderr.count("\n") == 1
+    assert "nodes 3 -> 2" in done.stderr
+
+
+def test_up_tells_what_to_type_next(lab):
+    done = tool("up", "--name", lab.name, "--nodes=3")
+    _, commands = done.stdout.split("next:\n")
+    assert len(commands.splitlines()) == 3
+    first = commands.splitlines()[0].split()[1:]
+    assert sorted(tool(*first).stdout.split()) == lab.nodes
+
+
+def test_a_job_runs_on_every_host_as_an_ordinary_user(lab):
+    said = lab.run(["srun", "-N3", "sh", "-c", "echo $(hostname) $(id -un)"]).stdout
+    assert sorted(said.splitlines()) == [f"{node} {lab.user}" for node in lab.nodes]
+
+
+def test_each_host_finds_itself_its_peers_and_localhost(lab):
+    code = (
+        "import socket, os\n"
+        "own = socket.getaddrinfo(socket.gethostname(), 0)[0][4][0]\n"
+        "peers = [socket.gethostbyname(f'node{i}') for i in (1, 2, 3)]\n"
+        "print(socket.gethostname(), own, socket.gethostbyname('localhost'), *peers,\n"
+        "      *sorted(os.listdir('/sys/class/net')))\n"
+    )
+    said = lab.run(["srun", "-N3", "python3", "-c", code]).stdout
+    peers = [lab.handle.layout.address(node) for node in lab.nodes]
+    expected = [
+        " ".join([node, address, "127.0.0.1", *peers, "eth0", "lo"])
+        for node, address in zip(lab.nodes, peers, strict=True)
+    ]
+    assert sorted(said.splitlines()) == expected
+
+
+def test_each_host_is_reached_by_the_others_and_the_machine_is_not(lab):
+    script = "import socket; socket.create_connection((%r, 6818), 2)"
+    lab.run(["python3", "-c", script % "node3"], host="node1")
+    routes = lab.run(["ip", "route"], host="node1").stdout
+    assert "default" not in routes
+
+
+def test_tasks_see_the_gpus_of_their_node(lab):
+    command = ["srun", "-N2", "--ntasks-per-node=2", "--gpus-per-node=4"]
+    said = lab.run([*command, "sh", "-c", "echo $CUDA_VISIBLE_DEVICES"]).stdout
+    assert said.split() == ["0,1,2,3"] * 4
+
+
+def test_two_jobs_on_a_node_get_different_gpus(lab):
+    script = "#!/bin/sh\nsrun sh -c 'echo $CUDA_VISIBLE_DEVICES > gpus-$SLURM_JOB_ID; sleep 3'\n"
+    jobs = [lab.sbatch("-wnode1", "--gpus-per-node=2", script=script) for _ in range(2)]
+    for job in jobs:
+        assert lab.wait_state(job) == "COMPLETED"
+    assert {(lab.shared / f"gpus-{job}").read_text() for job in jobs} == {"0,1\n", "2,3\n"}
+
+
+def test_an_urgent_job_preempts_and_the_victim_is_requeued_once(whole):
+    victim = whole.sbatch("-N3", "--exclusive", "--requeue", "--wrap", "srun sleep 300")
+    whole.wait_state(victim, "RUNNING")
+    urgent = whole.run(["srun", "-p", "urgent", "-N3", "--exclusive", "hostname"])
+    assert sorted(urgent.stdout.split()) == whole.nodes
+    whole.wait_restarts(victim, 1)
+    assert whole.state(victim) == "RUNNING"
+    assert whole.restarts(victim) == 1
+
+
+def test_a_dead_node_fails_the_job_over_and_its_orphan_lives_on(whole):
+    script = "#!/bin/sh\nsrun sh -c 'echo $$ > pid-$(hostname)-$SLURM_RESTART_COUNT; sleep 300'\n"
+    job = whole.sbatch("-N2", "--requeue", script=script)
+    whole.wait_state(job, "RUNNING")
+    first = whole.scontrol_show_job(job)["NodeList"]
+    assert first == "node[1-2]"
+    record = whole.shared / "pid-node2-"
+    whole.wait_until(lambda: record.exists() and record.read_text().strip() != "")
+    orphan = int(record.read_text())
+    whole.orphan_node("node2")
+    assert orphan in whole.processes("node2")
+    whole.wait_until(lambda: whole.node_state("node2") == "down*", 30)
+    whole.wait_restarts(job, 1)
+    assert whole.scontrol_show_job(job)["NodeList"] == "node[1,3]"
+    assert orphan in whole.processes("node2")
+    whole.kill_node("node2")
+    assert whole.processes("node2") == []
+    whole.revive_node("node2")
+    assert whole.node_state("node2") == "idle"
+
+
+def test_a_cut_link_swallows_packets_until_it_is_restored(whole):
+    reach = [sys.executable, "-c", "import socket; socket.create_connection(('node2', 6818), 1)"]
+    whole.run(reach, host="node1")
+    whole.cut_link("node2")
+    assert "timed out" in whole.run(reach, host="node1", check=False).stderr
+    whole.restore_link("node2")
+    whole.run(reach, host="node1")
+
+
+def test_a_lossy_link_loses_and_is_whole_again(whole):
+    reach = [sys.executable, "-c", "import socket; socket.create_connection(('node2', 6818), 1)"]
+    whole.lossy_link("node2", 20)
+    whole.lossy_link("node2", 99)
+    assert "timed out" in whole.run(reach, host="node1", check=False).stderr
+    whole.restore_link("node2")
+    whole.run(reach, host="node1")
+
+
+SERVER = (
+    "import socket\n"
+    "s = socket.create_server(('', 5000)); print('ready', flush=True)\n"
+    "for _ in range(2):\n"
+    "    c, _ = s.accept()\n"
+    "    while c.recv(65536): pass\n"
+    "    c.close()\n"
+)
+CLIENT = (
+    "import socket, time\n"
+    "t = time.monotonic(); c = socket.create_connection(('node2', 5000))\n"
+    "c.sendall(bytes(2_000_000)); c.shutdown(1); c.recv(1)\n"
+    "print(2e6 * 8 / (time.monotonic() - t) / 1e6)\n"
+)
+
+
+def test_a_slow_link_has_about_the_rate_that_was_asked_for(whole):
+    server = whole.popen(["python3", "-c", SERVER], host="node2")
+    assert server.stdout is not None
+    assert server.stdout.readline() == "ready\n"
+    send = ["python3", "-c", CLIENT]
+    fast = float(whole.run(send, host="node1").stdout)
+    whole.slow_link("node2", "20mbit")
+    slow = float(whole.run(send, host="node1").stdout)
+    server.communicate(timeout=10)
+    assert fast > 200
+    assert 10 < slow < 30
+
+
+def test_a_job_outlives_the_controllers_absence(whole):
+    job = whole.sbatch("--wrap", "sleep 2; touch survived")
+    whole.wait_state(job, "RUNNING")
+    whole.stop_daemon("slurmctld")
+    assert whole.run(["squeue"], check=False, timeout=30).returncode != 0
+    whole.wait_until((whole.shared / "survived").exists, 20)
+    whole.start_daemon("slurmctld")
+    assert whole.wait_state(job) == "COMPLETED"
+
+
+def test_up_brings_back_what_was_killed(whole):
+    whole.kill_node("node3")
+    done = tool("up", "--name", whole.name, "--nodes=3")
+    assert "started again: slurmd-node3" in done.stdout
+    assert whole.run(["srun", "-wnode3", "hostname"]).stdout == "node3\n"
+
+
+def test_a_shell_outside_reaches_slurm_through_env(lab):
+    script = f'eval "$({TOOL} env --name {lab.name})"; squeue --noheader; sinfo -h -o %D -p batch'
+    done = subprocess.run(
+        ["sh", "-c", script], cwd=lab.shared, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split()[-1] == "3"
+
+
+def test_exec_passes_user_directory_environment_and_exit_code(lab):
+    words = ["exec", "node1", "--name", lab.name, "--user=root", "--cwd=/usr", "--env=A=b c", "--"]
+    done = tool(*words, "sh", "-c", 'echo "$(id -un) $PWD $A $(hostname)"; exit 7')
+    assert done.stdout == "root /usr b c node1\n"
+    assert done.returncode == 7
+
+
+def test_status_tells_of_a_dead_node(whole):
+    whole.kill_node("node1")
+    assert "not running: slurmd-node1" in tool("status", "--name", whole.name).stdout
+
+
+def test_two_clusters_live_side_by_side(lab, spare_name):
+    done = tool("up", "--name", spare_name, "--nodes=1", "--gpus=1", "--user=dcspare")
+    assert done.returncode == 0, done.stderr
+    assert f"jobs run as dcspare, shared directory /tmp/devcluster-{spare_name}" in done.stdout
+    here = lab.run(["srun", "-N3", "hostname"]).stdout
+    there = tool("exec", "login", "--name", spare_name, "--", "srun", "-N1", "id", "-un")
+    assert (sorted(here.split()), there.stdout) == (lab.nodes, "dcspare\n")
+    assert tool("down", "--name", spare_name).returncode == 0
+    assert traces(spare_name) == []
+    assert subprocess.run(["id", "dcspare"], capture_output=True, check=False).returncode != 0
+    assert lab.run(["srun", "-N3", "hostname"]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "moment", ["namespace", "holder-node1", "munged", "slurmctld", "slurmd-node1"]
+)
+def test_killed_half_way_down_leaves_nothing(spare_name, moment):
+    command = ["/usr/bin/python3", str(TOOL), "up", "--name", spare_name, "--nodes=2"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    root = Path(f"/tmp/devcluster-{spare_name}")
+    sign = (
+        Path(f"/run/netns/devcluster.{spare_name}.switch")
+        if moment == "namespace"
+        else root / "run" / f"{moment}.process"
+    )
+    deadline = time.monotonic() + 20
+    while not sign.exists() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert sign.exists()
+    assert not (root / "run" / "ready").exists()
+    assert tool("down", "--name", spare_name).returncode == 0
+    assert traces(spare_name) == []
+
+
+def test_killed_half_way_up_starts_anew(spare_name):
+    command = ["/usr/bin/python3", str(TOOL), "up", "--name", spare_name, "--nodes=1"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    sign = Path(f"/tmp/devcluster-{spare_name}/run/munged.process")
+    deadline = time.monotonic() + 20
+    while not sign.exists() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    done = tool("up", "--name", spare_name, "--nodes=1")
+    assert done.returncode == 0, done.stderr
+    there = tool("exec", "login", "--name", spare_name, "--", "srun", "hostname")
+    assert there.stdout == "node1\n"
+
+
+def test_the_cluster_of_a_dead_owner_is_cleaned_away(spare_name):
+    with subprocess.Popen(["sleep", "60"]) as owner:
+        done = tool("up", "--name", spare_name, "--nodes=1", f"--owner-pid={owner.pid}")
+        assert done.returncode == 0, done.stderr
+        tool("down", "--abandoned")
+        assert traces(spare_name) != []
+        owner.kill()
+    assert spare_name in tool("down", "--abandoned").stdout
+    assert traces(spare_name) == []
+
+
+def test_a_directory_of_somebody_else_is_refused_and_kept(spare_name, tmp_path):
+    (tmp_path / "thesis.tex").write_text("years")
+    done = tool("up", "--name", spare_name, "--root", str(tmp_path))
+    assert done.returncode == REFUSED
+    assert done.stderr.count("\n") == 1
+    assert (tmp_path / "thesis.tex").read_text() == "years"
+    assert traces(spare_name) == []
+
+
+def test_a_daemon_that_refuses_its_configuration_is_quoted_and_nothing_stays(spare_name):
+    done = tool("up", "--name", spare_name, "--nodes=1", "--set", "PreemptType=preempt/nonsense")
+    assert done.returncode == REFUSED
+    assert done.stderr.count("\n") == 1
+    assert "nonsense" in done.stderr
+    assert traces(spare_name) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["up", "--name", "No Good"], "not usable"),
+        (["exec", "login", "--name", "nowhere", "--", "true"], "there is no cluster nowhere"),
+        (["exec", "login", "--name", "nowhere"], "there is no command"),
+        (["kill-node", "--name", "nowhere", "node1"], "there is no cluster nowhere"),
+    ],
+)
+def test_a_refusal_is_one_line_with_a_remedy(arguments, words):
+    done = tool(*arguments)
+    assert done.returncode == REFUSED
+    assert done.stderr.count("\n") == 1
+    assert words in done.stderr
+    assert "; " in done.stderr
+
+
+def test_an_ordinary_user_is_told_to_become_root():
+    command = ["setpriv", "--reuid=65534", "--clear-groups", "--", "/usr/bin/python3", str(TOOL)]
+    done = subprocess.run([*command, "up"], capture_output=True, text=True, check=False)
+    assert done.returncode == REFUSED
+    assert "sudo" in done.stderr
+    assert done.stderr.count("\n") == 1

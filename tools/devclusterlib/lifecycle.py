@@ -1,0 +1,155 @@
+"""From `up` to `down`: the order in which a cluster's parts are made and removed.
+
+`up` may be killed between any two lines. So the directory is registered before it exists, its
+marker is written before anything else, and `down` looks for what there is, not for what a record
+says there should be.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import stat
+from pathlib import Path
+
+from . import daemons, hosts, registry, startup, users, wrappers
+from .cluster import Cluster, locate, stored_spec
+from .commands import attempt
+from .errors import Refusal
+from .layout import Layout
+from .processes import ProcessId, end
+from .spec import ClusterSpec
+
+
+def up(
+    spec: ClusterSpec, *, root: Path | None = None, owner: ProcessId | None = None
+) -> tuple[Cluster, list[str]]:
+    """Bring the cluster up; return it and which daemons were started now.
+
+    A cluster that is up already only gets back the daemons that are missing; leftovers of one
+    that was killed half-way are removed first.
+    """
+    # The job user must get into the directories, whatever the caller's umask is.
+    os.umask(0o022)
+    with registry.exclusive():
+        layout = locate(spec.name, root)
+        cluster = Cluster(layout, spec)
+        if holders_alive(layout, spec):
+            existing = stored_spec(layout)
+            if existing is not None and existing != spec:
+                raise Refusal(
+                    f"cluster {spec.name} is up with other options "
+                    f"({'; '.join(existing.difference(spec))})",
+                    f"run `devcluster down --name {spec.name}` first, or take another --name",
+                )
+            return cluster, startup.start_missing(cluster)
+        remove(layout)
+        claim(layout)
+        registry.register(registry.Entry(spec.name, layout.root, owner))
+        try:
+            build(cluster)
+        except BaseException:
+            # Also at an interrupt: nothing is left half made.
+            remove(layout)
+            finish_removal(spec.name, spec.user)
+            raise
+        return cluster, daemons.names(spec)
+
+
+def holders_alive(layout: Layout, spec: ClusterSpec) -> bool:
+    """Whether the cluster was completed once and none of its hosts has gone."""
+    if not layout.ready.exists():
+        return False
+    stored = stored_spec(layout) or spec
+    return all(daemons.recorded(layout, f"holder-{host}") for host in stored.host_names)
+
+
+def claim(layout: Layout) -> None:
+    """Refuse a directory that holds something else, or that another user planted."""
+    try:
+        status = layout.root.lstat()
+    except FileNotFoundError:
+        return
+    mine = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    if not mine or any(layout.root.iterdir()):
+        raise Refusal(
+            f"{layout.root} exists and is not a cluster's", "remove it, or take another --root"
+        )
+
+
+def build(cluster: Cluster) -> None:
+    """Make everything, in the order in which one part needs another."""
+    layout, spec = cluster.layout, cluster.spec
+    account = users.ensure(spec.user)
+    layout.root.mkdir(mode=0o755, parents=True, exist_ok=True)
+    layout.marker.write_text(spec.to_json())
+    for directory in layout.directories:
+        directory.mkdir(mode=0o755)
+    os.chown(layout.shared, account.uid, account.gid)
+    startup.write_configuration(cluster)
+    startup.make_devices(layout, max(spec.gpus))
+    hosts.make_network(layout, spec.host_names)
+    hosts.start_holders(layout, spec.host_names)
+    wrappers.write(cluster.layout, spec.name)
+    startup.start_missing(cluster)
+    layout.ready.touch()
+
+
+def down(name: str, root: Path | None = None) -> bool:
+    """Remove the cluster or what is left of it; whether there was anything."""
+    with registry.exclusive():
+        layout = locate(name, root)
+        spec = stored_spec(layout)
+        found = (
+            registry.find(name) is not None
+            or layout.marker.exists()
+            or bool(layout.existing_namespaces())
+        )
+        remove(layout)
+        finish_removal(name, spec.user if spec is not None else None)
+        return found
+
+
+def remove(layout: Layout) -> None:
+    """End the cluster's processes, then remove its namespaces, mounts and directory."""
+    hosts.remove_hosts(layout)
+    # What was started an instant before `up` was killed has a record, but no namespace yet.
+    records = [ProcessId.load(path) for path in layout.run.glob("*.process")]
+    end([item for item in records if item is not None], signal.SIGKILL, 5.0)
+    if layout.marker.exists():
+        unmount_below(layout.root)
+        for entry in sorted(layout.root.iterdir(), key=lambda path: path == layout.marker):
+            remove_path(entry)
+        layout.root.rmdir()
+
+
+def remove_path(path: Path) -> None:
+    """Remove a file or a tree; the marker is asked for last, so that a killed `down` resumes."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def unmount_below(root: Path) -> None:
+    """Detach what is mounted below ``root``, so that no tree of somebody else is removed."""
+    mounted = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    for target in sorted((item for item in mounted if item.startswith(f"{root}/")), reverse=True):
+        attempt(["umount", "--lazy", target])
+
+
+def finish_removal(name: str, user: str | None) -> None:
+    """Forget the cluster and remove its user, if that is ours and no other cluster's."""
+    registry.forget(name)
+    others = [stored_spec(Layout(entry.name, entry.root)) for entry in registry.entries()]
+    if user is not None:
+        users.remove_if_ours(user, [spec for spec in others if spec is not None])
+
+
+def down_abandoned() -> list[str]:
+    """Remove the clusters whose owner process has ended; return their names."""
+    names = [entry.name for entry in registry.entries() if entry.abandoned]
+    for name in names:
+        down(name)
+    return names
