@@ -2,7 +2,6 @@
 
 import os
 import socket
-from collections.abc import Iterator
 
 import pytest
 
@@ -16,9 +15,8 @@ def free_port() -> int:
 
 
 @pytest.fixture(autouse=True)
-def outside_any_job(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def outside_any_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests' own environment must not look like a launcher's."""
     for name in os.environ:
         if name.startswith(("SLURM_", "SBATCH_", "OMPI_", "TORCHELASTIC_", "HPCRUN_RUN")):
             monkeypatch.delenv(name)
-    yield

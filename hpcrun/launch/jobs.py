@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcrun.cluster import slurm
+from hpcrun.cluster.reasons import reason_in_words
 from hpcrun.launch import local_job
 from hpcrun.launch.errors import LaunchError
 from hpcrun.run.directory import RunDirectory
@@ -169,11 +170,11 @@ def _slurm_states(job_ids: list[str]) -> dict[str, tuple[str, str]]:
     listed = slurm.run(slurm.squeue_command(job_ids))
     if listed.returncode == 0:
         for job, info in slurm.parse_squeue(listed.stdout).items():
-            found[job] = (info.state, slurm.reason_in_words(info.reason))
+            found[job] = (info.state, reason_in_words(info.reason))
     missing = [job for job in job_ids if job not in found]
     if missing:
         recorded = slurm.run(slurm.sacct_command(missing))
         if recorded.returncode == 0:
-            for job, rows in slurm.parse_sacct(recorded.stdout).items():
-                found[job] = (rows[-1].state, "")
+            for row in slurm.parse_sacct(recorded.stdout):
+                found[row.job_id] = (row.state, "")
     return found

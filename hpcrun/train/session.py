@@ -1,5 +1,6 @@
 """Puts one rank's training together from the config, runs it, and writes how it ended."""
 
+import os
 import random
 import time
 from typing import Any
@@ -202,7 +203,7 @@ def _announce(
 def _watch_deadline(config: Config, trainer: DistributedAMPTrainer) -> DeadlineWatch | None:
     if not trainer.is_main_process:
         return None
-    return DeadlineWatch(end_time, lead=float(config.job.signal_lead))
+    return DeadlineWatch(lambda: end_time(os.environ), lead=float(config.job.signal_lead))
 
 
 def _stopped(

@@ -306,7 +306,7 @@ class DistributedAMPTrainer(AMPTrainer):
             return
         generators = state.capture_rank()
         with _kept_buffers(self.module):
-            self.model.train()
+            self.module.train()
             with self.autocast():
                 value = loss(self.model, to_device(micro_batches[0], self.device))
             torch.autograd.backward(value)
