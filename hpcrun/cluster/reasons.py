@@ -1,0 +1,63 @@
+"""Say in plain words why Slurm keeps a job waiting.
+
+``BeginTime`` is what a requeued job shows for two minutes, and people take it for stuck: the words
+say what happens next, and what to do where waiting will not help.
+"""
+
+_WAITING = {
+    "BeginTime": "Slurm delays a requeued job by about two minutes "
+    "(or the job asked for a later start)",
+    "BurstBufferResources": "for room in the burst buffer",
+    "BurstBufferStageIn": "the burst buffer is being filled",
+    "Cleaning": "the last attempt is still being cleaned up before the requeue",
+    "Dependency": "for another job to end first",
+    "JobArrayTaskLimit": "the array runs as many tasks at once as it was allowed to",
+    "Licenses": "for a license",
+    "Priority": "other jobs come first",
+    "Prolog": "the nodes are being prepared",
+    "Reservation": "for the reservation to begin",
+    "Resources": "for enough free nodes; it is next in line",
+    "WaitingForScheduling": "Slurm has not looked at it yet",
+    "None": "Slurm has not looked at it yet",
+}
+_STUCK = {
+    "BadConstraints": "no node fits the request; correct constraint, gpus or mem and resubmit",
+    "DependencyNeverSatisfied": "the job it depends on failed; cancel it and resubmit",
+    "InvalidAccount": "the account is not valid; correct job.account and resubmit",
+    "InvalidQOS": "the QOS is not valid; correct job.qos and resubmit",
+    "JobHeldAdmin": "an administrator holds it; ask them, only they can release it",
+    "JobHeldUser": "it is held; release it with: scontrol release JOB",
+    "JobHoldMaxRequeue": "it was requeued too often at launch; check the nodes, then: "
+    "scontrol release JOB",
+    "MaxRequeue": "it was requeued too often at launch; check the nodes, then: "
+    "scontrol release JOB",
+    "NodeDown": "a node that it asked for by name is down; resubmit without naming it",
+    "PartitionDown": "the partition takes no new jobs now; wait, or choose another partition",
+    "PartitionInactive": "the partition starts no jobs now; wait, or choose another partition",
+    "PartitionNodeLimit": "the partition does not allow that many nodes; ask for fewer",
+    "PartitionTimeLimit": "the partition does not allow that much time; ask for less",
+    "ReqNodeNotAvail": "nodes that it needs are down, drained or reserved "
+    "(often a maintenance that a shorter job.time would fit before)",
+    "launch_failed_requeued_held": "its launch failed and Slurm holds it; check the nodes, then: "
+    "scontrol release JOB",
+    "job_requeued_in_held_state": "it was requeued and is held; release it with: "
+    "scontrol release JOB",
+}
+
+
+def reason_in_words(reason: str) -> str:
+    """Return one short clause for Slurm's reason code (squeue(1), "JOB REASON CODES").
+
+    It starts with "waiting:" where patience is enough, and with "stuck:" where it is not. A code
+    that is not known here comes back as Slurm wrote it.
+    """
+    code = reason.strip().strip("()").split(",")[0]
+    if code in _STUCK:
+        return f"stuck: {_STUCK[code]}"
+    if code in _WAITING:
+        return f"waiting: {_WAITING[code]}"
+    if code.replace("_", " ").startswith("Nodes required for job are DOWN"):
+        return "waiting: nodes that it needs are down, drained or kept for other partitions"
+    if code.startswith(("Assoc", "QOS", "MaxMemPerLimit", "MaxCpuPer", "MaxNodePer")):
+        return f"waiting: a limit of the account or QOS is reached ({code})"
+    return f"waiting: {code or 'Slurm gives no reason'}"

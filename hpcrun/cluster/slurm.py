@@ -1,0 +1,358 @@
+"""Everything we ask of Slurm's programs: a pure builder of each command, a pure parser of each
+answer, and one function that runs them.
+
+Kept in one place because Slurm's texts differ between versions and sites, and because the parsers
+are tested on what the real programs printed. Times are asked for as Unix seconds through
+SLURM_TIME_FORMAT, which spares us time zones and the hour that repeats in autumn.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from hpcrun.cluster.errors import ClusterError
+from hpcrun.cluster.hostlist import expand
+from hpcrun.cluster.reasons import reason_in_words
+
+__all__ = [
+    "Completed",
+    "JobInfo",
+    "JobRecord",
+    "RequeueError",
+    "available",
+    "classify_requeue_error",
+    "is_unknown_job",
+    "parse_sacct",
+    "parse_sbatch",
+    "parse_show_job",
+    "parse_squeue",
+    "reason_in_words",
+    "run",
+    "sacct_command",
+    "scancel_command",
+    "scontrol_requeue_command",
+    "scontrol_show_job_command",
+    "seconds",
+    "squeue_command",
+    "unix_time",
+]
+
+RequeueError = Literal["denied", "disabled", "batch-only", "pending", "transient", "unknown"]
+
+TIMED_OUT = 124
+NOT_FOUND = 127
+
+_JOB_ID = re.compile(r"[0-9]+(?:[_+][0-9]+)?")
+_SIGNAL = re.compile(r"[A-Z0-9]+")
+# The reason comes last, as the one field whose text is free.
+_SQUEUE_FORMAT = "%i|%T|%N|%e|%L|%r"
+_SACCT_FORMAT = "JobID,State,ExitCode,Start,End,NodeList"
+
+
+@dataclass(frozen=True)
+class Completed:
+    """How a program ended: 124 where it took too long, 127 where it is not installed."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@dataclass(frozen=True)
+class JobInfo:
+    """A job as the controller sees it now.
+
+    ``end_time`` (Unix seconds) is the end of the time limit while it runs, and the end of the grace
+    period once it is being preempted; of a waiting job it is a guess. ``time_left`` (seconds) does
+    not shrink at a preemption. Both are None where Slurm knows none.
+    """
+
+    state: str
+    reason: str
+    nodes: tuple[str, ...]
+    end_time: float | None
+    time_left: int | None
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """One attempt of a job as accounting keeps it, times in Unix seconds.
+
+    ``state`` is one word; who cancelled (a user id, where told) is in ``cancelled_by``.
+    """
+
+    job_id: str
+    state: str
+    cancelled_by: str | None
+    exit_code: int
+    signal: int
+    start: float | None
+    end: float | None
+    nodes: tuple[str, ...]
+
+
+def run(
+    argv: Sequence[str], timeout: float = 10.0, environ: Mapping[str, str] | None = None
+) -> Completed:
+    """Run a program to its end and return what it printed; the only place that does.
+
+    It never raises: a program that is missing, or slower than ``timeout`` seconds, is a return
+    code (127, 124) with a line in ``stderr``.
+
+    Args:
+        argv: program and arguments; no shell sees them.
+        timeout: seconds before it is killed. squeue takes 18 s to notice a dead controller.
+        environ: the environment, exactly (for sbatch, which hands it to the job). None means ours
+            in which no default of the user's bends the answer.
+    """
+    try:
+        done = subprocess.run(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+            env=_plain_environment(os.environ) if environ is None else dict(environ),
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Completed(TIMED_OUT, "", f"{argv[0]} timed out after {timeout:g} s")
+    except OSError as error:
+        return Completed(NOT_FOUND, "", f"cannot run {argv[0]}: {error.strerror}")
+    return Completed(done.returncode, done.stdout, done.stderr)
+
+
+def _plain_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Drop what changes an answer (SQUEUE_STATES, SACCT_FORMAT …), fix language and times."""
+    bending = ("SQUEUE_", "SACCT_", "SCONTROL_", "SCANCEL_")
+    kept = {name: value for name, value in environ.items() if not name.startswith(bending)}
+    return kept | {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
+
+
+def available(timeout: float = 3.0) -> bool:
+    """Tell whether jobs can go to Slurm here: sbatch is on PATH and a controller answers."""
+    if shutil.which("sbatch") is None:
+        return False
+    ping = run(["scontrol", "ping"], timeout=timeout)
+    return ping.returncode == 0 and re.search(r"\bUP\b", ping.stdout) is not None
+
+
+def _checked(job_id: str) -> str:
+    if not _JOB_ID.fullmatch(job_id):
+        raise ClusterError(
+            f"job id {job_id!r}: expected a number such as 123, or 123_4 of an array"
+        )
+    return job_id
+
+
+def squeue_command(job_ids: Sequence[str]) -> list[str]:
+    """Build the query for all these jobs at once; ended ones stay known for some minutes."""
+    jobs = ",".join(_checked(job_id) for job_id in job_ids)
+    return [
+        "squeue",
+        "--noheader",
+        "--array",
+        "--states=all",
+        f"--format={_SQUEUE_FORMAT}",
+        f"--jobs={jobs}",
+    ]
+
+
+def parse_squeue(text: str) -> dict[str, JobInfo]:
+    """Return the jobs that squeue knows, by id; one it has forgotten is absent.
+
+    Lines of another shape (a site's banner) are passed over.
+    """
+    jobs = {}
+    for line in text.splitlines():
+        fields = line.strip().split("|", 5)
+        if len(fields) != 6 or not _JOB_ID.fullmatch(fields[0]):
+            continue
+        job_id, state, nodes, end, left, reason = fields
+        jobs[job_id] = JobInfo(state, reason, _hosts(nodes), unix_time(end), seconds(left))
+    return jobs
+
+
+def is_unknown_job(answer: Completed) -> bool:
+    """Tell an answer about a job that the controller has forgotten from one that failed."""
+    return answer.returncode != 0 and "Invalid job id specified" in answer.stderr
+
+
+def sacct_command(job_ids: Sequence[str]) -> list[str]:
+    """Build the query for every attempt of these jobs; without --duplicates only the last shows."""
+    jobs = ",".join(_checked(job_id) for job_id in job_ids)
+    return [
+        "sacct",
+        "--noheader",
+        "--parsable2",
+        "--allocations",
+        "--duplicates",
+        f"--format={_SACCT_FORMAT}",
+        f"--jobs={jobs}",
+    ]
+
+
+def parse_sacct(text: str) -> list[JobRecord]:
+    """Return one record a row, in sacct's order, which for one job is that of its attempts."""
+    records = []
+    for line in text.splitlines():
+        fields = line.strip().split("|")
+        if len(fields) != 6 or not _JOB_ID.fullmatch(fields[0]):
+            continue
+        job_id, state, exit_code, start, end, nodes = fields
+        # "CANCELLED by 1000", and "CANCELLED+" where a column was too narrow for that.
+        word, _, canceller = state.partition(" by ")
+        code, _, signal = exit_code.partition(":")
+        records.append(
+            JobRecord(
+                job_id=job_id,
+                state=word.rstrip("+"),
+                cancelled_by=canceller or None,
+                exit_code=int(code or 0),
+                signal=int(signal or 0),
+                start=unix_time(start),
+                end=unix_time(end),
+                nodes=_hosts(nodes),
+            )
+        )
+    return records
+
+
+def scontrol_requeue_command(job_id: str) -> list[str]:
+    """Build the requeue of one job. It kills the job's processes: save first."""
+    return ["scontrol", "requeue", _checked(job_id)]
+
+
+_REQUEUE_ERRORS: tuple[tuple[str, RequeueError], ...] = (
+    ("access/permission denied", "denied"),
+    ("requested operation is presently disabled", "disabled"),
+    ("only batch jobs are accepted", "batch-only"),
+    ("job is pending execution", "pending"),
+    ("unable to contact slurm controller", "transient"),
+    # What scontrol requeue says when no controller answers (seen with Slurm 22.05).
+    ("unexpected message received", "transient"),
+    ("socket timed out", "transient"),
+    ("zero bytes were transmitted", "transient"),
+    ("in standby mode", "transient"),
+    ("can not be altered now, try again later", "transient"),
+    ("protocol authentication error", "transient"),
+    ("connection refused", "transient"),
+    ("timed out after", "transient"),
+)
+
+
+def classify_requeue_error(stderr: str) -> RequeueError:
+    """Say what a failed ``scontrol requeue`` means, from its error text (slurm_errno.c).
+
+    "pending": it has been requeued already, which is success. "transient": ask again. "denied",
+    "disabled" (submitted with --no-requeue) and "batch-only" (under salloc): asking again is
+    useless.
+    """
+    text = stderr.lower()
+    return next((kind for phrase, kind in _REQUEUE_ERRORS if phrase in text), "unknown")
+
+
+def scontrol_show_job_command(job_id: str) -> list[str]:
+    """Build the query for all that the controller knows of one job."""
+    return ["scontrol", "show", "job", _checked(job_id)]
+
+
+_SHOWN_KEY = re.compile(r"(?:^|(?<=\s))([A-Z][A-Za-z0-9_/:]*)=")
+_FREE_TEXT = frozenset(
+    {"JobName", "Command", "WorkDir", "StdErr", "StdIn", "StdOut", "Comment", "AdminComment"}
+)
+
+
+def parse_show_job(text: str) -> dict[str, str]:
+    """Return the fields of one job, such as PreemptTime, Restarts and Requeue, as Slurm's text.
+
+    Names chosen by the user end their line in Slurm's output, so a field that one of them fakes
+    stays part of that name. Read times with ``unix_time``.
+    """
+    fields: dict[str, str] = {}
+    for line in text.splitlines():
+        keys = list(_SHOWN_KEY.finditer(line))
+        ends = [key.start() for key in keys[1:]] + [len(line)]
+        for key, end_of_value in zip(keys, ends, strict=False):
+            free = key.group(1) in _FREE_TEXT
+            end = len(line) if free else end_of_value
+            fields.setdefault(key.group(1), line[key.end() : end].strip())
+            if free:
+                break
+    return fields
+
+
+def scancel_command(job_id: str, signal: str | None = None, *, full: bool = False) -> list[str]:
+    """Build the end of a job, or a signal (such as "USR2") to its steps.
+
+    ``full`` reaches the batch script too, with its children (scancel(1), --full).
+
+    Raises:
+        ClusterError: the job id or the signal is not one.
+    """
+    argv = ["scancel"]
+    if signal is not None:
+        if not _SIGNAL.fullmatch(signal):
+            raise ClusterError(f"signal {signal!r}: expected a name such as USR2 or TERM")
+        argv.append(f"--signal={signal}")
+    if full:
+        argv.append("--full")
+    return [*argv, _checked(job_id)]
+
+
+_SUBMITTED = re.compile(r"(?:Submitted batch job )?([0-9]+)(?:;\S+)?")
+
+
+def parse_sbatch(text: str) -> str:
+    """Return the job id that sbatch printed: ``123``, ``123;cluster`` or its sentence.
+
+    Raises:
+        ClusterError: the last line holds no job id.
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    match = _SUBMITTED.fullmatch(lines[-1]) if lines else None
+    if match is None:
+        raise ClusterError(
+            f"sbatch answered {lines[-1] if lines else 'nothing'!r}: expected a job id; "
+            "see with squeue --me whether the job was submitted"
+        )
+    return match.group(1)
+
+
+def unix_time(text: str) -> float | None:
+    """Read a time as Slurm prints it: Unix seconds, or ISO in this machine's time zone.
+
+    ``N/A``, ``NONE``, ``Unknown`` and the like are None.
+    """
+    text = text.strip()
+    if text.isdecimal():
+        return float(text)
+    try:
+        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+    except ValueError:
+        return None
+
+
+_DURATION = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
+
+
+def seconds(text: str) -> int | None:
+    """Read a duration ``D-HH:MM:SS`` with its leading parts left out; UNLIMITED and such: None."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        return None
+    days, hours, minutes, rest = (int(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + rest
+
+
+def _hosts(nodes: str) -> tuple[str, ...]:
+    """Expand a node list; a job without nodes shows "", "None assigned" or "(null)"."""
+    if nodes in ("", "None assigned", "(null)", "n/a"):
+        return ()
+    return tuple(expand(nodes))

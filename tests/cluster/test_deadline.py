@@ -1,0 +1,82 @@
+"""When the job ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hpcrun.cluster.deadline import end_time, query_end_time
+from hpcrun.cluster.errors import ClusterError
+
+Recorded = Callable[[str], dict[str, str]]
+
+
+def unasked(job: str) -> float | None:
+    raise AssertionError(f"Slurm was asked about {job}")
+
+
+def test_the_variable_of_newer_slurms_is_taken_without_asking() -> None:
+    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "1795253522"}
+    assert end_time(environ, unasked) == 1795253522.0
+
+
+def test_an_older_slurm_is_asked_by_the_id_of_the_array_task(recorded_env: Recorded) -> None:
+    environ = recorded_env("gpus-per-task")
+    assert "SLURM_JOB_END_TIME" not in environ
+    assert end_time(environ, lambda job: {"3_1": 5.0}[job]) == 5.0
+
+
+def test_outside_slurm_and_in_the_local_cluster_there_is_nobody_to_ask() -> None:
+    assert end_time({}, unasked) is None
+    assert end_time({"SLURM_JOB_ID": "7", "HPCRUN_LOCAL_CLUSTER": "1"}, unasked) is None
+
+
+@pytest.mark.parametrize("value", ["tomorrow", "nan", "-1", "2026-11-21T09:32:02"])
+def test_a_malformed_end_time_is_refused_by_name(value: str) -> None:
+    with pytest.raises(ClusterError, match="SLURM_JOB_END_TIME"):
+        end_time({"SLURM_JOB_END_TIME": value}, unasked)
+
+
+@pytest.fixture
+def squeue_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Put a squeue in front of PATH that prints a recorded answer."""
+
+    def install(text: str) -> None:
+        (tmp_path / "answer").write_text(text)
+        script = tmp_path / "squeue"
+        script.write_text(f"#!/bin/sh\nexec /bin/cat '{tmp_path}/answer'\n")
+        script.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path))
+
+    return install
+
+
+def test_the_controllers_answer_is_read(
+    squeue_prints: Callable[[str], None], recorded: Callable[[str], str]
+) -> None:
+    squeue_prints(recorded("squeue.txt"))
+    assert query_end_time("30") == 1795347511.0
+    assert query_end_time("99") is None
+
+
+def test_the_guess_for_a_waiting_job_is_no_end_time(
+    squeue_prints: Callable[[str], None], recorded: Callable[[str], str]
+) -> None:
+    squeue_prints(recorded("squeue.txt"))
+    assert query_end_time("36") is None
+
+
+def test_a_heterogeneous_job_is_found_by_its_leader(
+    squeue_prints: Callable[[str], None],
+) -> None:
+    squeue_prints("11+0|RUNNING|node1|1795253522|9:59|None\n11+1|RUNNING|node2|7|9:59|None\n")
+    assert query_end_time("11") == 1795253522.0
+
+
+def test_a_silent_controller_is_no_end_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert query_end_time("7") is None

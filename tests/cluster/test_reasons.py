@@ -1,0 +1,42 @@
+"""Why a job waits, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from hpcrun.cluster.reasons import reason_in_words
+from hpcrun.cluster.slurm import parse_squeue
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("BeginTime", "waiting: Slurm delays a requeued job by about two minutes"),
+        ("(Resources)", "waiting: for enough free nodes"),
+        ("ReqNodeNotAvail, UnavailableNodes:node[4-5]", "stuck: nodes that it needs are down"),
+        (
+            "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority "
+            "partitions",
+            "waiting: nodes that it needs are down",
+        ),
+        ("QOSMaxGRESPerUser", "waiting: a limit of the account or QOS is reached"),
+        ("JobHeldAdmin", "stuck: an administrator"),
+        ("SomethingNew", "waiting: SomethingNew"),
+        ("", "waiting: Slurm gives no reason"),
+    ],
+)
+def test_a_reason_says_whether_patience_is_enough(reason: str, words: str) -> None:
+    assert reason_in_words(reason).startswith(words)
+
+
+def test_every_reason_seen_on_a_real_queue_has_words(recorded: Callable[[str], str]) -> None:
+    waiting = [
+        job.reason
+        for job in parse_squeue(recorded("squeue.txt")).values()
+        if job.state == "PENDING"
+    ]
+    assert len(waiting) >= 6
+    for reason in waiting:
+        assert reason_in_words(reason) != f"waiting: {reason}"

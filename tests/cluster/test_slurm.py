@@ -1,0 +1,287 @@
+"""Commands and parsers, on what Slurm 22.05 printed for jobs that met every fate."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcrun.cluster import slurm
+from hpcrun.cluster.errors import ClusterError
+
+Recorded = Callable[[str], str]
+
+
+def test_squeue_tells_state_nodes_end_and_time_left(recorded: Recorded) -> None:
+    jobs = slurm.parse_squeue(recorded("squeue.txt"))
+    assert jobs["30"] == slurm.JobInfo(
+        state="RUNNING",
+        reason="None",
+        nodes=("node1", "node2"),
+        end_time=1795347511.0,
+        time_left=((24 + 2) * 60 + 3) * 60 + 57,
+    )
+    assert jobs["37"].state == "FAILED"
+    assert jobs["34"].time_left is None
+    assert (jobs["35"].end_time, jobs["35"].nodes) == (None, ())
+
+
+def test_squeue_lists_the_tasks_of_an_array_each(recorded: Recorded) -> None:
+    jobs = slurm.parse_squeue(recorded("squeue.txt"))
+    states = {job: info.state for job, info in jobs.items() if job.startswith("32_")}
+    assert states == {"32_1": "RUNNING", "32_2": "PENDING", "32_3": "PENDING"}
+
+
+def test_a_requeued_job_waits_for_its_begin_time(recorded: Recorded) -> None:
+    requeued = slurm.parse_squeue(recorded("squeue.txt"))["38"]
+    assert (requeued.state, requeued.reason) == ("PENDING", "BeginTime")
+    assert "two minutes" in slurm.reason_in_words(requeued.reason)
+
+
+def test_a_preemption_brings_the_end_time_down(recorded: Recorded) -> None:
+    before = slurm.parse_squeue(recorded("squeue-before-preemption.txt"))["42"]
+    after = slurm.parse_squeue(recorded("squeue-preempted.txt"))["42"]
+    shown = slurm.parse_show_job(recorded("show-preempted.txt"))
+    preempted_at = slurm.unix_time(shown["PreemptTime"])
+    assert before.end_time is not None
+    assert after.end_time is not None
+    assert preempted_at is not None
+    assert after.end_time - preempted_at == 8
+    assert before.end_time - after.end_time > 500
+
+
+def test_a_reason_with_bars_and_banners_around_do_no_harm() -> None:
+    text = "Welcome to the cluster\n\n7|PENDING||N/A|5:00|Nodes down, or a|b\n|||||\n"
+    jobs = slurm.parse_squeue(text)
+    assert set(jobs) == {"7"}
+    assert jobs["7"].reason == "Nodes down, or a|b"
+
+
+def test_a_forgotten_job_is_told_from_a_controller_that_does_not_answer() -> None:
+    forgotten = slurm.Completed(1, "", "slurm_load_jobs error: Invalid job id specified\n")
+    unreachable = slurm.Completed(
+        1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"
+    )
+    assert slurm.is_unknown_job(forgotten)
+    assert not slurm.is_unknown_job(unreachable)
+
+
+def test_sacct_keeps_every_attempt_in_order(recorded: Recorded) -> None:
+    records = slurm.parse_sacct(recorded("sacct.txt"))
+
+    def attempts(job: str) -> list[str]:
+        return [record.state for record in records if record.job_id == job]
+
+    assert attempts("18") == ["REQUEUED", "REQUEUED", "CANCELLED"]
+    assert attempts("19") == ["REQUEUED", "REQUEUED", "FAILED"]
+    assert attempts("9_1") == ["REQUEUED", "CANCELLED"]
+    assert attempts("21") == ["TIMEOUT"]
+    assert attempts("24") == ["PREEMPTED", "CANCELLED"]
+    assert attempts("26") == ["NODE_FAIL", "CANCELLED"]
+
+
+def test_sacct_tells_exit_codes_signals_and_nodes(recorded: Recorded) -> None:
+    records = {record.job_id: record for record in slurm.parse_sacct(recorded("sacct.txt"))}
+    assert (records["22"].exit_code, records["22"].signal) == (9, 0)
+    assert (records["23"].exit_code, records["23"].signal) == (0, 9)
+    assert records["24"].cancelled_by == "1001"
+    assert records["24"].nodes == ("node1", "node2", "node3", "node4")
+    assert (records["12"].nodes, records["12"].start) == ((), None)
+    assert records["21"].start == 1795253209.0
+
+
+def test_a_state_cut_by_a_narrow_column_is_whole_again() -> None:
+    (record,) = slurm.parse_sacct("7|CANCELLED+|0:0|Unknown|Unknown|None assigned\n")
+    assert (record.state, record.cancelled_by) == ("CANCELLED", None)
+
+
+def test_show_job_gives_the_fields_and_a_job_name_cannot_fake_them(recorded: Recorded) -> None:
+    fields = slurm.parse_show_job(recorded("show-job.txt"))
+    assert fields["JobName"] == "fake PreemptTime=1 Restarts=9"
+    assert (fields["Restarts"], fields["PreemptTime"]) == ("0", "None")
+    assert (fields["Requeue"], fields["NodeList"]) == ("1", "node[1-2]")
+    assert (fields["TimeLimit"], slurm.seconds(fields["TimeLimit"])) == ("1-02:04:00", 93840)
+    assert fields["TRES"].startswith("cpu=2,mem=")
+    assert fields["Command"] == "(null)"
+
+
+def test_show_job_tells_the_array_of_a_task(recorded: Recorded) -> None:
+    fields = slurm.parse_show_job(recorded("show-array-task.txt"))
+    assert (fields["ArrayJobId"], fields["ArrayTaskId"], fields["JobName"]) == ("32", "2", "wrap")
+
+
+@pytest.mark.parametrize(
+    ("printed", "kind"),
+    [
+        ("Access/permission denied for job 17\n", "denied"),
+        ("Requested operation is presently disabled for job 14\n", "disabled"),
+        ("Only batch jobs are accepted or processed for job 17\n", "batch-only"),
+        ("Job is pending execution for job 18\n", "pending"),
+        ("9_2-3: Job is pending execution\n", "pending"),
+        ("Unexpected message received for job 18\n", "transient"),
+        ("Unable to contact slurm controller (connect failure) for job 18\n", "transient"),
+        ("Socket timed out on send/recv operation for job 18\n", "transient"),
+        ("scontrol timed out after 10 s", "transient"),
+        ("Invalid job id specified for job 9999\n", "unknown"),
+        ("", "unknown"),
+    ],
+)
+def test_errors_of_a_requeue_are_told_apart(printed: str, kind: str) -> None:
+    assert slurm.classify_requeue_error(printed) == kind
+
+
+@pytest.mark.parametrize(
+    ("printed", "job"),
+    [
+        ("41\n", "41"),
+        ("40;dev\n", "40"),
+        ("Submitted batch job 41\n", "41"),
+        ("-- 3 % of your budget left --\n40;dev\n\n", "40"),
+    ],
+)
+def test_the_job_id_of_sbatch_is_found(printed: str, job: str) -> None:
+    assert slurm.parse_sbatch(printed) == job
+
+
+@pytest.mark.parametrize("printed", ["", "\n", "sbatch: error: no\n", "12 34"])
+def test_an_answer_of_sbatch_without_a_job_id_is_refused(printed: str) -> None:
+    with pytest.raises(ClusterError, match="squeue --me"):
+        slurm.parse_sbatch(printed)
+
+
+def test_commands_are_plain_argument_lists() -> None:
+    assert slurm.squeue_command(["7", "9_1"])[-1] == "--jobs=7,9_1"
+    assert slurm.sacct_command(["7", "9_1"])[-1] == "--jobs=7,9_1"
+    assert slurm.scontrol_requeue_command("9_1") == ["scontrol", "requeue", "9_1"]
+    assert slurm.scontrol_show_job_command("7") == ["scontrol", "show", "job", "7"]
+    assert slurm.scancel_command("7") == ["scancel", "7"]
+    assert slurm.scancel_command("7", "USR2") == ["scancel", "--signal=USR2", "7"]
+    assert slurm.scancel_command("7", "TERM", full=True) == [
+        *("scancel", "--signal=TERM", "--full", "7")
+    ]
+
+
+@pytest.mark.parametrize("job", ["", "-1", "abc", "7;rm", "7 8", "9_[1-3]", "--me", "7\n"])
+def test_what_is_not_a_job_id_reaches_no_command(job: str) -> None:
+    for build in (
+        slurm.scancel_command,
+        slurm.scontrol_requeue_command,
+        slurm.scontrol_show_job_command,
+        lambda one: slurm.squeue_command([one]),
+        lambda one: slurm.sacct_command([one]),
+    ):
+        with pytest.raises(ClusterError, match="job id"):
+            build(job)
+
+
+def test_a_signal_that_is_none_is_refused() -> None:
+    with pytest.raises(ClusterError, match="signal"):
+        slurm.scancel_command("7", "--me")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("4:57", 297),
+        ("1:00:00", 3600),
+        ("364-23:59:57", (364 * 24 + 24) * 3600 - 3),
+        ("0:00", 0),
+        ("UNLIMITED", None),
+        ("NOT_SET", None),
+        ("", None),
+    ],
+)
+def test_durations_are_seconds(text: str, expected: int | None) -> None:
+    assert slurm.seconds(text) == expected
+
+
+@given(st.integers(0, 10**7))
+def test_any_duration_that_slurm_writes_is_read_back(total: int) -> None:
+    minutes, left = divmod(total, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    assert slurm.seconds(f"{days}-{hours:02}:{minutes:02}:{left:02}") == total
+
+
+def test_times_are_unix_seconds_or_this_machines_iso() -> None:
+    now = float(int(time.time()))
+    assert slurm.unix_time(f"{now:.0f}") == now
+    assert slurm.unix_time(time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(now))) == now
+    for none in ("N/A", "NONE", "Unknown", "None", "", "2026-13-01T00:00:00"):
+        assert slurm.unix_time(none) is None
+
+
+def test_a_program_is_run_and_its_end_told() -> None:
+    done = slurm.run(["sh", "-c", "echo out; echo err >&2; exit 3"])
+    assert done == slurm.Completed(3, "out\n", "err\n")
+
+
+def test_a_missing_program_and_a_slow_one_are_return_codes(tmp_path: Path) -> None:
+    missing = slurm.run([str(tmp_path / "absent")])
+    assert (missing.returncode, missing.stdout) == (slurm.NOT_FOUND, "")
+    slow = slurm.run(["sleep", "5"], timeout=0.1)
+    assert slow.returncode == slurm.TIMED_OUT
+    assert slurm.classify_requeue_error(slow.stderr) == "transient"
+
+
+def test_a_users_defaults_for_squeue_do_not_bend_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SQUEUE_STATES", "COMPLETED")
+    monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
+    seen = dict(line.split("=", 1) for line in slurm.run(["env"]).stdout.splitlines())
+    assert "SQUEUE_STATES" not in seen
+    assert (seen["SLURM_TIME_FORMAT"], seen["LC_ALL"]) == ("%s", "C")
+
+
+def test_an_environment_for_sbatch_is_handed_over_exactly() -> None:
+    assert slurm.run(["/usr/bin/env"], environ={"A": "1"}).stdout == "A=1\n"
+
+
+def put_on_path(place: Path, **programs: str) -> str:
+    for name, body in programs.items():
+        script = place / name
+        script.write_text(f"#!/bin/sh\n{body}\n")
+        script.chmod(0o755)
+    return str(place)
+
+
+@pytest.mark.parametrize(
+    ("ping", "up"),
+    [
+        ("echo 'Slurmctld(primary) at ctl is UP'", True),
+        ("echo 'Slurmctld(primary) at ctl is DOWN'; exit 1", False),
+        ("echo 'Slurmctld(primary) at a is DOWN'; echo 'Slurmctld(backup) at b is UP'", True),
+        ("echo 'scontrol: fatal: Unable to process configuration file' >&2; exit 1", False),
+        ("exec /bin/sleep 30", False),
+    ],
+)
+def test_slurm_is_available_when_a_controller_answers_in_time(
+    ping: str, up: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", put_on_path(tmp_path, sbatch="exit 1", scontrol=ping))
+    assert slurm.available(timeout=0.5) is up
+
+
+def test_slurm_is_not_available_without_sbatch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", put_on_path(tmp_path, scontrol="echo UP"))
+    assert not slurm.available()
+
+
+@pytest.mark.slurm
+@pytest.mark.skipif(shutil.which("scontrol") is None, reason="scontrol is not installed")
+def test_the_real_scontrol_without_a_configuration_means_not_available(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "absent"))
+    # By itself it would look for that file for a minute.
+    began = time.monotonic()
+    assert not slurm.available(timeout=1.0)
+    assert time.monotonic() - began < 3
