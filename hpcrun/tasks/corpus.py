@@ -150,28 +150,27 @@ def pack(root: Path, path: Path, max_bytes: int, validation_fraction: float) -> 
     """Pack the sources under ``root`` into the corpus file ``path``, replacing it atomically.
 
     Two digests of a file's name decide its place in the order and its split, so that a new module
-    moves no other file from one split to the other, and any beginning of a split is a fair sample
+    moves hardly any other file to the other split, and any beginning of a split is a fair sample
     of it. Files are taken in that order until the next would exceed ``max_bytes``. Several
-    processes may pack to one path at once. Raises CorpusError when a source cannot be read, when a
-    split is left empty, or when the file cannot be written.
+    processes may pack to one path at once. Raises CorpusError when a source cannot be read, when
+    fewer than two fit, or when the file cannot be written.
     """
-    splits: dict[str, list[tuple[str, bytes]]] = {split: [] for split in SPLITS}
+    taken: list[tuple[str, bytes]] = []
     room = max_bytes
     for name in sorted(sources(root), key=lambda name: _draw(f"order/{name}")):
         text = _read_source(root / name)
         if len(text) > room:
             break
         room -= len(text)
-        held_out = _draw(f"split/{name}") < validation_fraction
-        splits["validation" if held_out else "train"].append((name, text))
-    for split, files in splits.items():
-        # Two bytes make the smallest sample: one to see, one to predict.
-        if sum(len(text) for _, text in files) < 2:
-            raise CorpusError(
-                f"{root}: nothing is left for the {split} split with data.max_bytes={max_bytes} "
-                f"and data.validation_fraction={validation_fraction:g}; raise data.max_bytes"
-            )
-    _write(path, splits)
+        # Many an __init__.py is empty, and as the only file of a split would leave it without text.
+        if len(text) > 1:
+            taken.append((name, text))
+    if len(taken) < 2:
+        raise CorpusError(
+            f"{root}: data.max_bytes={max_bytes} has room for {len(taken)} of its files, but one "
+            "to train on and one to validate on are needed; raise data.max_bytes"
+        )
+    _write(path, _split(taken, validation_fraction))
     return read_info(path)
 
 
@@ -225,6 +224,19 @@ def unigram_entropy(train: Bytes, validation: Bytes) -> float:
     counts = np.bincount(train, minlength=256) + 1
     seen = np.bincount(validation, minlength=256)
     return float(-(seen * np.log(counts / counts.sum())).sum() / seen.sum())
+
+
+def _split(
+    files: list[tuple[str, bytes]], validation_fraction: float
+) -> dict[str, list[tuple[str, bytes]]]:
+    """Part two or more files into the splits, at least one into each."""
+    draws = sorted((_draw(f"split/{name}"), name) for name, _ in files)
+    held_out = {name for draw, name in draws if draw < validation_fraction}
+    held_out = (held_out | {draws[0][1]}) - {draws[-1][1]}
+    return {
+        "train": [file for file in files if file[0] not in held_out],
+        "validation": [file for file in files if file[0] in held_out],
+    }
 
 
 def _draw(text: str) -> float:

@@ -1,0 +1,23 @@
+"""A small library of sources, and a corpus packed from it."""
+
+from pathlib import Path
+
+import pytest
+
+from hpcrun.tasks import corpus
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    root = tmp_path / "library"
+    (root / "package").mkdir(parents=True)
+    for number in range(24):
+        place = root if number % 2 else root / "package"
+        text = f"def double_{number}(x):\n    return {number} * x + x\n\n\n" * 8
+        (place / f"module{number}.py").write_text(text)
+    return root
+
+
+@pytest.fixture
+def packed(library: Path, tmp_path: Path) -> corpus.CorpusInfo:
+    return corpus.pack(library, tmp_path / "packed" / "corpus.h5", 10**6, 0.3)

@@ -1,0 +1,158 @@
+"""The task as the training loop uses it, on text that a minute's test can learn."""
+
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from hpcrun.config import Config, file_layer, locate, resolve, with_task_options
+from hpcrun.errors import UserError
+from hpcrun.tasks import corpus, options_for
+from hpcrun.tasks.gpt import GPT
+from hpcrun.tasks.language_model import LanguageModel, printable
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+SMALL = {"layers": 1, "heads": 2, "width": 32, "context": 32}
+
+
+def task(packed: corpus.CorpusInfo, **model: object) -> LanguageModel:
+    values = {"seed": 3, "model": {**SMALL, **model}, "data": {"path": str(packed.path)}}
+    return LanguageModel(Config.model_validate(values))
+
+
+def read_config(name: str) -> Config:
+    layers = [file_layer(CONFIGS / name)]
+    return with_task_options(resolve(layers), options_for("language-model"), locate(layers))
+
+
+def test_training_on_the_standard_library_beats_the_unigram_entropy_within_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model_keys = {"layers": 1, "heads": 2, "width": 64, "context": 64}
+    learner = LanguageModel(
+        Config.model_validate({"model": model_keys, "data": {"max_bytes": 2_000_000}})
+    )
+    learner.prepare()
+    model, train = learner.build_model(), learner.train_dataset()
+    validation = learner.validation_dataset()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    draw = random.Random(0)
+    for _ in range(120):
+        batch = torch.stack([train[draw.randrange(len(train))] for _ in range(16)])
+        optimizer.zero_grad()
+        learner.loss(model, batch).backward()
+        optimizer.step()
+    with torch.no_grad():
+        held_out = torch.stack([validation[i] for i in range(min(200, len(validation)))])
+        loss = learner.loss(model, held_out).item()
+    report = learner.report(model, loss)
+    assert report["validation_loss"] < report["unigram_entropy"] - 0.3
+
+
+def test_the_loss_is_the_mean_over_samples(packed):
+    learner = task(packed)
+    model, train = learner.build_model().eval(), learner.train_dataset()
+    batch = torch.stack([train[i] for i in range(4)])
+    each = [learner.loss(model, sample[None]) for sample in batch]
+    torch.testing.assert_close(learner.loss(model, batch), torch.stack(each).mean())
+
+
+def test_the_loss_asks_for_the_next_byte_at_every_position(packed):
+    learner = task(packed)
+    model, sample = learner.build_model().eval(), learner.train_dataset()[0]
+    logits = model(sample[None, :-1].long())[0]
+    expected = -F.log_softmax(logits, -1)[range(32), sample[1:].long()].mean()
+    torch.testing.assert_close(learner.loss(model, sample[None]), expected)
+
+
+def test_throughput_counts_the_bytes_that_the_loss_is_measured_on(packed):
+    learner = task(packed)
+    assert (learner.unit, learner.units_per_sample) == ("tokens", 32)
+
+
+def test_the_model_has_the_configs_shape_and_seed(packed):
+    learner = task(packed)
+    expected = GPT(learner.shape, seed=3).state_dict()
+    built = learner.build_model().state_dict()
+    assert all(torch.equal(built[name], expected[name]) for name in expected)
+
+
+def test_the_report_is_plain_data_and_leaves_the_random_state_alone(packed):
+    learner = task(packed)
+    model = learner.build_model()
+    before = torch.get_rng_state()
+    report, again = learner.report(model, 1.5), learner.report(model, 1.5)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert json.loads(json.dumps(report)) == report == again
+    assert report["bits_per_byte"] == pytest.approx(1.5 / math.log(2))
+    assert report["unigram_entropy"] == packed.unigram_entropy
+    assert report["corpus_sha256"] == packed.sha256
+    assert report["sample"].startswith("def ")
+
+
+def test_without_a_validation_loss_the_report_claims_none(packed):
+    learner = task(packed)
+    report = learner.report(learner.build_model(), None)
+    assert not {"validation_loss", "bits_per_byte"} & report.keys()
+
+
+def test_what_the_model_writes_cannot_steer_a_terminal():
+    assert printable(b"a\x1b[31m\n\tb\r\x00\xff\xc3\xa9") == "a�[31m\n\tb���é"
+
+
+def test_a_context_longer_than_a_split_is_refused_with_the_largest_that_fits(packed):
+    size = packed.validation_bytes
+    with pytest.raises(UserError, match=rf"shorter than one sample; use model\.context={size - 1}"):
+        task(packed, context=size).validation_dataset()
+    assert len(task(packed, context=size - 1).validation_dataset()) == 1
+
+
+def test_a_rank_without_the_corpus_is_told_so_before_it_trains(tmp_path: Path):
+    config = {"model": SMALL, "data": {"path": str(tmp_path / "absent.h5")}}
+    with pytest.raises(UserError, match=r"absent\.h5: no corpus here"):
+        LanguageModel(Config.model_validate(config)).train_dataset()
+
+
+def test_prepare_packs_into_the_users_cache_once(tmp_path: Path):
+    code = (
+        "from hpcrun.config import Config; from hpcrun.tasks.language_model import LanguageModel;"
+        "LanguageModel(Config(data={'max_bytes': 300_000})).prepare()"
+    )
+    environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    written = []
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", code], check=True, env=environ)
+        (place,) = (tmp_path / "hpcrun").iterdir()
+        written.append(place.stat().st_mtime_ns)
+    assert written[0] == written[1]
+
+
+@pytest.mark.parametrize("name", ["quickstart.yaml", "gpt.yaml"])
+def test_a_shipped_config_is_valid_and_asks_for_two_nodes_of_four(name: str):
+    config = read_config(name)
+    assert (config.job.nodes, config.job.gpus) == (2, 4)
+    assert options_for(config.task) is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"), [("quickstart.yaml", (0.3, 0.8)), ("gpt.yaml", (80, 90))]
+)
+def test_a_shipped_config_has_about_the_parameters_its_comment_says(
+    name: str, millions: tuple[float, float]
+):
+    with torch.device("meta"):
+        model = LanguageModel(read_config(name)).build_model()
+    assert millions[0] < sum(p.numel() for p in model.parameters()) / 1e6 < millions[1]
+
+
+def test_the_quick_start_validates_on_all_that_its_entropy_is_measured_on():
+    config = read_config("quickstart.yaml")
+    assert config.train.validate_batches is None

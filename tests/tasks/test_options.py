@@ -1,0 +1,59 @@
+"""What a user writes wrongly in the task's own keys is answered with its place and the remedy."""
+
+from pathlib import Path
+
+import pytest
+
+from hpcrun.config import ConfigError, locate, override_layer, resolve, with_task_options
+from hpcrun.tasks import options_for
+
+
+def checked(*overrides: str):
+    layers = [override_layer(list(overrides))]
+    return with_task_options(resolve(layers), options_for("language-model"), locate(layers))
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("model.widht=64", "model.widht: unknown key; did you mean model.width?"),
+        ("model.width=130", "nearest: 128 or 136"),
+        ("model.width=1", "nearest: 8"),
+        ("model.heads=0", "model.heads: should be at least 1, not 0"),
+        ("model.dropout=1", "model.dropout: should be less than 1, not 1"),
+        ("data.max_byte=5", "did you mean data.max_bytes?"),
+        ("data.validation_fraction=0", "data.validation_fraction: should be"),
+        ("data.path=''", "data.path: is empty; leave the key out, or write null"),
+    ],
+)
+def test_a_bad_option_is_refused_in_one_line_with_its_place(override: str, line: str):
+    with pytest.raises(ConfigError) as caught:
+        checked(override)
+    assert line in str(caught.value)
+    assert str(caught.value).startswith("command line: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_defaults_are_filled_in_so_that_the_run_directory_has_them():
+    config = checked("model.layers=3")
+    assert config.model.own == {
+        "layers": 3,
+        "heads": 4,
+        "width": 128,
+        "context": 128,
+        "dropout": 0.0,
+    }
+    assert config.data.own["path"] is None
+
+
+def test_the_loaders_own_key_is_kept_beside_the_tasks():
+    config = checked("data.workers=2", "data.max_bytes=4096")
+    assert config.data.workers == 2
+    assert config.data.own["max_bytes"] == 4096
+
+
+def test_a_relative_path_is_settled_where_it_was_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.chdir(tmp_path)
+    assert checked("data.path=text.h5").data.own["path"] == str(tmp_path / "text.h5")
