@@ -23,8 +23,9 @@ from hpcrun.tasks.windows import ByteWindows
 from hpcrun.train.task import Task
 
 SAMPLE_PROMPT = b"def "
-SAMPLE_BYTES = 160
-SAMPLE_TEMPERATURE = 0.6
+SAMPLE_BYTES = 200
+# Cooler than this, a model as small as the quick start's writes an indentation without end.
+SAMPLE_TEMPERATURE = 0.85
 
 
 class LanguageModel(Task):
@@ -77,7 +78,7 @@ class LanguageModel(Task):
             **losses,
             "unigram_entropy": self._corpus.unigram_entropy,
             "corpus_sha256": self._corpus.sha256,
-            "sample": printable(sample),
+            "sample": printable(sample).rstrip(),
         }
 
     @property
