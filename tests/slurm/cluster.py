@@ -15,7 +15,7 @@ if str(TOOLS) not in sys.path:
     sys.path.insert(0, str(TOOLS))
 
 from devclusterlib import cluster as devcluster  # noqa: E402  (found through the path above)
-from devclusterlib import faults, requirements, startup, users  # noqa: E402
+from devclusterlib import faults, hosts, requirements, startup, users  # noqa: E402
 from devclusterlib.errors import Refusal  # noqa: E402
 from devclusterlib.spec import ClusterSpec  # noqa: E402
 
@@ -49,7 +49,8 @@ class SlurmCluster:
     user : str
         The ordinary user whose jobs run.
     shared : Path
-        Directory that all hosts see and ``user`` owns.
+        Directory that all hosts see and ``user`` owns; read it through ``seen`` on a cluster with
+        a shared file system other than ``local``.
     nodes : list of str
         Compute nodes in Slurm's order.
     python : str
@@ -182,6 +183,11 @@ class SlurmCluster:
             timeout,
             lambda: f"job {job_id} is {self.state(job_id)} after {self.restarts(job_id)} restarts",
         )
+
+    @property
+    def seen(self) -> Path:
+        """``shared`` as the test process reaches it, also where it is a mount of the hosts'."""
+        return self.handle.layout.seen_from(hosts.holder_of(self.handle.layout, "login"))
 
     @staticmethod
     def wait_until(

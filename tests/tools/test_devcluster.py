@@ -292,6 +292,22 @@ def test_killed_half_way_down_leaves_nothing(spare_name, moment):
     assert traces(spare_name) == []
 
 
+def test_a_down_that_was_killed_is_finished_by_the_next(spare_name):
+    done = tool("up", "--name", spare_name, "--nodes=1", "--user=dcspare")
+    assert done.returncode == 0, done.stderr
+    command = ["/usr/bin/python3", str(TOOL), "down", "--name", spare_name]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    root = Path(f"/tmp/devcluster-{spare_name}")
+    deadline = time.monotonic() + 20
+    while (root / "cluster.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert tool("down", "--name", spare_name).returncode == 0
+    assert traces(spare_name) == []
+    assert subprocess.run(["id", "dcspare"], capture_output=True, check=False).returncode != 0
+
+
 def test_killed_half_way_up_starts_anew(spare_name):
     command = ["/usr/bin/python3", str(TOOL), "up", "--name", spare_name, "--nodes=1"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -297,7 +297,7 @@ def test_a_user_of_ours_stays_while_another_cluster_needs_it(monkeypatch):
     monkeypatch.setattr(users, "run", removed.append)
     account = users.Account("hpcuser", 7, 7, "/home/hpcuser", users.OURS)
     monkeypatch.setattr(users, "find", lambda _: account)
-    users.remove_if_ours("hpcuser", [ClusterSpec(name="other")])
+    users.remove_if_ours("hpcuser", ["hpcuser"])
     assert removed == []
     users.remove_if_ours("hpcuser", [])
     assert removed == [users.userdel_argv("hpcuser")]

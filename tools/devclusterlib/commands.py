@@ -51,6 +51,12 @@ def attempt(
             text=True,
             check=False,
             cwd="/",
+            # Hands on the lock of `registry.exclusive`: when we are killed, the next `up` or
+            # `down` waits for the helper that we left behind.
+            close_fds=False,
+            # And that helper then finishes: with SIGPIPE ignored, as it is in Python, a message
+            # into our closed pipe does not end it with the password file locked.
+            restore_signals=False,
         )
     except FileNotFoundError as error:
         raise Refusal(

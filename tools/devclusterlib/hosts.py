@@ -17,7 +17,7 @@ from .layout import NETNS_DIR, SWITCH, Layout
 from .processes import ProcessId, empty, namespace_id, read_process
 
 # /sys shows the interfaces of the namespace that mounted it, so a host needs one of its own; a
-# fresh /sys lacks the cgroup mounts, without which slurmd does not start.
+# fresh /sys lacks the cgroup mounts, in which programs look for their memory limit.
 HOLDER_SCRIPT = """set -e
 hostname "$1"
 mount --bind "$2" /etc/hosts

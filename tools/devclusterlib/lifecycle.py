@@ -46,13 +46,13 @@ def up(
             return cluster, startup.start_missing(cluster)
         remove(layout)
         claim(layout)
-        registry.register(registry.Entry(spec.name, layout.root, owner))
+        registry.register(registry.Entry(spec.name, layout.root, spec.user, owner))
         try:
             build(cluster)
         except BaseException:
             # Also at an interrupt: nothing is left half made.
             remove(layout)
-            finish_removal(spec.name, spec.user)
+            finish_removal(spec.name)
             raise
         return cluster, daemons.names(spec)
 
@@ -81,9 +81,9 @@ def claim(layout: Layout) -> None:
 def build(cluster: Cluster) -> None:
     """Make everything, in the order in which one part needs another."""
     layout, spec = cluster.layout, cluster.spec
-    account = users.ensure(spec.user)
     layout.root.mkdir(mode=0o755, parents=True, exist_ok=True)
     layout.marker.write_text(spec.to_json())
+    account = users.ensure(spec.user)
     for directory in layout.directories:
         directory.mkdir(mode=0o755)
     os.chown(layout.shared, account.uid, account.gid)
@@ -100,14 +100,13 @@ def down(name: str, root: Path | None = None) -> bool:
     """Remove the cluster or what is left of it; whether there was anything."""
     with registry.exclusive():
         layout = locate(name, root)
-        spec = stored_spec(layout)
         found = (
             registry.find(name) is not None
             or layout.marker.exists()
             or bool(layout.existing_namespaces())
         )
         remove(layout)
-        finish_removal(name, spec.user if spec is not None else None)
+        finish_removal(name)
         return found
 
 
@@ -121,7 +120,15 @@ def remove(layout: Layout) -> None:
         unmount_below(layout.root)
         for entry in sorted(layout.root.iterdir(), key=lambda path: path == layout.marker):
             remove_path(entry)
+    # An empty directory without a marker is what is left between two of the lines above or in
+    # `build`; one with something in it is not ours.
+    if registry.find(layout.name) is not None and is_empty(layout.root):
         layout.root.rmdir()
+
+
+def is_empty(directory: Path) -> bool:
+    """Whether there is such a directory with nothing in it."""
+    return directory.is_dir() and not directory.is_symlink() and not any(directory.iterdir())
 
 
 def remove_path(path: Path) -> None:
@@ -139,12 +146,13 @@ def unmount_below(root: Path) -> None:
         attempt(["umount", "--lazy", target])
 
 
-def finish_removal(name: str, user: str | None) -> None:
-    """Forget the cluster and remove its user, if that is ours and no other cluster's."""
+def finish_removal(name: str) -> None:
+    """Remove the cluster's user, if that is ours and no other cluster's, and forget the cluster."""
+    entry = registry.find(name)
+    if entry is not None:
+        others = [item.user for item in registry.entries() if item.name != name]
+        users.remove_if_ours(entry.user, others)
     registry.forget(name)
-    others = [stored_spec(Layout(entry.name, entry.root)) for entry in registry.entries()]
-    if user is not None:
-        users.remove_if_ours(user, [spec for spec in others if spec is not None])
 
 
 def down_abandoned() -> list[str]:

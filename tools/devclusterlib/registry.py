@@ -21,10 +21,11 @@ REGISTRY = Path("/run/devcluster")
 
 @dataclass(frozen=True)
 class Entry:
-    """One registered cluster: its name, directory and the process that it is for."""
+    """One registered cluster: its name, directory, job user and the process that it is for."""
 
     name: str
     root: Path
+    user: str
     owner: ProcessId | None
 
     @property
@@ -38,7 +39,7 @@ def register(entry: Entry) -> None:
     REGISTRY.mkdir(mode=0o755, exist_ok=True)
     owner = [entry.owner.pid, entry.owner.started] if entry.owner else None
     temporary = REGISTRY / f".{entry.name}.{os.getpid()}"
-    temporary.write_text(json.dumps({"root": str(entry.root), "owner": owner}))
+    temporary.write_text(json.dumps({"root": str(entry.root), "user": entry.user, "owner": owner}))
     temporary.replace(REGISTRY / f"{entry.name}.json")
 
 
@@ -51,10 +52,10 @@ def find(name: str) -> Entry | None:
     """The entry of ``name``, or None."""
     try:
         raw = json.loads((REGISTRY / f"{name}.json").read_text())
-    except (OSError, ValueError):
+        owner = ProcessId(*raw["owner"]) if raw["owner"] else None
+        return Entry(name, Path(raw["root"]), raw["user"], owner)
+    except (OSError, ValueError, KeyError):
         return None
-    owner = ProcessId(*raw["owner"]) if raw["owner"] else None
-    return Entry(name, Path(raw["root"]), owner)
 
 
 def entries() -> list[Entry]:
@@ -73,6 +74,7 @@ def exclusive() -> Iterator[None]:
     """
     REGISTRY.mkdir(mode=0o755, exist_ok=True)
     handle = os.open(REGISTRY, os.O_RDONLY | os.O_DIRECTORY)
+    os.set_inheritable(handle, True)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

@@ -137,8 +137,12 @@ def gres_conf(spec: ClusterSpec, layout: Layout) -> str:
 
 
 def cgroup_conf() -> str:
-    """Slurm makes no cgroups here; without systemd to ask, cgroup v2 would be fatal to slurmd."""
-    return "IgnoreSystemd=yes\n"
+    """Slurm makes no cgroups here, but slurmd loads a plugin for them all the same.
+
+    The one for v1 touches nothing unless a job uses it, so it also starts where the kernel has v2
+    or no cgroups at all; the one that Slurm would pick by itself then ends slurmd.
+    """
+    return "CgroupPlugin=cgroup/v1\n"
 
 
 def slurmdbd_conf(layout: Layout) -> str:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from .commands import run
 from .errors import Refusal
-from .spec import ClusterSpec
 
 # Stands in the account's comment field, so that also a later `down` knows whose it is.
 OURS = "made by devcluster"
@@ -70,10 +69,10 @@ def ensure(name: str) -> Account:
     return require(name)
 
 
-def remove_if_ours(name: str, others: list[ClusterSpec]) -> None:
-    """Remove the user unless it was there before us or one of ``others`` runs jobs as it."""
+def remove_if_ours(name: str, others: list[str]) -> None:
+    """Remove the user, unless it was there before us or stands among the ``others`` needed."""
     account = find(name)
     if account is None or account.comment != OURS:
         return
-    if not any(spec.user == name for spec in others):
+    if name not in others:
         run(userdel_argv(name))

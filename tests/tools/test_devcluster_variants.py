@@ -1,0 +1,157 @@
+"""Clusters that need more packages or more minutes: accounting, shared file systems, flavours."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from ..slurm import cluster as slurm_cluster
+from ..slurm.conftest import unavailable
+
+# The modules of the tool are on the path once the helper beside the Slurm tests is imported.
+from devclusterlib.spec import ClusterSpec  # isort: skip
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+
+@pytest.fixture
+def variant(request: pytest.FixtureRequest) -> Iterator[slurm_cluster.SlurmCluster]:
+    """A cluster of two nodes with the options of the test."""
+    options = {"nodes": 2, **request.param}
+    if (reason := slurm_cluster.why_not(ClusterSpec(**options))) is not None:
+        unavailable(reason)
+    name = f"variant-{os.getpid()}"
+    try:
+        yield slurm_cluster.start(name, **options)
+    finally:
+        slurm_cluster.stop(name)
+
+
+def has_rows(slurm: slurm_cluster.SlurmCluster, job: str, states: list[str]) -> None:
+    """Wait until sacct tells ``states``, a row an attempt: slurmctld sends them in batches."""
+    slurm.wait_until(
+        lambda: [row["State"] for row in slurm.sacct(job)] == states,
+        30,
+        lambda: f"sacct says {slurm.sacct(job)}",
+    )
+
+
+@pytest.mark.parametrize("variant", [{"accounting": True}], indirect=True)
+def test_sacct_tells_every_attempt_and_how_it_ended(variant):
+    victim = variant.sbatch("-N2", "--exclusive", "--requeue", "--wrap", "srun sleep 300")
+    variant.wait_state(victim, "RUNNING")
+    variant.run(["srun", "-p", "urgent", "-N2", "--exclusive", "true"])
+    variant.wait_restarts(victim, 1)
+    variant.wait_until(lambda: variant.state(victim) == "RUNNING")
+    variant.run(["scancel", victim])
+    uid = variant.run(["id", "-u"]).stdout.strip()
+    has_rows(variant, victim, ["PREEMPTED", f"CANCELLED by {uid}"])
+
+
+@pytest.mark.parametrize("variant", [{"accounting": True}], indirect=True)
+def test_jobs_go_on_without_the_accounting_daemon_and_are_told_of_later(variant):
+    variant.stop_daemon("slurmdbd")
+    assert variant.run(["sacct"], check=False).returncode != 0
+    job = variant.sbatch("--wrap", "exit 3")
+    assert variant.wait_state(job) == "FAILED"
+    variant.start_daemon("slurmdbd")
+    has_rows(variant, job, ["FAILED"])
+
+
+LOCK = (
+    "import fcntl, sys\n"
+    "f = open('lock', 'w')\n"
+    "try: fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
+    "except OSError: print('held'); sys.exit()\n"
+    "print('taken', flush=True); sys.stdin.read()\n"
+)
+
+
+@pytest.mark.parametrize(
+    "variant", [{"shared_fs": "gluster"}, {"shared_fs": "moosefs"}], indirect=True
+)
+def test_a_shared_file_system_is_one_for_all_hosts(variant):
+    kinds = variant.run(["srun", "-N2", "stat", "-f", "-c", "%T", "."]).stdout.split()
+    assert kinds == ["fuseblk"] * 2
+    variant.run(["sh", "-c", "echo from-node1 > note; sync note"], host="node1")
+    assert variant.run(["cat", "note"], host="node2").stdout == "from-node1\n"
+    assert (variant.seen / "note").read_text() == "from-node1\n"
+    variant.run(["sh", "-c", "mv note kept"], host="node2")
+    assert variant.run(["ls"], host="node1").stdout == "kept\n"
+
+
+@pytest.mark.parametrize(
+    "variant", [{"shared_fs": "gluster"}, {"shared_fs": "moosefs"}], indirect=True
+)
+def test_a_node_that_lost_power_comes_back_with_its_mount(variant):
+    variant.kill_node("node2")
+    assert variant.run(["ls"], host="node1").stdout == ""
+    variant.revive_node("node2")
+    assert variant.run(["srun", "-wnode2", "pwd"]).stdout == f"{variant.shared}\n"
+
+
+@pytest.mark.parametrize("variant", [{"shared_fs": "gluster"}], indirect=True)
+def test_a_lock_is_seen_from_another_node_and_a_lost_server_is_an_error(variant):
+    holder = variant.popen(["sh", "-c", f'sleep 300 | python3 -c "{LOCK}"'], host="node1")
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "taken\n"
+    assert variant.run(["python3", "-c", LOCK], host="node2").stdout == "held\n"
+    variant.stop_daemon("glusterfsd")
+    failed = variant.run(["ls"], host="node2", check=False, timeout=60)
+    assert "not connected" in failed.stderr
+    variant.start_daemon("glusterfsd")
+    variant.wait_until(lambda: variant.run(["ls"], host="node2", check=False).returncode == 0, 30)
+
+
+TRAP = (
+    "#!/bin/bash\n"
+    "srun --overlap bash -c '"
+    'for s in USR2 TERM CONT; do trap "echo task $s >> signals-$SLURM_RESTART_COUNT" $s; done; '
+    "touch started; for i in $(seq 300); do sleep 0.1; done'\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("variant", "first"),
+    [
+        ({"grace_s": 4}, {"TERM", "CONT"}),
+        ({"grace_s": 4, "preempt_user_signal": True}, {"USR2", "CONT"}),
+    ],
+    indirect=["variant"],
+)
+def test_a_preempted_task_gets_the_signal_of_the_flavour_before_its_end(variant, first):
+    job = variant.sbatch(
+        "-N2", "--exclusive", "--requeue", "--signal=USR2@30", "--ntasks=2", script=TRAP
+    )
+    variant.wait_until((variant.shared / "started").exists)
+    urgent = variant.popen(["srun", "-p", "urgent", "-N2", "--exclusive", "true"])
+    record = variant.shared / "signals-"
+    variant.wait_until(record.exists, 15)
+    variant.wait_until(lambda: len(record.read_text().split()) >= 8, 30, record.read_text)
+    seen = record.read_text().split("\n")
+    assert {line.removeprefix("task ") for line in seen[:4]} == first
+    urgent.communicate(timeout=60)
+    variant.wait_restarts(job, 1)
+
+
+@pytest.mark.parametrize("variant", [{"realistic": True}], indirect=True)
+def test_realistic_has_slurms_own_delays(variant):
+    told = variant.admin("scontrol", "show", "config")
+    settings = {
+        line.partition("=")[0].strip(): line.partition("=")[2] for line in told.splitlines()
+    }
+    assert settings["SlurmdTimeout"].strip() == "300 sec"
+    assert settings["KillWait"].strip() == "30 sec"
+    assert "cred_expire" not in settings["AuthInfo"]
+
+
+@pytest.mark.parametrize(
+    "variant", [{"gpus": (4, 2), "settings": (("MaxArraySize", "5"),)}], indirect=True
+)
+def test_uneven_nodes_and_own_settings_reach_slurm(variant):
+    told = variant.admin("sinfo", "--noheader", "--Node", "--format=%N %G", "--partition=batch")
+    assert told.split() == ["node1", "gpu:4", "node2", "gpu:2"]
+    refused = variant.run(["sbatch", "--array=0-5", "--wrap", "true"], check=False)
+    assert "Invalid job array specification" in refused.stderr
