@@ -1,7 +1,10 @@
 """The door of every rank: ``python -m hpcrun.worker RUN``, whatever launched it."""
 
+import atexit
+import os
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from hpcrun.lifecycle.signals import STOP
 
@@ -13,25 +16,25 @@ class Worker:
         self.run = run
 
     def __call__(self) -> None:
-        """Train; exit with the worker's code, which submitit would otherwise turn into 0."""
+        """Train; end the process with the worker's code, which submitit would turn into 0 or 1."""
         # submitit has put its own handlers over ours, and they save and requeue on the spot.
         STOP.install()
         code = train_here(Path(self.run))
         if code:
-            raise SystemExit(code)
+            leave(code)
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Install the signal flags before anything slow, then train or hand over to submitit."""
     STOP.install()
     if sys.argv[1:2] == ["--submitit"]:
         from submitit.core.submission import process_job
 
         process_job(sys.argv[2])
-        return
+        leave(0)
     if len(sys.argv) != 2:
         raise SystemExit("usage: python -m hpcrun.worker RUN_DIRECTORY")
-    raise SystemExit(train_here(Path(sys.argv[1])))
+    leave(train_here(Path(sys.argv[1])))
 
 
 def train_here(run: Path) -> int:
@@ -39,6 +42,17 @@ def train_here(run: Path) -> int:
     from hpcrun.train.job import run_rank
 
     return run_rank(run, STOP)
+
+
+def leave(code: int) -> NoReturn:
+    """Exit without tearing the interpreter down: with torch loaded that takes seconds on a full node.
+
+    What libraries have registered for the exit (loggers that upload) runs all the same.
+    """
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

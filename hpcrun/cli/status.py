@@ -5,6 +5,7 @@ Asks the scheduler once for all of them; without it, the run directories tell wh
 
 import argparse
 import json
+import sys
 import time
 from typing import Any
 
@@ -69,10 +70,12 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     keys = ("name", "state", "step", "committed", "loss", "job", "executor", "attempts", "detail")
     for key in keys:
         number = key in ("step", "committed", "loss", "attempts")
-        table.add_column(key, justify="right" if number else "left", no_wrap=key != "detail")
+        table.add_column(key, justify="right" if number else "left", no_wrap=True)
     for row in rows:
         table.add_row(*(Text(_shown(row[key])) for key in keys))
-    Console(soft_wrap=False).print(table)
+    # Into a pipe or a file, nothing is cut off.
+    console = Console(width=None if sys.stdout.isatty() else 240)
+    console.print(table)
 
 
 def _shown(value: Any) -> str:

@@ -69,9 +69,7 @@ def settle(
     cause, line = judge(events, attempt, exit_code, scheduler, batch_log, diagnosis)
     step = last_committed(events)
     crashed = diagnosis if cause is Cause.CRASH else None
-    ended = Event(
-        "ended", time.time(), attempt, cause.value, crashed.step if crashed else step, {}
-    )
+    ended = Event("ended", time.time(), attempt, cause.value, crashed.step if crashed else step, {})
     decision = decide(lives([*events, ended]), budgets)
     record_event(
         run,

@@ -4,6 +4,7 @@ A failure record is written by the failing process itself; an exit line by whoev
 (the local cluster), because a process that was killed writes nothing.
 """
 
+import os
 import socket
 import time
 import traceback
@@ -47,7 +48,8 @@ def record_failure(folder: Path, rank: int, error: BaseException, step: int | No
     frames = traceback.extract_tb(error.__traceback__)
     failure = Failure(
         rank=rank,
-        host=socket.gethostname(),
+        # Slurm calls a node by a name that may not be its host name.
+        host=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
         time=time.time(),
         kind=type(error).__name__,
         message=str(error),

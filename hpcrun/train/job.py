@@ -18,6 +18,7 @@ from hpcrun.lifecycle.signals import StopFlag
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.endings import record_failure
 from hpcrun.run.events import Attempt, note
+from hpcrun.run.files import read_json
 from hpcrun.train.position import Position
 
 
@@ -31,6 +32,7 @@ def run_rank(path: Path, flag: StopFlag) -> int:
         if not run.exists():
             raise RunError(f"{path}: no run lies there; make one with `hpcrun submit`")
         config = load_resolved(run.config)
+        _enter_folder(run)
         distributed = describe(config)
     except UserError as error:
         return _refuse(error, rank=0)
@@ -57,6 +59,23 @@ def run_rank(path: Path, flag: StopFlag) -> int:
         return _refuse(error, distributed.rank)
     except Exception as error:
         return _fail(run, attempt, distributed.rank, error, position)
+
+
+def _enter_folder(run: RunDirectory) -> None:
+    """Work where the run was submitted: its task's module and its relative paths are found from there,
+    whoever starts this process, and from wherever."""
+    folder = (read_json(run.record) or {}).get("folder")
+    if folder is None:
+        return
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        raise RunError(
+            f"{folder}: the folder that {run.name} was submitted from cannot be entered: "
+            f"{error.strerror}; put it back, or correct `folder` in {run.record}"
+        ) from error
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
 
 
 def describe(config: Config) -> DistributedConfig:
@@ -87,7 +106,7 @@ def _prepare_environment(config: Config, distributed: DistributedConfig) -> None
         why = "no GPU is visible" if not seen else "job.cpu asks for it"
         print(
             f"hpcrun: {distributed.world_size} ranks on the CPU over gloo ({why}), "
-            f"{os.environ['OMP_NUM_THREADS']} threads each",
+            f"threads each: {os.environ['OMP_NUM_THREADS']}",
             flush=True,
         )
 

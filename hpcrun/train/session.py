@@ -11,8 +11,9 @@ import torch.distributed as dist
 
 from hpcrun.checkpoint.store import CheckpointStore
 from hpcrun.checkpoint.writer import Restored, SynchronousWriter
-from hpcrun.cluster.deadline import end_time
+from hpcrun.cluster.deadline import end_time, query_end_time
 from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.cluster.launchers import in_local_cluster, job_id
 from hpcrun.config import Config, training_fingerprint
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.agreement import StopAgreement
@@ -203,7 +204,14 @@ def _announce(
 def _watch_deadline(config: Config, trainer: DistributedAMPTrainer) -> DeadlineWatch | None:
     if not trainer.is_main_process:
         return None
-    return DeadlineWatch(lambda: end_time(os.environ), lead=float(config.job.signal_lead))
+    job = job_id(os.environ)
+
+    def ask() -> float | None:
+        # Slurm itself first: the variable does not follow an extended limit.
+        found = None if job is None or in_local_cluster(os.environ) else query_end_time(job)
+        return found or end_time(os.environ)
+
+    return DeadlineWatch(ask, lead=float(config.job.signal_lead))
 
 
 def _stopped(

@@ -4,6 +4,7 @@ Both classes work in a loop of your own; the package's loop uses nothing else.
 """
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,12 @@ from hpcrun.config import AMPConfig
 from hpcrun.train import process_group
 
 LossFunction = Callable[[nn.Module, Any], Tensor]
+
+# torch 2.13 gives the old name a warning; before, there was only that.
+_ddp_arguments = inspect.signature(DistributedDataParallel.__init__).parameters
+_SYNC_BUFFERS = (
+    "forward_sync_buffers" if "forward_sync_buffers" in _ddp_arguments else "broadcast_buffers"
+)
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -259,7 +266,7 @@ class DistributedAMPTrainer(AMPTrainer):
                 self.module,
                 device_ids=list(self.distributed.device_ids) or None,
                 find_unused_parameters=self.distributed.find_unused_parameters,
-                broadcast_buffers=self.distributed.broadcast_buffers,
+                **{_SYNC_BUFFERS: self.distributed.broadcast_buffers},
                 gradient_as_bucket_view=self.distributed.gradient_as_bucket_view,
             )
         return self.model

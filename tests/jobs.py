@@ -1,0 +1,221 @@
+"""Starting and disturbing whole jobs on the local cluster, for the tests that need one."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.launch import jobs, local_job
+from hpcrun.launch.local_job import JobStatus
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Event, read_events
+from hpcrun.run.files import read_lines
+
+PROBE = '''
+"""A small task with everything that a resume can get wrong: dropout, batch norm, several gradient buckets."""
+
+import json, os, time
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+from hpcrun.train.task import Task
+
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 203
+
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(index)
+        return torch.randn(16, generator=generator), torch.tensor(index)
+
+
+class Probe(Task):
+    def build_model(self):
+        # Over 1 MiB, DDP's first bucket: the gradients fall into several.
+        return nn.Sequential(
+            nn.Linear(16, 640), nn.BatchNorm1d(640), nn.GELU(), nn.Dropout(0.2),
+            nn.Linear(640, 640), nn.GELU(), nn.Dropout(0.2), nn.Linear(640, 1),
+        )
+
+    def train_dataset(self):
+        return Numbers()
+
+    def validation_dataset(self):
+        return Numbers()
+
+    def loss(self, model, batch):
+        values, indices = batch
+        if model.training:
+            self.note(indices)
+            fault = self.config.model.own.get("fault")
+            if fault:
+                self.meet(fault)
+            time.sleep(self.config.model.own.get("pause", 0.0))
+        return (model(values).squeeze(-1) - values.sum(-1)).square().mean()
+
+    def note(self, indices):
+        name = "samples-{}-{}-{}.jsonl".format(
+            os.environ["SLURM_JOB_ID"], os.environ.get("SLURM_RESTART_COUNT", "0"), os.environ["RANK"]
+        )
+        with open(os.path.join(self.config.data.own["log"], name), "a") as log:
+            log.write(json.dumps(indices.tolist()) + "\\n")
+
+    def meet(self, fault):
+        self.calls = getattr(self, "calls", 0) + 1
+        if os.environ["RANK"] == str(fault["rank"]) and self.calls == fault["call"]:
+            raise ValueError("the data of call {} is broken".format(self.calls))
+'''
+
+
+def write_probe(folder: Path) -> None:
+    """Put the probe task where a submission from ``folder`` finds it."""
+    (folder / "probe.py").write_text(PROBE)
+
+
+def probe_config(folder: Path, **changes: Any) -> list[str]:
+    """Overrides for a short run of the probe task."""
+    settings: dict[str, Any] = {
+        "task": "probe:Probe",
+        "job.nodes": 2,
+        "job.gpus": 2,
+        "job.cpu": True,
+        "job.executor": "local",
+        "job.requeue_delay": 0.1,
+        "train.steps": 40,
+        "train.batch_size": 32,
+        "train.accumulation": 2,
+        "train.log_every": 1,
+        "train.timeout": 60,
+        "optim.warmup_steps": 5,
+        "checkpoint.every": 15,
+        "data.log": str(folder),
+        "seed": 3,
+    }
+    settings |= {key.replace("__", "."): value for key, value in changes.items()}
+    return [
+        f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+        for key, value in settings.items()
+    ]
+
+
+def hpcrun(
+    *arguments: str, cwd: Path, timeout: float = 120, env: dict[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
+    """Run the `hpcrun` program as a person would, and return what it said."""
+    return subprocess.run(
+        [sys.executable, "-m", "hpcrun", *arguments],
+        cwd=cwd,
+        env=os.environ | (env or {}),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def submit_probe(folder: Path, name: str, *arguments: str, **changes: Any) -> RunDirectory:
+    """Submit a probe run from ``folder`` without following it."""
+    write_probe(folder)
+    empty = folder / "empty.yaml"
+    empty.write_text("{}\n")
+    settings = probe_config(folder, **changes)
+    done = hpcrun(
+        "submit", "-c", str(empty), "--name", name, "--detach", *settings, *arguments, cwd=folder
+    )
+    assert done.returncode == 0, done.stderr
+    return RunDirectory(folder / "runs" / name)
+
+
+def job_status(run: RunDirectory) -> JobStatus:
+    """What the local cluster's controller of the run's job last wrote."""
+    current = jobs.current_job(run)
+    assert current is not None
+    status = local_job.read_status(run.job_logs(current[1]))
+    assert status is not None
+    return status
+
+
+def wait_for(what: Callable[[], bool], timeout: float = 60, why: str = "") -> None:
+    """Wait until ``what`` is true."""
+    deadline = time.monotonic() + timeout
+    while not what():
+        assert time.monotonic() < deadline, f"not in {timeout} s: {why or what}"
+        time.sleep(0.02)
+
+
+def wait_for_step(run: RunDirectory, step: int, restart: int | None = None) -> None:
+    """Wait until rank 0 has logged ``step`` (in attempt ``restart``)."""
+
+    def reached() -> bool:
+        return any(
+            line["step"] >= step and restart in (None, line.get("restart"))
+            for line in read_lines(run.metrics)
+        )
+
+    wait_for(reached, why=f"step {step} of {run.name}")
+
+
+def wait_for_end(run: RunDirectory, timeout: float = 120) -> None:
+    """Wait until no job holds the run."""
+    wait_for(lambda: not jobs.state(run).live, timeout, f"the end of {run.name}")
+
+
+def events(run: RunDirectory, what: str) -> list[Event]:
+    """The events of one kind, in order."""
+    return [event for event in read_events(run) if event.what == what]
+
+
+def final_state(run: RunDirectory) -> dict[str, bytes | str]:
+    """Every value of the newest checkpoint as bytes: weights, optimiser, scheduler, generators.
+
+    Values, not files: pickle writes equal states differently according to what they share in memory.
+    """
+    store = CheckpointStore(run.checkpoints, "test-0")
+    step = store.steps()[0]
+    store.check(step)
+    found: dict[str, bytes | str] = {}
+    for record in store.manifest(step).files:
+        state = torch.load(store.path(step) / record.name, weights_only=True)
+        found |= dict(_leaves(state, record.name))
+    return found
+
+
+def _leaves(value: Any, name: str) -> Iterator[tuple[str, bytes | str]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _leaves(item, f"{name}.{key}")
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            yield from _leaves(item, f"{name}[{number}]")
+    elif isinstance(value, torch.Tensor):
+        yield name, value.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    else:
+        yield name, repr(value)
+
+
+def samples_by_step(
+    run: RunDirectory, folder: Path, rank: int, accumulation: int
+) -> dict[int, list[list[int]]]:
+    """The micro-batches that ``rank`` computed at each step, over all attempts.
+
+    A step that was computed again (after a kill) must have had the same samples again.
+    """
+    found: dict[int, list[list[int]]] = {}
+    for started in events(run, "started"):
+        assert started.attempt is not None
+        path = folder / f"samples-{started.attempt.job}-{started.attempt.restart}-{rank}.jsonl"
+        # Each process computes its first micro-batch once more, to settle DDP's buckets.
+        batches = [json.loads(line) for line in path.read_text().splitlines()][1:]
+        for number in range(len(batches) // accumulation):
+            step = (started.step or 0) + number
+            mine = batches[number * accumulation : (number + 1) * accumulation]
+            assert found.setdefault(step, mine) == mine, f"step {step} saw other samples"
+    return found

@@ -1,0 +1,126 @@
+"""The promise, on the local cluster: a disturbed run ends with the weights of the undisturbed one."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from hpcrun.run.files import read_json
+from tests import jobs
+
+
+def test_three_interruptions_change_no_bit_and_no_sample(tmp_path: Path) -> None:
+    shape = {"job.nodes": 2, "job.gpus": 4}
+    calm = jobs.submit_probe(tmp_path, "calm", **shape)
+    jobs.wait_for_end(calm)
+    assert (read_json(calm.result) or {})["state"] == "finished"
+
+    rough = jobs.submit_probe(tmp_path, "rough", **shape, model__pause=0.03)
+    jobs.wait_for_step(rough, 7)
+    done = jobs.hpcrun("preempt", "rough", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    jobs.wait_for_step(rough, 19, restart=1)
+    os.kill(jobs.job_status(rough).tasks[5], signal.SIGKILL)
+    jobs.wait_for_step(rough, 26, restart=2)
+    # To one rank alone: the others must hear of it and stop at the same step.
+    os.kill(jobs.job_status(rough).tasks[2], signal.SIGUSR2)
+    jobs.wait_for_end(rough)
+
+    assert (read_json(rough.result) or {})["state"] == "finished"
+    assert [event.cause for event in jobs.events(rough, "ended")] == [
+        "preemption",
+        "crash",
+        "preemption",
+        "finished",
+    ]
+    undisturbed_state = jobs.final_state(calm)
+    assert any(name.startswith("shared.pt.model") for name in undisturbed_state)
+    assert jobs.final_state(rough) == undisturbed_state
+    for rank in range(8):
+        undisturbed = jobs.samples_by_step(calm, tmp_path, rank, accumulation=2)
+        assert sorted(undisturbed) == list(range(40))
+        assert jobs.samples_by_step(rough, tmp_path, rank, accumulation=2) == undisturbed
+
+
+def test_a_killed_rank_ends_the_job_within_seconds_with_the_cause_first(tmp_path: Path) -> None:
+    run = jobs.submit_probe(tmp_path, "killed", model__pause=0.05)
+    jobs.wait_for_step(run, 3)
+    victim = jobs.job_status(run).tasks[3]
+    others = [pid for pid in jobs.job_status(run).tasks if pid != victim]
+    os.kill(victim, signal.SIGKILL)
+    jobs.wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in others), timeout=10)
+    jobs.wait_for_end(run)
+    first = jobs.events(run, "ended")[0]
+    assert first.cause == "crash"
+    assert str(first.fields["reason"]).startswith("rank 3 on local1 was killed by SIGKILL")
+    assert [event.cause for event in jobs.events(run, "ended")] == ["crash", "finished"]
+
+
+def test_a_crash_at_one_step_twice_stops_with_the_reason_and_the_traceback(tmp_path: Path) -> None:
+    run = jobs.submit_probe(
+        tmp_path,
+        "crashing",
+        model__fault={"rank": 1, "call": 9},
+        checkpoint__every=0,
+        train__accumulation=1,
+    )
+    jobs.wait_for_end(run)
+    result = read_json(run.result) or {}
+    assert (result["state"], result["cause"]) == ("failed", "crash")
+    assert "ValueError: the data of call 9 is broken" in result["reason"]
+    assert "2 times at step 7" in result["reason"]
+    assert len(jobs.events(run, "opened")) == 2
+
+
+def test_cancelled_then_resumed_by_the_same_line_it_ends_the_same(tmp_path: Path) -> None:
+    calm = jobs.submit_probe(tmp_path, "calm")
+    jobs.wait_for_end(calm)
+    run = jobs.submit_probe(tmp_path, "halted", model__pause=0.05)
+    jobs.wait_for_step(run, 9)
+    done = jobs.hpcrun("cancel", "halted", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "is stopped at step" in done.stdout
+    assert (read_json(run.result) or {})["state"] == "stopped"
+    again = jobs.submit_probe(tmp_path, "halted", model__pause=0.05)
+    jobs.wait_for_end(again)
+    assert len(jobs.events(run, "submitted")) == 2
+    assert jobs.final_state(run) == jobs.final_state(calm)
+    third = jobs.hpcrun(
+        "submit", "-c", "empty.yaml", "--name", "halted",
+        *jobs.probe_config(tmp_path, model__pause=0.05), cwd=tmp_path,
+    )  # fmt: skip
+    assert third.returncode == 0
+    assert "finished already" in third.stdout
+
+
+def test_a_time_limit_is_met_early_and_the_run_ends_over_several_allocations(
+    tmp_path: Path,
+) -> None:
+    run = jobs.submit_probe(
+        tmp_path,
+        "limited",
+        **{"job.time": "0:14", "job.signal_lead": 5, "train.steps": 60},
+        model__pause=0.05,
+    )
+    jobs.wait_for_end(run, timeout=180)
+    causes = [event.cause for event in jobs.events(run, "ended")]
+    assert causes[-1] == "finished"
+    assert set(causes[:-1]) == {"time-limit"}
+
+
+@pytest.mark.slow
+def test_a_controller_that_is_killed_takes_its_ranks_along_and_the_run_resumes(
+    tmp_path: Path,
+) -> None:
+    run = jobs.submit_probe(tmp_path, "orphaned", model__pause=0.05, checkpoint__every=5)
+    jobs.wait_for_step(run, 12)
+    status = jobs.job_status(run)
+    os.kill(status.pid, signal.SIGKILL)
+    jobs.wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in status.tasks), 10)
+    told = jobs.hpcrun("status", "orphaned", cwd=tmp_path)
+    assert "lost" in told.stdout
+    done = jobs.hpcrun("resume", "orphaned", "--detach", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    jobs.wait_for_end(run)
+    assert (read_json(run.result) or {})["state"] == "finished"
