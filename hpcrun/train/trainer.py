@@ -262,11 +262,12 @@ class DistributedAMPTrainer(AMPTrainer):
     def wrap_model(self) -> nn.Module:
         """Wrap the model for data parallelism, and return what forward passes must go through."""
         if self.is_distributed and self.model is self.module:
+            buffers: dict[str, Any] = {_SYNC_BUFFERS: self.distributed.broadcast_buffers}
             self.model = DistributedDataParallel(
                 self.module,
                 device_ids=list(self.distributed.device_ids) or None,
                 find_unused_parameters=self.distributed.find_unused_parameters,
-                **{_SYNC_BUFFERS: self.distributed.broadcast_buffers},
+                **buffers,
                 gradient_as_bucket_view=self.distributed.gradient_as_bucket_view,
             )
         return self.model

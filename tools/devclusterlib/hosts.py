@@ -139,8 +139,9 @@ def start_holders(layout: Layout, hosts: Sequence[str]) -> None:
         assert process.stderr is not None
         with process.stdout, process.stderr:
             if process.stdout.readline() != "ready\n":
+                words = " ".join(process.stderr.read().split())
                 raise Refusal(
-                    f"host {host} could not get its own mounts: {process.stderr.read().strip()}",
+                    f"host {host} could not get its own mounts: {words}",
                     "on a container engine, start the container with --privileged",
                 )
 

@@ -24,9 +24,13 @@ class Feature:
 BASE = Feature(
     programs=(
         *("slurmctld", "slurmd", "sbatch", "munged"),
-        *("ip", "tc", "nft", "nsenter", "setpriv", "useradd"),
+        *("ip", "tc", "nft", "nsenter", "unshare", "setpriv"),
+        *("mount", "umount", "hostname", "useradd", "userdel"),
     ),
-    packages=("slurm-wlm", "munge", "iproute2", "nftables", "util-linux", "passwd"),
+    packages=(
+        *("slurm-wlm", "munge", "iproute2", "nftables"),
+        *("util-linux", "mount", "hostname", "passwd"),
+    ),
 )
 ACCOUNTING = Feature(
     programs=("slurmdbd", "mariadbd", "mariadb-install-db"),
