@@ -1,14 +1,16 @@
 """The beginning of an attempt: close what the one before left open, ask the policy, take ownership."""
 
 import socket
+from collections.abc import Sequence
 from typing import Any
 
 from hpcrun.errors import UserError
-from hpcrun.lifecycle.history import Cause, last_committed, lives
+from hpcrun.lifecycle.history import Cause, Life, last_committed, lives
 from hpcrun.lifecycle.policy import Budgets, decide
 from hpcrun.lifecycle.settle import write_final_word
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, read_events, record_event
+from hpcrun.run.events import Attempt, Event, read_events, record_event
+from hpcrun.run.files import read_lines
 from hpcrun.run.owner import claim
 
 
@@ -25,7 +27,8 @@ def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts:
         Refused: a budget is used up; result.json says which.
         OSError: the run directory cannot be written.
     """
-    for life in lives(read_events(run)):
+    events = read_events(run)
+    for life in lives(events):
         if life.cause is None and life.attempt != attempt:
             record_event(
                 run,
@@ -34,6 +37,8 @@ def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts:
                 cause=Cause.NODE_FAILURE.value,
                 step=life.committed,
                 reason="it ended without a word: its node, or all its processes at once",
+                last_seen=_last_sign(run, events, life),
+                restart_allowed=True,
             )
     history = lives(read_events(run))
     if history and history[-1].cause is not None:
@@ -45,3 +50,14 @@ def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts:
             raise Refused(f"{run.name}: not started again: {decision.reason}")
     claim(run, attempt)
     record_event(run, "opened", attempt=attempt, host=socket.gethostname(), **facts)
+
+
+def _last_sign(run: RunDirectory, events: Sequence[Event], life: Life) -> float:
+    """When an attempt that has ended without a word was last known to live, in Unix seconds."""
+    told = [event.time for event in events if event.attempt == life.attempt]
+    logged = [
+        line["time"]
+        for line in read_lines(run.metrics)
+        if line.get("restart") == life.attempt.restart and line.get("time", 0.0) >= life.started
+    ]
+    return float(max([life.started, *told, *logged]))

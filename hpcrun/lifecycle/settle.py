@@ -12,12 +12,13 @@ from typing import Literal
 
 from hpcrun.diagnose.causes import Diagnosis, first_cause, scheduler_word
 from hpcrun.lifecycle import exitcodes
+from hpcrun.lifecycle.goodput import goodput
 from hpcrun.lifecycle.history import Cause, last_committed, lives
 from hpcrun.lifecycle.policy import Budgets, Decision, decide
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import read_exits, read_failures
 from hpcrun.run.events import Attempt, Event, read_events, record_event
-from hpcrun.run.files import write_json
+from hpcrun.run.files import read_json, write_json
 
 SchedulerWord = Literal["preemption", "cancelled", "time-limit", "node-failure"]
 
@@ -83,8 +84,10 @@ def settle(
         restart_allowed=decision.restart,
         decision=decision.reason,
     )
-    if not decision.restart and cause is not Cause.FINISHED:
-        write_final_word(run, cause, line, decision.reason, step)
+    if not decision.restart:
+        if cause is not Cause.FINISHED:
+            write_final_word(run, cause, line, decision.reason, step)
+        _add_goodput(run)
     return Verdict(
         cause,
         step,
@@ -152,6 +155,15 @@ def write_final_word(
             "time": round(time.time(), 3),
         },
     )
+
+
+def _add_goodput(run: RunDirectory) -> None:
+    """Put the account of the run's time into result.json, now that the last attempt is over."""
+    result = read_json(run.result)
+    if result is not None:
+        write_json(
+            run.result, {**result, "goodput": goodput(read_events(run), time.time()).as_record()}
+        )
 
 
 def read_batch_log(path: Path, marker: str) -> str:

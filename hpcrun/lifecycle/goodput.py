@@ -1,0 +1,110 @@
+"""Where the time of a run went, read from its event log.
+
+Every moment since the first submission belongs to exactly one part, so the parts add up. The share of
+productive time is what clusters are compared by (ETTR, effective training time ratio: Kokolis et al.,
+"Revisiting reliability in large-scale machine learning research clusters", 2024).
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+
+from hpcrun.run.events import Attempt, Event
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """Seconds of a run's wall time.
+
+    queue: submitted, not started for the first time by its job. start_up: processes starting,
+    restoring and ending. productive: computing steps that a checkpoint kept. checkpoint: writing them.
+    recomputed: computing steps that were lost, and have to be computed again. requeue_wait: between
+    two attempts of a job. idle: ended, and nobody had asked it to go on.
+    """
+
+    queue: float = 0.0
+    start_up: float = 0.0
+    productive: float = 0.0
+    checkpoint: float = 0.0
+    recomputed: float = 0.0
+    requeue_wait: float = 0.0
+    idle: float = 0.0
+
+    @property
+    def wall(self) -> float:
+        """Seconds since the first submission."""
+        return float(sum(asdict(self).values()))
+
+    @property
+    def ettr(self) -> float | None:
+        """Productive share of the time in which the run was wanted (0 to 1); None before any."""
+        wanted = self.wall - self.idle
+        return self.productive / wanted if wanted > 0 else None
+
+    def as_record(self) -> dict[str, float | None]:
+        """The parts in seconds, their sum and the ratio, for JSON."""
+        ratio = self.ettr
+        parts = {name: round(value, 3) for name, value in asdict(self).items()}
+        return {**parts, "wall": round(self.wall, 3), "ettr": ratio and round(ratio, 4)}
+
+
+def goodput(events: Sequence[Event], now: float) -> Goodput:
+    """Split the time from the first event to the end of the run, or to ``now`` (Unix seconds).
+
+    Clocks of several hosts write the log: a moment that seems to lie before its predecessor is taken
+    to be at the same time.
+    """
+    account = _Account()
+    for event in events:
+        account.on(event)
+    return account.closed(now)
+
+
+class _Account:
+    """Walks along the log; ``_state`` says which part the time since ``_at`` belongs to."""
+
+    def __init__(self) -> None:
+        self._parts = {field.name: 0.0 for field in fields(Goodput)}
+        self._at: float | None = None
+        self._state = "queue"
+        self._attempt: Attempt | None = None
+
+    def on(self, event: Event) -> None:
+        if self._at is None:
+            self._at = event.time
+        if event.what == "submitted":
+            # A fast job may have logged its first words before its submitter did.
+            if self._state in ("idle", "queue"):
+                self._spend(event.time, self._state)
+                self._state = "queue"
+        elif event.what == "opened":
+            self._spend(event.time, "recomputed" if self._state == "running" else self._state)
+            self._state, self._attempt = "start_up", event.attempt
+        elif event.attempt != self._attempt:
+            return
+        elif event.what == "started":
+            self._spend(event.time, "start_up")
+            self._state = "running"
+        elif event.what == "saved":
+            seconds = float(event.fields.get("seconds", 0.0))
+            self._spend(event.time - seconds, "productive")
+            self._spend(event.time, "checkpoint")
+        elif event.what in ("stopped", "finished"):
+            # What follows the last commit of an orderly end computes nothing more.
+            self._spend(event.time, "start_up")
+            self._state = "start_up"
+        elif event.what == "ended":
+            seen = float(event.fields.get("last_seen") or event.time)
+            self._spend(seen, "recomputed" if self._state == "running" else "start_up")
+            self._state = "requeue_wait" if event.fields.get("restart_allowed") else "idle"
+
+    def closed(self, now: float) -> Goodput:
+        if self._at is not None and self._state != "idle":
+            # Steps under way are taken to be kept until something says otherwise.
+            self._spend(now, "productive" if self._state == "running" else self._state)
+        return Goodput(**self._parts)
+
+    def _spend(self, until: float, part: str) -> None:
+        assert self._at is not None
+        if until > self._at:
+            self._parts[part] += until - self._at
+            self._at = until

@@ -1,0 +1,81 @@
+"""Every second of a run belongs to exactly one part."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcrun.lifecycle.goodput import goodput
+from hpcrun.run.events import Attempt, Event
+
+
+def event(what: str, time: float, restart: int = 0, **more: object) -> Event:
+    return Event(what, time, Attempt("1", restart), None, None, dict(more))
+
+
+CRASHED_ONCE = [
+    event("submitted", 100),
+    event("opened", 110),
+    event("started", 115),
+    event("saved", 125, seconds=1.0),
+    event("ended", 132, restart_allowed=True),
+    event("opened", 140, restart=1),
+    event("started", 144, restart=1),
+    event("saved", 154, restart=1, seconds=2.0),
+    event("finished", 155, restart=1),
+    event("ended", 157, restart=1, restart_allowed=False),
+]
+
+
+def test_a_crash_costs_what_came_after_the_last_commit() -> None:
+    account = goodput(CRASHED_ONCE, now=1000.0)
+    assert account.queue == 10
+    assert account.start_up == 5 + 4 + 1 + 2
+    assert account.productive == 9 + 8
+    assert account.checkpoint == 3
+    assert account.recomputed == 7
+    assert account.requeue_wait == 8
+    assert account.wall == 57
+    assert account.ettr == pytest.approx(17 / 57)
+
+
+def test_the_time_in_which_nobody_wanted_it_is_idle_and_not_in_the_ratio() -> None:
+    log = [
+        event("submitted", 0),
+        event("opened", 1),
+        event("started", 2),
+        event("saved", 12, seconds=0.0),
+        event("stopped", 12),
+        event("ended", 13, restart_allowed=False),
+        Event("submitted", 1013, Attempt("2", 0), None, None, {}),
+        Event("opened", 1014, Attempt("2", 0), None, None, {}),
+        Event("started", 1015, Attempt("2", 0), None, None, {}),
+    ]
+    account = goodput(log, now=1020.0)
+    assert account.idle == 1000
+    assert account.productive == 15
+    assert account.ettr == pytest.approx(15 / 20)
+
+
+def test_a_node_failure_found_later_ends_the_attempt_at_its_last_sign_of_life() -> None:
+    log = [
+        event("submitted", 0),
+        event("opened", 1),
+        event("started", 2),
+        event("saved", 10, seconds=0.0),
+        event("ended", 50, last_seen=16.0, restart_allowed=True),
+        event("opened", 50, restart=1),
+    ]
+    account = goodput(log, now=50.0)
+    assert (account.recomputed, account.requeue_wait) == (6, 34)
+
+
+@given(st.lists(st.floats(-5, 20), min_size=len(CRASHED_ONCE), max_size=len(CRASHED_ONCE)))
+def test_the_parts_add_up_whatever_the_clocks_of_the_hosts_say(jitter: list[float]) -> None:
+    log = [
+        Event(one.what, one.time + shift, one.attempt, None, None, one.fields)
+        for one, shift in zip(CRASHED_ONCE, jitter, strict=True)
+    ]
+    account = goodput(log, now=1000.0)
+    latest = max(one.time for one in log)
+    assert account.wall == pytest.approx(latest - log[0].time)
+    assert all(value >= 0 for value in account.as_record().values() if value is not None)
