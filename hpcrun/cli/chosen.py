@@ -42,8 +42,8 @@ def choose_config(arguments: argparse.Namespace) -> Config:
         file = quickstart()
     layers = [] if file is None else [file_layer(file)]
     layers.insert(0, flag_layer({"name": _default_name(file, command)}))
-    layers.append(flag_layer(_flags(arguments)))
     layers.append(override_layer(arguments.overrides))
+    layers.append(flag_layer(_flags(arguments)))
     if command:
         layers.append(flag_layer({"command": (command, "after --")}))
     config = resolve(layers)
