@@ -28,6 +28,8 @@ FINAL_STATES = frozenset(
         *("NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"),
     }
 )
+# Where a requeued job can be found again; PREEMPTED and NODE_FAIL may still lead to a requeue.
+AFTER_A_RESTART = frozenset({"RUNNING", "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"})
 
 
 def why_not(spec: ClusterSpec | None = None) -> str | None:
@@ -177,9 +179,17 @@ class SlurmCluster:
         return self.state(job_id)
 
     def wait_restarts(self, job_id: str, count: int, timeout: float = 60.0) -> None:
-        """Wait until the job was requeued ``count`` times and runs again (or has ended)."""
+        """Wait until the job was requeued ``count`` times and runs again, or has ended for good.
+
+        Slurm counts a restart while the old attempt is still COMPLETING, before PENDING.
+        """
+
+        def again() -> bool:
+            job = self.scontrol_show_job(job_id)
+            return int(job["Restarts"]) >= count and job["JobState"] in AFTER_A_RESTART
+
         self.wait_until(
-            lambda: self.restarts(job_id) >= count and self.state(job_id) not in {"PENDING"},
+            again,
             timeout,
             lambda: f"job {job_id} is {self.state(job_id)} after {self.restarts(job_id)} restarts",
         )
