@@ -28,8 +28,11 @@ def main() -> NoReturn:
     """Install the signal flags before anything slow, then train or hand over to submitit."""
     STOP.install()
     if sys.argv[1:2] == ["--submitit"]:
+        from submitit.core.logger import get_logger
         from submitit.core.submission import process_job
 
+        # Its four lines of greeting a rank would be all that a short log holds.
+        get_logger().setLevel("WARNING")
         process_job(sys.argv[2])
         leave(0)
     if len(sys.argv) != 2:

@@ -1,6 +1,7 @@
 """The config that a command line means: file, flags, overrides, and the task's own keys."""
 
 import argparse
+import os
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from hpcrun.config import (
     flag_layer,
     locate,
     override_layer,
+    profile_layer,
+    profile_path,
     resolve,
     with_task_options,
 )
@@ -41,6 +44,9 @@ def choose_config(arguments: argparse.Namespace) -> Config:
     if file is None and not command:
         file = quickstart()
     layers = [] if file is None else [file_layer(file)]
+    profile = profile_path(os.environ, getattr(arguments, "profile", None))
+    if profile is not None:
+        layers.insert(0, profile_layer(profile))
     layers.insert(0, flag_layer({"name": _default_name(file, command)}))
     layers.append(override_layer(arguments.overrides))
     layers.append(flag_layer(_flags(arguments)))

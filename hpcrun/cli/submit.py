@@ -25,8 +25,9 @@ from hpcrun.launch import jobs, submission
 from hpcrun.launch.submission import ExecutorName, Submitted
 from hpcrun.run import directory, record
 from hpcrun.run.directory import RunDirectory, RunError
-from hpcrun.run.files import read_json, write_atomic
+from hpcrun.run.files import read_json, write_atomic, write_json
 from hpcrun.run.owner import SubmissionLock
+from hpcrun.run.snapshot import take_snapshot
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,6 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--partition", metavar="NAME", help="Slurm partition")
     where.add_argument(
         "--executor", metavar="WHO", help="auto, slurm, local, or debug (one rank, in this process)"
+    )
+    where.add_argument(
+        "--profile", metavar="NAME", help="site profile: a name or a path; '' for none"
+    )
+    what.add_argument(
+        "--no-snapshot", action="store_true", help="run the code as it lies, not a copy of it"
     )
     how = parser.add_argument_group("what to show")
     how.add_argument("--follow", action="store_true", help="watch it (default for local runs)")
@@ -93,6 +100,8 @@ def start(
     directory.refuse_if_writable_by_others(run)
     with SubmissionLock(run):
         _refuse_live(run)
+        if not getattr(arguments, "no_snapshot", False):
+            _keep_code(run)
         # A resume may ask for other nodes: the ranks read what the newest submission said.
         write_atomic(run.config, to_yaml(config))
         run.result.unlink(missing_ok=True)
@@ -112,6 +121,24 @@ def start(
     from hpcrun.cli.follow import follow
 
     return follow(run, config, stop_on_interrupt=local)
+
+
+def _keep_code(run: RunDirectory) -> None:
+    """Copy the code of the submission's folder beside the run, and say so in its record."""
+    facts = read_json(run.record) or {}
+    try:
+        snapshot, why_not = take_snapshot(run, Path(str(facts.get("folder") or Path.cwd())))
+        if why_not:
+            print(f"hpcrun: no snapshot of the code: {why_not}; --no-snapshot says this is fine")
+        code = snapshot and {
+            "root": str(snapshot.root.relative_to(run.path)),
+            "source": str(snapshot.source),
+        }
+        write_json(run.record, {**facts, "code": code})
+    except OSError as error:
+        raise RunError(
+            f"{run.code}: the code cannot be copied: {error.strerror}; free some space, or use --no-snapshot"
+        ) from error
 
 
 def _hand_over(run: RunDirectory, config: Config, executor: ExecutorName) -> Submitted:

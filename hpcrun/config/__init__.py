@@ -7,6 +7,7 @@ from hpcrun.config.compare import training_differences, training_fingerprint
 from hpcrun.config.fields import check_name
 from hpcrun.config.layers import Layer, file_layer, flag_layer, locate, override_layer
 from hpcrun.config.problems import ConfigError, Problem
+from hpcrun.config.profile import profile_layer, profile_path
 from hpcrun.config.resolve import check_options, load_resolved, resolve, with_task_options
 from hpcrun.config.schema import (
     AMPConfig,
@@ -42,6 +43,8 @@ __all__ = [
     "load_resolved",
     "locate",
     "override_layer",
+    "profile_layer",
+    "profile_path",
     "resolve",
     "to_yaml",
     "training_differences",

@@ -103,8 +103,13 @@ class Job(Section):
     srun_args: list[Option] = Field(
         default=[], description="Further options for srun, one an item."
     )
+    container: list[ShellText] = Field(
+        default=[],
+        description="Words before each rank's command, such as apptainer exec --nv image.sif.",
+    )
     python: ShellText | None = Field(
-        default=None, description="Python interpreter of the job; null: the one that submits."
+        default=None,
+        description="Python interpreter of the ranks, in the container; null: the one that submits.",
     )
 
     @property

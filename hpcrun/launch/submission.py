@@ -66,12 +66,14 @@ def local_devices(config: Config) -> list[str] | None:
 def batch_request(run: RunDirectory, config: Config) -> BatchRequest:
     """What the Slurm script of ``run`` is made of."""
     python = config.job.python or sys.executable
+    container = config.job.container
     folder = str(submitit_folder(run))
     return BatchRequest(
         run=run.path,
         job=config.job,
-        python=python,
-        worker=(python, "-u", "-m", "hpcrun.worker", "--submitit", folder),
+        # Outside the container, on the batch host: it talks to Slurm.
+        python=sys.executable,
+        worker=(*container, python, "-u", "-m", "hpcrun.worker", "--submitit", folder),
     )
 
 

@@ -1,16 +1,22 @@
 """Where everything of a run lies. One object knows every path, so that nothing else spells one."""
 
+import contextlib
+import difflib
+import errno
 import os
 import secrets
+import shlex
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpcrun.errors import UserError
 from hpcrun.run.files import sync_directory, write_atomic, write_json
+
+_FREE_IT = "put it right, move it away, or choose another --name"
 
 
 class RunError(UserError):
@@ -42,6 +48,11 @@ class RunDirectory:
     def diff(self) -> Path:
         """The uncommitted changes at the time of the first submission (a patch)."""
         return self.path / "uncommitted.patch"
+
+    @property
+    def code(self) -> Path:
+        """The snapshots of the code, a folder a submission."""
+        return self.path / "code"
 
     @property
     def events(self) -> Path:
@@ -87,8 +98,9 @@ class RunDirectory:
         return self.job_logs(job) / f"restart-{restart}"
 
     def exists(self) -> bool:
-        """Whether a whole run lies there."""
-        return self.config.is_file() and self.record.is_file()
+        """Whether a whole run lies there, as far as this user can see."""
+        # os.path asks without raising: a name may be too long, a folder another user's.
+        return os.path.isfile(self.config) and os.path.isfile(self.record)  # noqa: PTH113
 
 
 def create(path: Path, config_text: str, record: Mapping[str, Any], diff: str = "") -> RunDirectory:
@@ -102,7 +114,10 @@ def create(path: Path, config_text: str, record: Mapping[str, Any], diff: str = 
     """
     run = RunDirectory(path)
     staged = RunDirectory(path.with_name(f".{path.name}.{secrets.token_hex(6)}.new"))
+    made = [folder for folder in path.parents if not os.path.lexists(folder)]
     try:
+        if os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
         path.parent.mkdir(parents=True, exist_ok=True)
         staged.path.mkdir(mode=0o700)
         for folder in (staged.checkpoints, staged.logs):
@@ -113,19 +128,40 @@ def create(path: Path, config_text: str, record: Mapping[str, Any], diff: str = 
         write_json(staged.record, record)
         staged.path.rename(path)
         sync_directory(path.parent)
-    except OSError as error:
-        if staged.path.exists():
-            shutil.rmtree(staged.path, ignore_errors=True)
-        if path.exists():
+    except BaseException as error:
+        shutil.rmtree(staged.path, ignore_errors=True)
+        remove_if_empty(made)
+        if not isinstance(error, OSError):
+            raise
+        if run.exists():
             raise RunError(
                 f"{path}: exists already; choose another --name, or continue it with "
-                f"`hpcrun resume {path.name}`"
+                f"`hpcrun resume {shlex.quote(str(path))}`"
             ) from error
+        if os.path.lexists(path):
+            raise RunError(f"{path}: is taken, by {_what_lies(path)}; {_FREE_IT}") from error
         raise RunError(
             f"{path}: the run directory cannot be made: {error.strerror or error}; choose a writable "
             "place with --runs-dir or free some space"
         ) from error
     return run
+
+
+def remove_if_empty(folders: Iterable[Path]) -> None:
+    """Remove the folders that were made on the way to one that could not be, deepest first."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+def _what_lies(path: Path) -> str:
+    run = RunDirectory(path)
+    if not path.is_dir():
+        return "a file"
+    if os.path.lexists(run.record) or os.path.lexists(run.config):
+        missing = run.record if os.path.lexists(run.config) else run.config
+        return f"a run without its {missing.name}"
+    return "a folder that is no run"
 
 
 def find(run: str, runs_dir: Path) -> RunDirectory:
@@ -134,14 +170,37 @@ def find(run: str, runs_dir: Path) -> RunDirectory:
     Raises:
         RunError: no whole run lies there, or others may write to it.
     """
-    for candidate in (runs_dir / run, Path(run)):
-        directory = RunDirectory(candidate.absolute())
+    candidates = [RunDirectory(path.absolute()) for path in (runs_dir / run, Path(run))]
+    for directory in candidates:
         if directory.exists():
             refuse_if_writable_by_others(directory)
             return directory
-    known = sorted(entry.parent.name for entry in runs_dir.glob("*/run.json"))
-    hint = f"there is: {', '.join(known[:8])}" if known else f"there are no runs in {runs_dir}"
-    raise RunError(f"{run}: no such run; {hint}")
+    for directory in candidates:
+        path = directory.path
+        if run and os.path.isdir(path) and not os.access(path, os.R_OK | os.X_OK):  # noqa: PTH112
+            raise RunError(
+                f"{path}: you may not read it; it belongs to {_owner(path)}, whom to ask for it"
+            )
+        if os.path.lexists(directory.record):
+            raise RunError(f"{path}: is {_what_lies(path)}; {_FREE_IT}")
+    known = [entry.parent.name for entry in runs_dir.glob("*/run.json")]
+    if not known:
+        raise RunError(f"{run}: no such run; there are no runs in {runs_dir} (--runs-dir names it)")
+    near = difflib.get_close_matches(run, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there is: {_listed(sorted(known))}"
+    raise RunError(f"{run}: no such run in {runs_dir}; {hint}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return ", ".join(names[:8]) + more
+
+
+def _owner(path: Path) -> str:
+    try:
+        return path.owner()
+    except KeyError:
+        return f"user {path.stat().st_uid}"
 
 
 def refuse_if_writable_by_others(run: RunDirectory) -> None:

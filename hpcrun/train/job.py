@@ -19,6 +19,7 @@ from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.endings import record_failure
 from hpcrun.run.events import Attempt, note
 from hpcrun.run.files import read_json
+from hpcrun.run.snapshot import recorded_snapshot, snapshot_command
 from hpcrun.train.position import Position
 
 
@@ -46,8 +47,9 @@ def run_rank(path: Path, flag: StopFlag) -> int:
                 run, attempt, budgets, ranks=distributed.world_size, nodes=distributed.num_nodes
             )
         if config.command:
+            command = _as_submitted(run, config.command)
             return run_script(
-                config.command, run, attempt, distributed, flag, timeout=config.train.timeout
+                command, run, attempt, distributed, flag, timeout=config.train.timeout
             )
         _prepare_environment(config, distributed)
         from hpcrun.train.session import train
@@ -74,8 +76,19 @@ def _enter_folder(run: RunDirectory) -> None:
             f"{folder}: the folder that {run.name} was submitted from cannot be entered: "
             f"{error.strerror}; put it back, or correct `folder` in {run.record}"
         ) from error
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    snapshot = recorded_snapshot(run)
+    copied = snapshot.copy_of(Path(folder)) if snapshot else None
+    sys.path.insert(0, str(copied or folder))
+
+
+def _as_submitted(run: RunDirectory, command: list[str]) -> list[str]:
+    """The command with the code's copies in place of the files it names."""
+    snapshot = recorded_snapshot(run)
+    if snapshot is None:
+        return command
+    words, variables = snapshot_command(snapshot, command, Path.cwd())
+    os.environ.update(variables)
+    return words
 
 
 def describe(config: Config) -> DistributedConfig:

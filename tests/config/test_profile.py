@@ -1,0 +1,59 @@
+"""A site's profile lies under everything else."""
+
+from pathlib import Path
+
+import pytest
+
+from hpcrun.config import ConfigError, override_layer, profile_layer, profile_path, resolve
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "hpcrun"
+    folder.mkdir()
+    return folder
+
+
+def environment(folder: Path, **more: str) -> dict[str, str]:
+    return {"XDG_CONFIG_HOME": str(folder.parent), **more}
+
+
+def test_without_profiles_none_applies(tmp_path: Path) -> None:
+    assert profile_path({"XDG_CONFIG_HOME": str(tmp_path)}) is None
+
+
+def test_the_only_profile_applies_and_among_several_the_default(folder: Path) -> None:
+    (folder / "juwels.yaml").write_text("job: {account: abc}\n")
+    assert profile_path(environment(folder)) == folder / "juwels.yaml"
+    (folder / "laptop.yaml").write_text("")
+    assert profile_path(environment(folder)) is None
+    (folder / "default.yaml").write_text("")
+    assert profile_path(environment(folder)) == folder / "default.yaml"
+
+
+def test_a_flag_outranks_the_variable_and_either_names_a_file_or_a_path(folder: Path) -> None:
+    (folder / "a.yaml").write_text("")
+    (folder / "b.yaml").write_text("")
+    environ = environment(folder, HPCRUN_PROFILE="a")
+    assert profile_path(environ) == folder / "a.yaml"
+    assert profile_path(environ, "b") == folder / "b.yaml"
+    assert profile_path(environ, str(folder / "b.yaml")) == folder / "b.yaml"
+    assert profile_path(environ, "") is None
+
+
+def test_a_profile_that_is_not_there_is_refused_with_those_that_are(folder: Path) -> None:
+    (folder / "a.yaml").write_text("")
+    with pytest.raises(ConfigError, match=r"\$HPCRUN_PROFILE: no profile .*c\.yaml; there is: a"):
+        profile_path(environment(folder, HPCRUN_PROFILE="c"))
+
+
+def test_a_profile_may_not_change_what_is_trained(folder: Path) -> None:
+    (folder / "a.yaml").write_text("job: {account: abc}\ntrain:\n  lr: 1.0\n")
+    with pytest.raises(ConfigError, match=r"a\.yaml:2: train: a profile says where to run"):
+        profile_layer(folder / "a.yaml")
+
+
+def test_what_comes_after_the_profile_wins(folder: Path) -> None:
+    (folder / "a.yaml").write_text("job: {account: abc, partition: gpu}\n")
+    config = resolve([profile_layer(folder / "a.yaml"), override_layer(["job.partition=dev"])])
+    assert (config.job.account, config.job.partition) == ("abc", "dev")
