@@ -1,7 +1,8 @@
 """Judge an attempt that has ended: find the cause, write it down, requeue where the policy says so.
 
 Batch scripts and the local cluster call it after the ranks have gone. Exit code 75: the job is to be
-requeued, and whoever called must do it; 0: there is nothing more to do.
+requeued, and whoever called must do it. 0: the training is done, or the job has been requeued. Any
+other: this was the end, and a failure (143: stopped on request), for a batch script to exit with.
 """
 
 import argparse
@@ -9,17 +10,20 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import cast
 
-from hpcrun.cluster import slurm
 from hpcrun.cluster.launchers import in_local_cluster, job_id
 from hpcrun.config import load_resolved
 from hpcrun.lifecycle import exitcodes
+from hpcrun.lifecycle.history import Cause, successor
 from hpcrun.lifecycle.policy import Budgets
-from hpcrun.lifecycle.settle import SchedulerWord, Verdict, read_batch_log, settle
+from hpcrun.lifecycle.scheduler import JobView, look_at, requeue, word_of
+from hpcrun.lifecycle.settle import SchedulerWord, Verdict, batch_log, settle
 from hpcrun.run.directory import RunDirectory, RunError
-from hpcrun.run.events import Attempt, note
+from hpcrun.run.events import Attempt, note, read_events
 
-_TRIES, _PAUSE = 5, 6.0
+# Slurm may send its warning signal a minute early (sbatch(1), --signal), and looks every 30 s.
+_EARLY = 90.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,10 +44,18 @@ def run(arguments: argparse.Namespace) -> int:
     if job is None:
         raise RunError("settle: SLURM_JOB_ID is not set; batch scripts call this, not people")
     attempt = Attempt(job, int(os.environ.get("SLURM_RESTART_COUNT") or 0))
+    newer = successor(read_events(directory), attempt)
+    if newer is not None:
+        # An orphan: its node was given up, and its run goes on elsewhere.
+        print(f"hpcrun: {newer.owner} has taken over; {attempt.owner} leaves it alone", flush=True)
+        return exitcodes.FAILED
     local = in_local_cluster(os.environ)
+    log = batch_log(directory, attempt)
     word: SchedulerWord | None = arguments.scheduler
+    view = None
     if word is None and not local:
-        word = ask_slurm(job)
+        view = look_at(job)
+        word = cast("SchedulerWord | None", word_of(view, attempt, log))
     config = load_resolved(directory.config)
     verdict = settle(
         directory,
@@ -51,55 +63,39 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.exit_code,
         Budgets(**config.restarts.model_dump()),
         scheduler=word,
-        batch_log=read_batch_log(
-            directory.logs / f"batch-{job}.log", f"hpcrun: attempt {attempt.owner} "
-        ),
+        batch_log=log,
+        limit_near=_limit_near(view, float(config.job.signal_lead)),
     )
     print(f"hpcrun: {verdict.cause.value}: {verdict.line}", flush=True)
     print(f"hpcrun: {verdict.decision.reason}", flush=True)
     if not verdict.decision.restart:
-        return exitcodes.DONE
+        return _final_code(verdict, arguments.exit_code)
     if local:
         return exitcodes.UNFINISHED
-    return _requeue(directory, attempt, verdict)
+
+    def failed(kind: str, words: str) -> None:
+        note(directory, "requeue-failed", attempt, cause=kind, reason=words)
+        print(f"hpcrun: not requeued yet: {words}", file=sys.stderr, flush=True)
+
+    return exitcodes.DONE if requeue(attempt, failed) else exitcodes.UNFINISHED
 
 
-def ask_slurm(job: str) -> SchedulerWord | None:
-    """Slurm's own word for why ``job`` is ending, while it still is; None when it is not its doing."""
-    shown = slurm.run(slurm.scontrol_show_job_command(job))
-    if shown.returncode != 0:
-        return None
-    facts = slurm.parse_show_job(shown.stdout)
-    state = facts.get("JobState", "")
-    if facts.get("PreemptTime", "None") not in ("None", "", "Unknown") or state == "PREEMPTED":
-        return "preemption"
-    if state in ("CANCELLED", "TIMEOUT", "NODE_FAIL"):
-        words: dict[str, SchedulerWord] = {
-            "CANCELLED": "cancelled",
-            "TIMEOUT": "time-limit",
-            "NODE_FAIL": "node-failure",
-        }
-        return words[state]
-    return None
+def _limit_near(view: JobView | None, lead: float) -> bool:
+    """Whether a warning signal that came now was the one sent ahead of the time limit."""
+    if view is None or view.end_time is None or view.preempted:
+        return False
+    return view.end_time - time.time() <= lead + _EARLY
 
 
-def _requeue(run_directory: RunDirectory, attempt: Attempt, verdict: Verdict) -> int:
-    """Ask Slurm to start the job again; leave it to the batch script where that fails."""
-    if verdict.restart_by_scheduler:
-        print("hpcrun: Slurm requeues a preempted job itself", flush=True)
+def _final_code(verdict: Verdict, code: int) -> int:
+    """What a batch script exits with when no other attempt follows: 0 only for a finished training."""
+    if verdict.cause is Cause.FINISHED:
         return exitcodes.DONE
-    for attempt_number in range(_TRIES):
-        asked = slurm.run(slurm.scontrol_requeue_command(attempt.job))
-        if asked.returncode == 0:
-            return exitcodes.DONE
-        kind = slurm.classify_requeue_error(asked.stderr)
-        if kind == "pending":
-            return exitcodes.DONE
-        words = " ".join(asked.stderr.split())
-        note(run_directory, "requeue-failed", attempt, cause=kind, reason=words)
-        print(f"hpcrun: scontrol requeue: {words}", file=sys.stderr, flush=True)
-        if kind not in ("transient", "unknown"):
-            break
-        if attempt_number + 1 < _TRIES:
-            time.sleep(_PAUSE)
-    return exitcodes.UNFINISHED
+    if verdict.cause is Cause.CANCELLED:
+        return exitcodes.TERMINATED
+    if verdict.cause is Cause.SAVE_FAILED:
+        return exitcodes.SAVE_FAILED
+    if verdict.cause is Cause.BAD_INPUT:
+        return exitcodes.BAD_INPUT
+    # 75 would ask for a requeue.
+    return code if code not in (exitcodes.DONE, exitcodes.UNFINISHED) else exitcodes.FAILED

@@ -23,14 +23,17 @@ _CASCADE = re.compile(
 _SRUN_TASK = re.compile(
     r"^srun: error: (?P<host>[^:\s]+): tasks? (?P<tasks>[\d,\-]+): (?P<what>.+)$", re.MULTILINE
 )
-_STEP_WORDS = re.compile(
-    r"(DUE TO PREEMPTION|DUE TO TIME LIMIT|DUE TO NODE FAILURE|oom[-_]kill)", re.IGNORECASE
+# What slurmstepd prints when Slurm itself ends a job: "*** JOB 5 ON n1 CANCELLED AT … DUE TO …".
+_ENDED = re.compile(
+    r"\*\*\* (?P<what>JOB|STEP) \S+ ON \S+ CANCELLED AT \S+(?: DUE TO (?P<why>[A-Z ]+?))?"
+    r"(?=,| \*\*\*)"
 )
 _WORDS = {
-    "DUE TO PREEMPTION": "preemption",
-    "DUE TO TIME LIMIT": "time-limit",
-    "DUE TO NODE FAILURE": "node-failure",
-    "OOM-KILL": "out-of-memory",
+    "PREEMPTION": "preemption",
+    "TIME LIMIT": "time-limit",
+    "NODE FAILURE": "node-failure",
+    # An administrator's, or somebody else's: ours comes when everything is settled.
+    "JOB REQUEUE": "preemption",
 }
 
 
@@ -55,9 +58,16 @@ def is_cascade(failure: Failure) -> bool:
 
 
 def scheduler_word(batch_log: str) -> str | None:
-    """Slurm's own word for the end (preemption, time-limit, node-failure, out-of-memory), if it gave one."""
-    found = _STEP_WORDS.search(batch_log)
-    return _WORDS[found.group(1).upper().replace("_", "-")] if found else None
+    """Slurm's own word for the end (preemption, time-limit, node-failure, cancelled), if it gave one.
+
+    A step without a reason is not the scheduler's doing: srun ends one when a task fails.
+    """
+    for ended in _ENDED.finditer(batch_log):
+        if ended["why"] in _WORDS:
+            return _WORDS[ended["why"]]
+        if ended["what"] == "JOB" and ended["why"] is None:
+            return "cancelled"
+    return None
 
 
 def first_cause(

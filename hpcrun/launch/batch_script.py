@@ -73,6 +73,8 @@ def _attempt_lines(request: BatchRequest) -> list[str]:
         "restart=${SLURM_RESTART_COUNT:-0}",
         'attempt="$RUN/logs/$job/restart-$restart"',
         'mkdir -p "$attempt"',
+        "# submitit's way of telling its tasks who runs them.",
+        "export SUBMITIT_EXECUTOR=slurm",
         'echo "hpcrun: attempt $job-$restart on $SLURM_JOB_NODELIST"',
     ]
 
@@ -97,12 +99,25 @@ def _srun_lines(request: BatchRequest) -> list[str]:
 def _settle_lines(request: BatchRequest) -> list[str]:
     settle = shlex.join([request.python, "-m", "hpcrun", "settle"])
     return [
-        "# Finds the cause, writes it down, and requeues the job where the policy says so.",
+        "# Finds the cause, writes it down, and requeues the job where the policy says so. A signal",
+        "# that comes now has nothing left to stop.",
+        "trap '' TERM USR2",
         "verdict=0",
         f'{settle} "$RUN" --exit-code "$code" || verdict=$?',
-        "# 75: to be requeued, but the program could not (inside a container, say).",
-        'if [ "$verdict" -eq 75 ]; then scontrol requeue "$job"; fi',
-        'exit "$code"',
+        "# 75: to be requeued, but the program could not (inside a container, or no controller answers).",
+        "# Only while Slurm counts no newer start: requeueing then would kill that one.",
+        "if [ $verdict -eq 75 ]; then",
+        "    for pause in 5 10 20 40 60 0; do",
+        '        shown=$(scontrol show job "$job") || shown=',
+        '        case "$shown" in',
+        '            *" Restarts=$restart "*) if scontrol requeue "$job"; then break; fi ;;',
+        "            *Restarts=*) break ;;",
+        "        esac",
+        "        sleep $pause",
+        "    done",
+        "fi",
+        "# 0 only where the training is done, so that Slurm's own state says the truth.",
+        "exit $verdict",
     ]
 
 

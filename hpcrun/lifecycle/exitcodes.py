@@ -14,3 +14,6 @@ SAVE_FAILED = 74
 
 UNFINISHED = 75
 """Stopped at a committed checkpoint, to be continued (sysexits.h EX_TEMPFAIL)."""
+
+TERMINATED = 143
+"""A batch script whose run was stopped on request (128 + SIGTERM): neither done nor to be requeued."""

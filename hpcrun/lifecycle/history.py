@@ -72,6 +72,26 @@ def _with_event(life: Life, event: Event) -> Life:
     return life
 
 
+def _cause(word: str | None) -> Cause | None:
+    """The cause of that name; a word that no version of ours writes counts as a crash."""
+    if word is None:
+        return None
+    try:
+        return Cause(word)
+    except ValueError:
+        return Cause.CRASH
+
+
+def successor(events: Sequence[Event], attempt: Attempt) -> Attempt | None:
+    """The attempt that has taken the run over from ``attempt``, or None while it is the newest."""
+    opened = [event.attempt for event in events if event.what == "opened" and event.attempt]
+    if attempt in opened:
+        opened = opened[len(opened) - opened[::-1].index(attempt) :]
+        return opened[-1] if opened else None
+    newer = [one for one in opened if one.job == attempt.job and one.restart > attempt.restart]
+    return newer[-1] if newer else None
+
+
 def last_committed(events: Sequence[Event]) -> int | None:
     """The newest step that was announced as committed, over all submissions."""
     steps = [event.step for event in events if event.what == "saved" and event.step is not None]

@@ -4,10 +4,11 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
+from hpcrun.diagnose.causes import scheduler_word
 from hpcrun.errors import UserError
 from hpcrun.lifecycle.history import Cause, Life, last_committed, lives
 from hpcrun.lifecycle.policy import Budgets, decide
-from hpcrun.lifecycle.settle import write_final_word
+from hpcrun.lifecycle.settle import batch_log, write_final_word
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Event, read_events, record_event
 from hpcrun.run.files import read_lines
@@ -21,7 +22,8 @@ class Refused(UserError):
 def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts: Any) -> None:
     """Make ``attempt`` the run's owner and log that it begins. Called once, by rank 0.
 
-    An earlier attempt without an end was cut off with its node: nothing of it could say a word.
+    An earlier attempt without an end was cut off with its node, unless Slurm's words in its batch log
+    say otherwise: nothing of its own could say one.
 
     Raises:
         Refused: a budget is used up; result.json says which.
@@ -30,13 +32,14 @@ def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts:
     events = read_events(run)
     for life in lives(events):
         if life.cause is None and life.attempt != attempt:
+            cause, reason = _end_of(run, life)
             record_event(
                 run,
                 "ended",
                 attempt=life.attempt,
-                cause=Cause.NODE_FAILURE.value,
+                cause=cause.value,
                 step=life.committed,
-                reason="it ended without a word: its node, or all its processes at once",
+                reason=reason,
                 last_seen=_last_sign(run, events, life),
                 restart_allowed=True,
             )
@@ -50,6 +53,16 @@ def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts:
             raise Refused(f"{run.name}: not started again: {decision.reason}")
     claim(run, attempt)
     record_event(run, "opened", attempt=attempt, host=socket.gethostname(), **facts)
+
+
+def _end_of(run: RunDirectory, life: Life) -> tuple[Cause, str]:
+    word = scheduler_word(batch_log(run, life.attempt))
+    if word in ("preemption", "time-limit"):
+        return Cause(word), f"{word}, and it was killed before it could say so"
+    return (
+        Cause.NODE_FAILURE,
+        "it ended without a word: its node, or all its processes at once",
+    )
 
 
 def _last_sign(run: RunDirectory, events: Sequence[Event], life: Life) -> float:

@@ -7,7 +7,6 @@ cluster's controller): a rank that was killed can decide nothing.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from hpcrun.diagnose.causes import Diagnosis, first_cause, scheduler_word
@@ -34,7 +33,7 @@ _BY_SCHEDULER = {
 class Verdict:
     """How an attempt ended and what follows.
 
-    ``restart_by_scheduler``: the scheduler requeues it of its own accord, so nobody else may.
+    ``step``: the newest one committed. ``diagnosis``: the first failure, where there was one.
     """
 
     cause: Cause
@@ -42,7 +41,6 @@ class Verdict:
     line: str
     decision: Decision
     diagnosis: Diagnosis | None
-    restart_by_scheduler: bool
 
 
 def settle(
@@ -53,6 +51,7 @@ def settle(
     *,
     scheduler: SchedulerWord | None = None,
     batch_log: str = "",
+    limit_near: bool = False,
 ) -> Verdict:
     """Judge the attempt, append ``ended`` to the event log, and write result.json if this is the end.
 
@@ -60,6 +59,7 @@ def settle(
         exit_code: the highest of the tasks' exit codes, as srun returns it.
         scheduler: the scheduler's own word for why it ended the job, where it gave one.
         batch_log: what srun and slurmstepd printed.
+        limit_near: the job's time was nearly up, which is what a warning signal then meant.
 
     Raises:
         OSError: the run directory cannot be written.
@@ -67,7 +67,9 @@ def settle(
     events = read_events(run)
     folder = run.attempt_logs(attempt.job, attempt.restart)
     diagnosis = first_cause(read_failures(folder), read_exits(folder), batch_log)
-    cause, line = judge(events, attempt, exit_code, scheduler, batch_log, diagnosis)
+    cause, line = judge(
+        events, attempt, exit_code, scheduler, batch_log, diagnosis, limit_near=limit_near
+    )
     step = last_committed(events)
     crashed = diagnosis if cause is Cause.CRASH else None
     ended = Event("ended", time.time(), attempt, cause.value, crashed.step if crashed else step, {})
@@ -88,14 +90,7 @@ def settle(
         if cause is not Cause.FINISHED:
             write_final_word(run, cause, line, decision.reason, step)
         _add_goodput(run)
-    return Verdict(
-        cause,
-        step,
-        line,
-        decision,
-        diagnosis,
-        restart_by_scheduler=scheduler == "preemption" and decision.restart,
-    )
+    return Verdict(cause, step, line, decision, diagnosis)
 
 
 def judge(
@@ -105,23 +100,29 @@ def judge(
     scheduler: SchedulerWord | None,
     batch_log: str,
     diagnosis: Diagnosis | None,
+    *,
+    limit_near: bool = False,
 ) -> tuple[Cause, str]:
-    """The cause of the attempt's end and one line about it; see :func:`settle` for the arguments."""
+    """The cause of the attempt's end and one line about it; see :func:`settle` for the arguments.
+
+    The events decide before the exit code: srun kills the other ranks as soon as one leaves with a
+    code, so that the highest of them may be 137 for any end.
+    """
     mine = {event.what: event for event in events if event.attempt == attempt}
     if "finished" in mine:
         return Cause.FINISHED, "finished"
+    word = "cancelled" if _asked_to_end(events, attempt) else scheduler or scheduler_word(batch_log)
     stopped = mine.get("stopped")
     if exit_code == exitcodes.SAVE_FAILED or (stopped and not stopped.fields.get("committed")):
         why = mine["save-failed"].fields.get("reason") if "save-failed" in mine else None
         return Cause.SAVE_FAILED, f"the last checkpoint was not written: {why or 'see the log'}"
     if stopped:
-        return _stopped(stopped, scheduler)
+        return _stopped(stopped, word, limit_near)
     if "refused" in mine:
         return Cause.EXHAUSTED, str(mine["refused"].fields.get("reason", "refused"))
-    if exit_code == exitcodes.BAD_INPUT:
+    if "bad-input" in mine or exit_code == exitcodes.BAD_INPUT:
         why = mine["bad-input"].fields.get("reason") if "bad-input" in mine else None
         return Cause.BAD_INPUT, str(why or "bad input; the log says what")
-    word = scheduler or scheduler_word(batch_log)
     if word in _BY_SCHEDULER:
         return _BY_SCHEDULER[word], f"{word}, before a checkpoint could be written"
     if diagnosis is not None:
@@ -130,14 +131,26 @@ def judge(
     return Cause.CRASH, f"exit code {exit_code}, and no rank left a word"
 
 
-def _stopped(event: Event, scheduler: SchedulerWord | None) -> tuple[Cause, str]:
-    if scheduler is not None:
-        return _BY_SCHEDULER[scheduler], f"{scheduler}: stopped and saved at step {event.step}"
+def _asked_to_end(events: Sequence[Event], attempt: Attempt) -> bool:
+    """Whether a person told this attempt's job to end, after it had begun."""
+    asked = False
+    for event in events:
+        if event.what == "opened" and event.attempt == attempt:
+            asked = False
+        elif event.what == "cancelled" and event.attempt is not None:
+            asked = asked or event.attempt.job == attempt.job
+    return asked
+
+
+def _stopped(event: Event, word: str | None, limit_near: bool) -> tuple[Cause, str]:
+    saved = f"stopped and saved at step {event.step}"
+    if word in _BY_SCHEDULER:
+        return _BY_SCHEDULER[word], f"{word}: {saved}"
     if event.cause == "terminate":
-        return Cause.CANCELLED, f"SIGTERM: stopped and saved at step {event.step}"
-    if event.cause == "deadline":
-        return Cause.TIME_LIMIT, f"time limit near: stopped and saved at step {event.step}"
-    return Cause.PREEMPTION, f"SIGUSR2: stopped and saved at step {event.step}"
+        return Cause.CANCELLED, f"SIGTERM: {saved}"
+    if event.cause == "deadline" or limit_near:
+        return Cause.TIME_LIMIT, f"time limit near: {saved}"
+    return Cause.PREEMPTION, f"SIGUSR2: {saved}"
 
 
 def write_final_word(
@@ -166,10 +179,11 @@ def _add_goodput(run: RunDirectory) -> None:
         )
 
 
-def read_batch_log(path: Path, marker: str) -> str:
-    """The part of the batch log that belongs to this attempt: what follows its last ``marker`` line."""
+def batch_log(run: RunDirectory, attempt: Attempt) -> str:
+    """The part of the batch script's log that belongs to ``attempt``, as the script marks its start."""
     try:
-        text = path.read_text(errors="replace")
+        text = (run.logs / f"batch-{attempt.job}.log").read_text(errors="replace")
     except OSError:
         return ""
-    return text.rpartition(marker)[2]
+    _, found, mine = text.rpartition(f"hpcrun: attempt {attempt.owner} ")
+    return mine.partition(f"\nhpcrun: attempt {attempt.job}-")[0] if found else ""
