@@ -1,7 +1,11 @@
 """From a run directory to a job: choose who runs it, and hand it over."""
 
+import contextlib
+import io
 import os
+import shutil
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +17,10 @@ from hpcrun.launch.batch_script import BatchRequest, batch_script
 from hpcrun.launch.errors import LaunchError
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import record_event
+
+# sbatch's words when the request has certainly not arrived, so that asking again is safe.
+_NOT_REACHED = "Unable to contact slurm controller (connect failure)"
+_PATIENCE, _PAUSE = 120.0, 5.0
 
 ExecutorName = Literal["slurm", "local", "debug"]
 
@@ -29,16 +37,17 @@ def choose_executor(config: Config) -> ExecutorName:
     """Who runs the job: what the config says, or with ``auto`` Slurm where it answers.
 
     Raises:
-        LaunchError: Slurm is asked for and does not answer, or there are fewer GPUs than ranks.
+        LaunchError: there are fewer GPUs than ranks.
     """
     wanted = config.job.executor
     if wanted == "auto":
         wanted = "slurm" if slurm.available() else "local"
-    elif wanted == "slurm" and not slurm.available():
-        raise LaunchError(
-            "job.executor is slurm, but no Slurm controller answers `scontrol ping`; log in to a "
-            "submit host, or use --executor local"
-        )
+        if wanted == "local" and shutil.which("sbatch") is not None:
+            print(
+                "hpcrun: Slurm is installed here but does not answer: the job runs on this machine; "
+                "with --executor slurm it waits for Slurm",
+                file=sys.stderr,
+            )
     if wanted == "local":
         local_devices(config)
     return wanted
@@ -124,16 +133,38 @@ def _submit_slurm(run: RunDirectory, config: Config, payload: Any) -> Submitted:
 
     from hpcrun.launch.slurm_executor import RequeueingSlurmExecutor
 
-    executor = RequeueingSlurmExecutor(submitit_folder(run), batch_request(run, config))
-    try:
-        job = executor.submit(payload)
-    except (FailedJobError, FailedSubmissionError) as error:
-        words = " ".join(str(error).split()).removeprefix("sbatch: error: ")
+    if shutil.which("sbatch") is None:
         raise LaunchError(
-            f"sbatch refused: {words}; change the `job:` section or the flags, and look with "
-            "`sinfo` at what there is"
-        ) from error
-    return Submitted("slurm", str(job.job_id))
+            "job.executor is slurm, but there is no sbatch on PATH; log in to a submit host, or use "
+            "--executor local"
+        )
+    executor = RequeueingSlurmExecutor(submitit_folder(run), batch_request(run, config))
+    give_up = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            # submitit prints sbatch's words as well as raising them.
+            with contextlib.redirect_stderr(io.StringIO()):
+                return Submitted("slurm", str(executor.submit(payload).job_id))
+        except (FailedJobError, FailedSubmissionError) as error:
+            words = " ".join(str(error).split())
+            if _NOT_REACHED not in words or time.monotonic() > give_up:
+                raise LaunchError(_refusal(words)) from error
+        print(
+            f"hpcrun: Slurm's controller does not answer; trying for {_PATIENCE:.0f} s",
+            file=sys.stderr,
+        )
+        time.sleep(_PAUSE)
+
+
+def _refusal(words: str) -> str:
+    if "timed out" in words.lower():
+        # The request may have arrived: a second one could start a second job.
+        return (
+            f"sbatch had no answer ({words}), and the job may be there or not; look with "
+            "`squeue --me` before you submit again"
+        )
+    told = words.replace("sbatch: error: ", "").replace("Batch job submission failed: ", "")
+    return f"sbatch refused: {told}; change the `job:` section or the flags, and see `sinfo`"
 
 
 def _submit_local(run: RunDirectory, config: Config, payload: Any) -> Submitted:
