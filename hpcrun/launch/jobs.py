@@ -1,7 +1,7 @@
 """A run's job, whoever runs it: its state, and the ways to end it."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,10 +10,19 @@ from hpcrun.cluster.reasons import reason_in_words
 from hpcrun.launch import local_job
 from hpcrun.launch.errors import LaunchError
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import read_events
+from hpcrun.run.events import Attempt, read_events, record_event
 from hpcrun.run.files import read_json
 
-_LIVE = {"PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD"}
+_WAITING = frozenset(
+    {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
+    | {"RESV_DEL_HOLD", "REVOKED"}
+)
+_RUNNING = frozenset(
+    {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT"}
+)
+_LIVE = _WAITING | _RUNNING
+# squeue itself would try for 18 s; a person is waiting.
+_PATIENCE = 6.0
 
 
 @dataclass(frozen=True)
@@ -41,9 +50,14 @@ def current_job(run: RunDirectory) -> tuple[str, str] | None:
 def states(runs: Iterable[RunDirectory]) -> list[RunState]:
     """The state of each run, with one call to squeue, and one to sacct, for all of them together."""
     jobs = [(run, current_job(run)) for run in runs]
-    asked = [job for _, given in jobs if given for executor, job in [given] if executor == "slurm"]
-    known = _slurm_states(asked)
-    return [_state(run, job, known) for run, job in jobs]
+    known, answered = _slurm_states([job for _, (who, job) in _given(jobs) if who == "slurm"])
+    return [_state(run, job, known, answered) for run, job in jobs]
+
+
+def _given(
+    jobs: Iterable[tuple[RunDirectory, tuple[str, str] | None]],
+) -> Iterator[tuple[RunDirectory, tuple[str, str]]]:
+    return ((run, job) for run, job in jobs if job is not None)
 
 
 def state(run: RunDirectory) -> RunState:
@@ -57,12 +71,15 @@ def cancel(run: RunDirectory) -> str:
     Raises:
         LaunchError: it is not running, or the scheduler refused.
     """
-    executor, job = _live_job(run)
+    executor, job, waiting = _live_job(run)
     if executor == "local":
         local_job.send(run.job_logs(job), local_job.CANCEL)
     else:
         _checked(slurm.scancel_command(job))
-    return f"job {job}: told to save and stop"
+        _note_cancelled(run, job)
+    return (
+        f"job {job}: cancelled while it waited" if waiting else f"job {job}: told to save and stop"
+    )
 
 
 def kill(run: RunDirectory) -> str:
@@ -71,11 +88,16 @@ def kill(run: RunDirectory) -> str:
     Raises:
         LaunchError: it is not running, or the scheduler refused.
     """
-    executor, job = _live_job(run)
+    executor, job, waiting = _live_job(run)
     if executor == "local":
         local_job.send(run.job_logs(job), local_job.KILL)
+    elif waiting:
+        _checked(slurm.scancel_command(job))
+        _note_cancelled(run, job)
     else:
+        # The ranks only: the batch script lives to write down that this was the end.
         _checked(slurm.scancel_command(job, signal="KILL"))
+        _note_cancelled(run, job)
     return f"job {job}: killed"
 
 
@@ -88,7 +110,9 @@ def preempt(run: RunDirectory) -> str:
     Raises:
         LaunchError: it is not running, or the scheduler refused.
     """
-    executor, job = _live_job(run)
+    executor, job, waiting = _live_job(run)
+    if waiting:
+        raise LaunchError(f"{run.name}: job {job} waits for its start; there is nothing to preempt")
     if executor == "local":
         local_job.send(run.job_logs(job), local_job.PREEMPT)
         return f"job {job}: SIGTERM to all ranks; it saves, and is requeued"
@@ -106,11 +130,22 @@ def wait_until_ended(run: RunDirectory, timeout: float) -> bool:
     return True
 
 
-def _live_job(run: RunDirectory) -> tuple[str, str]:
+def _live_job(run: RunDirectory) -> tuple[str, str, bool]:
+    """(executor, job id, whether it waits for its start) of the job that holds the run."""
     now = state(run)
     if not now.live or now.executor is None or now.job is None:
         raise LaunchError(f"{run.name}: is not running ({now.word}); nothing was done")
-    return now.executor, now.job
+    return now.executor, now.job, now.word == "pending"
+
+
+def _note_cancelled(run: RunDirectory, job: str) -> None:
+    """Slurm's own word for the end may be lost with the batch script; the run's log keeps ours."""
+    record_event(run, "cancelled", attempt=Attempt(job, _restarts(run, job)))
+
+
+def _restarts(run: RunDirectory, job: str) -> int:
+    mine = [event.attempt for event in read_events(run) if event.attempt]
+    return max((attempt.restart for attempt in mine if attempt.job == job), default=0)
 
 
 def _checked(command: list[str]) -> None:
@@ -120,7 +155,10 @@ def _checked(command: list[str]) -> None:
 
 
 def _state(
-    run: RunDirectory, job: tuple[str, str] | None, known: dict[str, tuple[str, str]]
+    run: RunDirectory,
+    job: tuple[str, str] | None,
+    known: dict[str, tuple[str, str]],
+    answered: bool,
 ) -> RunState:
     result = read_json(run.result)
     if job is None:
@@ -131,16 +169,31 @@ def _state(
     else:
         word, detail = known.get(job_id, ("", ""))
     if word in _LIVE:
-        shown = "pending" if word in ("PENDING", "REQUEUED", "CONFIGURING") else "running"
+        shown = "pending" if word in _WAITING else "running"
         return RunState(shown, detail, True, executor, job_id)
     ended = _by_result(result, executor, job_id)
     if ended is not None:
         return ended
-    if word in ("CANCELLED",):
+    if word == "CANCELLED" or (not word and _last_event(run) == "cancelled"):
         return RunState(
             "stopped", "cancelled; `hpcrun resume` continues it", False, executor, job_id
         )
+    if executor == "slurm" and not word and not answered:
+        return RunState(_by_events(run), "Slurm does not answer now", True, executor, job_id)
+    if word:
+        return RunState("failed", f"{word}; `hpcrun resume` continues it", False, executor, job_id)
     return RunState("lost", detail or "ended without a word", False, executor, job_id)
+
+
+def _last_event(run: RunDirectory) -> str | None:
+    events = read_events(run)
+    return events[-1].what if events else None
+
+
+def _by_events(run: RunDirectory) -> str:
+    """pending or running, as far as the run directory alone can tell."""
+    waits = ("submitted", "ended", "requeue-failed", None)
+    return "pending" if _last_event(run) in waits else "running"
 
 
 def _by_result(
@@ -163,18 +216,21 @@ def _local_state(folder: Path) -> tuple[str, str]:
     return status.state, f"restart {status.restart}" if status.restart else ""
 
 
-def _slurm_states(job_ids: list[str]) -> dict[str, tuple[str, str]]:
+def _slurm_states(job_ids: list[str]) -> tuple[dict[str, tuple[str, str]], bool]:
+    """Slurm's (state, why it waits) of the jobs it knows, and whether it answered for the others."""
     if not job_ids:
-        return {}
+        return {}, True
     found: dict[str, tuple[str, str]] = {}
-    listed = slurm.run(slurm.squeue_command(job_ids))
+    listed = slurm.run(slurm.squeue_command(job_ids), timeout=_PATIENCE)
     if listed.returncode == 0:
         for job, info in slurm.parse_squeue(listed.stdout).items():
-            found[job] = (info.state, reason_in_words(info.reason))
+            waits = info.state in _WAITING
+            found[job] = (info.state, reason_in_words(info.reason) if waits else "")
+    answered = listed.returncode == 0 or slurm.is_unknown_job(listed)
     missing = [job for job in job_ids if job not in found]
     if missing:
-        recorded = slurm.run(slurm.sacct_command(missing))
+        recorded = slurm.run(slurm.sacct_command(missing), timeout=_PATIENCE)
         if recorded.returncode == 0:
             for row in slurm.parse_sacct(recorded.stdout):
                 found[row.job_id] = (row.state, "")
-    return found
+    return found, answered
