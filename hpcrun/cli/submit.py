@@ -7,6 +7,9 @@ each believing that it is a Slurm task.
   hpcrun submit                                     the quick start
   hpcrun submit --nodes 2 --gpus 4 -c gpt.yaml train.lr=3e-4
   hpcrun submit --nodes 2 --gpus 4 -- python train.py --its-own-arguments
+
+With --prepare it makes the run directory and stops: for those who submit a batch script of their own
+(sbatch/train.sbatch), or start the ranks with torchrun (tools/train_dist_torchrun.sh).
 """
 
 import argparse
@@ -22,6 +25,7 @@ from hpcrun.config import Config, to_yaml, training_differences
 from hpcrun.config import load_resolved as load
 from hpcrun.errors import UserError
 from hpcrun.launch import jobs, submission
+from hpcrun.launch.raw_script import not_in_the_script, raw_command
 from hpcrun.launch.submission import ExecutorName, Submitted
 from hpcrun.run import directory, record
 from hpcrun.run.directory import RunDirectory, RunError
@@ -60,16 +64,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--dry-run", action="store_true", help="print script and config, submit nothing"
     )
+    how.add_argument(
+        "--prepare",
+        action="store_true",
+        help="make the run directory and print the sbatch line that trains it; submit nothing",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Submit, and follow where wanted; the exit code is the run's when it was followed."""
     if arguments.follow and (arguments.detach or arguments.json):
         raise UserError("--follow and --detach (or --json) exclude each other; choose one")
+    if arguments.prepare and (arguments.follow or arguments.dry_run):
+        raise UserError("--prepare submits nothing; leave --follow or --dry-run out")
     config = choose_config(arguments)
     assert config.name is not None
     path = arguments.runs_dir.absolute() / config.name
-    executor = submission.choose_executor(config)
+    executor = "prepared" if arguments.prepare else submission.choose_executor(config)
     if arguments.dry_run:
         return _show(RunDirectory(path), config, executor, arguments.json)
     existing = RunDirectory(path)
@@ -86,6 +97,8 @@ def run(arguments: argparse.Namespace) -> int:
             record.describe([*sys.orig_argv], executor, cwd),
             record.uncommitted_diff(cwd),
         )
+    if executor == "prepared":
+        return _prepare(run_directory, config, arguments)
     return start(run_directory, config, executor, arguments)
 
 
@@ -97,14 +110,8 @@ def start(
     Raises:
         UserError: it is being run already, or cannot be submitted.
     """
-    directory.refuse_if_writable_by_others(run)
     with SubmissionLock(run):
-        _refuse_live(run)
-        if not getattr(arguments, "no_snapshot", False):
-            _keep_code(run)
-        # A resume may ask for other nodes: the ranks read what the newest submission said.
-        write_atomic(run.config, to_yaml(config))
-        run.result.unlink(missing_ok=True)
+        _make_ready(run, config, arguments)
         if executor != "debug":
             submitted = _hand_over(run, config, executor)
     if executor == "debug":
@@ -121,6 +128,30 @@ def start(
     from hpcrun.cli.follow import follow
 
     return follow(run, config, stop_on_interrupt=local)
+
+
+def _make_ready(run: RunDirectory, config: Config, arguments: argparse.Namespace) -> None:
+    """Put into ``run`` what its next job is to find there; raises RunError while it has a job."""
+    directory.refuse_if_writable_by_others(run)
+    _refuse_live(run)
+    if not getattr(arguments, "no_snapshot", False):
+        _keep_code(run)
+    # A resume may ask for other nodes: the ranks read what the newest submission said.
+    write_atomic(run.config, to_yaml(config))
+    run.result.unlink(missing_ok=True)
+
+
+def _prepare(run: RunDirectory, config: Config, arguments: argparse.Namespace) -> int:
+    with SubmissionLock(run):
+        _make_ready(run, config, arguments)
+    line = raw_command(run, config)
+    if arguments.json:
+        print(json.dumps({"run": str(run.path), "command": line}))
+        return 0
+    for key in not_in_the_script(config):
+        print(f"hpcrun: {key} is not in train.sbatch; write it there", file=sys.stderr)
+    print(f"hpcrun: {run.path} is ready; submit it with\n{line}")
+    return 0
 
 
 def _keep_code(run: RunDirectory) -> None:

@@ -83,6 +83,13 @@ def in_local_cluster(environ: Mapping[str, str]) -> bool:
     return environ.get("HPCRUN_LOCAL_CLUSTER") == "1"
 
 
+def scheduler(environ: Mapping[str, str]) -> Literal["slurm", "local", "direct"]:
+    """Say whose job this process belongs to; direct: nobody's, a person or torchrun started it."""
+    if in_local_cluster(environ):
+        return "local"
+    return "slurm" if job_id(environ) else "direct"
+
+
 def job_id(environ: Mapping[str, str]) -> str | None:
     """Return the id by which this job is queried and requeued, or None outside Slurm.
 

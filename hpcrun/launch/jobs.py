@@ -40,10 +40,14 @@ class RunState:
 
 
 def current_job(run: RunDirectory) -> tuple[str, str] | None:
-    """The (executor, job id) that the run was last given to, or None."""
+    """The (executor, job id) that the run was last given to, or None.
+
+    A job that a person submitted without us is known from when it opens the run.
+    """
     for event in reversed(read_events(run)):
-        if event.what == "submitted" and event.attempt is not None:
-            return str(event.fields.get("executor")), event.attempt.job
+        told = event.what in ("submitted", "opened") and "executor" in event.fields
+        if told and event.attempt is not None:
+            return str(event.fields["executor"]), event.attempt.job
     return None
 
 

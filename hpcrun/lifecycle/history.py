@@ -48,9 +48,12 @@ def lives(events: Sequence[Event]) -> list[Life]:
     for event in events:
         if event.attempt is None:
             continue
-        if event.what == "submitted":
-            # The new job may have logged its first words before its submitter did.
+        if event.what in ("submitted", "opened"):
+            # The new job may have logged its first words before its submitter did, and one that was
+            # submitted without us has no submitter: a requeue keeps the job's id, so another id is
+            # another submission.
             found = {key: life for key, life in found.items() if key.job == event.attempt.job}
+        if event.what == "submitted":
             continue
         life = found.get(event.attempt) or Life(event.attempt, event.time)
         found[event.attempt] = _with_event(life, event)

@@ -43,7 +43,8 @@ def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts:
                 last_seen=_last_sign(run, events, life),
                 restart_allowed=True,
             )
-    history = lives(read_events(run))
+    # Another job is another submission, by a person, and starts with fresh budgets.
+    history = [life for life in lives(read_events(run)) if life.attempt.job == attempt.job]
     if history and history[-1].cause is not None:
         decision = decide(history, budgets)
         if not decision.restart:
@@ -52,6 +53,9 @@ def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts:
             write_final_word(run, history[-1].cause, "", decision.reason, last_committed(events))
             raise Refused(f"{run.name}: not started again: {decision.reason}")
     claim(run, attempt)
+    if not history:
+        # What an earlier job came to; `submit` has removed it, sbatch by hand has not.
+        run.result.unlink(missing_ok=True)
     record_event(run, "opened", attempt=attempt, host=socket.gethostname(), **facts)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from hpcrun.cluster.devices import visible_gpus
 from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.cluster.launchers import scheduler
 from hpcrun.cluster.threads import threads_per_rank
 from hpcrun.config import Config, load_resolved
 from hpcrun.diagnose.causes import is_cascade
@@ -44,7 +45,12 @@ def run_rank(path: Path, flag: StopFlag) -> int:
         if distributed.rank == 0:
             budgets = Budgets(**config.restarts.model_dump())
             open_attempt(
-                run, attempt, budgets, ranks=distributed.world_size, nodes=distributed.num_nodes
+                run,
+                attempt,
+                budgets,
+                executor=scheduler(os.environ),
+                ranks=distributed.world_size,
+                nodes=distributed.num_nodes,
             )
         if config.command:
             command = _as_submitted(run, config.command)

@@ -1,0 +1,47 @@
+"""The batch scripts that a person submits as they are: where they lie, and the line that submits one."""
+
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from hpcrun.config import Config
+from hpcrun.launch.batch_script import BatchRequest, sbatch_lines
+from hpcrun.launch.submission import batch_request
+from hpcrun.run.directory import RunDirectory
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "sbatch"
+"""Part of the checkout, not of an installed package: people read and change these scripts."""
+
+_IN_THE_SCRIPT = ("--requeue", "--open-mode=append")
+
+
+def raw_command(run: RunDirectory, config: Config) -> str:
+    """The shell line that submits ``run`` with ``train.sbatch`` and what its config says under `job:`."""
+    request = batch_request(run, config)
+    script = SCRIPTS / "train.sbatch"
+    shown = str(script) if script.is_file() else "sbatch/train.sbatch"
+    words = ["sbatch", *_options(request), shown, str(run.path)]
+    return _interpreter(request) + shlex.join(words)
+
+
+def not_in_the_script(config: Config) -> list[str]:
+    """The keys of `job:` that ``config`` sets and that no option of sbatch can carry."""
+    keys = ("setup", "env", "srun_args", "container")
+    return [f"job.{key}" for key in keys if getattr(config.job, key)]
+
+
+def _options(request: BatchRequest) -> list[str]:
+    words = [
+        word for line in sbatch_lines(request) for word in shlex.split(line.removeprefix("#SBATCH"))
+    ]
+    return [word for word in words if word not in _IN_THE_SCRIPT]
+
+
+def _interpreter(request: BatchRequest) -> str:
+    """Nothing where the shell's own python3 is the one, else the variable that the script reads."""
+    found = shutil.which("python3")
+    if request.python == sys.executable and found and Path(found).samefile(sys.executable):
+        same = Path(found).parent == Path(sys.executable).parent
+        return "" if same else f"PYTHON={shlex.quote(request.python)} "
+    return f"PYTHON={shlex.quote(request.python)} "
