@@ -1,12 +1,13 @@
 """Watching a run from the terminal: one bar for rank 0, a line for each thing that happens to it."""
 
-import sys
+import signal
 import time
 from typing import Any
 
-from tqdm import tqdm
-
+from hpcrun.cli.interrupts import noted
 from hpcrun.cli.outcome import describe_restart, print_end
+from hpcrun.cli.progress import progress
+from hpcrun.cli.runs import handle
 from hpcrun.cli.tail import Tail
 from hpcrun.config import Config
 from hpcrun.errors import UserError
@@ -18,6 +19,8 @@ from hpcrun.run.files import parse_line
 _POLL = 0.2
 # How often the scheduler is asked whether the job lives: squeue is shared by everyone.
 _ASK_LOCAL, _ASK_SLURM = 1.0, 15.0
+# 128 + SIGINT, as shells have it.
+_INTERRUPTED = 130
 
 
 def follow(run: RunDirectory, config: Config, *, stop_on_interrupt: bool) -> int:
@@ -27,23 +30,21 @@ def follow(run: RunDirectory, config: Config, *, stop_on_interrupt: bool) -> int
         stop_on_interrupt: Ctrl-C ends the run gracefully (it was started from this terminal); else
             it only ends the watching.
     """
-    hint = "Ctrl-C saves and stops it" if stop_on_interrupt else "Ctrl-C leaves it running"
-    print(f"hpcrun: {run.path} ({hint})", flush=True)
     watcher = _Watcher(run, config)
-    interrupted = 0
-    while True:
-        try:
-            if watcher.step():
-                break
-        except KeyboardInterrupt:
-            interrupted += 1
+    handled = 0
+    with noted(signal.SIGINT) as interrupts:
+        watcher.greet(stop_on_interrupt)
+        while not watcher.step():
+            if len(interrupts) == handled:
+                continue
+            handled += 1
             if not stop_on_interrupt:
                 watcher.close()
-                print(f"hpcrun: left running; `hpcrun logs -f {run.name}` follows it again")
-                return 130
-            _interrupt(run, watcher, interrupted)
-    watcher.close()
-    return print_end(run)
+                print(f"hpcrun: left running; `hpcrun logs -f {handle(run)}` follows it again")
+                return _INTERRUPTED
+            _interrupt(run, watcher, handled)
+        watcher.close()
+        return print_end(run)
 
 
 def _interrupt(run: RunDirectory, watcher: "_Watcher", times: int) -> None:
@@ -61,89 +62,88 @@ class _Watcher:
     """What has been read of a run's logs so far, and the bar that shows it."""
 
     def __init__(self, run: RunDirectory, config: Config) -> None:
-        self._run, self._steps = run, config.train.steps
+        self._run, self._config = run, config
         self._events = Tail(run.events)
         self._metrics = Tail(run.metrics)
         # What an earlier job of this run has left is not news.
         self._events.skip_to_last(lambda line: b'"submitted"' in line)
         self._metrics.skip()
-        self._started = time.monotonic()
-        self._asked = self._started
-        executor = jobs.current_job(run)
-        self._ask_every = _ASK_SLURM if executor and executor[0] == "slurm" else _ASK_LOCAL
+        self._asked = time.monotonic()
+        self._executor, self._job = jobs.current_job(run) or ("", "")
+        self._ask_every = _ASK_SLURM if self._executor == "slurm" else _ASK_LOCAL
         self._log_tail: Tail | None = None
-        self._bar: tqdm[Any] | None = None
-        self._script = bool(config.command)
+        self._opened = False
+        self._waiting = ""
+        self._progress = progress(config.train.steps)
+        self.say, self.close = self._progress.say, self._progress.close
+
+    def greet(self, stop_on_interrupt: bool) -> None:
+        """What is being watched, where it lies, and what Ctrl-C will do."""
+        job = self._config.job
+        place = "on this machine" if self._executor == "local" else f"on {self._executor}"
+        ranks = f"{job.nodes} x {job.gpus} ranks"
+        self.say(f"hpcrun: {self._run.name}: job {self._job} {place}, {ranks}, is starting")
+        self.say(f"  run directory  {self._run.path}")
+        if stop_on_interrupt:
+            self.say("  Ctrl-C         saves and stops it; closing this terminal leaves it running")
+        else:
+            self.say("  Ctrl-C         leaves it running")
 
     def step(self) -> bool:
         """Show what is new; whether the run has ended."""
         ended = False
         if time.monotonic() - self._asked >= self._ask_every:
             self._asked = time.monotonic()
-            ended = not jobs.state(self._run).live
+            ended = self._ask()
         for line in self._events.read():
-            value = parse_line(line)
-            if value is not None and "event" in value:
-                self._on_event(to_event(value))
+            event = to_event(parse_line(line) or {})
+            if event is not None:
+                self._on_event(event)
         if self._log_tail is not None:
             for line in self._log_tail.read():
                 self._on_log(line.decode(errors="replace"))
         for line in self._metrics.read():
-            value = parse_line(line)
-            if value is not None:
-                self._on_metrics(value)
+            self._on_metrics(parse_line(line) or {})
         if not ended:
             time.sleep(_POLL)
         return ended
 
-    def say(self, text: str) -> None:
-        """A line above the bar."""
-        if self._bar is None:
-            print(text, flush=True)
-        else:
-            self._bar.write(text, file=sys.stdout)
-
-    def close(self) -> None:
-        """Leave the bar where it stands."""
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
+    def _ask(self) -> bool:
+        now = jobs.state(self._run)
+        # A job that waits says what for; once it runs, its ranks have more to say.
+        if now.word == "pending" and now.detail not in ("", self._waiting) and not self._opened:
+            self._waiting = now.detail
+            self.say(f"hpcrun: {self._run.name}: job {self._job}: {now.detail}")
+        return not now.live
 
     def _on_event(self, event: Event) -> None:
         if event.what == "opened" and event.attempt is not None:
+            self._opened = True
             folder = self._run.attempt_logs(event.attempt.job, event.attempt.restart)
             self._log_tail = Tail(folder / "rank-00000.log")
         if event.what == "started":
-            self._show_bar(event.step or 0)
+            self._progress.begin(event.step or 0)
         if event.what == "ended" and event.fields.get("restart_allowed"):
             self.say(describe_restart(event))
 
     def _on_log(self, line: str) -> None:
         """Rank 0's own words; a script's whole output, because nothing else shows its progress."""
         told = line.startswith("hpcrun: ") and not line.startswith("hpcrun: saved step")
-        if self._script or told:
+        if self._config.command or told:
             self.say(line)
 
-    def _show_bar(self, step: int) -> None:
-        if self._bar is None:
-            self._bar = tqdm(total=self._steps, unit="step", dynamic_ncols=True, smoothing=0.1)
-        self._bar.initial = step
-        self._bar.reset(total=self._steps)
-        self._bar.n = step
-        self._bar.refresh()
-
     def _on_metrics(self, line: dict[str, Any]) -> None:
-        if self._bar is None:
-            self._show_bar(0)
-        assert self._bar is not None
-        shown: dict[str, str] = {}
-        if "loss" in line:
-            shown["loss"] = f"{line['loss']:.4f}"
+        step = line.get("step")
+        if not isinstance(step, int):
+            return
+        facts: dict[str, str] = {}
         for key, value in line.items():
-            if key.endswith("_per_second"):
-                shown[key.removesuffix("_per_second") + "/s"] = f"{value:,.0f}"
-        if "validation_loss" in line:
-            self.say(f"step {line['step']}: validation loss {line['validation_loss']:.4f}")
-        if shown:
-            self._bar.set_postfix(shown, refresh=False)
-        self._bar.update(line["step"] - self._bar.n)
+            if not isinstance(value, int | float):
+                continue
+            if key == "loss":
+                facts["loss"] = f"{value:.4f}"
+            elif key.endswith("_per_second"):
+                facts[f"{key.removesuffix('_per_second')}/s"] = f"{value:,.0f}"
+            elif key == "validation_loss":
+                self.say(f"step {step}: validation loss {value:.4f}")
+        self._progress.update(step, facts)

@@ -1,18 +1,18 @@
-"""The arguments that name runs, shared by the commands."""
+"""The arguments that name runs, shared by the commands, and how their messages name one back."""
 
 import argparse
 import os
+import shlex
 from pathlib import Path
 
 from hpcrun.run.directory import RunDirectory, RunError, find
 
 
-def add_runs_dir(parser: argparse.ArgumentParser) -> None:
+def add_runs_dir(parser: argparse._ActionsContainer) -> None:
     """Add ``--runs-dir``: where run directories lie."""
     parser.add_argument(
         "--runs-dir",
         type=Path,
-        default=Path(os.environ.get("HPCRUN_RUNS", "runs")),
         metavar="DIR",
         help="where run directories lie (default: $HPCRUN_RUNS, else ./runs)",
     )
@@ -24,14 +24,40 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     add_runs_dir(parser)
 
 
+def runs_dir(arguments: argparse.Namespace) -> Path:
+    """The folder that holds the runs: what ``--runs-dir`` says, else the default."""
+    given: Path | None = arguments.runs_dir
+    return (given or _default_dir()).absolute()
+
+
 def find_run(arguments: argparse.Namespace) -> RunDirectory:
     """The run that RUN names; raises RunError when there is none."""
-    return find(arguments.run, arguments.runs_dir.absolute())
+    return find(arguments.run, runs_dir(arguments))
 
 
-def all_runs(runs_dir: Path) -> list[RunDirectory]:
-    """Every run under ``runs_dir``, newest first."""
-    found = [RunDirectory(path.parent.absolute()) for path in runs_dir.glob("*/run.json")]
-    if not runs_dir.is_dir():
-        raise RunError(f"{runs_dir}: no such directory; name one with --runs-dir")
-    return sorted(found, key=lambda run: run.record.stat().st_mtime, reverse=True)
+def all_runs(arguments: argparse.Namespace) -> list[RunDirectory]:
+    """Every run that this user may read, newest first.
+
+    Raises:
+        RunError: ``--runs-dir`` names no directory.
+    """
+    folder = runs_dir(arguments)
+    if arguments.runs_dir is not None and not folder.is_dir():
+        raise RunError(f"{folder}: no such directory; name one that holds runs with --runs-dir")
+    found = {}
+    for record in folder.glob("*/run.json"):
+        try:
+            found[RunDirectory(record.parent)] = record.stat().st_mtime
+        except OSError:
+            continue
+    return sorted(found, key=lambda run: found[run], reverse=True)
+
+
+def handle(run: RunDirectory) -> str:
+    """What to type for ``run`` from here: its name where that is enough, quoted where it must be."""
+    short = run.path.parent == _default_dir().absolute()
+    return shlex.quote(run.name if short else str(run.path))
+
+
+def _default_dir() -> Path:
+    return Path(os.environ.get("HPCRUN_RUNS") or "runs")

@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Any
 
-from hpcrun.cli.runs import add_runs_dir, all_runs
+from hpcrun.cli.runs import add_runs_dir, all_runs, runs_dir
 from hpcrun.launch import jobs
 from hpcrun.launch.jobs import RunState
 from hpcrun.lifecycle.history import last_committed, lives
@@ -29,14 +29,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a table, or JSON lines."""
-    runs_dir = arguments.runs_dir.absolute()
-    runs = [find(name, runs_dir) for name in arguments.runs] or all_runs(runs_dir)
+    folder = runs_dir(arguments)
+    runs = [find(name, folder) for name in arguments.runs] or all_runs(arguments)
     rows = [_row(one, state) for one, state in zip(runs, jobs.states(runs), strict=True)]
     if arguments.json:
         for row in rows:
             print(json.dumps(row))
     elif not rows:
-        print(f"hpcrun: there are no runs in {runs_dir}")
+        print(f"hpcrun: there are no runs in {folder}; `hpcrun submit` starts one")
     else:
         _print_table(rows)
     return 0

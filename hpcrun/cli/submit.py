@@ -14,24 +14,23 @@ With --prepare it makes the run directory and stops: for those who submit a batc
 
 import argparse
 import json
-import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from hpcrun.cli.chosen import choose_config
-from hpcrun.cli.runs import add_runs_dir
+from hpcrun.cli.handover import hand_over
+from hpcrun.cli.runs import add_runs_dir, handle, runs_dir
 from hpcrun.config import Config, to_yaml, training_differences
 from hpcrun.config import load_resolved as load
 from hpcrun.errors import UserError
-from hpcrun.launch import jobs, submission
+from hpcrun.launch import submission
 from hpcrun.launch.raw_script import not_in_the_script, raw_command
 from hpcrun.launch.submission import ExecutorName, Submitted
 from hpcrun.run import directory, record
 from hpcrun.run.directory import RunDirectory, RunError
-from hpcrun.run.files import read_json, write_atomic, write_json
-from hpcrun.run.owner import SubmissionLock
-from hpcrun.run.snapshot import take_snapshot
+from hpcrun.run.files import read_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("-c", "--config", type=Path, metavar="FILE", help="YAML or JSON config")
     what.add_argument("--name", help="the run's name (default: the config file's)")
     what.add_argument("overrides", nargs="*", metavar="key.sub=value", help="config overrides")
-    add_runs_dir(what)  # type: ignore[arg-type]
+    add_runs_dir(what)
     where = parser.add_argument_group("where to run it")
     where.add_argument("--nodes", metavar="N", help="number of nodes")
     where.add_argument("--gpus", metavar="N", help="ranks a node: one a GPU; on CPU, processes")
@@ -79,42 +78,44 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError("--prepare submits nothing; leave --follow or --dry-run out")
     config = choose_config(arguments)
     assert config.name is not None
-    path = arguments.runs_dir.absolute() / config.name
-    executor = "prepared" if arguments.prepare else submission.choose_executor(config)
+    path = runs_dir(arguments) / config.name
+    executor: ExecutorName = "prepared" if arguments.prepare else submission.choose_executor(config)
     if arguments.dry_run:
         return _show(RunDirectory(path), config, executor, arguments.json)
-    existing = RunDirectory(path)
-    if existing.exists():
-        finished = _finished(existing, config)
+    run_directory = RunDirectory(path)
+    if run_directory.exists():
+        finished = _finished(run_directory, config)
         if finished is not None:
-            return _say_finished(existing, finished, arguments.json)
-        run_directory = existing
-    else:
-        cwd = Path.cwd()
-        run_directory = directory.create(
-            path,
-            to_yaml(config),
-            record.describe([*sys.orig_argv], executor, cwd),
-            record.uncommitted_diff(cwd),
-        )
-    if executor == "prepared":
-        return _prepare(run_directory, config, arguments)
-    return start(run_directory, config, executor, arguments)
+            return _say_finished(run_directory, finished, arguments.json)
+        return start(run_directory, config, executor, arguments)
+    folder = Path.cwd()
+
+    def make() -> None:
+        facts = record.describe([*sys.orig_argv], executor, folder)
+        directory.create(path, to_yaml(config), facts, record.uncommitted_diff(folder))
+
+    return start(run_directory, config, executor, arguments, make)
 
 
 def start(
-    run: RunDirectory, config: Config, executor: ExecutorName, arguments: argparse.Namespace
+    run: RunDirectory,
+    config: Config,
+    executor: ExecutorName,
+    arguments: argparse.Namespace,
+    make: Callable[[], object] | None = None,
 ) -> int:
-    """Give ``run`` to a job, and follow it where wanted.
+    """Give ``run`` to a job, and follow it where wanted. ``make``: makes its directory first.
 
     Raises:
         UserError: it is being run already, or cannot be submitted.
     """
-    with SubmissionLock(run):
-        _make_ready(run, config, arguments)
-        if executor != "debug":
-            submitted = _hand_over(run, config, executor)
-    if executor == "debug":
+    if executor == "debug" and arguments.json:
+        raise UserError("--json shows no training; with --executor debug leave it out")
+    snapshot = not getattr(arguments, "no_snapshot", False)
+    submitted = hand_over(run, config, executor, make=make, snapshot=snapshot)
+    if executor == "prepared":
+        return _say_prepared(run, config, arguments.json)
+    if submitted is None:
         from hpcrun.cli.debug import run_here
 
         return run_here(run)
@@ -130,52 +131,15 @@ def start(
     return follow(run, config, stop_on_interrupt=local)
 
 
-def _make_ready(run: RunDirectory, config: Config, arguments: argparse.Namespace) -> None:
-    """Put into ``run`` what its next job is to find there; raises RunError while it has a job."""
-    directory.refuse_if_writable_by_others(run)
-    _refuse_live(run)
-    if not getattr(arguments, "no_snapshot", False):
-        _keep_code(run)
-    # A resume may ask for other nodes: the ranks read what the newest submission said.
-    write_atomic(run.config, to_yaml(config))
-    run.result.unlink(missing_ok=True)
-
-
-def _prepare(run: RunDirectory, config: Config, arguments: argparse.Namespace) -> int:
-    with SubmissionLock(run):
-        _make_ready(run, config, arguments)
+def _say_prepared(run: RunDirectory, config: Config, as_json: bool) -> int:
     line = raw_command(run, config)
-    if arguments.json:
+    if as_json:
         print(json.dumps({"run": str(run.path), "command": line}))
         return 0
     for key in not_in_the_script(config):
         print(f"hpcrun: {key} is not in train.sbatch; write it there", file=sys.stderr)
     print(f"hpcrun: {run.path} is ready; submit it with\n{line}")
     return 0
-
-
-def _keep_code(run: RunDirectory) -> None:
-    """Copy the code of the submission's folder beside the run, and say so in its record."""
-    facts = read_json(run.record) or {}
-    try:
-        snapshot, why_not = take_snapshot(run, Path(str(facts.get("folder") or Path.cwd())))
-        if why_not:
-            print(f"hpcrun: no snapshot of the code: {why_not}; --no-snapshot says this is fine")
-        code = snapshot and {
-            "root": str(snapshot.root.relative_to(run.path)),
-            "source": str(snapshot.source),
-        }
-        write_json(run.record, {**facts, "code": code})
-    except OSError as error:
-        raise RunError(
-            f"{run.code}: the code cannot be copied: {error.strerror}; free some space, or use --no-snapshot"
-        ) from error
-
-
-def _hand_over(run: RunDirectory, config: Config, executor: ExecutorName) -> Submitted:
-    from hpcrun.worker import Worker
-
-    return submission.submit(run, config, executor, Worker(str(run.path)))
 
 
 def _finished(run: RunDirectory, config: Config) -> dict[str, Any] | None:
@@ -189,19 +153,10 @@ def _finished(run: RunDirectory, config: Config) -> dict[str, Any] | None:
         shown = "; ".join(differences[:3]) + (" …" if len(differences) > 3 else "")
         raise RunError(
             f"{run.path}: is a run of another config ({shown}); choose another --name, or continue it "
-            f"as it is with `hpcrun resume {run.name}`"
+            f"as it is with `hpcrun resume {handle(run)}`"
         )
     result = read_json(run.result)
     return result if result is not None and result.get("state") == "finished" else None
-
-
-def _refuse_live(run: RunDirectory) -> None:
-    now = jobs.state(run)
-    if now.live:
-        raise RunError(
-            f"{run.name}: job {now.job} has it already ({now.word}); watch it with "
-            f"`hpcrun logs -f {run.name}`, end it with `hpcrun cancel {run.name}`, or choose another --name"
-        )
 
 
 def _say_finished(run: RunDirectory, result: dict[str, Any], as_json: bool) -> int:
@@ -227,9 +182,7 @@ def _show(run: RunDirectory, config: Config, executor: ExecutorName, as_json: bo
 
 
 def _advice(run: RunDirectory, submitted: Submitted) -> str:
-    name = shlex.quote(run.name)
-    if run.path.parent != Path("runs").absolute():
-        name = shlex.quote(str(run.path))
+    name = handle(run)
     return "\n".join(
         [
             f"hpcrun: {run.name} is job {submitted.job_id} ({submitted.executor})",

@@ -1,5 +1,6 @@
 """A run's job, whoever runs it: its state, and the ways to end it."""
 
+import contextlib
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -122,6 +123,21 @@ def preempt(run: RunDirectory) -> str:
         return f"job {job}: SIGTERM to all ranks; it saves, and is requeued"
     _checked(slurm.scancel_command(job, signal="USR2"))
     return f"job {job}: SIGUSR2 to all ranks; it saves, and requeues itself"
+
+
+def withdraw(run: RunDirectory, executor: str, job: str) -> None:
+    """End a job that nobody is to hear of: its submission was interrupted, or could not be recorded."""
+    if executor == "slurm":
+        slurm.run(slurm.scancel_command(job))
+        return
+    folder = run.job_logs(job)
+    with contextlib.suppress(LaunchError):
+        local_job.send(folder, local_job.KILL)
+    deadline = time.monotonic() + 10.0
+    while (status := local_job.read_status(folder)) is not None and local_job.is_alive(status):
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.05)
 
 
 def wait_until_ended(run: RunDirectory, timeout: float) -> bool:

@@ -79,9 +79,12 @@ def write_status(folder: Path, status: JobStatus) -> None:
 
 
 def read_status(folder: Path) -> JobStatus | None:
-    """The job's last state, or None before its controller has written one."""
+    """The job's last state, or None before its controller has written one, or where it is damaged."""
     value: dict[str, Any] | None = read_json(folder / "job.json")
-    return None if value is None else JobStatus(**value)
+    try:
+        return None if value is None else JobStatus(**value)
+    except TypeError:
+        return None
 
 
 def is_alive(status: JobStatus) -> bool:

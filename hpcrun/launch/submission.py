@@ -13,6 +13,7 @@ from typing import Any, Literal
 from hpcrun.cluster import slurm
 from hpcrun.cluster.devices import visible_gpus
 from hpcrun.config import Config
+from hpcrun.launch import jobs
 from hpcrun.launch.batch_script import BatchRequest, batch_script
 from hpcrun.launch.errors import LaunchError
 from hpcrun.run.directory import RunDirectory
@@ -22,7 +23,7 @@ from hpcrun.run.events import record_event
 _NOT_REACHED = "Unable to contact slurm controller (connect failure)"
 _PATIENCE, _PAUSE = 120.0, 5.0
 
-ExecutorName = Literal["slurm", "local", "debug"]
+ExecutorName = Literal["slurm", "local", "debug", "prepared"]
 
 
 @dataclass(frozen=True)
@@ -114,17 +115,23 @@ def submit(run: RunDirectory, config: Config, executor: ExecutorName, payload: A
 
     Raises:
         LaunchError: the scheduler refused, in its own words.
+        OSError: the run directory cannot be written; no job is left.
     """
     handed = _submit_slurm(run, config, payload) if executor == "slurm" else None
     handed = handed or _submit_local(run, config, payload)
-    record_event(
-        run,
-        "submitted",
-        executor=handed.executor,
-        job=handed.job_id,
-        nodes=config.job.nodes,
-        gpus=config.job.gpus,
-    )
+    try:
+        record_event(
+            run,
+            "submitted",
+            executor=handed.executor,
+            job=handed.job_id,
+            nodes=config.job.nodes,
+            gpus=config.job.gpus,
+        )
+    except OSError:
+        # A job that the event log does not know of could be neither found nor stopped.
+        jobs.withdraw(run, handed.executor, handed.job_id)
+        raise
     return handed
 
 

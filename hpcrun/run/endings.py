@@ -10,8 +10,11 @@ import time
 import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from hpcrun.run.files import append_line, read_json, read_lines, write_json
+
+_Ending = TypeVar("_Ending", "Failure", "Exit")
 
 
 @dataclass(frozen=True)
@@ -64,12 +67,9 @@ def record_failure(folder: Path, rank: int, error: BaseException, step: int | No
 
 def read_failures(folder: Path) -> list[Failure]:
     """The failures that the ranks of one attempt wrote, earliest first."""
-    found = []
-    for path in folder.glob("failure-rank-*.json"):
-        value = read_json(path)
-        if value is not None:
-            found.append(Failure(**value))
-    return sorted(found, key=lambda failure: failure.time)
+    read = (read_json(path) for path in folder.glob("failure-rank-*.json"))
+    found = (_whole(Failure, value) for value in read if value is not None)
+    return sorted((failure for failure in found if failure), key=lambda failure: failure.time)
 
 
 def record_exit(folder: Path, ended: Exit) -> None:
@@ -79,4 +79,15 @@ def record_exit(folder: Path, ended: Exit) -> None:
 
 def read_exits(folder: Path) -> list[Exit]:
     """How the tasks of one attempt ended, in the order they were seen."""
-    return [Exit(**line) for line in read_lines(folder / "exits.jsonl")]
+    found = (_whole(Exit, line) for line in read_lines(folder / "exits.jsonl"))
+    return [ended for ended in found if ended]
+
+
+def _whole(kind: type[_Ending], value: dict[str, Any]) -> _Ending | None:
+    """The record that ``value`` holds, or None where the file was damaged."""
+    if not isinstance(value.get("time"), int | float) or not isinstance(value.get("rank"), int):
+        return None
+    try:
+        return kind(**value)
+    except TypeError:
+        return None

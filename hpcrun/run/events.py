@@ -72,21 +72,27 @@ def note(run: RunDirectory, what: str, attempt: Attempt, **fields: Any) -> None:
 
 
 def read_events(run: RunDirectory) -> Sequence[Event]:
-    """Every whole event of the run, in the order written."""
-    return [to_event(line) for line in read_lines(run.events) if "event" in line]
+    """Every whole event of the run, in the order written; damaged lines are passed over."""
+    events = (to_event(line) for line in read_lines(run.events))
+    return [event for event in events if event is not None]
 
 
-def to_event(line: dict[str, Any]) -> Event:
-    """The event that a line of the log holds."""
+def to_event(line: dict[str, Any]) -> Event | None:
+    """The event that a line of the log holds, or None where a value is not what it should be."""
     known = {"time", "event", "job", "restart", "cause", "step"}
-    attempt = None
-    if "job" in line:
-        attempt = Attempt(str(line["job"]), int(line.get("restart", 0)))
-    return Event(
-        what=str(line["event"]),
-        time=float(line.get("time", 0.0)),
-        attempt=attempt,
-        cause=line.get("cause"),
-        step=line.get("step"),
-        fields={key: value for key, value in line.items() if key not in known},
-    )
+    cause, step = line.get("cause"), line.get("step")
+    if not isinstance(cause, str | None) or not isinstance(step, int | None):
+        return None
+    try:
+        return Event(
+            what=str(line["event"]),
+            time=float(line.get("time", 0.0)),
+            attempt=Attempt(str(line["job"]), int(line.get("restart", 0)))
+            if "job" in line
+            else None,
+            cause=cause,
+            step=step,
+            fields={key: value for key, value in line.items() if key not in known},
+        )
+    except (KeyError, TypeError, ValueError):
+        return None

@@ -4,6 +4,7 @@ Every file of a run is written through one of these two, so that no reader ever 
 """
 
 import contextlib
+import errno
 import json
 import os
 import secrets
@@ -55,7 +56,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """The object in ``path``, or None when there is no such file or it holds no JSON object."""
     try:
         value = json.loads(path.read_text())
-    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError, UnicodeDecodeError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 
@@ -79,7 +80,8 @@ def append_line(path: Path, value: Mapping[str, Any], *, durable: bool = False) 
             line = b"\n" + line
         written = os.write(descriptor, line)
         if written != len(line):
-            raise OSError(f"{path}: only {written} of {len(line)} bytes were written")
+            # write(2) gives no reason for a short count; on a file it is the space.
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         if durable:
             os.fsync(descriptor)
     finally:
@@ -104,6 +106,6 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
     """The JSON object on ``line``, or None where a crash or a full disk tore it."""
     try:
         value = json.loads(line)
-    except (json.JSONDecodeError, UnicodeDecodeError):
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -64,8 +64,12 @@ class SubmissionLock:
                 raise RunError(
                     f"{self._run.path}: cannot be written: {error.strerror}; check its owner and space"
                 ) from error
-            with open(descriptor, "w") as stream:  # noqa: PTH123
-                json.dump(holder, stream)
+            try:
+                with open(descriptor, "w") as stream:  # noqa: PTH123
+                    json.dump(holder, stream)
+            except OSError:
+                self._run.submitting.unlink(missing_ok=True)
+                raise
             return
         raise RunError(
             f"{self._run.path}: somebody is submitting it right now; if not, remove {self._run.submitting}"

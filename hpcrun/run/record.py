@@ -1,6 +1,7 @@
 """What a run is, for whoever asks in a year: command line, commit, uncommitted changes, versions."""
 
 import getpass
+import os
 import platform
 import shlex
 import socket
@@ -21,12 +22,20 @@ def describe(argv: Sequence[str], executor: str, folder: Path) -> dict[str, Any]
         "command": shlex.join(argv),
         "executor": executor,
         "folder": str(folder),
-        "user": getpass.getuser(),
+        "user": user_name(),
         "host": socket.gethostname(),
         "python": platform.python_version(),
         "versions": {name: version for name in _PACKAGES if (version := _version(name))},
         "git": git_commit(folder),
     }
+
+
+def user_name() -> str:
+    """Who runs this; the number where nobody has given it a name (containers)."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
 
 
 def git_commit(folder: Path) -> dict[str, Any] | None:

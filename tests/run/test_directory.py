@@ -23,7 +23,7 @@ def test_a_run_directory_is_made_whole_and_private(tmp_path: Path) -> None:
 
 def test_a_taken_name_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
     create(tmp_path / "a", "one", {})
-    with pytest.raises(RunError, match=r"exists already.*--name.*resume a"):
+    with pytest.raises(RunError, match=r"exists already.*--name.*resume .*/a`"):
         create(tmp_path / "a", "two", {})
     assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
     assert (tmp_path / "a" / "config.yaml").read_text() == "one"
@@ -61,7 +61,7 @@ def test_a_run_is_found_by_name_and_by_path_and_others_are_listed(tmp_path: Path
     run = create(tmp_path / "a", "x", {})
     assert find("a", tmp_path).path == run.path
     assert find(str(tmp_path / "a"), tmp_path / "elsewhere").path == run.path
-    with pytest.raises(RunError, match=r"b: no such run; there is: a"):
+    with pytest.raises(RunError, match=r"b: no such run in .*; there is: a"):
         find("b", tmp_path)
 
 

@@ -1,0 +1,139 @@
+"""Giving a run to a job, all or nothing: what fails or is interrupted on the way leaves no half-made run.
+
+A run directory that this command made is removed again; one that was there before gets its config and
+its result back.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hpcrun.cli.interrupts import noted
+from hpcrun.cli.runs import handle
+from hpcrun.config import Config, to_yaml
+from hpcrun.launch import jobs, submission
+from hpcrun.launch.submission import ExecutorName, Submitted
+from hpcrun.run import directory
+from hpcrun.run.directory import RunDirectory, RunError
+from hpcrun.run.files import read_json, write_atomic, write_json
+from hpcrun.run.owner import SubmissionLock
+from hpcrun.run.snapshot import take_snapshot
+
+
+def hand_over(
+    run: RunDirectory,
+    config: Config,
+    executor: ExecutorName,
+    *,
+    make: Callable[[], object] | None = None,
+    snapshot: bool = True,
+) -> Submitted | None:
+    """Submit ``run``; None where nobody is to run it (prepared), or this process (debug).
+
+    Args:
+        make: makes the run directory, where there is none yet.
+        snapshot: keep a copy of the code.
+
+    Raises:
+        UserError: it is being run already, or cannot be written or submitted; nothing has changed.
+        KeyboardInterrupt: Ctrl-C meanwhile; nothing has changed.
+    """
+    from hpcrun.worker import Worker
+
+    submitted, ours = None, list[str]()
+    with (
+        noted(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals,
+        _removed_on_failure(run, ours, made=make is not None),
+    ):
+        if make is not None:
+            make()
+        directory.refuse_if_writable_by_others(run)
+        with SubmissionLock(run):
+            _refuse_live(run)
+            with _put_back_on_failure(run):
+                if snapshot:
+                    _keep_code(run)
+                # A resume may ask for other nodes: the ranks read what the newest submission said.
+                write_atomic(run.config, to_yaml(config))
+                run.result.unlink(missing_ok=True)
+                _stop_if_interrupted(signals)
+                if executor in ("slurm", "local"):
+                    submitted = submission.submit(run, config, executor, Worker(str(run.path)))
+                    ours.append(submitted.job_id)
+                    if signal.SIGINT in signals:
+                        jobs.withdraw(run, submitted.executor, submitted.job_id)
+                        _stop_if_interrupted(signals)
+    for number in signals:
+        signal.raise_signal(number)
+    return submitted
+
+
+@contextmanager
+def _removed_on_failure(run: RunDirectory, ours: list[str], made: bool) -> Iterator[None]:
+    parents = [folder for folder in run.path.parents if not os.path.lexists(folder)]
+    try:
+        yield
+    except BaseException as error:
+        # Of two that began at once, the one that lost must not remove what the other one runs.
+        given = jobs.current_job(run)
+        free = given is None or given[1] in ours
+        if made and free and not run.submitting.exists():
+            shutil.rmtree(run.path, ignore_errors=True)
+            directory.remove_if_empty(parents)
+        if isinstance(error, OSError):
+            raise RunError(
+                f"{error.filename or run.path}: cannot be written: {error.strerror or error}; free "
+                "some space there, or choose another place with --runs-dir"
+            ) from error
+        raise
+
+
+@contextmanager
+def _put_back_on_failure(run: RunDirectory) -> Iterator[None]:
+    before = {path: path.read_bytes() for path in (run.config, run.result) if path.exists()}
+    try:
+        yield
+    except BaseException:
+        for path, content in before.items():
+            with contextlib.suppress(OSError):
+                if not path.exists() or path.read_bytes() != content:
+                    write_atomic(path, content)
+        raise
+
+
+def _stop_if_interrupted(signals: list[signal.Signals]) -> None:
+    if signal.SIGINT in signals:
+        raise KeyboardInterrupt("nothing was submitted")
+
+
+def _refuse_live(run: RunDirectory) -> None:
+    now = jobs.state(run)
+    if now.live:
+        raise RunError(
+            f"{run.name}: job {now.job} has it already ({now.word}); watch it with `hpcrun logs -f "
+            f"{handle(run)}`, end it with `hpcrun cancel {handle(run)}`, or choose another --name"
+        )
+
+
+def _keep_code(run: RunDirectory) -> None:
+    """Copy the code of the submission's folder beside the run, and say so in its record."""
+    facts = read_json(run.record) or {}
+    try:
+        snapshot, why_not = take_snapshot(run, Path(str(facts.get("folder") or Path.cwd())))
+        if why_not:
+            words = f"no snapshot of the code: {why_not}; --no-snapshot says this is fine"
+            print(f"hpcrun: {words}", file=sys.stderr)
+        code = snapshot and {
+            "root": str(snapshot.root.relative_to(run.path)),
+            "source": str(snapshot.source),
+        }
+        write_json(run.record, {**facts, "code": code})
+    except OSError as error:
+        raise RunError(
+            f"{run.code}: the code cannot be copied: {error.strerror}; free some space, or use --no-snapshot"
+        ) from error

@@ -1,0 +1,124 @@
+"""How far a run is, on the screen: one bar on a terminal, a line now and then anywhere else."""
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol, TextIO
+
+from tqdm import tqdm
+
+# In a log file or a pipe a line says as much as a hundred.
+_SECONDS_PER_LINE = 10.0
+# What a terminal echoes for Ctrl-C would push a full line over the edge, and leave half a bar behind.
+_ECHO = 3
+
+
+class Progress(Protocol):
+    """What follows a run's steps."""
+
+    def begin(self, step: int) -> None:
+        """An attempt starts (again) at ``step``."""
+
+    def update(self, step: int, facts: Mapping[str, str]) -> None:
+        """``step`` steps are done; ``facts``: loss and speed, in words."""
+
+    def say(self, text: str) -> None:
+        """A line of its own, where the bar does not hide it."""
+
+    def close(self) -> None:
+        """Leave the screen as it is."""
+
+
+def progress(total: int, environ: Mapping[str, str] = os.environ) -> Progress:
+    """A bar for a run of ``total`` steps where the terminal can move its cursor, else lines."""
+    if sys.stderr.isatty() and environ.get("TERM", "dumb") != "dumb":
+        return Bar(total, sys.stderr)
+    return Lines(total)
+
+
+class Bar:
+    """A tqdm bar: share, step, loss, speed, and the time that is left."""
+
+    def __init__(self, total: int, stream: TextIO) -> None:
+        self._total, self._stream = total, stream
+        self._bar: tqdm[Any] | None = None
+
+    def begin(self, step: int) -> None:
+        """Start the clock at ``step``: what an attempt before took says nothing about this one."""
+        self.close(leave=False)
+        self._bar = tqdm(
+            total=self._total,
+            initial=step,
+            file=self._stream,
+            smoothing=0.1,
+            ncols=self._columns(),
+            bar_format="{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt}{postfix}, ETA {remaining}",
+        )
+
+    def update(self, step: int, facts: Mapping[str, str]) -> None:
+        """Move the bar."""
+        if self._bar is None:
+            self.begin(0)
+        assert self._bar is not None
+        self._bar.ncols = self._columns()
+        if facts:
+            self._bar.set_postfix_str(
+                ", ".join(f"{key} {value}" for key, value in facts.items()), False
+            )
+        self._bar.update(step - self._bar.n)
+
+    def say(self, text: str) -> None:
+        """A line above the bar."""
+        if self._bar is None:
+            print(text, flush=True)
+        else:
+            self._bar.ncols = self._columns()
+            self._bar.write(text, file=sys.stdout)
+
+    def close(self, leave: bool = True) -> None:
+        """Let go of the bar; ``leave`` it on the screen or not."""
+        if self._bar is not None:
+            self._bar.leave = leave
+            self._bar.close()
+            self._bar = None
+
+    def _columns(self) -> int | None:
+        try:
+            return max(os.get_terminal_size(self._stream.fileno()).columns - _ECHO, 20)
+        except OSError:
+            return None
+
+
+class Lines:
+    """A plain line on standard output, at the start, at the end, and at most every ten seconds."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._began, self._first = time.monotonic(), 0
+        self._told: float | None = None
+
+    def begin(self, step: int) -> None:
+        """Start the clock at ``step``."""
+        self._began, self._first, self._told = time.monotonic(), step, None
+
+    def update(self, step: int, facts: Mapping[str, str]) -> None:
+        """Print where it is, if it is time again."""
+        now = time.monotonic()
+        due = self._told is None or now - self._told >= _SECONDS_PER_LINE
+        if not facts or (not due and step < self._total):
+            return
+        self._told = now
+        words = [f"{key} {value}" for key, value in facts.items()]
+        taken = step - self._first
+        if taken > 0:
+            left = (now - self._began) / taken * (self._total - step)
+            words.append(f"ETA {tqdm.format_interval(left)}")
+        print(f"step {step}/{self._total}: {', '.join(words)}", flush=True)
+
+    def say(self, text: str) -> None:
+        """A line like any other."""
+        print(text, flush=True)
+
+    def close(self) -> None:
+        """Nothing is left open."""
