@@ -1,7 +1,9 @@
 """The door of every rank: ``python -m hpcrun.worker RUN``, whatever launched it."""
 
 import atexit
+import multiprocessing
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -50,8 +52,14 @@ def train_here(run: Path) -> int:
 def leave(code: int) -> NoReturn:
     """Exit without tearing the interpreter down: with torch loaded that takes seconds on a full node.
 
-    What libraries have registered for the exit (loggers that upload) runs all the same.
+    What libraries have registered for the exit (loggers that upload) runs all the same. Not so the
+    loader processes that a failure leaves behind: they ignore SIGTERM, which is for ranks, and
+    multiprocessing would send them that and wait without end.
     """
+    # torch's handler of this signal raises when a loader process is killed.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for helper in multiprocessing.active_children():
+        helper.kill()
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -123,13 +123,20 @@ def _contradictions(config: Config) -> Iterator[tuple[list[str], str]]:
     """Yield what is wrong between keys that are each valid: the keys, first the one to change."""
     job, train = config.job, config.train
     parts = job.world_size * train.accumulation
-    if over := train.batch_size % parts:
+    # A command of the user's own divides its work as it likes.
+    if (over := train.batch_size % parts) and not config.command:
         below = train.batch_size - over
         sizes = " or ".join(str(size) for size in (below, below + parts) if size)
         yield (
             ["train.batch_size", "job.gpus", "job.nodes", "train.accumulation"],
             f"{train.batch_size} samples do not divide among {job.nodes} x {job.gpus} ranks "
             f"x {train.accumulation} accumulation = {parts}; the nearest that do: {sizes}",
+        )
+    if train.parallel == "single" and job.world_size > 1 and not config.command:
+        yield (
+            ["train.parallel", "job.gpus", "job.nodes"],
+            f"single is for one rank, and {job.nodes} x {job.gpus} are asked for, which would each "
+            "train a model of their own; use ddp, or one node and one gpu",
         )
     if config.optim.warmup_steps > train.steps:
         yield (

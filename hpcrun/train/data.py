@@ -1,12 +1,12 @@
 """Batches for a rank, from any step on, in the order that order.py fixes."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
 
 from hpcrun.errors import UserError
 from hpcrun.lifecycle.signals import ignore_in_helper_process
@@ -57,12 +57,18 @@ class _Placed(Dataset[Any]):
             mixed = int(np.random.SeedSequence([self._seed, position]).generate_state(1)[0])
             random.seed(mixed)
             np.random.seed(mixed)
-            torch.manual_seed(mixed)
+            # Not torch.manual_seed, which goes through every kind of device: a worker uses none.
+            torch.default_generator.manual_seed(mixed)
         return self._dataset[index]
 
 
 def length(dataset: Dataset[Any]) -> int:
     """The number of samples; raises UserError for a dataset that has none or cannot tell."""
+    if isinstance(dataset, IterableDataset):
+        raise UserError(
+            f"data: {type(dataset).__name__} is a stream, which cannot be entered at a step again; "
+            "give a map-style dataset"
+        )
     try:
         size = len(dataset)  # type: ignore[arg-type]
     except TypeError as error:
@@ -85,12 +91,15 @@ def training_steps(
     seed: int,
     workers: int,
     pin_memory: bool,
-) -> Iterator[tuple[int, list[Any]]]:
-    """Yield (step, its micro-batches on this rank) for every step of ``steps``.
+) -> Generator[list[Any], None, None]:
+    """Yield the micro-batches of this rank for each step of ``steps``; close it to end its workers.
 
     Args:
         batch_size: samples of one optimiser step over all ranks and micro-batches.
         workers: DataLoader processes; 0 reads in this one.
+
+    Raises:
+        UserError: at once, if the dataset has no samples or no length.
     """
     loader: DataLoader[Any] = DataLoader(
         _Placed(dataset, seed),
@@ -104,24 +113,40 @@ def training_steps(
         # and a resumed run would draw once more than an undisturbed one.
         generator=torch.Generator().manual_seed(seed),
     )
+    return _by_step(loader, len(steps), accumulation)
+
+
+def _by_step(
+    loader: "DataLoader[Any]", steps: int, accumulation: int
+) -> Generator[list[Any], None, None]:
     batches = iter(loader)
-    for step in steps:
-        yield step, [next(batches) for _ in range(accumulation)]
+    for _ in range(steps):
+        yield [next(batches) for _ in range(accumulation)]
 
 
 def validation_batches(
-    dataset: Dataset[Any], *, rank: int, world_size: int, batch_size: int, limit: int | None
+    dataset: Dataset[Any],
+    *,
+    rank: int,
+    world_size: int,
+    batch_size: int,
+    accumulation: int,
+    limit: int | None,
 ) -> Iterator[tuple[Any, int]]:
     """Yield (batch, its number of samples): every sample on exactly one rank, none padded.
 
     Args:
-        limit: at most this many batches over all ranks; None: the whole dataset.
+        batch_size: as in training; a batch is no larger than training's micro-batches.
+        limit: as many samples as so many batches over all ranks hold, the same ones each time, taken
+            from all over the dataset, which may be sorted; None: all.
     """
     size = length(dataset)
-    if limit is not None:
-        size = min(size, limit * batch_size)
-    mine = list(range(rank, size, world_size))
-    share = max(1, batch_size // world_size)
+    chosen: Any = range(size)
+    if limit is not None and limit * batch_size < size:
+        positions = np.arange(limit * batch_size, dtype=np.int64)
+        chosen = sorted(order.samples(positions, size, seed=0).tolist())
+    mine = list(chosen[rank::world_size])
+    share = max(1, batch_size // (world_size * accumulation))
     chunks = [mine[start : start + share] for start in range(0, len(mine), share)]
     loader: DataLoader[Any] = DataLoader(
         dataset, batch_sampler=chunks, generator=torch.Generator().manual_seed(0)

@@ -21,6 +21,7 @@ from hpcrun.run.endings import record_failure
 from hpcrun.run.events import Attempt, note
 from hpcrun.run.files import read_json
 from hpcrun.run.snapshot import recorded_snapshot, snapshot_command
+from hpcrun.train.errors import ToldByRankZero, known_to_all
 from hpcrun.train.position import Position
 
 
@@ -37,7 +38,7 @@ def run_rank(path: Path, flag: StopFlag) -> int:
         _enter_folder(run)
         distributed = describe(config)
     except UserError as error:
-        return _refuse(error, rank=0)
+        return _refuse(error)
     # Outside any scheduler the process itself is the job.
     attempt = Attempt(distributed.job_id or f"pid{os.getpid()}", distributed.restart_count)
     position = Position()
@@ -57,15 +58,21 @@ def run_rank(path: Path, flag: StopFlag) -> int:
             return run_script(
                 command, run, attempt, distributed, flag, timeout=config.train.timeout
             )
+        require_fit(config, distributed)
         _prepare_environment(config, distributed)
         from hpcrun.train.session import train
 
         return train(run, attempt, config, distributed, flag, position)
+    except ToldByRankZero:
+        return exitcodes.BAD_INPUT
     except UserError as error:
         if distributed.rank == 0:
             note(run, "bad-input", attempt, reason=str(error))
-        return _refuse(error, distributed.rank)
-    except Exception as error:
+            return _refuse(error)
+        # Only this rank's trouble (its node lacks a GPU, say): elsewhere another start may help.
+        return _fail(run, attempt, distributed.rank, error, position)
+    # A task that calls sys.exit(0) is not done: nothing but the end of training may say so.
+    except (Exception, SystemExit) as error:
         return _fail(run, attempt, distributed.rank, error, position)
 
 
@@ -110,6 +117,27 @@ def describe(config: Config) -> DistributedConfig:
     )
 
 
+def require_fit(config: Config, distributed: DistributedConfig) -> None:
+    """Check the config against the ranks that were really started; raises UserError on all of them.
+
+    The config was checked against its own ``job`` section, but a launcher may start other numbers.
+    """
+    ranks, train = distributed.world_size, config.train
+    line = None
+    if train.parallel == "single" and ranks > 1:
+        line = (
+            f"train.parallel: single, but {ranks} ranks were started, which would each train a model "
+            "of their own; start one rank, or set train.parallel=ddp"
+        )
+    elif train.batch_size % (ranks * train.accumulation):
+        line = (
+            f"train.batch_size: {train.batch_size} samples do not divide among the {ranks} ranks that "
+            f"were started x train.accumulation={train.accumulation}; start another number of ranks"
+        )
+    if line is not None:
+        raise known_to_all(line, distributed.rank)
+
+
 def _prepare_environment(config: Config, distributed: DistributedConfig) -> None:
     """Set what libraries read once, at import."""
     threads = threads_per_rank(os.environ, distributed.num_gpus_per_node)
@@ -130,14 +158,13 @@ def _prepare_environment(config: Config, distributed: DistributedConfig) -> None
         )
 
 
-def _refuse(error: UserError, rank: int) -> int:
-    if rank == 0:
-        print(f"hpcrun: {error}", file=sys.stderr, flush=True)
+def _refuse(error: UserError) -> int:
+    print(f"hpcrun: {error}", file=sys.stderr, flush=True)
     return exitcodes.BAD_INPUT
 
 
 def _fail(
-    run: RunDirectory, attempt: Attempt, rank: int, error: Exception, position: Position
+    run: RunDirectory, attempt: Attempt, rank: int, error: BaseException, position: Position
 ) -> int:
     folder = run.attempt_logs(attempt.job, attempt.restart)
     try:
@@ -145,7 +172,9 @@ def _fail(
     except OSError as disk:
         print(f"hpcrun: the failure is not recorded: {disk}", file=sys.stderr, flush=True)
         raise error from None
-    if is_cascade(failure):
+    if isinstance(error, UserError):
+        print(f"hpcrun: rank {rank}: {error}", file=sys.stderr, flush=True)
+    elif is_cascade(failure):
         first_line = (failure.message.splitlines() or [""])[0]
         print(f"hpcrun: rank {rank} lost its peers: {first_line}", file=sys.stderr, flush=True)
     else:

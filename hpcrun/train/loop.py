@@ -1,6 +1,6 @@
 """The training loop. It reads on one screen; everything it calls lives in a file of its own."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,8 @@ class Loop:
     config: Config
     task: Task
     trainer: AMPTrainer
-    batches: Iterator[tuple[int, list[Any]]]
+    steps: range
+    batches: Generator[list[Any], None, None]
     agreement: StopAgreement
     reason_to_stop: Callable[[], StopReason]
     validate: Callable[[], float | None]
@@ -35,20 +36,22 @@ class Loop:
         On return the last step taken is committed, unless ``saver.failed`` says why it is not.
         """
         train = self.config.train
-        for step, micro_batches in self.batches:
+        for step in self.steps:
             stop = self.agreement.exchange(step, self.reason_to_stop())
             if stop:
                 self.saver.save(step)
                 return stop
             self.position.step = step
+            # Not before the stop is decided: reading a sample may draw from the generators that are saved.
+            micro_batches = next(self.batches)
             result = self.trainer.training_step(micro_batches, self.task.loss)
             done = step + 1
             self.metrics.step(done, result, last=done == train.steps)
             if train.validate_every and done % train.validate_every == 0 and done < train.steps:
-                self.metrics.write({"step": done, "validation_loss": self.validate()})
-                self.metrics.pause()
+                with self.metrics.paused():
+                    self.metrics.write({"step": done, "validation_loss": self.validate()})
             if self.saver.due(done):
-                self.saver.save(done)
-                self.metrics.pause()
+                with self.metrics.paused():
+                    self.saver.save(done)
         self.saver.save(train.steps)
         return StopReason.NONE

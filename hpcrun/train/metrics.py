@@ -1,7 +1,9 @@
 """What training logs: one line of metrics.jsonl a logged step, by rank 0."""
 
+import contextlib
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -58,7 +60,7 @@ class MetricsLog:
             "time": round(time.time(), 3),
             "restart": self._restart,
             "loss": loss,
-            "lr": self._trainer.optimizer.param_groups[0]["lr"],
+            "lr": float(result.learning_rate),
             f"{self._unit}_per_second": round(rate, 1),
         }
         if result.gradient_norm is not None:
@@ -78,6 +80,9 @@ class MetricsLog:
                 print(f"hpcrun: metrics are not written: {error}", file=sys.stderr, flush=True)
             self._complained = True
 
-    def pause(self) -> None:
-        """Leave the time since the last line out of the next one's rate (a save, a validation)."""
-        self._since = time.perf_counter()
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave the time of the block out of the next line's rate (a save, a validation)."""
+        began = time.perf_counter()
+        yield
+        self._since += time.perf_counter() - began

@@ -45,8 +45,15 @@ def step_positions(
 
     A step takes ``batch_size`` consecutive positions whatever the number of ranks, so that the samples
     of a step do not depend on it.
+
+    Raises:
+        ValueError: the batch does not divide evenly: some of its positions would be nobody's.
     """
-    share = batch_size // (world_size * accumulation)
+    share, over = divmod(batch_size, world_size * accumulation)
+    if over:
+        raise ValueError(
+            f"{batch_size} samples do not divide among {world_size} ranks x {accumulation} micro-batches"
+        )
     first = step * batch_size
     return [
         first + (micro * world_size + rank) * share + np.arange(share, dtype=np.int64)

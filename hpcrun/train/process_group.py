@@ -3,6 +3,7 @@
 import datetime
 import os
 import socket
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -91,6 +92,21 @@ def join_run(
         config.backend, store=store, rank=config.rank, world_size=config.world_size, timeout=limit
     )
     return config
+
+
+def control_group(config: DistributedConfig, *, timeout: float | None = None) -> Any:
+    """A new gloo group of all ranks for decisions, apart from the gradients' collectives. Collective.
+
+    Args:
+        timeout: seconds that a collective may take; None: torch's default, 30 minutes.
+
+    Returns:
+        The group, or None for a single rank.
+    """
+    if config.world_size == 1:
+        return None
+    limit = None if timeout is None else datetime.timedelta(seconds=timeout)
+    return dist.new_group(backend="gloo", timeout=limit)
 
 
 def select_device(config: DistributedConfig) -> torch.device:

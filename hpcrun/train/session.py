@@ -2,12 +2,13 @@
 
 import os
 import random
-import time
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.utils.data import Dataset
 
 from hpcrun.checkpoint.store import CheckpointStore
 from hpcrun.checkpoint.writer import Restored, SynchronousWriter
@@ -15,24 +16,27 @@ from hpcrun.cluster.deadline import end_time, query_end_time
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.cluster.launchers import in_local_cluster, job_id
 from hpcrun.config import Config, training_fingerprint
-from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.agreement import StopAgreement
 from hpcrun.lifecycle.deadline import DeadlineWatch
 from hpcrun.lifecycle.signals import StopFlag, StopReason
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note
-from hpcrun.run.files import write_json
 from hpcrun.run.owner import require_ownership
 from hpcrun.train import process_group
-from hpcrun.train.data import training_steps
+from hpcrun.train.data import length, training_steps
+from hpcrun.train.ending import finished, stopped
 from hpcrun.train.loop import Loop
 from hpcrun.train.metrics import MetricsLog
 from hpcrun.train.optimiser import build_optimizer, build_schedule
 from hpcrun.train.position import Position
 from hpcrun.train.saver import Saver
 from hpcrun.train.task import Task, load_task
+from hpcrun.train.together import together
 from hpcrun.train.trainer import DistributedAMPTrainer
 from hpcrun.train.validation import validate
+
+_PREPARE_AT_MOST = 86400.0
+"""Seconds: a download may take hours, and what has hung for a day will not come."""
 
 
 def train(
@@ -50,12 +54,14 @@ def train(
         Exception: whatever the task or a peer's end raises.
     """
     torch.use_deterministic_algorithms(config.train.deterministic, warn_only=True)
-    task = load_task(config)
     distributed = process_group.join_run(distributed, run, attempt, timeout=config.train.timeout)
-    trainer = _build_trainer(config, task, distributed)
-    group = trainer.control_group()
-    _prepare_data(task, distributed, group)
-    dataset, validation_set = task.train_dataset(), task.validation_dataset()
+    group = process_group.control_group(distributed)
+    task = together(lambda: load_task(config), rank=distributed.rank, group=group)
+    _prepare_data(task, distributed)
+    model, dataset, validation_set = together(
+        lambda: _open_task(task, config), rank=distributed.rank, group=group
+    )
+    trainer = _build_trainer(config, model, distributed)
     writer = SynchronousWriter(
         CheckpointStore(run.checkpoints, attempt.owner),
         rank=distributed.rank,
@@ -105,17 +111,20 @@ def train(
             rank=distributed.rank,
             world_size=distributed.world_size,
             batch_size=config.train.batch_size,
+            accumulation=config.train.accumulation,
             limit=config.train.validate_batches,
             group=group,
         )
 
+    steps = range(start, config.train.steps)
     loop = Loop(
         config=config,
         task=task,
         trainer=trainer,
+        steps=steps,
         batches=training_steps(
             dataset,
-            range(start, config.train.steps),
+            steps,
             rank=distributed.rank,
             world_size=distributed.world_size,
             batch_size=config.train.batch_size,
@@ -133,21 +142,34 @@ def train(
     )
     stop = loop.run()
     loop.agreement.settle()
+    loop.batches.close()
     if stop:
-        code = _stopped(run, attempt, stop, saver, trainer)
+        code = stopped(run, attempt, stop, saver, trainer)
     else:
-        code = _finished(run, attempt, config, task, trainer, saver, validation_loss())
+        code = finished(run, attempt, config, task, trainer, saver, validation_loss())
     _leave(group)
     return code
 
 
-def _build_trainer(
-    config: Config, task: Task, distributed: DistributedConfig
-) -> DistributedAMPTrainer:
+def _open_task(
+    task: Task, config: Config
+) -> tuple[nn.Module, "Dataset[Any]", "Dataset[Any] | None"]:
+    """The task's model and its two datasets, of which none is empty."""
     # Alike on every rank, so that the weights are the same before any is compared.
     _seed(config.seed)
+    model = task.build_model()
+    dataset, validation_set = task.train_dataset(), task.validation_dataset()
+    for present in (dataset, validation_set):
+        if present is not None:
+            length(present)
+    return model, dataset, validation_set
+
+
+def _build_trainer(
+    config: Config, model: nn.Module, distributed: DistributedConfig
+) -> DistributedAMPTrainer:
     trainer = DistributedAMPTrainer(
-        task.build_model(),
+        model,
         lambda model: build_optimizer(model, config),
         distributed=distributed,
         amp=config.amp,
@@ -158,21 +180,17 @@ def _build_trainer(
     return trainer
 
 
-def _prepare_data(task: Task, distributed: DistributedConfig, group: Any) -> None:
-    """Rank 0 makes the data; its failure is every rank's, or the others would wait for the time-out."""
-    error: list[BaseException | None] = [None]
-    if distributed.rank == 0:
-        try:
-            task.prepare()
-        except Exception as raised:
-            error = [raised]
-    if group is not None:
-        failed = torch.tensor([int(error[0] is not None)])
-        dist.broadcast(failed, src=0, group=group)
-        if int(failed[0]) and error[0] is None:
-            raise SystemExit(exitcodes.FAILED)
-    if error[0] is not None:
-        raise error[0]
+def _prepare_data(task: Task, distributed: DistributedConfig) -> None:
+    """Rank 0 makes the data, however long it takes: the others wait in a group of its own patience."""
+    patient = process_group.control_group(distributed, timeout=_PREPARE_AT_MOST)
+    work = task.prepare if distributed.rank == 0 else _nothing
+    together(work, rank=distributed.rank, group=patient)
+    if patient is not None:
+        dist.destroy_process_group(patient)
+
+
+def _nothing() -> None:
+    """What the other ranks do while rank 0 prepares."""
 
 
 def _seed(seed: int) -> None:
@@ -212,54 +230,6 @@ def _watch_deadline(config: Config, trainer: DistributedAMPTrainer) -> DeadlineW
         return found or end_time(os.environ)
 
     return DeadlineWatch(ask, lead=float(config.job.signal_lead))
-
-
-def _stopped(
-    run: RunDirectory,
-    attempt: Attempt,
-    stop: StopReason,
-    saver: Saver,
-    trainer: DistributedAMPTrainer,
-) -> int:
-    if trainer.is_main_process:
-        print(f"hpcrun: stopped ({stop.name.lower()}); saved up to step {saver.saved}", flush=True)
-        committed = saver.failed is None
-        note(
-            run,
-            "stopped",
-            attempt,
-            cause=stop.name.lower(),
-            step=saver.saved,
-            committed=committed,
-        )
-    return exitcodes.UNFINISHED if saver.failed is None else exitcodes.SAVE_FAILED
-
-
-def _finished(
-    run: RunDirectory,
-    attempt: Attempt,
-    config: Config,
-    task: Task,
-    trainer: DistributedAMPTrainer,
-    saver: Saver,
-    validation_loss: float | None,
-) -> int:
-    if saver.failed is not None:
-        return exitcodes.SAVE_FAILED
-    if trainer.is_main_process:
-        report = task.report(trainer.module, validation_loss)
-        write_json(
-            run.result,
-            {
-                "state": "finished",
-                "steps": config.train.steps,
-                "validation_loss": validation_loss,
-                "report": report,
-                "time": round(time.time(), 3),
-            },
-        )
-        note(run, "finished", attempt, step=config.train.steps)
-    return exitcodes.DONE
 
 
 def _leave(group: Any) -> None:

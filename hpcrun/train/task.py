@@ -17,7 +17,8 @@ class Task(ABC):
     """A model, its data and its loss. Subclass it and name it in the config: ``task: my_module:MyTask``.
 
     One object is made on every rank. Whatever is random about a sample must come from its index or
-    from the global generators of torch, numpy and random: these are saved with the checkpoint.
+    from the global generators of torch, numpy and random: these are saved with the checkpoint, and
+    in the processes of a data loader they are seeded anew for each sample, from its position.
     """
 
     unit: str = "samples"
@@ -47,7 +48,11 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, model: "nn.Module", batch: Any) -> "Tensor":
-        """The mean loss over the samples of ``batch`` (first dimension: samples), a scalar."""
+        """The mean loss over the samples of ``batch`` (first dimension: samples), a scalar.
+
+        Call ``model(...)`` itself: with several ranks it is a wrapper that has no other methods. The
+        first step of each process asks once more than it takes (see ``DistributedAMPTrainer``).
+        """
 
     def report(self, model: "nn.Module", validation_loss: float | None) -> dict[str, Any]:
         """What to show and keep in result.json when training is done. Called on rank 0 only."""
@@ -61,27 +66,31 @@ def load_task(config: Config) -> Task:
         UserError: there is no such module or class, or it raised; the line names the cause.
     """
     module_name, _, class_name = config.task.partition(":")
+    if not class_name:
+        raise UserError(f"task: {config.task}: name it as module:Class")
     try:
         module = importlib.import_module(module_name)
-        kind = getattr(module, class_name)
-    except AttributeError as error:
+    # A script without a main guard may exit, with 0 even, which would pass for a training that is done.
+    except (Exception, SystemExit) as error:
+        raise UserError(f"task: {config.task}: importing it raised {_in_short(error)}") from error
+    kind = getattr(module, class_name, None)
+    if kind is None:
         raise UserError(
             f"task: {config.task}: {module_name} has no {class_name}; name one of its Task classes"
-        ) from error
-    except Exception as error:
-        raise UserError(f"task: {config.task}: importing it raised {_in_short(error)}") from error
-    if not (isinstance(kind, type) and issubclass(kind, Task)):
-        raise UserError(
-            f"task: {config.task}: is no subclass of hpcrun.train.task.Task; derive it from there"
         )
+    if not (isinstance(kind, type) and issubclass(kind, Task)):
+        raise UserError(f"task: {config.task}: is no subclass of hpcrun.Task; derive it from there")
     try:
         return kind(config)
-    except TypeError as error:
-        raise UserError(f"task: {config.task}: cannot be made: {error}") from error
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"task: {config.task}: cannot be made: {_in_short(error)}") from error
 
 
-def _in_short(error: Exception) -> str:
+def _in_short(error: BaseException) -> str:
+    """Kind, message and place of ``error`` on one line; the place, if it lies outside this file."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if len(frames) > 1 else ""
-    message = str(error).splitlines()[0] if str(error) else ""
+    message = " ".join(str(error).split())
     return f"{type(error).__name__}: {message}{where}"

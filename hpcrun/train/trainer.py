@@ -5,7 +5,7 @@ Both classes work in a loop of your own; the package's loop uses nothing else.
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from hpcrun.checkpoint.writer import Restored, SaveOutcome, SynchronousWriter, W
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import AMPConfig
 from hpcrun.train import process_group
+from hpcrun.train.batch import to_device
+from hpcrun.train.untouched import kept_buffers, kept_gradients
 
 LossFunction = Callable[[nn.Module, Any], Tensor]
 
@@ -39,11 +41,13 @@ class StepResult:
     """What a step gives: mean loss of this rank's samples and global gradient norm, scalars on the device.
 
     ``gradient_norm`` is None without clipping. ``skipped``: the loss scaler found an overflow.
+    ``learning_rate``: the one the step was taken with, of the first parameter group.
     """
 
     loss: Tensor
     gradient_norm: Tensor | None
     skipped: bool
+    learning_rate: float
 
 
 class AMPTrainer:
@@ -130,8 +134,9 @@ class AMPTrainer:
         """
         if not micro_batches:
             raise ValueError("a training step needs at least one micro-batch")
-        self.model.train()
+        self._leave_evaluation()
         optimizer, scheduler = self.optimizer, self.scheduler
+        learning_rate = optimizer.param_groups[0]["lr"]
         total = torch.zeros((), device=self.device)
         for index, batch in enumerate(micro_batches):
             with self._gradient_sync(index == len(micro_batches) - 1):
@@ -142,20 +147,35 @@ class AMPTrainer:
         norm = None
         if self.clip_norm is not None:
             self.scaler.unscale_(optimizer)
-            norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
-        scale = self.scaler.get_scale() if self.scaler.is_enabled() else 1.0
-        self.scaler.step(optimizer)
-        self.scaler.update()
+            norm = nn.utils.clip_grad_norm_(_trained(optimizer), self.clip_norm)
+        skipped = self._take_step(optimizer)
         optimizer.zero_grad(set_to_none=True)
-        # The scaler halves its scale on, and only on, a step that it did not take.
-        skipped = self.scaler.is_enabled() and self.scaler.get_scale() < scale
         if scheduler is not None and not skipped:
             scheduler.step()
-        return StepResult(total, norm, skipped)
+        return StepResult(total, norm, skipped, learning_rate)
+
+    def _leave_evaluation(self) -> None:
+        # Only where it was entered: parts that the user keeps in it (frozen norms) stay so.
+        if not (self.model.training and self.module.training):
+            self.model.train()
+
+    def _take_step(self, optimizer: Optimizer) -> bool:
+        """Step unless the gradients overflowed; whether the step was skipped."""
+        if not self.scaler.is_enabled():
+            optimizer.step()
+            return False
+        before = self.scaler.get_scale()
+        self.scaler.step(optimizer)
+        self.scaler.update()
+        # The scaler lowers its scale on, and only on, a step that it did not take.
+        skipped = self.scaler.get_scale() < before
+        if skipped and not self.amp.dynamic:
+            self.scaler.update(before)
+        return skipped
 
     def save_checkpoint(
         self,
-        where: Path | Writer,
+        where: Path | str | Writer,
         step: int,
         extra: Mapping[str, Any] | None = None,
         meta: Mapping[str, Any] | None = None,
@@ -178,10 +198,13 @@ class AMPTrainer:
             extra=dict(extra or {}),
         )
         writer = self._writer(where)
-        return writer.save(step, shared, state.capture_rank(), dict(meta or {}))
+        return writer.save(step, shared, self._capture_own(), dict(meta or {}))
 
-    def load_checkpoint(self, where: Path | Writer) -> Restored | None:
+    def load_checkpoint(self, where: Path | str | Writer) -> Restored | None:
         """Restore the newest valid checkpoint, or return None when there is none. Collective.
+
+        The random generators are restored with it: make datasets, loaders and their iterators before,
+        or give the loaders a generator of their own.
 
         Raises:
             CheckpointError: what was read does not fit this model.
@@ -196,15 +219,22 @@ class AMPTrainer:
                 scheduler=self.scheduler,
             )
             if restored.own is not None:
-                state.apply_rank(restored.own)
+                self._apply_own(restored.own)
         return restored
 
-    def _writer(self, where: Path | Writer) -> Writer:
-        if not isinstance(where, Path):
+    def _capture_own(self) -> dict[str, Any]:
+        return state.capture_rank()
+
+    def _apply_own(self, own: dict[str, Any]) -> None:
+        state.apply_rank(own)
+
+    def _writer(self, where: Path | str | Writer) -> Writer:
+        if not isinstance(where, Path | str):
             return where
-        if where not in self._writers:
-            self._writers[where] = self._make_writer(where)
-        return self._writers[where]
+        folder = Path(where)
+        if folder not in self._writers:
+            self._writers[folder] = self._make_writer(folder)
+        return self._writers[folder]
 
     def _make_writer(self, folder: Path) -> Writer:
         return SynchronousWriter(
@@ -275,7 +305,8 @@ class DistributedAMPTrainer(AMPTrainer):
     def training_step(self, micro_batches: Sequence[Any], loss: LossFunction) -> StepResult:
         """As :meth:`AMPTrainer.training_step`, gradients averaged over ranks at the last micro-batch.
 
-        The first call of a process runs ``loss`` once more than it seems, without effect on any state.
+        The first call of a process asks ``loss`` once more than it takes steps, and puts back what that
+        changed: gradients, buffers and random generators.
         """
         if not self._buckets_settled:
             self._settle_buckets(micro_batches, loss)
@@ -283,9 +314,30 @@ class DistributedAMPTrainer(AMPTrainer):
 
     def control_group(self) -> Any:
         """A gloo group for decisions and checkpoints, apart from the gradients' collectives."""
-        if self._control is None and self.is_distributed:
-            self._control = torch.distributed.new_group(backend="gloo")
+        if self._control is None:
+            self._control = process_group.control_group(self.distributed)
         return self._control
+
+    def _capture_own(self) -> dict[str, Any]:
+        own = super()._capture_own()
+        if self._buffers_differ:
+            # A copy on the CPU as the shared state's: the file is loaded before the device is asked.
+            own["buffers"] = {
+                name: buffer.detach().cpu() for name, buffer in self.module.named_buffers()
+            }
+        return own
+
+    def _apply_own(self, own: dict[str, Any]) -> None:
+        if self._buffers_differ:
+            with torch.no_grad():
+                for name, buffer in self.module.named_buffers():
+                    buffer.copy_(own["buffers"][name])
+        super()._apply_own(own)
+
+    @property
+    def _buffers_differ(self) -> bool:
+        """Whether each rank keeps buffers of its own from step to step (otherwise rank 0's count)."""
+        return self.is_distributed and not self.distributed.broadcast_buffers
 
     def _make_writer(self, folder: Path) -> Writer:
         owner = f"{self.distributed.job_id or 0}-{self.distributed.restart_count}"
@@ -312,13 +364,14 @@ class DistributedAMPTrainer(AMPTrainer):
         self._buckets_settled = True
         if not isinstance(self.model, DistributedDataParallel) or not micro_batches:
             return
+        if self.model.find_unused_parameters:
+            return  # DDP keeps its first layout then.
         generators = state.capture_rank()
-        with _kept_buffers(self.module):
-            self.module.train()
+        with kept_buffers(self.module), kept_gradients(self.module):
+            self._leave_evaluation()
             with self.autocast():
                 value = loss(self.model, to_device(micro_batches[0], self.device))
             torch.autograd.backward(value)
-            self.optimizer.zero_grad(set_to_none=True)
         state.apply_rank(generators)
 
 
@@ -326,23 +379,5 @@ def _nobody_else() -> None:
     """In a loop of one's own there is no run directory that could tell of a newer incarnation."""
 
 
-def to_device(batch: Any, device: torch.device) -> Any:
-    """``batch`` with every tensor in it on ``device``; dicts, lists and tuples are walked."""
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, Mapping):
-        return {key: to_device(value, device) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(value, device) for value in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(to_device(value, device) for value in batch)
-    return batch
-
-
-@contextlib.contextmanager
-def _kept_buffers(module: nn.Module) -> Iterator[None]:
-    kept = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
-    yield
-    with torch.no_grad():
-        for buffer, value in kept:
-            buffer.copy_(value)
+def _trained(optimizer: Optimizer) -> list[nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -3,12 +3,15 @@
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.utils.data import Dataset
 
+from hpcrun.train.batch import to_device
 from hpcrun.train.data import validation_batches
 from hpcrun.train.metrics import mean_over_ranks
 from hpcrun.train.task import Task
-from hpcrun.train.trainer import AMPTrainer, to_device
+from hpcrun.train.trainer import AMPTrainer
+from hpcrun.train.untouched import evaluating, kept_buffers
 
 
 @torch.no_grad()
@@ -20,21 +23,30 @@ def validate(
     rank: int,
     world_size: int,
     batch_size: int,
+    accumulation: int,
     limit: int | None,
     group: Any,
 ) -> float:
     """The mean loss per sample, weighted by the samples that each rank really saw. Collective.
 
-    The bare module is asked, not its DDP wrapper: ranks may have unequal numbers of batches.
+    The bare module is asked, not its DDP wrapper: ranks may have unequal numbers of batches. It is the
+    model as rank 0 saves it: the other ranks' own buffers (running statistics) are put aside meanwhile.
     """
-    trainer.module.eval()
     total, count = 0.0, 0
-    for batch, samples in validation_batches(
-        dataset, rank=rank, world_size=world_size, batch_size=batch_size, limit=limit
-    ):
-        with trainer.autocast():
-            loss = task.loss(trainer.module, to_device(batch, trainer.device))
-        total += loss.item() * samples
-        count += samples
-    trainer.module.train()
+    with evaluating(trainer.module), kept_buffers(trainer.module):
+        if group is not None:
+            for buffer in trainer.module.buffers():
+                dist.broadcast(buffer, src=0)
+        for batch, samples in validation_batches(
+            dataset,
+            rank=rank,
+            world_size=world_size,
+            batch_size=batch_size,
+            accumulation=accumulation,
+            limit=limit,
+        ):
+            with trainer.autocast():
+                loss = task.loss(trainer.module, to_device(batch, trainer.device))
+            total += loss.item() * samples
+            count += samples
     return mean_over_ranks(total, count, group)

@@ -1,0 +1,82 @@
+"""How a training ends: what it says, writes and returns, finished or stopped."""
+
+import json
+import sys
+import time
+import traceback
+from typing import Any
+
+from hpcrun.config import Config
+from hpcrun.lifecycle import exitcodes
+from hpcrun.lifecycle.signals import StopReason
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Attempt, note
+from hpcrun.run.files import write_json
+from hpcrun.train.saver import Saver
+from hpcrun.train.task import Task
+from hpcrun.train.trainer import AMPTrainer
+
+
+def stopped(
+    run: RunDirectory, attempt: Attempt, stop: StopReason, saver: Saver, trainer: AMPTrainer
+) -> int:
+    """Log that all ranks stopped before the end, and return the exit code."""
+    if trainer.is_main_process:
+        print(f"hpcrun: stopped ({stop.name.lower()}); saved up to step {saver.saved}", flush=True)
+        committed = saver.failed is None
+        note(
+            run,
+            "stopped",
+            attempt,
+            cause=stop.name.lower(),
+            step=saver.saved,
+            committed=committed,
+        )
+    return exitcodes.UNFINISHED if saver.failed is None else exitcodes.SAVE_FAILED
+
+
+def finished(
+    run: RunDirectory,
+    attempt: Attempt,
+    config: Config,
+    task: Task,
+    trainer: AMPTrainer,
+    saver: Saver,
+    validation_loss: float | None,
+) -> int:
+    """Write result.json on rank 0, and return the exit code.
+
+    A report that fails takes nothing from a training that is done: result.json says why there is none.
+    """
+    if saver.failed is not None:
+        return exitcodes.SAVE_FAILED
+    if trainer.is_main_process:
+        report, error = _report(task, trainer, validation_loss)
+        write_json(
+            run.result,
+            {
+                "state": "finished",
+                "steps": config.train.steps,
+                "validation_loss": validation_loss,
+                "report": report,
+                **({"report_error": error} if error else {}),
+                "time": round(time.time(), 3),
+            },
+        )
+        note(run, "finished", attempt, step=config.train.steps)
+    return exitcodes.DONE
+
+
+def _report(
+    task: Task, trainer: AMPTrainer, validation_loss: float | None
+) -> tuple[dict[str, Any], str | None]:
+    try:
+        report = dict(task.report(trainer.module, validation_loss))
+        json.dumps(report)
+    except Exception as error:
+        traceback.print_exc()
+        message = " ".join(str(error).split())
+        told = f"{type(task).__name__}.report() raised {type(error).__name__}: {message}"
+        print(f"hpcrun: {told}; the training is done all the same", file=sys.stderr, flush=True)
+        return {}, told
+    return report, None

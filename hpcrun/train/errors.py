@@ -1,0 +1,16 @@
+"""How ranks fail together; no torch, because ranks also fail before they have it."""
+
+from hpcrun.errors import UserError
+
+
+class ToldByRankZero(UserError):
+    """A user's error that rank 0 prints: the other ranks end quietly, with the same exit code."""
+
+
+class PeerFailed(RuntimeError):
+    """Another rank has failed, and says itself how."""
+
+
+def known_to_all(line: str, rank: int) -> UserError:
+    """The error to raise on ``rank`` when every rank has come to the same ``line``."""
+    return UserError(line) if rank == 0 else ToldByRankZero(line)
