@@ -1,4 +1,7 @@
-"""Save, then stop: SIGTERM to every rank, which checkpoints and ends. `hpcrun resume` continues the run."""
+"""Save, then stop: SIGTERM to every rank, which checkpoints and ends.
+
+`hpcrun resume` continues the run.
+"""
 
 import argparse
 

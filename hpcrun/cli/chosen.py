@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from hpcrun.config import (
     resolve,
     with_task_options,
 )
+from hpcrun.errors import UserError
 from hpcrun.tasks import options_for
 from hpcrun.tasks.finding import task_path
 
@@ -41,6 +43,7 @@ def choose_config(arguments: argparse.Namespace) -> Config:
     """
     command: list[str] = arguments.command
     file: Path | None = arguments.config
+    _refuse_stray_files(arguments.overrides)
     if file is None and not command:
         file = quickstart()
     layers = [] if file is None else [file_layer(file)]
@@ -64,6 +67,16 @@ def choose_config(arguments: argparse.Namespace) -> Config:
     except ValueError as error:
         raise ConfigError([Problem(where("task"), "task", str(error))]) from error
     return config.model_copy(update={"task": task})
+
+
+def _refuse_stray_files(overrides: list[str]) -> None:
+    for word in overrides:
+        if "=" in word:
+            continue
+        if word.endswith((".yaml", ".yml", ".json")):
+            raise UserError(f"{word}: a config file is named with -c: -c {shlex.quote(word)}")
+        if word.endswith((".py", ".sh")):
+            raise UserError(f"{word}: a program to run stands after `--`: -- python {word}")
 
 
 def quickstart() -> Path:

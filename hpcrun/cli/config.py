@@ -1,21 +1,27 @@
-"""Show the config that a command line means, with every default; or the schema, for editors.
+"""Show the config that a command line means, with every default; or the schema,
+for editors.
 
-hpcrun config show -c configs/gpt.yaml train.lr=1e-3
-hpcrun config schema > hpcrun.schema.json
+  hpcrun config show -c configs/gpt.yaml train.lr=1e-3
+  hpcrun config schema > hpcrun.schema.json
 """
 
 import argparse
+import difflib
 import json
 from pathlib import Path
 
 from hpcrun.cli.chosen import choose_config
+from hpcrun.cli.output import print_json
 from hpcrun.config import json_schema, to_yaml
 from hpcrun.errors import UserError
+
+_WAYS = ("show", "schema")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("what", metavar="show|schema", help="what to print")
+    parser.usage = "hpcrun config show|schema [-c FILE] [--json] [key.sub=value ...]"
+    parser.add_argument("what", metavar="show|schema", nargs="?", help="what to print")
     parser.add_argument("-c", "--config", type=Path, metavar="FILE", help="YAML or JSON config")
     parser.add_argument("overrides", nargs="*", metavar="key.sub=value", help="config overrides")
     parser.add_argument("--json", action="store_true", help="JSON instead of YAML")
@@ -23,14 +29,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the config or the schema."""
-    if arguments.what == "schema":
+    what: str | None = arguments.what
+    if what not in _WAYS:
+        near = difflib.get_close_matches(what or "", _WAYS, n=1)
+        hint = f"did you mean {near[0]}?" if near else "say `config show` or `config schema`"
+        raise UserError(f"config {what}: no such view; {hint}" if what else f"config: {hint}")
+    if what == "schema":
         print(json.dumps(json_schema(), indent=2))
         return 0
-    if arguments.what != "show":
-        raise UserError(f"config {arguments.what}: say `config show` or `config schema`")
     config = choose_config(arguments)
     if arguments.json:
-        print(json.dumps(config.model_dump(mode="json"), indent=2))
+        print_json(config.model_dump(mode="json"))
     else:
         print(to_yaml(config), end="")
     return 0

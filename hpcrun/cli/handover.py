@@ -80,11 +80,11 @@ def _removed_on_failure(run: RunDirectory, ours: list[str], made: bool) -> Itera
         yield
     except BaseException as error:
         # Of two that began at once, the one that lost must not remove what the other one runs.
-        given = jobs.current_job(run)
-        free = given is None or given[1] in ours
-        if made and free and not run.submitting.exists():
-            shutil.rmtree(run.path, ignore_errors=True)
-            directory.remove_if_empty(parents)
+        if made and not run.submitting.exists():
+            given = jobs.current_job(run)
+            if given is None or given[1] in ours:
+                shutil.rmtree(run.path, ignore_errors=True)
+                directory.remove_if_empty(parents)
         if isinstance(error, OSError):
             raise RunError(
                 f"{error.filename or run.path}: cannot be written: {error.strerror or error}; free "

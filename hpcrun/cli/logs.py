@@ -1,4 +1,5 @@
-"""What a run's ranks print: the newest attempt's log of rank 0, or of another, or of all.
+"""What a run's ranks print: the newest attempt's log of rank 0, or of another, or
+of all.
 
 With -f it follows the run across restarts; Ctrl-C ends the watching, not the run.
 """
@@ -12,6 +13,7 @@ from pathlib import Path
 from hpcrun.cli.outcome import last_attempt_logs
 from hpcrun.cli.runs import add_run, find_run
 from hpcrun.cli.tail import Tail
+from hpcrun.config import load_resolved
 from hpcrun.errors import UserError
 from hpcrun.launch import jobs
 from hpcrun.run.directory import RunDirectory
@@ -31,20 +33,26 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the log, and follow it where wanted."""
     directory = find_run(arguments)
     rank = _rank(arguments.rank)
-    folder = last_attempt_logs(directory)
-    if folder is None and not arguments.follow:
-        raise UserError(f"{directory.name}: has no log yet ({jobs.state(directory).word}); try -f")
-    if folder is not None:
-        _require_log(folder, rank, arguments.follow)
+    _require_log(directory, rank, arguments.follow)
+    try:
+        _print_lines(directory, rank, arguments.follow)
+    except KeyboardInterrupt:
+        if jobs.state(directory).live:
+            print(f"hpcrun: {directory.name} runs on", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _print_lines(directory: RunDirectory, rank: int | None, follow: bool) -> None:
     tails: dict[Path, Tail] = {}
     asked = time.monotonic()
-    live = arguments.follow and jobs.state(directory).live
+    live = follow and jobs.state(directory).live
     while True:
         for line in _new_lines(directory, rank, tails):
             print(line)
         sys.stdout.flush()
         if not live:
-            return 0
+            return
         time.sleep(_POLL)
         if time.monotonic() - asked > _ASK:
             asked, live = time.monotonic(), jobs.state(directory).live
@@ -53,24 +61,40 @@ def run(arguments: argparse.Namespace) -> int:
 def _rank(text: str) -> int | None:
     if text == "all":
         return None
-    if not text.isdecimal():
-        raise UserError(f"--rank {text}: give a rank's number, or all")
+    if not (text.isascii() and text.isdigit()):
+        raise UserError(f"--rank {text}: give the number of a rank, or all")
     return int(text)
 
 
-def _require_log(folder: Path, rank: int | None, following: bool) -> None:
-    pattern = "rank-*.log" if rank is None else f"rank-{rank:05d}.log"
-    if following or any(folder.glob(pattern)):
+def _require_log(run: RunDirectory, rank: int | None, following: bool) -> None:
+    folder = last_attempt_logs(run)
+    if following and jobs.state(run).live:
+        ranks = load_resolved(run.config).job.world_size
+        if rank is not None and rank >= ranks:
+            raise UserError(f"--rank {rank}: {run.name} has {_up_to(ranks)}")
         return
+    if folder is None:
+        raise UserError(f"{run.name}: has no log yet ({jobs.state(run).word}); look again later")
     ranks = len(list(folder.glob("rank-*.log")))
-    raise UserError(f"{folder}: has no log of rank {rank}; there are {ranks} ranks, from 0")
+    if not ranks:
+        raise UserError(f"{folder}: no rank has left a log; look around in {run.logs}")
+    if rank is not None and not (folder / _log_name(rank)).exists():
+        raise UserError(f"--rank {rank}: {run.name} has logs of {_up_to(ranks)} in {folder}")
+
+
+def _up_to(ranks: int) -> str:
+    return f"ranks 0 to {ranks - 1}" if ranks > 1 else "rank 0 only"
+
+
+def _log_name(rank: int) -> str:
+    return f"rank-{rank:05d}.log"
 
 
 def _new_lines(run: RunDirectory, rank: int | None, tails: dict[Path, Tail]) -> Iterator[str]:
     folder = last_attempt_logs(run)
     if folder is None:
         return
-    pattern = "rank-*.log" if rank is None else f"rank-{rank:05d}.log"
+    pattern = "rank-*.log" if rank is None else _log_name(rank)
     for path in sorted(folder.glob(pattern)):
         tail = tails.setdefault(path, Tail(path))
         for line in tail.read():

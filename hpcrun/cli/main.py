@@ -5,10 +5,12 @@ import difflib
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from hpcrun import __version__
+from hpcrun.cli.output import make_printable
 from hpcrun.errors import UserError
 
 COMMANDS = {
@@ -24,86 +26,96 @@ COMMANDS = {
 
 EXIT_CODES = """\
 exit codes:
-  0   done: the training is finished (for commands that do not follow one: it worked)
-  1   the run failed
-  2   bad input; one line says what
-  75  stopped at a checkpoint, to be continued (resume)
-  74  stopped, but the checkpoint could not be written
-  130 interrupted
+  0    done: the training is finished (if it was not followed: submitted)
+  1    the run failed
+  2    bad input; one line says what
+  74   stopped, but the checkpoint could not be written
+  75   stopped at a checkpoint, to be continued (resume)
+  130  interrupted
 """
+
+_INTERRUPTED = 130
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with its complaint on one line that ends in what to do."""
+    """argparse, with its complaint on one line that ends in what to do, and no half options."""
+
+    def __init__(self, command: str, description: str | None) -> None:
+        super().__init__(
+            prog=f"hpcrun {command}",
+            description=description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            # An abbreviation would change its meaning with the next option that is added.
+            allow_abbrev=False,
+        )
 
     def error(self, message: str) -> NoReturn:
         """Print ``message`` and exit with 2."""
         known = [option for action in self._actions for option in action.option_strings]
         unknown = message.removeprefix("unrecognized arguments: ")
-        near = difflib.get_close_matches(unknown.split("=")[0].split()[0], known, n=1)
-        if unknown != message and near:
-            message = f"{unknown}: no such option; did you mean {near[0]}?"
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+        if unknown != message:
+            option = unknown.split("=")[0].split()[0]
+            message = f"{option}: no such option{_near(option, known)}"
+        self.exit(2, f"{self.prog}: {message.removeprefix('argument ')} (see {self.prog} --help)\n")
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit with its code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    sys.exit(guarded(arguments))
+    make_printable()
+    sys.exit(guarded(list(sys.argv[1:] if argv is None else argv)))
 
 
 def guarded(arguments: Sequence[str]) -> int:
     """Run a command and return its exit code; refusals and interruptions are told in a line."""
     try:
-        return run_command(arguments)
+        code = run_command(arguments)
+        # What cannot be written is to be noticed here, not by the interpreter on its way out.
+        sys.stdout.flush()
+        return code
     except UserError as error:
-        for line in str(error).splitlines():
-            print(f"hpcrun: {line}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("hpcrun: interrupted", file=sys.stderr)
-        return 130
+        return _refuse(*str(error).splitlines())
+    except KeyboardInterrupt as interrupt:
+        print(": ".join(["hpcrun: interrupted", *map(str, interrupt.args)]), file=sys.stderr)
+        return _INTERRUPTED
     except BrokenPipeError:
         # The reader (head, less) has seen enough; Python would complain again while it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if os.environ.get("HPCRUN_TRACEBACK"):
+            raise
+        return _refuse(_in_a_line(error))
 
 
 def run_command(arguments: Sequence[str]) -> int:
     """Parse ``arguments``, whose first is the command, and return its exit code."""
+    if arguments[:1] != ["settle"]:
+        _require_folder()
+    if arguments[:1] == ["help"] and len(arguments) > 1:
+        arguments = [arguments[1], "--help"]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(usage())
         return 0
-    if arguments[0] in ("-V", "--version"):
+    if arguments[0] in ("-V", "--version", "version"):
         print(f"hpcrun {__version__}")
         return 0
     name = arguments[0]
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"did you mean {near[0]}?" if near else "see `hpcrun --help`"
-        raise UserError(f"{name}: no such command; {hint}")
+        what = "option" if name.startswith("-") else "command"
+        hint = _near(name, [*COMMANDS, "--help", "--version"]) or "; see `hpcrun --help`"
+        raise UserError(f"{name}: no such {what}{hint}")
     module = importlib.import_module(f"hpcrun.cli.{name}")
-    parser = Parser(
-        prog=f"hpcrun {name}",
-        description=module.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(name, module.__doc__)
     module.add_arguments(parser)
     rest, command = _split_at_dashes(arguments[1:])
-    if command and name != "submit":
-        raise UserError(f"{name}: takes no command after `--`")
-    parsed = parser.parse_args(rest)
-    parsed.command = command
+    if command is not None and name != "submit":
+        raise UserError(f"{name}: takes no command after `--`; leave it out")
+    if command == []:
+        raise UserError("submit: no command stands after `--`; write one, or leave `--` out")
+    parsed = parser.parse_intermixed_args(rest)
+    parsed.command = command or []
     code: int = module.run(parsed)
     return code
-
-
-def _split_at_dashes(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What stands before and after the first ``--``, which argparse would swallow."""
-    if "--" not in arguments:
-        return list(arguments), []
-    at = list(arguments).index("--")
-    return list(arguments[:at]), list(arguments[at + 1 :])
 
 
 def usage() -> str:
@@ -121,4 +133,40 @@ def usage() -> str:
             "",
             EXIT_CODES.rstrip(),
         ]
+    )
+
+
+def _split_at_dashes(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    """What stands before and after the first ``--``, which argparse would swallow; None without one."""
+    if "--" not in arguments:
+        return list(arguments), None
+    at = list(arguments).index("--")
+    return list(arguments[:at]), list(arguments[at + 1 :])
+
+
+def _near(word: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _require_folder() -> None:
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise UserError(
+            f"the current folder is gone ({error.strerror}); `cd` to one that exists"
+        ) from error
+
+
+def _refuse(*lines: str) -> int:
+    for line in lines:
+        print(f"hpcrun: {line}", file=sys.stderr)
+    return 2
+
+
+def _in_a_line(error: OSError) -> str:
+    place = f"{error.filename}: " if error.filename else "writing the output: "
+    return (
+        f"{place}{error.strerror or error}; check its owner and the free space "
+        "(HPCRUN_TRACEBACK=1 shows where this came up)"
     )

@@ -3,7 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+from hpcrun.cli.runs import handle
+from hpcrun.launch import jobs
 from hpcrun.lifecycle import exitcodes
+from hpcrun.lifecycle.history import last_committed
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import read_failures
 from hpcrun.run.events import Event, read_events
@@ -35,8 +38,12 @@ def print_end(run: RunDirectory) -> int:
     """Print how ``run`` ended, cause first, and return the exit code that says the same."""
     result = read_json(run.result)
     if result is None:
-        print(f"hpcrun: {run.name} ended without a result; `hpcrun resume {run.name}` continues it")
-        return exitcodes.FAILED
+        now = jobs.state(run)
+        if now.word != "stopped":
+            print(f"hpcrun: {run.name} ended without a result: {now.detail}; {_continue(run)}")
+            _print_evidence(run)
+            return exitcodes.FAILED
+        result = {"state": "stopped", "step": last_committed(read_events(run))}
     state, cause = str(result.get("state")), str(result.get("cause"))
     if state == "finished":
         print(f"hpcrun: {run.name} is finished")
@@ -44,13 +51,17 @@ def print_end(run: RunDirectory) -> int:
         return exitcodes.DONE
     if state == "stopped":
         print(
-            f"hpcrun: {run.name} is stopped at step {result.get('step') or 0}; continue it with "
-            f"`hpcrun resume {run.name}` or by the same command"
+            f"hpcrun: {run.name} is stopped at step {result.get('step') or 0}; "
+            f"{_continue(run)}, and so does the same command"
         )
         return exitcodes.UNFINISHED
     print(f"hpcrun: {run.name} failed: {result.get('reason')}")
     _print_evidence(run)
     return _CAUSES.get(cause, exitcodes.FAILED)
+
+
+def _continue(run: RunDirectory) -> str:
+    return f"`hpcrun resume {handle(run)}` continues it"
 
 
 def describe_restart(event: Event) -> str:

@@ -1,7 +1,8 @@
 """Do to a run what a preemption does, to see it survive: it saves, is requeued, and goes on.
 
-On the local cluster: SIGCONT and SIGTERM to every rank, the grace time, then a requeue, as Slurm does.
-On Slurm: SIGUSR2 to the job's steps, the signal that preemption and time limits send ahead.
+On the local cluster: SIGCONT and SIGTERM to every rank, the grace time, then a
+requeue, as Slurm does. On Slurm: SIGUSR2 to the job's steps, the signal that
+preemption and time limits send ahead.
 """
 
 import argparse

@@ -1,12 +1,13 @@
-"""Continue a run from its newest checkpoint, as it was configured, on the same executor if it is there."""
+"""Continue a run from its newest checkpoint, as it was configured.
+
+It goes to Slurm where that answers, else it runs on this machine.
+"""
 
 import argparse
 
-from hpcrun.cli.outcome import print_result
 from hpcrun.cli.runs import add_run, find_run
-from hpcrun.cli.submit import start
+from hpcrun.cli.submit import require_one_way, say_finished, start
 from hpcrun.config import load_resolved
-from hpcrun.errors import UserError
 from hpcrun.launch import submission
 from hpcrun.run.files import read_json
 
@@ -23,12 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Submit the run again; the exit code is the run's when it was followed."""
-    if arguments.follow and (arguments.detach or arguments.json):
-        raise UserError("--follow and --detach (or --json) exclude each other; choose one")
+    require_one_way(arguments)
     directory = find_run(arguments)
-    if (read_json(directory.result) or {}).get("state") == "finished":
-        print(f"hpcrun: {directory.name} is finished; there is nothing to continue")
-        print_result(directory)
-        return 0
+    result = read_json(directory.result) or {}
+    if result.get("state") == "finished":
+        return say_finished(directory, result, arguments.json)
     config = load_resolved(directory.config)
     return start(directory, config, submission.choose_executor(config), arguments)

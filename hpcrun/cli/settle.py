@@ -1,4 +1,5 @@
-"""Judge an attempt that has ended: find the cause, write it down, requeue where the policy says so.
+"""Judge an attempt that has ended: find the cause, write it down, and requeue
+where the policy says so.
 
 Batch scripts and the local cluster call it after the ranks have gone. Exit code 75: the job is to be
 requeued, and whoever called must do it. 0: the training is done, or the job has been requeued. Any
@@ -12,8 +13,12 @@ import time
 from pathlib import Path
 from typing import cast
 
+from hpcrun.cluster import slurm
+from hpcrun.cluster.avoid import nodes_to_avoid
 from hpcrun.cluster.launchers import in_local_cluster, job_id
-from hpcrun.config import load_resolved
+from hpcrun.cluster.ledger import blame, ledger_path
+from hpcrun.config import Job, load_resolved
+from hpcrun.diagnose.causes import blames_node
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.history import Cause, successor
 from hpcrun.lifecycle.policy import Budgets
@@ -77,7 +82,32 @@ def run(arguments: argparse.Namespace) -> int:
         note(directory, "requeue-failed", attempt, cause=kind, reason=words)
         print(f"hpcrun: not requeued yet: {words}", file=sys.stderr, flush=True)
 
-    return exitcodes.DONE if requeue(attempt, failed) else exitcodes.UNFINISHED
+    if not requeue(attempt, failed):
+        return exitcodes.UNFINISHED
+    # Only a pending job can be told; a signal no longer ends this process (see the batch script).
+    _keep_away(directory, attempt, verdict, config.job)
+    return exitcodes.DONE
+
+
+def _keep_away(run: RunDirectory, attempt: Attempt, verdict: Verdict, job: Job) -> None:
+    """Remember a node that failed, and keep the next attempt away from those that failed too often."""
+    crash = verdict.diagnosis if verdict.cause is Cause.CRASH else None
+    try:
+        if crash is not None and crash.host is not None and blames_node(crash):
+            blame(ledger_path(), crash.host, crash.line, str(run.path))
+    except OSError as error:
+        print(f"hpcrun: the ledger of nodes is not written: {error}", file=sys.stderr, flush=True)
+    bad = nodes_to_avoid(job.partition, job.nodes, after=job.exclude_after, hours=job.exclude_hours)
+    if not bad:
+        return
+    given = [job.exclude] if job.exclude else []
+    told = slurm.run(slurm.scontrol_exclude_command(attempt.job, given + bad))
+    if told.returncode == 0:
+        print(f"hpcrun: leaves out {', '.join(bad)}: failed too often", flush=True)
+        note(run, "excluded", attempt, hosts=bad)
+    else:
+        words = " ".join(told.stderr.split())
+        print(f"hpcrun: cannot leave out {', '.join(bad)}: {words}", file=sys.stderr, flush=True)
 
 
 def _limit_near(view: JobView | None, lead: float) -> bool:

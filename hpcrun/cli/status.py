@@ -1,14 +1,16 @@
 """Where runs stand: state, step, job, and why.
 
-Asks the scheduler once for all of them; without it, the run directories tell what they know.
+Asks the scheduler once for all of them; without it, the run directories tell
+what they know. With --json, one object a line.
 """
 
 import argparse
-import json
 import sys
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
+from hpcrun.cli.output import print_json
 from hpcrun.cli.runs import add_runs_dir, all_runs, runs_dir
 from hpcrun.launch import jobs
 from hpcrun.launch.jobs import RunState
@@ -16,6 +18,14 @@ from hpcrun.lifecycle.history import last_committed, lives
 from hpcrun.run.directory import RunDirectory, find
 from hpcrun.run.events import read_events
 from hpcrun.run.files import read_lines
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+_COLUMNS = ("name", "state", "step", "saved", "loss", "attempts", "job", "executor")
+_KEYS = {"saved": "committed"}
+_WIDE = 2000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     rows = [_row(one, state) for one, state in zip(runs, jobs.states(runs), strict=True)]
     if arguments.json:
         for row in rows:
-            print(json.dumps(row))
+            print_json(row)
     elif not rows:
         print(f"hpcrun: there are no runs in {folder}; `hpcrun submit` starts one")
     else:
@@ -62,20 +72,39 @@ def _row(run_directory: RunDirectory, state: RunState) -> dict[str, Any]:
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:
+    """One line a run; where the details do not fit beside it, they follow below, whole."""
     from rich.console import Console
+
+    # Into a pipe or a file, nothing is cut off or broken.
+    console = Console(width=None if sys.stdout.isatty() else _WIDE, highlight=False)
+    table = _table(rows, [*_COLUMNS, "detail"])
+    if console.measure(table).maximum <= console.width:
+        _print_without_padding(console, table)
+        return
+    _print_without_padding(console, _table(rows, _COLUMNS))
+    for row in rows:
+        if row["detail"]:
+            console.print(f"{row['name']}: {row['detail']}", markup=False, soft_wrap=True)
+
+
+def _table(rows: list[dict[str, Any]], keys: Sequence[str]) -> "Table":
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    keys = ("name", "state", "step", "committed", "loss", "job", "executor", "attempts", "detail")
     for key in keys:
-        number = key in ("step", "committed", "loss", "attempts")
+        number = key in ("step", "saved", "loss", "attempts")
         table.add_column(key, justify="right" if number else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*(Text(_shown(row[key])) for key in keys))
-    # Into a pipe or a file, nothing is cut off.
-    console = Console(width=None if sys.stdout.isatty() else 240)
-    console.print(table)
+        table.add_row(*(Text(_shown(row[_KEYS.get(key, key)])) for key in keys))
+    return table
+
+
+def _print_without_padding(console: "Console", table: "Table") -> None:
+    with console.capture() as captured:
+        console.print(table, crop=False)
+    for line in captured.get().splitlines():
+        print(line.rstrip())
 
 
 def _shown(value: Any) -> str:

@@ -1,19 +1,19 @@
 """Start a training, or continue it where it stopped.
 
-Typed again, the same line goes on from the newest checkpoint; a finished run is left alone.
-With Slurm answering, the job goes to sbatch; otherwise it runs on this machine, nodes x gpus processes,
-each believing that it is a Slurm task.
+Typed again, the same line goes on from the newest checkpoint; a finished run is
+left alone. Where Slurm answers, the job goes to sbatch; otherwise it runs on
+this machine: nodes x gpus processes, each believing that it is a Slurm task.
 
   hpcrun submit                                     the quick start
   hpcrun submit --nodes 2 --gpus 4 -c gpt.yaml train.lr=3e-4
   hpcrun submit --nodes 2 --gpus 4 -- python train.py --its-own-arguments
 
-With --prepare it makes the run directory and stops: for those who submit a batch script of their own
-(sbatch/train.sbatch), or start the ranks with torchrun (tools/train_dist_torchrun.sh).
+With --prepare it makes the run directory and stops: for those who submit a batch
+script of their own (sbatch/train.sbatch), or start the ranks with torchrun
+(tools/train_dist_torchrun.sh).
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any
 
 from hpcrun.cli.chosen import choose_config
 from hpcrun.cli.handover import hand_over
+from hpcrun.cli.output import print_json
 from hpcrun.cli.runs import add_runs_dir, handle, runs_dir
 from hpcrun.config import Config, to_yaml, training_differences
 from hpcrun.config import load_resolved as load
@@ -72,8 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Submit, and follow where wanted; the exit code is the run's when it was followed."""
-    if arguments.follow and (arguments.detach or arguments.json):
-        raise UserError("--follow and --detach (or --json) exclude each other; choose one")
+    require_one_way(arguments)
     if arguments.prepare and (arguments.follow or arguments.dry_run):
         raise UserError("--prepare submits nothing; leave --follow or --dry-run out")
     config = choose_config(arguments)
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     if run_directory.exists():
         finished = _finished(run_directory, config)
         if finished is not None:
-            return _say_finished(run_directory, finished, arguments.json)
+            return say_finished(run_directory, finished, arguments.json)
         return start(run_directory, config, executor, arguments)
     folder = Path.cwd()
 
@@ -95,6 +95,12 @@ def run(arguments: argparse.Namespace) -> int:
         directory.create(path, to_yaml(config), facts, record.uncommitted_diff(folder))
 
     return start(run_directory, config, executor, arguments, make)
+
+
+def require_one_way(arguments: argparse.Namespace) -> None:
+    """Raise UserError where the options say both to watch and not to."""
+    if arguments.follow and (arguments.detach or arguments.json):
+        raise UserError("--follow and --detach (or --json) exclude each other; choose one")
 
 
 def start(
@@ -120,7 +126,7 @@ def start(
 
         return run_here(run)
     if arguments.json:
-        print(json.dumps({"run": str(run.path), **vars(submitted)}))
+        print_json({"run": str(run.path), **vars(submitted)})
         return 0
     local = submitted.executor == "local"
     if arguments.detach or not (local or arguments.follow):
@@ -134,7 +140,7 @@ def start(
 def _say_prepared(run: RunDirectory, config: Config, as_json: bool) -> int:
     line = raw_command(run, config)
     if as_json:
-        print(json.dumps({"run": str(run.path), "command": line}))
+        print_json({"run": str(run.path), "command": line})
         return 0
     for key in not_in_the_script(config):
         print(f"hpcrun: {key} is not in train.sbatch; write it there", file=sys.stderr)
@@ -159,11 +165,12 @@ def _finished(run: RunDirectory, config: Config) -> dict[str, Any] | None:
     return result if result is not None and result.get("state") == "finished" else None
 
 
-def _say_finished(run: RunDirectory, result: dict[str, Any], as_json: bool) -> int:
+def say_finished(run: RunDirectory, result: dict[str, Any], as_json: bool) -> int:
+    """Tell of a run that there is nothing to continue, and what came out of it."""
     from hpcrun.cli.outcome import print_result
 
     if as_json:
-        print(json.dumps({"run": str(run.path), "result": result}))
+        print_json({"run": str(run.path), "result": result})
     else:
         print(f"hpcrun: {run.name} is finished already; for a new one choose another --name")
         print_result(run)
@@ -174,7 +181,7 @@ def _show(run: RunDirectory, config: Config, executor: ExecutorName, as_json: bo
     script, text = submission.preview(run, config, executor), to_yaml(config)
     if as_json:
         shown = {"run": str(run.path), "executor": executor, "script": script}
-        print(json.dumps(shown | {"config": config.model_dump(mode="json")}))
+        print_json(shown | {"config": config.model_dump(mode="json")})
         return 0
     print(f"# dry run: nothing is submitted or written\n# run directory: {run.path}")
     print(f"# executor: {executor}\n\n{script}\n# {run.config}\n{text}", end="")

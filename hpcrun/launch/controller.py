@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -176,17 +176,16 @@ class Attempt:
             if task.code is not None or (code := task.process.poll()) is None:
                 continue
             task.code = code if code >= 0 else 128 - code
-            record_exit(
-                self.folder,
-                Exit(
-                    task.rank,
-                    task.host,
-                    time.time(),
-                    code if code >= 0 else None,
-                    -code if code < 0 else None,
-                    induced=self._failed or self._ending is not None,
-                ),
+            ended = Exit(
+                task.rank,
+                task.host,
+                time.time(),
+                code if code >= 0 else None,
+                -code if code < 0 else None,
+                induced=self._failed or self._ending is not None,
             )
+            with _full_disk_tolerated(f"the end of rank {task.rank}"):
+                record_exit(self.folder, ended)
             # What the task had started dies with it, as in a step's container.
             task.signal(signal.SIGKILL)
             if task.code and not self._failed:
@@ -195,29 +194,28 @@ class Attempt:
                 self._kill_at = self._kill_at or time.monotonic() + _LAST_WORDS
 
 
-def run_job(request: JobRequest) -> tuple[State, int]:
+def run_job(request: JobRequest, orders: _Orders) -> tuple[State, int]:
     """Run attempts until one is the last; return the job's final state and its number of restarts."""
-    orders = _Orders()
-    orders.install()
-    folder = Path(request.folder)
     restart = 0
     while True:
+        # A job that waits cannot be preempted: what came meanwhile is not for the next attempt.
+        orders.preempt = orders.warn = False
         attempt = Attempt(request, restart, orders)
         try:
             attempt.start()
             pids = [task.process.pid for task in attempt.tasks]
-            write_status(folder, own_status(request, "RUNNING", restart, pids))
+            tell(request, "RUNNING", restart, pids)
             say(f"restart {restart}: {len(pids)} tasks started")
             code, word = attempt.wait()
         finally:
             attempt.kill()
-        write_status(folder, own_status(request, "COMPLETING", restart, []))
+        tell(request, "COMPLETING", restart)
         again = _after(request, attempt, code, word)
         if orders.cancel:
             return "CANCELLED", restart
         if not again:
             return ("COMPLETED" if code == 0 else "FAILED"), restart
-        write_status(folder, own_status(request, "PENDING", restart, []))
+        tell(request, "PENDING", restart)
         say(f"requeued; starts again in {request.requeue_delay:g} s")
         _wait_for_start(request.requeue_delay, orders)
         if orders.cancel:
@@ -258,21 +256,40 @@ def _in_words(code: int) -> str:
 
 
 def say(text: str) -> None:
-    """A line in the controller's log."""
-    print(f"hpcrun: {text}", flush=True)
+    """A line in the controller's log, where there is space for one."""
+    with contextlib.suppress(OSError):
+        print(f"hpcrun: {text}", flush=True)
+
+
+def tell(request: JobRequest, state: State, restart: int, tasks: Sequence[int] = ()) -> None:
+    """Publish the job's state; on a full disk the old one stays, and the tasks go on."""
+    with _full_disk_tolerated(f"state {state}"):
+        write_status(Path(request.folder), own_status(request, state, restart, tasks))
+
+
+@contextlib.contextmanager
+def _full_disk_tolerated(what: str) -> Iterator[None]:
+    """Whoever watches the tasks must outlive what they can: a log that cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        say(f"{what} is not written: {error}")
 
 
 def main(arguments: Sequence[str]) -> None:
     """Run the job that the request file ``arguments[0]`` describes, and write its final state."""
     request = JobRequest.read(Path(arguments[0]))
-    folder = Path(request.folder)
-    write_status(folder, own_status(request, "PENDING", 0, []))
+    # Before anyone can know the job: an order that met the default action would end it without a word.
+    orders = _Orders()
+    orders.install()
+    # The submitter waits for this first one: without it there is no job.
+    write_status(Path(request.folder), own_status(request, "PENDING", 0, []))
     final: State = "FAILED"
     restart = 0
     try:
-        final, restart = run_job(request)
+        final, restart = run_job(request, orders)
     finally:
-        write_status(folder, own_status(request, final, restart, []))
+        tell(request, final, restart)
         say(f"job {request.job_id}: {final}")
 
 

@@ -1,10 +1,13 @@
 """A run's job, whoever runs it: its state, and the ways to end it."""
 
 import contextlib
+import shutil
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from hpcrun.cluster import slurm
 from hpcrun.cluster.reasons import reason_in_words
@@ -26,6 +29,10 @@ _LIVE = _WAITING | _RUNNING
 _PATIENCE = 6.0
 
 
+# With less than this even a state of a few lines cannot be written.
+_FULL = 16_384
+
+
 @dataclass(frozen=True)
 class RunState:
     """Where a run stands. ``word`` is one of new, pending, running, finished, stopped, failed, lost.
@@ -45,11 +52,17 @@ def current_job(run: RunDirectory) -> tuple[str, str] | None:
 
     A job that a person submitted without us is known from when it opens the run.
     """
-    for event in reversed(read_events(run)):
-        told = event.what in ("submitted", "opened") and "executor" in event.fields
-        if told and event.attempt is not None:
-            return str(event.fields["executor"]), event.attempt.job
-    return None
+    executors: dict[str, str] = {}
+    for event in read_events(run):
+        if event.attempt is None or "executor" not in event.fields:
+            continue
+        job, executor = event.attempt.job, str(event.fields["executor"])
+        if event.what == "submitted":
+            executors.pop(job, None)
+            executors[job] = executor
+        elif event.what == "opened":
+            executors.setdefault(job, executor)
+    return next(((executor, job) for job, executor in reversed(executors.items())), None)
 
 
 def states(runs: Iterable[RunDirectory]) -> list[RunState]:
@@ -155,6 +168,8 @@ def _live_job(run: RunDirectory) -> tuple[str, str, bool]:
     now = state(run)
     if not now.live or now.executor is None or now.job is None:
         raise LaunchError(f"{run.name}: is not running ({now.word}); nothing was done")
+    if now.executor == "debug":
+        raise LaunchError(f"{run.name}: runs in a terminal ({now.job}); end it there with Ctrl-C")
     return now.executor, now.job, now.word == "pending"
 
 
@@ -186,6 +201,8 @@ def _state(
     executor, job_id = job
     if executor == "local":
         word, detail = _local_state(run.job_logs(job_id))
+    elif executor == "debug":
+        word, detail = ("RUNNING", "in its own terminal") if _is_process(job_id) else ("", "")
     else:
         word, detail = known.get(job_id, ("", ""))
     if word in _LIVE:
@@ -198,11 +215,22 @@ def _state(
         return RunState(
             "stopped", "cancelled; `hpcrun resume` continues it", False, executor, job_id
         )
+    if word == "COMPLETED":
+        detail = "its result.json is gone or damaged; `hpcrun resume` writes it again"
+        return RunState("lost", detail, False, executor, job_id)
     if executor == "slurm" and not word and not answered:
         return RunState(_by_events(run), "Slurm does not answer now", True, executor, job_id)
     if word:
         return RunState("failed", f"{word}; `hpcrun resume` continues it", False, executor, job_id)
     return RunState("lost", detail or "ended without a word", False, executor, job_id)
+
+
+def _is_process(job: str) -> bool:
+    """Whether a job of the debug executor, ``pid1234``, still runs here."""
+    try:
+        return "hpcrun" in " ".join(psutil.Process(int(job.removeprefix("pid"))).cmdline())
+    except (psutil.Error, ValueError):
+        return False
 
 
 def _last_event(run: RunDirectory) -> str | None:
@@ -232,8 +260,15 @@ def _local_state(folder: Path) -> tuple[str, str]:
     if status.state in local_job.ENDED:
         return status.state, ""
     if not local_job.is_alive(status):
-        return "", "its controller is gone: the machine went down, or it was killed"
+        return "", _why_gone(folder)
     return status.state, f"restart {status.restart}" if status.restart else ""
+
+
+def _why_gone(folder: Path) -> str:
+    free = shutil.disk_usage(folder).free
+    if free < _FULL:
+        return f"the disk of {folder} is full ({free} bytes are free): free some space first"
+    return "its controller is gone: the machine went down, or it was killed"
 
 
 def _slurm_states(job_ids: list[str]) -> tuple[dict[str, tuple[str, str]], bool]:

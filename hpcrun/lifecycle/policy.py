@@ -32,7 +32,7 @@ class Decision:
 
 _FINAL = {
     Cause.FINISHED: "the training is done",
-    Cause.CANCELLED: "it was cancelled; `hpcrun resume` continues it",
+    Cause.CANCELLED: "`hpcrun resume` continues it",
     Cause.BAD_INPUT: "starting again would meet the same bad input",
     Cause.SAVE_FAILED: "its checkpoint could not be written when it had to stop",
     Cause.EXHAUSTED: "its restart budget was used up",

@@ -92,7 +92,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """Every whole JSON object line of ``path``, in order; torn or damaged lines are passed over."""
     try:
         raw = path.read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     lines = []
     for line in raw.split(b"\n"):
