@@ -9,6 +9,10 @@ from hpcrun.cli.outcome import print_end
 from hpcrun.cli.runs import add_run, find_run
 from hpcrun.config import load_resolved
 from hpcrun.launch import jobs
+from hpcrun.lifecycle.history import Cause, last_committed
+from hpcrun.lifecycle.settle import write_final_word
+from hpcrun.run.events import read_events
+from hpcrun.run.files import read_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,5 +34,9 @@ def run(arguments: argparse.Namespace) -> int:
     if not jobs.wait_until_ended(directory, limit):
         print(f"hpcrun: still there after {limit:.0f} s; look with `hpcrun status`")
         return 1
+    if read_json(directory.result) is None:
+        # It waited for its start, or its batch script was killed: nobody else is left to say it.
+        step = last_committed(read_events(directory))
+        write_final_word(directory, Cause.CANCELLED, "", "it was cancelled", step)
     print_end(directory)
     return 0

@@ -1,11 +1,13 @@
 """The batch script of a Slurm job, as text. A dry run prints it and a submission sends the same one."""
 
+import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpcrun.cluster.environment import export_lines
 from hpcrun.config import Job
+from hpcrun.launch.errors import LaunchError
 from hpcrun.run.directory import RunDirectory
 
 
@@ -19,8 +21,23 @@ class BatchRequest:
     worker: tuple[str, ...]
 
 
+# submitit puts the job's numbers in for these wherever they stand in a path, and has no way to quote
+# one; for Slurm a backslash switches off the job's number in the name of the log.
+_UNUSABLE = re.compile(r"%[jtaA]|[\\\n]")
+
+
 def batch_script(request: BatchRequest) -> str:
-    """The script: options, environment, one srun with a task per GPU, and what follows its end."""
+    """The script: options, environment, one srun with a task per GPU, and what follows its end.
+
+    Raises:
+        LaunchError: the run lies at a path that Slurm or submitit would read otherwise.
+    """
+    unusable = _UNUSABLE.search(str(request.run))
+    if unusable:
+        raise LaunchError(
+            f"{request.run}: Slurm and submitit give {unusable.group()!r} in a path a meaning of their "
+            "own; choose another place with --runs-dir"
+        )
     blocks = [
         ["#!/bin/bash", *sbatch_lines(request)],
         ["# From here on every command is the job's; a failing one ends it.", "set -eu"],

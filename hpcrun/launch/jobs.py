@@ -222,6 +222,9 @@ def _state(
         return RunState(_by_events(run), "Slurm does not answer now", True, executor, job_id)
     if word:
         return RunState("failed", f"{word}; `hpcrun resume` continues it", False, executor, job_id)
+    if executor == "slurm" and _by_events(run) == "pending":
+        gone = "its job has gone from Slurm while it waited; `hpcrun resume` continues it"
+        return RunState("stopped", gone, False, executor, job_id)
     return RunState("lost", detail or "ended without a word", False, executor, job_id)
 
 

@@ -79,6 +79,10 @@ class _Account:
         elif event.what == "opened":
             self._spend(event.time, "recomputed" if self._state == "running" else self._state)
             self._state, self._attempt = "start_up", event.attempt
+        elif event.what == "cancelled" and self._state in ("queue", "requeue_wait"):
+            # Its job waited: nothing else will say that it is over.
+            self._spend(event.time, self._state)
+            self._state = "idle"
         elif event.attempt != self._attempt:
             return
         elif event.what == "started":

@@ -46,7 +46,7 @@ def lives(events: Sequence[Event]) -> list[Life]:
     """The attempts since the last submission by a person, in order: older ones eat no budget."""
     found: dict[Attempt, Life] = {}
     for event in events:
-        if event.attempt is None:
+        if event.attempt is None or event.what == "cancelled":
             continue
         if event.what in ("submitted", "opened"):
             # The new job may have logged its first words before its submitter did, and one that was

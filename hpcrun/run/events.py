@@ -28,7 +28,8 @@ class Event:
     """One line of the log; ``time`` is in Unix seconds.
 
     ``what``: submitted (by a person), opened and started (an attempt), saved, save-failed, stopped (at
-    an agreed step), bad-input, refused, finished, ended (with its cause), requeue-failed.
+    an agreed step), bad-input, refused, finished, ended (with its cause), requeue-failed, cancelled
+    (by a person, on Slurm).
     """
 
     what: str

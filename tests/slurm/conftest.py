@@ -8,7 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from . import cluster
+from hpcrun.run.directory import RunDirectory
+
+from . import cluster, training
 
 
 def unavailable(reason: str) -> None:
@@ -36,3 +38,21 @@ def slurm() -> Iterator[cluster.SlurmCluster]:
         yield running
     finally:
         cluster.stop(name)
+
+
+@pytest.fixture
+def bench(slurm: cluster.SlurmCluster) -> Iterator[training.Bench]:
+    """A place to submit probe runs from; whatever they left is gone afterwards."""
+    place = training.Bench(slurm)
+    yield place
+    slurm.heal()
+    place.remove()
+
+
+@pytest.fixture(scope="session")
+def calm(slurm: cluster.SlurmCluster) -> RunDirectory:
+    """The probe run that nothing disturbs: what every disturbed one has to end with."""
+    place = training.Bench(slurm, "calm")
+    run = place.submit("calm", checkpoint__every=0)
+    assert place.wait_for_end(run) == "COMPLETED", place.story(run)
+    return run

@@ -1,0 +1,64 @@
+"""A crash ends a job fast, says its cause first, and is answered from the budget for crashes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import jobs
+
+pytestmark = pytest.mark.slurm
+
+
+def test_a_killed_rank_ends_all_at_once_and_the_job_restarts_once_with_the_same_bits(bench, calm):
+    run = bench.submit("killed", model__pause=0.03)
+    bench.wait_for_step(run, 14)
+    (victim,) = bench.pids(run, 3)
+    others = [pid for rank in range(3) for pid in bench.pids(run, rank)]
+    assert len(others) == 3
+    os.kill(victim, signal.SIGKILL)
+    killed = time.time()
+    # srun notices, Slurm kills: seconds, where torch would wait for its own time-out of a minute.
+    jobs.wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in others), timeout=20)
+    bench.wait_until(lambda: bench.causes(run) != [], 60, lambda: bench.story(run))
+    assert jobs.events(run, "ended")[0].time - killed < 30
+    state = bench.wait_for_end(run)
+    first = jobs.events(run, "ended")[0]
+    assert first.cause == "crash"
+    assert str(first.fields["reason"]).startswith("rank 3 on node2 was killed by SIGKILL")
+    assert first.fields["host"] == "node2"
+    assert bench.causes(run) == ["crash", "finished"]
+    assert (state, bench.slurm.restarts(bench.job(run))) == ("COMPLETED", 1)
+    assert jobs.final_state(run) == jobs.final_state(calm)
+    log = bench.batch_log(run)
+    assert log.index("hpcrun: crash: rank 3 on node2") < log.index("DUE TO JOB REQUEUE")
+
+
+def test_an_exception_at_one_step_twice_stops_the_run_with_the_reason(bench):
+    run = bench.submit(
+        "crashing", model__fault={"rank": 1, "call": 9}, checkpoint__every=0, train__accumulation=1
+    )
+    assert bench.wait_for_end(run) == "FAILED", bench.story(run)
+    result = bench.result(run)
+    assert (result["state"], result["cause"]) == ("failed", "crash")
+    assert result["reason"].startswith("rank 1 on node1: ValueError: the data of call 9 is broken")
+    assert "2 times at step 7" in result["reason"]
+    assert len(jobs.events(run, "opened")) == 2
+    assert bench.slurm.restarts(bench.job(run)) == 1
+    told = bench.hpcrun("status", "crashing").stdout
+    assert "failed" in told
+    assert "rank 1 on node1: ValueError" in told
+    assert "hpcrun: crash: rank 1 on node1: ValueError: the data of call 9" in bench.batch_log(run)
+
+
+def test_a_task_that_is_not_there_is_told_once_and_not_tried_again(bench):
+    run = bench.submit("typo", task="probe:Prone")
+    assert bench.wait_for_end(run) == "FAILED", bench.story(run)
+    assert bench.result(run)["cause"] == "bad-input"
+    assert "Prone" in bench.result(run)["reason"]
+    assert bench.slurm.restarts(bench.job(run)) == 0
+    assert bench.slurm.scontrol_show_job(bench.job(run))["ExitCode"] == "2:0"

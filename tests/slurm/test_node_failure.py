@@ -1,0 +1,67 @@
+"""A node dies: Slurm requeues, the next start knows why, and a ghost of the last one harms nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import jobs
+
+pytestmark = pytest.mark.slurm
+
+
+@pytest.mark.parametrize(
+    ("fault", "node"),
+    [
+        ("set_node_down", "node2"),
+        ("set_node_down", "node1"),
+        pytest.param("kill_node", "node1", marks=pytest.mark.slow),
+        pytest.param("kill_node", "node2", marks=pytest.mark.slow),
+        pytest.param("cut_link", "node2", marks=pytest.mark.slow),
+        pytest.param("cut_link", "node1", marks=pytest.mark.slow),
+    ],
+)
+def test_the_run_goes_on_elsewhere_from_its_last_commit(bench, calm, fault, node):
+    run = bench.submit("hit", model__pause=0.2, checkpoint__every=5)
+    bench.wait_for_step(run, 12)
+    getattr(bench.slurm, fault)(node)
+    assert bench.wait_for_end(run, timeout=240) == "COMPLETED", bench.story(run)
+    assert bench.causes(run) == ["node-failure", "finished"]
+    assert bench.slurm.restarts(bench.job(run)) == 1
+    first, second = jobs.events(run, "started")
+    assert (first.step, (second.step or 0) >= 10) == (0, True)
+    assert second.step in [event.step for event in jobs.events(run, "saved")]
+    assert jobs.final_state(run) == jobs.final_state(calm)
+
+
+def test_a_live_orphan_that_goes_on_saving_is_fenced(bench, calm):
+    # On one node, so that every rank of it survives Slurm's daemons there, and its batch script too.
+    run = bench.submit(
+        "ghost", **{"job.nodes": 1, "job.gpus": 4}, model__pause=0.6, checkpoint__every=2
+    )
+    bench.wait_for_step(run, 5)
+    job = bench.job(run)
+    orphans = [pid for rank in range(4) for pid in bench.pids(run, rank)]
+    assert len(orphans) == 4
+    bench.slurm.orphan_node("node1")
+    bench.slurm.set_node_down("node1")
+    saved = len(jobs.events(run, "saved"))
+
+    def opened() -> list[int]:
+        return [event.attempt.restart for event in jobs.events(run, "opened") if event.attempt]
+
+    bench.wait_until(lambda: opened() == [0, 1], 90, lambda: bench.story(run))
+    # It went on training after its node was given up, and its commits of that time count.
+    assert len(jobs.events(run, "saved")) > saved
+    state = bench.wait_for_end(run, timeout=240)
+    assert (state, bench.slurm.restarts(job)) == ("COMPLETED", 1), bench.story(run)
+    assert bench.causes(run) == ["node-failure", "finished"]
+    taken_over = next(e.time for e in jobs.events(run, "opened") if e.attempt and e.attempt.restart)
+    late = [e for e in jobs.events(run, "saved") if e.time > taken_over and not e.attempt.restart]
+    assert late == []
+    ghost = (run.attempt_logs(job, 0) / "rank-00000.log").read_text()
+    assert f"{job}-1 owns this run now; {job}-0 stops writing" in ghost
+    assert f"{job}-1 has taken over; {job}-0 leaves it alone" in bench.batch_log(run)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in orphans)
+    assert jobs.final_state(run) == jobs.final_state(calm)

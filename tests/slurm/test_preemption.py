@@ -1,0 +1,68 @@
+"""Preempted in every way a site may have: saved, requeued exactly once, resumed, the same bits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests import jobs
+
+from . import cluster
+from .training import Bench
+
+pytestmark = pytest.mark.slurm
+
+# Slurm looks for the end of a grace time now and then only: of 15 s, at least that is left.
+FLAVOURS = {
+    "without-grace": {"grace_s": 0},
+    "with-grace": {"grace_s": 15},
+    "with-grace-and-signal": {"grace_s": 15, "preempt_user_signal": True},
+}
+
+
+@pytest.fixture(params=FLAVOURS)
+def site(request, slurm) -> Iterator[cluster.SlurmCluster]:
+    """A cluster of two nodes that preempts in one of the ways."""
+    name = f"pytest-{os.getpid()}-{request.param}"[:31].rstrip("-")
+    try:
+        yield cluster.start(name, nodes=2, **FLAVOURS[request.param])
+    finally:
+        cluster.stop(name)
+
+
+def preempt(site: cluster.SlurmCluster) -> str:
+    """Submit an urgent job that needs every node for a moment."""
+    return site.sbatch(
+        *("-p", "urgent", "-N2", "--exclusive", "--output=/dev/null"), "--wrap", "sleep 1"
+    )
+
+
+def test_an_urgent_job_costs_a_requeue_and_no_bit(site, calm):
+    bench = Bench(site)
+    run = bench.submit("moved", model__pause=0.05)
+    bench.wait_for_step(run, 13)
+    urgent = preempt(site)
+    state = bench.wait_for_end(run)
+    assert site.state(urgent) == "COMPLETED"
+    assert (state, site.restarts(bench.job(run))) == ("COMPLETED", 1), bench.story(run)
+    assert bench.causes(run) == ["preemption", "finished"]
+    (stopped,) = jobs.events(run, "stopped")
+    assert stopped.fields["committed"]
+    assert [event.step for event in jobs.events(run, "started")] == [0, stopped.step]
+    assert jobs.final_state(run) == jobs.final_state(calm)
+    for rank in range(4):
+        mine = jobs.samples_by_step(run, bench.folder, rank, accumulation=2)
+        theirs = jobs.samples_by_step(calm, calm.path.parents[1], rank, accumulation=2)
+        assert mine == theirs
+
+
+def test_killed_before_it_could_save_it_still_counts_as_preempted(slurm, bench):
+    # A step that takes longer than KillWait: no rank gets to see its flag in time.
+    run = bench.submit("slow", model__pause=25.0, train__steps=1, train__accumulation=1)
+    bench.wait_until(lambda: jobs.events(run, "started") != [], 120, lambda: bench.story(run))
+    slurm.sbatch("-p", "urgent", "-N4", "--exclusive", "--output=/dev/null", "--wrap", "sleep 1")
+    assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
+    assert bench.causes(run) == ["preemption", "finished"]
+    assert slurm.restarts(bench.job(run)) == 1

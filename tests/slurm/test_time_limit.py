@@ -1,0 +1,45 @@
+"""The limit of the allocation is met early, wherever it is moved to; the run ends over several."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import jobs
+
+# Slurm's smallest limit is a minute.
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+# 40 steps of 1 s: more than is left of the first minute when the job stops 20 s before its end.
+LONG = {"model.pause": 0.5, "job.signal_lead": 20}
+
+
+def test_it_stops_before_the_limit_and_requeues_itself_until_it_is_done(bench, calm):
+    run = bench.submit("limited", **{"job.time": 1, **LONG})
+    assert bench.wait_for_end(run, timeout=400) == "COMPLETED", bench.story(run)
+    causes = bench.causes(run)
+    assert len(causes) >= 2
+    assert causes == ["time-limit"] * (len(causes) - 1) + ["finished"]
+    assert bench.slurm.restarts(bench.job(run)) == len(causes) - 1
+    assert "DUE TO TIME LIMIT" not in bench.batch_log(run)
+    assert all(event.fields["committed"] for event in jobs.events(run, "stopped"))
+    assert jobs.final_state(run) == jobs.final_state(calm)
+
+
+def test_a_limit_that_is_extended_while_it_runs_is_used(bench):
+    run = bench.submit("extended", **{"job.time": 1, **LONG})
+    bench.wait_for_step(run, 1)
+    bench.slurm.admin("scontrol", "update", f"jobid={bench.job(run)}", "TimeLimit=10")
+    assert bench.wait_for_end(run, timeout=400) == "COMPLETED", bench.story(run)
+    assert bench.causes(run) == ["finished"]
+
+
+def test_a_limit_that_is_cut_while_it_runs_is_met(bench, calm):
+    run = bench.submit("cut", **{"job.time": 30, **LONG})
+    bench.wait_for_step(run, 1)
+    bench.slurm.run(["scontrol", "update", f"jobid={bench.job(run)}", "TimeLimit=1"])
+    assert bench.wait_for_end(run, timeout=400) == "COMPLETED", bench.story(run)
+    causes = bench.causes(run)
+    assert len(causes) >= 2
+    assert set(causes[:-1]) == {"time-limit"}
+    assert "DUE TO TIME LIMIT" not in bench.batch_log(run)
+    assert jobs.final_state(run) == jobs.final_state(calm)

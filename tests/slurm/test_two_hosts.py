@@ -1,0 +1,169 @@
+"""One line submits a training that runs on several hosts, and every command can follow it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.files import read_json
+
+from .training import PATIENCE, Bench
+
+pytestmark = pytest.mark.slurm
+
+
+def facts(bench: Bench, rank: int) -> dict[str, Any]:
+    """What the probe of a rank wrote down."""
+    return json.loads((bench.folder / f"facts-{rank}").read_text())
+
+
+def address(bench: Bench, host: str) -> str:
+    """The host's address in the cluster's own network."""
+    told = bench.slurm.run(["getent", "hosts", host]).stdout
+    return told.split()[0]
+
+
+def test_the_line_of_the_issue_trains_on_two_hosts_over_their_own_network(bench):
+    settings = bench.settings(**{"task": "probe:Watched", "job.sbatch_args": ["--gres=gpu:4"]})
+    submitted = bench.slurm.run(
+        [
+            *(sys.executable, "-m", "hpcrun.submit", "-c", "empty.yaml", "--name", "wide"),
+            *("--nodes", "2", "--gpus", "2", *settings),
+        ],
+        cwd=bench.folder,
+        env=bench.environ({"NCCL_IB_HCA": "mlx5_0,mlx5_1"}),
+    )
+    run = bench.run("wide")
+    job = bench.job(run)
+    for expected in (
+        f"hpcrun: wide is job {job} (slurm)",
+        f"run directory  {run.path}",
+        "hpcrun logs -f wide",
+        "hpcrun status wide",
+        "hpcrun cancel wide",
+        "hpcrun resume wide",
+    ):
+        assert expected in submitted.stdout
+    followed = bench.hpcrun("logs", "-f", "wide", timeout=PATIENCE)
+    assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
+    assert "hpcrun: wide: starting at step 0, 4 ranks" in followed.stdout
+    seen = [facts(bench, rank) for rank in range(4)]
+    assert [one["host"] for one in seen] == ["node1", "node1", "node2", "node2"]
+    first, second = address(bench, "node1"), address(bench, "node2")
+    for rank, own in enumerate((first, first, second, second)):
+        # Also for a peer on the same host: gloo binds the node's address, not loopback.
+        assert seen[rank]["own"] == [own]
+        assert {first, second} <= {*seen[rank]["peers"], own}
+        environ = seen[rank]["environ"]
+        assert (environ["RANK"], environ["MASTER_ADDR"]) == (str(rank), "node1")
+        assert environ["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
+        assert environ["NCCL_IB_HCA"] == "mlx5_0,mlx5_1"
+    (row,) = [json.loads(line) for line in bench.hpcrun("status", "--json").stdout.splitlines()]
+    assert (row["state"], row["executor"], row["job"]) == ("finished", "slurm", job)
+
+
+def test_follow_shows_a_slurm_run_to_its_end(bench, calm):
+    told = bench.hpcrun(*bench.arguments("seen", "--follow"), timeout=PATIENCE)
+    assert "hpcrun: seen is finished" in told.stdout
+    assert read_json(bench.run("seen").result) == {
+        **bench.result(calm),
+        "time": bench.result(bench.run("seen"))["time"],
+        "goodput": bench.result(bench.run("seen"))["goodput"],
+    }
+
+
+HOSTILE = "a place; $(touch owned) `touch owned` 'quoted\" 100% %% %5N ünïcødé & #1"
+
+
+def test_no_character_of_a_path_or_of_an_environment_means_anything(slurm):
+    bench = Bench(slurm, HOSTILE)
+    hostile = "mlx5_0,mlx5_1; $(touch owned) 'x' \"y\" %j \\ ü"
+    run = bench.submit(
+        "ünïcode@1",
+        **{"task": "probe:Watched", "job.env": {"NCCL_IB_HCA": "mlx5_0,mlx5_1", "ODD": hostile}},
+    )
+    assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
+    environ = facts(bench, 3)["environ"]
+    assert environ["NCCL_IB_HCA"] == "mlx5_0,mlx5_1"
+    assert environ["ODD"] == hostile
+    assert "hpcrun: attempt" in bench.batch_log(run)
+    logs = run.attempt_logs(bench.job(run), 0)
+    assert len(list(logs.glob("rank-0000[0-3].log"))) == 4
+    assert "resumed" not in bench.hpcrun("logs", "ünïcode@1").stdout
+    assert not list(slurm.shared.rglob("owned"))
+    assert not Path("owned").exists()
+    bench.remove()
+
+
+@pytest.mark.parametrize("sign", ["%j", "\\"])
+def test_a_path_that_slurm_would_read_otherwise_is_refused_in_one_line(bench, sign):
+    place = f"runs{sign}"
+    done = bench.hpcrun(*bench.arguments("odd", "--runs-dir", place), check=False)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "a meaning of their own; choose another place with --runs-dir" in line
+    assert not bench.slurm.squeue("--name=odd")
+
+
+def test_a_submission_from_inside_a_job_inherits_nothing_of_it(bench):
+    outer = bench.folder / "outer.sh"
+    words = bench.arguments("inner", "--nodes", "1", task="probe:Watched", job__gpus=2)
+    (bench.folder / "words").write_text("\0".join(words))
+    outer.write_text(
+        "#!/bin/bash\n"
+        "#SBATCH -N1 -n3 --cpus-per-task=3 --job-name=outer --output=outer.log --time=55\n"
+        "export SBATCH_PARTITION=urgent SLURM_CPU_BIND=map_cpu:0 RANK=5 WORLD_SIZE=6 LOCAL_RANK=1\n"
+        f"xargs -0 {sys.executable} -m hpcrun < words\n"
+    )
+    job = bench.slurm.sbatch(str(outer), cwd=bench.folder, env=bench.environ())
+    assert bench.slurm.wait_state(job) == "COMPLETED", (bench.folder / "outer.log").read_text()
+    run = bench.run("inner")
+    assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
+    shown = bench.slurm.scontrol_show_job(bench.job(run))
+    assert (shown["Partition"], shown["CPUs/Task"]) == ("batch", "1")
+    assert shown["TimeLimit"] != "00:55:00"
+    environ = facts(bench, 1)["environ"]
+    assert (environ["RANK"], environ["WORLD_SIZE"]) == ("1", "2")
+    assert environ["SLURM_JOB_NAME"] == "inner"
+    assert environ["SLURM_JOB_ID"] != job
+
+
+def test_status_asks_squeue_once_for_all_runs_and_lives_without_a_controller(bench):
+    held = {"job.sbatch_args": ["--hold"]}
+    runs: list[RunDirectory] = [bench.submit(f"held-{k}", **held) for k in range(3)]
+    counted = bench.folder / "bin"
+    counted.mkdir()
+    for program in ("squeue", "sacct"):
+        real = bench.slurm.run(["which", program]).stdout.strip()
+        wrapper = counted / program
+        wrapper.write_text(
+            f'#!/bin/sh\necho {program} >> "{bench.folder}/asked"\nexec {real} "$@"\n'
+        )
+        wrapper.chmod(0o755)
+    (bench.folder / "asked").touch(mode=0o666)
+    (bench.folder / "asked").chmod(0o666)
+    path = bench.slurm.run(["sh", "-c", "echo $PATH"]).stdout.strip()
+    counting = {"PATH": f"{counted}:{path}"}
+    told = bench.hpcrun("status", env=counting).stdout
+    assert told.count("pending") == 3
+    assert told.count("it is held") == 3
+    assert (bench.folder / "asked").read_text().split() == ["squeue"]
+    # sacct does not answer on this cluster: it has no accounting.
+    bench.slurm.stop_daemon("slurmctld")
+    try:
+        without = bench.hpcrun("status", env=counting, timeout=30).stdout
+    finally:
+        bench.slurm.start_daemon("slurmctld")
+    assert without.count("Slurm does not answer now") == 3
+    assert without.count("pending") == 3
+    assert (bench.folder / "asked").read_text().split() == ["squeue", "squeue", "sacct"]
+    for run in runs:
+        done = bench.hpcrun("cancel", run.name)
+        assert "cancelled while it waited" in done.stdout
+        assert "continue it with" in done.stdout
+    assert bench.hpcrun("status").stdout.count("stopped") == 3

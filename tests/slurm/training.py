@@ -1,0 +1,181 @@
+"""Runs of the probe task on the real Slurm, submitted and looked at as its ordinary user would."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import read_events
+from hpcrun.run.files import read_json, read_lines
+from tests import jobs
+
+from .cluster import FINAL_STATES, SlurmCluster
+
+ROOT = Path(__file__).resolve().parents[2]
+
+WATCHED = '''
+
+import psutil, socket
+
+
+class Watched(Probe):
+    """Writes down where each rank runs, whom it talks to and what it was given."""
+
+    def note(self, indices):
+        super().note(indices)
+        self.seen = getattr(self, "seen", 0) + 1
+        if self.seen != 3:
+            return
+        talks = [c for c in psutil.Process().net_connections("tcp") if c.status == "ESTABLISHED"]
+        facts = {
+            "host": socket.gethostname(),
+            "own": sorted({c.laddr.ip.removeprefix("::ffff:") for c in talks}),
+            "peers": sorted({c.raddr.ip.removeprefix("::ffff:") for c in talks}),
+            "environ": dict(os.environ),
+        }
+        with open(os.path.join(self.config.data.own["log"], "facts-" + os.environ["RANK"]), "w") as out:
+            json.dump(facts, out)
+'''
+
+# Enough for a start of four torch processes on two busy cores.
+PATIENCE = 150.0
+
+_numbers = itertools.count()
+
+
+class Bench:
+    """A folder of the job user's on the shared file system, from which it submits probe runs."""
+
+    def __init__(self, slurm: SlurmCluster, name: str | None = None) -> None:
+        self.slurm = slurm
+        self.folder = slurm.shared / (name or f"bench-{next(_numbers)}")
+        self.folder.mkdir(parents=True)
+        (self.folder / "probe.py").write_text(jobs.PROBE + WATCHED)
+        (self.folder / "empty.yaml").write_text("{}\n")
+        user = slurm.shared.stat()
+        for path in (self.folder, *self.folder.iterdir()):
+            os.chown(path, user.st_uid, user.st_gid)
+
+    def command(self, *arguments: str) -> list[str]:
+        """The argument list of `hpcrun`."""
+        return [sys.executable, "-m", "hpcrun", *arguments]
+
+    def environ(self, env: Mapping[str, str] | None = None) -> dict[str, str]:
+        """The package under test is this checkout's, and no bad node of another test is remembered."""
+        return {"PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(self.folder), **(env or {})}
+
+    def hpcrun(
+        self,
+        *arguments: str,
+        check: bool = True,
+        env: Mapping[str, str] | None = None,
+        timeout: float = 120,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `hpcrun` on the login host, in the folder."""
+        return self.slurm.run(
+            self.command(*arguments),
+            cwd=self.folder,
+            env=self.environ(env),
+            timeout=timeout,
+            check=check,
+        )
+
+    def settings(self, **changes: Any) -> list[str]:
+        """Overrides for a short run."""
+        settings = {
+            "job.executor": "slurm",
+            "job.mem": "1G",
+            "data.log": str(self.folder),
+            "checkpoint.every": 10,
+            **changes,
+        }
+        return jobs.probe_config(self.folder, **settings)
+
+    def arguments(self, name: str, *arguments: str, **changes: Any) -> list[str]:
+        """The command line of a submission."""
+        settings = self.settings(**changes)
+        return ["submit", "-c", "empty.yaml", "--name", name, *arguments, *settings]
+
+    def submit(self, name: str, *arguments: str, **changes: Any) -> RunDirectory:
+        """Submit a run without following it."""
+        self.hpcrun(*self.arguments(name, *arguments, **changes))
+        return self.run(name)
+
+    def run(self, name: str) -> RunDirectory:
+        """The run of that name, as the test process reads it."""
+        return RunDirectory(self.folder / "runs" / name)
+
+    def job(self, run: RunDirectory) -> str:
+        """The id of the run's newest job."""
+        told = [event for event in read_events(run) if event.what == "submitted"]
+        assert told
+        assert told[-1].attempt is not None
+        return told[-1].attempt.job
+
+    def wait_for_step(self, run: RunDirectory, step: int, restart: int | None = None) -> None:
+        """Wait until rank 0 has logged ``step``."""
+
+        def reached() -> bool:
+            lines = read_lines(run.metrics)
+            return any(
+                line["step"] >= step and restart in (None, line.get("restart")) for line in lines
+            )
+
+        self.wait_until(reached, PATIENCE, lambda: f"step {step}: {self.story(run)}")
+
+    def wait_for_end(self, run: RunDirectory, timeout: float = PATIENCE) -> str:
+        """Wait for the run's final word and its job's end; return Slurm's state."""
+        self.wait_until(run.result.exists, timeout, lambda: self.story(run))
+        return self.slurm.wait_state(self.job(run), FINAL_STATES, timeout)
+
+    def wait_until(
+        self, condition: Callable[[], bool], timeout: float, explain: Callable[[], str]
+    ) -> None:
+        """As the cluster's, with a story that is only told on failure."""
+        self.slurm.wait_until(condition, timeout, explain)
+
+    def story(self, run: RunDirectory) -> str:
+        """What there is to read about a run, for the message of a failed test."""
+        texts = [run.events, *sorted(run.logs.glob("*.log"))]
+        told = "\n".join(path.read_text(errors="replace") for path in texts if path.exists())
+        queue = self.slurm.admin("squeue", "--states=all")
+        return f"{run.name} does not end:\n{told}\n{queue}"
+
+    def causes(self, run: RunDirectory) -> list[str | None]:
+        """Why each attempt ended, in order."""
+        return [event.cause for event in jobs.events(run, "ended")]
+
+    def result(self, run: RunDirectory) -> dict[str, Any]:
+        """The final word."""
+        return read_json(run.result) or {}
+
+    def batch_log(self, run: RunDirectory) -> str:
+        """What the batch script and Slurm's daemons wrote."""
+        return (run.logs / f"batch-{self.job(run)}.log").read_text(errors="replace")
+
+    def pids(self, run: RunDirectory, rank: int) -> list[int]:
+        """The process of a rank, found by its environment as an administrator would."""
+        job = self.job(run)
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                environ = (folder / "environ").read_bytes().split(b"\0")
+                words = (folder / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            mine = {f"SLURM_JOB_ID={job}".encode(), f"SLURM_PROCID={rank}".encode()}
+            here = f"SLURM_CLUSTER_NAME={self.slurm.name}".encode()
+            if mine <= set(environ) and here in environ and b"hpcrun.worker" in words:
+                found.append(int(folder.name))
+        return found
+
+    def remove(self) -> None:
+        """Delete the folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
