@@ -37,9 +37,24 @@ def main() -> NoReturn:
         get_logger().setLevel("WARNING")
         process_job(sys.argv[2])
         leave(0)
-    if len(sys.argv) != 2:
+    # torch.distributed.launch without --use-env tells the local rank in this way too.
+    given = [word for word in sys.argv[1:] if not word.startswith("--local-rank=")]
+    if len(given) != 1:
         raise SystemExit("usage: python -m hpcrun.worker RUN_DIRECTORY")
-    leave(train_here(Path(sys.argv[1])))
+    _print_to_own_log()
+    leave(train_here(Path(given[0])))
+
+
+def _print_to_own_log() -> None:
+    """Write to ``rank-00003.log`` where the launcher would mix what its ranks print (torchrun)."""
+    folder, rank = os.environ.pop("HPCRUN_RANK_LOGS", None), os.environ.get("RANK", "0")
+    if folder is None:
+        return
+    path = Path(folder) / f"rank-{int(rank):05d}.log"
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
 
 
 def train_here(run: Path) -> int:

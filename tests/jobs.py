@@ -16,7 +16,7 @@ from hpcrun.launch import jobs, local_job
 from hpcrun.launch.local_job import JobStatus
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Event, read_events
-from hpcrun.run.files import read_lines
+from hpcrun.run.files import read_json, read_lines
 
 PROBE = '''
 """A small task with everything that a resume can get wrong: dropout, batch norm, several gradient buckets."""
@@ -171,6 +171,11 @@ def wait_for_end(run: RunDirectory, timeout: float = 120) -> None:
 def events(run: RunDirectory, what: str) -> list[Event]:
     """The events of one kind, in order."""
     return [event for event in read_events(run) if event.what == what]
+
+
+def result(run: RunDirectory) -> dict[str, Any]:
+    """What result.json says; empty before there is one."""
+    return read_json(run.result) or {}
 
 
 def final_state(run: RunDirectory) -> dict[str, bytes | str]:

@@ -9,6 +9,8 @@ import errno
 import hashlib
 import math
 import socket
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from hpcrun.cluster.errors import ClusterError
@@ -84,6 +86,19 @@ def is_free(host: str, port: int) -> bool:
     return all(_can_listen(family, address, host) for family, _, _, _, address in found)
 
 
+def main(arguments: Sequence[str]) -> None:
+    """Print the first candidate of the job ``arguments[0]`` that is free on this host, for shell scripts.
+
+    Raises:
+        ClusterError: none is.
+    """
+    for port in port_candidates(arguments[0]):
+        if is_free("", port):
+            print(port)
+            return
+    raise ClusterError("no candidate port is free here; look with `ss -ltn` at who holds them")
+
+
 def _can_listen(family: int, address: object, host: str) -> bool:
     try:
         server = socket.socket(family, socket.SOCK_STREAM)
@@ -108,3 +123,7 @@ def _can_listen(family: int, address: object, host: str) -> bool:
                 "the rendezvous address must be one of this machine's own"
             ) from error
     return True
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,105 @@
+"""Whole runs on the real Slurm, prepared and submitted as an ordinary user would do it by hand."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from pathlib import Path
+from typing import Any
+
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.files import read_lines
+from tests import jobs
+
+from .cluster import FINAL_STATES, SlurmCluster
+
+SBATCH = Path(__file__).resolve().parents[2] / "sbatch"
+ENDED = 240.0  # seconds: two slow cores, and a requeue takes 7 of them
+
+
+class Bench:
+    """A folder of the job user, from which it prepares runs of the probe task and submits them."""
+
+    def __init__(self, slurm: SlurmCluster) -> None:
+        self.slurm = slurm
+        self._asked: dict[str, list[str]] = {}
+        self.folder = slurm.shared / f"bench-{secrets.token_hex(4)}"
+        slurm.run(["mkdir", str(self.folder)])
+        self.write("probe.py", jobs.PROBE)
+        self.write("empty.yaml", "{}\n")
+
+    def write(self, name: str, text: str) -> Path:
+        """Put a file of the job user's into the folder."""
+        path = self.folder / name
+        self.slurm.run(["tee", str(path)], stdin=text)
+        return path
+
+    def hpcrun(self, *arguments: str, check: bool = True, timeout: float = 90) -> str:
+        """What `hpcrun` says, with its complaints, when the job user types it here."""
+        done = self.slurm.run(
+            [self.slurm.python, "-m", "hpcrun", *arguments],
+            cwd=self.folder,
+            env=self.environment(),
+            check=check,
+            timeout=timeout,
+        )
+        return done.stdout + done.stderr
+
+    def environment(self) -> dict[str, str]:
+        """As in an activated virtual environment, with one thread a rank on a small machine."""
+        binaries = Path(self.slurm.python).parent
+        return {
+            "PATH": f"{binaries}:/usr/local/bin:/usr/bin:/bin",
+            # The checkout under test, wherever the package is installed from.
+            "PYTHONPATH": str(SBATCH.parent),
+            "OMP_NUM_THREADS": "1",
+        }
+
+    def prepare(self, name: str, *arguments: str, **changes: Any) -> RunDirectory:
+        """Make a run directory of the probe task without submitting it."""
+        settings = jobs.probe_config(self.folder, **changes)
+        self._asked[name] = ["-c", "empty.yaml", "--name", name, *settings, *arguments]
+        self.hpcrun("submit", "--prepare", *self.same(name))
+        return RunDirectory(self.folder / "runs" / name)
+
+    def same(self, name: str) -> list[str]:
+        """The arguments by which a run was prepared."""
+        return [*self._asked[name], "--no-snapshot"]
+
+    def sbatch(self, *arguments: str) -> str:
+        """Submit from here; the job's id."""
+        return self.slurm.sbatch(*arguments, cwd=self.folder, env=self.environment())
+
+    def preempt_everything(self) -> None:
+        """Take all nodes for a moment, for a job that matters more."""
+        urgent = self.sbatch("--partition=urgent", "--nodes=4", "--exclusive", "--wrap", "sleep 1")
+        self.slurm.wait_state(urgent)
+
+    def wait_for_step(self, run: RunDirectory, step: int, restart: int = 0) -> None:
+        """Wait until rank 0 has logged ``step`` in attempt ``restart``."""
+
+        def reached() -> bool:
+            lines = read_lines(run.metrics)
+            return any(x["step"] >= step and x.get("restart") == restart for x in lines)
+
+        self.slurm.wait_until(reached, ENDED, lambda: f"step {step}: {self.told(run)}")
+
+    def wait_for_end(self, job: str, state: str = "COMPLETED") -> None:
+        """Wait until the job is in its last state, which a requeued one passes through as well."""
+        self.slurm.wait_until(
+            lambda: self.slurm.state(job) in FINAL_STATES,
+            ENDED,
+            lambda: f"job {job} is {self.slurm.state(job)}",
+        )
+        assert self.slurm.state(job) == state
+
+    def status(self, name: str) -> dict[str, Any]:
+        """What `hpcrun status` says about one run."""
+        row: dict[str, Any] = json.loads(self.hpcrun("status", "--json", name))
+        return row
+
+    def told(self, run: RunDirectory) -> str:
+        """Everything that the run's logs say, for a failing test."""
+        logs = [path for path in run.path.rglob("*.log") if path.is_file()]
+        texts = [f"--- {path}\n{path.read_text(errors='replace')[-3000:]}" for path in logs]
+        return "\n".join([json.dumps(read_lines(run.events), indent=1)[-3000:], *texts])

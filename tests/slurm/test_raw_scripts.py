@@ -1,0 +1,157 @@
+"""The scripts in sbatch/, submitted as they are to a real Slurm by an ordinary user."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from hpcrun.config import Job
+from hpcrun.launch.batch_script import BatchRequest, batch_script
+from hpcrun.run.directory import RunDirectory
+from tests import jobs
+
+from .cluster import SlurmCluster
+from .scripts import SBATCH, Bench
+
+pytestmark = pytest.mark.slurm
+TWO_BY_TWO = ("--nodes=2", "--ntasks-per-node=2")
+
+
+@pytest.fixture(scope="module")
+def bench(slurm: SlurmCluster) -> Bench:
+    return Bench(slurm)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(bench: Bench) -> dict[str, bytes | str]:
+    """The final state of a run of four ranks that nothing happens to, by train.sbatch."""
+    run = bench.prepare("calm")
+    job = bench.sbatch(*TWO_BY_TWO, str(SBATCH / "train.sbatch"), "runs/calm")
+    bench.wait_for_end(job)
+    assert outcome(run) == ("finished", ["finished"]), bench.told(run)
+    return jobs.final_state(run)
+
+
+def outcome(run: RunDirectory) -> tuple[object, list[str | None]]:
+    """The state in result.json, and the causes of the ends of all attempts."""
+    ends = [event.cause for event in jobs.events(run, "ended")]
+    return jobs.result(run).get("state"), ends
+
+
+def test_a_preempted_raw_job_is_followed_and_ends_as_the_undisturbed_one(
+    bench: Bench, undisturbed: dict[str, bytes | str]
+) -> None:
+    run = bench.prepare("rough", model__pause=0.05)
+    job = bench.sbatch(*TWO_BY_TWO, str(SBATCH / "train.sbatch"), "runs/rough")
+    bench.wait_for_step(run, 5)
+    assert (bench.status("rough")["job"], bench.status("rough")["state"]) == (job, "running")
+    assert "starting at step 0, 4 ranks" in bench.hpcrun("logs", "rough")
+    bench.preempt_everything()
+    bench.wait_for_end(job)
+    assert outcome(run) == ("finished", ["preemption", "finished"]), bench.told(run)
+    assert bench.slurm.restarts(job) == 1
+    assert jobs.final_state(run) == undisturbed
+
+
+def test_the_prepared_line_trains_and_continues_what_was_cancelled(
+    bench: Bench, undisturbed: dict[str, bytes | str]
+) -> None:
+    run = bench.prepare("halted", model__pause=0.05)
+    line = shlex.split(bench.hpcrun("submit", "--prepare", *bench.same("halted")).splitlines()[-1])
+    assert line[0] == "sbatch"
+    first = bench.sbatch(*line[1:])
+    bench.wait_for_step(run, 5)
+    bench.hpcrun("cancel", "halted")
+    bench.wait_for_end(first, "CANCELLED")
+    assert outcome(run) == ("stopped", ["cancelled"]), bench.told(run)
+    second = bench.sbatch(*line[1:])
+    bench.wait_for_end(second)
+    assert outcome(run) == ("finished", ["cancelled", "finished"]), bench.told(run)
+    assert jobs.final_state(run) == undisturbed
+
+
+@pytest.mark.parametrize("warned", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_under_torchrun_a_warned_or_preempted_job_ends_with_the_same_state(
+    bench: Bench, undisturbed: dict[str, bytes | str], warned: bool
+) -> None:
+    name = f"torchrun-{'warned' if warned else 'preempted'}"
+    run = bench.prepare(name, model__pause=0.05)
+    shape = ("--nodes=2", "--ntasks-per-node=1", "--export=ALL,RANKS=2")
+    job = bench.sbatch(*shape, str(SBATCH / "train_torchrun.sbatch"), f"runs/{name}")
+    bench.wait_for_step(run, 5)
+    if warned:
+        bench.hpcrun("preempt", name)
+    else:
+        bench.preempt_everything()
+    bench.wait_for_end(job)
+    assert outcome(run) == ("finished", ["preemption", "finished"]), bench.told(run)
+    assert jobs.final_state(run) == undisturbed
+    assert "resumed from step" in bench.hpcrun("logs", name)
+
+
+def test_each_element_of_an_array_requeues_itself_and_keeps_its_own_budget(bench: Bench) -> None:
+    names = [f"sweep-{seed}" for seed in range(2)]
+    runs = [
+        bench.prepare(name, model__pause=0.05, seed=seed, job__nodes=1)
+        for seed, name in enumerate(names)
+    ]
+    array = bench.sbatch(
+        *("--array=0-1", "--nodes=1", "--ntasks-per-node=2"),
+        str(SBATCH / "sweep_array.sbatch"),
+        *(f"runs/{name}" for name in names),
+    )
+    for run in runs:
+        bench.wait_for_step(run, 5)
+    assert bench.status("sweep-1")["job"] == f"{array}_1"
+    bench.hpcrun("preempt", "sweep-1")
+    for element in range(2):
+        bench.wait_for_end(f"{array}_{element}")
+    assert outcome(runs[0]) == ("finished", ["finished"]), bench.told(runs[0])
+    assert outcome(runs[1]) == ("finished", ["preemption", "finished"]), bench.told(runs[1])
+
+
+def test_five_ranks_on_three_nodes_train(bench: Bench) -> None:
+    run = bench.prepare("uneven", job__nodes=1, job__gpus=5, train__batch_size=40)
+    job = bench.sbatch("--nodes=3", "--ntasks=5", str(SBATCH / "train.sbatch"), "runs/uneven")
+    bench.wait_for_end(job)
+    assert outcome(run) == ("finished", ["finished"]), bench.told(run)
+    assert jobs.events(run, "opened")[0].fields["nodes"] == 3
+    assert "5 ranks" in bench.hpcrun("logs", "uneven")
+
+
+@pytest.mark.parametrize("name", ["train", "train_torchrun", "sweep_array"])
+def test_the_raw_scripts_do_what_the_generated_one_does(name: str) -> None:
+    request = BatchRequest(SBATCH, Job(), "PYTHON", ("PYTHON", "-u", "-m", "hpcrun.worker", "R"))
+    generated = (
+        batch_script(request).replace("PYTHON", '"$python"').replace("worker R", 'worker "$RUN"')
+    )
+    raw = (SBATCH / f"{name}.sbatch").read_text()
+    essential = commands(generated)
+    assert len(essential) > 15
+    missing = [line for line in essential if line not in commands(raw)]
+    started_by_torchrun = [line for line in missing if line.startswith("srun ")]
+    assert missing == (started_by_torchrun if name == "train_torchrun" else [])
+    places = [commands(raw).index(line) for line in essential[:8] if line not in missing]
+    assert places == sorted(places)
+
+
+def commands(script: str) -> list[str]:
+    """The commands of a batch script without comments, options of sbatch and what only one kind has."""
+    joined = script.replace("\\\n", " ")
+    lines = [" ".join(line.split()) for line in joined.splitlines()]
+    only_there = ("#", "RUN=", "export SUBMITIT_EXECUTOR")
+    kept = [line for line in lines if line and not line.startswith(only_there)]
+    # What raw scripts read from variables of Slurm's, the generated one has from the config.
+    return [" ".join(word for word in split(line) if ":+--" not in word) for line in kept]
+
+
+def split(line: str) -> list[str]:
+    """The words of a shell line, in which an expansion with spaces is one word."""
+    words: list[str] = []
+    for word in line.split(" "):
+        if words and words[-1].count("${") > words[-1].count("}"):
+            words[-1] += f" {word}"
+        else:
+            words.append(word)
+    return words
