@@ -224,3 +224,12 @@ def samples_by_step(
             mine = batches[number * accumulation : (number + 1) * accumulation]
             assert found.setdefault(step, mine) == mine, f"step {step} saw other samples"
     return found
+
+
+def is_rank(pid: int) -> bool:
+    """Whether the process is a rank itself, and not the srun that started it."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return b"hpcrun.worker" in words and b"python" in Path(os.fsdecode(words[0])).name.encode()

@@ -73,6 +73,8 @@ class Chaos:
                 "job.time": "30:00", "job.signal_lead": WARNING_LEAD,
                 "train.steps": self.steps, "model.pause": pause,
                 "restarts.crash": 1000, "restarts.node_failure": 1000,
+                # The nodes are blameless here.
+                "job.exclude_after": None,
             },
         )  # fmt: skip
         self.hpcrun("submit", "-c", "empty.yaml", "--name", name, "--detach", *settings)
@@ -132,7 +134,7 @@ def kill_rank(chaos: Chaos) -> str:
     """SIGKILL one rank."""
     before = chaos.attempts()
     node = chaos.dice.choice(chaos.nodes())
-    victims = [pid for pid in chaos.slurm.processes(node) if _is_rank(pid)]
+    victims = [pid for pid in chaos.slurm.processes(node) if jobs.is_rank(pid)]
     victim = chaos.dice.choice(sorted(victims))
     os.kill(victim, signal.SIGKILL)
     chaos.wait_for_restart(before)
@@ -257,15 +259,6 @@ def verify(chaos: Chaos, reference: RunDirectory) -> dict[str, str]:
         "productive (ETTR)": f"{100 * (account.ettr or 0):.0f} %",
         **{name: f"{value:.0f} s" for name, value in vars(account).items()},
     }
-
-
-def _is_rank(pid: int) -> bool:
-    try:
-        return b"hpcrun.worker" in Path(f"/proc/{pid}/cmdline").read_bytes() and (
-            b"SLURM_PROCID=" in Path(f"/proc/{pid}/environ").read_bytes()
-        )
-    except OSError:
-        return False
 
 
 def main() -> int:

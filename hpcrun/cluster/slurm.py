@@ -288,6 +288,30 @@ def parse_show_job(text: str) -> dict[str, str]:
     return fields
 
 
+def sinfo_command(hosts: Sequence[str] = (), partition: str | None = None) -> list[str]:
+    """Build the query for the state of these nodes, or of all of a partition, or of all there are."""
+    command = ["sinfo", "--noheader", "--Node", "--format=%N|%T"]
+    if hosts:
+        command.append(f"--nodes={','.join(hosts)}")
+    if partition:
+        command.append(f"--partition={partition}")
+    return command
+
+
+def parse_sinfo(text: str) -> dict[str, str]:
+    """Return each node's state as sinfo says it (``idle``, ``down*``), in sinfo's order.
+
+    A node of several partitions is listed once for each.
+    """
+    lines = (line.strip().split("|") for line in text.splitlines())
+    return {fields[0]: fields[1] for fields in lines if len(fields) == 2}
+
+
+def scontrol_exclude_command(job_id: str, hosts: Sequence[str]) -> list[str]:
+    """Build the order that a pending job stay away from these nodes."""
+    return ["scontrol", "update", f"JobId={_checked(job_id)}", f"ExcNodeList={','.join(hosts)}"]
+
+
 def scancel_command(job_id: str, signal: str | None = None, *, full: bool = False) -> list[str]:
     """Build the end of a job, or a signal (such as "USR2") to its steps.
 

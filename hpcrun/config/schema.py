@@ -78,6 +78,12 @@ class Job(Section):
     reservation: Word | None = Field(default=None, description="Slurm reservation to run in.")
     exclusive: bool = Field(default=False, description="Share the nodes with no other job.")
     exclude: Word | None = Field(default=None, description="Nodes to avoid, as a Slurm host list.")
+    exclude_after: Count | None = Field(
+        default=2, description="Leave out nodes that failed this often; null: none."
+    )
+    exclude_hours: Positive = Field(
+        default=24.0, description="Hours for which a node's failure is remembered."
+    )
     signal_lead: FromZero = Field(
         default=90, description="Seconds before the time limit at which the job is told to stop."
     )

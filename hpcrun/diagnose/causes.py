@@ -52,6 +52,20 @@ class Diagnosis:
     cascade: int
 
 
+# What points at the machine and not at the program.
+_NODE_FAULT = re.compile(
+    r"killed by SIG(KILL|BUS)|: Killed|Bus error|CUDA error: (uncorrectable|unspecified launch|hardware"
+    r"|all CUDA-capable devices are busy|no CUDA-capable device)|ECC|NVML|Xid"
+    r"|No CUDA GPUs are available|unhandled system error|Input/output error|Remote I/O error",
+    re.IGNORECASE,
+)
+
+
+def blames_node(diagnosis: Diagnosis) -> bool:
+    """Whether the first cause points at its node (hardware, memory, driver) and not at the program."""
+    return diagnosis.host is not None and bool(_NODE_FAULT.search(diagnosis.line))
+
+
 def is_cascade(failure: Failure) -> bool:
     """Whether the failure only says that somebody else has gone."""
     return bool(_CASCADE.search(f"{failure.kind}: {failure.message}"))

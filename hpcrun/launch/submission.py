@@ -6,13 +6,15 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from hpcrun.cluster import slurm
+from hpcrun.cluster.avoid import nodes_to_avoid
 from hpcrun.cluster.devices import visible_gpus
-from hpcrun.config import Config
+from hpcrun.config import Config, Job
 from hpcrun.launch import jobs
 from hpcrun.launch.batch_script import BatchRequest, batch_script
 from hpcrun.launch.errors import LaunchError
@@ -73,25 +75,44 @@ def local_devices(config: Config) -> list[str] | None:
     return (named or [str(index) for index in range(available)])[:ranks]
 
 
-def batch_request(run: RunDirectory, config: Config) -> BatchRequest:
-    """What the Slurm script of ``run`` is made of."""
+def batch_request(run: RunDirectory, config: Config, avoid: Sequence[str] = ()) -> BatchRequest:
+    """What the Slurm script of ``run`` is made of; ``avoid``: nodes to leave out."""
     python = config.job.python or sys.executable
     container = config.job.container
     folder = str(submitit_folder(run))
     return BatchRequest(
         run=run.path,
-        job=config.job,
+        job=_leaving_out(config.job, avoid),
         # Outside the container, on the batch host: it talks to Slurm.
         python=sys.executable,
         worker=(*container, python, "-u", "-m", "hpcrun.worker", "--submitit", folder),
     )
 
 
+def _leaving_out(job: Job, nodes: Sequence[str]) -> Job:
+    if not nodes:
+        return job
+    given = [job.exclude] if job.exclude else []
+    return job.model_copy(update={"exclude": ",".join([*given, *nodes])})
+
+
+def _bad_nodes(job: Job) -> list[str]:
+    """The nodes that failed too often of late, said once on the screen."""
+    bad = nodes_to_avoid(job.partition, job.nodes, after=job.exclude_after, hours=job.exclude_hours)
+    if bad:
+        print(
+            f"hpcrun: leaves out {', '.join(bad)}: {job.exclude_after} failures or more in the last "
+            f"{job.exclude_hours:g} h (job.exclude_after)",
+            file=sys.stderr,
+        )
+    return bad
+
+
 def preview(run: RunDirectory, config: Config, executor: ExecutorName) -> str:
     """What :func:`submit` would send: the batch script, or the local cluster's plan as comments."""
-    request = batch_request(run, config)
     if executor == "slurm":
-        return batch_script(request)
+        return batch_script(batch_request(run, config, _bad_nodes(config.job)))
+    request = batch_request(run, config)
     job = config.job
     lines = [
         f"# {executor}: {job.nodes} x {job.gpus} processes on this machine, each running",
@@ -145,7 +166,9 @@ def _submit_slurm(run: RunDirectory, config: Config, payload: Any) -> Submitted:
             "job.executor is slurm, but there is no sbatch on PATH; log in to a submit host, or use "
             "--executor local"
         )
-    executor = RequeueingSlurmExecutor(submitit_folder(run), batch_request(run, config))
+    executor = RequeueingSlurmExecutor(
+        submitit_folder(run), batch_request(run, config, _bad_nodes(config.job))
+    )
     give_up = time.monotonic() + _PATIENCE
     while True:
         try:

@@ -1,9 +1,11 @@
 """The beginning of an attempt: close what the one before left open, ask the policy, take ownership."""
 
 import socket
+import sys
 from collections.abc import Sequence
 from typing import Any
 
+from hpcrun.cluster.avoid import blame_dead_nodes
 from hpcrun.diagnose.causes import scheduler_word
 from hpcrun.errors import UserError
 from hpcrun.lifecycle.history import Cause, Life, last_committed, lives
@@ -33,6 +35,8 @@ def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts:
     for life in lives(events):
         if life.cause is None and life.attempt != attempt:
             cause, reason = _end_of(run, life)
+            if cause is Cause.NODE_FAILURE:
+                _blame_nodes(run, events, life)
             record_event(
                 run,
                 "ended",
@@ -67,6 +71,20 @@ def _end_of(run: RunDirectory, life: Life) -> tuple[Cause, str]:
         Cause.NODE_FAILURE,
         "it ended without a word: its node, or all its processes at once",
     )
+
+
+def _blame_nodes(run: RunDirectory, events: Sequence[Event], life: Life) -> None:
+    """Find the node that went down under an attempt, while Slurm still calls it down."""
+    for event in events:
+        hosts = event.fields.get("hosts")
+        if event.what == "opened" and event.attempt == life.attempt and hosts:
+            try:
+                dead = blame_dead_nodes(str(hosts), str(run.path))
+            except OSError as error:
+                print(f"hpcrun: the ledger of nodes is not written: {error}", file=sys.stderr)
+                continue
+            if dead:
+                print(f"hpcrun: down since the attempt before: {', '.join(dead)}", flush=True)
 
 
 def _last_sign(run: RunDirectory, events: Sequence[Event], life: Life) -> float:

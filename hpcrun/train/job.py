@@ -52,6 +52,7 @@ def run_rank(path: Path, flag: StopFlag) -> int:
                 executor=scheduler(os.environ),
                 ranks=distributed.world_size,
                 nodes=distributed.num_nodes,
+                hosts=_slurm_hosts(distributed),
             )
         if config.command:
             command = _as_submitted(run, config.command)
@@ -136,6 +137,11 @@ def require_fit(config: Config, distributed: DistributedConfig) -> None:
         )
     if line is not None:
         raise known_to_all(line, distributed.rank)
+
+
+def _slurm_hosts(distributed: DistributedConfig) -> str | None:
+    """The job's nodes, where they are Slurm's and may be blamed for what happens."""
+    return os.environ.get("SLURM_JOB_NODELIST") if distributed.launch_method == "slurm" else None
 
 
 def _prepare_environment(config: Config, distributed: DistributedConfig) -> None:

@@ -1,0 +1,69 @@
+"""A node that fails twice is left out by the requeued job and by the next submission."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.files import read_json
+from tests import jobs
+
+from .cluster import SlurmCluster
+
+pytestmark = pytest.mark.slurm
+
+
+@pytest.fixture
+def folder(slurm: SlurmCluster) -> Iterator[Path]:
+    """A project of the job user, with a ledger of its own."""
+    folder = slurm.shared / "bad-nodes"
+    slurm.run(["mkdir", "-p", str(folder / "state")])
+    slurm.run(["tee", str(folder / "probe.py")], stdin=jobs.PROBE)
+    slurm.run(["tee", str(folder / "empty.yaml")], stdin="{}\n")
+    yield folder
+    slurm.heal()
+
+
+def hpcrun(slurm: SlurmCluster, folder: Path, *arguments: str) -> str:
+    environ = {"XDG_STATE_HOME": str(folder / "state")}
+    command = [slurm.python, "-m", "hpcrun", *arguments]
+    return slurm.run(command, cwd=folder, env=environ, timeout=120).stdout
+
+
+def test_a_node_that_fails_a_second_time_is_left_out(slurm: SlurmCluster, folder: Path) -> None:
+    ledger = folder / "state" / "hpcrun" / "nodes.jsonl"
+    settings = jobs.probe_config(
+        folder,
+        **{"job.nodes": 1, "job.gpus": 2, "job.executor": "slurm", "model.pause": 0.05},
+        **{"train.steps": 60, "job.time": "5:00"},
+    )
+    told = json.loads(
+        hpcrun(slurm, folder, "submit", "-c", "empty.yaml", "--name", "run", "--json", *settings)
+    )
+    run = RunDirectory(Path(told["run"]))
+    jobs.wait_for_step(run, 20)
+    node = slurm.scontrol_show_job(told["job_id"])["NodeList"]
+    # Its first failure was another run's.
+    blame = (
+        "import sys; from pathlib import Path; from hpcrun.cluster.ledger import blame;"
+        "blame(Path(sys.argv[1]), sys.argv[2], 'killed by SIGBUS', 'another run')"
+    )
+    slurm.run([slurm.python, "-c", blame, str(ledger), node])
+    os.kill(next(filter(jobs.is_rank, slurm.processes(node))), signal.SIGKILL)
+
+    slurm.wait_restarts(told["job_id"], 1, timeout=90)
+    shown = slurm.scontrol_show_job(told["job_id"])
+    log = (run.logs / f"batch-{told['job_id']}.log").read_text()
+    assert shown["ExcNodeList"] == node, log
+    assert shown["NodeList"] != node
+    assert [event.fields["hosts"] for event in jobs.events(run, "excluded")] == [[node]]
+    jobs.wait_for(lambda: (read_json(run.result) or {}).get("state") == "finished", 90)
+
+    dry = hpcrun(
+        slurm, folder, "submit", "-c", "empty.yaml", "--name", "next", "--dry-run", *settings
+    )
+    assert f"#SBATCH --exclude={node}\n" in dry
