@@ -8,10 +8,13 @@ from collections.abc import Callable
 class DeadlineWatch:
     """Says when it is time to stop: ``lead`` seconds before the job's end.
 
-    Limits are extended while jobs run, so the end is asked for again every ``refresh`` seconds, in a
-    thread: the scheduler may take its time to answer. Only rank 0 watches; the others hear of it by
+    Limits are extended while jobs run, so the end is asked for again every ``refresh`` seconds and, as
+    the time to stop draws near, after half of what is left: an extension is not missed for an old answer.
+    In a thread, because the scheduler may take its time. Only rank 0 watches; the others hear of it by
     agreement.
     """
+
+    _shortest = 2.0
 
     def __init__(
         self, end_time: Callable[[], float | None], lead: float, refresh: float = 300.0
@@ -32,5 +35,11 @@ class DeadlineWatch:
         self._stop.set()
 
     def _watch(self) -> None:
-        while not self._stop.wait(self._refresh):
+        while not self._stop.wait(self._pause()):
             self._end = self._ask() or self._end
+
+    def _pause(self) -> float:
+        if self._end is None:
+            return self._refresh
+        left = self._end - self._lead - time.time()
+        return min(self._refresh, max(left / 2, self._shortest))

@@ -12,6 +12,7 @@ from hpcrun.lifecycle.signals import StopReason
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note
 from hpcrun.run.files import write_json
+from hpcrun.run.owner import require_ownership
 from hpcrun.train.saver import Saver
 from hpcrun.train.task import Task
 from hpcrun.train.trainer import AMPTrainer
@@ -47,11 +48,16 @@ def finished(
     """Write result.json on rank 0, and return the exit code.
 
     A report that fails takes nothing from a training that is done: result.json says why there is none.
+
+    Raises:
+        Superseded: another incarnation owns the run now, and will write it.
     """
     if saver.failed is not None:
         return exitcodes.SAVE_FAILED
     if trainer.is_main_process:
         report, error = _report(task, trainer, validation_loss)
+        # What the last step needed may have been committed before the run was taken over.
+        require_ownership(run, attempt)
         write_json(
             run.result,
             {
