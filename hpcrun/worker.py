@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from hpcrun.lifecycle.signals import STOP
+from hpcrun.run.streams import outlive_full_disk
 
 
 class Worker:
@@ -29,6 +30,7 @@ class Worker:
 def main() -> NoReturn:
     """Install the signal flags before anything slow, then train or hand over to submitit."""
     STOP.install()
+    outlive_full_disk()
     if sys.argv[1:2] == ["--submitit"]:
         from submitit.core.logger import get_logger
         from submitit.core.submission import process_job

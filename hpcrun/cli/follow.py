@@ -1,5 +1,6 @@
 """Watching a run from the terminal: one bar for rank 0, a line for each thing that happens to it."""
 
+import re
 import signal
 import time
 from typing import Any
@@ -19,6 +20,8 @@ from hpcrun.run.files import parse_line
 _POLL = 0.2
 # How often the scheduler is asked whether the job lives: squeue is shared by everyone.
 _ASK_LOCAL, _ASK_SLURM = 1.0, 15.0
+# Every save, and the failures that only follow from another rank's: the end tells of the first.
+_NOISE = re.compile(r"hpcrun: (saved step|rank \d+ lost its peers)")
 # 128 + SIGINT, as shells have it.
 _INTERRUPTED = 130
 
@@ -73,6 +76,8 @@ class _Watcher:
         self._ask_every = _ASK_SLURM if self._executor == "slurm" else _ASK_LOCAL
         self._log_tail: Tail | None = None
         self._opened = False
+        # What the end will say is not said twice.
+        self._last_word: list[str] = []
         self._waiting = ""
         self._progress = progress(config.train.steps)
         self.say, self.close = self._progress.say, self._progress.close
@@ -121,6 +126,8 @@ class _Watcher:
             self._opened = True
             folder = self._run.attempt_logs(event.attempt.job, event.attempt.restart)
             self._log_tail = Tail(folder / "rank-00000.log")
+        if event.what == "bad-input":
+            self._last_word.append(str(event.fields.get("reason")))
         if event.what == "started":
             self._progress.begin(event.step or 0)
         if event.what == "ended" and event.fields.get("restart_allowed"):
@@ -128,7 +135,9 @@ class _Watcher:
 
     def _on_log(self, line: str) -> None:
         """Rank 0's own words; a script's whole output, because nothing else shows its progress."""
-        told = line.startswith("hpcrun: ") and not line.startswith("hpcrun: saved step")
+        told = line.startswith("hpcrun: ") and not _NOISE.match(line)
+        if line.removeprefix("hpcrun: ") in self._last_word:
+            return
         if self._config.command or told:
             self.say(line)
 

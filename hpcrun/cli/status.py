@@ -5,6 +5,7 @@ what they know. With --json, one object a line.
 """
 
 import argparse
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -20,7 +21,6 @@ from hpcrun.run.events import read_events
 from hpcrun.run.files import read_lines
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
 _COLUMNS = ("name", "state", "step", "saved", "loss", "attempts", "job", "executor")
@@ -73,38 +73,40 @@ def _row(run_directory: RunDirectory, state: RunState) -> dict[str, Any]:
 
 def _print_table(rows: list[dict[str, Any]]) -> None:
     """One line a run; where the details do not fit beside it, they follow below, whole."""
-    from rich.console import Console
+    from rich.cells import cell_len
 
-    # Into a pipe or a file, nothing is cut off or broken.
-    console = Console(width=None if sys.stdout.isatty() else _WIDE, highlight=False)
-    table = _table(rows, [*_COLUMNS, "detail"])
-    if console.measure(table).maximum <= console.width:
-        _print_without_padding(console, table)
+    lines = _table_lines(rows, [*_COLUMNS, "detail"])
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDE
+    if max(map(cell_len, lines)) <= columns:
+        print("\n".join(lines))
         return
-    _print_without_padding(console, _table(rows, _COLUMNS))
+    print("\n".join(_table_lines(rows, _COLUMNS)))
     for row in rows:
         if row["detail"]:
-            console.print(f"{row['name']}: {row['detail']}", markup=False, soft_wrap=True)
+            print(f"{row['name']}: {row['detail']}")
+
+
+def _table_lines(rows: list[dict[str, Any]], keys: Sequence[str]) -> list[str]:
+    from rich.console import Console
+
+    # The terminal wraps a line that is too long; rich would cut every column to make it fit.
+    console = Console(width=_WIDE, color_system=None)
+    with console.capture() as captured:
+        console.print(_table(rows, keys))
+    return [line.rstrip() for line in captured.get().splitlines()]
 
 
 def _table(rows: list[dict[str, Any]], keys: Sequence[str]) -> "Table":
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False)
     for key in keys:
         number = key in ("step", "saved", "loss", "attempts")
         table.add_column(key, justify="right" if number else "left", no_wrap=True)
     for row in rows:
         table.add_row(*(Text(_shown(row[_KEYS.get(key, key)])) for key in keys))
     return table
-
-
-def _print_without_padding(console: "Console", table: "Table") -> None:
-    with console.capture() as captured:
-        console.print(table, crop=False)
-    for line in captured.get().splitlines():
-        print(line.rstrip())
 
 
 def _shown(value: Any) -> str:

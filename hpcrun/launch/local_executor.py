@@ -196,7 +196,11 @@ def _start_controller(request: JobRequest) -> None:
     deadline = time.monotonic() + _START_TIMEOUT
     while local_job.read_status(Path(request.folder)) is None:
         if controller.poll() is not None or time.monotonic() > deadline:
+            controller.kill()
+            words = Path(log.name).read_text(errors="replace").strip().splitlines()
             raise LaunchError(
-                f"the local cluster did not start job {request.job_id}; see {log.name} for why"
+                f"the local cluster did not start job {request.job_id}: "
+                f"{words[-1] if words else 'its controller left no word'}; look at the free space and "
+                f"the processes of this machine"
             )
         time.sleep(0.02)

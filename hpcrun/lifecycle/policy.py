@@ -33,7 +33,7 @@ class Decision:
 _FINAL = {
     Cause.FINISHED: "the training is done",
     Cause.CANCELLED: "`hpcrun resume` continues it",
-    Cause.BAD_INPUT: "starting again would meet the same bad input",
+    Cause.BAD_INPUT: "mend that, and start it again",
     Cause.SAVE_FAILED: "its checkpoint could not be written when it had to stop",
     Cause.EXHAUSTED: "its restart budget was used up",
 }
