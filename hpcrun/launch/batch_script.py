@@ -40,9 +40,11 @@ def batch_script(request: BatchRequest) -> str:
         )
     blocks = [
         ["#!/bin/bash", *sbatch_lines(request)],
-        ["# From here on every command is the job's; a failing one ends it.", "set -eu"],
+        ["# A command that fails ends the job.", "set -e"],
         list(request.job.setup),
         export_lines(request.job.env),
+        # Only now: module and conda read variables that are not set.
+        ["set -u"],
         _attempt_lines(request),
         _srun_lines(request),
         _settle_lines(request),

@@ -242,7 +242,7 @@ def _wait_for_start(delay: float, orders: _Orders) -> None:
 def _with_setup(request: JobRequest) -> list[str]:
     if not request.setup:
         return list(request.command)
-    script = "\n".join(["set -eu", *request.setup, 'exec "$@"'])
+    script = "\n".join(["set -e", *request.setup, 'exec "$@"'])
     return ["bash", "-c", script, "bash", *request.command]
 
 
