@@ -3,6 +3,7 @@
 Apart from the protocol, so that the protocol reads as one.
 """
 
+import errno
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -48,6 +49,40 @@ def blocks(fs: FileSystem, path: Path, limit: int, patience: float) -> Iterator[
         while limit > 0 and (block := fs.read(descriptor, min(limit, BLOCK))):
             limit -= len(block)
             yield block
+    finally:
+        fs.close(descriptor)
+
+
+def fill(
+    fs: FileSystem, path: Path, position: int, view: memoryview, block: int, patience: float
+) -> Iterator[memoryview]:
+    """Read a file from ``position`` on into ``view``, and yield each ``block`` bytes of it when filled.
+
+    A handle that goes stale (an NFS server that was restarted) is opened again, within ``patience``.
+
+    Raises:
+        OSError: it cannot be read.
+        EOFError: it ends before ``view`` is full.
+    """
+    deadline = time.monotonic() + patience
+    descriptor = patiently(lambda: fs.open(path), patience)
+    try:
+        for start in range(0, len(view), block):
+            part = view[start : start + block]
+            done = 0
+            while done < len(part):
+                try:
+                    count = fs.read_into(descriptor, part[done:], position + start + done)
+                except OSError as error:
+                    if error.errno != errno.ESTALE or time.monotonic() > deadline:
+                        raise
+                    fs.close(descriptor)
+                    descriptor = patiently(lambda: fs.open(path), patience)
+                    continue
+                if count == 0:
+                    raise EOFError
+                done += count
+            yield part
     finally:
         fs.close(descriptor)
 

@@ -7,6 +7,7 @@ raised when the file is finished.
 """
 
 import contextlib
+import errno
 from pathlib import Path
 
 import xxhash
@@ -16,12 +17,16 @@ from hpcrun.checkpoint.filesystem import FileSystem
 from hpcrun.checkpoint.manifest import FileRecord
 
 _BUFFER = 1 << 20
+_SECTOR = 4096
 
 
 class DraftFile:
     """A write-only binary file; ``record`` holds its size and hash once it is finished."""
 
-    def __init__(self, fs: FileSystem, path: Path, descriptor: int) -> None:
+    def __init__(
+        self, fs: FileSystem, path: Path, descriptor: int, *, direct: bool = False
+    ) -> None:
+        """``direct``: the descriptor writes past the page cache, as long as what is written allows it."""
         self.record: FileRecord | None = None
         self._fs = fs
         self._path = path
@@ -31,6 +36,7 @@ class DraftFile:
         self._taken = 0
         self._pending = bytearray()
         self._failure: OSError | None = None
+        self._direct = direct
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
         """Take all of ``data``; never raises for the disk, see the module's docstring."""
@@ -82,13 +88,27 @@ class DraftFile:
     def _put(self, view: memoryview) -> None:
         try:
             while view and self._failure is None:
-                count = self._fs.write(self._descriptor, view)
+                count = self._write(view)
                 if count <= 0:
                     raise OSError(f"the file system took {count} of {len(view)} bytes")
                 self._taken += count
                 view = view[count:]
         except OSError as error:
             self._failure = error
+
+    def _write(self, view: memoryview) -> int:
+        if self._direct:
+            whole = len(view) // _SECTOR * _SECTOR
+            try:
+                if whole:
+                    return self._fs.write(self._descriptor, view[:whole])
+            except OSError as error:
+                # The address or the size does not suit this file system (open(2), O_DIRECT).
+                if error.errno != errno.EINVAL:
+                    raise
+            self._direct = False
+            self._fs.leave_direct(self._descriptor)
+        return self._fs.write(self._descriptor, view)
 
     def _close(self) -> None:
         try:

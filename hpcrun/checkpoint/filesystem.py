@@ -4,6 +4,7 @@ A test subclasses :class:`FileSystem` and fails, or kills the process, at the n-
 the store touches the disk in any other way, so that counting these calls counts every crash point.
 """
 
+import fcntl
 import os
 from pathlib import Path
 
@@ -20,6 +21,16 @@ class FileSystem:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         return os.open(path, flags, 0o600)
 
+    def create_direct(self, path: Path) -> int:
+        """As :meth:`create`, past the page cache (O_DIRECT); EINVAL where that is not possible."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_DIRECT
+        return os.open(path, flags, 0o600)
+
+    def leave_direct(self, descriptor: int) -> None:
+        """Let further writes be of any size and from any address (fcntl(2), F_SETFL)."""
+        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+
     def write(self, descriptor: int, data: memoryview) -> int:
         """How many bytes of ``data`` were taken, which may be fewer than offered (write(2))."""
         return os.write(descriptor, data)
@@ -35,6 +46,10 @@ class FileSystem:
     def read(self, descriptor: int, size: int) -> bytes:
         """At most ``size`` bytes; none at the end."""
         return os.read(descriptor, size)
+
+    def read_into(self, descriptor: int, view: memoryview, position: int) -> int:
+        """How many bytes from ``position`` on were put into ``view`` (preadv(2)); 0 at the end."""
+        return os.preadv(descriptor, [view], position)
 
     def size(self, descriptor: int) -> int:
         """Bytes in the open file: asked after open(2), because NFS answers stat(2) from a cache."""

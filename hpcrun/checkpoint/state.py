@@ -7,7 +7,7 @@ DDP, no ``_orig_mod.`` of a compiled module): a checkpoint does not remember how
 
 import random
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 from hpcrun.checkpoint.errors import CheckpointError
 
 _LEAVES = (type(None), bool, int, float, str, bytes)
+_WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module")
 _MAPPINGS = (dict, OrderedDict, Counter)
 
 
@@ -36,9 +37,7 @@ def capture_shared(
     scheduler: Any = None,
     extra: dict[str, Any],
 ) -> dict[str, Any]:
-    """What all ranks have in common, for rank 0 to write. Collective when the model is sharded.
-
-    Tensors on the CPU are not copied: write them before the next step changes them.
+    """What all ranks have in common, as this rank holds it: references, shards, nothing copied.
 
     Args:
         scaler: a ``GradScaler``, or anything with ``state_dict()``.
@@ -46,13 +45,12 @@ def capture_shared(
         extra: step, position in the data, counters …: plain data and tensors.
 
     Returns:
-        On rank 0 the keys ``model``, ``optimizer``, ``scaler``, ``scheduler`` and ``extra``; on other
-        ranks of a process group the first two are empty.
+        The keys ``model``, ``optimizer``, ``scaler``, ``scheduler`` and ``extra``.
 
     Raises:
         CheckpointError: something is neither a tensor nor plain data; the text says where.
     """
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    options = StateDictOptions()
     try:
         shared = {
             "model": get_model_state_dict(model, options=options),
@@ -63,8 +61,39 @@ def capture_shared(
         }
     except ValueError as error:
         raise CheckpointError(f"the state cannot be saved: {error}") from error
-    _require_plain(shared, "")
+    require_plain(shared, "")
     return shared
+
+
+def alike(model: nn.Module) -> Callable[[str], bool]:
+    """Whether a tensor of this name has the same value on all ranks of a data-parallel training.
+
+    Parameters and what the optimizer knows of them have. Buffers need not: each rank's batch norm
+    has seen other samples.
+    """
+    names = set()
+    for name, _ in model.named_parameters(remove_duplicate=False):
+        parts = [part for part in name.split(".") if part not in _WRAPPERS]
+        names.add(f"model/{'.'.join(parts)}")
+    # A part of the user's own that has a wrapper's name only makes rank 0 write what it holds.
+    return lambda name: name in names or name.startswith("optimizer/state/")
+
+
+def template(model: nn.Module, optimizer: Optimizer) -> Callable[[Collection[str]], dict[str, Any]]:
+    """Where to load a checkpoint: the model's own tensors, and the optimizer's if the checkpoint has any.
+
+    torch gives a fresh optimizer a state by a step of zero gradients, which a training that starts
+    anew must not make: so it is made only when the names say that there is something to load.
+    """
+
+    def tensors(names: Collection[str]) -> dict[str, Any]:
+        found: dict[str, Any] = {"model": get_model_state_dict(model)}
+        if any(name.startswith("optimizer/state/") for name in names):
+            state = get_optimizer_state_dict(model, optimizer)["state"]
+            found["optimizer"] = {"state": state}
+        return found
+
+    return tensors
 
 
 def apply_shared(
@@ -81,8 +110,9 @@ def apply_shared(
         CheckpointError: it was taken of another model or optimizer; the text names a difference.
     """
     _require_same_names(shared["model"], model)
-    # A full state is dealt out to the shards; tensors that are whole are copied as they are.
-    sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    # A whole state is dealt out to the shards; shards and tensors that are whole are taken as they are.
+    whole = not any(isinstance(value, DTensor) for value in shared["model"].values())
+    sharded = whole and any(isinstance(parameter, DTensor) for parameter in model.parameters())
     options = StateDictOptions(full_state_dict=sharded, strict=False)
     try:
         # The optimizer first: to have something to load into, torch lets a fresh one make a step
@@ -192,7 +222,8 @@ def _require_same_names(saved: dict[str, Any], model: nn.Module) -> None:
             )
 
 
-def _require_plain(value: Any, where: str) -> None:
+def require_plain(value: Any, where: str) -> None:
+    """Raise CheckpointError unless ``value`` is tensors and plain data; the text says where it is not."""
     # The exact types: numpy's float64 is a float that pickles as numpy, and would not load again.
     children: Iterable[tuple[Any, Any]] = ()
     if type(value) in _MAPPINGS:
@@ -208,7 +239,7 @@ def _require_plain(value: Any, where: str) -> None:
             f"{where}: a {kind} cannot be saved; only tensors, numbers, text, lists and dictionaries can"
         )
     for key, child in children:
-        _require_plain(child, f"{where}.{key}" if where else str(key))
+        require_plain(child, f"{where}.{key}" if where else str(key))
 
 
 def _capture_numpy() -> Any:

@@ -17,35 +17,33 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
-from hpcrun.checkpoint.disk import blocks, delete, patiently, require_size, sync_directory
+from hpcrun.checkpoint.committed import CommittedSteps, step_name
+from hpcrun.checkpoint.disk import delete, patiently, sync_directory
 from hpcrun.checkpoint.draft import DraftFile
 from hpcrun.checkpoint.errors import (
     CheckpointError,
     DamagedCheckpoint,
+    amount,
     explained,
     occupied,
-    reason,
+    parent_of,
 )
 from hpcrun.checkpoint.filesystem import LOCAL, FileSystem
+from hpcrun.checkpoint.holds import expired, held
 from hpcrun.checkpoint.manifest import (
     MANIFEST,
     FileRecord,
     Manifest,
-    decode,
     encode,
     require_file_name,
     require_owner,
 )
 
-_COMMITTED = re.compile(r"step-(\d{9,})")
 _DRAFT = re.compile(r"step-\d{9,}\.tmp-(.+)")
 _TRASH = ".trash-"
-_MANIFEST_LIMIT = 64 << 20
 
 
-class CheckpointStore:
+class CheckpointStore(CommittedSteps):
     """The checkpoints of one run in ``root``, seen by one incarnation of it, ``owner``.
 
     Args:
@@ -63,11 +61,8 @@ class CheckpointStore:
         self, root: Path, owner: str, *, fs: FileSystem = LOCAL, patience: float = 3.0
     ) -> None:
         require_owner(owner)
-        self.root = root
+        super().__init__(root, fs=fs, patience=patience)
         self.owner = owner
-        self._fs = fs
-        self._patience = patience
-        self._distrusted: set[int] = set()
 
     # Writing
 
@@ -77,7 +72,7 @@ class CheckpointStore:
         Raises:
             CheckpointError: the folder cannot be made.
         """
-        draft = self.root / f"{_name(step)}.tmp-{self.owner}"
+        draft = self.root / f"{step_name(step)}.tmp-{self.owner}"
         with explained("begin a checkpoint", draft):
             with suppress(FileExistsError):
                 self._fs.make_directory(self.root)
@@ -87,14 +82,18 @@ class CheckpointStore:
         return draft
 
     @contextmanager
-    def open_file(self, draft: Path, name: str) -> Iterator[DraftFile]:
+    def open_file(self, draft: Path, name: str, *, direct: bool = False) -> Iterator[DraftFile]:
         """Write one file of ``draft``; any rank may. Its ``record`` is there after the block.
+
+        Args:
+            direct: past the page cache, where the file system can: for large blocks that begin at
+                page boundaries. It takes no processor time from training, and no cache from its data.
 
         Raises:
             CheckpointError: on leaving the block, if the disk refused anything since entering it.
         """
         require_file_name(name)
-        with self._writing(draft / name) as stream:
+        with self._writing(draft / name, direct) as stream:
             yield stream
 
     def commit(
@@ -145,62 +144,21 @@ class CheckpointStore:
         with explained("be removed", draft):
             delete(self._fs, draft)
 
-    # Reading
+    def require_free(self, size: int, what: str) -> None:
+        """Raise CheckpointError unless ``size`` bytes are free where ``root`` lies, or will lie.
 
-    def path(self, step: int) -> Path:
-        """Where the checkpoint of ``step`` lies, or would."""
-        return self.root / _name(step)
-
-    def steps(self) -> list[int]:
-        """The committed steps, newest first, whole or not.
-
-        Raises:
-            CheckpointError: the folder is there and cannot be read.
+        Args:
+            what: what takes them, for the message.
         """
-        found = (_COMMITTED.fullmatch(name) for name in self._names())
-        return sorted((int(match[1]) for match in found if match), reverse=True)
+        with explained("be looked at", self.root):
+            free = self._fs.free(parent_of(self.root))
+        if free < size:
+            raise CheckpointError(
+                f"{self.root}: a checkpoint needs {amount(size)} ({what}), {amount(free)} are free, "
+                f"{amount(size - free)} too few; free some space, or lower checkpoint.keep"
+            )
 
-    def manifest(self, step: int) -> Manifest:
-        """The manifest of ``step``.
-
-        Raises:
-            DamagedCheckpoint: it is missing, unreadable, or not what was written.
-        """
-        path = self.path(step) / MANIFEST
-        try:
-            raw = b"".join(blocks(self._fs, path, _MANIFEST_LIMIT, self._patience))
-            manifest = decode(raw)
-        except OSError as error:
-            raise self._damaged(step, f"{path}: cannot be read: {reason(error)}") from error
-        except DamagedCheckpoint as error:
-            raise self._damaged(step, f"{path}: {error}") from error
-        if manifest.step != step:
-            raise self._damaged(step, f"{path}: belongs to step {manifest.step}")
-        return manifest
-
-    def check(self, step: int, names: Iterable[str] | None = None) -> None:
-        """Read the files ``names`` of ``step`` (all, if None) and compare them with the manifest.
-
-        Raises:
-            DamagedCheckpoint: naming the file that is missing or has another size or content.
-        """
-        manifest = self.manifest(step)
-        wanted = manifest.files if names is None else [manifest.record(name) for name in names]
-        for record in wanted:
-            path = self.path(step) / record.name
-            content, size = xxhash.xxh3_128(), 0
-            try:
-                for block in blocks(self._fs, path, record.size + 1, self._patience):
-                    content.update(block)
-                    size += len(block)
-            except OSError as error:
-                raise self._damaged(step, f"{path}: cannot be read: {reason(error)}") from error
-            if size != record.size:
-                raise self._damaged(
-                    step, f"{path}: is not {record.size} bytes long, as it was written"
-                )
-            if content.hexdigest() != record.xxh3:
-                raise self._damaged(step, f"{path}: its content is not what was written (hash)")
+    # Choosing
 
     def newest_valid(
         self,
@@ -226,17 +184,14 @@ class CheckpointStore:
                         report(step, str(error))
         return None
 
-    def distrust(self, step: int) -> None:
-        """Treat ``step`` as damaged from now on: another rank found it so."""
-        self._distrusted.add(step)
-
     # Tidying
 
     def prune(self, keep: int, protect: Iterable[int] = ()) -> list[int]:
         """Remove the oldest valid checkpoints beyond the newest ``keep``; for rank 0.
 
-        Damaged ones neither count as kept nor are removed. Each is renamed away, and the renames
-        made durable, before any file is removed: a crash leaves a whole checkpoint or none.
+        Damaged ones neither count as kept nor are removed; what a reader holds stays. Each is
+        renamed away, and the renames made durable, before any file is removed: a crash leaves a
+        whole checkpoint or none.
 
         Args:
             keep: at least 1.
@@ -251,24 +206,25 @@ class CheckpointStore:
         if keep < 1:
             raise CheckpointError(f"keep={keep}: at least one checkpoint must be kept")
         valid = [step for step in self.steps() if self._is_valid(step)]
-        doomed = sorted(set(valid[keep:]) - set(protect))
+        doomed = sorted(set(valid[keep:]) - set(protect) - held(self._names()))
         with explained("be pruned", self.root):
             self._remove([self.path(step) for step in doomed])
         return doomed
 
     def sweep(self) -> list[str]:
-        """Remove what dead incarnations left: drafts of other owners and half-removed folders.
+        """Remove what the dead left: other owners' drafts, half-removed folders, holds long expired.
 
         Only the run's present owner may call it, since the draft of a living one would go as well.
 
         Returns:
-            The names of the folders removed.
+            The names of what was removed.
 
         Raises:
             CheckpointError: the disk refused.
         """
-        leftovers = []
-        for name in self._names():
+        names = self._names()
+        leftovers = expired(names)
+        for name in names:
             draft = _DRAFT.fullmatch(name)
             if name.startswith(_TRASH) or (draft and draft[1] != self.owner):
                 leftovers.append(name)
@@ -280,10 +236,21 @@ class CheckpointStore:
     # The parts
 
     @contextmanager
-    def _writing(self, path: Path) -> Iterator[DraftFile]:
+    def _writing(self, path: Path, direct: bool = False) -> Iterator[DraftFile]:
         with explained("be written", path):
-            descriptor = patiently(lambda: self._fs.create(path), self._patience)
-        stream = DraftFile(self._fs, path, descriptor)
+            if direct:
+                try:
+                    descriptor = patiently(lambda: self._fs.create_direct(path), self._patience)
+                except OSError as error:
+                    if error.errno != errno.EINVAL:
+                        raise
+                    direct = False
+                    # Some file systems make the file before they refuse the flag.
+                    with suppress(FileNotFoundError):
+                        self._fs.unlink(path)
+            if not direct:
+                descriptor = patiently(lambda: self._fs.create(path), self._patience)
+        stream = DraftFile(self._fs, path, descriptor, direct=direct)
         try:
             yield stream
         except BaseException:
@@ -308,43 +275,6 @@ class CheckpointStore:
             self._remove([final])
         raise OSError(errno.EEXIST, f"{final.name} keeps coming back")
 
-    def _inspect(self, step: int) -> Manifest:
-        manifest = self.manifest(step)
-        for record in manifest.files:
-            try:
-                self._require_size(self.path(step) / record.name, record.size)
-            except CheckpointError as error:
-                raise self._damaged(step, str(error)) from error
-        return manifest
-
-    def _is_valid(self, step: int) -> bool:
-        try:
-            self._inspect(step)
-        except DamagedCheckpoint:
-            return False
-        return step not in self._distrusted
-
-    def _is_whole(self, step: int) -> bool:
-        try:
-            self.check(step)
-        except DamagedCheckpoint:
-            return False
-        return step not in self._distrusted
-
-    def _damaged(self, step: int, text: str) -> DamagedCheckpoint:
-        self._distrusted.add(step)
-        return DamagedCheckpoint(text)
-
-    def _require_size(self, path: Path, size: int) -> None:
-        require_size(self._fs, path, size, self._patience)
-
-    def _names(self) -> list[str]:
-        with explained("be listed", self.root):
-            try:
-                return self._fs.names(self.root)
-            except FileNotFoundError:
-                return []
-
     def _remove(self, folders: Sequence[Path]) -> None:
         if not folders:
             return
@@ -358,12 +288,6 @@ class CheckpointStore:
         sync_directory(self._fs, self.root)
         for trash in away:
             delete(self._fs, trash)
-
-
-def _name(step: int) -> str:
-    if step < 0:
-        raise CheckpointError(f"step {step}: cannot be negative")
-    return f"step-{step:09d}"
 
 
 def _plain(meta: Mapping[str, Any], step: int) -> dict[str, Any]:

@@ -42,7 +42,7 @@ class Watched(FileSystem):
                 result = method(*arguments)
             finally:
                 self._after(number)
-            if name in ("create", "open", "open_directory"):
+            if name in ("create", "create_direct", "open", "open_directory"):
                 self._open[result] = first.name
             return result
 

@@ -1,4 +1,4 @@
-"""The program that ``test_writer.py`` starts: real gloo ranks go through one scenario after another.
+"""The program that ``test_engine.py`` starts: real gloo ranks go through one scenario after another.
 
 torch is imported once and the ranks are forked from there, so that all scenarios together cost one
 start. ``python -m tests.checkpoint.ranks FOLDER`` leaves ``results-WORLD-RANK.json`` in the folder.
@@ -14,14 +14,24 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import xxhash
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hpcrun.checkpoint.engine import CheckpointEngine
 from hpcrun.checkpoint.errors import CheckpointError
 from hpcrun.checkpoint.filesystem import FileSystem
-from hpcrun.checkpoint.state import apply_rank, apply_shared, capture_rank, capture_shared
+from hpcrun.checkpoint.index import INDEX, Place, decode, encode
+from hpcrun.checkpoint.share import pack
+from hpcrun.checkpoint.state import (
+    alike,
+    apply_rank,
+    apply_shared,
+    capture_rank,
+    capture_shared,
+    template,
+)
 from hpcrun.checkpoint.store import CheckpointStore
-from hpcrun.checkpoint.writer import SynchronousWriter
 from hpcrun.run.owner import Superseded
 
 
@@ -72,6 +82,10 @@ def fenced():
     raise Superseded("7-1 owns this run now; 7-0 stops writing")
 
 
+def nothing_to_load_into(names):
+    return {}
+
+
 class Ranks:
     """One rank's view: its number, how many there are, and the folder of the scenario."""
 
@@ -84,27 +98,33 @@ class Ranks:
         store = CheckpointStore(
             self.folder / "checkpoints", owner, fs=FileSystem() if whole else fs, patience=0.5
         )
-        return SynchronousWriter(
+
+        def tidy(step):
+            store.prune(keep, protect=[step])
+            return []
+
+        return CheckpointEngine(
             store,
             rank=self.rank,
             world_size=self.world_size,
             group=None,
             still_mine=still_mine,
-            keep=keep,
+            tidy=tidy,
         )
 
     def save(self, writer, step):
         """Save something small; returns the outcome as plain data."""
-        shared = {"weights": torch.full((1000,), float(step))} if self.rank == 0 else {}
+        shared = {"weights": torch.full((1000,), float(step))}
         outcome = writer.save(step, shared, {"rank": self.rank, "step": step}, {"step": step})
         plain = dataclasses.asdict(outcome)
-        del plain["seconds"]
+        for name in ("seconds", "stalled", "waited", "staged"):
+            del plain[name]
         return {**plain, "path": outcome.path and outcome.path.name}
 
     def restore(self, writer):
         """Restore; returns step, content and notes as plain data, or the error."""
         try:
-            restored = writer.restore()
+            restored = writer.restore(nothing_to_load_into)
         except CheckpointError as error:
             return {"error": str(error)}
         if restored is None:
@@ -174,12 +194,14 @@ def training(ranks):
     steps(model, optimizer)
     writer = ranks.writer()
     shared = capture_shared(model, optimizer, extra={"step": 2})
-    saved = writer.save(2, shared, capture_rank(), {}).ok
+    writer.start(2, shared, capture_rank(), {}, alike(model))
+    # The writing goes on beside these, which change what is being saved.
     steps(model, optimizer)
     undisturbed = weights(model), torch.rand(1).item()
+    saved = writer.wait()[0].ok
 
     model, optimizer = build(1)
-    restored = ranks.writer(owner="7-1").restore()
+    restored = ranks.writer(owner="7-1").restore(template(model, optimizer))
     apply_shared(restored.shared, model, optimizer)
     apply_rank(restored.own)
     steps(model, optimizer)
@@ -256,10 +278,7 @@ def rank_0_stumbles(ranks):
     def stumble():
         raise ZeroDivisionError("a defect")
 
-    try:
-        ranks.writer(still_mine=stumble).save(1, {}, {}, {})
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
+    return ranks.writer(still_mine=stumble).save(1, {}, {}, {}).error
 
 
 def the_dead_are_swept(ranks):
@@ -278,8 +297,8 @@ def one_rank_s_file_is_damaged(ranks):
     writer = ranks.writer()
     for step in (1, 2, 3):
         ranks.save(writer, step)
-    ranks.spoil(3, "rank-00003.pt")
-    ranks.spoil(2, "shared.pt")
+    ranks.spoil(3, "rank-00003.bin")
+    ranks.spoil(2, "rank-00000.bin")
     return ranks.restore(ranks.writer(owner="7-1"))
 
 
@@ -300,15 +319,38 @@ def all_are_damaged(ranks):
     writer = ranks.writer()
     for step in (1, 2):
         ranks.save(writer, step)
-        ranks.spoil(step, "shared.pt")
+        ranks.spoil(step, "rank-00000.bin")
     return ranks.restore(ranks.writer(owner="7-1"))
+
+
+def forge(root):
+    """Step 2 as a copy of step 1 with a function in its plain data, every hash in order."""
+    store = CheckpointStore(root, "6-6")
+    index = decode(store.read(1, INDEX))
+    code = pack({"weights": os.getcwd})
+    draft = store.begin(2)
+    records = []
+    for record in store.manifest(1).files:
+        content = store.read(1, record.name)
+        if record.name == "rank-00000.bin":
+            place = Place(record.name, len(content), len(code), xxhash.xxh3_128_hexdigest(code))
+            index.blobs["shared"] = place
+            content += code
+        if record.name == INDEX:
+            content = encode(index)
+        with store.open_file(draft, record.name) as stream:
+            stream.write(content)
+        records.append(stream.record)
+    store.commit(draft, 2, records, store.manifest(1).world_size, {}, not_fenced)
 
 
 def code_in_a_checkpoint(ranks):
     """Bytes that match their hash and would run code if they were unpickled in good faith."""
     writer = ranks.writer()
     ranks.save(writer, 1)
-    writer.save(2, {"weights": [os.getcwd]}, {}, {})
+    if ranks.rank == 0:
+        forge(ranks.folder / "checkpoints")
+    dist.barrier()
     return ranks.restore(writer)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from hpcrun.checkpoint.engine import CheckpointEngine
 from hpcrun.checkpoint.store import CheckpointStore
-from hpcrun.checkpoint.writer import SynchronousWriter, Writer
 
 ROOT = Path(__file__).parents[2]
 
@@ -103,7 +103,7 @@ def test_a_state_or_meta_that_cannot_be_written_fails_the_save_for_all(played):
     ok, error, names = agreed(played["state_that_cannot_be_saved"])
     assert not ok
     assert error.startswith("rank 1 (")
-    assert "lambda" in error
+    assert "hook: a builtins.function cannot be saved" in error
     assert names == []
     ok, error, names = agreed(played["meta_that_cannot_be_saved"])
     assert not ok
@@ -122,10 +122,9 @@ def test_all_ranks_learn_that_they_are_fenced_and_nothing_is_left(played):
 
 
 def test_a_defect_on_rank_0_does_not_leave_the_others_waiting(played):
-    first, *others = played["rank_0_stumbles"]
-    assert first == "ZeroDivisionError: a defect"
-    assert agreed(others).startswith("CheckpointError: rank 0 (")
-    assert agreed(others).endswith("ZeroDivisionError: a defect")
+    error = agreed(played["rank_0_stumbles"])
+    assert error.startswith("rank 0 (")
+    assert error.endswith("): ZeroDivisionError: a defect")
 
 
 def test_a_save_sweeps_what_the_dead_left_and_a_restore_does_not(played):
@@ -140,7 +139,7 @@ def test_damage_that_any_rank_finds_makes_all_fall_back_together(played):
         assert restored["own"] == {"rank": rank, "step": 1}
         first, second = restored["notes"]
         assert first.startswith("step 3 passed over: rank 3 (")
-        assert "rank-00003.pt: its content is not what was written" in first
+        assert "rank-00003.bin: its content is not what was written" in first
         assert second.startswith("step 2 passed over: rank 0 (")
         assert second.endswith("(and 3 more)")
     for restored in played["the_manifest_is_damaged"]:
@@ -161,7 +160,7 @@ def test_ranks_do_not_start_over_in_silence_when_no_checkpoint_is_whole(played):
 def test_code_in_a_checkpoint_is_not_run(played):
     for restored in played["code_in_a_checkpoint"]:
         assert restored["step"] == 1
-        assert "shared.pt: holds more than tensors and plain data" in restored["notes"][0]
+        assert "holds more than tensors and plain data" in restored["notes"][0]
 
 
 def test_fewer_ranks_go_on_with_the_shared_state_and_a_note(played):
@@ -176,34 +175,44 @@ def test_fewer_ranks_go_on_with_the_shared_state_and_a_note(played):
         assert again["notes"] == []
 
 
-def single(root) -> Writer:
-    """A writer of one rank without any process group."""
+def single(root) -> CheckpointEngine:
+    """An engine of one rank without any process group."""
     store = CheckpointStore(root, "7-0", patience=0)
-    return SynchronousWriter(
-        store, rank=0, world_size=1, group=None, still_mine=lambda: None, keep=2
+
+    def tidy(step):
+        store.prune(2, protect=[step])
+        return []
+
+    return CheckpointEngine(
+        store, rank=0, world_size=1, group=None, still_mine=lambda: None, tidy=tidy
     )
 
 
+def nothing(names):
+    return {}
+
+
 def test_one_rank_needs_no_process_group(root):
-    writer = single(root)
-    assert writer.restore() is None
+    engine = single(root)
+    assert engine.restore(nothing) is None
     state = {"weights": torch.arange(5.0)}
     for step in (10, 20, 30):
-        outcome = writer.save(step, state, {"n": step}, {"note": "ü"})
+        outcome = engine.save(step, state, {"n": step}, {"note": "ü"})
         assert outcome.ok
         assert outcome.path == root / f"step-{step:09d}"
-        assert outcome.seconds > 0
-        assert outcome.bytes == sum(file.stat().st_size for file in outcome.path.glob("*.pt"))
-    restored = writer.restore(skip=[30])
+        assert outcome.seconds >= outcome.stalled > 0
+        files = [*outcome.path.glob("*.bin"), outcome.path / "index.json"]
+        assert outcome.bytes == sum(file.stat().st_size for file in files)
+    restored = engine.restore(nothing, skip=[30])
     assert restored.step == 20
     assert restored.own == {"n": 20}
     assert restored.meta == {"note": "ü"}
     assert torch.equal(restored.shared["weights"], state["weights"])
-    assert writer.restore(skip=[20, 30]) is None
+    assert engine.restore(nothing, skip=[20, 30]) is None
 
 
 def test_saving_a_step_twice_keeps_the_first(root):
-    writer = single(root)
-    assert writer.save(1, {"x": 1}, {}, {}).ok
-    assert writer.save(1, {"x": 2}, {}, {}).ok
-    assert writer.restore().shared == {"x": 1}
+    engine = single(root)
+    assert engine.save(1, {"x": 1}, {}, {}).ok
+    assert engine.save(1, {"x": 2}, {}, {}).ok
+    assert engine.restore(nothing).shared == {"x": 1}

@@ -1,0 +1,163 @@
+"""Committed checkpoints as a reader sees them: their names, their manifests, their bytes, all checked.
+
+Apart from the protocol that makes them (store.py), since most who read never write.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import xxhash
+
+from hpcrun.checkpoint.disk import blocks, fill, require_size
+from hpcrun.checkpoint.errors import CheckpointError, DamagedCheckpoint, explained, reason
+from hpcrun.checkpoint.filesystem import FileSystem
+from hpcrun.checkpoint.manifest import MANIFEST, Manifest, decode
+
+_COMMITTED = re.compile(r"step-(\d{9,})")
+_MANIFEST_LIMIT = 64 << 20
+
+
+class CommittedSteps:
+    """The checkpoints in ``root``; see :class:`hpcrun.checkpoint.store.CheckpointStore`."""
+
+    def __init__(self, root: Path, *, fs: FileSystem, patience: float) -> None:
+        self.root = root
+        self._fs = fs
+        self._patience = patience
+        self._distrusted: set[int] = set()
+
+    def path(self, step: int) -> Path:
+        """Where the checkpoint of ``step`` lies, or would."""
+        return self.root / step_name(step)
+
+    def steps(self) -> list[int]:
+        """The committed steps, newest first, whole or not.
+
+        Raises:
+            CheckpointError: the folder is there and cannot be read.
+        """
+        found = (_COMMITTED.fullmatch(name) for name in self._names())
+        return sorted((int(match[1]) for match in found if match), reverse=True)
+
+    def manifest(self, step: int) -> Manifest:
+        """The manifest of ``step``.
+
+        Raises:
+            DamagedCheckpoint: it is missing, unreadable, or not what was written.
+        """
+        path = self.path(step) / MANIFEST
+        try:
+            raw = b"".join(blocks(self._fs, path, _MANIFEST_LIMIT, self._patience))
+            manifest = decode(raw)
+        except OSError as error:
+            raise self.damaged(step, f"{path}: cannot be read: {reason(error)}") from error
+        except DamagedCheckpoint as error:
+            raise self.damaged(step, f"{path}: {error}") from error
+        if manifest.step != step:
+            raise self.damaged(step, f"{path}: belongs to step {manifest.step}")
+        return manifest
+
+    def check(self, step: int, names: Iterable[str] | None = None) -> None:
+        """Read the files ``names`` of ``step`` (all, if None) and compare them with the manifest.
+
+        Raises:
+            DamagedCheckpoint: naming the file that is missing or has another size or content.
+        """
+        manifest = self.manifest(step)
+        wanted = manifest.files if names is None else [manifest.record(name) for name in names]
+        for record in wanted:
+            path = self.path(step) / record.name
+            content, size = xxhash.xxh3_128(), 0
+            for block in self._content(step, record.name, record.size + 1):
+                content.update(block)
+                size += len(block)
+            if size != record.size:
+                raise self.damaged(
+                    step, f"{path}: is not {record.size} bytes long, as it was written"
+                )
+            if content.hexdigest() != record.xxh3:
+                raise self.damaged(step, f"{path}: its content is not what was written (hash)")
+
+    def read(self, step: int, name: str) -> bytes:
+        """The content of a small file of ``step``; raises DamagedCheckpoint, as :meth:`check`."""
+        record = self.manifest(step).record(name)
+        found = b"".join(self._content(step, name, record.size))
+        if len(found) != record.size or xxhash.xxh3_128_hexdigest(found) != record.xxh3:
+            path = self.path(step) / name
+            raise self.damaged(step, f"{path}: its content is not what was written (hash)")
+        return found
+
+    def read_into(
+        self, step: int, name: str, position: int, view: memoryview, block: int
+    ) -> Iterator[memoryview]:
+        """Fill ``view`` from ``position`` of a file on; yields each block of it once it is there.
+
+        Raises:
+            DamagedCheckpoint: the file is missing, unreadable or too short.
+        """
+        path = self.path(step) / name
+        try:
+            yield from fill(self._fs, path, position, view, block, self._patience)
+        except OSError as error:
+            raise self.damaged(step, f"{path}: cannot be read: {reason(error)}") from error
+        except EOFError as error:
+            raise self.damaged(step, f"{path}: is shorter than it was written") from error
+
+    def distrust(self, step: int) -> None:
+        """Treat ``step`` as damaged from now on: another rank found it so."""
+        self._distrusted.add(step)
+
+    def damaged(self, step: int, text: str) -> DamagedCheckpoint:
+        """An exception that says ``text``; ``step`` is not trusted from now on."""
+        self._distrusted.add(step)
+        return DamagedCheckpoint(text)
+
+    # The parts
+
+    def _inspect(self, step: int) -> Manifest:
+        manifest = self.manifest(step)
+        for record in manifest.files:
+            try:
+                self._require_size(self.path(step) / record.name, record.size)
+            except CheckpointError as error:
+                raise self.damaged(step, str(error)) from error
+        return manifest
+
+    def _is_valid(self, step: int) -> bool:
+        try:
+            self._inspect(step)
+        except DamagedCheckpoint:
+            return False
+        return step not in self._distrusted
+
+    def _is_whole(self, step: int) -> bool:
+        try:
+            self.check(step)
+        except DamagedCheckpoint:
+            return False
+        return step not in self._distrusted
+
+    def _content(self, step: int, name: str, limit: int) -> Iterator[bytes]:
+        path = self.path(step) / name
+        try:
+            yield from blocks(self._fs, path, limit, self._patience)
+        except OSError as error:
+            raise self.damaged(step, f"{path}: cannot be read: {reason(error)}") from error
+
+    def _require_size(self, path: Path, size: int) -> None:
+        require_size(self._fs, path, size, self._patience)
+
+    def _names(self) -> list[str]:
+        with explained("be listed", self.root):
+            try:
+                return self._fs.names(self.root)
+            except FileNotFoundError:
+                return []
+
+
+def step_name(step: int) -> str:
+    """The name of the folder of ``step``; raises CheckpointError below 0."""
+    if step < 0:
+        raise CheckpointError(f"step {step}: cannot be negative")
+    return f"step-{step:09d}"

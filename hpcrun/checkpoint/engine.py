@@ -1,0 +1,216 @@
+"""Saving beside the training and restoring onto any number of ranks.
+
+Training waits for one thing: the copy of this rank's share into reused host memory. Everything else
+(the draft, the bytes on disk, the ranks' agreement, the commit, the pruning) happens in a thread. A thread
+and not a process: it spends its time in a few large system calls and hashes, during which Python's lock
+is free, and with direct I/O it takes hardly any processor time (``tools/bench/checkpoint.py`` measures
+both). It talks to the other ranks on a gloo group of its own, whose collectives cannot get
+between those of training.
+"""
+
+import datetime
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hpcrun.checkpoint import restoring
+from hpcrun.checkpoint.errors import CheckpointError, amount
+from hpcrun.checkpoint.outcome import Restored, SaveOutcome
+from hpcrun.checkpoint.planning import Plan, make_plan, signature
+from hpcrun.checkpoint.restoring import SHARED, Template
+from hpcrun.checkpoint.saving import Saving, Task
+from hpcrun.checkpoint.share import Share, own_name, pack, stage
+from hpcrun.checkpoint.staging import Staging
+from hpcrun.checkpoint.state import require_plain
+from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.checkpoint.together import Together
+from hpcrun.checkpoint.tree import split
+
+_SAME, _CHANGED, _FAILED = range(3)
+
+
+class CheckpointEngine:
+    """Saves and restores one run's state, with all its ranks.
+
+    Args:
+        group: a gloo group of all ranks, used from the calling thread; None for a single rank.
+        still_mine: raises Superseded when a newer incarnation owns the run; asked by rank 0.
+        tidy: called by rank 0 after the commit of a step; see :mod:`hpcrun.checkpoint.retention`.
+        staging: where snapshots are held.
+        timeout: seconds that the ranks' disks may differ by before a save is given up.
+
+    Making one is collective: with several ranks it makes a group of its own for the writing.
+    """
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        *,
+        rank: int,
+        world_size: int,
+        group: Any,
+        still_mine: Callable[[], None],
+        tidy: Callable[[int], list[str]],
+        staging: Staging | None = None,
+        timeout: float = 1800.0,
+    ) -> None:
+        self._store = store
+        self._staging = staging or Staging()
+        self._together = Together(rank, world_size, group)
+        beside = None
+        if world_size > 1:
+            limit = datetime.timedelta(seconds=timeout)
+            beside = dist.new_group(backend="gloo", timeout=limit)
+        self._saving = Saving(store, Together(rank, world_size, beside), still_mine, tidy)
+        self._key: Any = None
+        self._plan: Plan | None = None
+        self._thread: threading.Thread | None = None
+        self._ended: list[SaveOutcome] = []
+        self._untold: list[SaveOutcome] = []
+
+    def start(
+        self,
+        step: int,
+        shared: dict[str, Any],
+        own: dict[str, Any],
+        meta: dict[str, Any],
+        alike: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        """Take a snapshot of the state after ``step`` and save it beside what follows. Collective.
+
+        A save that is still under way is waited for first: there is never more than one, and none
+        is left out. Where the snapshot does not fit the memory budget, this returns after the commit.
+
+        Args:
+            shared: what all ranks have in common: sharded tensors, whole ones, plain data.
+            own: this rank's: plain data and small tensors.
+            meta: plain JSON for the manifest; only rank 0's is written.
+            alike: whether a whole tensor of this name has the same value on all ranks, so that any of
+                them may write it; otherwise rank 0 does.
+        """
+        began = time.perf_counter()
+        ended = self._join()
+        self._untold += [ended] if ended else []
+        waited = time.perf_counter() - began
+        task = self._snapshot(step, shared, own, meta, alike)
+        straight = isinstance(task.share, Share) and task.share.image is None
+        stalled = time.perf_counter() - began
+
+        def work() -> None:
+            try:
+                outcome = self._saving.run(task)
+            except Exception as error:  # a thread's exception would go nowhere
+                told = isinstance(error, CheckpointError)
+                line = str(error) if told else self._together.named(error)
+                outcome = SaveOutcome(False, step, error=line)
+            seconds = time.perf_counter() - began
+            if straight:
+                budget, here = amount(self._staging.budget()), amount(_size(task))
+                note = f"written while training waited: {here} exceed the memory budget of {budget}"
+                outcome = replace(outcome, notes=(*outcome.notes, note))
+            self._ended.append(
+                replace(
+                    outcome,
+                    seconds=seconds,
+                    stalled=seconds if straight else stalled,
+                    waited=waited,
+                    staged=self._staging.size,
+                )
+            )
+
+        if straight:
+            work()
+            return
+        self._thread = threading.Thread(target=work, name=f"save step {step}", daemon=True)
+        self._thread.start()
+
+    def poll(self) -> list[SaveOutcome]:
+        """The saves that have ended and were not told yet. Does not wait; differs between ranks."""
+        if self._thread is None or not self._thread.is_alive():
+            ended = self._join()
+            self._untold += [ended] if ended else []
+        told, self._untold = self._untold, []
+        return told
+
+    def wait(self) -> list[SaveOutcome]:
+        """As :meth:`poll`, once nothing is under way: then it is the same on all ranks."""
+        if self._thread is not None:
+            self._thread.join()
+        return self.poll()
+
+    def save(
+        self,
+        step: int,
+        shared: dict[str, Any],
+        own: dict[str, Any],
+        meta: dict[str, Any],
+        alike: Callable[[str], bool] = lambda _: False,
+    ) -> SaveOutcome:
+        """:meth:`start`, and wait for the end of it."""
+        self.start(step, shared, own, meta, alike)
+        return self.wait()[-1]
+
+    def restore(self, template: Template, skip: Collection[int] = ()) -> Restored | None:
+        """The newest state that every rank can read; see :func:`hpcrun.checkpoint.restoring.restore`."""
+        return restoring.restore(self._store, self._together, template, skip)
+
+    def _join(self) -> SaveOutcome | None:
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        return self._ended.pop() if self._ended else None
+
+    def _snapshot(
+        self,
+        step: int,
+        shared: dict[str, Any],
+        own: dict[str, Any],
+        meta: dict[str, Any],
+        alike: Callable[[str], bool],
+    ) -> Task:
+        together = self._together
+        skeleton: Any = None
+        tensors: dict[str, torch.Tensor] = {}
+        blobs: dict[str, bytes] = {}
+        trouble: Exception | None = None
+        try:
+            skeleton, tensors = split(shared)
+            require_plain(own, "")
+            if together.rank == 0:
+                require_plain(skeleton, "")
+                blobs[SHARED] = pack(skeleton)
+            blobs[own_name(together.rank)] = pack(own)
+            key = signature(tensors)
+            state = _SAME if key == self._key else _CHANGED
+        except Exception as error:  # whatever it is, the others are waiting to hear
+            trouble, key, state = error, None, _FAILED
+        state = self._agree(state)
+        share: Share | str | None = None
+        try:
+            if state == _CHANGED:
+                self._key, self._plan = None, None
+                self._plan = make_plan(tensors, alike, together)
+                self._key = key
+            if trouble is not None:
+                raise trouble
+            if state != _FAILED and self._plan is not None:
+                share = stage(self._plan, tensors, blobs, self._staging)
+        except Exception as error:  # told by the save, together with the other ranks' troubles
+            share = together.named(error)
+        return Task(step, self._plan, share, meta)
+
+    def _agree(self, state: int) -> int:
+        if self._together.world_size == 1:
+            return state
+        value = torch.tensor([state], dtype=torch.int32)
+        dist.all_reduce(value, dist.ReduceOp.MAX, group=self._together.group)
+        return int(value[0])
+
+
+def _size(task: Task) -> int:
+    return task.share.size if isinstance(task.share, Share) else 0

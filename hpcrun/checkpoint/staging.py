@@ -1,0 +1,145 @@
+"""The host memory that a snapshot is copied into: the only thing that training waits for.
+
+Fresh memory costs several times the copy itself (the kernel zeroes every page on first touch), so one
+buffer per rank is kept and used again. It holds the file exactly as it will lie on disk, page-aligned,
+so that it can go out by direct I/O without passing through the page cache.
+"""
+
+import contextlib
+import mmap
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hpcrun.checkpoint.errors import CheckpointError, amount, explained
+from hpcrun.checkpoint.planning import Part
+
+_PAGE = 1 << 21
+
+
+class Staging:
+    """One reused buffer.
+
+    Args:
+        limit: bytes that it may take; None: half of what the machine has available when it is made,
+            shared by ``ranks_on_host`` ranks.
+        folder: keep it in a file there (node-local NVMe, /dev/shm) and not in anonymous memory.
+        pinned: page-locked memory, from which CUDA copies at full speed and beside the computation.
+    """
+
+    def __init__(
+        self,
+        *,
+        limit: int | None = None,
+        ranks_on_host: int = 1,
+        folder: Path | None = None,
+        pinned: bool = False,
+    ) -> None:
+        self._limit = limit
+        self._ranks_on_host = ranks_on_host
+        self._folder = folder
+        self._pinned = pinned
+        self._buffer: torch.Tensor | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes held now."""
+        return 0 if self._buffer is None else self._buffer.numel()
+
+    def fits(self, size: int) -> bool:
+        """Whether ``size`` bytes are within the limit."""
+        return size <= self.size or size <= self.budget()
+
+    def budget(self) -> int:
+        """Bytes that the buffer may take at present."""
+        if self._limit is not None:
+            return self._limit
+        if self._folder is not None:
+            figures = os.statvfs(self._folder)
+            return self.size + figures.f_bavail * figures.f_frsize // self._ranks_on_host
+        return self.size + available_memory() // (2 * self._ranks_on_host)
+
+    def reserve(self, size: int) -> torch.Tensor:
+        """A buffer of at least ``size`` bytes, shape (n,), uint8; its old content is lost if it grows.
+
+        Raises:
+            CheckpointError: the stage folder cannot hold it.
+        """
+        if self._buffer is None or self._buffer.numel() < size:
+            self._buffer = None  # the old one goes before the new one comes
+            self._buffer = self._allocate(max(1, -(-size // _PAGE)) * _PAGE)
+        return self._buffer
+
+    def _allocate(self, size: int) -> torch.Tensor:
+        if self._folder is not None:
+            return _in_file(self._folder, size)
+        if self._pinned:
+            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        memory = mmap.mmap(-1, size)
+        with contextlib.suppress(OSError):  # a kernel without transparent huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        buffer = torch.frombuffer(memory, dtype=torch.uint8)
+        buffer[:: mmap.PAGESIZE] = 0  # every page is there before the first copy is timed
+        return buffer
+
+
+def copy_in(buffer: torch.Tensor, parts: Iterable[Part], values: Iterable[torch.Tensor]) -> None:
+    """Copy each value to its part's place in ``buffer``, and return when all are there."""
+    on_gpu = False
+    for part, value in zip(parts, values, strict=True):
+        place = buffer[part.position : part.position + part.length]
+        place.view(value.dtype).view(part.sizes).copy_(value.detach(), non_blocking=True)
+        on_gpu = on_gpu or value.is_cuda
+    if on_gpu:
+        torch.cuda.current_stream().synchronize()
+
+
+def available_memory() -> int:
+    """Bytes that can be taken without swapping: MemAvailable of /proc/meminfo, within the cgroup's limit."""
+    available = 1 << 62
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                available = int(line.split()[1]) * 1024
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        with contextlib.suppress(OSError, ValueError):
+            cgroup = Path("/sys/fs/cgroup")
+            room = int((cgroup / limit).read_text()) - int((cgroup / used).read_text())
+            available = min(available, max(0, room))
+    return available
+
+
+def _in_file(folder: Path, size: int) -> torch.Tensor:
+    """A mapped file without a name: nothing of it stays when the process ends, however it ends."""
+    with explained("hold the snapshot (checkpoint.stage_dir)", folder):
+        descriptor, name = tempfile.mkstemp(prefix="hpcrun-stage-", dir=folder)
+        try:
+            Path(name).unlink()
+            # Reserved now: a page that the disk has no room for later would end the process (SIGBUS).
+            os.posix_fallocate(descriptor, 0, size)
+            memory = mmap.mmap(descriptor, size)
+        except OSError as error:
+            figures = os.statvfs(folder)
+            free = figures.f_bavail * figures.f_frsize
+            raise CheckpointError(
+                f"{folder}: the snapshot needs {amount(size)}, {amount(free)} are free; choose another "
+                "checkpoint.stage_dir, or none"
+            ) from error
+        finally:
+            os.close(descriptor)
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The memory of a contiguous tensor on the CPU, not copied."""
+    if not tensor.numel():
+        return memoryview(b"")
+    array: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+    return memoryview(array)
