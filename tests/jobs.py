@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from hpcrun.checkpoint.reading import StoreReader
 from hpcrun.checkpoint.store import CheckpointStore
 from hpcrun.launch import jobs, local_job
 from hpcrun.launch.local_job import JobStatus
@@ -181,16 +182,16 @@ def result(run: RunDirectory) -> dict[str, Any]:
 def final_state(run: RunDirectory) -> dict[str, bytes | str]:
     """Every value of the newest checkpoint as bytes: weights, optimiser, scheduler, generators.
 
-    Values, not files: pickle writes equal states differently according to what they share in memory.
+    Values, not files: pickle writes equal plain data differently according to what they share in memory.
     """
     store = CheckpointStore(run.checkpoints, "test-0")
     step = store.steps()[0]
     store.check(step)
-    found: dict[str, bytes | str] = {}
-    for record in store.manifest(step).files:
-        state = torch.load(store.path(step) / record.name, weights_only=True)
-        found |= dict(_leaves(state, record.name))
-    return found
+    reader = StoreReader(store, step)
+    tensors = {name: reader.empty(name) for name in reader.index.tensors}
+    reader.load(tensors)
+    state = {name: reader.blob(name) for name in reader.index.blobs}
+    return dict(_leaves(state | tensors, "state"))
 
 
 def _leaves(value: Any, name: str) -> Iterator[tuple[str, bytes | str]]:

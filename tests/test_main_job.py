@@ -35,7 +35,7 @@ def test_three_interruptions_change_no_bit_and_no_sample(tmp_path: Path) -> None
         "finished",
     ]
     undisturbed_state = jobs.final_state(calm)
-    assert any(name.startswith("shared.pt.model") for name in undisturbed_state)
+    assert any(name.startswith("state.model/") for name in undisturbed_state)
     assert jobs.final_state(rough) == undisturbed_state
     for rank in range(8):
         undisturbed = jobs.samples_by_step(calm, tmp_path, rank, accumulation=2)

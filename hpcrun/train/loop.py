@@ -39,7 +39,7 @@ class Loop:
         for step in self.steps:
             stop = self.agreement.exchange(step, self.reason_to_stop())
             if stop:
-                self.saver.save(step)
+                self.saver.finish(step)
                 return stop
             self.position.step = step
             # Not before the stop is decided: reading a sample may draw from the generators that are saved.
@@ -50,8 +50,9 @@ class Loop:
             if train.validate_every and done % train.validate_every == 0 and done < train.steps:
                 with self.metrics.paused():
                     self.metrics.write({"step": done, "validation_loss": self.validate()})
+            self.saver.look()
             if self.saver.due(done):
                 with self.metrics.paused():
-                    self.saver.save(done)
-        self.saver.save(train.steps)
+                    self.saver.start(done)
+        self.saver.finish(train.steps)
         return StopReason.NONE

@@ -3,7 +3,8 @@
 import sys
 from typing import Any
 
-from hpcrun.checkpoint.writer import SaveOutcome, Writer
+from hpcrun.checkpoint.engine import CheckpointEngine
+from hpcrun.checkpoint.outcome import SaveOutcome
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note
 from hpcrun.run.owner import Superseded
@@ -11,14 +12,18 @@ from hpcrun.train.trainer import AMPTrainer
 
 
 class Saver:
-    """Saves at its interval and at stops, once a step. A failed save is reported, and training goes on."""
+    """Saves at its interval and at stops, once a step. A failed save is reported, and training goes on.
+
+    One save is under way at a time: one that comes due before the last is committed waits for it, so that
+    none is left out. ``saved`` is the newest step known to be committed, ``failed`` why the last is not.
+    """
 
     def __init__(
         self,
         run: RunDirectory,
         attempt: Attempt,
         trainer: AMPTrainer,
-        writer: Writer,
+        engine: CheckpointEngine,
         *,
         every: int,
         batch_size: int,
@@ -27,47 +32,86 @@ class Saver:
     ) -> None:
         """``every``: steps between saves, 0 for stops only; ``saved``: the step restored from, if any."""
         self._run, self._attempt = run, attempt
-        self._trainer, self._writer = trainer, writer
+        self._trainer, self._engine = trainer, engine
         self._every, self._batch_size, self._meta = every, batch_size, meta
         self.saved = saved
         self.failed: str | None = None
+        self._last: SaveOutcome | None = None
 
     def due(self, done: int) -> bool:
         """Whether the interval asks for a save after ``done`` steps."""
         return bool(self._every) and done % self._every == 0
 
-    def save(self, done: int) -> None:
-        """Commit the state after ``done`` steps, unless it is committed already. Collective.
+    def start(self, done: int) -> None:
+        """Take a snapshot of the state after ``done`` steps; it is committed beside the training. Collective.
 
         Raises:
             Superseded: another incarnation owns the run now.
         """
+        self._settle()
         if done == self.saved:
             return
         extra = {"step": done, "samples": done * self._batch_size}
-        outcome = self._trainer.save_checkpoint(self._writer, done, extra, self._meta | extra)
-        self.failed = None if outcome.ok else outcome.error or "unknown"
-        if outcome.ok:
-            self.saved = done
-        if self._trainer.is_main_process:
-            self._tell(done, outcome)
-        if outcome.fenced:
-            raise Superseded(outcome.error)
+        self._trainer.start_checkpoint(self._engine, done, extra, self._meta | extra)
 
-    def _tell(self, done: int, outcome: SaveOutcome) -> None:
-        if outcome.ok:
-            print(f"hpcrun: saved step {done} in {outcome.seconds:.2f} s", flush=True)
-            for line in outcome.notes:
-                print(f"hpcrun: {line}", file=sys.stderr, flush=True)
-            note(
-                self._run,
-                "saved",
-                self._attempt,
-                step=done,
-                seconds=round(outcome.seconds, 3),
-                bytes=outcome.bytes,
-            )
+    def look(self) -> None:
+        """Report a save that has ended meanwhile. Waits for nothing; only rank 0 does anything."""
+        if self._trainer.is_main_process:
+            self._record(self._engine.poll())
+
+    def finish(self, done: int) -> None:
+        """Return when the state after ``done`` steps is committed, or ``failed`` says why not. Collective.
+
+        Raises:
+            Superseded: another incarnation owns the run now.
+        """
+        self.start(done)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Wait for the save under way, so that all ranks know the same of it."""
+        outcomes = self._engine.wait()
+        self._record(outcomes)
+        if self._last is not None and self._last.fenced:
+            raise Superseded(self._last.error)
+
+    def _record(self, outcomes: list[SaveOutcome]) -> None:
+        for outcome in outcomes:
+            self._last = outcome
+            self.failed = None if outcome.ok else outcome.error or "unknown"
+            if outcome.ok:
+                self.saved = outcome.step
+            if self._trainer.is_main_process:
+                self._tell(outcome)
+
+    def _tell(self, outcome: SaveOutcome) -> None:
+        if not outcome.ok:
+            line = f"step {outcome.step} was not saved: {outcome.error}"
+            print(f"hpcrun: {line}", file=sys.stderr, flush=True)
+            if not outcome.fenced:
+                note(
+                    self._run,
+                    "save-failed",
+                    self._attempt,
+                    step=outcome.step,
+                    reason=outcome.error,
+                )
             return
-        print(f"hpcrun: step {done} was not saved: {outcome.error}", file=sys.stderr, flush=True)
-        if not outcome.fenced:
-            note(self._run, "save-failed", self._attempt, step=done, reason=outcome.error)
+        print(
+            f"hpcrun: saved step {outcome.step} in {outcome.seconds:.2f} s, "
+            f"{outcome.stalled:.2f} s of it training waited",
+            flush=True,
+        )
+        for line in outcome.notes:
+            print(f"hpcrun: {line}", file=sys.stderr, flush=True)
+        # `seconds` is what the save took from training: goodput is counted with it.
+        note(
+            self._run,
+            "saved",
+            self._attempt,
+            step=outcome.step,
+            seconds=round(outcome.stalled, 3),
+            written_seconds=round(outcome.seconds, 3),
+            bytes=outcome.bytes,
+            host_memory=outcome.staged,
+        )

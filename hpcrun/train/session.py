@@ -10,8 +10,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import Dataset
 
+from hpcrun.checkpoint.engine import CheckpointEngine
+from hpcrun.checkpoint.outcome import Restored
+from hpcrun.checkpoint.retention import Retention, tidying
 from hpcrun.checkpoint.store import CheckpointStore
-from hpcrun.checkpoint.writer import Restored, SynchronousWriter
 from hpcrun.cluster.deadline import end_time, query_end_time
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.cluster.launchers import in_local_cluster, job_id
@@ -62,15 +64,8 @@ def train(
         lambda: _open_task(task, config), rank=distributed.rank, group=group
     )
     trainer = _build_trainer(config, model, distributed)
-    writer = SynchronousWriter(
-        CheckpointStore(run.checkpoints, attempt.owner),
-        rank=distributed.rank,
-        world_size=distributed.world_size,
-        group=group,
-        still_mine=lambda: require_ownership(run, attempt),
-        keep=config.checkpoint.keep,
-    )
-    restored = trainer.load_checkpoint(writer)
+    engine = _build_engine(run, attempt, config, distributed, group)
+    restored = trainer.load_checkpoint(engine)
     start = restored.step if restored else 0
     if restored is None or restored.own is None:
         _seed_rank(config.seed, distributed.rank, start)
@@ -89,7 +84,7 @@ def train(
         run,
         attempt,
         trainer,
-        writer,
+        engine,
         every=config.checkpoint.every,
         batch_size=config.train.batch_size,
         meta={"fingerprint": training_fingerprint(config), "torch": torch.__version__},
@@ -178,6 +173,24 @@ def _build_trainer(
     )
     trainer.wrap_model()
     return trainer
+
+
+def _build_engine(
+    run: RunDirectory,
+    attempt: Attempt,
+    config: Config,
+    distributed: DistributedConfig,
+    group: Any,
+) -> CheckpointEngine:
+    store = CheckpointStore(run.checkpoints, attempt.owner)
+    return CheckpointEngine(
+        store,
+        rank=distributed.rank,
+        world_size=distributed.world_size,
+        group=group,
+        still_mine=lambda: require_ownership(run, attempt),
+        tidy=tidying(store, Retention(config.checkpoint.keep)),
+    )
 
 
 def _prepare_data(task: Task, distributed: DistributedConfig) -> None:

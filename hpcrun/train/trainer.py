@@ -17,8 +17,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from hpcrun.checkpoint import state
+from hpcrun.checkpoint.engine import CheckpointEngine
+from hpcrun.checkpoint.outcome import Restored, SaveOutcome
+from hpcrun.checkpoint.retention import Retention, tidying
 from hpcrun.checkpoint.store import CheckpointStore
-from hpcrun.checkpoint.writer import Restored, SaveOutcome, SynchronousWriter, Writer
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import AMPConfig
 from hpcrun.train import process_group
@@ -90,7 +92,7 @@ class AMPTrainer:
         self._make_scheduler = scheduler
         self._optimizer: Optimizer | None = None
         self._scheduler: LRScheduler | None = None
-        self._writers: dict[Path, Writer] = {}
+        self._engines: dict[Path, CheckpointEngine] = {}
 
     @property
     def is_distributed(self) -> bool:
@@ -175,21 +177,33 @@ class AMPTrainer:
 
     def save_checkpoint(
         self,
-        where: Path | str | Writer,
+        where: Path | str | CheckpointEngine,
         step: int,
         extra: Mapping[str, Any] | None = None,
         meta: Mapping[str, Any] | None = None,
     ) -> SaveOutcome:
-        """Commit everything that a restart at ``step`` needs. Collective: every rank calls it.
+        """Commit everything that a restart at ``step`` needs, and wait for it. Collective.
 
         Args:
-            where: a folder of checkpoints, or a writer made for one.
+            where: a folder of checkpoints, or an engine made for one.
             extra: plain data and tensors of your own, given back by :meth:`load_checkpoint`.
             meta: plain data kept readable in the manifest.
 
         Returns:
             Whether it was committed; a failed save is told, on every rank alike, and not raised.
         """
+        engine = self._engine(where)
+        self.start_checkpoint(engine, step, extra, meta)
+        return engine.wait()[-1]
+
+    def start_checkpoint(
+        self,
+        where: Path | str | CheckpointEngine,
+        step: int,
+        extra: Mapping[str, Any] | None = None,
+        meta: Mapping[str, Any] | None = None,
+    ) -> None:
+        """As :meth:`save_checkpoint`, but training may go on while it is written: the engine tells."""
         shared = state.capture_shared(
             self.model,
             self.optimizer,
@@ -197,10 +211,11 @@ class AMPTrainer:
             scheduler=self.scheduler,
             extra=dict(extra or {}),
         )
-        writer = self._writer(where)
-        return writer.save(step, shared, self._capture_own(), dict(meta or {}))
+        self._engine(where).start(
+            step, shared, self._capture_own(), dict(meta or {}), state.alike(self.model)
+        )
 
-    def load_checkpoint(self, where: Path | str | Writer) -> Restored | None:
+    def load_checkpoint(self, where: Path | str | CheckpointEngine) -> Restored | None:
         """Restore the newest valid checkpoint, or return None when there is none. Collective.
 
         The random generators are restored with it: make datasets, loaders and their iterators before,
@@ -209,7 +224,7 @@ class AMPTrainer:
         Raises:
             CheckpointError: what was read does not fit this model.
         """
-        restored = self._writer(where).restore()
+        restored = self._engine(where).restore(state.template(self.model, self.optimizer))
         if restored is not None:
             state.apply_shared(
                 restored.shared,
@@ -228,21 +243,23 @@ class AMPTrainer:
     def _apply_own(self, own: dict[str, Any]) -> None:
         state.apply_rank(own)
 
-    def _writer(self, where: Path | str | Writer) -> Writer:
-        if not isinstance(where, Path | str):
+    def _engine(self, where: Path | str | CheckpointEngine) -> CheckpointEngine:
+        if isinstance(where, CheckpointEngine):
             return where
         folder = Path(where)
-        if folder not in self._writers:
-            self._writers[folder] = self._make_writer(folder)
-        return self._writers[folder]
+        if folder not in self._engines:
+            self._engines[folder] = self._make_engine(folder)
+        return self._engines[folder]
 
-    def _make_writer(self, folder: Path) -> Writer:
-        return SynchronousWriter(
-            CheckpointStore(folder, "0-0"),
+    def _make_engine(self, folder: Path) -> CheckpointEngine:
+        store = CheckpointStore(folder, "0-0")
+        return CheckpointEngine(
+            store,
             rank=0,
             world_size=1,
             group=None,
             still_mine=_nobody_else,
+            tidy=tidying(store, Retention()),
         )
 
     def _gradient_sync(self, last: bool) -> contextlib.AbstractContextManager[Any]:
@@ -339,14 +356,16 @@ class DistributedAMPTrainer(AMPTrainer):
         """Whether each rank keeps buffers of its own from step to step (otherwise rank 0's count)."""
         return self.is_distributed and not self.distributed.broadcast_buffers
 
-    def _make_writer(self, folder: Path) -> Writer:
+    def _make_engine(self, folder: Path) -> CheckpointEngine:
         owner = f"{self.distributed.job_id or 0}-{self.distributed.restart_count}"
-        return SynchronousWriter(
-            CheckpointStore(folder, owner),
+        store = CheckpointStore(folder, owner)
+        return CheckpointEngine(
+            store,
             rank=self.distributed.rank,
             world_size=self.distributed.world_size,
             group=self.control_group(),
             still_mine=_nobody_else,
+            tidy=tidying(store, Retention()),
         )
 
     def _gradient_sync(self, last: bool) -> contextlib.AbstractContextManager[Any]:
