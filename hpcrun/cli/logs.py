@@ -31,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the log, and follow it where wanted."""
-    directory = find_run(arguments)
     rank = _rank(arguments.rank)
+    directory = find_run(arguments)
     _require_log(directory, rank, arguments.follow)
     try:
         _print_lines(directory, rank, arguments.follow)

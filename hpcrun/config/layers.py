@@ -165,6 +165,8 @@ def _override(override: str) -> Layer:
             Problem(problem.place, problem.key or dotted, problem.text)
             for problem in error.problems
         ) from None
+    if isinstance(value, str) and text.strip()[:1] not in tuple("'\"|>&*!"):
+        value = text.strip()  # on a command line ` #` begins no comment: it is part of a path
     if not text.strip():
         value = ""  # nothing after = is no number, and saying null has to be deliberate
     return Layer(_single(path, value, COMMAND_LINE).values, where | {dotted: COMMAND_LINE})

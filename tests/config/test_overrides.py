@@ -123,3 +123,8 @@ def test_all_unreadable_overrides_are_reported_at_once(override_lines: Lines) ->
 def test_text_that_cannot_be_encoded_is_refused(override_lines: Lines) -> None:
     (only,) = override_lines("job.env.X=\udcff")
     assert only.startswith("command line: job.env.X: is not UTF-8 text")
+
+
+def test_a_number_sign_in_a_value_is_no_comment() -> None:
+    given = override_layer(["data.folder=/data/set #2", "data.quoted='a #b' # c"])
+    assert given.values["data"] == {"folder": "/data/set #2", "quoted": "a #b"}

@@ -1,0 +1,259 @@
+"""Bad input gets one line (what, where, what to do) and exit code 2, and leaves nothing half made."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from hpcrun.cli.main import main
+from hpcrun.cluster.ports import port_candidates
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.files import read_json
+from tests import jobs
+from tests.cli.conftest import tiny_config
+
+Completed = subprocess.CompletedProcess
+
+
+def listing(folder: Path) -> list[Path]:
+    """Everything under ``folder``."""
+    return sorted(folder.rglob("*"))
+
+
+def require_one_line(done: "Completed[str]", *parts: str) -> None:
+    """The refusal is one line of standard error that holds ``parts``; the exit code is 2."""
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("hpcrun")
+    for part in parts:
+        assert part in line
+
+
+CASES: dict[str, tuple[list[str], list[str]]] = {
+    "no such command": (["sbumit"], ["sbumit", "did you mean submit?"]),
+    "no such option of the program": (["--verison"], ["--verison", "did you mean --version?"]),
+    "no such option": (["submit", "--nodez", "2"], ["--nodez", "did you mean --nodes?", "--help"]),
+    "half an option": (["submit", "--node", "2"], ["--node:", "did you mean --nodes?"]),
+    "an option without its value": (["submit", "--nodes"], ["--nodes", "expected one argument"]),
+    "no command after the dashes": (["submit", "--"], ["no command stands after `--`"]),
+    "a command where none belongs": (["status", "--", "ls"], ["takes no command"]),
+    "no nodes": (["submit", "--nodes", "0"], ["--nodes", "job.nodes", "at least 1"]),
+    "nodes in words": (["submit", "--nodes", "two"], ["--nodes", "a whole number, not 'two'"]),
+    "an unknown key": (["submit", "train.lrr=1"], ["train.lrr", "did you mean train.lr?"]),
+    "an unknown executor": (["submit", "--executor", "locl"], ["--executor", "mean local?"]),
+    "an unknown task": (["submit", "task=language-modell"], ["language-modell", "language-model"]),
+    "an unknown module": (["submit", "task=prob:Probe"], ["no module prob", "PYTHONPATH"]),
+    "an unknown class": (["submit", "task=probe:Prob"], ["probe.py", "did you mean Probe?"]),
+    "a module that is no Python": (["submit", "task=broken:T"], ["broken.py:1", "mend the module"]),
+    "no such config file": (["submit", "-c", "nope.yaml"], ["nope.yaml", "no such file"]),
+    "a config file without -c": (["submit", "my.yaml"], ["my.yaml", "-c my.yaml"]),
+    "a script without dashes": (["submit", "train.py"], ["-- python train.py"]),
+    "a config with a typo": (["submit", "-c", "typo.yaml"], ["typo.yaml:2", "train.lr"]),
+    "a config that is no YAML": (["submit", "-c", "torn.yaml"], ["torn.yaml:2", "YAML"]),
+    "a name with spaces": (["submit", "--name", "a b"], ["--name", "'a b'", "try a-b"]),
+    "a name with a quote": (["submit", "--name", "it's"], ["--name", "it's", "try it-s"]),
+    "a name with double quotes": (["submit", "--name", 'a"b'], ["--name", "try a-b"]),
+    "a name with a semicolon": (["submit", "--name", "a;b"], ["--name", "a;b", "try a-b"]),
+    "a name that is a command": (["submit", "--name", "$(touch x)"], ["--name", "try touch-x"]),
+    "a name that leads elsewhere": (["submit", "--name", "../x"], ["--name", "try x"]),
+    "an empty name": (["submit", "--name", ""], ["--name", "try run-1"]),
+    "both to follow and not": (["submit", "--follow", "--detach"], ["exclude each other"]),
+    "a time that is none": (["submit", "--time", "soon"], ["--time", "HH:MM:SS"]),
+    "no such run": (["logs", "nope"], ["nope", "there are no runs", "--runs-dir"]),
+    "no such folder of runs": (["status", "--runs-dir", "nope"], ["nope", "--runs-dir"]),
+    "a run's name beyond any file's": (["status", "a" * 400], ["no such run"]),
+    "no run named": (["resume"], ["RUN", "--help"]),
+    "a rank in words": (["logs", "nope", "--rank", "x"], ["--rank x", "or all"]),
+    "no view of the config": (["config"], ["config show"]),
+    "a misspelt view of the config": (["config", "shwo"], ["shwo", "did you mean show?"]),
+    "settle by hand": (["settle", "x", "--exit-code", "0"], ["settle", "SLURM_JOB_ID"]),
+}
+
+
+@pytest.mark.parametrize(("arguments", "parts"), CASES.values(), ids=CASES.keys())
+def test_bad_input_gets_one_line_and_leaves_nothing(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    parts: list[str],
+) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "broken.py").write_text("class T(:\n")
+    (folder / "typo.yaml").write_text("train:\n  lrate: 1\n")
+    (folder / "torn.yaml").write_text("train: {lr: 1\n")
+    before = listing(folder)
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert isinstance(ended.value.code, int)
+    said = capsys.readouterr()
+    require_one_line(Completed(arguments, ended.value.code, said.out, said.err), *parts)
+    assert listing(folder) == before
+
+
+def test_a_current_folder_that_is_gone_is_told(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    code = "import os, sys; os.rmdir(os.getcwd()); os.execv(sys.executable, sys.argv[1:])"
+    done = subprocess.run(
+        [sys.executable, "-c", code, sys.executable, "-P", "-m", "hpcrun", "status"],
+        cwd=gone, capture_output=True, text=True, check=False,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+    require_one_line(done, "current folder is gone", "`cd`")
+
+
+def test_output_that_cannot_be_written_is_told(folder: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "hpcrun", "config", "show"],
+            cwd=folder, stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "No space left on device" in line
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(folder: Path) -> None:
+    command = f"{sys.executable} -m hpcrun config schema | head -n 1"
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"],
+        cwd=folder, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "{\n", "")
+
+
+def test_a_place_that_may_not_be_written_is_refused(as_somebody: tuple[Path, list[str]]) -> None:
+    place, words = as_somebody
+    if not words:
+        place.chmod(0o555)
+    before = listing(place)
+    done = subprocess.run(
+        [*words, sys.executable, "-m", "hpcrun", "submit", "-c", "empty.yaml", *tiny_config(place)],
+        cwd=place, env=os.environ | {"HOME": "/nonexistent"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if "No module named" in done.stderr or "Permission denied: " in done.stderr:
+        pytest.skip("somebody else cannot read this checkout")
+    require_one_line(done, "runs/empty", "Permission denied", "--runs-dir")
+    assert listing(place) == before
+
+
+def test_the_run_of_somebody_else_is_told_with_its_owner(
+    as_somebody: tuple[Path, list[str]], finished: Path
+) -> None:
+    place, words = as_somebody
+    if not words:
+        pytest.skip("needs two users, and so root")
+    (place / "runs").mkdir()
+    subprocess.run(["cp", "-r", str(finished / "runs" / "done"), str(place / "runs")], check=True)
+    (place / "runs" / "done").chmod(0o700)
+    for command in (["status", "done"], ["cancel", "done"], ["resume", "runs/done"]):
+        done = subprocess.run(
+            [*words, sys.executable, "-m", "hpcrun", *command],
+            cwd=place, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if "No module named" in done.stderr:
+            pytest.skip("somebody else cannot read this checkout")
+        require_one_line(done, "runs/done", "you may not read it", "belongs to root")
+
+
+def test_a_disk_that_is_full_at_submission_is_told_and_left_as_it_was(
+    folder: Path, small_disk: Callable[[str], Path]
+) -> None:
+    refused = 0
+    # A block more each time: it is full at one file of the submission after the other.
+    for size in range(4, 80, 4):
+        disk = small_disk(f"{size}k")
+        done = jobs.hpcrun(
+            "submit", "-c", "empty.yaml", "--runs-dir", str(disk / "runs"), "--no-snapshot",
+            "--detach", *tiny_config(folder), cwd=folder,
+        )  # fmt: skip
+        if done.returncode == 0:
+            break
+        require_one_line(done, "space")
+        assert listing(disk) == []
+        refused += 1
+    assert refused >= 4
+    run = RunDirectory(disk / "runs" / "empty")
+    jobs.hpcrun("cancel", "--now", str(run.path), cwd=folder)
+    jobs.wait_for_end(run)
+
+
+def test_a_disk_that_fills_up_costs_the_checkpoint_and_not_the_training(
+    folder: Path, small_disk: Callable[[str], Path]
+) -> None:
+    disk = small_disk("1m")
+    command = [
+        "submit", "-c", "empty.yaml", "--name", "full", "--runs-dir", str(disk), "--no-snapshot",
+        *tiny_config(folder, checkpoint__every=4),
+    ]  # fmt: skip
+    done = jobs.hpcrun(*command, cwd=folder)
+    assert done.returncode == 74, done.stdout + done.stderr
+    assert "step 4 was not saved" in done.stdout
+    assert "step 10/10" in done.stdout
+    run = RunDirectory(disk / "full")
+    assert (read_json(run.result) or {})["cause"] == "save-failed"
+    assert list(run.checkpoints.iterdir()) == []
+    small_disk("64m")
+    again = jobs.hpcrun(*command, cwd=folder)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert (read_json(run.result) or {})["state"] == "finished"
+
+
+def test_a_task_module_that_raises_ends_the_run_with_its_line_said_once(folder: Path) -> None:
+    (folder / "angry.py").write_text("raise RuntimeError('no licence today')\nclass T: pass\n")
+    done = jobs.hpcrun(
+        "submit", "-c", "empty.yaml", "--name", "angry",
+        *tiny_config(folder, task="angry:T"), cwd=folder,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stdout + done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if "no licence today" in line]
+    for part in ("angry failed", "task: angry:T", "RuntimeError", "angry.py:1", "mend that"):
+        assert part in line
+    run = RunDirectory(folder / "runs" / "angry")
+    assert (read_json(run.result) or {})["cause"] == "bad-input"
+    assert len(jobs.events(run, "opened")) == 1
+    assert list(run.checkpoints.iterdir()) == []
+
+
+def test_a_taken_port_is_passed_over(folder: Path) -> None:
+    now = int(time.time())
+    # A job of the local cluster is named by the second it is submitted in.
+    soon = [f"{second}-0" for second in range(now, now + 15)]
+    with ExitStack() as held:
+        for port in {port_candidates(owner)[0] for owner in soon}:
+            taken = held.enter_context(socket.socket())
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            taken.bind(("127.0.0.1", port))
+            taken.listen()
+        done = jobs.hpcrun(
+            "submit", "-c", "empty.yaml", "--name", "port", *tiny_config(folder), cwd=folder
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (opened,) = jobs.events(RunDirectory(folder / "runs" / "port"), "opened")
+    assert opened.attempt is not None
+    assert opened.attempt.owner in soon
+    meeting = folder / "runs" / "port" / "logs" / opened.attempt.job / "restart-0" / "master.json"
+    assert (read_json(meeting) or {})["port"] in port_candidates(opened.attempt.owner)[1:]
+
+
+def test_a_unicode_name_in_a_folder_with_a_hostile_name_just_works(tmp_path: Path) -> None:
+    folder = tmp_path / "a b; $(touch owned) 'c\" #%j"
+    folder.mkdir()
+    jobs.write_probe(folder)
+    (folder / "empty.yaml").write_text("{}\n")
+    done = jobs.hpcrun(
+        "submit", "-c", "empty.yaml", "--name", "größe-模型", *tiny_config(folder), cwd=folder
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = jobs.hpcrun("status", "größe-模型", cwd=folder)
+    assert "größe-模型  finished" in told.stdout
+    assert not list(tmp_path.rglob("owned"))
