@@ -90,7 +90,12 @@ def load_task(config: Config) -> Task:
 
 def _in_short(error: BaseException) -> str:
     """Kind, message and place of ``error`` on one line; the place, if it lies outside this file."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
+    # Frozen: the machinery of imports, and the modules that python starts with.
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<frozen") and "importlib" not in frame.filename
+    ]
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if len(frames) > 1 else ""
     message = " ".join(str(error).split())
     return f"{type(error).__name__}: {message}{where}"

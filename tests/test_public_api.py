@@ -1,0 +1,59 @@
+"""The names that a program of one's own imports, and what importing them costs."""
+
+import subprocess
+import sys
+
+import pytest
+
+import hpcrun
+
+NAMES = {
+    "AMPConfig",
+    "AMPTrainer",
+    "DistributedAMPTrainer",
+    "DistributedConfig",
+    "Task",
+    "cleanup_distributed",
+    "get_rank",
+    "get_world_size",
+    "is_main_process",
+    "setup_distributed",
+}
+
+
+def test_every_public_name_is_there_and_listed():
+    assert set(hpcrun.__all__) == NAMES
+    assert set(dir(hpcrun)) >= NAMES
+    for name in NAMES:
+        assert getattr(hpcrun, name).__name__ == name
+
+
+def test_a_name_that_does_not_exist_is_an_ordinary_attribute_error():
+    with pytest.raises(AttributeError, match="module 'hpcrun' has no attribute 'Trainer'"):
+        _ = hpcrun.Trainer  # type: ignore[attr-defined]
+
+
+def test_torch_is_imported_when_a_name_needs_it_and_not_before() -> None:
+    program = """
+import sys
+import hpcrun
+slow = {"torch", "numpy", "pydantic", "h5py", "submitit"}
+assert not slow & set(sys.modules), slow & set(sys.modules)
+hpcrun.DistributedConfig, hpcrun.AMPConfig, hpcrun.Task
+assert "torch" not in sys.modules
+from hpcrun import setup_distributed, get_rank
+assert "torch" in sys.modules
+assert get_rank() == 0
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_single_process_answers_as_rank_0_of_one_and_makes_no_group() -> None:
+    import torch.distributed as dist
+
+    described = hpcrun.setup_distributed(hpcrun.DistributedConfig())
+    assert (described.rank, described.world_size) == (0, 1)
+    assert not dist.is_initialized()
+    assert (hpcrun.get_rank(), hpcrun.get_world_size(), hpcrun.is_main_process()) == (0, 1, True)
+    hpcrun.cleanup_distributed()

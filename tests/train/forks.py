@@ -1,0 +1,36 @@
+"""Forking ranks from a process that has imported torch, so that each costs no start of its own."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+
+def fork_ranks(
+    world_size: int, play: Callable[[int], object], logs: Path | None = None
+) -> list[int]:
+    """Run ``play(rank)`` in a child for each rank and return their exit codes (negative: a signal).
+
+    Args:
+        logs: the folder for what each rank prints, ``rank-0.log``; None leaves them our own streams.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    children = []
+    for rank in range(world_size):
+        child = os.fork()
+        if child == 0:
+            try:
+                if logs is not None:
+                    log = os.open(logs / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+                    os.dup2(log, 1)
+                    os.dup2(log, 2)
+                play(rank)
+                sys.stdout.flush()
+                os._exit(0)
+            except BaseException:
+                sys.excepthook(*sys.exc_info())
+                sys.stderr.flush()
+                os._exit(99)
+        children.append(child)
+    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]

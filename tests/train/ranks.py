@@ -1,0 +1,433 @@
+"""The program that ``test_ranks.py`` starts: gloo ranks go through one scenario after another.
+
+``python -m tests.train.ranks FOLDER`` leaves ``results-WORLD-RANK.json`` in the folder.
+"""
+
+import copy
+import hashlib
+import json
+import random
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.config import AMPConfig
+from hpcrun.errors import UserError
+from hpcrun.train import process_group
+from hpcrun.train.data import training_steps
+from hpcrun.train.together import together
+from hpcrun.train.trainer import DistributedAMPTrainer
+from hpcrun.train.validation import validate
+from tests.train.forks import fork_ranks
+
+
+class Pairs(torch.utils.data.Dataset):
+    """Inputs of six numbers and a target, each from its index."""
+
+    def __init__(self, size=50):
+        generator = torch.Generator().manual_seed(5)
+        self.inputs = torch.randn(size, 6, generator=generator)
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def __getitem__(self, index):
+        return self.inputs[index], self.inputs[index].sin().sum()
+
+
+class Mean:
+    """What validation asks of a task."""
+
+    def loss(self, model, batch):
+        return loss(model, batch)
+
+
+def loss(model, batch):
+    inputs, targets = batch
+    return (model(inputs).squeeze(-1).float() - targets).square().mean()
+
+
+def small():
+    return nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 1))
+
+
+def noisy():
+    return nn.Sequential(
+        nn.Linear(6, 12), nn.BatchNorm1d(12), nn.GELU(), nn.Dropout(0.3), nn.Linear(12, 1)
+    )
+
+
+def large():
+    """Several gradient buckets (the first holds 1 MiB), made ready in another order than declared."""
+
+    class Backwards(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last, self.middle, self.first = (
+                nn.Linear(512, 1),
+                nn.Linear(512, 512),
+                nn.Linear(6, 512),
+            )
+            self.extra = nn.Linear(512, 512)
+
+        def forward(self, inputs):
+            return self.last(self.extra(self.middle(self.first(inputs).tanh()).tanh()).tanh())
+
+    return Backwards()
+
+
+def digest(values):
+    joined = b"".join(value.detach().contiguous().numpy().tobytes() for value in values)
+    return hashlib.sha256(joined).hexdigest()
+
+
+class Ranks:
+    """One rank's view: its number, how many there are, and the folder of the scenario."""
+
+    def __init__(self, rank, world_size, folder):
+        self.rank, self.world_size, self.folder = rank, world_size, folder
+
+    def trainer(self, make=small, *, lr=0.05, adam=False, described=None, **options):
+        """A wrapped trainer, its weights alike on all ranks."""
+        torch.manual_seed(0)
+        kind = torch.optim.AdamW if adam else torch.optim.SGD
+        trainer = DistributedAMPTrainer(
+            make(),
+            lambda model: kind(model.parameters(), lr=lr),
+            distributed=DistributedConfig(
+                world_size=self.world_size,
+                rank=self.rank,
+                local_rank=self.rank,
+                num_gpus_per_node=self.world_size,
+                **(described or {}),
+            ),
+            device="cpu",
+            **options,
+        )
+        trainer.wrap_model()
+        return trainer
+
+    def batches(self, first, last, *, batch_size=16, accumulation=1):
+        """This rank's micro-batches of the steps, as a list."""
+        return list(
+            training_steps(
+                Pairs(),
+                range(first, last),
+                rank=self.rank,
+                world_size=self.world_size,
+                batch_size=batch_size,
+                accumulation=accumulation,
+                seed=2,
+                workers=0,
+                pin_memory=False,
+            )
+        )
+
+    def mean(self, value):
+        """A tensor's mean over ranks."""
+        value = value.detach().clone()
+        dist.all_reduce(value)
+        return (value / self.world_size).tolist()
+
+
+def values(trainer):
+    return [value.tolist() for value in trainer.module.state_dict().values()]
+
+
+def twenty_steps(ranks):
+    found = {}
+    for name, accumulation, amp in (
+        ("plain", 1, AMPConfig()),
+        ("accumulated", 4, AMPConfig()),
+        ("fp16", 1, AMPConfig(dtype="fp16", init_scale=256.0)),
+        ("bf16", 1, AMPConfig(dtype="bf16")),
+    ):
+        trainer = ranks.trainer(adam=True, lr=0.01, clip_norm=1.0, amp=amp)
+        results = [
+            trainer.training_step(batches, loss)
+            for batches in ranks.batches(0, 20, accumulation=accumulation)
+        ]
+        found[name] = {
+            "losses": [ranks.mean(result.loss) for result in results],
+            "norms": [result.gradient_norm.item() for result in results],
+            "weights": values(trainer),
+        }
+    return found
+
+
+def communication(ranks):
+    """How often DDP's hook runs, a step, with one micro-batch and with four."""
+    counts = {}
+    for accumulation in (1, 4):
+        trainer = ranks.trainer(large)
+        calls = []
+
+        def counted(group, bucket, calls=calls):
+            calls.append(bucket.index())
+            return allreduce_hook(group, bucket)
+
+        trainer.model.register_comm_hook(None, counted)
+        data = ranks.batches(0, 3, accumulation=accumulation)
+        trainer.training_step(data[0], loss)
+        after_first = len(calls)
+        trainer.training_step(data[1], loss)
+        counts[str(accumulation)] = len(calls) - after_first
+    return counts
+
+
+def overflow_on_one_rank(ranks):
+    trainer = ranks.trainer(
+        amp=AMPConfig(dtype="fp16", init_scale=64.0),
+        clip_norm=1.0,
+        scheduler=lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: 0.5**s),
+    )
+    before = values(trainer)
+    first, second = ranks.batches(0, 2)
+    inputs, targets = first[0]
+    if ranks.rank == 1:
+        targets = torch.full_like(targets, torch.inf)
+    skipped = trainer.training_step([(inputs, targets)], loss)
+    untouched = values(trainer) == before
+    taken = trainer.training_step(second, loss)
+    return {
+        "skipped": [skipped.skipped, taken.skipped],
+        "untouched": untouched,
+        "scale": trainer.scaler.get_scale(),
+        "rates": [
+            skipped.learning_rate,
+            taken.learning_rate,
+            trainer.optimizer.param_groups[0]["lr"],
+        ],
+        "digest": digest(trainer.module.state_dict().values()),
+        "finite": all(torch.isfinite(p).all().item() for p in trainer.module.parameters()),
+    }
+
+
+def settling_leaves_no_trace(ranks):
+    """Two ranks add two numbers: the layout of buckets cannot matter, so plain DDP gives the same bits."""
+    trainer = ranks.trainer(noisy)
+    torch.manual_seed(0)
+    plain = DistributedDataParallel(noisy())
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.05)
+    data = ranks.batches(0, 3)
+
+    def seeded():
+        torch.manual_seed(ranks.rank)
+        random.seed(ranks.rank)
+
+    seeded()
+    for step in data:
+        trainer.training_step(step, loss)
+    ours = digest(trainer.module.state_dict().values()), torch.rand(1).item(), random.random()
+    seeded()
+    for (batch,) in data:
+        loss(plain, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return ours == (
+        digest(plain.module.state_dict().values()),
+        torch.rand(1).item(),
+        random.random(),
+    )
+
+
+def resumed(ranks, make, *, settle=True, described=None, accumulation=1):
+    """Whether six steps and three steps, a save and three more in a new trainer give the same bits."""
+
+    def begin():
+        trainer = ranks.trainer(make, adam=True, clip_norm=1.0, described=described)
+        trainer._buckets_settled = not settle
+        return trainer
+
+    data = ranks.batches(0, 6, accumulation=accumulation)
+    folder = ranks.folder / f"checkpoints-{settle}"
+    calm = begin()
+    torch.manual_seed(100 + ranks.rank)
+    for number, step in enumerate(data):
+        calm.training_step(step, loss)
+        if number == 2:
+            saved = calm.save_checkpoint(folder, 3)
+            if not saved.ok:
+                return saved.error
+    again = begin()
+    again.load_checkpoint(folder)
+    for step in data[3:]:
+        again.training_step(step, loss)
+    return digest(calm.module.state_dict().values()) == digest(again.module.state_dict().values())
+
+
+def resumed_with_several_buckets(ranks):
+    return resumed(ranks, large)
+
+
+def resumed_without_settling(ranks):
+    return resumed(ranks, large, settle=False)
+
+
+def resumed_while_accumulating(ranks):
+    return resumed(ranks, noisy, accumulation=2)
+
+
+def resumed_with_unused_parameters(ranks):
+    class HalfUsed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = large(), nn.Linear(3, 3)
+
+        def forward(self, inputs):
+            return self.used(inputs)
+
+    return resumed(ranks, HalfUsed, described={"find_unused_parameters": True})
+
+
+def resumed_with_buffers_of_its_own(ranks):
+    """The buffers that DDP was told not to broadcast are part of each rank's state."""
+
+    class Drifting(nn.Module):
+        """Its output depends on a running mean of what this rank has seen."""
+
+        def __init__(self):
+            super().__init__()
+            self.body = small()
+            self.register_buffer("seen", torch.zeros(6))
+
+        def forward(self, inputs):
+            if self.training:
+                self.seen = 0.9 * self.seen + 0.1 * inputs.mean(0)
+            return self.body(inputs - self.seen)
+
+    return resumed(ranks, Drifting, described={"broadcast_buffers": False})
+
+
+def validation(ranks):
+    """Fifty samples, seven and two over four ranks, against all of them on one."""
+    trainer = ranks.trainer(noisy)
+    trainer.module[3].eval()
+    for step in ranks.batches(0, 2):
+        trainer.training_step(step, loss)
+    group = trainer.control_group()
+    own_buffers = digest(trainer.module.buffers())
+    found = {"differ": len(set(gathered(own_buffers))) > 1}
+    reference = copy.deepcopy(trainer.module)
+    for buffer in reference.buffers():
+        dist.broadcast(buffer, src=0)
+    reference.eval()
+    for size in (50, 7, 2):
+        value = validate(
+            trainer, Mean(), Pairs(size), rank=ranks.rank, world_size=ranks.world_size,
+            batch_size=8, accumulation=2, limit=None, group=group,
+        )  # fmt: skip
+        data = Pairs(size)
+        with torch.no_grad():
+            every = [loss(reference, (x[None], y[None])) for x, y in (data[i] for i in range(size))]
+        found[str(size)] = [value, torch.stack(every).mean().item()]
+    found["kept"] = digest(trainer.module.buffers()) == own_buffers
+    found["modes"] = [part.training for part in trainer.module]
+    return found
+
+
+def gathered(value):
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def failing_together(ranks):
+    group = dist.group.WORLD
+
+    def attempt(compute):
+        try:
+            return together(compute, rank=ranks.rank, group=group)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+
+    def refuse_on(*chosen):
+        def compute():
+            if ranks.rank in chosen:
+                raise UserError(f"no data on rank {ranks.rank}")
+            return "fine"
+
+        return compute
+
+    def stumble_on_2():
+        if ranks.rank == 2:
+            raise ZeroDivisionError("a defect")
+        return "fine"
+
+    return {
+        "nobody": attempt(refuse_on()),
+        "rank 0": attempt(refuse_on(0, 1)),
+        "rank 3": attempt(refuse_on(3)),
+        "a defect": attempt(stumble_on_2),
+    }
+
+
+def questions(ranks):
+    return [
+        process_group.get_rank(),
+        process_group.get_world_size(),
+        process_group.is_main_process(),
+        ranks.trainer().is_distributed,
+        ranks.trainer().is_main_process,
+    ]
+
+
+SCENARIOS = {
+    2: [
+        twenty_steps,
+        communication,
+        overflow_on_one_rank,
+        settling_leaves_no_trace,
+        resumed_while_accumulating,
+    ],
+    4: [
+        twenty_steps,
+        resumed_with_several_buckets,
+        resumed_without_settling,
+        resumed_with_unused_parameters,
+        resumed_with_buffers_of_its_own,
+        validation,
+        failing_together,
+        questions,
+    ],
+    1: [twenty_steps],
+}
+
+
+def play(world_size, rank, folder):
+    """Go through the scenarios of this world size and write down what came of them."""
+    torch.set_num_threads(1)
+    # A group even for one rank: the scenarios themselves average over ranks.
+    store = dist.FileStore(str(folder / f"rendezvous-{world_size}"), world_size)
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=60)
+    )
+    results = {}
+    for scenario in SCENARIOS[world_size]:
+        place = folder / f"{scenario.__name__}-{world_size}"
+        place.mkdir(exist_ok=True)
+        results[scenario.__name__] = scenario(Ranks(rank, world_size, place))
+        dist.barrier()
+    (folder / f"results-{world_size}-{rank}.json").write_text(json.dumps(results))
+    dist.destroy_process_group()
+
+
+def main(folder):
+    """Play everything; the exit status is 0 only if every rank came through."""
+    codes = [
+        code
+        for world_size in SCENARIOS
+        for code in fork_ranks(world_size, lambda rank, size=world_size: play(size, rank, folder))
+    ]
+    return int(any(codes))
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

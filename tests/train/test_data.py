@@ -1,0 +1,224 @@
+"""Batches: from any step on the same, each sample on one rank, whoever reads them."""
+
+import multiprocessing
+import os
+import random
+import signal
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import Dataset, IterableDataset
+
+from hpcrun.errors import UserError
+from hpcrun.train.data import length, training_steps, validation_batches
+
+
+class Numbers(Dataset):
+    """Sample i is i itself."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        if not 0 <= index < self.size:
+            raise IndexError(index)
+        return torch.tensor(index)
+
+
+class Noisy(Numbers):
+    """Sample i with noise from every generator that a dataset may draw from."""
+
+    def __getitem__(self, index):
+        noise = [random.random(), np.random.rand(), torch.rand(()).item()]
+        return torch.tensor([float(index), *noise], dtype=torch.float64)
+
+
+def steps(dataset, first, last, **changes):
+    """The micro-batches of the steps as one list of lists of samples a step."""
+    shape = {
+        "rank": 0,
+        "world_size": 1,
+        "batch_size": 4,
+        "accumulation": 2,
+        "seed": 3,
+        "workers": 0,
+        "pin_memory": False,
+    }
+    batches = training_steps(dataset, range(first, last), **(shape | changes))
+    return [[micro.tolist() for micro in step] for step in batches]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_from_any_step_on_the_batches_are_those_of_an_undisturbed_pass(workers):
+    whole = steps(Numbers(10), 0, 7, workers=workers)
+    assert whole == steps(Numbers(10), 0, 7)
+    for first in (1, 4, 7):
+        assert steps(Numbers(10), first, 7, workers=workers) == whole[first:]
+
+
+def test_in_loader_processes_the_noise_of_a_sample_depends_on_its_position_alone():
+    whole = steps(Noisy(10), 0, 7, workers=2)
+    assert steps(Noisy(10), 3, 7, workers=2) == whole[3:]
+    assert steps(Noisy(10), 0, 7, workers=1) == whole
+    samples = [tuple(sample) for step in whole for micro in step for sample in micro]
+    # 28 positions over almost three epochs: the noise of a sample is drawn anew in each.
+    assert len({noise for _, *noise_of in samples for noise in noise_of}) == 3 * 28
+
+
+def test_in_loader_processes_the_noise_does_not_depend_on_the_number_of_ranks():
+    one = sorted(steps(Noisy(10), 2, 3, workers=1)[0][0] + steps(Noisy(10), 2, 3, workers=1)[0][1])
+    two = [steps(Noisy(10), 2, 3, workers=1, rank=rank, world_size=2)[0] for rank in (0, 1)]
+    assert sorted(sample for rank in two for micro in rank for sample in micro) == one
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_reading_draws_nothing_from_the_generators_that_are_saved(workers):
+    torch.manual_seed(1)
+    random.seed(1)
+    np.random.seed(1)
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    steps(Numbers(10), 0, 3, workers=workers)
+    list(
+        validation_batches(Numbers(10), rank=0, world_size=1, batch_size=4, accumulation=1, limit=1)
+    )
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+    assert np.random.get_state()[1].tolist() == before[2]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_the_batches_of_all_ranks_together_are_the_global_batch(world_size):
+    alone = steps(Numbers(37), 0, 12, batch_size=8, accumulation=1)
+    shares = [
+        steps(Numbers(37), 0, 12, batch_size=8, rank=rank, world_size=world_size)
+        for rank in range(world_size)
+    ]
+    for number, (batch,) in enumerate(alone):
+        taken = [sample for share in shares for micro in share[number] for sample in micro]
+        assert sorted(taken) == sorted(batch)
+
+
+def test_a_dataset_smaller_than_a_batch_is_gone_through_several_times_in_it():
+    (step,) = steps(Numbers(3), 0, 1, batch_size=12, accumulation=1)
+    assert sorted(step[0]) == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
+
+
+def test_closing_ends_the_loader_processes():
+    before = set(multiprocessing.active_children())
+    batches = training_steps(
+        Numbers(10), range(100), rank=0, world_size=1, batch_size=2, accumulation=1, seed=0,
+        workers=2, pin_memory=False,
+    )  # fmt: skip
+    next(batches)
+    assert len(set(multiprocessing.active_children()) - before) == 2
+    batches.close()
+    assert set(multiprocessing.active_children()) == before
+
+
+def test_loader_processes_outlive_the_signals_that_are_meant_for_ranks():
+    before = set(multiprocessing.active_children())
+    batches = training_steps(
+        Numbers(10), range(30), rank=0, world_size=1, batch_size=2, accumulation=1, seed=0,
+        workers=2, pin_memory=False,
+    )  # fmt: skip
+    read = [next(batches) for _ in range(3)]
+    for worker in set(multiprocessing.active_children()) - before:
+        os.kill(worker.pid, signal.SIGTERM)
+        os.kill(worker.pid, signal.SIGUSR2)
+    assert len([*read, *batches]) == 30
+
+
+class Endless(IterableDataset):
+    """A stream that claims a length, as many do."""
+
+    def __len__(self):
+        return 10
+
+    def __iter__(self):
+        return iter(range(10))
+
+
+class WithoutLength(Dataset):
+    """Map-style, but nobody knows how far."""
+
+    def __getitem__(self, index):
+        return index
+
+
+@pytest.mark.parametrize(
+    ("dataset", "line"),
+    [
+        (Endless(), "data: Endless is a stream, which cannot be entered at a step again"),
+        (WithoutLength(), "data: WithoutLength has no length; give a map-style dataset"),
+        (Numbers(0), "data: Numbers holds no samples; check the data options"),
+    ],
+)
+def test_a_dataset_that_cannot_be_trained_on_is_refused_before_the_first_step(dataset, line):
+    with pytest.raises(UserError, match=line):
+        length(dataset)
+    with pytest.raises(UserError, match=line):
+        training_steps(
+            dataset, range(1), rank=0, world_size=1, batch_size=1, accumulation=1, seed=0,
+            workers=0, pin_memory=False,
+        )  # fmt: skip
+
+
+def validated(size, world_size, limit=None, accumulation=1, batch_size=4):
+    """What each rank validates: a list of (samples, count) a rank."""
+    return [
+        [
+            (batch.tolist(), count)
+            for batch, count in validation_batches(
+                Numbers(size),
+                rank=rank,
+                world_size=world_size,
+                batch_size=batch_size,
+                accumulation=accumulation,
+                limit=limit,
+            )
+        ]
+        for rank in range(world_size)
+    ]
+
+
+@settings(deadline=None, max_examples=30)
+@given(size=st.integers(1, 30), world_size=st.integers(1, 5), accumulation=st.integers(1, 3))
+def test_validation_takes_every_sample_on_exactly_one_rank(size, world_size, accumulation):
+    shares = validated(size, world_size, accumulation=accumulation)
+    seen = [sample for share in shares for batch, _ in share for sample in batch]
+    assert sorted(seen) == list(range(size))
+    assert all(len(batch) == count for share in shares for batch, count in share)
+
+
+def test_a_rank_may_have_nothing_to_validate():
+    assert validated(2, 3) == [[([0], 1)], [([1], 1)], []]
+
+
+def test_validation_batches_are_no_larger_than_the_micro_batches_of_training():
+    counts = [count for _, count in validated(40, 1, batch_size=16, accumulation=4)[0]]
+    assert set(counts) == {4}
+
+
+def test_a_limited_validation_takes_the_same_samples_each_time_from_all_over_the_dataset():
+    def chosen(world_size):
+        shares = validated(1000, world_size, limit=5, batch_size=20)
+        return sorted(sample for share in shares for batch, _ in share for sample in batch)
+
+    samples = chosen(1)
+    assert len(set(samples)) == 100
+    assert chosen(4) == samples
+    # A dataset sorted by class must not be judged by its first class.
+    assert all(
+        any(first <= sample < first + 200 for sample in samples) for first in range(0, 1000, 200)
+    )
+
+
+def test_a_limit_beyond_the_dataset_takes_all_of_it_once():
+    ((share),) = validated(10, 1, limit=50)
+    assert sorted(sample for batch, _ in share for sample in batch) == list(range(10))

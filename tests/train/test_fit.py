@@ -1,0 +1,56 @@
+"""The config against the ranks that were really started."""
+
+import pytest
+
+from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.config import ConfigError, override_layer, resolve
+from hpcrun.errors import UserError
+from hpcrun.train.errors import ToldByRankZero
+from hpcrun.train.job import require_fit
+
+
+def ranks(world_size, rank=0):
+    return DistributedConfig(world_size=world_size, rank=rank)
+
+
+def config(*overrides):
+    return resolve([override_layer(overrides)])
+
+
+def test_single_means_one_rank():
+    wanted = config("train.parallel=single")
+    require_fit(wanted, ranks(1))
+    with pytest.raises(UserError, match=r"^train.parallel: single, but 4 ranks were started"):
+        require_fit(wanted, ranks(4))
+
+
+def test_ddp_and_auto_take_any_number_of_ranks():
+    for parallel in ("ddp", "auto"):
+        for world_size in (1, 4):
+            require_fit(config(f"train.parallel={parallel}"), ranks(world_size))
+
+
+def test_a_batch_that_does_not_divide_among_the_started_ranks_is_refused():
+    wanted = config("train.batch_size=32", "train.accumulation=2")
+    require_fit(wanted, ranks(16))
+    with pytest.raises(UserError, match=r"32 samples do not divide among the 3 ranks"):
+        require_fit(wanted, ranks(3))
+    with pytest.raises(UserError, match=r"32 samples do not divide among the 32 ranks"):
+        require_fit(wanted, ranks(32))
+
+
+def test_only_rank_0_tells_what_all_ranks_have_seen():
+    with pytest.raises(UserError) as told:
+        require_fit(config(), ranks(3, rank=0))
+    assert not isinstance(told.value, ToldByRankZero)
+    with pytest.raises(ToldByRankZero):
+        require_fit(config(), ranks(3, rank=2))
+
+
+def test_single_with_several_ranks_is_refused_before_anything_is_submitted():
+    with pytest.raises(ConfigError, match=r"train.parallel: single is for one rank, and 2 x 1"):
+        config("train.parallel=single", "job.nodes=2")
+
+
+def test_a_command_of_one_s_own_divides_its_work_as_it_likes():
+    config("command=[python, train.py]", "job.gpus=3", "train.parallel=single")

@@ -1,0 +1,91 @@
+"""The order of samples: a permutation an epoch, and nothing but a function."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcrun.train import order
+
+seeds = st.integers(0, 2**63 - 1)
+
+
+def positions(first, count):
+    return np.arange(first, first + count, dtype=np.int64)
+
+
+@given(size=st.integers(1, 400), seed=seeds, epoch=st.integers(0, 10**6))
+def test_an_epoch_visits_every_sample_exactly_once(size, seed, epoch):
+    seen = order.samples(positions(epoch * size, size), size, seed)
+    assert sorted(seen.tolist()) == list(range(size))
+
+
+@given(
+    size=st.integers(1, 10**9),
+    seed=seeds,
+    at=st.lists(st.integers(0, 10**12), min_size=1, max_size=9),
+)
+def test_a_sample_is_the_same_whatever_is_asked_along_with_it(size, seed, at):
+    together = order.samples(np.array(at, dtype=np.int64), size, seed)
+    alone = [int(order.samples(positions(one, 1), size, seed)[0]) for one in at]
+    assert together.tolist() == alone
+    assert all(0 <= index < size for index in alone)
+
+
+def test_the_order_is_the_one_that_it_has_always_been():
+    # A change here changes the samples of every run that is resumed after an update.
+    assert order.samples(positions(0, 12), 10, seed=0).tolist() == GOLDEN_SMALL
+    assert order.samples(positions(10**6 - 3, 6), 10**6, seed=7).tolist() == GOLDEN_LARGE
+    assert order.samples(positions(0, 4), 3, seed=2**63 - 1).tolist() == GOLDEN_LAST_SEED
+
+
+GOLDEN_SMALL = [7, 5, 1, 8, 6, 3, 4, 0, 9, 2, 6, 0]
+GOLDEN_LARGE = [474634, 801116, 130329, 611172, 212371, 352553]
+GOLDEN_LAST_SEED = [0, 1, 2, 1]
+
+
+def test_epochs_and_neighbouring_seeds_are_shuffled_anew():
+    size = 1000
+    first = order.samples(positions(0, size), size, seed=5)
+    for other in (
+        order.samples(positions(size, size), size, seed=5),
+        order.samples(positions(0, size), size, seed=6),
+    ):
+        # Two independent shuffles agree at one place on average.
+        assert np.count_nonzero(first == other) < 10
+
+
+def test_no_sample_is_favoured_at_the_start_of_an_epoch():
+    size, epochs = 10, 1000
+    first = order.samples(positions(0, epochs) * size, size, seed=1)
+    counts = np.bincount(first, minlength=size)
+    # 100 expected each, standard deviation 9.5.
+    assert np.all(np.abs(counts - epochs / size) < 5 * 9.5)
+
+
+@given(
+    step=st.integers(0, 10**6),
+    world_size=st.integers(1, 8),
+    accumulation=st.integers(1, 4),
+    share=st.integers(1, 5),
+)
+def test_the_ranks_divide_the_global_batch_and_together_take_all_of_it(
+    step, world_size, accumulation, share
+):
+    batch = world_size * accumulation * share
+    taken = []
+    for rank in range(world_size):
+        micro_batches = order.step_positions(step, rank, world_size, batch, accumulation)
+        assert [len(one) for one in micro_batches] == [share] * accumulation
+        taken += [place for one in micro_batches for place in one.tolist()]
+    assert sorted(taken) == list(range(step * batch, (step + 1) * batch))
+
+
+def test_a_batch_that_does_not_divide_is_refused_and_not_cut():
+    with pytest.raises(ValueError, match="32 samples do not divide among 3 ranks x 1"):
+        order.step_positions(0, 0, 3, 32, 1)
+
+
+def test_an_empty_dataset_has_no_order():
+    with pytest.raises(ValueError, match="without samples"):
+        order.samples(positions(0, 1), 0, seed=0)

@@ -1,0 +1,224 @@
+"""One optimiser step on one device, against the same step written out by hand."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from hpcrun.checkpoint.errors import CheckpointError
+from hpcrun.config import AMPConfig
+from hpcrun.train.trainer import AMPTrainer
+
+FP16 = AMPConfig(dtype="fp16", init_scale=1024.0, growth_interval=1000)
+
+
+def net(*, dropout=0.0):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 1))
+
+
+def batch(samples, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(samples, 4, generator=generator)
+    return {"inputs": inputs, "targets": inputs.sum(1, keepdim=True)}
+
+
+def loss(model, batch):
+    return (model(batch["inputs"]).float() - batch["targets"]).square().mean()
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def weights(module):
+    return torch.cat([value.flatten() for value in module.state_dict().values()])
+
+
+def halves(optimizer):
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+
+
+def overflowing(samples=4):
+    return {**batch(samples), "targets": torch.full((samples, 1), torch.inf)}
+
+
+def test_a_step_is_the_one_written_out_by_hand():
+    module = net()
+    twin = copy.deepcopy(module)
+    result = AMPTrainer(module, sgd, device="cpu").training_step([batch(8)], loss)
+    by_hand = sgd(twin)
+    value = loss(twin, batch(8))
+    value.backward()
+    by_hand.step()
+    assert torch.equal(weights(module), weights(twin))
+    assert result.loss.item() == value.item()
+    assert result.gradient_norm is None
+    assert not result.skipped
+    assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def test_four_micro_batches_are_worth_one_batch_of_four_times_the_size():
+    whole, parts = net(), net()
+    data = batch(16)
+    micro_batches = [
+        {key: value[first : first + 4] for key, value in data.items()} for first in range(0, 16, 4)
+    ]
+    one = AMPTrainer(whole, sgd, clip_norm=0.5, device="cpu").training_step([data], loss)
+    four = AMPTrainer(parts, sgd, clip_norm=0.5, device="cpu").training_step(micro_batches, loss)
+    torch.testing.assert_close(weights(parts), weights(whole))
+    torch.testing.assert_close(four.loss, one.loss)
+    torch.testing.assert_close(four.gradient_norm, one.gradient_norm)
+
+
+def test_a_step_without_micro_batches_is_refused():
+    with pytest.raises(ValueError, match="at least one micro-batch"):
+        AMPTrainer(net(), sgd, device="cpu").training_step([], loss)
+
+
+@pytest.mark.parametrize("amp", [AMPConfig(), FP16])
+def test_clipping_bounds_the_norm_over_all_parameters_of_the_optimiser(amp):
+    module = net()
+    before = weights(module)
+    trainer = AMPTrainer(module, sgd, amp=amp, clip_norm=0.01, device="cpu")
+    result = trainer.training_step([batch(8)], loss)
+    assert result.gradient_norm > 0.01
+    step = (weights(module) - before).norm() / 0.1
+    torch.testing.assert_close(step, torch.tensor(0.01), rtol=1e-3, atol=0)
+
+
+def test_a_gradient_that_the_optimiser_does_not_use_is_not_counted_in_the_norm():
+    module = net()
+
+    def last_layer(model):
+        return torch.optim.SGD(model[3].parameters(), lr=0.1)
+
+    trainer = AMPTrainer(module, last_layer, clip_norm=1e-3, device="cpu")
+    norms = [trainer.training_step([batch(8)], loss).gradient_norm.item() for _ in range(4)]
+    # The first layer's gradients are nobody's to clear: they would pile up from step to step.
+    assert max(norms) < 1.01 * norms[0]
+
+
+def test_bf16_computes_in_bf16_and_keeps_the_weights_in_full_precision():
+    module = net()
+    seen = []
+
+    def watched(model, data):
+        out = model(data["inputs"])
+        seen.append(out.dtype)
+        return (out.float() - data["targets"]).square().mean()
+
+    trainer = AMPTrainer(module, sgd, amp=AMPConfig(dtype="bf16"), device="cpu")
+    result = trainer.training_step([batch(8)], watched)
+    assert seen == [torch.bfloat16]
+    assert {parameter.dtype for parameter in module.parameters()} == {torch.float32}
+    assert result.loss.dtype == torch.float32
+    assert not trainer.scaler.is_enabled()
+
+
+def test_fp16_undoes_its_loss_scale_in_the_gradients():
+    module, twin = net(), net()
+    trainer = AMPTrainer(module, sgd, amp=FP16, clip_norm=1e6, device="cpu")
+    half = trainer.training_step([batch(8), batch(8, seed=2)], loss)
+    full = AMPTrainer(twin, sgd, clip_norm=1e6, device="cpu").training_step(
+        [batch(8), batch(8, seed=2)], loss
+    )
+    torch.testing.assert_close(half.gradient_norm, full.gradient_norm, rtol=1e-2, atol=0)
+    torch.testing.assert_close(weights(module), weights(twin), rtol=1e-2, atol=1e-3)
+    assert trainer.scaler.get_scale() == 1024.0
+
+
+def test_an_overflow_skips_the_step_halves_the_scale_and_holds_the_schedule():
+    module = net()
+    before = weights(module)
+    trainer = AMPTrainer(module, sgd, amp=FP16, clip_norm=1.0, scheduler=halves, device="cpu")
+    skipped = trainer.training_step([batch(4), overflowing()], loss)
+    assert skipped.skipped
+    assert torch.equal(weights(module), before)
+    assert trainer.scaler.get_scale() == 512.0
+    taken = trainer.training_step([batch(4)], loss)
+    assert not taken.skipped
+    assert (skipped.learning_rate, taken.learning_rate) == (0.1, 0.1)
+    assert trainer.training_step([batch(4)], loss).learning_rate == 0.05
+    assert torch.isfinite(weights(module)).all()
+
+
+def test_a_static_scale_stays_after_an_overflow():
+    trainer = AMPTrainer(
+        net(), sgd, amp=FP16.model_copy(update={"dynamic": False}), scheduler=halves, device="cpu"
+    )
+    assert trainer.training_step([overflowing()], loss).skipped
+    assert trainer.scaler.get_scale() == 1024.0
+    assert trainer.training_step([batch(4)], loss).learning_rate == 0.1
+    assert trainer.scaler.get_scale() == 1024.0
+
+
+def test_a_scale_grows_after_enough_steps_without_overflow():
+    amp = FP16.model_copy(update={"growth_interval": 2, "growth_factor": 4.0})
+    trainer = AMPTrainer(net(), sgd, amp=amp, device="cpu")
+    scales = []
+    for _ in range(4):
+        trainer.training_step([batch(4)], loss)
+        scales.append(trainer.scaler.get_scale())
+    assert scales == [1024.0, 4096.0, 4096.0, 16384.0]
+
+
+def test_training_resumes_after_an_evaluation_and_leaves_frozen_parts_in_theirs():
+    module = net()
+    trainer = AMPTrainer(module, sgd, device="cpu")
+    module.eval()
+    trainer.training_step([batch(4)], loss)
+    assert module.training
+    module[2].eval()
+    trainer.training_step([batch(4)], loss)
+    assert [part.training for part in module] == [True, True, False, True]
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_a_training_goes_on_from_its_checkpoint_with_the_same_bits(tmp_path, as_text):
+    folder = str(tmp_path / "checkpoints") if as_text else tmp_path / "checkpoints"
+
+    def begin():
+        return AMPTrainer(
+            net(dropout=0.5),
+            lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),
+            amp=FP16.model_copy(update={"growth_interval": 3}),
+            clip_norm=1.0,
+            scheduler=halves,
+            device="cpu",
+        )
+
+    calm = begin()
+    assert calm.load_checkpoint(folder) is None
+    torch.manual_seed(9)
+    for number in range(2):
+        calm.training_step([batch(4, number)], loss)
+    assert calm.save_checkpoint(folder, 2, {"best": 0.25}, {"note": "half"}).ok
+    for number in range(2, 5):
+        calm.training_step([batch(4, number)], loss)
+
+    resumed = begin()
+    torch.manual_seed(10)
+    restored = resumed.load_checkpoint(folder)
+    assert (restored.step, restored.shared["extra"], restored.meta) == (
+        2,
+        {"best": 0.25},
+        {"note": "half"},
+    )
+    for number in range(2, 5):
+        resumed.training_step([batch(4, number)], loss)
+    assert torch.equal(weights(resumed.module), weights(calm.module))
+    assert resumed.scaler.state_dict() == calm.scaler.state_dict()
+    assert resumed.scheduler.state_dict() == calm.scheduler.state_dict()
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_the_name_of_a_difference(tmp_path):
+    AMPTrainer(net(), sgd, device="cpu").save_checkpoint(tmp_path / "c", 1)
+    with pytest.raises(CheckpointError, match="in the checkpoint, not in the model"):
+        AMPTrainer(nn.Linear(4, 1), sgd, device="cpu").load_checkpoint(tmp_path / "c")
+
+
+def test_one_process_is_not_distributed_and_is_the_main_one():
+    trainer = AMPTrainer(net(), sgd, device="cpu")
+    assert (trainer.is_distributed, trainer.is_main_process) == (False, True)
