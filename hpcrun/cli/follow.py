@@ -132,6 +132,9 @@ class _Watcher:
             self._progress.begin(event.step or 0)
         if event.what == "ended" and event.fields.get("restart_allowed"):
             self.say(describe_restart(event))
+        elif event.what == "ended":
+            # The job's last moments: a person waits for the prompt.
+            self._ask_every = _ASK_LOCAL
 
     def _on_log(self, line: str) -> None:
         """Rank 0's own words; a script's whole output, because nothing else shows its progress."""

@@ -312,10 +312,13 @@ def scontrol_exclude_command(job_id: str, hosts: Sequence[str]) -> list[str]:
     return ["scontrol", "update", f"JobId={_checked(job_id)}", f"ExcNodeList={','.join(hosts)}"]
 
 
-def scancel_command(job_id: str, signal: str | None = None, *, full: bool = False) -> list[str]:
-    """Build the end of a job, or a signal (such as "USR2") to its steps.
+def scancel_command(
+    job_id: str, signal: str | None = None, *, full: bool = False, step: int | None = None
+) -> list[str]:
+    """Build the end of a job, or a signal (such as "USR2") to its steps, or to one ``step``.
 
-    ``full`` reaches the batch script too, with its children (scancel(1), --full).
+    ``full`` reaches the batch script too, with its children (scancel(1), --full). KILL is a signal
+    only for a step: for a job Slurm takes it as the order to end it, with SIGTERM first.
 
     Raises:
         ClusterError: the job id or the signal is not one.
@@ -327,7 +330,7 @@ def scancel_command(job_id: str, signal: str | None = None, *, full: bool = Fals
         argv.append(f"--signal={signal}")
     if full:
         argv.append("--full")
-    return [*argv, _checked(job_id)]
+    return [*argv, _checked(job_id) if step is None else f"{_checked(job_id)}.{step}"]
 
 
 _SUBMITTED = re.compile(r"(?:Submitted batch job )?([0-9]+)(?:;\S+)?")

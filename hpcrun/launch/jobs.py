@@ -113,8 +113,10 @@ def kill(run: RunDirectory) -> str:
         _checked(slurm.scancel_command(job))
         _note_cancelled(run, job)
     else:
-        # The ranks only: the batch script lives to write down that this was the end.
-        _checked(slurm.scancel_command(job, signal="KILL"))
+        # Step 0 is the ranks': the batch script lives to write down that this was the end.
+        if slurm.run(slurm.scancel_command(job, signal="KILL", step=0)).returncode:
+            # It has not begun, or is of another script's making.
+            _checked(slurm.scancel_command(job))
         _note_cancelled(run, job)
     return f"job {job}: killed"
 

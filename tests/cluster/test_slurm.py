@@ -161,6 +161,7 @@ def test_commands_are_plain_argument_lists() -> None:
     assert slurm.scontrol_show_job_command("7") == ["scontrol", "show", "job", "7"]
     assert slurm.scancel_command("7") == ["scancel", "7"]
     assert slurm.scancel_command("7", "USR2") == ["scancel", "--signal=USR2", "7"]
+    assert slurm.scancel_command("7_2", "KILL", step=0) == ["scancel", "--signal=KILL", "7_2.0"]
     assert slurm.scancel_command("7", "TERM", full=True) == [
         *("scancel", "--signal=TERM", "--full", "7")
     ]

@@ -39,6 +39,7 @@ def test_cancelled_at_once_it_is_not_started_again(bench):
     told = bench.hpcrun("cancel", "--now", "ended").stdout
     assert "killed" in told
     assert "is stopped at step 0" in told
+    assert not jobs.events(run, "saved")
     assert bench.causes(run) == ["cancelled"]
     assert bench.wait_for_end(run) == "FAILED"
     assert bench.slurm.restarts(bench.job(run)) == 0

@@ -55,10 +55,29 @@ def test_an_exception_at_one_step_twice_stops_the_run_with_the_reason(bench):
     assert "hpcrun: crash: rank 1 on node1: ValueError: the data of call 9" in bench.batch_log(run)
 
 
-def test_a_task_that_is_not_there_is_told_once_and_not_tried_again(bench):
-    run = bench.submit("typo", task="probe:Prone")
+def test_a_task_that_has_gone_is_told_once_and_not_tried_again(bench):
+    run = bench.submit("typo", task="probe:Watched", **{"job.sbatch_args": ["--hold"]})
+    probe = bench.folder / "probe.py"
+    probe.write_text(probe.read_text().replace("class Watched", "class Gone"))
+    bench.slurm.run(["scontrol", "release", bench.job(run)])
     assert bench.wait_for_end(run) == "FAILED", bench.story(run)
     assert bench.result(run)["cause"] == "bad-input"
-    assert "Prone" in bench.result(run)["reason"]
+    assert "Watched" in bench.result(run)["reason"]
     assert bench.slurm.restarts(bench.job(run)) == 0
     assert bench.slurm.scontrol_show_job(bench.job(run))["ExitCode"] == "2:0"
+
+
+def test_a_requeue_waits_for_a_controller_that_is_away(bench, calm):
+    run = bench.submit("patient", model__pause=0.03)
+    bench.wait_for_step(run, 14)
+    (victim,) = bench.pids(run, 1)
+    bench.slurm.stop_daemon("slurmctld")
+    os.kill(victim, signal.SIGKILL)
+    bench.wait_until(
+        lambda: jobs.events(run, "requeue-failed") != [], 90, lambda: "it was not tried"
+    )
+    bench.slurm.start_daemon("slurmctld")
+    assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
+    assert bench.causes(run) == ["crash", "finished"]
+    assert bench.slurm.restarts(bench.job(run)) == 1
+    assert jobs.final_state(run) == jobs.final_state(calm)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import read_events
 from hpcrun.run.files import read_json, read_lines
@@ -132,7 +134,12 @@ class Bench:
 
     def wait_for_end(self, run: RunDirectory, timeout: float = PATIENCE) -> str:
         """Wait for the run's final word and its job's end; return Slurm's state."""
-        self.wait_until(run.result.exists, timeout, lambda: self.story(run))
+
+        def over() -> bool:
+            # A job that ended without a word of the run's will not say one any more.
+            return run.result.exists() or self.slurm.state(self.job(run)) in FINAL_STATES
+
+        self.wait_until(over, timeout, lambda: self.story(run))
         return self.slurm.wait_state(self.job(run), FINAL_STATES, timeout)
 
     def wait_until(
@@ -172,9 +179,12 @@ class Bench:
                 continue
             mine = {f"SLURM_JOB_ID={job}".encode(), f"SLURM_PROCID={rank}".encode()}
             here = f"SLURM_CLUSTER_NAME={self.slurm.name}".encode()
-            if mine <= set(environ) and here in environ and b"hpcrun.worker" in words:
+            # srun has the same words in its command line, and rank 0's number from the batch script.
+            ours = b"hpcrun.worker" in words and not words[0].endswith(b"srun")
+            if ours and mine <= set(environ) and here in environ:
                 found.append(int(folder.name))
-        return found
+        # A rank's helpers look like itself.
+        return [pid for pid in found if psutil.Process(pid).ppid() not in found]
 
     def remove(self) -> None:
         """Delete the folder."""
