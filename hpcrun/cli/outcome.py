@@ -51,13 +51,19 @@ def print_end(run: RunDirectory) -> int:
         return exitcodes.DONE
     if state == "stopped":
         print(
-            f"hpcrun: {run.name} is stopped at step {result.get('step') or 0}; "
+            f"hpcrun: {run.name} is stopped{_where(result)}; "
             f"{_continue(run)}, and so does the same command"
         )
         return exitcodes.UNFINISHED
     print(f"hpcrun: {run.name} failed: {result.get('reason')}")
     _print_evidence(run)
     return _CAUSES.get(cause, exitcodes.FAILED)
+
+
+def _where(result: dict[str, Any]) -> str:
+    """Nothing for a script, whose steps nobody counts."""
+    step = result.get("step")
+    return "" if step is None else f" at step {step}"
 
 
 def _continue(run: RunDirectory) -> str:

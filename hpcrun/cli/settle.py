@@ -21,7 +21,7 @@ from hpcrun.config import Job, load_resolved
 from hpcrun.diagnose.causes import blames_node
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.history import Cause, successor
-from hpcrun.lifecycle.policy import Budgets
+from hpcrun.lifecycle.policy import Budgets, without_progress
 from hpcrun.lifecycle.scheduler import JobView, look_at, requeue, word_of
 from hpcrun.lifecycle.settle import SchedulerWord, Verdict, batch_log, settle
 from hpcrun.run.directory import RunDirectory, RunError
@@ -62,11 +62,12 @@ def run(arguments: argparse.Namespace) -> int:
         view = look_at(job)
         word = cast("SchedulerWord | None", word_of(view, attempt, log))
     config = load_resolved(directory.config)
+    budgets = Budgets(**config.restarts.model_dump())
     verdict = settle(
         directory,
         attempt,
         arguments.exit_code,
-        Budgets(**config.restarts.model_dump()),
+        without_progress(budgets) if config.command else budgets,
         scheduler=word,
         batch_log=log,
         limit_near=_limit_near(view, float(config.job.signal_lead)),

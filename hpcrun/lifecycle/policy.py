@@ -5,7 +5,7 @@ here every cause is counted apart (invariant 8).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpcrun.lifecycle.history import Cause, Life
 
@@ -20,6 +20,11 @@ class Budgets:
     time_limit: int | None = None
     no_progress: int | None = 3
     same_step: int | None = 2
+
+
+def without_progress(budgets: Budgets) -> Budgets:
+    """The budgets of a script: how far it gets, and where it crashes, nobody sees."""
+    return replace(budgets, no_progress=None, same_step=None)
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,16 @@
 """Any script at all: run a program that never heard of us as one rank.
 
-It gets the variables that its own launcher would have set, the stop signals are passed on to it, and
-its exit code is ours. Whether it saves on a signal is its own affair.
+It gets the variables that torchrun would have set, and every stop signal once. Whether it saves on a
+signal is its own affair; that it was stopped, and is to be started again, is ours to know.
 """
 
+import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 
 from hpcrun.cluster.distributed import DistributedConfig
@@ -17,10 +20,24 @@ from hpcrun.errors import UserError
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.signals import StopFlag, StopReason
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt
+from hpcrun.run.endings import record_failure
+from hpcrun.run.events import Attempt, note
+from hpcrun.run.files import read_json
 from hpcrun.run.rendezvous import publish_master, wait_for_master
 
 _SIGNAL_OF = {StopReason.TERMINATE: signal.SIGTERM, StopReason.WARNING: signal.SIGUSR2}
+
+_TICK = 0.2
+# A peer on another node may hear a signal, and die of it, before this one does.
+_LATE_SIGNAL = 1.0
+_OWNER_CHECK = 5.0
+_PR_SET_PDEATHSIG = 1
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class ScriptFailed(Exception):
+    """The program ended with a failure; the text has its code and its last words."""
 
 
 def run_script(
@@ -32,7 +49,11 @@ def run_script(
     *,
     timeout: float,
 ) -> int:
-    """Run ``command`` as this rank's program and return its exit code (128 + n for signal n).
+    """Run ``command`` as this rank's program and return the rank's exit code.
+
+    That is the program's own (128 + n for signal n), but 0 once it has been told to stop: with
+    another code the first rank to end would have srun kill those that still save. The event ``stopped``,
+    written by rank 0, says that it was not the end.
 
     Args:
         timeout: seconds to wait for rank 0's port.
@@ -41,32 +62,144 @@ def run_script(
         UserError: the program cannot be started.
         RunError: rank 0 published no port in time.
     """
-    environ = os.environ | _meeting_place(run, attempt, config, timeout).to_env_dict()
-    environ |= {"HPCRUN_RUN": str(run.path), "HPCRUN_RESTART": str(attempt.restart)}
+    environ = {
+        "PYTHONUNBUFFERED": "1",
+        **os.environ,
+        **launcher_variables(_meeting_place(run, attempt, config, timeout), attempt),
+        "HPCRUN_RUN": str(run.path),
+        "HPCRUN_RESTART": str(attempt.restart),
+    }
     try:
-        child = subprocess.Popen(list(command), env=environ)
+        child = subprocess.Popen(
+            [_program(command[0]), *command[1:]], env=environ, preexec_fn=_die_with_parent
+        )
     except OSError as error:
         raise UserError(
             f"{command[0]}: cannot be started: {error.strerror}; check the path after `--`"
         ) from error
-    code = _wait(child, flag)
-    if flag.reason and code in (0, -signal.SIGTERM, -signal.SIGUSR2):
-        # A script that ends on a signal was stopped, whatever it returns: only ours means done.
-        return exitcodes.UNFINISHED
+    code = _Watch(child, run, attempt, flag, config).wait()
+    if flag.reason:
+        how = f"{flag.reason.name.lower()}, its exit code {code}"
+        print(f"hpcrun: the script was told to stop ({how})", file=sys.stderr, flush=True)
+        if config.rank == 0:
+            cause = flag.reason.name.lower()
+            note(run, "stopped", attempt, cause=cause, committed=True, exit_code=code)
+        return exitcodes.DONE
+    if code:
+        _record(run, attempt, config.rank, command, code)
     return code if code >= 0 else 128 - code
 
 
-def _wait(child: "subprocess.Popen[bytes]", flag: StopFlag) -> int:
-    passed_on = StopReason.NONE
-    while True:
-        if flag.reason > passed_on:
-            passed_on = flag.reason
-            child.send_signal(_SIGNAL_OF[passed_on])
-            print(f"hpcrun: passed {_SIGNAL_OF[passed_on].name} on", file=sys.stderr, flush=True)
-        try:
-            return child.wait(timeout=0.2)
-        except subprocess.TimeoutExpired:
-            continue
+def launcher_variables(config: DistributedConfig, attempt: Attempt) -> dict[str, str]:
+    """What torchrun sets for its ranks (torch.distributed.run, "Environment Variables").
+
+    All of it and not only what ``env://`` reads: Lightning and Accelerate take the run id for the sign
+    that somebody else has started the ranks.
+    """
+    variables = config.to_env_dict()
+    if config.launch_method == "torchrun":
+        return variables
+    return variables | {
+        "GROUP_WORLD_SIZE": str(config.num_nodes),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(config.rank),
+        "ROLE_WORLD_SIZE": str(config.world_size),
+        "TORCHELASTIC_RUN_ID": attempt.job,
+        # A requeue is no restart of torchrun's, which has nothing to do with this job.
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        # There is no agent that holds the store: rank 0 does.
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
+
+
+class _Watch:
+    """Waits for the script: passes signals on, and ends it when a newer attempt has taken over."""
+
+    def __init__(
+        self,
+        child: "subprocess.Popen[bytes]",
+        run: RunDirectory,
+        attempt: Attempt,
+        flag: StopFlag,
+        config: DistributedConfig,
+    ) -> None:
+        self._child, self._run, self._attempt, self._flag = child, run, attempt, flag
+        # Slurm and the local cluster signal every process of a step, so the script has heard it too.
+        self._pass_on = config.launch_method not in ("slurm", "local")
+        self._passed_on = StopReason.NONE
+        self._was_owner = False
+        self._checked = 0.0
+
+    def wait(self) -> int:
+        """The script's exit code, -n for signal n."""
+        while True:
+            self._pass_signals_on()
+            self._yield_to_successor()
+            try:
+                code = self._child.wait(timeout=_TICK)
+            except subprocess.TimeoutExpired:
+                continue
+            deadline = time.monotonic() + (_LATE_SIGNAL if code else 0.0)
+            while not self._flag.reason and time.monotonic() < deadline:
+                time.sleep(_TICK / 4)
+            return code
+
+    def _pass_signals_on(self) -> None:
+        reason = self._flag.reason
+        if self._pass_on and reason > self._passed_on:
+            self._passed_on = reason
+            self._child.send_signal(_SIGNAL_OF[reason])
+            print(f"hpcrun: passed {_SIGNAL_OF[reason].name} on", file=sys.stderr, flush=True)
+
+    def _yield_to_successor(self) -> None:
+        """A script knows no fence: the orphan of a dead node would write into its successor's files."""
+        if time.monotonic() - self._checked < _OWNER_CHECK:
+            return
+        self._checked = time.monotonic()
+        owner = (read_json(self._run.owner) or {}).get("owner")
+        mine = owner == self._attempt.owner
+        # A client of a network file system may show an older owner for a while, but not one after ours.
+        if self._was_owner and owner is not None and not mine:
+            print(f"hpcrun: {owner} has taken over; ending the script", file=sys.stderr, flush=True)
+            self._child.kill()
+        self._was_owner = self._was_owner or mine
+
+
+def _record(
+    run: RunDirectory, attempt: Attempt, rank: int, command: Sequence[str], code: int
+) -> None:
+    """Leave a failure record, so that the rank that failed first can be told from those it took along."""
+    how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+    folder = run.attempt_logs(attempt.job, attempt.restart)
+    words = _last_line(folder / f"rank-{rank:05d}.log")
+    failure = ScriptFailed(f"{' '.join(command)[:80]} ended with {how}{words and f': {words}'}")
+    try:
+        record_failure(folder, rank, failure, None)
+    except OSError as error:
+        print(f"hpcrun: the failure is not recorded: {error}", file=sys.stderr, flush=True)
+
+
+def _last_line(log: "os.PathLike[str]") -> str:
+    """The last line that is not empty, which in a traceback is the exception."""
+    try:
+        with open(log, "rb") as stream:  # noqa: PTH123  (any path will do)
+            stream.seek(max(0, os.fstat(stream.fileno()).st_size - 4096))
+            lines = stream.read().decode(errors="replace").split("\n")
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")[:200]
+
+
+def _program(name: str) -> str:
+    """``name``, but our own interpreter for a `python` that is on no PATH (Debian, a job's shell)."""
+    unnamed = name in ("python", "python3") and shutil.which(name) is None
+    return sys.executable if unnamed else name
+
+
+def _die_with_parent() -> None:
+    """In the child: no launcher finds a script whose rank was killed (prctl(2))."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _meeting_place(
@@ -75,15 +208,19 @@ def _meeting_place(
     if config.launch_method not in ("slurm", "local"):
         return config
     if config.rank == 0:
-        address, port = config.master_addr, _free_port(attempt)
+        address, port = config.master_addr, _free_port(run, attempt)
         publish_master(run, attempt, address, port)
     else:
         address, port = wait_for_master(run, attempt, timeout)
     return config.model_copy(update={"master_addr": address, "master_port": port})
 
 
-def _free_port(attempt: Attempt) -> int:
-    for port in port_candidates(attempt.owner):
+def _free_port(run: RunDirectory, attempt: Attempt) -> int:
+    """A port that is free now; the script binds it seconds later, so others had better not look here.
+
+    Jobs of the local cluster that start in the same second have the same id, hence the run in the key.
+    """
+    for port in port_candidates(f"{run.path} {attempt.owner}"):
         if is_free("", port):
             return port
     raise ClusterError("no free port for rank 0; look with `ss -ltn` at who holds them")

@@ -89,6 +89,9 @@ def settle(
     if not decision.restart:
         if cause is not Cause.FINISHED:
             write_final_word(run, cause, line, decision.reason, step)
+        elif not run.result.exists():
+            # A script's: only here is it known that all of its ranks have ended well.
+            write_json(run.result, {"state": "finished", "time": round(time.time(), 3)})
         _add_goodput(run)
     return Verdict(cause, step, line, decision, diagnosis)
 
@@ -111,6 +114,9 @@ def judge(
     mine = {event.what: event for event in events if event.attempt == attempt}
     if "finished" in mine:
         return Cause.FINISHED, "finished"
+    script = "opened" in mine and mine["opened"].fields.get("script")
+    if script and exit_code == exitcodes.DONE and "stopped" not in mine:
+        return Cause.FINISHED, "the script ended with exit code 0 on all ranks"
     word = "cancelled" if _asked_to_end(events, attempt) else scheduler or scheduler_word(batch_log)
     stopped = mine.get("stopped")
     if exit_code == exitcodes.SAVE_FAILED or (stopped and not stopped.fields.get("committed")):
@@ -144,6 +150,8 @@ def _asked_to_end(events: Sequence[Event], attempt: Attempt) -> bool:
 
 def _stopped(event: Event, word: str | None, limit_near: bool) -> tuple[Cause, str]:
     saved = f"stopped and saved at step {event.step}"
+    if event.step is None:
+        saved = "the script was told to stop"
     if word in _BY_SCHEDULER:
         return _BY_SCHEDULER[word], f"{word}: {saved}"
     if event.cause == "terminate":

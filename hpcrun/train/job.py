@@ -13,7 +13,7 @@ from hpcrun.diagnose.causes import is_cascade
 from hpcrun.errors import UserError
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.opening import open_attempt
-from hpcrun.lifecycle.policy import Budgets
+from hpcrun.lifecycle.policy import Budgets, without_progress
 from hpcrun.lifecycle.script import run_script
 from hpcrun.lifecycle.signals import StopFlag
 from hpcrun.run.directory import RunDirectory, RunError
@@ -48,7 +48,8 @@ def run_rank(path: Path, flag: StopFlag) -> int:
             open_attempt(
                 run,
                 attempt,
-                budgets,
+                without_progress(budgets) if config.command else budgets,
+                script=bool(config.command),
                 executor=scheduler(os.environ),
                 ranks=distributed.world_size,
                 nodes=distributed.num_nodes,
@@ -56,11 +57,13 @@ def run_rank(path: Path, flag: StopFlag) -> int:
             )
         if config.command:
             command = _as_submitted(run, config.command)
+            _prepare_environment(distributed)
             return run_script(
                 command, run, attempt, distributed, flag, timeout=config.train.timeout
             )
         require_fit(config, distributed)
-        _prepare_environment(config, distributed)
+        _prepare_environment(distributed)
+        _prepare_training(config, distributed)
         from hpcrun.train.session import train
 
         return train(run, attempt, config, distributed, flag, position)
@@ -144,13 +147,16 @@ def _slurm_hosts(distributed: DistributedConfig) -> str | None:
     return os.environ.get("SLURM_JOB_NODELIST") if distributed.launch_method == "slurm" else None
 
 
-def _prepare_environment(config: Config, distributed: DistributedConfig) -> None:
+def _prepare_environment(distributed: DistributedConfig) -> None:
     """Set what libraries read once, at import."""
     threads = threads_per_rank(os.environ, distributed.num_gpus_per_node)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     if distributed.launch_method == "local":
         # gloo would otherwise bind to whatever address the host's name resolves to.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+
+def _prepare_training(config: Config, distributed: DistributedConfig) -> None:
     if config.train.deterministic:
         # cuBLAS: reproducible only with a fixed workspace (torch.use_deterministic_algorithms).
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -62,6 +62,12 @@ class Bench:
         self.hpcrun("submit", "--prepare", *self.same(name))
         return RunDirectory(self.folder / "runs" / name)
 
+    def submit(self, name: str, *arguments: str) -> RunDirectory:
+        """Submit two nodes of two ranks to Slurm with `hpcrun submit`."""
+        shape = ("--nodes", "2", "--gpus", "2", "--cpu", "--executor", "slurm", "--detach")
+        self.hpcrun("submit", *shape, "--name", name, "--no-snapshot", *arguments)
+        return RunDirectory(self.folder / "runs" / name)
+
     def same(self, name: str) -> list[str]:
         """The arguments by which a run was prepared."""
         return [*self._asked[name], "--no-snapshot"]

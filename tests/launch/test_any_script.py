@@ -1,0 +1,120 @@
+"""Any script: what a program that never heard of hpcrun gets from it on the local cluster."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from hpcrun.launch import jobs as run_jobs
+from hpcrun.run.directory import RunDirectory
+from tests import jobs, scripts_of_others
+
+
+def start(folder: Path, name: str, *command: str, options: tuple[str, ...] = ()) -> RunDirectory:
+    """Submit ``command`` on two nodes of one rank and leave it running."""
+    shape = ("--nodes", "2", "--gpus", "1", "--cpu", "--executor", "local", "--detach")
+    more = ("--name", name, "job.requeue_delay=0.1", "train.timeout=60", *options)
+    done = jobs.hpcrun("submit", *shape, *more, "--", *command, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return RunDirectory(folder / "runs" / name)
+
+
+def start_ddp(folder: Path, name: str, steps: int, pause: float) -> RunDirectory:
+    """Submit the DDP script, whose checkpoint goes to a folder of the run's name."""
+    (folder / "train.py").write_text(scripts_of_others.DDP)
+    (folder / name).mkdir(exist_ok=True)
+    return start(folder, name, sys.executable, "train.py", str(steps), name, str(pause))
+
+
+def logs(run: RunDirectory, restart: int) -> list[str]:
+    """What each rank printed in an attempt."""
+    current = run_jobs.current_job(run)
+    assert current is not None
+    folder = run.attempt_logs(current[1], restart)
+    return [path.read_text() for path in sorted(folder.glob("rank-*.log"))]
+
+
+def outcome(run: RunDirectory) -> tuple[object, list[str | None]]:
+    """The state in result.json, and the causes of the ends of all attempts."""
+    ends = [event.cause for event in jobs.events(run, "ended")]
+    return jobs.result(run).get("state"), ends
+
+
+def test_a_plain_ddp_script_is_preempted_crashes_and_ends_as_if_nothing_had_happened(
+    tmp_path: Path,
+) -> None:
+    calm = start_ddp(tmp_path, "calm", 30, 0.0)
+    jobs.wait_for_end(calm)
+    assert outcome(calm) == ("finished", ["finished"])
+    assert all(f"rank {rank} of 2" in log for rank, log in enumerate(logs(calm, 0)))
+
+    rough = start_ddp(tmp_path, "rough", 30, 0.15)
+    jobs.wait_for(lambda: bool(logs(rough, 0)) and "starts at" in logs(rough, 0)[0])
+    done = jobs.hpcrun("preempt", "rough", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    jobs.wait_for(lambda: "starts at" in "".join(logs(rough, 1)[:1]))
+    (tmp_path / "rough" / "crash").touch()
+    jobs.wait_for_end(rough)
+    assert outcome(rough) == ("finished", ["preemption", "crash", "finished"]), logs(rough, 1)
+    # Once each: the cluster signals the script's process as well as its parent.
+    assert [log.count("got SIGTERM") for log in logs(rough, 0)] == [1, 1]
+    crash = str(jobs.events(rough, "ended")[1].fields["reason"])
+    assert crash.startswith("rank 1 on local1: ScriptFailed: ")
+    assert "ended with exit code 1: " in crash
+    assert "ValueError: broken data" in crash
+    states = [torch.load(tmp_path / name / "state.pt") for name in ("calm", "rough")]
+    for key, value in states[0]["model"].items():
+        assert torch.equal(value, states[1]["model"][key])
+    told = jobs.hpcrun("status", "rough", "--json", cwd=tmp_path)
+    assert json.loads(told.stdout)["state"] == "finished"
+
+
+def test_a_script_without_handlers_dies_of_a_preemption_and_starts_again(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text(scripts_of_others.UNAWARE)
+    run = start(tmp_path, "plain", sys.executable, "plain.py", str(tmp_path))
+    # More often than restarts.no_progress allows to a task: a script's progress is not seen.
+    for count in range(1, 5):
+        jobs.wait_for(lambda wanted=count: all_started(tmp_path, wanted))
+        jobs.hpcrun("preempt", "plain", cwd=tmp_path)
+    jobs.wait_for(lambda: all_started(tmp_path, 5))
+    (tmp_path / "enough").touch()
+    jobs.wait_for_end(run)
+    assert outcome(run) == ("finished", ["preemption"] * 4 + ["finished"])
+
+
+def all_started(folder: Path, times: int) -> bool:
+    """Whether every rank has begun for that time."""
+    counts = [path.read_text() for path in folder.glob("starts-*")]
+    return len(counts) == 2 and all(count and int(count) >= times for count in counts)
+
+
+def test_a_script_that_always_crashes_is_given_up_with_its_last_words(tmp_path: Path) -> None:
+    run = start(
+        tmp_path, "hopeless", sys.executable, "-c", "raise OSError('no data here')",
+        options=("restarts.crash=1",),
+    )  # fmt: skip
+    jobs.wait_for_end(run)
+    assert outcome(run) == ("failed", ["crash", "crash"])
+    assert "ended with exit code 1: OSError: no data here" in jobs.result(run)["reason"]
+
+
+def test_cancelling_a_script_lets_it_save_and_resume_continues_it(tmp_path: Path) -> None:
+    run = start_ddp(tmp_path, "halted", 25, 0.1)
+    jobs.wait_for(lambda: bool(logs(run, 0)) and "starts at" in logs(run, 0)[0])
+    done = jobs.hpcrun("cancel", "halted", cwd=tmp_path)
+    assert "halted is stopped; " in done.stdout
+    assert outcome(run) == ("stopped", ["cancelled"])
+    followed = jobs.hpcrun("resume", "halted", cwd=tmp_path)
+    assert followed.returncode == 0, followed.stdout + followed.stderr
+    assert "rank 0 is done" in followed.stdout
+    assert "starts at step 0" not in followed.stdout
+
+
+def test_a_program_that_is_not_there_is_told_in_one_line_and_not_tried_again(
+    tmp_path: Path,
+) -> None:
+    run = start(tmp_path, "absent", "./no-such-program")
+    jobs.wait_for_end(run)
+    assert outcome(run) == ("failed", ["bad-input"])
+    assert "./no-such-program: cannot be started: No such file" in jobs.result(run)["reason"]
