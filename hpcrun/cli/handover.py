@@ -48,10 +48,8 @@ def hand_over(
     submitted, ours = None, list[str]()
     with (
         noted(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals,
-        _removed_on_failure(run, ours, made=make is not None),
+        _made(run, ours, make),
     ):
-        if make is not None:
-            make()
         directory.refuse_if_writable_by_others(run)
         with SubmissionLock(run):
             _refuse_live(run)
@@ -74,13 +72,16 @@ def hand_over(
 
 
 @contextmanager
-def _removed_on_failure(run: RunDirectory, ours: list[str], made: bool) -> Iterator[None]:
+def _made(run: RunDirectory, ours: list[str], make: Callable[[], object] | None) -> Iterator[None]:
+    """Make the run directory, and remove it again if the block fails. ``ours``: jobs that were withdrawn."""
     parents = [folder for folder in run.path.parents if not os.path.lexists(folder)]
+    if make is not None:
+        make()
     try:
         yield
     except BaseException as error:
         # Of two that began at once, the one that lost must not remove what the other one runs.
-        if made and not run.submitting.exists():
+        if make is not None and not run.submitting.exists():
             given = jobs.current_job(run)
             if given is None or given[1] in ours:
                 shutil.rmtree(run.path, ignore_errors=True)

@@ -1,0 +1,80 @@
+"""A command on a terminal of its own: what it shows, and the keys that a person presses."""
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import sys
+import termios
+import time
+from pathlib import Path
+
+
+class Terminal:
+    """`hpcrun ARGUMENTS` in the foreground of a pseudo-terminal (pty(7)), ``columns`` wide."""
+
+    def __init__(
+        self, folder: Path, *arguments: str, columns: int = 80, term: str = "xterm-256color"
+    ) -> None:
+        self.text = ""
+        self._pid, self._master = pty.fork()
+        if self._pid == 0:
+            os.chdir(folder)
+            environ = os.environ | {"TERM": term, "PYTHONPATH": str(Path(__file__).parents[2])}
+            words = [sys.executable, "-m", "hpcrun", *arguments]
+            os.execve(sys.executable, words, environ)  # noqa: S606
+        size = struct.pack("HHHH", 24, columns, 0, 0)
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, size)
+
+    def read_until(self, pattern: str, timeout: float = 60.0) -> "re.Match[str]":
+        """Wait until ``pattern`` is shown after what was looked for before; fail after ``timeout`` s."""
+        deadline = time.monotonic() + timeout
+        while True:
+            found = re.search(pattern, self.text)
+            if found:
+                self.text = self.text[found.end() :]
+                return found
+            assert time.monotonic() < deadline, f"no {pattern!r} in {self.text!r}"
+            if not self._read(0.1):
+                found = re.search(pattern, self.text)
+                assert found, f"it ended without {pattern!r}: {self.text!r}"
+
+    def press_ctrl_c(self) -> None:
+        """The key: the terminal makes SIGINT for the foreground of it."""
+        os.write(self._master, b"\x03")
+
+    def hang_up(self) -> None:
+        """Close the terminal: the kernel sends SIGHUP to what runs in it."""
+        os.close(self._master)
+        os.waitpid(self._pid, 0)
+
+    def end(self, timeout: float = 60.0) -> int:
+        """Wait for the end, with all that was shown in ``text``; return the exit code."""
+        deadline = time.monotonic() + timeout
+        while self._read(0.1):
+            assert time.monotonic() < deadline, f"still there after {timeout} s: {self.text!r}"
+        os.close(self._master)
+        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+
+    def kill(self) -> None:
+        """For a test that failed: leave nothing behind."""
+        try:
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+            os.close(self._master)
+        except (ProcessLookupError, ChildProcessError, OSError):
+            return
+
+    def _read(self, timeout: float) -> bool:
+        """Take what there is; False once the program has closed the terminal."""
+        if select.select([self._master], [], [], timeout)[0]:
+            try:
+                new = os.read(self._master, 65536)
+            except OSError:
+                return False
+            self.text += new.decode(errors="replace")
+            return bool(new)
+        return True

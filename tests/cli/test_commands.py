@@ -1,0 +1,247 @@
+"""The commands on runs in every state: live, stopped, finished, lost, and damaged by hand."""
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hpcrun.launch import local_job
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.files import append_line, read_json
+from tests import jobs
+from tests.cli.conftest import tiny_config
+from tests.cli.test_bad_input import listing, require_one_line
+
+
+def submit_line(folder: Path, name: str, **changes: object) -> list[str]:
+    """The command line of a tiny run."""
+    return ["submit", "-c", "empty.yaml", "--name", name, *tiny_config(folder, **changes)]
+
+
+def test_status_tells_of_none_of_one_and_of_many(finished_copy: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    none = jobs.hpcrun("status", cwd=tmp_path / "empty")
+    assert (none.returncode, none.stderr) == (0, "")
+    assert "there are no runs in" in none.stdout
+    assert jobs.hpcrun("status", "--json", cwd=tmp_path / "empty").stdout == ""
+    runs = finished_copy / "runs"
+    for number in range(12):
+        shutil.copytree(runs / "done", runs / f"copy-{number}")
+    one = jobs.hpcrun("status", "copy-3", cwd=finished_copy)
+    heading, row = one.stdout.splitlines()
+    assert heading.split()[:5] == ["name", "state", "step", "saved", "loss"]
+    assert row.split()[:4] == ["copy-3", "finished", "10", "10"]
+    assert len(jobs.hpcrun("status", cwd=finished_copy).stdout.splitlines()) == 14
+    missing = jobs.hpcrun("status", "copy-33", cwd=finished_copy)
+    require_one_line(missing, "copy-33", "did you mean copy-3")
+
+
+def test_json_is_json_whatever_the_run_has_logged(finished_copy: Path) -> None:
+    run = RunDirectory(finished_copy / "runs" / "done")
+    append_line(run.metrics, {"step": 11, "loss": float("nan")})
+    told = json.loads(jobs.hpcrun("status", "--json", cwd=finished_copy).stdout)
+    assert (told["state"], told["step"], told["loss"]) == ("finished", 11, None)
+    resumed = json.loads(jobs.hpcrun("resume", "done", "--json", cwd=finished_copy).stdout)
+    assert resumed["result"]["state"] == "finished"
+    again = jobs.hpcrun(*submit_line(finished_copy, "done", data__log=str(finished_copy)), "--json",
+                        cwd=finished_copy)  # fmt: skip
+    # Its log lay elsewhere when it was trained: another config, and so another run.
+    require_one_line(again, "is a run of another config", "data.log", "--name")
+    shown = json.loads(jobs.hpcrun("config", "show", "--json", "model.x=.nan", "task=probe:Probe",
+                                   cwd=finished_copy).stdout)  # fmt: skip
+    assert shown["model"]["x"] is None
+    assert "properties" in json.loads(jobs.hpcrun("config", "schema", cwd=finished_copy).stdout)
+
+
+def test_a_dry_run_shows_script_and_config_and_writes_nothing(folder: Path) -> None:
+    before = listing(folder)
+    line = submit_line(folder, "dry")
+    told = jobs.hpcrun(*line, "--dry-run", cwd=folder)
+    assert told.returncode == 0, told.stderr
+    assert "#!/bin/bash" in told.stdout
+    assert "\ntask: probe:Probe\n" in told.stdout
+    as_json = json.loads(jobs.hpcrun(*line, "--dry-run", "--json", cwd=folder).stdout)
+    assert as_json["config"]["train"]["steps"] == 10
+    assert as_json["script"] in told.stdout
+    assert listing(folder) == before
+
+
+def test_help_fits_a_terminal(folder: Path) -> None:
+    for command in ("", "submit", "status", "logs", "cancel", "resume", "preempt", "config"):
+        told = jobs.hpcrun(*command.split(), "--help", cwd=folder, env={"COLUMNS": "80"})
+        assert told.returncode == 0, told.stderr
+        assert max(map(len, told.stdout.splitlines())) <= 80, told.stdout
+
+
+def test_a_live_run_has_one_job_and_is_preempted_cancelled_and_resumed(folder: Path) -> None:
+    line = submit_line(folder, "live", model__pause=0.05, train__steps=400)
+    begun = jobs.hpcrun(*line, "--detach", cwd=folder)
+    assert begun.returncode == 0, begun.stderr
+    for what in ("logs -f live", "status live", "cancel live", "resume live"):
+        assert f"hpcrun {what}" in begun.stdout
+    run = RunDirectory(folder / "runs" / "live")
+    for again in (line, ["resume", "live"], [*line, "--json"]):
+        refused = jobs.hpcrun(*again, cwd=folder)
+        require_one_line(refused, "live: job", "has it already", "hpcrun logs -f live", "--name")
+    jobs.wait_for_step(run, 2)
+    (told,) = jobs.hpcrun("status", "live", "--json", cwd=folder).stdout.splitlines()
+    assert json.loads(told)["state"] == "running"
+    for rank, count in (("0", 1), ("1", 0), ("all", 1)):
+        said = jobs.hpcrun("logs", "live", "--rank", rank, cwd=folder)
+        assert said.stdout.count("starting at step 0") == count
+    assert "SIGTERM to all ranks" in jobs.hpcrun("preempt", "live", cwd=folder).stdout
+    jobs.wait_for_step(run, 4, restart=1)
+    done = jobs.hpcrun("cancel", "live", cwd=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    step = (read_json(run.result) or {})["step"]
+    assert f"live is stopped at step {step}" in done.stdout
+    for command in ("cancel", "preempt"):
+        require_one_line(jobs.hpcrun(command, "live", cwd=folder), "live: is not running (stopped)")
+    resumed = json.loads(jobs.hpcrun("resume", "live", "--json", cwd=folder).stdout)
+    assert resumed == {"run": str(run.path), "executor": "local", "job_id": resumed["job_id"]}
+    killed = jobs.hpcrun("cancel", "--now", "live", cwd=folder)
+    assert "live is stopped" in killed.stdout
+    assert "stopped" in jobs.hpcrun("status", cwd=folder).stdout
+
+
+def _tear_events(run: RunDirectory) -> None:
+    with run.events.open("a") as log:
+        log.write('null\n[1]\n{"event":"ended","cause":"martian","job":"x","restart":"q"}\n')
+        log.write('{"event":"ended","time":"noon"}\n{"event":"submitted","job":"9","ti')
+
+
+def _empty_record(run: RunDirectory) -> None:
+    run.record.write_text("")
+
+
+def _garbage_metrics(run: RunDirectory) -> None:
+    run.metrics.write_text('x\n{"step":"a","loss":"b"}\n')
+
+
+def _no_logs(run: RunDirectory) -> None:
+    shutil.rmtree(run.logs)
+
+
+def _no_events(run: RunDirectory) -> None:
+    run.events.unlink()
+
+
+def _empty_job_state(run: RunDirectory) -> None:
+    for state in run.logs.glob("*/job.json"):
+        state.write_text('{"job_id": 3}')
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [_tear_events, _empty_record, _garbage_metrics, _no_logs, _no_events, _empty_job_state],
+)
+def test_a_damaged_run_is_still_told_as_finished(
+    finished_copy: Path, damage: Callable[[RunDirectory], None]
+) -> None:
+    damage(RunDirectory(finished_copy / "runs" / "done"))
+    told = jobs.hpcrun("status", "--json", cwd=finished_copy)
+    assert (told.returncode, told.stderr) == (0, "")
+    assert json.loads(told.stdout)["state"] == "finished"
+    resumed = jobs.hpcrun("resume", "done", cwd=finished_copy)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "is finished already" in resumed.stdout
+
+
+def test_a_run_without_its_config_says_what_is_missing(finished_copy: Path) -> None:
+    RunDirectory(finished_copy / "runs" / "done").config.unlink()
+    for command in (["status", "done"], ["resume", "done"], submit_line(finished_copy, "done")):
+        require_one_line(
+            jobs.hpcrun(*command, cwd=finished_copy), "runs/done", "without its config.yaml", "move"
+        )
+
+
+def test_a_config_that_is_damaged_is_told_with_its_line(finished_copy: Path) -> None:
+    run = RunDirectory(finished_copy / "runs" / "done")
+    run.config.write_text("train: {steps: 3\n")
+    run.result.unlink()
+    require_one_line(jobs.hpcrun("resume", "done", cwd=finished_copy), f"{run.config}:2")
+
+
+def test_a_result_that_is_damaged_is_written_again_by_resume(finished_copy: Path) -> None:
+    run = RunDirectory(finished_copy / "runs" / "done")
+    run.result.write_text("{{{")
+    told = jobs.hpcrun("status", "done", cwd=finished_copy)
+    assert "lost" in told.stdout
+    assert "result.json is gone or damaged; `hpcrun resume` writes it again" in told.stdout
+    resumed = jobs.hpcrun("resume", "done", cwd=finished_copy)
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert (read_json(run.result) or {})["state"] == "finished"
+
+
+def test_a_run_whose_controller_was_killed_is_lost_and_says_so(finished_copy: Path) -> None:
+    run = RunDirectory(finished_copy / "runs" / "done")
+    run.result.unlink()
+    (state,) = run.logs.glob("*/job.json")
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"state": "RUNNING"}))
+    told = json.loads(jobs.hpcrun("status", "--json", cwd=finished_copy).stdout)
+    assert (told["state"], told["detail"][:22]) == ("lost", "its controller is gone")
+    require_one_line(jobs.hpcrun("cancel", "done", cwd=finished_copy), "is not running (lost)")
+
+
+def test_the_same_name_with_another_config_is_refused(finished_copy: Path) -> None:
+    line = submit_line(finished_copy, "done", train__lr=0.5)
+    done = jobs.hpcrun(*line, cwd=finished_copy)
+    require_one_line(done, "is a run of another config", "train.lr", "hpcrun resume done")
+
+
+def test_a_folder_that_is_no_run_is_not_written_into(folder: Path) -> None:
+    (folder / "runs" / "taken").mkdir(parents=True)
+    (folder / "runs" / "file").write_text("")
+    for name, what in (("taken", "a folder that is no run"), ("file", "a file")):
+        done = jobs.hpcrun(*submit_line(folder, name), cwd=folder)
+        require_one_line(done, f"runs/{name}", what, "--name")
+    assert list((folder / "runs" / "taken").iterdir()) == []
+
+
+def test_a_submission_that_cannot_be_recorded_leaves_the_run_as_it_was(
+    finished_copy: Path, small_disk: Callable[[str], Path]
+) -> None:
+    run = RunDirectory(finished_copy / "runs" / "done")
+    stopped = json.dumps({"state": "stopped", "step": 10, "reason": "by hand"})
+    run.result.write_text(stopped)
+    before = run.config.read_text()
+    disk = small_disk("64m")
+    shutil.copytree(run.path, disk / "done")
+    (disk / "ballast").write_bytes(b"x" * (shutil.disk_usage(disk).free))
+    done = jobs.hpcrun("resume", str(disk / "done"), "--detach", cwd=finished_copy)
+    require_one_line(done, "disk/done", "space")
+    assert (disk / "done" / "result.json").read_text() == stopped
+    assert (disk / "done" / "config.yaml").read_text() == before
+
+
+def test_the_debug_executor_trains_in_the_process_and_tells_its_end(folder: Path) -> None:
+    (folder / "alone.py").write_text(
+        "from probe import Probe\n"
+        "class Alone(Probe):\n"
+        "    def note(self, indices):\n"
+        "        if self.config.model.own.get('angry'):\n"
+        "            raise ValueError('not today')\n"
+    )
+    line = submit_line(
+        folder, "alone", task="alone:Alone", job__gpus=1, job__executor="debug", train__steps=3
+    )
+    require_one_line(jobs.hpcrun(*line, "--json", cwd=folder), "--json", "debug")
+    angry = jobs.hpcrun(*line, "model.angry=true", cwd=folder)
+    assert angry.returncode == 1
+    assert "ValueError: not today" in angry.stderr
+    told = jobs.hpcrun("status", "alone", cwd=folder).stdout
+    assert "failed" in told
+    assert "debug" in told
+    assert "not today" in told
+
+
+def test_a_job_of_this_machine_is_told_from_a_process_with_its_number(tmp_path: Path) -> None:
+    status = local_job.JobStatus("1", "RUNNING", 0, os.getpid(), 12.5, [])
+    assert not local_job.is_alive(status)
+    local_job.write_status(tmp_path, status)
+    with pytest.raises(Exception, match="is not running on this machine"):
+        local_job.send(tmp_path, signal.SIGTERM)
