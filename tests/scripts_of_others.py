@@ -85,3 +85,82 @@ path.write_text(str(int(path.read_text()) + 1 if path.exists() else 1))
 while not (folder / "enough").exists():
     time.sleep(0.1)
 '''
+
+LIGHTNING = '''
+"""Trains with Lightning's Trainer, which keeps its own checkpoint."""
+
+import sys
+import time
+
+import lightning
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+epochs, folder, pause = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+
+
+class Line(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+
+    def training_step(self, batch):
+        time.sleep(pause)
+        x, y = batch
+        return (self.layer(x) - y).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def on_train_epoch_start(self):
+        print(f"rank {self.global_rank} of {self.trainer.world_size} epoch {self.current_epoch}", flush=True)
+
+
+lightning.seed_everything(1)
+x = torch.randn(32, 4)
+trainer = lightning.Trainer(
+    accelerator="cpu", devices=1, num_nodes=2, strategy="ddp", max_epochs=epochs, logger=False,
+    callbacks=[ModelCheckpoint(dirpath=folder, save_last=True)], enable_progress_bar=False,
+)
+trainer.fit(Line(), DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8), ckpt_path="last")
+print(f"rank {trainer.global_rank} is done", flush=True)
+'''
+
+ACCELERATE = '''
+"""Trains with Hugging Face Accelerate, and saves its state every epoch."""
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from torch.utils.data import DataLoader, TensorDataset
+
+epochs, folder, pause = int(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
+accelerator = Accelerator(cpu=True)
+torch.manual_seed(1)
+x = torch.randn(32, 4)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+start = 0
+if (folder / "epoch").exists():
+    start = int((folder / "epoch").read_text())
+    accelerator.load_state(folder / f"state-{start}")
+for epoch in range(start, epochs):
+    print(f"rank {accelerator.process_index} of {accelerator.num_processes} epoch {epoch}", flush=True)
+    for inputs, targets in loader:
+        time.sleep(pause)
+        loss = (model(inputs) - targets).square().mean()
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    accelerator.save_state(folder / f"state-{epoch + 1}")
+    if accelerator.is_main_process:
+        (folder / "epoch").write_text(str(epoch + 1))
+accelerator.wait_for_everyone()
+print(f"rank {accelerator.process_index} is done", flush=True)
+'''

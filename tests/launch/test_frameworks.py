@@ -1,0 +1,67 @@
+"""Unmodified scripts for Lightning and Accelerate, which have their own idea of who launched them."""
+
+import subprocess
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+from hpcrun.launch import jobs as run_jobs
+from hpcrun.run.directory import RunDirectory
+from tests import jobs, scripts_of_others
+
+CONSTRAINTS = Path(__file__).resolve().parents[2] / "constraints.txt"
+
+
+@pytest.fixture(scope="module")
+def interpreter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python that has both, in an environment of the test's own, and this one's torch."""
+    home = tmp_path_factory.mktemp("frameworks")
+    venv.create(home, with_pip=True)
+    python = home / "bin" / "python"
+    own = subprocess.run(
+        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+        capture_output=True, text=True, check=True,
+    ).stdout.strip()  # fmt: skip
+    # `--system-site-packages` would show those below this interpreter's own environment.
+    (Path(own) / "parent.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    packages = ("lightning", "accelerate")
+    subprocess.run(
+        [python, "-m", "pip", "install", "-q", "-c", CONSTRAINTS, *packages],
+        check=True,
+        timeout=600,
+    )
+    return python
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["LIGHTNING", "ACCELERATE"])
+def test_a_framework_finds_its_ranks_and_survives_a_preemption(
+    tmp_path: Path, interpreter: Path, kind: str
+) -> None:
+    (tmp_path / "train.py").write_text(getattr(scripts_of_others, kind))
+    (tmp_path / "saved").mkdir()
+    submitted = jobs.hpcrun(
+        *("submit", "--nodes", "2", "--gpus", "1", "--cpu", "--executor", "local", "--detach"),
+        *("job.requeue_delay=0.1", "--", str(interpreter), "train.py", "8", "saved", "0.2"),
+        cwd=tmp_path,
+    )
+    assert submitted.returncode == 0, submitted.stderr
+    run = RunDirectory(tmp_path / "runs" / "train")
+    jobs.wait_for(lambda: "epoch 2" in log(run, 0), timeout=120)
+    jobs.hpcrun("preempt", "train", cwd=tmp_path)
+    jobs.wait_for_end(run, timeout=180)
+    ends = [event.cause for event in jobs.events(run, "ended")]
+    assert (jobs.result(run).get("state"), ends) == ("finished", ["preemption", "finished"])
+    assert "rank 1 of 2 epoch 0\n" in log(run, 0, rank=1)
+    assert "of 2 epoch 0\n" not in log(run, 1)
+    assert "rank 0 is done" in log(run, 1)
+
+
+def log(run: RunDirectory, restart: int, rank: int = 0) -> str:
+    """What a rank printed in an attempt."""
+    current = run_jobs.current_job(run)
+    assert current is not None
+    path = run.attempt_logs(current[1], restart) / f"rank-{rank:05d}.log"
+    return path.read_text() if path.exists() else ""
