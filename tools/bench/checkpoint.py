@@ -1,0 +1,319 @@
+#!/usr/bin/env python3
+"""What a checkpoint costs: wall time taken from training, write throughput, restore, against the usual ways.
+
+One process, one state, one run; every figure is the median of ``--repeat`` rounds in which all ways take
+their turn, so that a busy machine is busy for all of them. "Added" is the wall time that training lost
+from the call of the save over all following steps until the writing was over: a call that
+returns at once and slows the next hundred steps is not cheap.
+
+    tools/bench/checkpoint.py --dir /scratch/bench            # 1.2 GB of state, about two minutes
+    tools/bench/checkpoint.py --dir /scratch/bench --json
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+
+from hpcrun.checkpoint.engine import CheckpointEngine
+from hpcrun.checkpoint.restoring import SHARED
+from hpcrun.checkpoint.share import pack, stage, write
+from hpcrun.checkpoint.staging import Staging
+from hpcrun.checkpoint.state import alike, apply_shared, capture_shared, template
+from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.checkpoint.tree import split
+
+
+class Training:
+    """A model of the wanted size with its Adam moments, and steps that keep ``threads`` cores busy."""
+
+    def __init__(self, gigabytes: float, threads: int, step_seconds: float) -> None:
+        torch.set_num_threads(threads)
+        width, layers = 2048, max(1, round(gigabytes * 1e9 / (3 * 4 * 2048 * 2048)))
+        self.model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        for parameter in self.model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.left, self.right = torch.randn(512, 512), torch.randn(512, 512)
+        began = time.perf_counter()
+        for _ in range(20):
+            self.left @ self.right
+        self.products = max(1, round(step_seconds / ((time.perf_counter() - began) / 20)))
+
+    def state(self) -> dict[str, Any]:
+        return capture_shared(self.model, self.optimizer, extra={"step": 1})
+
+    def step(self) -> None:
+        """Products in cache, and one pass over part of the weights, as a small real step has."""
+        for _ in range(self.products):
+            self.left @ self.right
+        with torch.no_grad():
+            self.model[0].weight.mul_(1.0)
+
+
+def steps(training: Training, count: int) -> float:
+    began = time.perf_counter()
+    for _ in range(count):
+        training.step()
+    return time.perf_counter() - began
+
+
+def added(
+    training: Training, count: int, save: Callable[[], None], drain: Callable[[], None]
+) -> tuple[float, float, float]:
+    """Seconds: wall time added over ``count`` steps from the call on, of the call alone, until the end."""
+    before = steps(training, count)
+    began = time.perf_counter()
+    save()
+    call = time.perf_counter() - began
+    during = steps(training, count)
+    drain()
+    whole = time.perf_counter() - began
+    after = steps(training, count)
+    return call + during - (before + after) / 2, call, whole
+
+
+class Ways:
+    """The ways to save one state."""
+
+    def __init__(self, training: Training, folder: Path) -> None:
+        self.training, self.folder, self.number = training, folder, 0
+        self.copies = [torch.empty_like(value) for value in self.tensors()]
+        self.store = CheckpointStore(folder / "engine", "1-0")
+        self.engine = CheckpointEngine(
+            self.store,
+            rank=0,
+            world_size=1,
+            group=None,
+            still_mine=lambda: None,
+            tidy=lambda step: [str(n) for n in self.store.prune(1, [step])],
+        )
+        self.future: Any = None
+        self.child: Any = None
+        self.last = 0.0
+
+    def tensors(self) -> list[torch.Tensor]:
+        return list(split(self.training.state())[1].values())
+
+    def fresh(self, name: str) -> Path:
+        self.number += 1
+        for old in self.folder.glob(f"{name}-*"):
+            shutil.rmtree(old) if old.is_dir() else old.unlink()
+        return self.folder / f"{name}-{self.number}"
+
+    def nothing(self) -> None:
+        """No drain is needed."""
+
+    def memcpy(self) -> None:
+        for copy, value in zip(self.copies, self.tensors(), strict=True):
+            copy.copy_(value)
+
+    def torch_save(self) -> None:
+        with self.fresh("torch").open("wb") as stream:
+            torch.save(self.training.state(), stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def dcp_save(self) -> None:
+        dcp.save(self.training.state(), checkpoint_id=str(self.fresh("dcp")))
+
+    def dcp_async_save(self) -> None:
+        self.future = dcp.async_save(
+            self.training.state(), checkpoint_id=str(self.fresh("dcp-async"))
+        )
+
+    def dcp_drain(self) -> None:
+        self.future.result()
+
+    def hpcrun(self) -> None:
+        self.number += 1
+        model = self.training.model
+        self.engine.start(self.number, self.training.state(), {}, {}, alike(model))
+
+    def hpcrun_drain(self) -> None:
+        (outcome,) = self.engine.wait()
+        if not outcome.ok:
+            sys.exit(f"the save failed: {outcome.error}")
+        self.last = outcome.seconds - outcome.stalled
+
+    def in_a_process(self) -> None:
+        """The same snapshot, written by a forked process instead of a thread."""
+        skeleton, tensors = split(self.training.state())
+        blobs = {SHARED: pack(skeleton)}
+        share = stage(self.engine._plan, tensors, blobs, self.shared_staging)
+        draft = CheckpointStore(self.fresh("process"), "1-0")
+
+        def work() -> None:
+            write(share, draft, draft.begin(1), 0)
+
+        self.child = multiprocessing.get_context("fork").Process(target=work)
+        self.child.start()
+
+    def process_drain(self) -> None:
+        self.child.join()
+
+
+def dd(folder: Path, size: int) -> float:
+    """Seconds that dd takes to write ``size`` bytes with conv=fsync."""
+    target = folder / "dd.bin"
+    began = time.perf_counter()
+    blocks = size >> 20
+    subprocess.run(
+        ["dd", "if=/dev/zero", f"of={target}", "bs=1M", f"count={blocks}", "conv=fsync"],
+        check=True,
+        capture_output=True,
+    )
+    seconds = time.perf_counter() - began
+    target.unlink()
+    return seconds * size / (blocks << 20)
+
+
+def read_file(path: Path) -> float:
+    buffer = bytearray(8 << 20)
+    began = time.perf_counter()
+    with path.open("rb", buffering=0) as stream:
+        while stream.readinto(buffer):
+            pass
+    return time.perf_counter() - began
+
+
+def restore(training: Training, ways: Ways) -> float:
+    began = time.perf_counter()
+    restored = ways.engine.restore(template(training.model, training.optimizer))
+    if restored is None:
+        sys.exit("nothing to restore")
+    apply_shared(restored.shared, training.model, training.optimizer)
+    return time.perf_counter() - began
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    folder = Path(arguments.dir) / f"hpcrun-bench-{os.getpid()}"
+    folder.mkdir(parents=True)
+    store = dist.FileStore(str(folder / "rendezvous"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        training = Training(arguments.gigabytes, arguments.threads, arguments.step)
+        ways = Ways(training, folder)
+        size = sum(value.nbytes for value in ways.tensors())
+        table = {
+            "memcpy": (ways.memcpy, ways.nothing),
+            "torch.save + fsync": (ways.torch_save, ways.nothing),
+            "dcp.save": (ways.dcp_save, ways.nothing),
+            "dcp.async_save": (ways.dcp_async_save, ways.dcp_drain),
+            "hpcrun, thread": (ways.hpcrun, ways.hpcrun_drain),
+            "hpcrun, process": (ways.in_a_process, ways.process_drain),
+        }
+        count = max(10, round(arguments.window / arguments.step))
+        for name, (save, drain) in table.items():  # everything once, so that all is warm
+            if name == "hpcrun, process":
+                ways.shared_staging = SharedStaging()
+            save()
+            drain()
+        found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in table}
+        writes, dds, reads, restores = [], [], [], []
+        for _ in range(arguments.repeat):
+            for name, (save, drain) in table.items():
+                found[name].append(added(training, count, save, drain))
+            dds.append(dd(folder, size))
+            ways.hpcrun()
+            ways.hpcrun_drain()
+            writes.append(ways.last)
+            step = ways.store.steps()[0]
+            file = ways.store.path(step) / "rank-00000.bin"
+            read_file(file)  # into the page cache: both read from there
+            reads.append(read_file(file))
+            restores.append(restore(training, ways))
+        middle = {
+            name: [statistics.median(column) for column in zip(*rows, strict=True)]
+            for name, rows in found.items()
+        }
+        ours = middle["hpcrun, thread"][0]
+        return {
+            "state_gigabytes": size / 1e9,
+            "threads": arguments.threads,
+            "cores": len(os.sched_getaffinity(0)),
+            "load": os.getloadavg()[0],
+            "rounds": arguments.repeat,
+            "ways": {
+                name: {"added": row[0], "call": row[1], "until_written": row[2]}
+                for name, row in middle.items()
+            },
+            "added_over_memcpy": ours / middle["memcpy"][0],
+            "added_over_torch_save": ours / middle["torch.save + fsync"][0],
+            "added_over_dcp_save": ours / middle["dcp.save"][0],
+            "added_over_dcp_async_save": ours / middle["dcp.async_save"][0],
+            "write_gigabytes_per_second": size / 1e9 / statistics.median(writes),
+            "dd_gigabytes_per_second": size / 1e9 / statistics.median(dds),
+            "write_over_dd": statistics.median(dds) / statistics.median(writes),
+            "restore_seconds": statistics.median(restores),
+            "read_seconds": statistics.median(reads),
+            "restore_over_read": statistics.median(restores) / statistics.median(reads),
+        }
+    finally:
+        dist.destroy_process_group()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class SharedStaging(Staging):
+    """A buffer that a forked process sees: a page written here is not copied for the child."""
+
+    def _allocate(self, size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8).share_memory_()
+
+
+def show(figures: dict[str, Any]) -> None:
+    print(
+        f"{figures['state_gigabytes']:.2f} GB of state, {figures['threads']} of {figures['cores']} cores "
+        f"train, {figures['rounds']} rounds, load {figures['load']:.1f}"
+    )
+    print(f"{'':22}{'added':>9}{'call':>9}{'written':>9}   seconds")
+    for name, row in figures["ways"].items():
+        print(f"{name:22}{row['added']:9.3f}{row['call']:9.3f}{row['until_written']:9.3f}")
+    for name, aim in (
+        ("added_over_memcpy", "<= 1.5"),
+        ("added_over_torch_save", ""),
+        ("added_over_dcp_save", ""),
+        ("added_over_dcp_async_save", "< 1"),
+        ("write_over_dd", ">= 0.9"),
+        ("restore_over_read", "<= 1.3"),
+    ):
+        print(f"{name:28}{figures[name]:7.2f}   {aim and 'aim ' + aim}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--dir", default=".", help="a folder on the disk to measure")
+    parser.add_argument("--gigabytes", type=float, default=1.2, help="size of the state")
+    parser.add_argument("--threads", type=int, default=1, help="cores that training keeps busy")
+    parser.add_argument("--step", type=float, default=0.02, help="seconds of a training step")
+    parser.add_argument("--window", type=float, default=2.0, help="seconds of steps after a save")
+    parser.add_argument("--repeat", type=int, default=5, help="rounds")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    figures = measure(arguments)
+    print(json.dumps(figures, indent=1)) if arguments.json else show(figures)
+
+
+if __name__ == "__main__":
+    main()
