@@ -3,10 +3,10 @@
 import argparse
 import os
 import shlex
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import hpcrun.tasks
 from hpcrun.config import (
     Config,
     ConfigError,
@@ -30,9 +30,19 @@ _FLAGS = {
     "cpu": "job.cpu",
     "time": "job.time",
     "partition": "job.partition",
+    "account": "job.account",
+    "qos": "job.qos",
+    "constraint": "job.constraint",
+    "reservation": "job.reservation",
+    "exclusive": "job.exclusive",
+    "exclude": "job.exclude",
+    "mem": "job.mem",
+    "cpus_per_task": "job.cpus_per_task",
     "executor": "job.executor",
     "name": "name",
 }
+# Where the schema wants a number; an account may be called 0123.
+_COUNTS = ("nodes", "gpus", "cpus_per_task")
 
 
 def choose_config(arguments: argparse.Namespace) -> Config:
@@ -81,7 +91,8 @@ def _refuse_stray_files(overrides: list[str]) -> None:
 
 def quickstart() -> Path:
     """The config that is used when none is named."""
-    return Path(str(resources.files("hpcrun.tasks") / "quickstart.yaml"))
+    # importlib.resources would cost a third of a dry run; a package's data are files beside its code.
+    return Path(hpcrun.tasks.__file__).with_name("quickstart.yaml")
 
 
 def _default_name(file: Path | None, command: list[str]) -> tuple[str, str]:
@@ -95,7 +106,10 @@ def _default_name(file: Path | None, command: list[str]) -> tuple[str, str]:
 def _flags(arguments: argparse.Namespace) -> dict[str, tuple[Any, str]]:
     given = {flag: getattr(arguments, flag, None) for flag in _FLAGS}
     return {
-        _FLAGS[flag]: (int(value) if _is_whole(value) else value, f"--{flag}")
+        _FLAGS[flag]: (
+            int(value) if flag in _COUNTS and _is_whole(value) else value,
+            f"--{flag.replace('_', '-')}",
+        )
         for flag, value in given.items()
         if value is not None
     }

@@ -48,6 +48,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--cpu", action="store_true", default=None, help="train on the CPU")
     where.add_argument("--time", metavar="LIMIT", help="time limit: HH:MM:SS or minutes")
     where.add_argument("--partition", metavar="NAME", help="Slurm partition")
+    where.add_argument("--account", metavar="NAME", help="Slurm account to charge")
+    where.add_argument("--qos", metavar="NAME", help="Slurm quality of service")
+    where.add_argument("--constraint", metavar="FEATURES", help="node features")
+    where.add_argument("--reservation", metavar="NAME", help="Slurm reservation")
+    where.add_argument("--exclude", metavar="NODES", help="nodes to stay away from")
+    where.add_argument(
+        "--exclusive", action="store_true", default=None, help="share the nodes with no other job"
+    )
+    where.add_argument("--mem", metavar="SIZE", help="memory a node, such as 64G")
+    where.add_argument("--cpus-per-task", metavar="N", help="CPU cores a rank")
     where.add_argument(
         "--executor", metavar="WHO", help="auto, slurm, local, or debug (one rank, in this process)"
     )

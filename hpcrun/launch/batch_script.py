@@ -43,8 +43,7 @@ def batch_script(request: BatchRequest) -> str:
         ["# A command that fails ends the job.", "set -e"],
         list(request.job.setup),
         export_lines(request.job.env),
-        # Only now: module and conda read variables that are not set.
-        ["set -u"],
+        ["# Only from here: module and conda read variables that are not set.", "set -u"],
         _attempt_lines(request),
         _srun_lines(request),
         _settle_lines(request),
