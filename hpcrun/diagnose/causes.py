@@ -23,6 +23,7 @@ _CASCADE = re.compile(
 _SRUN_TASK = re.compile(
     r"^srun: error: (?P<host>[^:\s]+): tasks? (?P<tasks>[\d,\-]+): (?P<what>.+)$", re.MULTILINE
 )
+_SRUN_ERROR = re.compile(r"^srun: error: (?P<what>.+)$", re.MULTILINE)
 # What slurmstepd prints when Slurm itself ends a job: "*** JOB 5 ON n1 CANCELLED AT … DUE TO …".
 _ENDED = re.compile(
     r"\*\*\* (?P<what>JOB|STEP) \S+ ON \S+ CANCELLED AT \S+(?: DUE TO (?P<why>[A-Z ]+?))?"
@@ -121,7 +122,9 @@ def first_cause(
         )
     if failures:
         return _from_failure(failures[0], failures)
-    return None
+    launch = _SRUN_ERROR.search(batch_log)
+    # srun returns 0 for tasks that it could not even launch.
+    return Diagnosis(launch["what"], None, None, None, None, 0) if launch else None
 
 
 def signal_name(number: int | None) -> str:

@@ -21,9 +21,10 @@ class BatchRequest:
     worker: tuple[str, ...]
 
 
-# submitit puts the job's numbers in for these wherever they stand in a path, and has no way to quote
-# one; for Slurm a backslash switches off the job's number in the name of the log.
-_UNUSABLE = re.compile(r"%[jtaA]|[\\\n]")
+# Slurm and submitit put their numbers in for a % with a letter wherever it stands in a path; srun does
+# so twice, so that doubling the sign does not help. A backslash switches Slurm's off, in the name of the
+# log too.
+_UNUSABLE = re.compile(r"%[0-9]*[A-Za-z]|[\\\n]")
 
 
 def batch_script(request: BatchRequest) -> str:

@@ -106,7 +106,7 @@ def test_setup_lines_and_variables_come_before_the_ranks(desk: Desk) -> None:
     assert "NCCL_IB_HCA=mlx5_0,mlx5_1 SITE=here" in desk.calls.read_text()
 
 
-@pytest.mark.parametrize("place", ["runs%j", "runs\\x", "a\nb"])
+@pytest.mark.parametrize("place", ["runs%j", "%5N", "runs\\x", "a\nb"])
 def test_a_path_that_slurm_or_submitit_reads_otherwise_is_refused(place: str) -> None:
     request = BatchRequest(run=Path("/x") / place, job=Job(), python="python", worker=("w",))
     with pytest.raises(LaunchError, match="a meaning of their own"):

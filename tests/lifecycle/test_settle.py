@@ -112,6 +112,14 @@ def test_sruns_word_names_the_task_where_nobody_else_could(run: RunDirectory) ->
     assert verdict.line == "task 5 on node2: Killed"
 
 
+def test_a_launch_that_failed_is_told_in_sruns_words_although_it_returns_0(
+    run: RunDirectory,
+) -> None:
+    verdict = judged(run, 0, log="srun: error: task 0 launch failed: Slurmd could not connect IO\n")
+    assert verdict.cause is Cause.CRASH
+    assert verdict.line == "task 0 launch failed: Slurmd could not connect IO"
+
+
 def test_slurms_own_word_for_the_end_is_believed(run: RunDirectory) -> None:
     log = "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO PREEMPTION ***"
     verdict = judged(run, 143, log=log)

@@ -18,6 +18,7 @@ from devclusterlib import cluster as devcluster  # noqa: E402  (found through th
 from devclusterlib import faults, hosts, requirements, startup, users  # noqa: E402
 from devclusterlib.errors import Refusal  # noqa: E402
 from devclusterlib.spec import ClusterSpec  # noqa: E402
+from devclusterlib.spec import Partition as Partition  # noqa: E402  (tests name some)
 
 POLL_S = 0.1
 # States that Slurm does not leave by itself. A requeued job passes through some of them as well,

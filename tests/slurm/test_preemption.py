@@ -10,15 +10,22 @@ import pytest
 from tests import jobs
 
 from . import cluster
+from .cluster import Partition
 from .training import Bench
 
 pytestmark = pytest.mark.slurm
 
+CANCELLING = (
+    Partition("batch", (("PriorityTier", "1"), ("PreemptMode", "CANCEL"))),
+    Partition("urgent", (("PriorityTier", "100"), ("PreemptMode", "OFF"))),
+)
 # Slurm looks for the end of a grace time now and then only: of 15 s, at least that is left.
 FLAVOURS = {
     "without-grace": {"grace_s": 0},
     "with-grace": {"grace_s": 15},
     "with-grace-and-signal": {"grace_s": 15, "preempt_user_signal": True},
+    # Slurm means to end the job for good; the run asks for another start all the same.
+    "cancelling": {"partitions": CANCELLING},
 }
 
 
@@ -58,9 +65,11 @@ def test_an_urgent_job_costs_a_requeue_and_no_bit(site, calm):
         assert mine == theirs
 
 
+@pytest.mark.slow
 def test_killed_before_it_could_save_it_still_counts_as_preempted(slurm, bench):
     # A step that takes longer than KillWait: no rank gets to see its flag in time.
-    run = bench.submit("slow", model__pause=25.0, train__steps=1, train__accumulation=1)
+    alone = {"train.steps": 1, "train.accumulation": 1, "optim.warmup_steps": 0}
+    run = bench.submit("slow", model__pause=25.0, **alone)
     bench.wait_until(lambda: jobs.events(run, "started") != [], 120, lambda: bench.story(run))
     slurm.sbatch("-p", "urgent", "-N4", "--exclusive", "--output=/dev/null", "--wrap", "sleep 1")
     assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)

@@ -1,0 +1,48 @@
+"""Where a run stands is told by squeue, then by sacct, then by the run directory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from . import cluster
+from .training import Bench
+
+# Slurm forgets a job on a tick of half a minute.
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+
+@pytest.fixture
+def forgetful(slurm) -> Iterator[cluster.SlurmCluster]:
+    """A cluster with accounting whose squeue forgets a job after two seconds."""
+    reason = cluster.why_not(cluster.ClusterSpec(accounting=True))
+    if reason is not None:
+        pytest.skip(reason)
+    name = f"pytest-{os.getpid()}-sacct"
+    try:
+        yield cluster.start(name, nodes=2, accounting=True, settings=(("MinJobAge", "2"),))
+    finally:
+        cluster.stop(name)
+
+
+def test_what_squeue_has_forgotten_sacct_still_tells(forgetful):
+    bench = Bench(forgetful)
+    held = {"job.sbatch_args": ["--hold"]}
+    runs = [bench.submit(name, **held) for name in ("first", "second")]
+    jobs = [bench.job(run) for run in runs]
+    forgetful.run(["scancel", *jobs])
+
+    def forgotten() -> bool:
+        return not forgetful.admin("squeue", "--noheader", "--states=all").strip()
+
+    forgetful.wait_until(forgotten, 120)
+    forgetful.wait_until(lambda: len(forgetful.sacct(",".join(jobs))) == 2, 30)
+    told = bench.hpcrun("status").stdout
+    assert told.count("stopped") == 2
+    assert told.count("cancelled; `hpcrun resume` continues it") == 2
+    forgetful.stop_daemon("slurmdbd")
+    without = bench.hpcrun("status", timeout=30).stdout
+    assert without.count("stopped") == 2
+    assert without.count("has gone from Slurm while it waited") == 2
