@@ -28,6 +28,9 @@ def fork_ranks(
                 play(rank)
                 sys.stdout.flush()
                 os._exit(0)
+            except SystemExit as ended:
+                sys.stdout.flush()
+                os._exit(int(ended.code or 0))
             except BaseException:
                 sys.excepthook(*sys.exc_info())
                 sys.stderr.flush()

@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
+import torch._dynamo  # DDP does, after the fork otherwise
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook

@@ -1,0 +1,119 @@
+"""The program that ``test_runs.py`` starts: whole runs, each of one or more attempts of forked ranks.
+
+``python -m tests.train.runs FOLDER`` leaves a run directory for each and ``outcomes.json`` in the folder.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch._dynamo
+import torch._inductor.config
+
+from hpcrun.config import override_layer, resolve, to_yaml
+from hpcrun.lifecycle.signals import STOP
+from hpcrun.run.directory import create
+from hpcrun.train import session
+from hpcrun.train.job import run_rank
+from hpcrun.worker import leave
+from tests.train import zoo
+from tests.train.forks import fork_ranks
+
+# What every rank would import after the fork, DDP and the deterministic kernels the compiler among it.
+IMPORTED_ONCE = (session, zoo, torch._dynamo, torch._inductor)
+
+COMMON = [
+    "job.gpus=2",
+    "job.cpu=true",
+    "train.steps=8",
+    "train.batch_size=8",
+    "train.log_every=2",
+    "train.timeout=30",
+    "checkpoint.every=3",
+    "optim.warmup_steps=2",
+]
+
+RUNS = {
+    "calm": ["task=Regression"],
+    "stopped": ["task=Regression", "model.stop_at=5"],
+    "calm-loaders": ["task=Regression", "data.workers=2", "train.accumulation=2"],
+    "stopped-loaders": [
+        "task=Regression",
+        "data.workers=2",
+        "train.accumulation=2",
+        "model.stop_at=9",
+    ],
+    "validated": ["task=Validated", "train.validate_every=3"],
+    "prepare-refuses": ["task=PrepareRefuses"],
+    "prepare-raises": ["task=PrepareRaises"],
+    "model-needs-data": ["task=ModelNeedsPreparedData", "data.mark=FOLDER/mark"],
+    "dataset-missing": ["task=DatasetMissingOnRank1"],
+    "model-raises": ["task=ModelRaisesOnRank1"],
+    "no-such-task": ["task=Absent"],
+    "nothing-to-validate": ["task=NothingToValidate"],
+    "stream": ["task=StreamOfSamples"],
+    "report-raises": ["task=ReportRaises"],
+    "report-tensor": ["task=ReportHoldsTensor"],
+    "exits-with-zero": ["task=ExitsWithZero"],
+    "loaders-failure": ["task=FailsWhileLoadersRead", "data.workers=1"],
+    "loaders-hang": ["task=FailsWhileALoaderHangs", "data.workers=1"],
+    "few-samples": ["task=FewSamples", "train.batch_size=16"],
+}
+
+# Started with two ranks, whatever the config was checked against.
+MISFITS = {
+    "single": ["task=Regression", "job.gpus=1", "train.parallel=single"],
+    "indivisible": ["task=Regression", "job.gpus=1", "train.batch_size=7"],
+}
+
+
+def play(rank: int, run: Path, restart: int) -> None:
+    """Be a task of the local cluster: its variables, its door, its way out."""
+    torch.set_num_threads(1)
+    os.environ |= {
+        "HPCRUN_LOCAL_CLUSTER": "1",
+        "SLURM_JOB_ID": run.name,
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NODELIST": "local0",
+        "SLURM_STEP_NUM_NODES": "1",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": str(rank),
+        "SLURM_NODEID": "0",
+        "SLURM_RESTART_COUNT": str(restart),
+        "OMP_NUM_THREADS": "1",
+    }
+    STOP.install()
+    leave(run_rank(run, STOP))
+
+
+def main(folder: Path) -> None:
+    """Play every run, again as long as it asks to be continued, and write down its exit codes."""
+    outcomes = {}
+    for name, overrides in (RUNS | MISFITS).items():
+        text = (
+            " ".join(overrides)
+            .replace("FOLDER", str(folder))
+            .replace("task=", "task=tests.train.zoo:")
+        )
+        config = resolve([override_layer([*COMMON, *text.split()])])
+        run = create(folder / name, to_yaml(config), {"created": time.time()})
+        logs = folder / f"{name}-logs"
+        logs.mkdir()
+        began = time.monotonic()
+        attempts = []
+        while not attempts or attempts[-1] == [75, 75]:
+            restart = len(attempts)
+            attempts.append(
+                fork_ranks(2, lambda rank, run=run, n=restart: play(rank, run.path, n), logs)
+            )
+        outcomes[name] = {"codes": attempts, "seconds": time.monotonic() - began}
+    (folder / "outcomes.json").write_text(json.dumps(outcomes))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,80 @@
+"""The script on the page about one's own loop is a program that works, and survives as it says."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "own-loop.md"
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory):
+    """The page's script, in a file."""
+    (text,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    path = tmp_path_factory.mktemp("own-loop") / "add.py"
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture(scope="module")
+def disturbed(script, tmp_path_factory):
+    """Gives the exit codes and rank 0's first and last lines of a part of a disturbed training."""
+    folder = tmp_path_factory.mktemp("disturbed")
+    subprocess.run(
+        [sys.executable, "-m", "tests.train.own_loops", str(script), str(folder)],
+        cwd=ROOT, timeout=180, check=True,
+    )  # fmt: skip
+    codes = json.loads((folder / "codes.json").read_text())
+
+    def part(name):
+        lines = (folder / name / "rank-0.log").read_text().splitlines()
+        return codes[name], lines[0], lines[-1]
+
+    return part
+
+
+def undisturbed(script, launcher, folder):
+    """The first and the last line of the script, started as the page says."""
+    done = subprocess.run(
+        [sys.executable, *launcher, str(script)],
+        cwd=folder, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    return lines[0], lines[-1]
+
+
+def test_alone_killed_and_told_to_stop_it_ends_with_the_weights_of_an_undisturbed_run(
+    script, disturbed, tmp_path
+):
+    first, weights = undisturbed(script, (), tmp_path)
+    assert first == "one process, from step 0"
+    assert re.fullmatch(r"weights [0-9a-f]{16}", weights)
+    assert disturbed("alone-0")[0] == [-signal.SIGKILL]
+    codes, first, last = disturbed("alone-1")
+    assert (codes, first) == ([75], "one process, from step 100")
+    assert last.startswith("step 150:")
+    assert disturbed("alone-2") == ([0], "one process, from step 150", weights)
+
+
+def test_with_torchrun_a_killed_rank_and_a_signal_to_one_rank_change_no_bit_either(
+    script, disturbed, tmp_path
+):
+    first, weights = undisturbed(script, TORCHRUN, tmp_path)
+    assert first == "2 ranks, from step 0"
+    codes, _, _ = disturbed("two-0")
+    assert codes[0] == -signal.SIGKILL
+    assert codes[1] > 0
+    codes, first, _ = disturbed("two-1")
+    assert (codes, first) == ([75, 75], "2 ranks, from step 100")
+    # Both had stopped one step later, when they had agreed on it.
+    assert disturbed("two-2") == ([0, 0], "2 ranks, from step 151", weights)

@@ -1,0 +1,182 @@
+"""Whole runs, two ranks each, played by the program ``runs.py``: what they exit with, say and leave."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcrun.lifecycle import exitcodes
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.endings import read_failures
+from hpcrun.run.events import read_events
+from hpcrun.run.files import read_json, read_lines
+from tests import jobs
+
+ROOT = Path(__file__).parents[2]
+DONE = [[exitcodes.DONE] * 2]
+STOPPED_ONCE = [[exitcodes.UNFINISHED] * 2, [exitcodes.DONE] * 2]
+REFUSED = [[exitcodes.BAD_INPUT] * 2]
+FAILED = [[exitcodes.FAILED] * 2]
+
+
+class Runs:
+    """What the program left of every run, by its name."""
+
+    def __init__(self, folder):
+        self._folder = folder
+        self._outcomes = json.loads((folder / "outcomes.json").read_text())
+
+    def codes(self, name):
+        return self._outcomes[name]["codes"]
+
+    def seconds(self, name):
+        return self._outcomes[name]["seconds"]
+
+    def run(self, name):
+        return RunDirectory(self._folder / name)
+
+    def said(self, name, rank=0):
+        return (self._folder / f"{name}-logs" / f"rank-{rank}.log").read_text()
+
+    def refusal(self, name):
+        """The one line beside the greeting; rank 1 is silent, and the event log has it too."""
+        lines = [line for line in self.said(name).splitlines() if "over gloo" not in line]
+        assert len(lines) == 1, lines
+        assert self.said(name, rank=1) == ""
+        line = lines[0].removeprefix("hpcrun: ")
+        (event,) = (one for one in read_events(self.run(name)) if one.what == "bad-input")
+        assert event.fields["reason"] == line
+        return line
+
+    def failures(self, name):
+        folder = self.run(name).attempt_logs(name, 0)
+        return {failure.rank: failure for failure in read_failures(folder)}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.train.runs", str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return Runs(folder)
+
+
+@pytest.mark.parametrize("kind", ["", "-loaders"])
+def test_a_stop_changes_no_bit_although_the_samples_are_random(runs, kind):
+    assert runs.codes(f"calm{kind}") == DONE
+    assert runs.codes(f"stopped{kind}") == STOPPED_ONCE
+    undisturbed = jobs.final_state(runs.run(f"calm{kind}"))
+    assert undisturbed
+    assert jobs.final_state(runs.run(f"stopped{kind}")) == undisturbed
+
+
+def test_a_signal_to_one_rank_stops_all_at_one_step_and_the_run_goes_on_there(runs):
+    told = [event for event in read_events(runs.run("stopped")) if event.what == "stopped"]
+    started = [event for event in read_events(runs.run("stopped")) if event.what == "started"]
+    assert [event.step for event in told] == [event.step for event in started[1:]]
+    assert told[0].fields["committed"]
+
+
+def test_metrics_tell_the_learning_rate_that_the_step_was_taken_with(runs):
+    lines = read_lines(runs.run("calm").metrics)
+    assert [line["step"] for line in lines] == [2, 4, 6, 8]
+    # Two steps of warm-up: the second is taken at the peak.
+    assert lines[0]["lr"] == pytest.approx(3e-4)
+    assert lines[-1]["lr"] > 3e-5
+
+
+def test_validation_is_logged_at_its_steps_and_ends_in_the_result(runs):
+    lines = read_lines(runs.run("validated").metrics)
+    assert [line["step"] for line in lines if "validation_loss" in line] == [3, 6]
+    result = read_json(runs.run("validated").result)
+    assert (result["state"], result["steps"]) == ("finished", 8)
+    assert result["validation_loss"] > 0
+
+
+def test_a_model_may_depend_on_data_that_rank_0_prepares(runs):
+    assert runs.codes("model-needs-data") == DONE
+
+
+def test_fewer_samples_than_a_batch_are_enough(runs):
+    assert runs.codes("few-samples") == DONE
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("prepare-refuses", "data.path: there is nothing at /nowhere; download it first"),
+        (
+            "no-such-task",
+            "task: tests.train.zoo:Absent: tests.train.zoo has no Absent; name one of",
+        ),
+        ("nothing-to-validate", "data: Noisy holds no samples; check the data options"),
+        ("stream", "data: Stream is a stream, which cannot be entered at a step again"),
+        ("single", "train.parallel: single, but 2 ranks were started"),
+        ("indivisible", "train.batch_size: 7 samples do not divide among the 2 ranks"),
+    ],
+)
+def test_bad_input_gets_its_one_line_and_exit_code_2_on_every_rank(runs, name, line):
+    assert runs.codes(name) == REFUSED
+    assert runs.refusal(name).startswith(line)
+    assert not runs.run(name).result.exists()
+    assert not any(runs.run(name).checkpoints.iterdir())
+
+
+def test_what_only_rank_1_lacks_is_told_by_rank_0_in_its_name(runs):
+    assert runs.codes("dataset-missing") == REFUSED
+    line = runs.refusal("dataset-missing")
+    assert line.startswith("rank 1 (")
+    assert line.endswith("): data.path: there is nothing at /scratch")
+
+
+@pytest.mark.parametrize(
+    ("name", "culprit", "kind"),
+    [("prepare-raises", 0, "OSError"), ("model-raises", 1, "ValueError")],
+)
+def test_a_failure_of_one_rank_ends_the_others_at_once_and_keeps_its_own_reason(
+    runs, name, culprit, kind
+):
+    assert runs.codes(name) == FAILED
+    failures = runs.failures(name)
+    assert failures[culprit].kind == kind
+    assert failures[1 - culprit].kind == "PeerFailed"
+    assert "Traceback" in runs.said(name, rank=culprit)
+    assert "Traceback" not in runs.said(name, rank=1 - culprit)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("report-raises", "ReportRaises.report() raised KeyError: 'accuracy'"),
+        ("report-tensor", "ReportHoldsTensor.report() raised TypeError: "),
+    ],
+)
+def test_a_report_that_fails_takes_nothing_from_a_training_that_is_done(runs, name, reason):
+    assert runs.codes(name) == DONE
+    result = read_json(runs.run(name).result)
+    assert (result["state"], result["report"]) == ("finished", {})
+    assert result["report_error"].startswith(reason)
+    assert reason in runs.said(name)
+
+
+def test_a_task_that_exits_with_0_is_not_taken_for_a_finished_one(runs):
+    assert runs.codes("exits-with-zero") == FAILED
+    assert runs.failures("exits-with-zero")[0].kind == "SystemExit"
+    assert not runs.run("exits-with-zero").result.exists()
+
+
+@pytest.mark.parametrize("name", ["loaders-failure", "loaders-hang"])
+def test_a_rank_that_fails_ends_although_its_loader_processes_ignore_sigterm(runs, name):
+    assert runs.codes(name) == FAILED
+    assert runs.failures(name)[0].kind == "ValueError"
+    # A hanging loader sleeps for ten minutes.
+    assert runs.seconds(name) < 60

@@ -1,0 +1,147 @@
+"""Tasks that go wrong in every way, for the runs that ``runs.py`` plays."""
+
+import os
+import random
+import signal
+import sys
+import time
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import Dataset, get_worker_info
+
+from hpcrun import Task, get_rank
+from hpcrun.errors import UserError
+
+
+class Noisy(Dataset):
+    """Samples with noise from every generator that a dataset may draw from."""
+
+    def __init__(self, size=24):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        noise = torch.rand(4) + random.random() + np.random.rand()
+        return torch.full((4,), index / self.size) + noise
+
+
+class Regression(Task):
+    """Learns a sum of noisy numbers; ``stop_at`` sends rank 1 a SIGTERM at that call of the loss."""
+
+    def build_model(self):
+        return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 1))
+
+    def train_dataset(self):
+        return Noisy()
+
+    def loss(self, model, batch):
+        if model.training:
+            self.calls = getattr(self, "calls", 0) + 1
+            if self.calls == self.config.model.own.get("stop_at") and get_rank() == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            self.mishap()
+        return (model(batch).squeeze(-1) - batch.sum(-1)).square().mean()
+
+    def mishap(self):
+        """For those that derive from it."""
+
+
+class Validated(Regression):
+    def validation_dataset(self):
+        return Noisy(3)
+
+
+class PrepareRefuses(Regression):
+    def prepare(self):
+        raise UserError("data.path: there is nothing at /nowhere; download it first")
+
+
+class PrepareRaises(Regression):
+    def prepare(self):
+        raise OSError("the download broke off")
+
+
+class ModelNeedsPreparedData(Regression):
+    def prepare(self):
+        self.mark().write_text("8")
+
+    def build_model(self):
+        width = int(self.mark().read_text())
+        return nn.Sequential(nn.Linear(4, width), nn.Linear(width, 1))
+
+    def mark(self):
+        from pathlib import Path
+
+        return Path(self.config.data.own["mark"])
+
+
+class DatasetMissingOnRank1(Regression):
+    def train_dataset(self):
+        if get_rank() == 1:
+            raise UserError("data.path: there is nothing at /scratch")
+        return super().train_dataset()
+
+
+class ModelRaisesOnRank1(Regression):
+    def build_model(self):
+        if get_rank() == 1:
+            raise ValueError("no room for this model")
+        return super().build_model()
+
+
+class NothingToValidate(Regression):
+    def validation_dataset(self):
+        return Noisy(0)
+
+
+class ReportRaises(Regression):
+    def report(self, model, validation_loss):
+        raise KeyError("accuracy")
+
+
+class ReportHoldsTensor(Regression):
+    def report(self, model, validation_loss):
+        return {"accuracy": torch.tensor(0.5)}
+
+
+class ExitsWithZero(Regression):
+    def mishap(self):
+        if self.calls == 3:
+            sys.exit(0)
+
+
+class FailsWhileLoadersRead(Regression):
+    def mishap(self):
+        if self.calls == 3:
+            raise ValueError("a defect in the loss")
+
+
+class FailsWhileALoaderHangs(FailsWhileLoadersRead):
+    class Hanging(Noisy):
+        def __getitem__(self, index):
+            worker = get_worker_info()
+            self.read = getattr(self, "read", 0) + 1
+            if worker is not None and self.read > 16:
+                time.sleep(600)
+            return super().__getitem__(index)
+
+    def train_dataset(self):
+        return self.Hanging()
+
+
+class FewSamples(Regression):
+    def train_dataset(self):
+        return Noisy(3)
+
+
+class StreamOfSamples(Regression):
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(Noisy())
+
+    def train_dataset(self):
+        return self.Stream()
