@@ -1,7 +1,8 @@
 """What a run's ranks print: the newest attempt's log of rank 0, or of another, or
 of all.
 
-With -f it follows the run across restarts; Ctrl-C ends the watching, not the run.
+With -f it follows the run across restarts; Ctrl-C ends the watching, not the
+run.
 """
 
 import argparse

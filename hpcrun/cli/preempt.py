@@ -1,4 +1,5 @@
-"""Do to a run what a preemption does, to see it survive: it saves, is requeued, and goes on.
+"""Do to a run what a preemption does, to see it survive: it saves, is requeued,
+and goes on.
 
 On the local cluster: SIGCONT and SIGTERM to every rank, the grace time, then a
 requeue, as Slurm does. On Slurm: SIGUSR2 to the job's steps, the signal that

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from hpcrun.cluster import slurm
 from hpcrun.cluster.reasons import reason_in_words
 from hpcrun.launch import local_job
@@ -232,6 +230,8 @@ def _state(
 
 def _is_process(job: str) -> bool:
     """Whether a job of the debug executor, ``pid1234``, still runs here."""
+    import psutil
+
     try:
         return "hpcrun" in " ".join(psutil.Process(int(job.removeprefix("pid"))).cmdline())
     except (psutil.Error, ValueError):

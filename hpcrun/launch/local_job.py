@@ -7,8 +7,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
-
 from hpcrun.launch.errors import LaunchError
 from hpcrun.run.files import read_json, write_json
 
@@ -89,6 +87,8 @@ def read_status(folder: Path) -> JobStatus | None:
 
 def is_alive(status: JobStatus) -> bool:
     """Whether the job's controller runs: the same pid *and* the same start, because pids come back."""
+    import psutil
+
     try:
         process = psutil.Process(status.pid)
         created = process.create_time()
@@ -104,13 +104,15 @@ def send(folder: Path, number: signal.Signals) -> None:
         LaunchError: it is not running.
     """
     status = read_status(folder)
-    if status is None or not is_alive(status):
+    if status is None or status.state in ENDED or not is_alive(status):
         raise LaunchError(f"job {folder.name}: is not running on this machine")
     os.kill(status.pid, number)
 
 
 def own_status(request: JobRequest, state: State, restart: int, tasks: Sequence[int]) -> JobStatus:
     """The status that the calling controller process writes."""
+    import psutil
+
     return JobStatus(
         request.job_id,
         state,

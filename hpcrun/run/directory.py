@@ -4,7 +4,6 @@ import contextlib
 import difflib
 import errno
 import os
-import secrets
 import shlex
 import shutil
 import stat
@@ -113,7 +112,7 @@ def create(path: Path, config_text: str, record: Mapping[str, Any], diff: str = 
         RunError: the place is taken, or cannot be written; nothing is left behind.
     """
     run = RunDirectory(path)
-    staged = RunDirectory(path.with_name(f".{path.name}.{secrets.token_hex(6)}.new"))
+    staged = RunDirectory(path.with_name(f".{path.name}.{os.urandom(6).hex()}.new"))
     made = [folder for folder in path.parents if not os.path.lexists(folder)]
     try:
         if os.path.lexists(path):

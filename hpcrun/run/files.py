@@ -7,7 +7,6 @@ import contextlib
 import errno
 import json
 import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ def write_atomic(path: Path, content: bytes | str, mode: int = 0o600) -> None:
         OSError: the disk refused; the old file is untouched and the temporary one is gone.
     """
     data = content.encode() if isinstance(content, str) else content
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with open(descriptor, "wb") as stream:  # noqa: PTH123  (a descriptor, so that the mode holds)

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import time
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +66,8 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def _version(name: str) -> str | None:
+    from importlib import metadata
+
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

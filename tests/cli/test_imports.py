@@ -1,0 +1,58 @@
+"""Submitting never imports what only training or reporting needs (invariant 7)."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HEAVY = {"torch", "numpy", "h5py", "matplotlib", "scipy", "rich", "pandas"}
+
+
+def imported(folder: Path, *words: str) -> set[str]:
+    """The top-level packages that ``python -m WORDS`` imports, from Python's own account of it."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", *words],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
+    names = {line.rpartition("|")[2].strip().partition(".")[0] for line in lines}
+    assert "hpcrun" in names
+    return names
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["hpcrun.submit", "--dry-run"],
+        ["hpcrun.submit", "--nodes", "2", "--gpus", "4", "--dry-run", "--json"],
+        ["hpcrun", "--help"],
+        ["hpcrun", "config", "show"],
+        ["hpcrun", "status"],
+    ],
+)
+def test_what_does_not_train_imports_nothing_heavy(tmp_path: Path, words: list[str]) -> None:
+    assert not imported(tmp_path, *words) & HEAVY
+
+
+def test_a_dry_run_does_not_even_import_submitit(tmp_path: Path) -> None:
+    assert "submitit" not in imported(tmp_path, "hpcrun.submit", "--dry-run")
+
+
+def test_a_submission_hands_over_without_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys; import hpcrun; import hpcrun.cli.submit, hpcrun.cli.follow;"
+        "import hpcrun.launch.local_executor, hpcrun.launch.slurm_executor, hpcrun.worker;"
+        f"sys.exit(', '.join(set(sys.modules) & {HEAVY - {'numpy'}!r}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.stderr.strip() == ""

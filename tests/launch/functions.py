@@ -1,0 +1,35 @@
+"""What the jobs of the local cluster's tests run, in a module that imports nothing slow."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+
+def slurm_variables() -> dict[str, str]:
+    """What a task sees of Slurm's variables."""
+    return {name: value for name, value in os.environ.items() if name.startswith("SLURM")}
+
+
+def say_which(fails: int | None = None) -> str:
+    """The task's rank; task ``fails`` ends with exit code 7 instead."""
+    rank = int(os.environ["SLURM_PROCID"])
+    if rank == fails:
+        os._exit(7)
+    if fails is not None:
+        time.sleep(30)
+    return f"{rank} with {os.environ.get('MARK', '')}"
+
+
+def wait_for_signal(folder: str) -> str:
+    """Say that it is there, then sleep until SIGTERM or SIGUSR2 comes, and say which."""
+    got: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGUSR2):
+        signal.signal(number, lambda number, _: got.append(number))
+    rank, life = os.environ["SLURM_PROCID"], os.environ.get("SLURM_RESTART_COUNT", "0")
+    (Path(folder) / f"ready-{rank}-{life}").touch()
+    deadline = time.monotonic() + 30
+    while not got and life == "0" and time.monotonic() < deadline:
+        time.sleep(0.02)
+    (Path(folder) / f"got-{rank}-{life}").write_text(" ".join(map(str, got)))
+    return life

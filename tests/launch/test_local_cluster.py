@@ -1,0 +1,177 @@
+"""The local cluster as any submitit user meets it: AutoExecutor, plain functions, real processes."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import submitit
+
+from hpcrun.config import file_layer, flag_layer, resolve
+from hpcrun.launch import local_job
+from hpcrun.launch.errors import LaunchError
+from hpcrun.launch.local_executor import LocalClusterJob
+from hpcrun.launch.local_job import JobRequest, JobStatus
+from hpcrun.launch.submission import local_devices
+from hpcrun.launch.task_environment import step_environment
+from hpcrun.run.endings import read_exits
+from tests import jobs
+from tests.launch.functions import say_which, slurm_variables, wait_for_signal
+
+Submit = Callable[..., LocalClusterJob]
+
+
+@pytest.fixture
+def submit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Submit:
+    """Submit a function to 2 nodes x 2 tasks; keywords are parameters of the executor."""
+    # A function travels as the name of its module, which the tasks must find.
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+
+    def on_two_by_two(function: Callable[..., Any], *arguments: Any, **own: Any) -> LocalClusterJob:
+        executor = submitit.AutoExecutor(folder=tmp_path / "jobs", cluster="localcluster")
+        executor.update_parameters(
+            nodes=2, tasks_per_node=2, localcluster_requeue_delay=0.1,
+            **{f"localcluster_{key}" if key != "timeout_min" else key: value
+               for key, value in own.items()},
+        )  # fmt: skip
+        job = executor.submit(function, *arguments)
+        assert isinstance(job, LocalClusterJob)
+        return job
+
+    return on_two_by_two
+
+
+def folder_of(job: LocalClusterJob) -> Path:
+    """Where the controller of ``job`` keeps its files."""
+    return job.watcher.folders[job.job_id]
+
+
+def status_of(job: LocalClusterJob) -> JobStatus:
+    """What the controller of ``job`` last wrote."""
+    status = local_job.read_status(folder_of(job))
+    assert status is not None
+    return status
+
+
+def wait_for_files(folder: Path, pattern: str, count: int = 4) -> None:
+    """Wait until each task has left its file."""
+    jobs.wait_for(lambda: len(list(folder.glob(pattern))) == count, 30, pattern)
+
+
+def test_every_task_gets_slurms_variables_and_gives_its_result_back(submit: Submit) -> None:
+    job = submit(slurm_variables)
+    seen = job.results()
+    assert [task["SLURM_PROCID"] for task in seen] == ["0", "1", "2", "3"]
+    assert [task["SLURM_NODEID"] for task in seen] == ["0", "0", "1", "1"]
+    assert [task["SLURM_LOCALID"] for task in seen] == ["0", "1", "0", "1"]
+    assert [task["SLURMD_NODENAME"] for task in seen] == ["local0"] * 2 + ["local1"] * 2
+    for task in seen:
+        assert task["SLURM_JOB_ID"] == job.job_id
+        assert task["SLURM_STEP_NODELIST"] == "local[0-1]"
+        assert task["SLURM_STEP_TASKS_PER_NODE"] == "2(x2)"
+        assert "SLURM_RESTART_COUNT" not in task
+    jobs.wait_for(lambda: job.state == "COMPLETED", 10)
+
+
+def test_setup_and_environment_reach_every_task_and_a_failing_setup_ends_it(
+    submit: Submit,
+) -> None:
+    job = submit(say_which, setup=['export MARK="it\'s $((40 + 2))"'])
+    assert job.results() == [f"{rank} with it's 42" for rank in range(4)]
+    broken = submit(say_which, setup=["cd /nonexistent/place"])
+    jobs.wait_for(lambda: broken.state == "FAILED", 20)
+    log = folder_of(broken) / "restart-0" / "rank-00000.log"
+    assert "/nonexistent/place" in log.read_text()
+
+
+def test_a_task_that_fails_ends_the_others_and_its_exit_code_is_kept_first(submit: Submit) -> None:
+    begun = time.monotonic()
+    job = submit(say_which, 2)
+    jobs.wait_for(lambda: job.state == "FAILED", 20)
+    assert time.monotonic() - begun < 20
+    first, *others = read_exits(folder_of(job) / "restart-0")
+    assert (first.rank, first.code, first.induced, first.host) == (2, 7, False, "local1")
+    assert {(ended.signal, ended.induced) for ended in others} == {(signal.SIGKILL, True)}
+
+
+def test_cancel_sends_sigterm_and_the_job_is_cancelled(submit: Submit, tmp_path: Path) -> None:
+    job = submit(wait_for_signal, str(tmp_path))
+    wait_for_files(tmp_path, "ready-*-0")
+    job.cancel()
+    wait_for_files(tmp_path, "got-*-0")
+    assert {path.read_text() for path in tmp_path.glob("got-*")} == {str(int(signal.SIGTERM))}
+    jobs.wait_for(lambda: job.state == "CANCELLED", 10)
+    with pytest.raises(LaunchError, match="is not running on this machine"):
+        job.cancel()
+
+
+def test_a_preemption_sends_sigterm_and_starts_the_job_again(
+    submit: Submit, tmp_path: Path
+) -> None:
+    job = submit(wait_for_signal, str(tmp_path))
+    wait_for_files(tmp_path, "ready-*-0")
+    job._interrupt()
+    wait_for_files(tmp_path, "got-*-1")
+    assert {path.read_text() for path in tmp_path.glob("got-*-0")} == {str(int(signal.SIGTERM))}
+    jobs.wait_for(lambda: job.state == "COMPLETED", 20)
+    assert status_of(job).restart == 1
+
+
+def test_a_time_limit_sends_sigusr2_ahead(submit: Submit, tmp_path: Path) -> None:
+    job = submit(wait_for_signal, str(tmp_path), timeout_min=1, signal_lead=50.0)
+    wait_for_files(tmp_path, "got-*-0")
+    assert {path.read_text() for path in tmp_path.glob("got-*")} == {str(int(signal.SIGUSR2))}
+    jobs.wait_for(lambda: job.state == "COMPLETED", 10)
+
+
+def test_tasks_do_not_outlive_a_controller_that_is_killed(submit: Submit, tmp_path: Path) -> None:
+    job = submit(wait_for_signal, str(tmp_path))
+    wait_for_files(tmp_path, "ready-*-0")
+    status = status_of(job)
+    assert len(status.tasks) == 4
+    os.kill(status.pid, signal.SIGKILL)
+    jobs.wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in status.tasks), 10)
+    jobs.wait_for(lambda: job.state == "NODE_FAIL", 10)
+
+
+def request(**changes: Any) -> JobRequest:
+    """A request for 2 nodes x 2 tasks with GPUs 4 to 7."""
+    fields: dict[str, Any] = {
+        "job_id": "1", "folder": "/x", "command": [sys.executable], "nodes": 2, "tasks_per_node": 2,
+        "cpus_per_task": None, "devices": ["4", "5", "6", "7"], "time_limit": None,
+        "signal_lead": 1.0, "grace": 1.0, "requeue_delay": 0.1, "setup": [], "env": {}, "after": [],
+    }  # fmt: skip
+    return JobRequest(**(fields | changes))
+
+
+def test_each_node_sees_its_own_gpus_and_a_cpu_job_is_told_nothing() -> None:
+    seen = [step_environment(request(), rank)["CUDA_VISIBLE_DEVICES"] for rank in range(4)]
+    assert seen == ["4,5", "4,5", "6,7", "6,7"]
+    assert "CUDA_VISIBLE_DEVICES" not in step_environment(request(devices=None), 0)
+
+
+def test_fewer_gpus_than_ranks_are_refused_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "x.yaml").write_text("{train: {batch_size: 8}}\n")
+
+    def devices(**job: Any) -> list[str] | None:
+        flags = flag_layer({f"job.{key}": (value, f"--{key}") for key, value in job.items()})
+        return local_devices(resolve([file_layer(tmp_path / "x.yaml"), flags]))
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    with pytest.raises(LaunchError) as told:
+        devices(nodes=2, gpus=4)
+    (line,) = str(told.value).splitlines()
+    for part in ("8 ranks", "shows 2 GPUs", "at most 2", "--cpu"):
+        assert part in line
+    assert devices(nodes=2, gpus=1) == ["0", "1"]
+    assert devices(nodes=2, gpus=4, cpu=True) is None
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-aa,GPU-bb,GPU-cc")
+    assert devices(nodes=1, gpus=2) == ["GPU-aa", "GPU-bb"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert devices(nodes=2, gpus=4) is None
