@@ -102,6 +102,13 @@ def job_id(environ: Mapping[str, str]) -> str | None:
     return environ.get("SLURM_HET_JOB_ID") or environ.get("SLURM_JOB_ID") or None
 
 
+def step_hosts(environ: Mapping[str, str]) -> list[str]:
+    """Return the hosts of this step, or else of the job, in Slurm's order; none outside Slurm."""
+    if in_local_cluster(environ):
+        return []
+    return next((expand(environ[name]) for name in _STEP_HOSTS if environ.get(name)), [])
+
+
 def _slurm_step(environ: Mapping[str, str], method: LaunchMethod) -> Placement:
     """Read a Slurm step: its own variables before the job's and the legacy ones (srun(1))."""
     tasks = _step_tasks(environ)

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from hpcrun.cluster.addresses import reachable
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.cluster.errors import ClusterError
 from hpcrun.cluster.ports import is_free, port_candidates
@@ -208,7 +209,8 @@ def _meeting_place(
     if config.launch_method not in ("slurm", "local"):
         return config
     if config.rank == 0:
-        address, port = config.master_addr, _free_port(run, attempt)
+        address = reachable(config.master_addr, os.environ)
+        port = _free_port(run, attempt)
         publish_master(run, attempt, address, port)
     else:
         address, port = wait_for_master(run, attempt, timeout)

@@ -4,6 +4,7 @@ import os
 import sys
 from pathlib import Path
 
+from hpcrun.cluster.addresses import gloo_interface
 from hpcrun.cluster.devices import visible_gpus
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.cluster.launchers import scheduler
@@ -154,6 +155,8 @@ def _prepare_environment(distributed: DistributedConfig) -> None:
     if distributed.launch_method == "local":
         # gloo would otherwise bind to whatever address the host's name resolves to.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    elif distributed.launch_method == "slurm":
+        os.environ.update(gloo_interface(os.environ))
 
 
 def _prepare_training(config: Config, distributed: DistributedConfig) -> None:

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
+from hpcrun.cluster.addresses import reachable
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.cluster.errors import ClusterError
 from hpcrun.cluster.ports import port_candidates
@@ -67,10 +68,11 @@ def join_run(
         return setup_distributed(config, timeout=timeout)
     limit = datetime.timedelta(seconds=timeout)
     if config.rank == 0:
-        listener = _listen(config.master_addr, attempt.owner)
+        address = reachable(config.master_addr, os.environ)
+        listener = _listen(address, attempt.owner)
         port = listener.getsockname()[1]
         store = TCPStore(
-            config.master_addr,
+            address,
             port,
             world_size=config.world_size,
             is_master=True,
@@ -79,8 +81,7 @@ def join_run(
             # torch owns the descriptor from here on, and closes it.
             master_listen_fd=listener.detach(),
         )
-        publish_master(run, attempt, config.master_addr, port)
-        address = config.master_addr
+        publish_master(run, attempt, address, port)
     else:
         address, port = wait_for_master(run, attempt, timeout)
         store = TCPStore(

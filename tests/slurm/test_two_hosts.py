@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,30 @@ def test_follow_shows_a_slurm_run_to_its_end(bench, calm):
         "time": bench.result(bench.run("seen"))["time"],
         "goodput": bench.result(bench.run("seen"))["goodput"],
     }
+
+
+@pytest.fixture
+def own_names_on_loopback(bench) -> Iterator[None]:
+    """Nodes as Debian installs them: 127.0.1.1 for the own name, an address for every other."""
+    text = bench.slurm.run(["cat", "/etc/hosts"]).stdout
+    nodes = bench.slurm.nodes[:2]
+    for node in nodes:
+        others = [line for line in text.splitlines() if line.split()[1:] != [node]]
+        hosts = bench.folder / f"hosts-{node}"
+        hosts.write_text("\n".join([*others, f"127.0.1.1 {node}"]) + "\n")
+        bench.slurm.run(["mount", "--bind", str(hosts), "/etc/hosts"], host=node, user="root")
+    yield
+    for node in nodes:
+        bench.slurm.run(["umount", "/etc/hosts"], host=node, user="root")
+
+
+def test_nodes_whose_own_name_is_loopback_find_each_other(bench, own_names_on_loopback):
+    run = bench.submit("debian", task="probe:Watched")
+    assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
+    first, second = address(bench, "node1"), address(bench, "node2")
+    for rank, own in enumerate((first, first, second, second)):
+        assert facts(bench, rank)["own"] == [own]
+    assert facts(bench, 2)["environ"]["MASTER_ADDR"] == first
 
 
 HOSTILE = "a place; $(touch owned) `touch owned` 'quoted\" 100% %% ünïcødé & #1"
