@@ -8,9 +8,9 @@ this machine: nodes x gpus processes, each believing that it is a Slurm task.
   hpcrun submit --nodes 2 --gpus 4 -c gpt.yaml train.lr=3e-4
   hpcrun submit --nodes 2 --gpus 4 -- python train.py --its-own-arguments
 
-With --prepare it makes the run directory and stops: for those who submit a batch
-script of their own (sbatch/train.sbatch), or start the ranks with torchrun
-(tools/train_dist_torchrun.sh).
+With --prepare it makes the run directory and stops: for those who submit
+a batch script of their own (sbatch/train.sbatch), or start the ranks with
+torchrun (tools/train_dist_torchrun.sh).
 """
 
 import argparse

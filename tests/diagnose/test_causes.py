@@ -1,0 +1,117 @@
+"""The first cause is told, and what only follows from it is counted."""
+
+import signal
+
+import pytest
+
+from hpcrun.diagnose.causes import first_cause, is_cascade, scheduler_word, signal_name
+from hpcrun.run.endings import Exit, Failure
+
+_GLOO = "[/pytorch/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:60045"
+
+
+def failure(
+    rank: int, time: float, kind: str = "ValueError", message: str = "bad", **more: object
+) -> Failure:
+    """A rank's own record of its failure."""
+    fields = {"host": f"n{rank // 2}", "where": "task.py:7", "step": 12, "traceback": "Traceback …"}
+    return Failure(rank=rank, time=time, kind=kind, message=message, **(fields | more))  # type: ignore[arg-type]
+
+
+def killed(rank: int, time: float, number: int = 9, induced: bool = False) -> Exit:
+    """A watcher's record of a rank that a signal ended."""
+    return Exit(rank, f"n{rank // 2}", time, None, number, induced)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("RuntimeError", _GLOO),
+        ("RuntimeError", "[gloo/transport/tcp/pair.cc:534] Connection reset by peer"),
+        ("DistBackendError", "NCCL error: remote process exited or there was a network error"),
+        ("DistBackendError", "NCCL communicator was aborted on rank 3."),
+        ("DistNetworkError", "The client socket has timed out after 60000ms"),
+        ("DistStoreError", "Socket Timeout"),
+        ("BrokenPipeError", "[Errno 32] Broken pipe"),
+    ],
+)
+def test_errors_about_a_peer_are_a_cascade(kind: str, message: str) -> None:
+    assert is_cascade(failure(0, 1.0, kind, message))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("ValueError", "the data of call 9 is broken"),
+        ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB"),
+        ("FileNotFoundError", "[Errno 2] No such file or directory: 'data.h5'"),
+        ("RuntimeError", "CUDA error: device-side assert triggered"),
+    ],
+)
+def test_errors_of_its_own_are_not(kind: str, message: str) -> None:
+    assert not is_cascade(failure(0, 1.0, kind, message))
+
+
+def test_the_own_error_is_the_cause_though_a_peers_record_is_older() -> None:
+    told = first_cause(
+        [
+            failure(0, 1.0, "RuntimeError", _GLOO),
+            failure(3, 1.1),
+            failure(1, 1.2, "RuntimeError", _GLOO),
+        ],
+        [],
+    )
+    assert told is not None
+    assert told.line == "rank 3 on n1: ValueError: bad at task.py:7"
+    assert (told.rank, told.host, told.step, told.cascade) == (3, "n1", 12, 2)
+    assert told.traceback == "Traceback …"
+
+
+def test_a_rank_that_was_killed_comes_before_those_that_lost_it() -> None:
+    told = first_cause(
+        [failure(0, 5.2, "RuntimeError", _GLOO), failure(1, 5.1, "RuntimeError", _GLOO)],
+        [killed(2, 5.0, signal.SIGKILL), killed(0, 6.0, induced=True)],
+    )
+    assert told is not None
+    assert told.line == "rank 2 on n1 was killed by SIGKILL"
+    assert (told.rank, told.step, told.cascade) == (2, 12, 2)
+
+
+def test_a_kill_that_the_watcher_ordered_is_no_cause() -> None:
+    assert first_cause([], [killed(1, 1.0, induced=True)]) is None
+    told = first_cause([failure(0, 2.0)], [killed(1, 1.0, induced=True)])
+    assert told is not None
+    assert told.rank == 0
+
+
+def test_a_failure_before_a_kill_is_the_cause() -> None:
+    told = first_cause([failure(0, 1.0)], [killed(1, 2.0)])
+    assert told is not None
+    assert told.rank == 0
+
+
+def test_sruns_words_are_the_cause_where_no_rank_left_any() -> None:
+    log = "srun: error: n1: tasks 2-3: Killed\nsrun: error: n0: task 0: Exited with exit code 1\n"
+    told = first_cause([], [], log)
+    assert told is not None
+    assert (told.line, told.rank, told.host) == ("task 2-3 on n1: Killed", 2, "n1")
+    assert first_cause([], [], "nothing of note") is None
+
+
+def test_only_followers_left_word_so_the_earliest_of_them_is_told() -> None:
+    told = first_cause([failure(1, 1.0, "RuntimeError", _GLOO)], [])
+    assert told is not None
+    assert told.rank == 1
+
+
+def test_slurms_own_word_is_read_from_the_batch_log() -> None:
+    line = "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-01-01T00:00:00{} ***"
+    assert scheduler_word(line.format(" DUE TO PREEMPTION")) == "preemption"
+    assert scheduler_word(line.format(" DUE TO TIME LIMIT")) == "time-limit"
+    assert scheduler_word(line.format("")) is None
+    assert scheduler_word(line.replace("STEP 7.0", "JOB 7").format("")) == "cancelled"
+    assert scheduler_word("") is None
+
+
+def test_signals_are_named_and_unknown_ones_numbered() -> None:
+    assert (signal_name(11), signal_name(200)) == ("SIGSEGV", "signal 200")
