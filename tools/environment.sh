@@ -29,7 +29,7 @@ hpcrun_environment() {
         echo "setting up $venv with $python (once)"
         [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
         "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
-            --constraint constraints.txt --editable ".[$extras]"
+            --constraint constraints.txt --editable ".${extras:+[$extras]}"
         echo "$wanted" >"$stamp"
     fi
     export PATH="$PWD/$venv/bin:$PATH"
