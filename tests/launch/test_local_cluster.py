@@ -122,7 +122,7 @@ def test_a_preemption_sends_sigterm_and_starts_the_job_again(
 
 
 def test_a_time_limit_sends_sigusr2_ahead(submit: Submit, tmp_path: Path) -> None:
-    job = submit(wait_for_signal, str(tmp_path), timeout_min=1, signal_lead=50.0)
+    job = submit(wait_for_signal, str(tmp_path), timeout_min=1, signal_lead=54.0)
     wait_for_files(tmp_path, "got-*-0")
     assert {path.read_text() for path in tmp_path.glob("got-*")} == {str(int(signal.SIGUSR2))}
     jobs.wait_for(lambda: job.state == "COMPLETED", 10)
