@@ -68,7 +68,7 @@ def _with_event(life: Life, event: Event) -> Life:
     if event.what == "ended":
         return replace(
             life,
-            cause=Cause(event.cause) if event.cause else None,
+            cause=_cause(event.cause),
             crash_step=event.step if event.cause == Cause.CRASH.value else None,
             ended=event.time,
         )
