@@ -9,6 +9,7 @@ import math
 import os
 from collections import defaultdict
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,9 @@ from hpcrun.checkpoint.index import INDEX, Index, Piece, Place, decode
 from hpcrun.checkpoint.staging import bytes_of
 from hpcrun.checkpoint.store import CheckpointStore
 
-_BLOCK = 8 << 20
+# Small enough that what was read is still in the processor's cache when it is hashed.
+_BLOCK = 1 << 20
+_READERS = 4
 
 
 class StoreReader(StorageReader):
@@ -130,8 +133,18 @@ class StoreReader(StorageReader):
                 self._pieces[each[0]].place.position,
             ),
         )
-        for key, items in ordered:
-            self._deal(key[0], self._pieces[key], items, planner)
+        readers = min(_READERS, len(os.sched_getaffinity(0)))
+        with ThreadPoolExecutor(readers, thread_name_prefix="restore") as pool:
+            work = [
+                pool.submit(self._deal, key[0], self._pieces[key], items, planner)
+                for key, items in ordered
+            ]
+            try:
+                for each in work:
+                    each.result()
+            finally:
+                for each in work:
+                    each.cancel()
         done: Future[None] = Future()
         done.set_result(None)
         return done

@@ -20,6 +20,8 @@ COMMANDS = {
     "cancel": "save, then stop; `resume` continues",
     "resume": "continue a run from its newest checkpoint",
     "preempt": "do to a run what a preemption does",
+    "verify": "read a run's checkpoints and compare every byte",
+    "export": "write a run's model to one .safetensors or .pt file",
     "config": "show a resolved config, or the schema",
     "settle": "judge an attempt that has ended (batch scripts call it)",
 }

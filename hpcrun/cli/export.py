@@ -1,0 +1,31 @@
+"""Write a run's model to one file that plain PyTorch loads (.pt) or any safetensors reader (.safetensors)."""
+
+import argparse
+from pathlib import Path
+
+from hpcrun.checkpoint.errors import amount
+from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.cli.runs import add_run, find_run
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    add_run(parser)
+    parser.add_argument("file", type=Path, help="where to: model.safetensors or model.pt")
+    parser.add_argument("--step", type=int, help="of which checkpoint (default: the newest whole)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Export, and say what was written."""
+    directory = find_run(arguments)
+    # torch takes a second to import: after the arguments are known to be right.
+    from hpcrun.checkpoint.export import export_model, newest_readable
+
+    store = CheckpointStore(directory.checkpoints, "export-0")
+    step = newest_readable(store) if arguments.step is None else arguments.step
+    told = export_model(store, step, arguments.file)
+    print(
+        f"hpcrun: {arguments.file}: the model of {directory.name} after step {step}, "
+        f"{told['tensors']} tensors, {amount(told['bytes'])}"
+    )
+    return 0

@@ -1,0 +1,42 @@
+"""Read every byte of a run's checkpoints and compare it with what was written. Exit code 1: damage."""
+
+import argparse
+import json
+
+from hpcrun.checkpoint.errors import CheckpointError, amount
+from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.checkpoint.verify import verify
+from hpcrun.cli.runs import add_run, find_run
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    add_run(parser)
+    parser.add_argument("--step", type=int, help="only this one (default: all that are kept)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a checkpoint")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Check, and say for each checkpoint whether it is whole; 1 if any is damaged."""
+    store = CheckpointStore(find_run(arguments).checkpoints, "verify-0")
+    steps = store.steps()
+    if arguments.step is not None:
+        if arguments.step not in steps:
+            known = ", ".join(map(str, steps)) or "none"
+            raise CheckpointError(
+                f"step {arguments.step}: there is no such checkpoint; there is: {known}"
+            )
+        steps = [arguments.step]
+    if not steps:
+        raise CheckpointError(f"{store.root}: there is no checkpoint yet")
+
+    def report(step: int, trouble: str | None, size: int) -> None:
+        if arguments.json:
+            print(json.dumps({"step": step, "whole": not trouble, "bytes": size, "why": trouble}))
+        elif trouble is None:
+            print(f"step {step}: whole ({amount(size)})")
+        else:
+            for line in trouble.splitlines():
+                print(f"step {step}: DAMAGED: {line}")
+
+    return int(bool(verify(store, steps, report)))

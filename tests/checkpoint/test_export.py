@@ -1,0 +1,110 @@
+"""What leaves a run is plain: one file, canonical names, no import of ours to read it."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from hpcrun.checkpoint.engine import CheckpointEngine
+from hpcrun.checkpoint.errors import CheckpointError, DamagedCheckpoint
+from hpcrun.checkpoint.export import export_model
+from hpcrun.checkpoint.holds import hold
+from hpcrun.checkpoint.retention import Retention, tidying
+from hpcrun.checkpoint.state import alike, capture_shared
+from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.run import directory
+
+
+def build():
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 3, bias=False))
+    return model, torch.optim.AdamW(model.parameters())
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run with the checkpoints 1 and 2 of a compiled model, and that model."""
+    made = directory.create(tmp_path / "runs" / "r", "{}\n", {})
+    model, optimizer = build()
+    compiled = torch.compile(model, backend="eager")
+    store = CheckpointStore(made.checkpoints, "7-0", patience=0)
+    engine = CheckpointEngine(
+        store, rank=0, world_size=1, group=None, still_mine=lambda: None,
+        tidy=tidying(store, Retention(2)),
+    )  # fmt: skip
+    for step in (1, 2):
+        compiled(torch.rand(5, 3)).sum().backward()
+        optimizer.step()
+        shared = capture_shared(compiled, optimizer, extra={})
+        assert engine.save(step, shared, {}, {}, alike(compiled)).ok
+    return made, model
+
+
+def hpcrun(*arguments, cwd):
+    return subprocess.run(
+        [sys.executable, "-m", "hpcrun", *arguments],
+        cwd=cwd, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
+def test_the_export_loads_strictly_in_plain_pytorch(run, tmp_path, name):
+    _, model = run
+    if name.endswith("safetensors"):
+        load_file = pytest.importorskip("safetensors.torch").load_file
+    else:
+
+        def load_file(path):
+            return torch.load(path, weights_only=True)
+
+    told = hpcrun("export", "r", name, cwd=tmp_path)
+    assert told.returncode == 0, told.stderr
+    assert "the model of r after step 2, 8 tensors" in told.stdout
+    plain, _ = build()
+    plain.load_state_dict(load_file(tmp_path / name), strict=True)
+    for key, value in model.state_dict().items():
+        assert torch.equal(plain.state_dict()[key], value)
+    assert [entry.name for entry in tmp_path.iterdir() if entry.name.startswith(".model")] == []
+
+
+def test_a_damaged_checkpoint_is_not_exported(run, tmp_path):
+    made, _ = run
+    path = made.checkpoints / "step-000000002" / "rank-00000.bin"
+    content = bytearray(path.read_bytes())
+    content[40] ^= 1
+    path.write_bytes(content)
+    store = CheckpointStore(made.checkpoints, "7-1", patience=0)
+    with pytest.raises(DamagedCheckpoint, match=r"rank-00000\.bin"):
+        export_model(store, 2, tmp_path / "m.pt")
+    assert not (tmp_path / "m.pt").exists()
+    with pytest.raises(CheckpointError, match=r"end it in \.safetensors, \.pt"):
+        export_model(store, 1, tmp_path / "m.bin")
+
+
+def test_verify_names_every_damaged_file_and_its_exit_code_tells(run, tmp_path):
+    made, _ = run
+    told = hpcrun("verify", "r", cwd=tmp_path)
+    assert told.returncode == 0, told.stderr
+    assert [line.split(":")[0] for line in told.stdout.splitlines()] == ["step 2", "step 1"]
+    for name in ("rank-00000.bin", "index.json"):
+        path = made.checkpoints / "step-000000001" / name
+        path.write_bytes(path.read_bytes()[:-1])
+    told = hpcrun("verify", "r", cwd=tmp_path)
+    assert told.returncode == 1
+    lines = [line for line in told.stdout.splitlines() if line.startswith("step 1: DAMAGED: ")]
+    assert len(lines) == 2
+    assert "rank-00000.bin" in lines[0]
+    assert "index.json" in lines[1]
+    assert hpcrun("verify", "r", "--step", "2", cwd=tmp_path).returncode == 0
+    assert "there is: 2, 1" in hpcrun("verify", "r", "--step", "9", cwd=tmp_path).stderr
+
+
+def test_what_a_reader_holds_is_not_pruned_until_it_lets_go(run):
+    made, _ = run
+    store = CheckpointStore(made.checkpoints, "7-1", patience=0)
+    with hold(store.root, 1):
+        assert store.prune(1) == []
+        assert store.sweep() == []
+    assert store.prune(1) == [1]
+    assert [entry.name for entry in store.root.iterdir()] == ["step-000000002"]
