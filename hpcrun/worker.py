@@ -1,14 +1,12 @@
 """The door of every rank: ``python -m hpcrun.worker RUN``, whatever launched it."""
 
 import atexit
-import multiprocessing
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import NoReturn
 
-from hpcrun.lifecycle.signals import STOP
+from hpcrun.lifecycle.signals import STOP, end_helpers
 from hpcrun.run.streams import outlive_full_disk
 
 
@@ -69,14 +67,9 @@ def train_here(run: Path) -> int:
 def leave(code: int) -> NoReturn:
     """Exit without tearing the interpreter down: with torch loaded that takes seconds on a full node.
 
-    What libraries have registered for the exit (loggers that upload) runs all the same. Not so the
-    loader processes that a failure leaves behind: they ignore SIGTERM, which is for ranks, and
-    multiprocessing would send them that and wait without end.
+    What libraries have registered for the exit (loggers that upload) runs all the same.
     """
-    # torch's handler of this signal raises when a loader process is killed.
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for helper in multiprocessing.active_children():
-        helper.kill()
+    end_helpers()
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

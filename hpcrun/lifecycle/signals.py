@@ -69,3 +69,17 @@ def ignore_in_helper_process() -> None:
     """
     for number in _REASONS:
         signal.signal(number, signal.SIG_IGN)
+
+
+def end_helpers() -> None:
+    """End this process's DataLoader workers, whatever they do, before it ends itself.
+
+    They ignore SIGTERM, which is all that torch and multiprocessing would send them before waiting: five
+    seconds for each, and then without end.
+    """
+    import multiprocessing
+
+    # torch's handler of this signal raises when a worker is killed.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for helper in multiprocessing.active_children():
+        helper.kill()

@@ -16,7 +16,7 @@ from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.opening import open_attempt
 from hpcrun.lifecycle.policy import Budgets, without_progress
 from hpcrun.lifecycle.script import run_script
-from hpcrun.lifecycle.signals import StopFlag
+from hpcrun.lifecycle.signals import StopFlag, end_helpers
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.endings import record_failure
 from hpcrun.run.events import Attempt, note
@@ -182,6 +182,7 @@ def _fail(
     run: RunDirectory, attempt: Attempt, rank: int, error: BaseException, position: Position
 ) -> int:
     folder = run.attempt_logs(attempt.job, attempt.restart)
+    end_helpers()  # Before the traceback goes, and with it the loader, which would wait for them.
     try:
         failure = record_failure(folder, rank, error, position.step)
     except OSError as disk:
