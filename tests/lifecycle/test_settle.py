@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from hpcrun.diagnose.causes import scheduler_word
 from hpcrun.lifecycle import exitcodes
-from hpcrun.lifecycle.history import Cause
+from hpcrun.lifecycle.history import Cause, successor
 from hpcrun.lifecycle.opening import Refused, open_attempt
 from hpcrun.lifecycle.policy import Budgets
+from hpcrun.lifecycle.scheduler import JobView, word_of
 from hpcrun.lifecycle.settle import SchedulerWord, Verdict, settle
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import Exit, record_exit, record_failure
@@ -43,6 +45,76 @@ def test_a_finished_run_is_done_even_if_srun_returned_an_error(run: RunDirectory
     record_event(run, "finished", attempt=FIRST, step=10)
     verdict = judged(run, 137)
     assert (verdict.cause, verdict.decision.restart) == (Cause.FINISHED, False)
+
+
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        ("DUE TO PREEMPTION ***", "preemption"),
+        ("DUE TO TIME LIMIT ***", "time-limit"),
+        ("***", "node-failure"),
+    ],
+)
+def test_an_attempt_that_was_killed_before_it_was_judged_is_judged_by_slurms_words(
+    run: RunDirectory, log: str, cause: str
+) -> None:
+    told = f"slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00 {log}"
+    (run.logs / "batch-7.log").write_text(
+        f"hpcrun: attempt 7-0 on n1\n{told}\nhpcrun: attempt 7-1 on n1\n"
+        "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-02T00:00:00 DUE TO JOB REQUEUE ***"
+    )
+    open_attempt(run, Attempt("7", 1), Budgets())
+    (ended,) = [event for event in read_events(run) if event.what == "ended"]
+    assert ended.cause == cause
+
+
+@pytest.mark.parametrize(
+    ("log", "word"),
+    [
+        ("*** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00 ***", "cancelled"),
+        ("*** STEP 7.0 ON n1 CANCELLED AT 2026-01-01T00:00:00 ***", None),
+        ("*** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO JOB REQUEUE ***", "preemption"),
+        ("*** STEP 7.0 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO NODE FAILURE, SEE SLURMCTLD LOG",
+         "node-failure"),
+        ("srun: error: node2: task 5: Killed", None),
+    ],
+)  # fmt: skip
+def test_slurms_words_for_an_end_are_told_from_those_for_a_step_that_srun_ends(
+    log: str, word: str | None
+) -> None:
+    assert scheduler_word(f"slurmstepd-n1: error: {log}\n") == word
+
+
+@pytest.mark.parametrize(
+    ("view", "log", "word"),
+    [
+        (JobView("RUNNING", 0, True, None), "", "preemption"),
+        (JobView("RUNNING", 0, False, None), "", None),
+        (JobView("COMPLETING", 0, False, None), "", None),
+        (JobView("COMPLETING", 1, False, None), "", "node-failure"),
+        (JobView("COMPLETING", 1, False, None), "*** JOB 7 ON n CANCELLED AT x DUE TO PREEMPTION ***",
+         "preemption"),
+        (None, "", None),
+    ],
+)  # fmt: skip
+def test_a_restart_that_slurm_has_counted_is_its_own_and_needs_a_reason(
+    view: JobView | None, log: str, word: str | None
+) -> None:
+    assert word_of(view, FIRST, log) == word
+
+
+def test_a_person_who_ends_the_run_is_believed_before_the_crash_that_it_makes(
+    run: RunDirectory,
+) -> None:
+    record_event(run, "cancelled", attempt=FIRST)
+    assert judged(run, 137).cause is Cause.CANCELLED
+
+
+def test_a_warning_near_the_limit_is_the_limits(run: RunDirectory) -> None:
+    record_event(run, "saved", attempt=FIRST, step=10)
+    record_event(run, "stopped", attempt=FIRST, cause="warning", step=10, committed=True)
+    verdict = settle(run, FIRST, 75, Budgets(), limit_near=True)
+    assert verdict.cause is Cause.TIME_LIMIT
 
 
 @pytest.mark.parametrize(
@@ -130,6 +202,17 @@ def test_an_attempt_without_an_end_was_lost_with_its_node(run: RunDirectory) -> 
     open_attempt(run, Attempt("7", 1), Budgets())
     ended = [event for event in read_events(run) if event.what == "ended"]
     assert [(event.attempt, event.cause) for event in ended] == [(FIRST, "node-failure")]
+
+
+def test_a_ghost_knows_its_successor_and_the_newest_attempt_has_none(run: RunDirectory) -> None:
+    assert successor(read_events(run), FIRST) is None
+    open_attempt(run, Attempt("7", 1), Budgets())
+    assert successor(read_events(run), FIRST) == Attempt("7", 1)
+    assert successor(read_events(run), Attempt("7", 1)) is None
+    # One that never came so far as to open, with a newer start of its job, is a ghost too.
+    open_attempt(run, Attempt("7", 3), Budgets())
+    assert successor(read_events(run), Attempt("7", 2)) == Attempt("7", 3)
+    assert successor(read_events(run), Attempt("7", 4)) is None
 
 
 def test_an_exhausted_budget_refuses_the_next_attempt(run: RunDirectory) -> None:
