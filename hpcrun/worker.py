@@ -42,6 +42,7 @@ def main() -> NoReturn:
     if len(given) != 1:
         raise SystemExit("usage: python -m hpcrun.worker RUN_DIRECTORY")
     _print_to_own_log()
+    STOP.take_interrupt()
     leave(train_here(Path(given[0])))
 
 

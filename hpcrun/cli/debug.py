@@ -3,10 +3,8 @@
 import os
 
 from hpcrun.cluster.environment import scrub
-from hpcrun.config import load_resolved
 from hpcrun.lifecycle import exitcodes
-from hpcrun.lifecycle.policy import Budgets
-from hpcrun.lifecycle.settle import SchedulerWord, settle, write_final_word
+from hpcrun.lifecycle.settle import settle_by_hand
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, record_event
 from hpcrun.worker import train_here
@@ -23,21 +21,10 @@ def run_here(run: RunDirectory) -> int:
     try:
         code = train_here(run.path)
     except KeyboardInterrupt:
-        _settle(run, attempt, _INTERRUPTED)
+        settle_by_hand(run, attempt, _INTERRUPTED, "cancelled")
         raise
-    _settle(run, attempt, code)
     if code == exitcodes.DONE:
         from hpcrun.cli.outcome import print_result
 
         print_result(run)
     return code
-
-
-def _settle(run: RunDirectory, attempt: Attempt, code: int) -> None:
-    """Write down how it ended, as the scheduler's end of the job does elsewhere."""
-    budgets = Budgets(**load_resolved(run.config).restarts.model_dump())
-    word: SchedulerWord | None = "cancelled" if code == _INTERRUPTED else None
-    verdict = settle(run, attempt, code, budgets, scheduler=word)
-    if verdict.decision.restart:
-        reason = "the debug executor starts nothing again; `hpcrun resume` continues it"
-        write_final_word(run, verdict.cause, verdict.line, reason, verdict.step)

@@ -84,8 +84,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Submit, and follow where wanted; the exit code is the run's when it was followed."""
     require_one_way(arguments)
-    if arguments.prepare and (arguments.follow or arguments.dry_run):
-        raise UserError("--prepare submits nothing; leave --follow or --dry-run out")
+    if arguments.prepare and arguments.follow:
+        raise UserError("--prepare submits nothing; leave --follow out")
     config = choose_config(arguments)
     assert config.name is not None
     path = runs_dir(arguments) / config.name

@@ -14,7 +14,8 @@ from hpcrun.cluster.errors import ClusterError
 from hpcrun.cluster.hostlist import expand
 from hpcrun.cluster.layout import tasks_per_node
 
-LaunchMethod = Literal["slurm", "local", "torchrun", "mpi", "single"]
+LaunchMethod = Literal["slurm", "local", "torchrun", "mpi", "spawn", "single"]
+"""spawn: torch.multiprocessing.spawn, which sets no variables; its caller fills a DistributedConfig."""
 
 LOOPBACK = "127.0.0.1"
 TORCHRUN_PORT = 29500

@@ -2,6 +2,7 @@
 
 import contextlib
 import shutil
+import signal
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from hpcrun.cluster import slurm
 from hpcrun.cluster.reasons import reason_in_words
-from hpcrun.launch import local_job
+from hpcrun.launch import by_hand, local_job
 from hpcrun.launch.errors import LaunchError
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, read_events, record_event
@@ -90,6 +91,8 @@ def cancel(run: RunDirectory) -> str:
     executor, job, waiting = _live_job(run)
     if executor == "local":
         local_job.send(run.job_logs(job), local_job.CANCEL)
+    elif executor == "direct":
+        by_hand.send(run, signal.SIGTERM)
     else:
         _checked(slurm.scancel_command(job))
         _note_cancelled(run, job)
@@ -107,6 +110,8 @@ def kill(run: RunDirectory) -> str:
     executor, job, waiting = _live_job(run)
     if executor == "local":
         local_job.send(run.job_logs(job), local_job.KILL)
+    elif executor == "direct":
+        by_hand.send(run, signal.SIGKILL)
     elif waiting:
         _checked(slurm.scancel_command(job))
         _note_cancelled(run, job)
@@ -134,6 +139,9 @@ def preempt(run: RunDirectory) -> str:
     if executor == "local":
         local_job.send(run.job_logs(job), local_job.PREEMPT)
         return f"job {job}: SIGTERM to all ranks; it saves, and is requeued"
+    if executor == "direct":
+        by_hand.send(run, signal.SIGUSR2)
+        return f"{job}: SIGUSR2 to rank 0; it saves and stops, and nobody starts it again"
     _checked(slurm.scancel_command(job, signal="USR2"))
     return f"job {job}: SIGUSR2 to all ranks; it saves, and requeues itself"
 
@@ -203,6 +211,8 @@ def _state(
         word, detail = _local_state(run.job_logs(job_id))
     elif executor == "debug":
         word, detail = ("RUNNING", "in its own terminal") if _is_process(job_id) else ("", "")
+    elif executor == "direct":
+        word, detail = by_hand.process_state(run)
     else:
         word, detail = known.get(job_id, ("", ""))
     if word in _LIVE:

@@ -110,7 +110,7 @@ def _bad_nodes(job: Job) -> list[str]:
 
 def preview(run: RunDirectory, config: Config, executor: ExecutorName) -> str:
     """What :func:`submit` would send: the batch script, or the local cluster's plan as comments."""
-    if executor == "slurm":
+    if executor in ("slurm", "prepared"):
         return batch_script(batch_request(run, config, _bad_nodes(config.job)))
     request = batch_request(run, config)
     job = config.job

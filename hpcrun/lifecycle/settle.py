@@ -5,7 +5,7 @@ cluster's controller): a rank that was killed can decide nothing.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -96,6 +96,45 @@ def settle(
     return Verdict(cause, step, line, decision, diagnosis)
 
 
+def settle_by_hand(
+    run: RunDirectory,
+    attempt: Attempt,
+    exit_code: int,
+    scheduler: SchedulerWord | None = None,
+) -> None:
+    """As :func:`settle`, for an attempt that a person started and nobody starts again.
+
+    Called by rank 0 itself: what other ranks come to after it is not seen.
+    """
+    events = read_events(run)
+    if not any(event.what == "opened" and event.attempt == attempt for event in events):
+        return
+    failures = read_failures(run.attempt_logs(attempt.job, attempt.restart))
+    diagnosis = first_cause(failures, [])
+    cause, line = judge(events, attempt, exit_code, scheduler, "", diagnosis)
+    step = last_committed(events)
+    reason = "the training is done"
+    if cause is not Cause.FINISHED:
+        reason = "it was started by hand, and nobody starts it again: the same command continues it"
+    record_event(
+        run,
+        "ended",
+        attempt=attempt,
+        cause=cause.value,
+        step=diagnosis.step if diagnosis and cause is Cause.CRASH else step,
+        exit_code=exit_code,
+        reason=line,
+        restart_allowed=False,
+        decision=reason,
+    )
+    if cause is not Cause.FINISHED:
+        orderly = (Cause.CANCELLED, Cause.PREEMPTION, Cause.TIME_LIMIT)
+        write_final_word(run, cause, line, reason, step, orderly)
+    elif not run.result.exists():
+        write_json(run.result, {"state": "finished", "time": round(time.time(), 3)})
+    _add_goodput(run)
+
+
 def judge(
     events: Sequence[Event],
     attempt: Attempt,
@@ -162,10 +201,19 @@ def _stopped(event: Event, word: str | None, limit_near: bool) -> tuple[Cause, s
 
 
 def write_final_word(
-    run: RunDirectory, cause: Cause, line: str, reason: str, step: int | None
+    run: RunDirectory,
+    cause: Cause,
+    line: str,
+    reason: str,
+    step: int | None,
+    stops: Collection[Cause] = (Cause.CANCELLED,),
 ) -> None:
-    """Write result.json for a run that ends without having finished; raises OSError."""
-    state = "stopped" if cause is Cause.CANCELLED else "failed"
+    """Write result.json for a run that ends without having finished; raises OSError.
+
+    Args:
+        stops: the causes that are no failure, and leave the run stopped.
+    """
+    state = "stopped" if cause in stops else "failed"
     write_json(
         run.result,
         {

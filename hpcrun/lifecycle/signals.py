@@ -24,6 +24,7 @@ class StopReason(IntEnum):
 
 
 _REASONS = {signal.SIGTERM: StopReason.TERMINATE, signal.SIGUSR2: StopReason.WARNING}
+_REASON_OF = {**_REASONS, signal.SIGINT: StopReason.TERMINATE}
 
 # NCCL may catch SIGUSR1 for itself, so the warning signal is SIGUSR2 everywhere.
 WARNING_SIGNAL = "USR2"
@@ -47,6 +48,10 @@ class StopFlag:
         # slurmstepd sends SIGCONT before SIGTERM; submitit would log on it inside a handler.
         signal.signal(signal.SIGCONT, signal.SIG_DFL)
 
+    def take_interrupt(self) -> None:
+        """Take SIGINT for SIGTERM: Ctrl-C in torchrun's terminal reaches every rank."""
+        signal.signal(signal.SIGINT, self._remember)
+
     @property
     def reason(self) -> StopReason:
         """The weightiest signal so far, or NONE."""
@@ -55,7 +60,7 @@ class StopFlag:
     def _remember(self, number: int, _frame: FrameType | None) -> None:
         # Forked DataLoader workers inherit this handler and get the signal of the whole step too.
         if os.getpid() == self._pid:
-            self._reason = max(self._reason, _REASONS[signal.Signals(number)])
+            self._reason = max(self._reason, _REASON_OF[signal.Signals(number)])
 
 
 STOP = StopFlag()

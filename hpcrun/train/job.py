@@ -16,6 +16,7 @@ from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.opening import open_attempt
 from hpcrun.lifecycle.policy import Budgets, without_progress
 from hpcrun.lifecycle.script import run_script
+from hpcrun.lifecycle.settle import settle_by_hand
 from hpcrun.lifecycle.signals import StopFlag, end_helpers
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.endings import record_failure
@@ -40,8 +41,27 @@ def run_rank(path: Path, flag: StopFlag) -> int:
         distributed = describe(config)
     except UserError as error:
         return _refuse(error)
-    # Outside any scheduler the process itself is the job.
-    attempt = Attempt(distributed.job_id or f"pid{os.getpid()}", distributed.restart_count)
+    by_hand = scheduler(os.environ) == "direct"
+    job = _launch(distributed) if by_hand else distributed.job_id
+    attempt = Attempt(str(job), distributed.restart_count)
+    code = _attempt(run, attempt, config, distributed, flag)
+    if by_hand and distributed.rank == 0:
+        settle_by_hand(run, attempt, code)
+    return code
+
+
+def _launch(distributed: DistributedConfig) -> str:
+    """What stands for the job where there is none: the process that started the ranks of this node."""
+    return f"pid{os.getpid() if distributed.world_size == 1 else os.getppid()}"
+
+
+def _attempt(
+    run: RunDirectory,
+    attempt: Attempt,
+    config: Config,
+    distributed: DistributedConfig,
+    flag: StopFlag,
+) -> int:
     position = Position()
     try:
         if distributed.rank == 0:
@@ -52,6 +72,7 @@ def run_rank(path: Path, flag: StopFlag) -> int:
                 without_progress(budgets) if config.command else budgets,
                 script=bool(config.command),
                 executor=scheduler(os.environ),
+                pid=os.getpid(),
                 ranks=distributed.world_size,
                 nodes=distributed.num_nodes,
                 hosts=_slurm_hosts(distributed),

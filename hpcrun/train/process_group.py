@@ -63,6 +63,8 @@ def join_run(
     config.validate(visible_devices=torch.cuda.device_count())
     select_device(config)
     if config.world_size == 1:
+        # No group, but the same variables: a task that reads RANK need not know how many there are.
+        os.environ.update(config.to_env_dict())
         return config
     if config.launch_method not in ("slurm", "local"):
         return setup_distributed(config, timeout=timeout)

@@ -1,0 +1,63 @@
+"""A run that a person started without any scheduler: torchrun, mp.spawn, or plain python.
+
+Rank 0 tells the run's event log where it lives. Nobody starts it again, so there is nothing to ask but
+its process, and nothing to send but a signal, which rank 0 brings to the others by agreement.
+"""
+
+import os
+import signal
+import socket
+
+import psutil
+
+from hpcrun.launch.errors import LaunchError
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Event, read_events
+
+# Clocks of a process's start and of the event log may differ by so many seconds.
+_SLACK = 2.0
+
+
+def process_state(run: RunDirectory) -> tuple[str, str]:
+    """``RUNNING`` or nothing, and a few words, for the attempt that opened ``run`` last."""
+    opened = _opened(run)
+    if opened is None:
+        return "", ""
+    host = opened.fields.get("host")
+    if host != socket.gethostname():
+        ended = any(
+            event.what == "ended" and event.attempt == opened.attempt for event in read_events(run)
+        )
+        return ("", "") if ended else ("RUNNING", f"on {host}, as far as its files tell")
+    return ("RUNNING", "started by hand") if _process(opened) else ("", "")
+
+
+def send(run: RunDirectory, number: signal.Signals) -> None:
+    """Send ``number`` to rank 0 of the attempt that opened ``run`` last.
+
+    Raises:
+        LaunchError: it lives on another host, or has ended.
+    """
+    opened = _opened(run)
+    host = opened.fields.get("host") if opened else None
+    if host is not None and host != socket.gethostname():
+        raise LaunchError(f"{run.name}: was started by hand on {host}; do it there")
+    process = opened and _process(opened)
+    if not process:
+        raise LaunchError(f"{run.name}: its rank 0 has ended; nothing was done")
+    os.kill(process.pid, number)
+
+
+def _opened(run: RunDirectory) -> Event | None:
+    opened = [event for event in read_events(run) if event.what == "opened"]
+    return opened[-1] if opened else None
+
+
+def _process(opened: Event) -> psutil.Process | None:
+    """Rank 0's process, unless it has ended; pids come back, so it must have begun before its words."""
+    try:
+        process = psutil.Process(int(opened.fields["pid"]))
+        alive = process.status() != psutil.STATUS_ZOMBIE
+        return process if alive and process.create_time() <= opened.time + _SLACK else None
+    except (psutil.Error, KeyError, TypeError, ValueError):
+        return None

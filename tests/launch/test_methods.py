@@ -1,0 +1,165 @@
+"""Every way to start ranks without a scheduler: each trains, and ends with the same weights."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcrun.run.directory import RunDirectory
+from tests import jobs
+
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
+TWO = {"job.nodes": 1, "job.gpus": 2, "train.steps": 12, "optim.warmup_steps": 2}
+
+
+def prepare(folder: Path, name: str, **changes: object) -> RunDirectory:
+    """Make a run of the probe task for two ranks, for somebody else to start."""
+    jobs.write_probe(folder)
+    (folder / "empty.yaml").write_text("{}\n")
+    settings = jobs.probe_config(folder, **TWO | changes)
+    done = jobs.hpcrun(
+        *("submit", "--prepare", "-c", "empty.yaml", "--name", name, "--no-snapshot", *settings),
+        cwd=folder,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "is ready; submit it with\n" in done.stdout
+    return RunDirectory(folder / "runs" / name)
+
+
+def begin(folder: Path, *command: str) -> "subprocess.Popen[bytes]":
+    """Start Python with ``command`` in ``folder``, the probe's sample log where it expects it."""
+    environ = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "SLURM_JOB_ID": ""}
+    return subprocess.Popen(command, cwd=folder, env=environ)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes | str]:
+    """The final state by the local cluster, which the main job's test has proven."""
+    folder = tmp_path_factory.mktemp("trained")
+    run = jobs.submit_probe(folder, "calm", **TWO)
+    jobs.wait_for_end(run)
+    return jobs.final_state(run)
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"),
+        ("-m", "torch.distributed.launch", "--nproc-per-node=2", "--master-port=PORT", "-m"),
+    ],
+    ids=["torchrun", "launch"],
+)
+def test_a_launcher_of_torchs_trains_a_prepared_run(
+    tmp_path: Path, launcher: tuple[str, ...], free_port: int, trained: dict[str, bytes | str]
+) -> None:
+    run = prepare(tmp_path, "ours")
+    words = [word.replace("PORT", str(free_port)) for word in launcher]
+    assert begin(tmp_path, sys.executable, *words, "hpcrun.worker", str(run.path)).wait(120) == 0
+    assert jobs.result(run)["state"] == "finished"
+    assert [event.cause for event in jobs.events(run, "ended")] == ["finished"]
+    assert jobs.final_state(run) == trained
+
+
+def test_plain_python_trains_a_run_of_one_rank(tmp_path: Path) -> None:
+    run = prepare(tmp_path, "alone", job__gpus=1)
+    worker = (sys.executable, "-m", "hpcrun.worker", str(run.path))
+    assert begin(tmp_path, *worker).wait(120) == 0
+    assert jobs.result(run)["state"] == "finished"
+
+
+SPAWN = """
+import sys
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.train.process_group import cleanup_distributed, setup_distributed
+
+
+def rank(number, ranks, port):
+    config = DistributedConfig(
+        world_size=ranks, rank=number, local_rank=number, num_gpus_per_node=ranks,
+        master_port=port, launch_method="spawn",
+    )
+    config.validate(check_port=True)
+    setup_distributed(config, timeout=60)
+    total = torch.tensor([float(number + 1)])
+    dist.all_reduce(total)
+    assert total.item() == 3.0, total
+    cleanup_distributed()
+
+
+if __name__ == "__main__":
+    mp.spawn(rank, args=(2, int(sys.argv[1])), nprocs=2)
+    print("spawned")
+"""
+
+
+def test_ranks_of_mp_spawn_join_by_a_config_filled_by_hand(tmp_path: Path, free_port: int) -> None:
+    (tmp_path / "spawn.py").write_text(SPAWN)
+    done = subprocess.run(
+        [sys.executable, "spawn.py", str(free_port)],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "spawned\n"), done.stderr
+
+
+def test_the_torchrun_tool_is_seen_interrupted_and_continued_by_the_same_line(
+    tmp_path: Path, trained: dict[str, bytes | str]
+) -> None:
+    jobs.write_probe(tmp_path)
+    (tmp_path / "probe.yaml").write_text("{}\n")
+    settings = [
+        word
+        for word in jobs.probe_config(tmp_path, **TWO | {"model.pause": 0.2})
+        if not word.startswith("job.")
+    ]
+    line = (
+        *(str(TOOLS / "train_dist_torchrun.sh"), "--num_gpus", "2", "--config", "probe.yaml"),
+        *("--cpu", *settings),
+    )
+    run = RunDirectory(tmp_path / "runs" / "probe")
+    first = begin(tmp_path, *line)
+    jobs.wait_for_step(run, 2)
+    assert '"state": "running"' in jobs.hpcrun("status", "--json", "probe", cwd=tmp_path).stdout
+    first.send_signal(signal.SIGINT)
+    first.wait(60)
+    assert jobs.result(run)["state"] == "stopped", jobs.result(run)
+    assert begin(tmp_path, *line).wait(120) == 0
+    assert [event.cause for event in jobs.events(run, "ended")] == ["cancelled", "finished"]
+    assert jobs.final_state(run) == trained
+    again = subprocess.run(
+        line,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"PYTHON": sys.executable},
+    )
+    assert "is finished already" in again.stdout
+
+
+def test_cancel_and_preempt_reach_a_run_that_torchrun_has_started(tmp_path: Path) -> None:
+    run = prepare(tmp_path, "reached", train__steps=2000, model__pause=0.05)
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
+    for command, cause in (("cancel", "cancelled"), ("preempt", "preemption")):
+        before = len(jobs.events(run, "started"))
+        process = begin(tmp_path, sys.executable, *torchrun, "hpcrun.worker", str(run.path))
+        jobs.wait_for(lambda known=before: len(jobs.events(run, "started")) > known)
+        done = jobs.hpcrun(command, "reached", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert process.wait(60) != 0
+        assert jobs.events(run, "ended")[-1].cause == cause
+        assert jobs.result(run)["state"] == "stopped"
+
+
+def test_the_multinode_tool_refuses_what_cannot_be(tmp_path: Path) -> None:
+    tool = str(TOOLS / "train_multinode.sh")
+    for words, told in (
+        (["--num_nodes=2", "--node_rank=2", "--master_addr=a"], "nodes count from 0"),
+        (["--num_nodes", "2", "--node_rank", "0"], "--master_addr is missing"),
+    ):
+        done = subprocess.run([tool, *words], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert told in done.stderr
