@@ -27,7 +27,7 @@ class DistributedConfig(BaseModel):
     hand. It only holds values: nothing is opened, and ``validate`` checks them.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     world_size: int = Field(default=1, ge=1, description="Ranks in all.")
     rank: int = Field(default=0, ge=0, description="This process among all ranks.")

@@ -35,13 +35,13 @@ from hpcrun.config.fields import (
 class Section(BaseModel):
     """A part of the config: immutable, and no key that it does not know."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class TaskSection(BaseModel):
     """A part of the config whose further keys belong to the task, which checks them itself."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    model_config = ConfigDict(frozen=True, extra="allow", defer_build=True)
 
     @property
     def own(self) -> dict[str, Any]:
@@ -238,7 +238,27 @@ class Checkpoint(Section):
     every: FromZero = Field(
         default=100, description="Steps between checkpoints; 0: only at stops and at the end."
     )
+    minutes: Positive | None = Field(
+        default=None, description="Minutes between checkpoints, instead of steps."
+    )
+    auto: bool = Field(
+        default=False,
+        description="Choose the time between checkpoints from what saves cost and how often it fails.",
+    )
     keep: Count = Field(default=3, description="Newest valid checkpoints to keep.")
+    keep_every: FromZero = Field(
+        default=0, description="Also keep those at multiples of so many steps; 0: none."
+    )
+    keep_best: FromZero = Field(
+        default=0, description="Also keep so many with the lowest validation loss."
+    )
+    host_memory: Positive | None = Field(
+        default=None,
+        description="Gigabytes of host memory a rank may take for a snapshot; null: half of what is free.",
+    )
+    stage_dir: ShellText | None = Field(
+        default=None, description="Fast local folder to hold snapshots in, instead of memory."
+    )
 
 
 class Config(Section):

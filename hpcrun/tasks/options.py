@@ -12,7 +12,7 @@ from hpcrun.config.fields import BelowOne, Count, ShellText, Shrinking
 class LanguageModelShape(BaseModel):
     """The ``model`` section of the language model: a small GPT over bytes."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     layers: Count = Field(default=4, description="Transformer blocks.")
     heads: Count = Field(default=4, description="Attention heads a block; they share the width.")
@@ -45,7 +45,7 @@ class LanguageModelData(BaseModel):
     ``path`` is used as it is.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     path: ShellText | None = Field(
         default=None,
