@@ -54,6 +54,10 @@ class Runs:
         folder = self.run(name).attempt_logs(name, 0)
         return {failure.rank: failure for failure in read_failures(folder)}
 
+    def kinds(self, name):
+        """Both ranks fail, but one may be gone before the other has all of its last gradients."""
+        return {failure.kind for failure in self.failures(name).values()}
+
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
@@ -170,13 +174,13 @@ def test_a_report_that_fails_takes_nothing_from_a_training_that_is_done(runs, na
 
 def test_a_task_that_exits_with_0_is_not_taken_for_a_finished_one(runs):
     assert runs.codes("exits-with-zero") == FAILED
-    assert runs.failures("exits-with-zero")[0].kind == "SystemExit"
+    assert "SystemExit" in runs.kinds("exits-with-zero")
     assert not runs.run("exits-with-zero").result.exists()
 
 
 @pytest.mark.parametrize("name", ["loaders-failure", "loaders-hang"])
 def test_a_rank_that_fails_ends_although_its_loader_processes_ignore_sigterm(runs, name):
     assert runs.codes(name) == FAILED
-    assert runs.failures(name)[0].kind == "ValueError"
+    assert "ValueError" in runs.kinds(name)
     # A hanging loader sleeps for ten minutes.
     assert runs.seconds(name) < 120
