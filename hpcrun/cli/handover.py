@@ -9,7 +9,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,12 +32,14 @@ def hand_over(
     *,
     make: Callable[[], object] | None = None,
     snapshot: bool = True,
+    after: Sequence[RunDirectory] = (),
 ) -> Submitted | None:
     """Submit ``run``; None where nobody is to run it (prepared), or this process (debug).
 
     Args:
         make: makes the run directory, where there is none yet.
         snapshot: keep a copy of the code.
+        after: runs that have to finish first.
 
     Raises:
         UserError: it is being run already, or cannot be written or submitted; nothing has changed.
@@ -61,7 +63,9 @@ def hand_over(
                 run.result.unlink(missing_ok=True)
                 _stop_if_interrupted(signals)
                 if executor in ("slurm", "local"):
-                    submitted = submission.submit(run, config, executor, Worker(str(run.path)))
+                    submitted = submission.submit(
+                        run, config, executor, Worker(str(run.path)), after
+                    )
                     ours.append(submitted.job_id)
                     if signal.SIGINT in signals:
                         jobs.withdraw(run, submitted.executor, submitted.job_id)

@@ -27,6 +27,7 @@ from hpcrun.config import Config, to_yaml, training_differences
 from hpcrun.config import load_resolved as load
 from hpcrun.errors import UserError
 from hpcrun.launch import submission
+from hpcrun.launch.dependencies import still_to_wait_for, with_dependency
 from hpcrun.launch.raw_script import not_in_the_script, raw_command
 from hpcrun.launch.submission import ExecutorName, Submitted
 from hpcrun.run import directory, record
@@ -62,6 +63,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--executor", metavar="WHO", help="auto, slurm, local, or debug (one rank, in this process)"
     )
     where.add_argument(
+        "--after",
+        action="append",
+        default=[],
+        metavar="RUN",
+        help="start when that run has finished; may be given several times",
+    )
+    where.add_argument(
         "--profile", metavar="NAME", help="site profile: a name or a path; '' for none"
     )
     what.add_argument(
@@ -91,7 +99,8 @@ def run(arguments: argparse.Namespace) -> int:
     path = runs_dir(arguments) / config.name
     executor: ExecutorName = "prepared" if arguments.prepare else submission.choose_executor(config)
     if arguments.dry_run:
-        return _show(RunDirectory(path), config, executor, arguments.json)
+        shown = with_dependency(config, _after(arguments, executor))
+        return _show(RunDirectory(path), shown, executor, arguments.json)
     run_directory = RunDirectory(path)
     if run_directory.exists():
         finished = _finished(run_directory, config)
@@ -128,9 +137,10 @@ def start(
     if executor == "debug" and arguments.json:
         raise UserError("--json shows no training; with --executor debug leave it out")
     snapshot = not getattr(arguments, "no_snapshot", False)
-    submitted = hand_over(run, config, executor, make=make, snapshot=snapshot)
+    after = _after(arguments, executor)
+    submitted = hand_over(run, config, executor, make=make, snapshot=snapshot, after=after)
     if executor == "prepared":
-        return _say_prepared(run, config, arguments.json)
+        return _say_prepared(run, with_dependency(config, after), arguments.json)
     if submitted is None:
         from hpcrun.cli.debug import run_here
 
@@ -145,6 +155,14 @@ def start(
     from hpcrun.cli.follow import follow
 
     return follow(run, config, stop_on_interrupt=local)
+
+
+def _after(arguments: argparse.Namespace, executor: ExecutorName) -> list[RunDirectory]:
+    """The runs that are to finish first."""
+    named: list[str] = getattr(arguments, "after", [])
+    return still_to_wait_for(
+        [directory.find(name, runs_dir(arguments)) for name in named], executor
+    )
 
 
 def _say_prepared(run: RunDirectory, config: Config, as_json: bool) -> int:

@@ -197,6 +197,15 @@ class Attempt:
 def run_job(request: JobRequest, orders: _Orders) -> tuple[State, int]:
     """Run attempts until one is the last; return the job's final state and its number of restarts."""
     restart = 0
+    if request.wait_for:
+        # Its imports are those of a command, which no other controller needs.
+        from hpcrun.launch.dependencies import wait_for_runs
+
+        say(f"waits for {', '.join(request.wait_for)}")
+        why = wait_for_runs(request.wait_for, lambda: orders.cancel)
+        if why is not None:
+            say(why)
+            return "CANCELLED", 0
     while True:
         # A job that waits cannot be preempted: what came meanwhile is not for the next attempt.
         orders.preempt = orders.warn = False

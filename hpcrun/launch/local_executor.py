@@ -95,6 +95,7 @@ class LocalClusterExecutor(core.PicklingExecutor):
         "after": (),
         "entry": None,
         "log_folder": None,
+        "wait_for": (),
     }
 
     def __init__(
@@ -152,6 +153,7 @@ class LocalClusterExecutor(core.PicklingExecutor):
             setup=list(wanted["setup"]),
             env=dict(wanted["env"]),
             after=list(wanted["after"]),
+            wait_for=list(wanted["wait_for"]),
         )
         _start_controller(request)
         tasks = list(range(self._num_tasks()))

@@ -26,7 +26,8 @@ class JobRequest:
 
     Times are in seconds. ``after`` is run at the end of each attempt with ``--exit-code`` and, where
     this cluster ended the attempt, ``--scheduler WHY``; its exit code 75 asks for a requeue.
-    ``devices``: the GPUs to hand out, or None for a CPU job.
+    ``wait_for``: the run directories that have to finish first. ``devices``: the GPUs to hand out, or
+    None for a CPU job.
     """
 
     job_id: str
@@ -43,6 +44,7 @@ class JobRequest:
     setup: Sequence[str]
     env: dict[str, str]
     after: Sequence[str]
+    wait_for: Sequence[str] = ()
 
     def write(self) -> Path:
         """Put the request where the controller reads it; raises OSError when the disk refuses."""

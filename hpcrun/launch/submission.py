@@ -17,6 +17,7 @@ from hpcrun.cluster.devices import visible_gpus
 from hpcrun.config import Config, Job
 from hpcrun.launch import jobs
 from hpcrun.launch.batch_script import BatchRequest, batch_script
+from hpcrun.launch.dependencies import with_dependency
 from hpcrun.launch.errors import LaunchError
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import record_event
@@ -128,18 +129,27 @@ def submitit_folder(run: RunDirectory) -> Path:
     return run.logs / "submitit"
 
 
-def submit(run: RunDirectory, config: Config, executor: ExecutorName, payload: Any) -> Submitted:
+def submit(
+    run: RunDirectory,
+    config: Config,
+    executor: ExecutorName,
+    payload: Any,
+    after: Sequence[RunDirectory] = (),
+) -> Submitted:
     """Start a job for ``run`` and log it.
 
     Args:
         payload: the callable that each task runs, given the run's path.
+        after: runs that have to finish first.
 
     Raises:
         LaunchError: the scheduler refused, in its own words.
         OSError: the run directory cannot be written; no job is left.
     """
-    handed = _submit_slurm(run, config, payload) if executor == "slurm" else None
-    handed = handed or _submit_local(run, config, payload)
+    if executor == "slurm":
+        handed = _submit_slurm(run, with_dependency(config, after), payload)
+    else:
+        handed = _submit_local(run, config, payload, after)
     try:
         record_event(
             run,
@@ -197,7 +207,9 @@ def _refusal(words: str) -> str:
     return f"sbatch refused: {told}; change the `job:` section or the flags, and see `sinfo`"
 
 
-def _submit_local(run: RunDirectory, config: Config, payload: Any) -> Submitted:
+def _submit_local(
+    run: RunDirectory, config: Config, payload: Any, after: Sequence[RunDirectory]
+) -> Submitted:
     from hpcrun.launch.local_executor import LocalClusterExecutor
 
     job = config.job
@@ -217,5 +229,6 @@ def _submit_local(run: RunDirectory, config: Config, payload: Any) -> Submitted:
         after=[sys.executable, "-m", "hpcrun", "settle", str(run.path)],
         entry=list(batch_request(run, config).worker),
         log_folder=str(run.logs),
+        wait_for=[str(other.path) for other in after],
     )
     return Submitted("local", str(executor.submit(payload).job_id))

@@ -60,12 +60,16 @@ class Bench:
         settings = jobs.probe_config(self.folder, **changes)
         self._asked[name] = ["-c", "empty.yaml", "--name", name, *settings, *arguments]
         self.hpcrun("submit", "--prepare", *self.same(name))
-        return RunDirectory(self.folder / "runs" / name)
+        return self.run(name)
 
     def submit(self, name: str, *arguments: str) -> RunDirectory:
         """Submit two nodes of two ranks to Slurm with `hpcrun submit`."""
         shape = ("--nodes", "2", "--gpus", "2", "--cpu", "--executor", "slurm", "--detach")
         self.hpcrun("submit", *shape, "--name", name, "--no-snapshot", *arguments)
+        return RunDirectory(self.folder / "runs" / name)
+
+    def run(self, name: str) -> RunDirectory:
+        """The run of that name."""
         return RunDirectory(self.folder / "runs" / name)
 
     def same(self, name: str) -> list[str]:

@@ -1,0 +1,71 @@
+"""Starting a run only after others have finished: Slurm's dependencies, and the local cluster's own."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from hpcrun.config import Config
+from hpcrun.launch import jobs
+from hpcrun.launch.errors import LaunchError
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.files import read_json
+
+_POLL = 1.0
+
+
+def still_to_wait_for(runs: Sequence[RunDirectory], executor: str) -> list[RunDirectory]:
+    """Those of ``runs`` that have not finished yet.
+
+    Raises:
+        LaunchError: one will never finish as things are, or is where ``executor`` cannot wait for it.
+    """
+    waiting = []
+    for run, now in zip(runs, jobs.states(runs), strict=True):
+        if _finished(run) and not now.live:
+            continue
+        if not now.live:
+            raise LaunchError(
+                f"--after {run.name}: has not finished and does not run ({now.word}); continue it first "
+                f"with `hpcrun resume {run.name}`"
+            )
+        if executor == "debug" or (now.executor == "slurm") != (executor in ("slurm", "prepared")):
+            raise LaunchError(
+                f"--after {run.name}: runs on {now.executor}, where a job of {executor} cannot wait for "
+                "it; choose the same --executor"
+            )
+        waiting.append(run)
+    return waiting
+
+
+def with_dependency(config: Config, runs: Sequence[RunDirectory]) -> Config:
+    """``config`` whose Slurm job starts when the jobs of ``runs`` have ended with exit code 0.
+
+    A requeued job has not ended, so its restarts are waited for (sbatch(1), --dependency). Where one
+    fails the job would wait for ever; it is cancelled instead.
+    """
+    if not runs:
+        return config
+    given = [job for run in runs if (job := jobs.current_job(run))]
+    depends = "--dependency=" + ",".join(f"afterok:{job}" for _, job in given)
+    options = [*config.job.sbatch_args, depends, "--kill-on-invalid-dep=yes"]
+    return config.model_copy(update={"job": config.job.model_copy(update={"sbatch_args": options})})
+
+
+def wait_for_runs(paths: Sequence[str], given_up: Callable[[], bool]) -> str | None:
+    """Wait until the runs at ``paths`` have finished; None then, else why this will not come.
+
+    Args:
+        given_up: whether the waiting job itself has been cancelled.
+    """
+    for run in map(RunDirectory, map(Path, paths)):
+        while jobs.state(run).live:
+            if given_up():
+                return "cancelled while it waited"
+            time.sleep(_POLL)
+        if not _finished(run):
+            return f"{run.name}, which it waited for, has not finished"
+    return None
+
+
+def _finished(run: RunDirectory) -> bool:
+    return (read_json(run.result) or {}).get("state") == "finished"
