@@ -295,12 +295,14 @@ def _slurm_states(job_ids: list[str]) -> tuple[dict[str, tuple[str, str]], bool]
     if listed.returncode == 0:
         for job, info in slurm.parse_squeue(listed.stdout).items():
             waits = info.state in _WAITING
-            found[job] = (info.state, reason_in_words(info.reason) if waits else "")
+            # A heterogeneous job is asked for by its leader's id, and listed by component.
+            leader = job.removesuffix("+0")
+            found[leader] = (info.state, reason_in_words(info.reason) if waits else "")
     answered = listed.returncode == 0 or slurm.is_unknown_job(listed)
     missing = [job for job in job_ids if job not in found]
     if missing:
         recorded = slurm.run(slurm.sacct_command(missing), timeout=_PATIENCE)
         if recorded.returncode == 0:
             for row in slurm.parse_sacct(recorded.stdout):
-                found[row.job_id] = (row.state, "")
+                found[row.job_id.removesuffix("+0")] = (row.state, "")
     return found, answered

@@ -120,6 +120,18 @@ def test_five_ranks_on_three_nodes_train(bench: Bench) -> None:
     assert "5 ranks" in bench.hpcrun("logs", "uneven")
 
 
+def test_a_heterogeneous_job_is_requeued_and_resumes_as_one(bench: Bench) -> None:
+    run = bench.prepare("het", job__nodes=1, job__gpus=3, train__batch_size=36, model__pause=0.05)
+    components = ("--nodes=1", "--ntasks=2", ":", "--nodes=1", "--ntasks=1")
+    job = bench.sbatch(*components, str(SBATCH / "train.sbatch"), "runs/het")
+    bench.wait_for_step(run, 5)
+    assert (bench.status("het")["job"], bench.status("het")["state"]) == (job, "running")
+    bench.hpcrun("preempt", "het")
+    bench.wait_for_end(job)
+    assert outcome(run) == ("finished", ["preemption", "finished"]), bench.told(run)
+    assert [event.fields["ranks"] for event in jobs.events(run, "opened")] == [3, 3]
+
+
 @pytest.mark.parametrize("name", ["train", "train_torchrun", "sweep_array"])
 def test_the_raw_scripts_do_what_the_generated_one_does(name: str) -> None:
     request = BatchRequest(SBATCH, Job(), "PYTHON", ("PYTHON", "-u", "-m", "hpcrun.worker", "R"))
