@@ -130,7 +130,11 @@ class Attempt:
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
                 self._signal_all(signal.SIGKILL)
             time.sleep(_TICK)
-        return max(task.code or 0 for task in self.tasks), self._ending
+        code = max(task.code or 0 for task in self.tasks)
+        if self._ending is None and self._warned and code == REQUEUE:
+            # The ranks have stopped because of the warning, which is the limit's doing.
+            return code, "time-limit"
+        return code, self._ending
 
     def kill(self) -> None:
         """End every task at once."""
