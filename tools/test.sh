@@ -14,7 +14,5 @@ ruff format --check .
 mypy
 mypy --strict tools/devclusterlib
 lint-imports
-if [ $# -eq 0 ]; then
-    set -- -m "not slow"
-fi
-exec python -m pytest "$@"
+# Of two -m, pytest takes the last.
+exec python -m pytest -m "not slow" "$@"

@@ -12,7 +12,6 @@ from hpcrun.run.endings import read_failures
 from hpcrun.run.events import Event, read_events
 from hpcrun.run.files import read_json
 
-_CODES = {"finished": exitcodes.DONE, "stopped": exitcodes.UNFINISHED}
 _CAUSES = {"bad-input": exitcodes.BAD_INPUT, "save-failed": exitcodes.SAVE_FAILED}
 
 

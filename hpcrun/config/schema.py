@@ -286,8 +286,3 @@ class Config(Section):
     optim: Optim = Field(default=Optim(), description="The optimiser and its schedule.")
     amp: AMPConfig = Field(default=AMPConfig(), description="Mixed precision.")
     checkpoint: Checkpoint = Field(default=Checkpoint(), description="Saving.")
-
-    @property
-    def micro_batch(self) -> int:
-        """Samples that one rank takes at a time: the batch over ranks and accumulation."""
-        return self.train.batch_size // (self.job.world_size * self.train.accumulation)

@@ -255,7 +255,7 @@ def _last_event(run: RunDirectory) -> str | None:
 
 def _by_events(run: RunDirectory) -> str:
     """pending or running, as far as the run directory alone can tell."""
-    waits = ("submitted", "ended", "requeue-failed", None)
+    waits = ("submitted", "ended", "requeue-failed", "excluded", None)
     return "pending" if _last_event(run) in waits else "running"
 
 

@@ -23,11 +23,9 @@ class StopReason(IntEnum):
     TERMINATE = 3
 
 
+# NCCL may catch SIGUSR1 for itself, so the warning signal is SIGUSR2 everywhere.
 _REASONS = {signal.SIGTERM: StopReason.TERMINATE, signal.SIGUSR2: StopReason.WARNING}
 _REASON_OF = {**_REASONS, signal.SIGINT: StopReason.TERMINATE}
-
-# NCCL may catch SIGUSR1 for itself, so the warning signal is SIGUSR2 everywhere.
-WARNING_SIGNAL = "USR2"
 
 
 class StopFlag:
