@@ -4,6 +4,7 @@ Apart from the protocol that makes them (store.py), since most who read never wr
 """
 
 import re
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -30,6 +31,17 @@ class CommittedSteps:
     def path(self, step: int) -> Path:
         """Where the checkpoint of ``step`` lies, or would."""
         return self.root / step_name(step)
+
+    def require_private(self) -> None:
+        """Raise CheckpointError if everybody may write to ``root``: anyone's weights could be loaded."""
+        try:
+            mode = self.root.stat().st_mode
+        except OSError:
+            return  # what cannot be looked at cannot be read either, which is told by who tries
+        if mode & stat.S_IWOTH:
+            raise CheckpointError(
+                f"{self.root}: everybody may write there; run `chmod o-w {self.root}` first"
+            )
 
     def steps(self) -> list[int]:
         """The committed steps, newest first, whole or not.

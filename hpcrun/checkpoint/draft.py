@@ -106,11 +106,16 @@ class DraftFile:
                 # The address or the size does not suit this file system (open(2), O_DIRECT).
                 if error.errno != errno.EINVAL:
                     raise
+            # Opened anew: to clear the flag (fcntl(2)) does not reach the server of a network file system.
             self._direct = False
-            self._fs.leave_direct(self._descriptor)
+            self._fs.close(self._descriptor)
+            self._descriptor = -1
+            self._descriptor = self._fs.append(self._path)
         return self._fs.write(self._descriptor, view)
 
     def _close(self) -> None:
+        if self._descriptor < 0:
+            return  # lost between closing and opening anew, which has failed already
         try:
             self._fs.close(self._descriptor)
         except OSError as error:

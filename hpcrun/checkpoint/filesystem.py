@@ -4,7 +4,6 @@ A test subclasses :class:`FileSystem` and fails, or kills the process, at the n-
 the store touches the disk in any other way, so that counting these calls counts every crash point.
 """
 
-import fcntl
 import os
 from pathlib import Path
 
@@ -26,10 +25,9 @@ class FileSystem:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_DIRECT
         return os.open(path, flags, 0o600)
 
-    def leave_direct(self, descriptor: int) -> None:
-        """Let further writes be of any size and from any address (fcntl(2), F_SETFL)."""
-        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+    def append(self, path: Path) -> int:
+        """A descriptor for writing on at the end of a file that exists, through the page cache."""
+        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
 
     def write(self, descriptor: int, data: memoryview) -> int:
         """How many bytes of ``data`` were taken, which may be fewer than offered (write(2))."""

@@ -84,6 +84,7 @@ def _choose(
         notes.append(f"step {step} passed over: {why}")
 
     try:
+        store.require_private()
         return store.newest_valid(skipped, report), notes, None
     except CheckpointError as error:
         return None, notes, together.named(error)

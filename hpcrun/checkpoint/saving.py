@@ -7,6 +7,7 @@ from typing import Any
 
 from hpcrun.checkpoint.errors import CheckpointError, amount
 from hpcrun.checkpoint.index import INDEX, Index, Piece, Place, TensorEntry, encode
+from hpcrun.checkpoint.lustre import stripe
 from hpcrun.checkpoint.manifest import FileRecord
 from hpcrun.checkpoint.outcome import SaveOutcome
 from hpcrun.checkpoint.planning import Part, Plan
@@ -76,7 +77,9 @@ class Saving:
                 blobs = (task.share.size - task.plan.size) * self._together.world_size
                 what = f"{amount(task.plan.total)} of tensors, {amount(blobs)} of other state"
                 self._store.require_free(task.plan.total + blobs, what)
-            return self._store.begin(task.step).name
+            draft = self._store.begin(task.step)
+            stripe(draft)
+            return draft.name
         except Superseded as error:
             return SaveOutcome(False, task.step, error=str(error), fenced=True)
         except (CheckpointError, OSError) as error:

@@ -49,7 +49,10 @@ class Loop:
             self.metrics.step(done, result, last=done == train.steps)
             if train.validate_every and done % train.validate_every == 0 and done < train.steps:
                 with self.metrics.paused():
-                    self.metrics.write({"step": done, "validation_loss": self.validate()})
+                    self.saver.validation_loss = self.validate()
+                    self.metrics.write(
+                        {"step": done, "validation_loss": self.saver.validation_loss}
+                    )
             self.saver.look()
             if self.saver.due(done):
                 with self.metrics.paused():

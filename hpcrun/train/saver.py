@@ -4,6 +4,7 @@ import sys
 from typing import Any
 
 from hpcrun.checkpoint.engine import CheckpointEngine
+from hpcrun.checkpoint.interval import Interval
 from hpcrun.checkpoint.outcome import SaveOutcome
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note
@@ -14,8 +15,10 @@ from hpcrun.train.trainer import AMPTrainer
 class Saver:
     """Saves at its interval and at stops, once a step. A failed save is reported, and training goes on.
 
-    One save is under way at a time: one that comes due before the last is committed waits for it, so that
-    none is left out. ``saved`` is the newest step known to be committed, ``failed`` why the last is not.
+    One save is under way at a time: one that comes due before the last is committed waits for it, so
+    that none is left out. ``saved`` is the newest step known to be committed, ``failed`` why the last
+    is not, ``costs`` the seconds that it took from training and to its commit. ``validation_loss`` is
+    the last known, kept with what is saved after it.
     """
 
     def __init__(
@@ -25,22 +28,24 @@ class Saver:
         trainer: AMPTrainer,
         engine: CheckpointEngine,
         *,
-        every: int,
+        interval: Interval,
         batch_size: int,
         meta: dict[str, Any],
         saved: int | None,
     ) -> None:
-        """``every``: steps between saves, 0 for stops only; ``saved``: the step restored from, if any."""
+        """``saved``: the step restored from, if any."""
         self._run, self._attempt = run, attempt
         self._trainer, self._engine = trainer, engine
-        self._every, self._batch_size, self._meta = every, batch_size, meta
+        self._interval, self._batch_size, self._meta = interval, batch_size, meta
         self.saved = saved
+        self.validation_loss: float | None = None
+        self.costs: tuple[float, float] | None = None
         self.failed: str | None = None
         self._last: SaveOutcome | None = None
 
     def due(self, done: int) -> bool:
-        """Whether the interval asks for a save after ``done`` steps."""
-        return bool(self._every) and done % self._every == 0
+        """Whether the interval asks for a save after ``done`` steps. Every rank asks after every step."""
+        return self._interval.due(done)
 
     def start(self, done: int) -> None:
         """Take a snapshot of the state after ``done`` steps; it is committed beside the training. Collective.
@@ -52,7 +57,8 @@ class Saver:
         if done == self.saved:
             return
         extra = {"step": done, "samples": done * self._batch_size}
-        self._trainer.start_checkpoint(self._engine, done, extra, self._meta | extra)
+        told = {} if self.validation_loss is None else {"validation_loss": self.validation_loss}
+        self._trainer.start_checkpoint(self._engine, done, extra, self._meta | extra | told)
 
     def look(self) -> None:
         """Report a save that has ended meanwhile. Waits for nothing; only rank 0 does anything."""
@@ -81,6 +87,7 @@ class Saver:
             self.failed = None if outcome.ok else outcome.error or "unknown"
             if outcome.ok:
                 self.saved = outcome.step
+                self.costs = outcome.stalled, outcome.seconds
             if self._trainer.is_main_process:
                 self._tell(outcome)
 

@@ -10,10 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import Dataset
 
-from hpcrun.checkpoint.engine import CheckpointEngine
 from hpcrun.checkpoint.outcome import Restored
-from hpcrun.checkpoint.retention import Retention, tidying
-from hpcrun.checkpoint.store import CheckpointStore
 from hpcrun.cluster.deadline import end_time, query_end_time
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.cluster.launchers import in_local_cluster, job_id
@@ -23,8 +20,8 @@ from hpcrun.lifecycle.deadline import DeadlineWatch
 from hpcrun.lifecycle.signals import StopFlag, StopReason
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note
-from hpcrun.run.owner import require_ownership
 from hpcrun.train import process_group
+from hpcrun.train.checkpoints import build_engine, build_interval
 from hpcrun.train.data import length, training_steps
 from hpcrun.train.ending import finished, stopped
 from hpcrun.train.loop import Loop
@@ -64,7 +61,7 @@ def train(
         lambda: _open_task(task, config), rank=distributed.rank, group=group
     )
     trainer = _build_trainer(config, model, distributed)
-    engine = _build_engine(run, attempt, config, distributed, group)
+    engine = build_engine(run, attempt, config, distributed, group)
     restored = trainer.load_checkpoint(engine)
     start = restored.step if restored else 0
     if restored is None or restored.own is None:
@@ -85,7 +82,7 @@ def train(
         attempt,
         trainer,
         engine,
-        every=config.checkpoint.every,
+        interval=build_interval(run, config, distributed, group, lambda: saver.costs),
         batch_size=config.train.batch_size,
         meta={"fingerprint": training_fingerprint(config), "torch": torch.__version__},
         saved=restored.step if restored else None,
@@ -175,24 +172,6 @@ def _build_trainer(
     return trainer
 
 
-def _build_engine(
-    run: RunDirectory,
-    attempt: Attempt,
-    config: Config,
-    distributed: DistributedConfig,
-    group: Any,
-) -> CheckpointEngine:
-    store = CheckpointStore(run.checkpoints, attempt.owner)
-    return CheckpointEngine(
-        store,
-        rank=distributed.rank,
-        world_size=distributed.world_size,
-        group=group,
-        still_mine=lambda: require_ownership(run, attempt),
-        tidy=tidying(store, Retention(config.checkpoint.keep)),
-    )
-
-
 def _prepare_data(task: Task, distributed: DistributedConfig) -> None:
     """Rank 0 makes the data, however long it takes: the others wait in a group of its own patience."""
     patient = process_group.control_group(distributed, timeout=_PREPARE_AT_MOST)
@@ -226,6 +205,11 @@ def _announce(
     distributed: DistributedConfig,
 ) -> None:
     for line in restored.notes if restored else ():
+        print(f"hpcrun: {line}", flush=True)
+    if restored is not None and restored.own is None:
+        line = (
+            "random states are derived anew from seed, rank and step; the order of samples goes on"
+        )
         print(f"hpcrun: {line}", flush=True)
     where = f"resumed from step {start}" if restored else "starting at step 0"
     print(f"hpcrun: {run.name}: {where}, {distributed.world_size} ranks", flush=True)

@@ -42,7 +42,7 @@ class Watched(FileSystem):
                 result = method(*arguments)
             finally:
                 self._after(number)
-            if name in ("create", "create_direct", "open", "open_directory"):
+            if name in ("create", "create_direct", "append", "open", "open_directory"):
                 self._open[result] = first.name
             return result
 
@@ -78,7 +78,9 @@ class TornWrite(FileSystem):
     def write(self, descriptor: int, data: memoryview) -> int:
         self._left -= 1
         if self._left == 0:
-            super().write(descriptor, data[: len(data) // 2])
+            # Whole sectors, if it holds any: direct writes of less are refused and not torn.
+            half = len(data) // 2
+            super().write(descriptor, data[: half // 4096 * 4096 or half])
             os.kill(os.getpid(), signal.SIGKILL)
         return super().write(descriptor, data)
 

@@ -50,10 +50,14 @@ Write = Callable[..., str]
         ),
         (
             "checkpoint: {zzz: 1}",
-            "run.yaml:1: checkpoint.zzz: unknown key; checkpoint takes every, keep",
+            "run.yaml:1: checkpoint.zzz: unknown key; checkpoint takes every, minutes, auto, "
+            "keep, keep_every, keep_best, host_memory, stage_dir",
         ),
         ("'': 1", "run.yaml:1: unknown key; a config takes name, task, command, seed, job,"),
-        ('"a\\nb": 1', "run.yaml:1: a\\nb: unknown key; a config takes name, task, command, seed, job,"),
+        (
+            '"a\\nb": 1',
+            "run.yaml:1: a\\nb: unknown key; a config takes name, task, command, seed, job,",
+        ),
     ],
 )
 def test_a_misspelt_key_is_answered_with_the_nearest(lines: Lines, content: str, line: str) -> None:

@@ -1,0 +1,87 @@
+"""The checkpoint engine and its interval as the config asks for them."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hpcrun.checkpoint.engine import CheckpointEngine
+from hpcrun.checkpoint.interval import EverySeconds, EverySteps, Interval, pays
+from hpcrun.checkpoint.retention import Retention, tidying
+from hpcrun.checkpoint.staging import Staging
+from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.checkpoint.together import Together
+from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.config import Config
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Attempt, Event, read_events
+from hpcrun.run.owner import require_ownership
+
+_FAILURES = ("crash", "node-failure", "preemption", "time-limit")
+_PRIOR = 86400.0
+"""Seconds: a run that has never failed is taken to fail once a day."""
+
+
+def build_engine(
+    run: RunDirectory, attempt: Attempt, config: Config, distributed: DistributedConfig, group: Any
+) -> CheckpointEngine:
+    """The engine of a run's attempt. Collective."""
+    wanted = config.checkpoint
+    store = CheckpointStore(run.checkpoints, attempt.owner)
+    memory = wanted.host_memory
+    staging = Staging(
+        limit=None if memory is None else int(memory * 1e9),
+        ranks_on_host=distributed.num_gpus_per_node,
+        folder=None if wanted.stage_dir is None else Path(wanted.stage_dir),
+        pinned=bool(distributed.device_ids),
+    )
+    return CheckpointEngine(
+        store,
+        rank=distributed.rank,
+        world_size=distributed.world_size,
+        group=group,
+        still_mine=lambda: require_ownership(run, attempt),
+        tidy=tidying(store, Retention(wanted.keep, wanted.keep_every, wanted.keep_best)),
+        staging=staging,
+    )
+
+
+def build_interval(
+    run: RunDirectory,
+    config: Config,
+    distributed: DistributedConfig,
+    group: Any,
+    costs: Callable[[], tuple[float, float] | None],
+) -> Interval:
+    """Steps, minutes or Young's formula. ``costs``: seconds that a save stalls, and to its commit."""
+    wanted = config.checkpoint
+    together = Together(distributed.rank, distributed.world_size, group)
+    if wanted.auto:
+        failure = failure_seconds(read_events(run), time.time())
+
+        def best() -> float:
+            stalled, written = costs() or (None, None)
+            return pays(stalled, written, failure)
+
+        return EverySeconds(best, together)
+    if wanted.minutes is not None:
+        seconds = wanted.minutes * 60
+        return EverySeconds(lambda: seconds, together)
+    return EverySteps(wanted.every)
+
+
+def failure_seconds(events: Sequence[Event], now: float) -> float:
+    """Mean seconds of training between failures, as the run's log tells, with a day as the first guess.
+
+    The guess counts as one failure in one day, so that a single early crash does not decide alone.
+    """
+    trained, failures, since = 0.0, 0, None
+    for event in events:
+        if event.what == "started":
+            since = event.time
+        elif event.what == "ended":
+            trained += event.time - since if since is not None else 0.0
+            failures += event.cause in _FAILURES
+            since = None
+    trained += now - since if since is not None else 0.0
+    return (trained + _PRIOR) / (failures + 1)

@@ -1,0 +1,145 @@
+"""A real file system that loses power: what was announced as committed is there afterwards, whole."""
+
+import contextlib
+import fcntl
+import os
+import random
+import subprocess
+
+import pytest
+import torch
+
+from hpcrun.checkpoint.engine import CheckpointEngine
+from hpcrun.checkpoint.filesystem import FileSystem
+from hpcrun.checkpoint.retention import Retention, tidying
+from hpcrun.checkpoint.store import CheckpointStore
+
+_EXT4_IOC_SHUTDOWN = 0x8004587D
+_NO_LOG_FLUSH = (
+    b"\x02\x00\x00\x00"  # nothing that is not durable yet becomes so (ext4's EXT4_GOING_FLAGS)
+)
+TRIALS = 12
+
+pytestmark = pytest.mark.slow
+
+
+@contextlib.contextmanager
+def mounted(image, place):
+    mount = ["mount", "-o", "loop,nobarrier,commit=600", str(image), str(place)]
+    subprocess.run(mount, check=True, capture_output=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """An image of an ext4, and where to mount it."""
+    image, place = tmp_path / "image", tmp_path / "mnt"
+    place.mkdir()
+    with image.open("wb") as stream:
+        stream.truncate(96 << 20)
+    made = (
+        os.geteuid() == 0
+        and not subprocess.run(
+            ["mkfs.ext4", "-q", str(image)], capture_output=True, check=False
+        ).returncode
+    )
+    if made:
+        try:
+            with mounted(image, place):
+                return image, place
+        except subprocess.CalledProcessError:
+            made = False
+    pytest.skip("needs root, loop devices and ext4")
+
+
+class Cut(FileSystem):
+    """The power goes before the n-th call that changes something, and everything after it fails."""
+
+    def __init__(self, place, number):
+        self._place, self.left = place, number
+
+    def _count(self):
+        self.left -= 1
+        if self.left == 0:
+            folder = os.open(self._place, os.O_RDONLY)
+            fcntl.ioctl(folder, _EXT4_IOC_SHUTDOWN, _NO_LOG_FLUSH)
+            os.close(folder)
+
+    def create(self, path):
+        self._count()
+        return super().create(path)
+
+    def create_direct(self, path):
+        self._count()
+        return super().create_direct(path)
+
+    def write(self, descriptor, data):
+        self._count()
+        return super().write(descriptor, data)
+
+    def fsync(self, descriptor):
+        self._count()
+        super().fsync(descriptor)
+
+    def rename(self, source, target):
+        self._count()
+        super().rename(source, target)
+
+    def unlink(self, path):
+        self._count()
+        super().unlink(path)
+
+
+def save_until_dark(root, fs):
+    """Saves step after step; returns those that were announced as committed."""
+    store = CheckpointStore(root, "7-0", fs=fs, patience=0)
+    engine = CheckpointEngine(
+        store, rank=0, world_size=1, group=None, still_mine=lambda: None,
+        tidy=tidying(store, Retention(2)),
+    )  # fmt: skip
+    announced = []
+    for step in range(1, 9):
+        state = {"w": torch.full((1_100_000,), float(step))}
+        if not engine.save(step, state, {"step": step}, {}).ok:
+            break
+        announced.append(step)
+    return announced
+
+
+def nothing(names):
+    return {}
+
+
+def test_nothing_that_was_announced_is_lost_with_the_power(disk):
+    image, place = disk
+    draw = random.Random("power")
+    survived = []
+    for trial in range(TRIALS):
+        subprocess.run(["mkfs.ext4", "-q", "-F", str(image)], check=True, capture_output=True)
+        fs = Cut(place, draw.randrange(5, 150))
+        with mounted(image, place):
+            announced = save_until_dark(place / "checkpoints", fs)
+            if fs.left > 0:
+                fs.left = 1
+                fs._count()
+        with mounted(image, place):
+            store = CheckpointStore(place / "checkpoints", f"7-{trial + 1}", patience=0)
+            restored = CheckpointEngine(
+                store, rank=0, world_size=1, group=None, still_mine=lambda: None, tidy=lambda _: [],
+            ).restore(nothing)  # fmt: skip
+            if announced:
+                assert restored is not None
+                assert restored.step >= announced[-1]
+                kept = announced[-2:]
+                for step in kept:
+                    store.check(step)
+            if restored is not None:
+                assert torch.equal(
+                    restored.shared["w"], torch.full((1_100_000,), float(restored.step))
+                )
+        survived.append((len(announced), None if restored is None else restored.step))
+    print(f"(announced, restored) in {TRIALS} power cuts: {survived}")
+    assert any(count for count, _ in survived)
