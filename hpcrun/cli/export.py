@@ -1,4 +1,7 @@
-"""Write a run's model to one file that plain PyTorch loads (.pt) or any safetensors reader (.safetensors)."""
+"""Write a run's model to one file.
+
+Plain PyTorch loads a .pt, any safetensors reader a .safetensors.
+"""
 
 import argparse
 from pathlib import Path

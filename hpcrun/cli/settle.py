@@ -1,9 +1,10 @@
 """Judge an attempt that has ended: find the cause, write it down, and requeue
 where the policy says so.
 
-Batch scripts and the local cluster call it after the ranks have gone. Exit code 75: the job is to be
-requeued, and whoever called must do it. 0: the training is done, or the job has been requeued. Any
-other: this was the end, and a failure (143: stopped on request), for a batch script to exit with.
+Batch scripts and the local cluster call it after the ranks have gone. Exit
+code 75: the job is to be requeued, and whoever called must do it. 0: the
+training is done, or the job has been requeued. Any other: this was the end,
+and a failure (143: stopped on request), for a batch script to exit with.
 """
 
 import argparse
@@ -38,7 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--scheduler",
         choices=["preemption", "cancelled", "time-limit", "node-failure"],
-        help="why the scheduler ended it, if it did (default: Slurm is asked)",
+        metavar="WHY",
+        help="preemption, cancelled, time-limit or node-failure, where it was the scheduler that ended "
+        "the attempt (default: Slurm is asked)",
     )
 
 

@@ -1,4 +1,7 @@
-"""Read every byte of a run's checkpoints and compare it with what was written. Exit code 1: damage."""
+"""Read every byte of a run's checkpoints and compare it with what was written.
+
+Exit code 1: damage.
+"""
 
 import argparse
 import json

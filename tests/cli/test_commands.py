@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcrun.cli.main import COMMANDS
 from hpcrun.launch import local_job
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import append_line, read_json
@@ -71,7 +72,7 @@ def test_a_dry_run_shows_script_and_config_and_writes_nothing(folder: Path) -> N
 
 
 def test_help_fits_a_terminal(folder: Path) -> None:
-    for command in ("", "submit", "status", "logs", "cancel", "resume", "preempt", "config"):
+    for command in ("", *COMMANDS):
         told = jobs.hpcrun(*command.split(), "--help", cwd=folder, env={"COLUMNS": "80"})
         assert told.returncode == 0, told.stderr
         assert max(map(len, told.stdout.splitlines())) <= 80, told.stdout

@@ -1,0 +1,65 @@
+"""What a newcomer types first, as the README and the shipped configs have it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.files import read_json
+from tests import jobs
+
+ROOT = Path(__file__).parents[1]
+MAIN_JOB = ["--nodes", "2", "--gpus", "4", "--cpu", "--executor", "local"]
+# The shipped configs' tasks, for a machine of any size and in seconds.
+SMALL = [
+    "train.steps=2", "optim.warmup_steps=1", "train.validate_batches=1", "data.max_bytes=300000",
+    "model.layers=1", "model.heads=2", "model.width=32", "model.context=32",
+]  # fmt: skip
+
+
+def test_the_main_job_without_a_config_trains_8_ranks_and_prints_its_result(
+    tmp_path: Path,
+) -> None:
+    cache = {"XDG_CACHE_HOME": str(tmp_path)}
+    done = jobs.hpcrun("submit", *MAIN_JOB, *SMALL, cwd=tmp_path, env=cache)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "8 ranks on the CPU over gloo" in done.stdout
+    for told in ("validation loss", "unigram entropy"):
+        assert re.search(rf"^  {told} +\d\.\d{{4}}$", done.stdout, re.M)
+    assert re.search(r"^  sample", done.stdout, re.M)
+    run = RunDirectory(tmp_path / "runs" / "quickstart")
+    assert (read_json(run.result) or {})["state"] == "finished"
+
+
+@pytest.mark.slow
+def test_the_quick_start_learns_within_minutes(tmp_path: Path) -> None:
+    done = jobs.hpcrun("submit", *MAIN_JOB, cwd=tmp_path, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = RunDirectory(tmp_path / "runs" / "quickstart")
+    report = (read_json(run.result) or {})["report"]
+    assert report["validation_loss"] < report["unigram_entropy"] - 1.0
+
+
+def test_the_config_for_gpus_trains_on_the_cpu_too(tmp_path: Path) -> None:
+    done = jobs.hpcrun(
+        "submit", "-c", str(ROOT / "configs" / "gpt.yaml"), "--executor", "local", "--cpu",
+        "--nodes", "1", "--gpus", "2", *SMALL, "train.batch_size=4",
+        cwd=tmp_path, env={"XDG_CACHE_HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "gpt is finished" in done.stdout
+
+
+def test_the_readmes_task_trains(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text()
+    (indented,) = re.findall(r"^   ```python\n(.*?)^   ```", text, re.DOTALL | re.MULTILINE)
+    (tmp_path / "my_module.py").write_text(re.sub(r"^ {3}", "", indented, flags=re.MULTILINE))
+    (tmp_path / "mine.yaml").write_text(
+        "task: my_module:MyTask\ntrain: {steps: 3, batch_size: 4}\n"
+    )
+    done = jobs.hpcrun(
+        "submit", "-c", "mine.yaml", "--executor", "local", "--cpu", "--gpus", "2", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "mine is finished" in done.stdout
