@@ -171,7 +171,8 @@ def judge(
     if word in _BY_SCHEDULER:
         return _BY_SCHEDULER[word], f"{word}, before a checkpoint could be written"
     if diagnosis is not None:
-        suffix = f" ({diagnosis.cascade} other ranks then failed)" if diagnosis.cascade else ""
+        others = "rank" if diagnosis.cascade == 1 else "ranks"
+        suffix = f" ({diagnosis.cascade} other {others} then failed)" if diagnosis.cascade else ""
         return Cause.CRASH, diagnosis.line + suffix
     return Cause.CRASH, f"exit code {exit_code}, and no rank left a word"
 
