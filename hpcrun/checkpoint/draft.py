@@ -44,11 +44,13 @@ class DraftFile:
         self._offered += len(view)
         if self._failure is None:
             self._hash.update(view)
-            if len(view) < _BUFFER:
+            # A copy would not lie where direct writes want it.
+            pooled = len(view) < _BUFFER and not self._direct
+            if pooled:
                 self._pending += view
-            if len(view) >= _BUFFER or len(self._pending) >= _BUFFER:
+            if not pooled or len(self._pending) >= _BUFFER:
                 self._drain()
-            if len(view) >= _BUFFER:
+            if not pooled:
                 self._put(view)
         return len(view)
 

@@ -144,7 +144,10 @@ def test_a_kill_in_the_middle_of_any_write_leaves_the_commit_before(prepared, ca
     for number in range(1, writes + 1):
         root = tmp_path / "torn"
         shutil.copytree(prepared, root)
-        assert die(root, TornWrite(number)) == (True, False)
+        assert die(root, TornWrite(number)) == (True, False), (
+            number,
+            [c for c in calls if c[0] in ("write", "append", "create_direct")],
+        )
         require_sound(root, {2})
         shutil.rmtree(root)
     print(f"killed in the middle of each of {writes} writes")
