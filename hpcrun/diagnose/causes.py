@@ -23,6 +23,7 @@ _CASCADE = re.compile(
 _SRUN_TASK = re.compile(
     r"^srun: error: (?P<host>[^:\s]+): tasks? (?P<tasks>[\d,\-]+): (?P<what>.+)$", re.MULTILINE
 )
+_BY_DESCRIPTION = {signal.strsignal(number): number for number in signal.valid_signals()}
 _SRUN_ERROR = re.compile(r"^srun: error: (?P<what>.+)$", re.MULTILINE)
 # What slurmstepd prints when Slurm itself ends a job: "*** JOB 5 ON n1 CANCELLED AT … DUE TO …".
 _ENDED = re.compile(
@@ -113,7 +114,7 @@ def first_cause(
     told = _SRUN_TASK.search(batch_log)
     if told:
         return Diagnosis(
-            f"task {told['tasks']} on {told['host']}: {told['what']}",
+            _told_by_srun(told["tasks"], told["host"], told["what"]),
             int(re.split(r"[,\-]", told["tasks"])[0]),
             told["host"],
             _last_step(failures),
@@ -125,6 +126,14 @@ def first_cause(
     launch = _SRUN_ERROR.search(batch_log)
     # srun returns 0 for tasks that it could not even launch.
     return Diagnosis(launch["what"], None, None, None, None, 0) if launch else None
+
+
+def _told_by_srun(tasks: str, host: str, what: str) -> str:
+    """srun's word for a signal is strsignal(3)'s: "Killed", "Segmentation fault (core dumped)"."""
+    number = _BY_DESCRIPTION.get(what.removesuffix(" (core dumped)"))
+    if number is None or not tasks.isdecimal():
+        return f"task {tasks} on {host}: {what}"
+    return f"rank {tasks} on {host} was killed by {signal_name(number)}"
 
 
 def signal_name(number: int | None) -> str:

@@ -181,7 +181,7 @@ def test_an_exception_outranks_the_cascade_that_came_before_it_was_written(
 def test_sruns_word_names_the_task_where_nobody_else_could(run: RunDirectory) -> None:
     log = "srun: error: node2: task 5: Killed\nsrun: launch/slurm: _step_signal: Terminating\n"
     verdict = judged(run, 137, log=log)
-    assert verdict.line == "task 5 on node2: Killed"
+    assert verdict.line == "rank 5 on node2 was killed by SIGKILL"
 
 
 def test_a_launch_that_failed_is_told_in_sruns_words_although_it_returns_0(

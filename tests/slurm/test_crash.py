@@ -67,6 +67,7 @@ def test_a_task_that_has_gone_is_told_once_and_not_tried_again(bench):
     assert bench.slurm.scontrol_show_job(bench.job(run))["ExitCode"] == "2:0"
 
 
+@pytest.mark.slow
 def test_a_requeue_waits_for_a_controller_that_is_away(bench, calm):
     run = bench.submit("patient", model__pause=0.03)
     bench.wait_for_step(run, 14)
