@@ -100,7 +100,7 @@ def test_a_time_limit_is_met_early_and_the_run_ends_over_several_allocations(
     run = jobs.submit_probe(
         tmp_path,
         "limited",
-        **{"job.time": "0:14", "job.signal_lead": 5, "train.steps": 60},
+        **{"job.time": "0:18", "job.signal_lead": 6, "train.steps": 100},
         model__pause=0.05,
     )
     jobs.wait_for_end(run, timeout=180)
