@@ -111,7 +111,7 @@ def first_cause(
         )
     if real:
         return _from_failure(real[0], failures)
-    told = _SRUN_TASK.search(batch_log)
+    told = _first_told(batch_log, {failure.rank for failure in failures})
     if told:
         return Diagnosis(
             _told_by_srun(told["tasks"], told["host"], told["what"]),
@@ -126,6 +126,24 @@ def first_cause(
     launch = _SRUN_ERROR.search(batch_log)
     # srun returns 0 for tasks that it could not even launch.
     return Diagnosis(launch["what"], None, None, None, None, 0) if launch else None
+
+
+def _first_told(batch_log: str, spoken: set[int]) -> "re.Match[str] | None":
+    """srun's first line on a task that left no word of its own: the others' only follow from its end.
+
+    Which line comes first is chance where a node's tasks end within one message to srun.
+    """
+    lines = list(_SRUN_TASK.finditer(batch_log))
+    silent = (line for line in lines if not _tasks(line["tasks"]) <= spoken)
+    return next(silent, lines[0] if lines else None)
+
+
+def _tasks(text: str) -> set[int]:
+    found: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return found
 
 
 def _told_by_srun(tasks: str, host: str, what: str) -> str:

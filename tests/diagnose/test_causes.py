@@ -112,3 +112,18 @@ def test_slurms_own_word_is_read_from_the_batch_log() -> None:
 
 def test_signals_are_named_and_unknown_ones_numbered() -> None:
     assert (signal_name(11), signal_name(200)) == ("SIGSEGV", "signal 200")
+
+
+def test_sruns_line_on_a_silent_task_comes_before_those_on_tasks_that_spoke() -> None:
+    log = (
+        "srun: error: node2: task 2: Exited with exit code 1\n"
+        "srun: error: node2: task 3: Killed\n"
+        "srun: error: node1: tasks 0-1: Exited with exit code 1\n"
+    )
+    lost = [
+        Failure(rank, "node", 1.0, "RuntimeError", "Connection closed by peer", "", 7, "")
+        for rank in (0, 1, 2)
+    ]
+    told = first_cause(lost, [], log)
+    assert told is not None
+    assert told.line == "rank 3 on node2 was killed by SIGKILL"
