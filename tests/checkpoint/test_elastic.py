@@ -12,6 +12,8 @@ from .elastic import BATCH, SAMPLES, SCENARIOS
 
 ROOT = Path(__file__).parents[2]
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):

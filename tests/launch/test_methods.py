@@ -48,7 +48,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes | str]:
     "launcher",
     [
         ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"),
-        ("-m", "torch.distributed.launch", "--nproc-per-node=2", "--master-port=PORT", "-m"),
+        pytest.param(
+            ("-m", "torch.distributed.launch", "--nproc-per-node=2", "--master-port=PORT", "-m"),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["torchrun", "launch"],
 )
