@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from hpcrun.run.directory import RunDirectory
 from tests import jobs
 
@@ -15,6 +17,7 @@ def start(folder: Path, name: str, script: str, *options: str) -> RunDirectory:
     return RunDirectory(folder / "runs" / name)
 
 
+@pytest.mark.slow
 def test_a_run_waits_for_another_to_finish_across_its_restarts(tmp_path: Path) -> None:
     first = start(tmp_path, "first", "until [ -e go ]; do sleep 0.1; done", "job.requeue_delay=0.1")
     second = start(tmp_path, "second", "test -e go", "--after", "first")

@@ -9,7 +9,7 @@ from tests import jobs
 from .cluster import SlurmCluster
 from .scripts import ENDED, Bench
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 
 def test_a_job_waits_for_a_requeued_one_and_is_cancelled_when_its_forerunner_fails(

@@ -58,6 +58,7 @@ def test_a_job_that_waits_is_cancelled_by_either_road_and_never_lost(bench):
     assert "pending" in bench.hpcrun("status", "ours").stdout
 
 
+@pytest.mark.slow
 def test_a_requeued_job_that_waits_for_its_start_is_cancelled_for_good(bench):
     run = bench.submit("again", model__pause=0.05)
     bench.wait_for_step(run, 3)

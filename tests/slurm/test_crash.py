@@ -55,6 +55,7 @@ def test_an_exception_at_one_step_twice_stops_the_run_with_the_reason(bench):
     assert "hpcrun: crash: rank 1 on node1: ValueError: the data of call 9" in bench.batch_log(run)
 
 
+@pytest.mark.slow
 def test_a_task_that_has_gone_is_told_once_and_not_tried_again(bench):
     run = bench.submit("typo", task="probe:Watched", **{"job.sbatch_args": ["--hold"]})
     probe = bench.folder / "probe.py"

@@ -10,7 +10,7 @@ from tests import jobs
 from .cluster import SlurmCluster
 from .scripts import SBATCH, Bench
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 TOOL = SBATCH.parent / "tools" / "train_multinode.sh"
 
 

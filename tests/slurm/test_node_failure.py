@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slurm
     ("fault", "node"),
     [
         ("set_node_down", "node2"),
-        ("set_node_down", "node1"),
+        pytest.param("set_node_down", "node1", marks=pytest.mark.slow),
         pytest.param("kill_node", "node1", marks=pytest.mark.slow),
         pytest.param("kill_node", "node2", marks=pytest.mark.slow),
         pytest.param("cut_link", "node2", marks=pytest.mark.slow),

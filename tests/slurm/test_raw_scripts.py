@@ -54,6 +54,7 @@ def test_a_preempted_raw_job_is_followed_and_ends_as_the_undisturbed_one(
     assert jobs.final_state(run) == undisturbed
 
 
+@pytest.mark.slow
 def test_the_prepared_line_trains_and_continues_what_was_cancelled(
     bench: Bench, undisturbed: dict[str, bytes | str]
 ) -> None:
@@ -90,6 +91,7 @@ def test_under_torchrun_a_warned_or_preempted_job_ends_with_the_same_state(
     assert "resumed from step" in bench.hpcrun("logs", name)
 
 
+@pytest.mark.slow
 def test_each_element_of_an_array_requeues_itself_and_keeps_its_own_budget(bench: Bench) -> None:
     names = [f"sweep-{seed}" for seed in range(2)]
     runs = [
@@ -111,6 +113,7 @@ def test_each_element_of_an_array_requeues_itself_and_keeps_its_own_budget(bench
     assert outcome(runs[1]) == ("finished", ["preemption", "finished"]), bench.told(runs[1])
 
 
+@pytest.mark.slow
 def test_five_ranks_on_three_nodes_train(bench: Bench) -> None:
     run = bench.prepare("uneven", job__nodes=1, job__gpus=5, train__batch_size=40)
     job = bench.sbatch("--nodes=3", "--ntasks=5", str(SBATCH / "train.sbatch"), "runs/uneven")
@@ -120,6 +123,7 @@ def test_five_ranks_on_three_nodes_train(bench: Bench) -> None:
     assert "5 ranks" in bench.hpcrun("logs", "uneven")
 
 
+@pytest.mark.slow
 def test_a_heterogeneous_job_is_requeued_and_resumes_as_one(bench: Bench) -> None:
     run = bench.prepare("het", job__nodes=1, job__gpus=3, train__batch_size=36, model__pause=0.05)
     components = ("--nodes=1", "--ntasks=2", ":", "--nodes=1", "--ntasks=1")
