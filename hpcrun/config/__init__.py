@@ -9,20 +9,20 @@ from hpcrun.config.layers import Layer, file_layer, flag_layer, locate, override
 from hpcrun.config.problems import ConfigError, Problem
 from hpcrun.config.profile import profile_layer, profile_path
 from hpcrun.config.resolve import check_options, load_resolved, resolve, with_task_options
-from hpcrun.config.schema import (
+from hpcrun.config.schema import Checkpoint, Config, Job, Restarts
+from hpcrun.config.training import (
+    FSDP,
     AMPConfig,
-    Checkpoint,
-    Config,
     DataOptions,
-    Job,
     ModelOptions,
     Optim,
-    Restarts,
     Train,
+    Watch,
 )
 from hpcrun.config.writer import json_schema, to_yaml
 
 __all__ = [
+    "FSDP",
     "AMPConfig",
     "Checkpoint",
     "Config",
@@ -35,6 +35,7 @@ __all__ = [
     "Problem",
     "Restarts",
     "Train",
+    "Watch",
     "check_name",
     "check_options",
     "file_layer",

@@ -7,7 +7,8 @@ from typing import Any
 from hpcrun.config.schema import Config
 
 # Where and how often it runs, not what it computes.
-_MAY_CHANGE = frozenset({"name", "job", "restarts"})
+_MAY_CHANGE = frozenset({"name", "job", "restarts", "watch"})
+_MAY_CHANGE_IN_TRAIN = frozenset({"timeout", "hang_after", "hang_start", "profile", "affinity"})
 
 
 def training_fingerprint(config: Config) -> str:
@@ -28,11 +29,10 @@ def training_differences(old: Config, new: Config) -> list[str]:
 
 
 def _essence(config: Config) -> dict[str, Any]:
-    return {
-        key: value
-        for key, value in config.model_dump(mode="json").items()
-        if key not in _MAY_CHANGE
-    }
+    values = config.model_dump(mode="json", exclude=set(_MAY_CHANGE))
+    for key in _MAY_CHANGE_IN_TRAIN:
+        del values["train"][key]
+    return values
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -153,6 +153,20 @@ def _check_text(text: str) -> str:
     return text
 
 
+def _check_window(window: Any) -> Any:
+    # A single step reads as a number; both forms are the words of a person, counted from 1.
+    text = str(window) if isinstance(window, int) and not isinstance(window, bool) else window
+    if not isinstance(text, str):
+        return window
+    first, dash, last = text.partition("-")
+    numbers = [first, last] if dash else [first]
+    if not all(part.isdecimal() and int(part) > 0 for part in numbers):
+        raise ValueError(f"should be a step or first-last, such as 10-15, not {value_text(text)}")
+    if dash and int(last) < int(first):
+        raise ValueError(f"ends before it begins: {value_text(text)}")
+    return text
+
+
 # The limits stand before the validator, or they would be missing from the JSON schema.
 _NUMBER = BeforeValidator(_refuse_bool)
 Count = Annotated[int, Field(ge=1), _NUMBER]
@@ -168,6 +182,7 @@ RunName = Annotated[str, AfterValidator(check_name)]
 TaskName = Annotated[str, AfterValidator(_check_task)]
 TimeLimit = Annotated[str, BeforeValidator(_as_time)]
 Memory = Annotated[str, AfterValidator(_check_memory)]
+StepWindow = Annotated[str, BeforeValidator(_check_window)]
 Word = Annotated[str, AfterValidator(_check_word)]
 Option = Annotated[str, AfterValidator(_check_option)]
 ShellText = Annotated[str, AfterValidator(_check_text)]

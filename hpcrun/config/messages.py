@@ -22,6 +22,12 @@ _OTHER_NAMES = {
     "grad_clip": "train.clip_norm",
     "max_grad_norm": "train.clip_norm",
     "num_workers": "data.workers",
+    "prefetch_factor": "data.prefetch",
+    "micro_batch_size": "train.micro_batch",
+    "gradient_checkpointing": "train.activation_checkpointing",
+    "torch_compile": "train.compile",
+    "strategy": "train.parallel",
+    "ema_decay": "train.ema",
     "precision": "amp.dtype",
     "optimizer": "optim.name",
     "num_nodes": "job.nodes",
@@ -106,11 +112,13 @@ def unknown(key: str, known: Collection[str]) -> str:
 def nearest(key: str, known: Collection[str]) -> list[str]:
     """Return the valid keys that were most probably meant, at most three, best first.
 
-    Looked for in the same section, then by the same last name anywhere, then under the names that
-    other tools use, and at last for a similar last name anywhere.
+    Looked for under the names that other tools use, in the same section, by the same last name
+    anywhere, and at last for a similar last name anywhere.
     """
     section, _, leaf = key.rpartition(".")
     leaf = _folded(leaf)
+    if _OTHER_NAMES.get(leaf) in known:
+        return [_OTHER_NAMES[leaf]]
     siblings = {
         _folded(name.rpartition(".")[2]): name
         for name in known
@@ -119,8 +127,6 @@ def nearest(key: str, known: Collection[str]) -> list[str]:
     found = [siblings[name] for name in difflib.get_close_matches(leaf, siblings, n=1)]
     elsewhere = {name: _folded(name.rpartition(".")[2]) for name in known if name not in found}
     found += [name for name, last in elsewhere.items() if last == leaf][: 3 - len(found)]
-    if not found and _OTHER_NAMES.get(leaf) in known:
-        found = [_OTHER_NAMES[leaf]]
     if not found:
         close = difflib.get_close_matches(leaf, set(elsewhere.values()), n=1, cutoff=0.75)
         found = [name for name, last in elsewhere.items() if last in close][:3]

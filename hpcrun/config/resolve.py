@@ -12,8 +12,9 @@ from pydantic import BaseModel, ValidationError
 from hpcrun.config.layers import DEFAULTS, Layer, file_layer, given_key, merge
 from hpcrun.config.messages import unknown, words
 from hpcrun.config.problems import ConfigError, Problem
-from hpcrun.config.schema import Config, DataOptions, ModelOptions
+from hpcrun.config.schema import Config
 from hpcrun.config.shape import known_keys
+from hpcrun.config.training import DataOptions, ModelOptions
 
 _LINE = re.compile(r"(?P<file>.*):(?P<line>\d+)")
 

@@ -6,17 +6,14 @@ costs a night of GPU time. Only `model` and `data` take further keys: they belon
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from hpcrun.config.fields import (
-    BelowOne,
     Count,
     EnvName,
-    Fraction,
     FromZero,
-    Growing,
     Memory,
     NotNegative,
     Option,
@@ -24,29 +21,21 @@ from hpcrun.config.fields import (
     RunName,
     Seed,
     ShellText,
-    Shrinking,
     TaskName,
     TimeLimit,
     Word,
     time_seconds,
 )
-
-
-class Section(BaseModel):
-    """A part of the config: immutable, and no key that it does not know."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class TaskSection(BaseModel):
-    """A part of the config whose further keys belong to the task, which checks them itself."""
-
-    model_config = ConfigDict(frozen=True, extra="allow", defer_build=True)
-
-    @property
-    def own(self) -> dict[str, Any]:
-        """The keys that belong to the task, without those of the section itself."""
-        return dict(self.model_extra or {})
+from hpcrun.config.section import Section
+from hpcrun.config.training import (
+    FSDP,
+    AMPConfig,
+    DataOptions,
+    ModelOptions,
+    Optim,
+    Train,
+    Watch,
+)
 
 
 class Job(Section):
@@ -136,100 +125,12 @@ class Restarts(Section):
     node_failure: FromZero | None = Field(default=10, description="After a node failed.")
     preemption: FromZero | None = Field(default=None, description="After a preemption.")
     time_limit: FromZero | None = Field(default=None, description="After the time limit.")
+    hang: FromZero | None = Field(default=3, description="After a rank made no progress.")
     no_progress: Count | None = Field(
         default=3,
         description="Restarts in a row without a newly committed step, whatever the cause.",
     )
     same_step: Count | None = Field(default=2, description="Crashes at one and the same step.")
-
-
-class ModelOptions(TaskSection):
-    """The task's own keys about the model."""
-
-
-class DataOptions(TaskSection):
-    """The data loader's keys, and the task's own about the data."""
-
-    workers: FromZero = Field(default=0, description="Data loader processes for each rank.")
-
-
-class Train(Section):
-    """The training loop."""
-
-    steps: Count = Field(default=1000, description="Optimiser steps of the whole training.")
-    batch_size: Count = Field(default=32, description="Samples per optimiser step, over all ranks.")
-    accumulation: Count = Field(
-        default=1, description="Micro-batches per optimiser step on each rank."
-    )
-    lr: Positive = Field(default=3e-4, description="Peak learning rate.")
-    clip_norm: Positive | None = Field(
-        default=1.0, description="Gradient norm to clip at; null: none."
-    )
-    log_every: Count = Field(default=10, description="Steps between two lines of metrics.")
-    validate_every: FromZero = Field(
-        default=0, description="Steps between validations; 0: only at the end."
-    )
-    validate_batches: Count | None = Field(
-        default=None, description="Batches of each validation; null: the whole set."
-    )
-    parallel: Literal["auto", "ddp", "single"] = Field(
-        default="auto", description="How ranks share the work; auto: ddp where there are several."
-    )
-    find_unused_parameters: bool = Field(
-        default=False, description="DDP: search for parameters without gradient in every step."
-    )
-    broadcast_buffers: bool = Field(
-        default=True, description="DDP: take rank 0's buffers at the start of every forward pass."
-    )
-    gradient_as_bucket_view: bool = Field(
-        default=True,
-        description="DDP: let gradients share the memory of the communication buckets.",
-    )
-    deterministic: bool = Field(
-        default=True, description="Use only kernels that give the same bits."
-    )
-    timeout: Positive = Field(default=600.0, description="Seconds until a collective is given up.")
-    stop_check_every: Count = Field(
-        default=1, description="Steps between two agreements of the ranks on whether to stop."
-    )
-
-
-class Optim(Section):
-    """The optimiser and the schedule of its learning rate."""
-
-    name: Literal["adamw", "adam", "sgd"] = Field(default="adamw", description="Optimiser.")
-    betas: tuple[BelowOne, BelowOne] = Field(
-        default=(0.9, 0.95), description="Adam: decay of the two moment estimates."
-    )
-    eps: Positive = Field(default=1e-8, description="Adam: term added to the denominator.")
-    weight_decay: NotNegative = Field(default=0.1, description="Weight decay.")
-    momentum: BelowOne = Field(default=0.9, description="SGD: momentum.")
-    schedule: Literal["cosine", "linear", "constant"] = Field(
-        default="cosine", description="Learning rate after the warm-up."
-    )
-    warmup_steps: FromZero = Field(default=0, description="Steps of linear warm-up from zero.")
-    final_lr_fraction: Fraction = Field(
-        default=0.1, description="Learning rate at the end, as a fraction of the peak."
-    )
-
-
-class AMPConfig(Section):
-    """Mixed precision, and the loss scaling that fp16 needs."""
-
-    dtype: Literal["fp32", "bf16", "fp16"] = Field(
-        default="fp32", description="Precision of autocast."
-    )
-    init_scale: Positive = Field(default=65536.0, description="fp16: loss scale at the start.")
-    growth_factor: Growing = Field(default=2.0, description="fp16: factor when the scale grows.")
-    backoff_factor: Shrinking = Field(
-        default=0.5, description="fp16: factor on an overflowing gradient."
-    )
-    growth_interval: Count = Field(
-        default=2000, description="fp16: steps without overflow before the scale grows."
-    )
-    dynamic: bool = Field(
-        default=True, description="fp16: adapt the scale; false: keep init_scale."
-    )
 
 
 class Checkpoint(Section):
@@ -283,6 +184,8 @@ class Config(Section):
         default=DataOptions(), description="The data: workers, the task's own keys."
     )
     train: Train = Field(default=Train(), description="The training loop.")
+    fsdp: FSDP = Field(default=FSDP(), description="Sharding, with train.parallel=fsdp.")
     optim: Optim = Field(default=Optim(), description="The optimiser and its schedule.")
     amp: AMPConfig = Field(default=AMPConfig(), description="Mixed precision.")
     checkpoint: Checkpoint = Field(default=Checkpoint(), description="Saving.")
+    watch: Watch = Field(default=Watch(), description="What is told beside metrics.jsonl.")

@@ -22,13 +22,14 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note
 from hpcrun.train import process_group
 from hpcrun.train.checkpoints import build_engine, build_interval
-from hpcrun.train.data import length, training_steps
+from hpcrun.train.data import length, require_trainable, training_steps
 from hpcrun.train.ending import finished, stopped
 from hpcrun.train.loop import Loop
 from hpcrun.train.metrics import MetricsLog
 from hpcrun.train.optimiser import build_optimizer, build_schedule
 from hpcrun.train.position import Position
 from hpcrun.train.saver import Saver
+from hpcrun.train.streams import StreamState
 from hpcrun.train.task import Task, load_task
 from hpcrun.train.together import together
 from hpcrun.train.trainer import DistributedAMPTrainer
@@ -58,7 +59,7 @@ def train(
     task = together(lambda: load_task(config), rank=distributed.rank, group=group)
     _prepare_data(task, distributed)
     model, dataset, validation_set = together(
-        lambda: _open_task(task, config), rank=distributed.rank, group=group
+        lambda: _open_task(task, config, distributed), rank=distributed.rank, group=group
     )
     trainer = _build_trainer(config, model, distributed)
     engine = build_engine(run, attempt, config, distributed, group)
@@ -68,6 +69,23 @@ def train(
         _seed_rank(config.seed, distributed.rank, start)
     if trainer.is_main_process:
         _announce(run, attempt, restored, start, distributed)
+    steps = range(start, config.train.steps)
+    batches = together(
+        lambda: training_steps(
+            dataset,
+            steps,
+            rank=distributed.rank,
+            world_size=distributed.world_size,
+            batch_size=config.train.batch_size,
+            accumulation=config.train.accumulation,
+            seed=config.seed,
+            workers=config.data.workers or 0,
+            pin_memory=trainer.device.type == "cuda",
+            saved=_stream_state(restored),
+        ),
+        rank=distributed.rank,
+        group=group,
+    )
     metrics = MetricsLog(
         run,
         trainer,
@@ -83,6 +101,7 @@ def train(
         trainer,
         engine,
         interval=build_interval(run, config, distributed, group, lambda: saver.costs),
+        batches=batches,
         batch_size=config.train.batch_size,
         meta={"fingerprint": training_fingerprint(config), "torch": torch.__version__},
         saved=restored.step if restored else None,
@@ -108,23 +127,12 @@ def train(
             group=group,
         )
 
-    steps = range(start, config.train.steps)
     loop = Loop(
         config=config,
         task=task,
         trainer=trainer,
         steps=steps,
-        batches=training_steps(
-            dataset,
-            steps,
-            rank=distributed.rank,
-            world_size=distributed.world_size,
-            batch_size=config.train.batch_size,
-            accumulation=config.train.accumulation,
-            seed=config.seed,
-            workers=config.data.workers,
-            pin_memory=trainer.device.type == "cuda",
-        ),
+        batches=batches,
         agreement=StopAgreement(group, config.train.stop_check_every),
         reason_to_stop=reason_to_stop,
         validate=validation_loss,
@@ -144,16 +152,16 @@ def train(
 
 
 def _open_task(
-    task: Task, config: Config
+    task: Task, config: Config, distributed: DistributedConfig
 ) -> tuple[nn.Module, "Dataset[Any]", "Dataset[Any] | None"]:
-    """The task's model and its two datasets, of which none is empty."""
+    """The task's model and its two datasets, of which none is empty or cannot be entered again."""
     # Alike on every rank, so that the weights are the same before any is compared.
     _seed(config.seed)
     model = task.build_model()
     dataset, validation_set = task.train_dataset(), task.validation_dataset()
-    for present in (dataset, validation_set):
-        if present is not None:
-            length(present)
+    require_trainable(dataset, distributed.world_size, config.data.workers or 0)
+    if validation_set is not None:
+        length(validation_set)
     return model, dataset, validation_set
 
 
@@ -179,6 +187,15 @@ def _prepare_data(task: Task, distributed: DistributedConfig) -> None:
     together(work, rank=distributed.rank, group=patient)
     if patient is not None:
         dist.destroy_process_group(patient)
+
+
+def _stream_state(restored: Restored | None) -> StreamState | None:
+    """Where the checkpoint says that a stream stood."""
+    if restored is None:
+        return None
+    return StreamState(
+        restored.shared["extra"].get("stream", {}), (restored.own or {}).get("stream", {})
+    )
 
 
 def _nothing() -> None:
