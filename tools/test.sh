@@ -14,5 +14,6 @@ ruff format --check .
 mypy
 mypy --strict tools/devclusterlib
 lint-imports
-# Of two -m, pytest takes the last.
-exec python -m pytest -m "not slow" "$@"
+# Three at a time even on two cores: much of a test on a real Slurm is waiting. A file stays on one
+# worker, and each worker has a cluster of its own. Of two -m, or -n, pytest takes the last.
+exec python -m pytest -n "${HPCRUN_TEST_WORKERS:-3}" --dist loadfile -m "not slow" "$@"

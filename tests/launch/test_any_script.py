@@ -61,7 +61,8 @@ def test_a_plain_ddp_script_is_preempted_crashes_and_ends_as_if_nothing_had_happ
     assert [log.count("got SIGTERM") for log in logs(rough, 0)] == [1, 1]
     crash = str(jobs.events(rough, "ended")[1].fields["reason"])
     assert crash.startswith("rank 1 on local1: ScriptFailed: ")
-    assert "ended with exit code 1: " in crash
+    # A script whose peers are gone may abort in its teardown after it has raised.
+    assert "ended with exit code 1: " in crash or "ended with SIGABRT: " in crash
     assert "ValueError: broken data" in crash
     states = [torch.load(tmp_path / name / "state.pt") for name in ("calm", "rough")]
     for key, value in states[0]["model"].items():
