@@ -49,8 +49,7 @@ class Train(Section):
     )
     uneven: Literal["across", "drop", "pad", "join"] = Field(
         default="across",
-        description="An epoch's last, incomplete batch: filled from the next epoch, dropped, "
-        "or taken short by some ranks (masked, or DDP's Join).",
+        description="An epoch's last batch: filled from the next epoch, dropped, or short (masked, Join).",
     )
     lr: Positive = Field(default=3e-4, description="Peak learning rate.")
     lr_scaling: Literal["none", "sqrt", "linear"] = Field(
@@ -113,8 +112,7 @@ class Train(Section):
     )
     activation_checkpointing: Literal["none", "full", "every", "selective"] = Field(
         default="none",
-        description="Recompute activations in the backward pass: of every block, of every n-th, "
-        "or all but the costly operations.",
+        description="Recompute activations: of all blocks, every n-th, or all but costly operations.",
     )
     checkpoint_blocks: Count = Field(
         default=2, description="activation_checkpointing=every: the n of every n-th block."

@@ -148,7 +148,7 @@ def test_a_wrong_value_is_answered_with_what_belongs_there(
 
 def test_a_misspelt_choice_is_answered_with_the_nearest(lines: Lines) -> None:
     (only,) = lines("optim: {schedule: cosin}")
-    assert only.endswith("cosine, linear or constant, not 'cosin'; did you mean cosine?")
+    assert only.endswith("cosine, linear, constant or wsd, not 'cosin'; did you mean cosine?")
 
 
 def test_every_problem_is_reported_in_the_order_of_the_lines(lines: Lines) -> None:
