@@ -1,18 +1,36 @@
-"""Batches for a rank, from any step on, in the order that order.py fixes."""
+"""Batches for a rank, from any step on: in the order that order.py fixes, or from a stream (streams.py)."""
 
-import random
 from collections.abc import Generator, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
 
 from hpcrun.errors import UserError
-from hpcrun.lifecycle.signals import ignore_in_helper_process
 from hpcrun.train import order
+from hpcrun.train.loaders import reseed, start_worker
+from hpcrun.train.streams import Shape, StreamState, StreamSteps, require_stream
 
 Place = tuple[int, int]  # (global position, dataset index)
+
+
+class Steps(Protocol):
+    """The micro-batches of one rank, step by step."""
+
+    def __iter__(self) -> Iterator[list[Any]]: ...
+
+    def __next__(self) -> list[Any]:
+        """Those of the next step."""
+        ...
+
+    def close(self) -> None:
+        """End the loader processes."""
+        ...
+
+    def saved(self, done: int) -> StreamState:
+        """What a checkpoint after ``done`` steps must hold for training to go on in the data."""
+        ...
 
 
 class _MicroBatches(Sampler[list[Place]]):
@@ -44,8 +62,7 @@ class _MicroBatches(Sampler[list[Place]]):
 class _Placed(Dataset[Any]):
     """The user's dataset, asked by place.
 
-    In a loader's worker process the generators are re-seeded from the sample's position: a worker's
-    own stream would depend on when it was started, which a resume changes.
+    In a loader's worker process the generators are re-seeded from the sample's position.
     """
 
     def __init__(self, dataset: Dataset[Any], seed: int) -> None:
@@ -54,20 +71,24 @@ class _Placed(Dataset[Any]):
     def __getitem__(self, place: Place) -> Any:
         position, index = place
         if get_worker_info() is not None:
-            mixed = int(np.random.SeedSequence([self._seed, position]).generate_state(1)[0])
-            random.seed(mixed)
-            np.random.seed(mixed)
-            # Not torch.manual_seed, which goes through every kind of device: a worker uses none.
-            torch.default_generator.manual_seed(mixed)
+            reseed(self._seed, position)
         return self._dataset[index]
+
+
+def require_trainable(dataset: Dataset[Any], ranks: int, workers: int) -> None:
+    """Raise UserError unless ``ranks`` ranks with ``workers`` loader processes each can train on it."""
+    if isinstance(dataset, IterableDataset):
+        require_stream(dataset, ranks, workers)
+    else:
+        length(dataset)
 
 
 def length(dataset: Dataset[Any]) -> int:
     """The number of samples; raises UserError for a dataset that has none or cannot tell."""
     if isinstance(dataset, IterableDataset):
         raise UserError(
-            f"data: {type(dataset).__name__} is a stream, which cannot be entered at a step again; "
-            "give a map-style dataset"
+            f"data: {type(dataset).__name__} is a stream, which only training reads; give a map-style "
+            "dataset to validate on"
         )
     try:
         size = len(dataset)  # type: ignore[arg-type]
@@ -91,16 +112,22 @@ def training_steps(
     seed: int,
     workers: int,
     pin_memory: bool,
-) -> Generator[list[Any], None, None]:
-    """Yield the micro-batches of this rank for each step of ``steps``; close it to end its workers.
+    saved: StreamState | None = None,
+) -> Steps:
+    """The micro-batches of this rank for each step of ``steps``; close it to end its workers.
 
     Args:
         batch_size: samples of one optimiser step over all ranks and micro-batches.
         workers: DataLoader processes; 0 reads in this one.
+        saved: for a stream, where it stood after ``steps.start`` steps.
 
     Raises:
-        UserError: at once, if the dataset has no samples or no length.
+        UserError: at once, if the dataset has no samples or no length, or is a stream that cannot go on.
     """
+    if isinstance(dataset, IterableDataset):
+        require_stream(dataset, world_size, workers)
+        shape = Shape(rank, world_size, batch_size, accumulation, workers)
+        return StreamSteps(dataset, steps, shape, seed=seed, pin_memory=pin_memory, saved=saved)
     loader: DataLoader[Any] = DataLoader(
         _Placed(dataset, seed),
         batch_sampler=_MicroBatches(
@@ -108,12 +135,31 @@ def training_steps(
         ),
         num_workers=workers,
         pin_memory=pin_memory,
-        worker_init_fn=_start_worker if workers else None,
+        worker_init_fn=start_worker if workers else None,
         # A generator of its own: the loader draws its workers' seed from the global one otherwise,
         # and a resumed run would draw once more than an undisturbed one.
         generator=torch.Generator().manual_seed(seed),
     )
-    return _by_step(loader, len(steps), accumulation)
+    return _Indexed(_by_step(loader, len(steps), accumulation))
+
+
+class _Indexed:
+    """The steps of a map-style dataset, where the number of steps says all."""
+
+    def __init__(self, steps: Generator[list[Any], None, None]) -> None:
+        self._steps = steps
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        return self._steps
+
+    def __next__(self) -> list[Any]:
+        return next(self._steps)
+
+    def close(self) -> None:
+        self._steps.close()
+
+    def saved(self, done: int) -> StreamState:
+        return StreamState({}, {})
 
 
 def _by_step(
@@ -153,8 +199,3 @@ def validation_batches(
     )
     for chunk, batch in zip(chunks, loader, strict=True):
         yield batch, len(chunk)
-
-
-def _start_worker(_worker: int) -> None:
-    ignore_in_helper_process()
-    torch.set_num_threads(1)

@@ -1,12 +1,12 @@
 """The training loop. It reads on one screen; everything it calls lives in a file of its own."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from hpcrun.config import Config
 from hpcrun.lifecycle.agreement import StopAgreement
 from hpcrun.lifecycle.signals import StopReason
+from hpcrun.train.data import Steps
 from hpcrun.train.metrics import MetricsLog
 from hpcrun.train.position import Position
 from hpcrun.train.saver import Saver
@@ -22,7 +22,7 @@ class Loop:
     task: Task
     trainer: AMPTrainer
     steps: range
-    batches: Generator[list[Any], None, None]
+    batches: Steps
     agreement: StopAgreement
     reason_to_stop: Callable[[], StopReason]
     validate: Callable[[], float | None]

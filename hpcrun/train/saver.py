@@ -9,6 +9,7 @@ from hpcrun.checkpoint.outcome import SaveOutcome
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note
 from hpcrun.run.owner import Superseded
+from hpcrun.train.data import Steps
 from hpcrun.train.trainer import AMPTrainer
 
 
@@ -29,14 +30,16 @@ class Saver:
         engine: CheckpointEngine,
         *,
         interval: Interval,
+        batches: Steps,
         batch_size: int,
         meta: dict[str, Any],
         saved: int | None,
     ) -> None:
-        """``saved``: the step restored from, if any."""
+        """``saved``: the step restored from, if any. ``batches`` tells where the data stands."""
         self._run, self._attempt = run, attempt
         self._trainer, self._engine = trainer, engine
         self._interval, self._batch_size, self._meta = interval, batch_size, meta
+        self._batches = batches
         self.saved = saved
         self.validation_loss: float | None = None
         self.costs: tuple[float, float] | None = None
@@ -58,7 +61,14 @@ class Saver:
             return
         extra = {"step": done, "samples": done * self._batch_size}
         told = {} if self.validation_loss is None else {"validation_loss": self.validation_loss}
-        self._trainer.start_checkpoint(self._engine, done, extra, self._meta | extra | told)
+        stream = self._batches.saved(done)
+        self._trainer.start_checkpoint(
+            self._engine,
+            done,
+            extra | ({"stream": stream.shared} if stream.shared else {}),
+            self._meta | extra | told,
+            {"stream": stream.own} if stream.own else {},
+        )
 
     def look(self) -> None:
         """Report a save that has ended meanwhile. Waits for nothing; only rank 0 does anything."""

@@ -40,7 +40,11 @@ class Task(ABC):
 
     @abstractmethod
     def train_dataset(self) -> "Dataset[Any]":
-        """A map-style dataset; its items are what ``torch.utils.data.default_collate`` accepts."""
+        """A map-style dataset, or a stream; its items are what ``torch.utils.data.default_collate`` accepts.
+
+        A stream is an ``IterableDataset`` with ``state_dict()`` and ``load_state_dict(state)``, which says
+        by ``shards_itself`` whether each rank iterates samples of its own: docs/checkpointing.md, Streams.
+        """
 
     def validation_dataset(self) -> "Dataset[Any] | None":
         """A map-style dataset to validate on, or None for no validation."""

@@ -202,8 +202,12 @@ class AMPTrainer:
         step: int,
         extra: Mapping[str, Any] | None = None,
         meta: Mapping[str, Any] | None = None,
+        own: Mapping[str, Any] | None = None,
     ) -> None:
-        """As :meth:`save_checkpoint`, but training may go on while it is written: the engine tells."""
+        """As :meth:`save_checkpoint`, but training may go on while it is written: the engine tells.
+
+        ``own``: plain data of this rank alone, given back in the ``own`` of :meth:`load_checkpoint`.
+        """
         shared = state.capture_shared(
             self.model,
             self.optimizer,
@@ -212,7 +216,11 @@ class AMPTrainer:
             extra=dict(extra or {}),
         )
         self._engine(where).start(
-            step, shared, self._capture_own(), dict(meta or {}), state.alike(self.model)
+            step,
+            shared,
+            {**(own or {}), **self._capture_own()},
+            dict(meta or {}),
+            state.alike(self.model),
         )
 
     def load_checkpoint(self, where: Path | str | CheckpointEngine) -> Restored | None:

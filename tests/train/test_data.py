@@ -154,7 +154,7 @@ class WithoutLength(Dataset):
 @pytest.mark.parametrize(
     ("dataset", "line"),
     [
-        (Endless(), "data: Endless is a stream, which cannot be entered at a step again"),
+        (Endless(), "data: Endless is a stream"),
         (WithoutLength(), "data: WithoutLength has no length; give a map-style dataset"),
         (Numbers(0), "data: Numbers holds no samples; check the data options"),
     ],

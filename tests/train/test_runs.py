@@ -74,7 +74,7 @@ def runs(tmp_path_factory):
     return Runs(folder)
 
 
-@pytest.mark.parametrize("kind", ["", "-loaders"])
+@pytest.mark.parametrize("kind", ["", "-loaders", "-stream", "-own-stream"])
 def test_a_stop_changes_no_bit_although_the_samples_are_random(runs, kind):
     assert runs.codes(f"calm{kind}") == DONE
     assert runs.codes(f"stopped{kind}") == STOPPED_ONCE
@@ -123,7 +123,7 @@ def test_fewer_samples_than_a_batch_are_enough(runs):
             "task: tests.train.zoo:Absent: tests.train.zoo has no Absent; name one of",
         ),
         ("nothing-to-validate", "data: Noisy holds no samples; check the data options"),
-        ("stream", "data: Stream is a stream, which cannot be entered at a step again"),
+        ("stream", "data: Stream is a stream without state_dict and load_state_dict, so that"),
         ("single", "train.parallel: single, but 2 ranks were started"),
         ("indivisible", "train.batch_size: 7 samples do not divide among the 2 ranks"),
     ],

@@ -146,3 +146,44 @@ class StreamOfSamples(Regression):
 
     def train_dataset(self):
         return self.Stream()
+
+
+class OneOrder(torch.utils.data.IterableDataset):
+    """Noisy samples one after the other, the same on every rank, 13 in a pass."""
+
+    shards_itself = False
+
+    def __init__(self):
+        self.samples, self.next = Noisy(13), 0
+
+    def state_dict(self):
+        return {"next": self.next}
+
+    def load_state_dict(self, state):
+        self.next = state["next"]
+
+    def __iter__(self):
+        while self.next < len(self.samples):
+            self.next += 1
+            yield self.samples[self.next - 1]
+        self.next = 0
+
+
+class OwnSamples(OneOrder):
+    """As that, of another length on each rank."""
+
+    shards_itself = True
+
+    def __init__(self):
+        super().__init__()
+        self.samples = Noisy(9 + 2 * get_rank())
+
+
+class Streaming(Regression):
+    def train_dataset(self):
+        return OneOrder()
+
+
+class StreamingItsOwn(Regression):
+    def train_dataset(self):
+        return OwnSamples()
