@@ -18,6 +18,7 @@ class Budgets:
     node_failure: int | None = 10
     preemption: int | None = None
     time_limit: int | None = None
+    hang: int | None = 3
     no_progress: int | None = 3
     same_step: int | None = 2
 
