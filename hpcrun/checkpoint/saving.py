@@ -54,7 +54,7 @@ class Saving:
     def run(self, task: Task) -> SaveOutcome:
         """Save. Collective; returns on all ranks alike once it is decided, and raises for no disk.
 
-        The first save also sweeps what dead incarnations left.
+        The first save also sweeps what dead incarnations left, and the one after a failure what that left.
 
         Raises:
             RuntimeError: a peer has gone (torch.distributed).
@@ -110,6 +110,7 @@ class Saving:
                 self._store.abandon(draft)
                 notes = []
         except CheckpointError as error:
+            self._swept = False
             notes = [self._together.named(error)]
         return replace(outcome, notes=tuple(notes))
 

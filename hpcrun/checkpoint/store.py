@@ -39,7 +39,7 @@ from hpcrun.checkpoint.manifest import (
     require_owner,
 )
 
-_DRAFT = re.compile(r"step-\d{9,}\.tmp-(.+)")
+_DRAFT = re.compile(r"step-\d{9,}\.tmp-.+")
 _TRASH = ".trash-"
 
 
@@ -212,9 +212,9 @@ class CheckpointStore(CommittedSteps):
         return doomed
 
     def sweep(self) -> list[str]:
-        """Remove what the dead left: other owners' drafts, half-removed folders, holds long expired.
+        """Remove what failed or died on its way: drafts, half-removed folders, holds long expired.
 
-        Only the run's present owner may call it, since the draft of a living one would go as well.
+        Only the run's present owner may call it, and between its saves: a draft in use would go as well.
 
         Returns:
             The names of what was removed.
@@ -225,8 +225,7 @@ class CheckpointStore(CommittedSteps):
         names = self._names()
         leftovers = expired(names)
         for name in names:
-            draft = _DRAFT.fullmatch(name)
-            if name.startswith(_TRASH) or (draft and draft[1] != self.owner):
+            if name.startswith(_TRASH) or _DRAFT.fullmatch(name):
                 leftovers.append(name)
         with explained("be swept", self.root):
             for name in leftovers:

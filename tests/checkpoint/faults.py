@@ -12,16 +12,11 @@ CALLS = tuple(name for name in vars(FileSystem) if not name.startswith("_"))
 
 
 class Watched(FileSystem):
-    """Lists its calls in ``trace``, and runs ``before`` and ``after`` with each call's number."""
+    """Lists its calls in ``trace``, and runs ``before`` with the number of each, counted from 1."""
 
-    def __init__(
-        self,
-        before: Callable[[int], None] = lambda _: None,
-        after: Callable[[int], None] = lambda _: None,
-    ) -> None:
+    def __init__(self, before: Callable[[int], None] = lambda _: None) -> None:
         self.trace: list[tuple[str, str]] = []
         self._before = before
-        self._after = after
         self._open: dict[int, str] = {}
 
     def __getattribute__(self, name):
@@ -36,12 +31,8 @@ class Watched(FileSystem):
             else:
                 subject = self._open[first]
             self.trace.append((name, subject))
-            number = len(self.trace)
-            self._before(number)
-            try:
-                result = method(*arguments)
-            finally:
-                self._after(number)
+            self._before(len(self.trace))
+            result = method(*arguments)
             if name in ("create", "create_direct", "append", "open", "open_directory"):
                 self._open[result] = first.name
             return result
@@ -59,14 +50,27 @@ def failing_at(number: int, code: int) -> Watched:
     return Watched(before=fail)
 
 
-def deadly(number: int, moment: str) -> Watched:
-    """A file system that kills the process ``before`` or ``after`` its ``number``-th call."""
+def failing_from(number: int, code: int) -> Watched:
+    """A file system that is gone: every call from the ``number``-th on fails with ``code``."""
+
+    def fail(count: int) -> None:
+        if count >= number:
+            raise OSError(code, os.strerror(code))
+
+    return Watched(before=fail)
+
+
+def deadly(number: int) -> Watched:
+    """A file system that kills the process right before its ``number``-th call.
+
+    A kill after a call is one before the next: nothing else touches the disk in between.
+    """
 
     def kill(count: int) -> None:
         if count == number:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    return Watched(before=kill) if moment == "before" else Watched(after=kill)
+    return Watched(before=kill)
 
 
 class TornWrite(FileSystem):
@@ -101,3 +105,19 @@ def save(store: CheckpointStore, step: int, still_mine: Callable[[], None] = lam
             stream.write(data[10:])
         records.append(stream.record)
     return store.commit(draft, step, records, 1, {"step": step}, still_mine)
+
+
+def die_in_a_child(work: Callable[[Callable[[], None]], None]) -> tuple[bool, bool]:
+    """Run ``work`` in a child; returns whether it was killed, and whether it announced its commit."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            work(lambda: os.write(writer, b"!") and None)
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        announced = pipe.read() == b"!"
+    _, status = os.waitpid(child, 0)
+    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, announced

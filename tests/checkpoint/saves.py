@@ -10,29 +10,15 @@ from pathlib import Path
 
 import torch
 
-from hpcrun.checkpoint.engine import CheckpointEngine
-from hpcrun.checkpoint.retention import Retention, tidying
 from hpcrun.checkpoint.store import CheckpointStore
+from tests.checkpoint.single import engine, nothing
 
 SIZE = 1_500_000
 
 
-def engine(root: Path, owner: str) -> CheckpointEngine:
-    """An engine of one rank that keeps everything."""
-    store = CheckpointStore(root, owner)
-    return CheckpointEngine(
-        store,
-        rank=0,
-        world_size=1,
-        group=None,
-        still_mine=lambda: None,
-        tidy=tidying(store, Retention(keep=1000)),
-    )
-
-
 def main(root: Path, owner: str, first: int, last: int, pause: float) -> None:
     """Save ``first`` to ``last``."""
-    saving = engine(root, owner)
+    saving = engine(root, owner, keep=1000, patience=3.0)
     for step in range(first, last + 1):
         state = {"w": torch.full((SIZE,), float(step))}
         outcome = saving.save(step, state, {"step": step}, {})
@@ -45,7 +31,7 @@ def check(root: Path) -> None:
     store = CheckpointStore(root, "check-0")
     for step in store.steps():
         store.check(step)
-    restored = engine(root, "check-1").restore(lambda _: {})
+    restored = engine(root, "check-1", patience=3.0).restore(nothing)
     assert restored is not None
     assert restored.step == store.steps()[0]
     assert torch.equal(restored.shared["w"], torch.full((SIZE,), float(restored.step)))

@@ -1,8 +1,8 @@
 """The door for others: the page's own example, killed and started again; intervals; what is refused."""
 
+import contextlib
+import os
 import re
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,10 +13,10 @@ from torch import nn
 from hpcrun.checkpoint.checkpointer import Checkpointer
 from hpcrun.checkpoint.errors import CheckpointError
 from hpcrun.checkpoint.interval import EverySeconds, EverySteps, pays, young
-from hpcrun.checkpoint.lustre import is_lustre, setstripe_command, stripe
 from hpcrun.checkpoint.retention import Retention
 from hpcrun.checkpoint.staging import Staging
 from hpcrun.checkpoint.together import Together
+from tests.train.forks import fork_ranks
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,23 +26,30 @@ def example():
     return re.search(r"```python\n(.*?)```", page, re.S)[1]
 
 
-def run(text, cwd):
-    program = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{text}"]
-    return subprocess.run(program, cwd=cwd, capture_output=True, text=True, check=False)
+def run(text, folder, attempt):
+    """Run a script in ``folder`` and return its exit code and what it printed."""
+    logs = folder / f"attempt-{attempt}"
+    logs.mkdir(parents=True)
+
+    def play(_):
+        torch.set_num_threads(1)  # those of the process that forked this one are not here
+        os.chdir(folder)
+        with open(1, "w", closefd=False) as out, contextlib.redirect_stdout(out):
+            exec(compile(text, "checkpointing.md", "exec"), {"__name__": "__main__"})
+
+    (code,) = fork_ranks(1, play, logs)
+    return code, (logs / "rank-0.log").read_text()
 
 
 def test_the_page_s_example_ends_the_same_when_it_is_killed_and_run_again(tmp_path):
     calm, rough = tmp_path / "calm", tmp_path / "rough"
-    calm.mkdir()
-    rough.mkdir()
-    undisturbed = run(example(), calm)
-    assert undisturbed.returncode == 0, undisturbed.stderr
-    assert undisturbed.stdout.startswith("started at 0, best loss ")
+    code, undisturbed = run(example(), calm, 0)
+    assert code == 0, undisturbed
+    assert undisturbed.startswith("started at 0, best loss ")
     kill = "        if step == 33: ckpt.wait(); import os; os.kill(os.getpid(), 9)\n"
     deadly = example().replace("        x = torch", kill + "        x = torch")
-    assert run(deadly, rough).returncode == -9
-    again = run(example(), rough)
-    assert again.stdout == undisturbed.stdout.replace("started at 0", "started at 30")
+    assert run(deadly, rough, 0)[0] == -9
+    assert run(example(), rough, 1) == (0, undisturbed.replace("started at 0", "started at 30"))
     ends = [folder / "checkpoints" / "step-000000050" for folder in (calm, rough)]
     assert all(end.is_dir() for end in ends)
 
@@ -127,20 +134,3 @@ def test_every_nth_and_the_best_stay_besides_the_newest():
     assert Retention(best=1).protected(metas) == {40}
     assert Retention(best=3).protected(metas) == {20, 40, 50}
     assert Retention(best=1, metric="-validation_loss").protected(metas) == {10}
-
-
-def test_lustre_is_found_by_the_longest_mount_and_striped_by_its_own_tool(tmp_path, monkeypatch):
-    mounts = (
-        "/dev/a / ext4 rw 0 0\nmds@tcp:/fs /scratch lustre rw 0 0\nt /scratch/tmp tmpfs rw 0 0\n"
-    )
-    assert is_lustre(Path("/scratch/me/runs"), mounts)
-    assert not is_lustre(Path("/scratch/tmp/runs"), mounts)
-    assert not is_lustre(Path("/scratchy"), mounts)
-    assert setstripe_command(Path("/s/d")) == ["lfs", "setstripe", "--stripe-count", "1", "/s/d"]
-    tool = tmp_path / "lfs"
-    tool.write_text('#!/bin/sh\necho "$@" >> "$0.log"\n')
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("hpcrun.checkpoint.lustre.is_lustre", lambda *_: True)
-    stripe(tmp_path)
-    assert (tmp_path / "lfs.log").read_text() == f"setstripe --stripe-count 1 {tmp_path}\n"

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpcrun.checkpoint.engine import CheckpointEngine
-from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.checkpoint.errors import CheckpointError
+
+from . import single
 
 ROOT = Path(__file__).parents[2]
 
@@ -175,26 +176,9 @@ def test_fewer_ranks_go_on_with_the_shared_state_and_a_note(played):
         assert again["notes"] == []
 
 
-def single(root) -> CheckpointEngine:
-    """An engine of one rank without any process group."""
-    store = CheckpointStore(root, "7-0", patience=0)
-
-    def tidy(step):
-        store.prune(2, protect=[step])
-        return []
-
-    return CheckpointEngine(
-        store, rank=0, world_size=1, group=None, still_mine=lambda: None, tidy=tidy
-    )
-
-
-def nothing(names):
-    return {}
-
-
 def test_one_rank_needs_no_process_group(root):
-    engine = single(root)
-    assert engine.restore(nothing) is None
+    engine = single.engine(root, "7-0")
+    assert engine.restore(single.nothing) is None
     state = {"weights": torch.arange(5.0)}
     for step in (10, 20, 30):
         outcome = engine.save(step, state, {"n": step}, {"note": "ü"})
@@ -203,16 +187,23 @@ def test_one_rank_needs_no_process_group(root):
         assert outcome.seconds >= outcome.stalled > 0
         files = [*outcome.path.glob("*.bin"), outcome.path / "index.json"]
         assert outcome.bytes == sum(file.stat().st_size for file in files)
-    restored = engine.restore(nothing, skip=[30])
+    restored = engine.restore(single.nothing, skip=[30])
     assert restored.step == 20
     assert restored.own == {"n": 20}
     assert restored.meta == {"note": "ü"}
     assert torch.equal(restored.shared["weights"], state["weights"])
-    assert engine.restore(nothing, skip=[20, 30]) is None
+    assert engine.restore(single.nothing, skip=[20, 30]) is None
 
 
 def test_saving_a_step_twice_keeps_the_first(root):
-    engine = single(root)
+    engine = single.engine(root, "7-0")
     assert engine.save(1, {"x": 1}, {}, {}).ok
     assert engine.save(1, {"x": 2}, {}, {}).ok
-    assert engine.restore(nothing).shared == {"x": 1}
+    assert engine.restore(single.nothing).shared == {"x": 1}
+
+
+def test_tensors_of_another_shape_are_refused_and_not_taken_for_damage(tmp_path):
+    root = tmp_path / "checkpoints"
+    assert single.save(single.engine(root, "7-0"), 1).ok
+    with pytest.raises(CheckpointError, match=r"step 1: rank 0 .*: model/b: is \(7,\) there"):
+        single.engine(root, "7-1").restore(lambda _: {"model": {"b": torch.zeros(3)}})

@@ -1,173 +1,156 @@
-"""Every system call of a save, a prune and a sweep is a place to die at, or to be refused at."""
+"""Every system call of a whole save, from the sweep to the pruning, is a place to die at or to fail at."""
 
 import errno
-import os
 import shutil
-import signal
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
+import torch
 
-from hpcrun.checkpoint.errors import CheckpointError
-from hpcrun.checkpoint.filesystem import FileSystem
-from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.checkpoint import share
 
-from .faults import TornWrite, Watched, content, deadly, failing_at, save
+from .faults import TornWrite, Watched, deadly, die_in_a_child, failing_at, failing_from
+from .single import engine, require_state, restored, save
+
+PUBLISHED = ("rename", "step-000000003.tmp-7-1 -> step-000000003")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def past_the_page_cache():
+    """Small files too are written as large ones are. One thread: children are forked here."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    kept, share._DIRECT_FROM = share._DIRECT_FROM, 0
+    yield
+    share._DIRECT_FROM = kept
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory) -> Path:
-    """Two commits, and what an incarnation left that died in its third save."""
+def prepared(tmp_path_factory):
+    """Two commits, and what an incarnation left that died in its third save and in its pruning."""
     root = tmp_path_factory.mktemp("prepared") / "checkpoints"
-    store = CheckpointStore(root, "7-0", patience=0)
-    save(store, 1)
-    save(store, 2)
-    draft = store.begin(3)
-    with store.open_file(draft, "shared.pt") as stream:
-        stream.write(b"unfinished")
+    saving = engine(root, "7-0")
+    for step in (1, 2):
+        assert save(saving, step).ok
+    for name in ("step-000000003.tmp-7-0", ".trash-step-000000000-7-0-aa"):
+        (root / name).mkdir()
+        (root / name / "rank-00000.bin").write_bytes(b"half")
     return root
 
 
-def copied(prepared: Path, root: Path) -> Path:
+@pytest.fixture(scope="module")
+def calls(prepared, tmp_path_factory):
+    """The system calls of one undisturbed save, in order: name and what it was called on."""
+    root = tmp_path_factory.mktemp("counted") / "checkpoints"
     shutil.copytree(prepared, root)
-    return root
-
-
-def an_interval(root: Path, fs: FileSystem, announce: Callable[[], None] = lambda: None) -> None:
-    """What a run does from one checkpoint to the next: sweep, save, prune."""
-    store = CheckpointStore(root, "7-1", fs=fs, patience=0)
-    store.sweep()
-    save(store, 3)
-    announce()
-    store.prune(2)
-
-
-@pytest.fixture
-def calls(prepared, tmp_path) -> list[tuple[str, str]]:
-    """The system calls of one undisturbed interval, in order: name and what it was called on."""
     watched = Watched()
-    an_interval(copied(prepared, tmp_path / "counted"), watched)
+    assert save(engine(root, "7-1", watched), 3).ok
     return watched.trace
 
 
-def require_sound(root: Path, newest: set[int]) -> None:
-    """Whatever is listed is whole, the newest is one of ``newest``, and work goes on from there."""
-    store = CheckpointStore(root, "7-2", patience=0)
-    manifest = store.newest_valid()
-    assert manifest is not None
-    assert manifest.step in newest
-    for step in store.steps():
-        store.check(step)
-        for name, data in content(step).items():
-            assert (store.path(step) / name).read_bytes() == data
-    an_interval(root, FileSystem())
-    store.sweep()
-    assert store.steps() == [3, 2]
-    assert sorted(entry.name for entry in root.iterdir()) == ["step-000000002", "step-000000003"]
+@pytest.fixture
+def each_call(prepared, calls, tmp_path):
+    """Fresh copies of ``prepared``, one for every call of a save: its number and the folder."""
+
+    def copies():
+        root = tmp_path / "checkpoints"
+        for number in range(1, len(calls) + 1):
+            shutil.copytree(prepared, root)
+            yield number, root
+            shutil.rmtree(root)
+
+    return copies
 
 
-def die_in_a_child(work: Callable[[Callable[[], None]], None]) -> tuple[bool, bool]:
-    """Run ``work`` in a child; returns whether it was killed, and whether it announced its commit."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            work(lambda: os.write(writer, b"!") and None)
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as pipe:
-        announced = pipe.read() == b"!"
-    _, status = os.waitpid(child, 0)
-    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, announced
+def require_sound(root, newest):
+    """A restore gives ``newest``, whole to the last element, and another incarnation goes on from there."""
+    require_state(restored(root), newest)
+    assert save(engine(root, "7-2"), 4).ok
+    require_nothing_left(root, 4)
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_kill_at_any_call_leaves_a_valid_state_and_loses_nothing_announced(
-    prepared, calls, tmp_path, moment
-):
-    announcements = 0
-    for number in range(1, len(calls) + 1):
-        root = copied(prepared, tmp_path / f"killed-{number}")
-        killed, announced = die_in_a_child(
-            lambda say, root=root, number=number: an_interval(root, deadly(number, moment), say)
-        )
-        assert killed
-        announcements += announced
-        require_sound(root, {3} if announced else {2, 3})
-    assert 0 < announcements < len(calls)
-    print(f"killed {moment} each of {len(calls)} calls")
+def require_nothing_left(root, newest):
+    """``newest`` is there, whole, and nothing but committed checkpoints."""
+    require_state(restored(root), newest)
+    names = [entry.name for entry in root.iterdir()]
+    assert all(name.startswith("step-0") and ".tmp-" not in name for name in names), names
 
 
-def test_a_kill_in_the_middle_of_any_write_leaves_the_checkpoint_before(prepared, calls, tmp_path):
+def test_the_calls_of_a_save_are_those_of_its_sweep_its_commit_and_its_pruning(calls):
+    step = calls.index
+    publish = step(PUBLISHED)
+    for name in ("rank-00000.bin", "index.json", "manifest.json"):
+        last_write = max(i for i, call in enumerate(calls) if call == ("write", name))
+        assert last_write < step(("fsync", name)) < publish
+    assert step(("fsync", "manifest.json")) < step(("fsync", "step-000000003.tmp-7-1")) < publish
+    swept = step(("remove_directory", "step-000000003.tmp-7-0"))
+    assert swept < step(("make_directory", "step-000000003.tmp-7-1"))
+    durable = publish + calls[publish:].index(("fsync", "checkpoints"))
+    away = next(
+        i for i, (name, what) in enumerate(calls)
+        if name == "rename" and what.startswith("step-000000001 -> .trash-")
+    )  # fmt: skip
+    removed = next(i for i, (name, _) in enumerate(calls) if name == "unlink" and i > away)
+    assert publish < durable < away
+    assert ("fsync", "checkpoints") in calls[away:removed]
+
+
+def test_a_kill_between_any_two_calls_leaves_the_commit_before_or_the_new_one(calls, each_call):
+    published = calls.index(PUBLISHED) + 1
+    for number, root in each_call():
+
+        def work(announce, root=root, number=number):
+            if save(engine(root, "7-1", deadly(number)), 3).ok:
+                announce()
+
+        assert die_in_a_child(work) == (True, False), (number, calls[number - 1])
+        require_sound(root, 3 if number > published else 2)
+    print(f"killed before each of {len(calls)} calls of a save with its sweep and its pruning")
+
+
+def test_a_kill_in_the_middle_of_any_write_leaves_the_commit_before(prepared, calls, tmp_path):
     writes = sum(name == "write" for name, _ in calls)
-    assert writes >= 3
+    assert writes >= 4
     for number in range(1, writes + 1):
-        root = copied(prepared, tmp_path / f"torn-{number}")
-        killed, announced = die_in_a_child(
-            lambda say, root=root, number=number: an_interval(root, TornWrite(number), say)
-        )
-        assert killed
-        assert not announced
-        require_sound(root, {2})
+        root = tmp_path / f"torn-{number}"
+        shutil.copytree(prepared, root)
+
+        def work(announce, root=root, number=number):
+            if save(engine(root, "7-1", TornWrite(number)), 3).ok:
+                announce()
+
+        assert die_in_a_child(work) == (True, False), number
+        require_sound(root, 2)
+    print(f"killed in the middle of each of {writes} writes")
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
-def test_a_refusal_at_any_call_is_reported_and_leaves_a_valid_state(
-    prepared, calls, tmp_path, code
+def test_a_refusal_at_any_call_is_told_and_the_next_save_works(calls, each_call, code):
+    published = calls.index(PUBLISHED) + 1
+    told = 0
+    for number, root in each_call():
+        saving = engine(root, "7-1", failing_at(number, code))
+        outcome = save(saving, 3)
+        where = (number, calls[number - 1], outcome)
+        text = outcome.error or " ".join(outcome.notes)
+        told += errno.errorcode[code] in text
+        # While pruning, a checkpoint that cannot be read is not counted as kept, and stays.
+        assert errno.errorcode[code] in text or number > published + 3, where
+        assert outcome.ok == (number > published + 3), where
+        require_state(restored(root), 3 if number > published else 2)
+        # The same step again, as at a stop that follows at once.
+        step = 4 if outcome.ok else 3
+        assert save(saving, step).ok, where
+        require_nothing_left(root, step)
+    print(f"{errno.errorcode[code]} at each of {len(calls)} calls: {told} told")
+
+
+def test_a_file_system_that_is_gone_from_any_call_on_leaves_what_the_next_incarnation_needs(
+    calls, each_call
 ):
-    commit_ends = calls.index(("rename", "step-000000003.tmp-7-1 -> step-000000003")) + 4
-    assert calls[commit_ends - 3 : commit_ends] == [
-        ("open_directory", "counted"),
-        ("fsync", "counted"),
-        ("close", "counted"),
-    ]
-    reports = []
-    for number in range(1, len(calls) + 1):
-        root = copied(prepared, tmp_path / f"refused-{number}")
-        fs = failing_at(number, code)
-        try:
-            an_interval(root, fs)
-        except CheckpointError as error:
-            reports.append(str(error))
-        else:
-            # While pruning, a checkpoint that cannot be read is not counted as kept, and stays.
-            assert number > commit_ends
-        require_sound(root, {2, 3})
-    assert commit_ends <= len(reports)
-    assert all(errno.errorcode[code] in text and str(tmp_path) in text for text in reports)
-    print(f"{errno.errorcode[code]} at each of {len(calls)} calls, {len(reports)} reported")
-
-
-def test_a_refused_save_can_be_abandoned_and_made_again_by_the_same_owner(tmp_path):
-    watched = Watched()
-    save(CheckpointStore(tmp_path / "counted", "7-0", fs=watched), 1)
-    for number in range(1, len(watched.trace) + 1):
-        root = tmp_path / f"again-{number}"
-        store = CheckpointStore(root, "7-0", fs=failing_at(number, errno.EIO), patience=0)
-        try:
-            save(store, 1)
-        except CheckpointError:
-            store.abandon(root / "step-000000001.tmp-7-0")
-        save(store, 1)
-        store.check(1)
-        assert [entry.name for entry in root.iterdir()] == ["step-000000001"]
-
-
-def test_everything_is_durable_before_the_rename_and_the_rename_before_anything_goes(calls):
-    trace = calls
-    publish = trace.index(("rename", "step-000000003.tmp-7-1 -> step-000000003"))
-    for name in ("shared.pt", "rank-00000.pt", "manifest.json"):
-        last_write = max(i for i, call in enumerate(trace) if call == ("write", name))
-        assert last_write < trace.index(("fsync", name)) < publish
-    assert trace[publish - 2 :: -1].index(("fsync", "step-000000003.tmp-7-1")) == 0
-    assert trace.index(("fsync", "manifest.json")) < publish - 2
-    away = next(
-        i
-        for i, (name, what) in enumerate(trace)
-        if name == "rename" and ".trash-step-000000001" in what
-    )
-    assert ("fsync", "counted") in trace[publish:away]
-    removed = next(i for i, (name, _) in enumerate(trace) if name == "unlink" and i > away)
-    assert ("fsync", "counted") in trace[away:removed]
+    published = calls.index(PUBLISHED) + 1
+    for number, root in each_call():
+        outcome = save(engine(root, "7-1", failing_from(number, errno.ENOTCONN)), 3)
+        assert outcome.ok == (number > published + 3), (number, outcome)
+        require_sound(root, 3 if number > published else 2)
+    print(f"gone from each of {len(calls)} calls on")

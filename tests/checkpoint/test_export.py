@@ -1,20 +1,18 @@
 """What leaves a run is plain: one file, canonical names, no import of ours to read it."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
 
-from hpcrun.checkpoint.engine import CheckpointEngine
 from hpcrun.checkpoint.errors import CheckpointError, DamagedCheckpoint
 from hpcrun.checkpoint.export import export_model
 from hpcrun.checkpoint.holds import hold
-from hpcrun.checkpoint.retention import Retention, tidying
 from hpcrun.checkpoint.state import alike, capture_shared
 from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.cli.main import guarded
 from hpcrun.run import directory
+
+from .single import engine
 
 
 def build():
@@ -28,28 +26,29 @@ def run(tmp_path):
     made = directory.create(tmp_path / "runs" / "r", "{}\n", {})
     model, optimizer = build()
     compiled = torch.compile(model, backend="eager")
-    store = CheckpointStore(made.checkpoints, "7-0", patience=0)
-    engine = CheckpointEngine(
-        store, rank=0, world_size=1, group=None, still_mine=lambda: None,
-        tidy=tidying(store, Retention(2)),
-    )  # fmt: skip
+    saving = engine(made.checkpoints, "7-0")
     for step in (1, 2):
         compiled(torch.rand(5, 3)).sum().backward()
         optimizer.step()
         shared = capture_shared(compiled, optimizer, extra={})
-        assert engine.save(step, shared, {}, {}, alike(compiled)).ok
+        assert saving.save(step, shared, {}, {}, alike(compiled)).ok
     return made, model
 
 
-def hpcrun(*arguments, cwd):
-    return subprocess.run(
-        [sys.executable, "-m", "hpcrun", *arguments],
-        cwd=cwd, capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
+@pytest.fixture
+def hpcrun(tmp_path, monkeypatch, capsys):
+    """Give a command in the folder where ``runs`` lies; returns its exit code and what it printed."""
+    monkeypatch.chdir(tmp_path)
+
+    def command(*arguments):
+        code = guarded(arguments)
+        return (code, *capsys.readouterr())
+
+    return command
 
 
 @pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
-def test_the_export_loads_strictly_in_plain_pytorch(run, tmp_path, name):
+def test_the_export_loads_strictly_in_plain_pytorch(run, hpcrun, tmp_path, name):
     _, model = run
     if name.endswith("safetensors"):
         load_file = pytest.importorskip("safetensors.torch").load_file
@@ -58,9 +57,9 @@ def test_the_export_loads_strictly_in_plain_pytorch(run, tmp_path, name):
         def load_file(path):
             return torch.load(path, weights_only=True)
 
-    told = hpcrun("export", "r", name, cwd=tmp_path)
-    assert told.returncode == 0, told.stderr
-    assert "the model of r after step 2, 8 tensors" in told.stdout
+    code, out, err = hpcrun("export", "r", name)
+    assert code == 0, err
+    assert "the model of r after step 2, 8 tensors" in out
     plain, _ = build()
     plain.load_state_dict(load_file(tmp_path / name), strict=True)
     for key, value in model.state_dict().items():
@@ -82,22 +81,22 @@ def test_a_damaged_checkpoint_is_not_exported(run, tmp_path):
         export_model(store, 1, tmp_path / "m.bin")
 
 
-def test_verify_names_every_damaged_file_and_its_exit_code_tells(run, tmp_path):
+def test_verify_names_every_damaged_file_and_its_exit_code_tells(run, hpcrun):
     made, _ = run
-    told = hpcrun("verify", "r", cwd=tmp_path)
-    assert told.returncode == 0, told.stderr
-    assert [line.split(":")[0] for line in told.stdout.splitlines()] == ["step 2", "step 1"]
+    code, out, err = hpcrun("verify", "r")
+    assert code == 0, err
+    assert [line.split(":")[0] for line in out.splitlines()] == ["step 2", "step 1"]
     for name in ("rank-00000.bin", "index.json"):
         path = made.checkpoints / "step-000000001" / name
         path.write_bytes(path.read_bytes()[:-1])
-    told = hpcrun("verify", "r", cwd=tmp_path)
-    assert told.returncode == 1
-    lines = [line for line in told.stdout.splitlines() if line.startswith("step 1: DAMAGED: ")]
+    code, out, _ = hpcrun("verify", "r")
+    assert code == 1
+    lines = [line for line in out.splitlines() if line.startswith("step 1: DAMAGED: ")]
     assert len(lines) == 2
     assert "rank-00000.bin" in lines[0]
     assert "index.json" in lines[1]
-    assert hpcrun("verify", "r", "--step", "2", cwd=tmp_path).returncode == 0
-    assert "there is: 2, 1" in hpcrun("verify", "r", "--step", "9", cwd=tmp_path).stderr
+    assert hpcrun("verify", "r", "--step", "2")[0] == 0
+    assert "there is: 2, 1" in hpcrun("verify", "r", "--step", "9")[2]
 
 
 def test_what_a_reader_holds_is_not_pruned_until_it_lets_go(run):

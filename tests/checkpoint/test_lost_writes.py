@@ -9,10 +9,10 @@ import subprocess
 import pytest
 import torch
 
-from hpcrun.checkpoint.engine import CheckpointEngine
 from hpcrun.checkpoint.filesystem import FileSystem
-from hpcrun.checkpoint.retention import Retention, tidying
 from hpcrun.checkpoint.store import CheckpointStore
+
+from .single import engine, restored
 
 _EXT4_IOC_SHUTDOWN = 0x8004587D
 _NO_LOG_FLUSH = (
@@ -95,29 +95,21 @@ class Cut(FileSystem):
 
 def save_until_dark(root, fs):
     """Saves step after step; returns those that were announced as committed."""
-    store = CheckpointStore(root, "7-0", fs=fs, patience=0)
-    engine = CheckpointEngine(
-        store, rank=0, world_size=1, group=None, still_mine=lambda: None,
-        tidy=tidying(store, Retention(2)),
-    )  # fmt: skip
+    saving = engine(root, "7-0", fs)
     announced = []
     for step in range(1, 9):
         state = {"w": torch.full((1_100_000,), float(step))}
-        if not engine.save(step, state, {"step": step}, {}).ok:
+        if not saving.save(step, state, {"step": step}, {}).ok:
             break
         announced.append(step)
     return announced
-
-
-def nothing(names):
-    return {}
 
 
 def test_nothing_that_was_announced_is_lost_with_the_power(disk):
     image, place = disk
     draw = random.Random("power")
     survived = []
-    for trial in range(TRIALS):
+    for _ in range(TRIALS):
         subprocess.run(["mkfs.ext4", "-q", "-F", str(image)], check=True, capture_output=True)
         fs = Cut(place, draw.randrange(5, 150))
         with mounted(image, place):
@@ -126,20 +118,15 @@ def test_nothing_that_was_announced_is_lost_with_the_power(disk):
                 fs.left = 1
                 fs._count()
         with mounted(image, place):
-            store = CheckpointStore(place / "checkpoints", f"7-{trial + 1}", patience=0)
-            restored = CheckpointEngine(
-                store, rank=0, world_size=1, group=None, still_mine=lambda: None, tidy=lambda _: [],
-            ).restore(nothing)  # fmt: skip
+            root = place / "checkpoints"
+            found = restored(root)
             if announced:
-                assert restored is not None
-                assert restored.step >= announced[-1]
-                kept = announced[-2:]
-                for step in kept:
-                    store.check(step)
-            if restored is not None:
-                assert torch.equal(
-                    restored.shared["w"], torch.full((1_100_000,), float(restored.step))
-                )
-        survived.append((len(announced), None if restored is None else restored.step))
+                assert found is not None
+                assert found.step >= announced[-1]
+                for step in announced[-2:]:
+                    CheckpointStore(root, "7-9").check(step)
+            if found is not None:
+                assert torch.equal(found.shared["w"], torch.full((1_100_000,), float(found.step)))
+        survived.append((len(announced), None if found is None else found.step))
     print(f"(announced, restored) in {TRIALS} power cuts: {survived}")
     assert any(count for count, _ in survived)

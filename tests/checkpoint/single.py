@@ -1,0 +1,55 @@
+"""An engine of one rank, and small states that say which step they are of."""
+
+import torch
+
+from hpcrun.checkpoint.engine import CheckpointEngine
+from hpcrun.checkpoint.filesystem import FileSystem
+from hpcrun.checkpoint.outcome import Restored, SaveOutcome
+from hpcrun.checkpoint.retention import Retention, tidying
+from hpcrun.checkpoint.store import CheckpointStore
+
+SIZE = 20_000
+
+
+def engine(root, owner, fs=None, *, keep=2, patience=0.0) -> CheckpointEngine:
+    """An engine without a process group; by default it waits for no slow file system."""
+    store = CheckpointStore(root, owner, fs=fs or FileSystem(), patience=patience)
+    return CheckpointEngine(
+        store,
+        rank=0,
+        world_size=1,
+        group=None,
+        still_mine=lambda: None,
+        tidy=tidying(store, Retention(keep)),
+    )
+
+
+def state(step):
+    """What all ranks have in common after ``step`` steps."""
+    return {
+        "model": {"w": torch.full((SIZE,), float(step)), "b": torch.arange(7) + step},
+        "plain": {"step": step, "text": "ü"},
+    }
+
+
+def save(saving: CheckpointEngine, step) -> SaveOutcome:
+    """Save the state of ``step``."""
+    return saving.save(step, state(step), {"rank": 0}, {"step": step})
+
+
+def restored(root, owner="7-9") -> Restored | None:
+    """What a new incarnation finds."""
+    return engine(root, owner).restore(nothing)
+
+
+def nothing(names):
+    """The template of a restore that makes its own tensors."""
+    return {}
+
+
+def require_state(found, step):
+    """``found`` is the state of ``step`` to the last element."""
+    assert found.step == step
+    for name, value in state(step)["model"].items():
+        assert torch.equal(found.shared["model"][name], value)
+    assert found.shared["plain"] == {"step": step, "text": "ü"}
