@@ -3,37 +3,27 @@
 Both classes work in a loop of your own; the package's loop uses nothing else.
 """
 
-import contextlib
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from hpcrun.checkpoint import state
 from hpcrun.checkpoint.engine import CheckpointEngine
-from hpcrun.checkpoint.outcome import Restored, SaveOutcome
-from hpcrun.checkpoint.retention import Retention, tidying
-from hpcrun.checkpoint.store import CheckpointStore
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import AMPConfig
 from hpcrun.train import process_group
 from hpcrun.train.batch import to_device
+from hpcrun.train.checkpointing import Checkpointing, folder_engine
+from hpcrun.train.strategies import Parallel, Strategy, strategy
 from hpcrun.train.untouched import kept_buffers, kept_gradients
 
 LossFunction = Callable[[nn.Module, Any], Tensor]
-
-# torch 2.13 gives the old name a warning; before, there was only that.
-_ddp_arguments = inspect.signature(DistributedDataParallel.__init__).parameters
-_SYNC_BUFFERS = (
-    "forward_sync_buffers" if "forward_sync_buffers" in _ddp_arguments else "broadcast_buffers"
-)
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -52,7 +42,7 @@ class StepResult:
     learning_rate: float
 
 
-class AMPTrainer:
+class AMPTrainer(Checkpointing):
     """Mixed-precision training steps with accumulation, clipping and loss scaling, on one device."""
 
     def __init__(
@@ -76,7 +66,8 @@ class AMPTrainer:
         if device is None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         self.device = torch.device(device)
-        self.module = model.to(self.device)
+        self._strategy = self._choose_strategy()
+        self.module = self._strategy.place(model, self.device)
         self.model: nn.Module = self.module
         self.amp = amp or AMPConfig()
         self.clip_norm = clip_norm
@@ -141,7 +132,7 @@ class AMPTrainer:
         learning_rate = optimizer.param_groups[0]["lr"]
         total = torch.zeros((), device=self.device)
         for index, batch in enumerate(micro_batches):
-            with self._gradient_sync(index == len(micro_batches) - 1):
+            with self._strategy.micro_batch(self.model, last=index == len(micro_batches) - 1):
                 with self.autocast():
                     value = loss(self.model, to_device(batch, self.device)) / len(micro_batches)
                 torch.autograd.backward(self.scaler.scale(value))
@@ -149,12 +140,15 @@ class AMPTrainer:
         norm = None
         if self.clip_norm is not None:
             self.scaler.unscale_(optimizer)
-            norm = nn.utils.clip_grad_norm_(_trained(optimizer), self.clip_norm)
+            norm = self._strategy.clip(_trained(optimizer), self.clip_norm)
         skipped = self._take_step(optimizer)
         optimizer.zero_grad(set_to_none=True)
         if scheduler is not None and not skipped:
             scheduler.step()
         return StepResult(total, norm, skipped, learning_rate)
+
+    def _choose_strategy(self) -> Strategy:
+        return Strategy()
 
     def _leave_evaluation(self) -> None:
         # Only where it was entered: parts that the user keeps in it (frozen norms) stay so.
@@ -175,107 +169,9 @@ class AMPTrainer:
             self.scaler.update(before)
         return skipped
 
-    def save_checkpoint(
-        self,
-        where: Path | str | CheckpointEngine,
-        step: int,
-        extra: Mapping[str, Any] | None = None,
-        meta: Mapping[str, Any] | None = None,
-    ) -> SaveOutcome:
-        """Commit everything that a restart at ``step`` needs, and wait for it. Collective.
-
-        Args:
-            where: a folder of checkpoints, or an engine made for one.
-            extra: plain data and tensors of your own, given back by :meth:`load_checkpoint`.
-            meta: plain data kept readable in the manifest.
-
-        Returns:
-            Whether it was committed; a failed save is told, on every rank alike, and not raised.
-        """
-        engine = self._engine(where)
-        self.start_checkpoint(engine, step, extra, meta)
-        return engine.wait()[-1]
-
-    def start_checkpoint(
-        self,
-        where: Path | str | CheckpointEngine,
-        step: int,
-        extra: Mapping[str, Any] | None = None,
-        meta: Mapping[str, Any] | None = None,
-        own: Mapping[str, Any] | None = None,
-    ) -> None:
-        """As :meth:`save_checkpoint`, but training may go on while it is written: the engine tells.
-
-        ``own``: plain data of this rank alone, given back in the ``own`` of :meth:`load_checkpoint`.
-        """
-        shared = state.capture_shared(
-            self.model,
-            self.optimizer,
-            scaler=self.scaler if self.scaler.is_enabled() else None,
-            scheduler=self.scheduler,
-            extra=dict(extra or {}),
-        )
-        self._engine(where).start(
-            step,
-            shared,
-            {**(own or {}), **self._capture_own()},
-            dict(meta or {}),
-            state.alike(self.model),
-        )
-
-    def load_checkpoint(self, where: Path | str | CheckpointEngine) -> Restored | None:
-        """Restore the newest valid checkpoint, or return None when there is none. Collective.
-
-        The random generators are restored with it: make datasets, loaders and their iterators before,
-        or give the loaders a generator of their own.
-
-        Raises:
-            CheckpointError: what was read does not fit this model.
-        """
-        restored = self._engine(where).restore(state.template(self.model, self.optimizer))
-        if restored is not None:
-            state.apply_shared(
-                restored.shared,
-                self.model,
-                self.optimizer,
-                scaler=self.scaler if self.scaler.is_enabled() else None,
-                scheduler=self.scheduler,
-            )
-            if restored.own is not None:
-                self._apply_own(restored.own)
-        return restored
-
-    def _capture_own(self) -> dict[str, Any]:
-        return state.capture_rank()
-
-    def _apply_own(self, own: dict[str, Any]) -> None:
-        state.apply_rank(own)
-
-    def _engine(self, where: Path | str | CheckpointEngine) -> CheckpointEngine:
-        if isinstance(where, CheckpointEngine):
-            return where
-        folder = Path(where)
-        if folder not in self._engines:
-            self._engines[folder] = self._make_engine(folder)
-        return self._engines[folder]
-
-    def _make_engine(self, folder: Path) -> CheckpointEngine:
-        store = CheckpointStore(folder, "0-0")
-        return CheckpointEngine(
-            store,
-            rank=0,
-            world_size=1,
-            group=None,
-            still_mine=_nobody_else,
-            tidy=tidying(store, Retention()),
-        )
-
-    def _gradient_sync(self, last: bool) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext()
-
 
 class DistributedAMPTrainer(AMPTrainer):
-    """The same over many ranks with DistributedDataParallel."""
+    """The same over many ranks, which share the work in one of several ways."""
 
     def __init__(
         self,
@@ -287,9 +183,16 @@ class DistributedAMPTrainer(AMPTrainer):
         clip_norm: float | None = None,
         scheduler: Callable[[Optimizer], LRScheduler] | None = None,
         device: torch.device | str | None = None,
+        parallel: Parallel = "ddp",
     ) -> None:
-        """As :class:`AMPTrainer`; ``distributed`` defaults to what the launcher's variables say."""
+        """As :class:`AMPTrainer`.
+
+        Args:
+            distributed: where this rank stands; by default what the launcher's variables say.
+            parallel: how the ranks share the work, see ``strategies``.
+        """
         self.distributed = distributed or DistributedConfig.from_env()
+        self._parallel = parallel
         if device is None:
             ids = self.distributed.device_ids
             device = torch.device("cuda", ids[0]) if ids else torch.device("cpu")
@@ -297,6 +200,7 @@ class DistributedAMPTrainer(AMPTrainer):
             model, optimizer, amp=amp, clip_norm=clip_norm, scheduler=scheduler, device=device
         )
         self._control: Any = None
+        self._wrapped = False
         self._buckets_settled = False
 
     @property
@@ -315,16 +219,10 @@ class DistributedAMPTrainer(AMPTrainer):
         return self.distributed
 
     def wrap_model(self) -> nn.Module:
-        """Wrap the model for data parallelism, and return what forward passes must go through."""
-        if self.is_distributed and self.model is self.module:
-            buffers: dict[str, Any] = {_SYNC_BUFFERS: self.distributed.broadcast_buffers}
-            self.model = DistributedDataParallel(
-                self.module,
-                device_ids=list(self.distributed.device_ids) or None,
-                find_unused_parameters=self.distributed.find_unused_parameters,
-                **buffers,
-                gradient_as_bucket_view=self.distributed.gradient_as_bucket_view,
-            )
+        """Wrap the model as ``parallel`` says, and return what forward passes must go through. Collective."""
+        if not self._wrapped:
+            self.model = self._strategy.wrap(self.module)
+            self._wrapped = True
         return self.model
 
     def training_step(self, micro_batches: Sequence[Any], loss: LossFunction) -> StepResult:
@@ -343,43 +241,21 @@ class DistributedAMPTrainer(AMPTrainer):
             self._control = process_group.control_group(self.distributed)
         return self._control
 
-    def _capture_own(self) -> dict[str, Any]:
-        own = super()._capture_own()
-        if self._buffers_differ:
-            # A copy on the CPU as the shared state's: the file is loaded before the device is asked.
-            own["buffers"] = {
-                name: buffer.detach().cpu() for name, buffer in self.module.named_buffers()
-            }
-        return own
-
-    def _apply_own(self, own: dict[str, Any]) -> None:
-        if self._buffers_differ:
-            with torch.no_grad():
-                for name, buffer in self.module.named_buffers():
-                    buffer.copy_(own["buffers"][name])
-        super()._apply_own(own)
-
     @property
     def _buffers_differ(self) -> bool:
-        """Whether each rank keeps buffers of its own from step to step (otherwise rank 0's count)."""
-        return self.is_distributed and not self.distributed.broadcast_buffers
+        return self._strategy.buffers_differ
+
+    def _choose_strategy(self) -> Strategy:
+        return strategy(self._parallel, self.distributed)
 
     def _make_engine(self, folder: Path) -> CheckpointEngine:
-        owner = f"{self.distributed.job_id or 0}-{self.distributed.restart_count}"
-        store = CheckpointStore(folder, owner)
-        return CheckpointEngine(
-            store,
+        return folder_engine(
+            folder,
+            owner=f"{self.distributed.job_id or 0}-{self.distributed.restart_count}",
             rank=self.distributed.rank,
             world_size=self.distributed.world_size,
             group=self.control_group(),
-            still_mine=_nobody_else,
-            tidy=tidying(store, Retention()),
         )
-
-    def _gradient_sync(self, last: bool) -> contextlib.AbstractContextManager[Any]:
-        if isinstance(self.model, DistributedDataParallel) and not last:
-            return self.model.no_sync()
-        return contextlib.nullcontext()
 
     def _settle_buckets(self, micro_batches: Sequence[Any], loss: LossFunction) -> None:
         """Let DDP find its final bucket layout before the first step that counts.
@@ -389,10 +265,8 @@ class DistributedAMPTrainer(AMPTrainer):
         the first step after a resume would round differently from the same step undisturbed.
         """
         self._buckets_settled = True
-        if not isinstance(self.model, DistributedDataParallel) or not micro_batches:
+        if not micro_batches or not self._strategy.unsettled(self.model):
             return
-        if self.model.find_unused_parameters:
-            return  # DDP keeps its first layout then.
         generators = state.capture_rank()
         with kept_buffers(self.module), kept_gradients(self.module):
             self._leave_evaluation()
@@ -400,10 +274,6 @@ class DistributedAMPTrainer(AMPTrainer):
                 value = loss(self.model, to_device(micro_batches[0], self.device))
             torch.autograd.backward(value)
         state.apply_rank(generators)
-
-
-def _nobody_else() -> None:
-    """In a loop of one's own there is no run directory that could tell of a newer incarnation."""
 
 
 def _trained(optimizer: Optimizer) -> list[nn.Parameter]:

@@ -1,0 +1,157 @@
+"""The trainers' checkpoints: what of a trainer is saved, and how it comes back."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from hpcrun.checkpoint import state
+from hpcrun.checkpoint.engine import CheckpointEngine
+from hpcrun.checkpoint.outcome import Restored, SaveOutcome
+from hpcrun.checkpoint.retention import Retention, tidying
+from hpcrun.checkpoint.store import CheckpointStore
+
+
+class Checkpointing:
+    """Saving and loading for a trainer, which has the attributes below; one rank's engine unless told."""
+
+    module: nn.Module
+    model: nn.Module
+    scaler: torch.amp.GradScaler
+    _engines: dict[Path, CheckpointEngine]
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimiser."""
+        raise NotImplementedError
+
+    @property
+    def scheduler(self) -> LRScheduler | None:
+        """The learning-rate schedule, if there is one."""
+        raise NotImplementedError
+
+    def save_checkpoint(
+        self,
+        where: Path | str | CheckpointEngine,
+        step: int,
+        extra: Mapping[str, Any] | None = None,
+        meta: Mapping[str, Any] | None = None,
+    ) -> SaveOutcome:
+        """Commit everything that a restart at ``step`` needs, and wait for it. Collective.
+
+        Args:
+            where: a folder of checkpoints, or an engine made for one.
+            extra: plain data and tensors of your own, given back by :meth:`load_checkpoint`.
+            meta: plain data kept readable in the manifest.
+
+        Returns:
+            Whether it was committed; a failed save is told, on every rank alike, and not raised.
+        """
+        engine = self._engine(where)
+        self.start_checkpoint(engine, step, extra, meta)
+        return engine.wait()[-1]
+
+    def start_checkpoint(
+        self,
+        where: Path | str | CheckpointEngine,
+        step: int,
+        extra: Mapping[str, Any] | None = None,
+        meta: Mapping[str, Any] | None = None,
+        own: Mapping[str, Any] | None = None,
+    ) -> None:
+        """As :meth:`save_checkpoint`, but training may go on while it is written: the engine tells.
+
+        ``own``: plain data of this rank alone, given back in the ``own`` of :meth:`load_checkpoint`.
+        """
+        shared = state.capture_shared(
+            self.model,
+            self.optimizer,
+            scaler=self.scaler if self.scaler.is_enabled() else None,
+            scheduler=self.scheduler,
+            extra=dict(extra or {}),
+        )
+        self._engine(where).start(
+            step,
+            shared,
+            {**(own or {}), **self._capture_own()},
+            dict(meta or {}),
+            state.alike(self.model),
+        )
+
+    def load_checkpoint(self, where: Path | str | CheckpointEngine) -> Restored | None:
+        """Restore the newest valid checkpoint, or return None when there is none. Collective.
+
+        The random generators are restored with it: make datasets, loaders and their iterators before,
+        or give the loaders a generator of their own.
+
+        Raises:
+            CheckpointError: what was read does not fit this model.
+        """
+        restored = self._engine(where).restore(state.template(self.model, self.optimizer))
+        if restored is not None:
+            state.apply_shared(
+                restored.shared,
+                self.model,
+                self.optimizer,
+                scaler=self.scaler if self.scaler.is_enabled() else None,
+                scheduler=self.scheduler,
+            )
+            if restored.own is not None:
+                self._apply_own(restored.own)
+        return restored
+
+    @property
+    def _buffers_differ(self) -> bool:
+        """Whether each rank keeps buffers of its own from step to step (otherwise rank 0's count)."""
+        return False
+
+    def _capture_own(self) -> dict[str, Any]:
+        own = state.capture_rank()
+        if self._buffers_differ:
+            # A copy on the CPU as the shared state's: the file is loaded before the device is asked.
+            own["buffers"] = {
+                name: buffer.detach().cpu() for name, buffer in self.module.named_buffers()
+            }
+        return own
+
+    def _apply_own(self, own: dict[str, Any]) -> None:
+        # Saved by another way of sharing the work, the buffers may be alike on all ranks.
+        if self._buffers_differ and "buffers" in own:
+            with torch.no_grad():
+                for name, buffer in self.module.named_buffers():
+                    buffer.copy_(own["buffers"][name])
+        state.apply_rank(own)
+
+    def _engine(self, where: Path | str | CheckpointEngine) -> CheckpointEngine:
+        if isinstance(where, CheckpointEngine):
+            return where
+        folder = Path(where)
+        if folder not in self._engines:
+            self._engines[folder] = self._make_engine(folder)
+        return self._engines[folder]
+
+    def _make_engine(self, folder: Path) -> CheckpointEngine:
+        return folder_engine(folder, owner="0-0", rank=0, world_size=1, group=None)
+
+
+def folder_engine(
+    folder: Path, *, owner: str, rank: int, world_size: int, group: Any
+) -> CheckpointEngine:
+    """An engine for a folder in a loop of one's own. Collective."""
+    store = CheckpointStore(folder, owner)
+    return CheckpointEngine(
+        store,
+        rank=rank,
+        world_size=world_size,
+        group=group,
+        still_mine=_nobody_else,
+        tidy=tidying(store, Retention()),
+    )
+
+
+def _nobody_else() -> None:
+    """In a loop of one's own there is no run directory that could tell of a newer incarnation."""

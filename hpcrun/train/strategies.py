@@ -1,0 +1,94 @@
+"""How ranks share the work: how a module is wrapped for it, when gradients travel, how they are clipped.
+
+A strategy holds no tensors. The trainer asks it at the few places where one way differs from another.
+"""
+
+import contextlib
+import inspect
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hpcrun.cluster.distributed import DistributedConfig
+
+Parallel = Literal["single", "ddp"]
+
+# torch 2.13 gives the old name a warning; before, there was only that.
+_ddp_arguments = inspect.signature(DistributedDataParallel.__init__).parameters
+_SYNC_BUFFERS = (
+    "forward_sync_buffers" if "forward_sync_buffers" in _ddp_arguments else "broadcast_buffers"
+)
+
+
+class Strategy:
+    """One process on one device: nothing is wrapped and nothing travels. The others change parts of it."""
+
+    replaces_parameters = False
+    """Whether wrapping gives the module other parameters, so that an optimiser made before is useless."""
+
+    buffers_differ = False
+    """Whether each rank keeps buffers of its own from step to step (otherwise rank 0's count)."""
+
+    collective_forward = False
+    """Whether a forward pass of one rank waits for the others' also where no gradients are wanted."""
+
+    def place(self, module: nn.Module, device: torch.device) -> nn.Module:
+        """The module where it is to be wrapped."""
+        return module.to(device)
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        """What forward passes of training go through. Collective."""
+        return module
+
+    def micro_batch(
+        self, model: nn.Module, *, last: bool
+    ) -> contextlib.AbstractContextManager[Any]:
+        """Around forward and backward of a micro-batch: gradients travel in the last one of a step."""
+        return contextlib.nullcontext()
+
+    def clip(self, parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
+        """Scale the gradients to a global norm of at most ``limit``; the norm before, a plain scalar."""
+        return nn.utils.clip_grad_norm_(parameters, limit)
+
+    def unsettled(self, model: nn.Module) -> bool:
+        """Whether a first backward pass changes how later ones round."""
+        return False
+
+
+class Replicated(Strategy):
+    """A copy of the module on each rank, gradients averaged by DistributedDataParallel."""
+
+    def __init__(self, distributed: DistributedConfig) -> None:
+        self._distributed = distributed
+        self.buffers_differ = not distributed.broadcast_buffers
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        buffers: dict[str, Any] = {_SYNC_BUFFERS: self._distributed.broadcast_buffers}
+        return DistributedDataParallel(
+            module,
+            device_ids=list(self._distributed.device_ids) or None,
+            find_unused_parameters=self._distributed.find_unused_parameters,
+            **buffers,
+            gradient_as_bucket_view=self._distributed.gradient_as_bucket_view,
+        )
+
+    def micro_batch(
+        self, model: nn.Module, *, last: bool
+    ) -> contextlib.AbstractContextManager[Any]:
+        if isinstance(model, DistributedDataParallel) and not last:
+            return model.no_sync()
+        return contextlib.nullcontext()
+
+    def unsettled(self, model: nn.Module) -> bool:
+        # With find_unused_parameters DDP keeps its first layout of buckets.
+        return isinstance(model, DistributedDataParallel) and not model.find_unused_parameters
+
+
+def strategy(parallel: Parallel, distributed: DistributedConfig) -> Strategy:
+    """The strategy of that name; DDP of a single rank is nothing but that rank."""
+    if parallel == "single" or distributed.world_size == 1:
+        return Strategy()
+    return Replicated(distributed)
