@@ -1,7 +1,8 @@
 """Where runs stand: state, step, job, and why.
 
 Asks the scheduler once for all of them; without it, the run directories tell
-what they know. With --json, one object a line.
+what they know. Of a single run it also tells where the time went. With --json,
+one object a line.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from hpcrun.cli.output import print_json
 from hpcrun.cli.runs import add_runs_dir, all_runs, runs_dir
 from hpcrun.launch import jobs
 from hpcrun.launch.jobs import RunState
+from hpcrun.lifecycle.goodput import goodput
 from hpcrun.lifecycle.history import last_committed, lives
 from hpcrun.run.directory import RunDirectory, find
 from hpcrun.run.events import read_events
@@ -49,6 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"hpcrun: there are no runs in {folder}; `hpcrun submit` starts one")
     else:
         _print_table(rows)
+        if len(arguments.runs) == 1 and rows[0]["goodput"]["wall"]:
+            print(_where_the_time_went(rows[0]))
     return 0
 
 
@@ -66,6 +70,7 @@ def _row(run_directory: RunDirectory, state: RunState) -> dict[str, Any]:
         "executor": state.executor,
         "attempts": len(lives(events)),
         "age_seconds": round(time.time() - begun),
+        "goodput": goodput(events, time.time()).as_record(),
         "detail": state.detail,
         "directory": str(run_directory.path),
     }
@@ -84,6 +89,26 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         if row["detail"]:
             print(f"{row['name']}: {row['detail']}")
+
+
+def _where_the_time_went(row: dict[str, Any]) -> str:
+    """One line: the parts of the wall time that are not empty, and the productive share."""
+    account = dict(row["goodput"])
+    ratio, wall = account.pop("ettr"), account.pop("wall")
+    parts = [
+        f"{name.replace('_', '-')} {_duration(value)}" for name, value in account.items() if value
+    ]
+    share = "" if ratio is None else f"; productive share (ETTR) {100 * ratio:.0f} %"
+    return f"{row['name']}: {_duration(wall)} since submission: {', '.join(parts)}{share}"
+
+
+def _duration(seconds: float) -> str:
+    """As ``42.1 s``, ``12:05 min`` or ``3:04:05 h``."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02} h" if hours else f"{minutes}:{rest:02} min"
 
 
 def _table_lines(rows: list[dict[str, Any]], keys: Sequence[str]) -> list[str]:

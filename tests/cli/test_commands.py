@@ -33,9 +33,12 @@ def test_status_tells_of_none_of_one_and_of_many(finished_copy: Path, tmp_path: 
     for number in range(12):
         shutil.copytree(runs / "done", runs / f"copy-{number}")
     one = jobs.hpcrun("status", "copy-3", cwd=finished_copy)
-    heading, row = one.stdout.splitlines()
+    heading, row, account = one.stdout.splitlines()
     assert heading.split()[:5] == ["name", "state", "step", "saved", "loss"]
     assert row.split()[:4] == ["copy-3", "finished", "10", "10"]
+    assert account.startswith("copy-3: ")
+    parts = ("since submission: ", "start-up ", "productive ", "checkpoint ", "(ETTR) ")
+    assert all(part in account for part in parts)
     assert len(jobs.hpcrun("status", cwd=finished_copy).stdout.splitlines()) == 14
     missing = jobs.hpcrun("status", "copy-33", cwd=finished_copy)
     require_one_line(missing, "copy-33", "did you mean copy-3")
@@ -46,6 +49,11 @@ def test_json_is_json_whatever_the_run_has_logged(finished_copy: Path) -> None:
     append_line(run.metrics, {"step": 11, "loss": float("nan")})
     told = json.loads(jobs.hpcrun("status", "--json", cwd=finished_copy).stdout)
     assert (told["state"], told["step"], told["loss"]) == ("finished", 11, None)
+    account = told["goodput"]
+    assert account == (read_json(run.result) or {})["goodput"]
+    ratio, wall = account.pop("ettr"), account.pop("wall")
+    assert sum(account.values()) == pytest.approx(wall, abs=0.01)
+    assert ratio == pytest.approx(account["productive"] / wall, abs=0.001)
     resumed = json.loads(jobs.hpcrun("resume", "done", "--json", cwd=finished_copy).stdout)
     assert resumed["result"]["state"] == "finished"
     again = jobs.hpcrun(*submit_line(finished_copy, "done", data__log=str(finished_copy)), "--json",
