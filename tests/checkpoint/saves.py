@@ -1,6 +1,8 @@
 """The program of the network file system's tests: saves step after step, and says how each ended.
 
-``python -m tests.checkpoint.saves FOLDER OWNER FIRST LAST PAUSE`` says ``saved 3`` or ``failed 3: why``.
+``python -m tests.checkpoint.saves FOLDER OWNER FIRST LAST PAUSE`` says ``writing 3`` when the file of step 3
+is under way, and ``saved 3`` or ``failed 3: why``. It pauses between the pieces of a file, for a save to
+have a middle.
 ``python -m tests.checkpoint.saves FOLDER`` checks every checkpoint and restores the newest: ``whole 1 2 3``.
 """
 
@@ -10,20 +12,42 @@ from pathlib import Path
 
 import torch
 
+from hpcrun.checkpoint.filesystem import FileSystem
 from hpcrun.checkpoint.store import CheckpointStore
 from tests.checkpoint.single import engine, nothing
 
 SIZE = 1_500_000
+PIECE = 1 << 18
+
+
+class Paced(FileSystem):
+    """Takes large writes piece by piece, a pause before each, and says when the first is done."""
+
+    def __init__(self, pause: float) -> None:
+        self._pause = pause
+        self.step = 0
+
+    def write(self, descriptor, data):
+        if len(data) <= PIECE:
+            return super().write(descriptor, data)
+        time.sleep(self._pause)
+        count = super().write(descriptor, data[:PIECE])
+        if len(data) > 4 * SIZE - PIECE // 2:
+            print(f"writing {self.step}", flush=True)
+        return count
 
 
 def main(root: Path, owner: str, first: int, last: int, pause: float) -> None:
     """Save ``first`` to ``last``."""
-    saving = engine(root, owner, keep=1000, patience=3.0)
-    for step in range(first, last + 1):
+    fs = Paced(pause)
+    saving = engine(root, owner, fs, keep=1000, patience=3.0)
+    for fs.step in range(first, last + 1):
+        step = fs.step
         state = {"w": torch.full((SIZE,), float(step))}
         outcome = saving.save(step, state, {"step": step}, {})
         print(f"saved {step}" if outcome.ok else f"failed {step}: {outcome.error}", flush=True)
-        time.sleep(pause)
+        if not outcome.ok:
+            time.sleep(0.2)
 
 
 def check(root: Path) -> None:
