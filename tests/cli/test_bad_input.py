@@ -14,6 +14,7 @@ import pytest
 from hpcrun.cli.main import main
 from hpcrun.cluster.ports import port_candidates
 from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import read_events
 from hpcrun.run.files import read_json
 from tests import jobs
 from tests.cli.conftest import tiny_config
@@ -204,6 +205,53 @@ def test_a_disk_that_fills_up_costs_the_checkpoint_and_not_the_training(
     assert list(run.checkpoints.iterdir()) == []
     small_disk("64m")
     again = jobs.hpcrun(*command, cwd=folder)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert (read_json(run.result) or {})["state"] == "finished"
+
+
+PREEMPTED = """
+import os, signal
+from pathlib import Path
+from probe import Probe
+
+class Preempted(Probe):
+    def meet(self, fault):
+        told = Path(self.config.data.own["log"]) / "told"
+        self.calls = getattr(self, "calls", 0) + 1
+        if self.calls == 6 and not told.exists():
+            told.touch()
+            os.kill(os.getpid(), signal.SIGUSR2)
+"""
+
+
+def test_a_stop_that_cannot_save_ends_with_74_is_not_requeued_and_resume_goes_on(
+    folder: Path, small_disk: Callable[[str], Path]
+) -> None:
+    disk = small_disk("1m")
+    (folder / "preempted.py").write_text(PREEMPTED)
+    done = jobs.hpcrun(
+        "submit", "-c", "empty.yaml", "--name", "full", "--runs-dir", str(disk), "--no-snapshot",
+        *tiny_config(folder, task="preempted:Preempted", job__gpus=1, model__fault=1), cwd=folder,
+    )  # fmt: skip
+    assert done.returncode == 74, done.stdout + done.stderr
+    run = RunDirectory(disk / "full")
+    (ended,) = jobs.events(run, "ended")
+    assert (ended.cause, ended.fields["restart_allowed"]) == ("save-failed", False)
+    assert ended.fields["exit_code"] == 74
+    assert [event.what for event in read_events(run) if event.what == "opened"] == ["opened"]
+    (stopped,) = jobs.events(run, "stopped")
+    assert (stopped.cause, stopped.fields["committed"]) == ("warning", False)
+    result = read_json(run.result) or {}
+    assert (result["state"], result["cause"]) == ("failed", "save-failed")
+    # What is needed, what is there, and what to do.
+    assert "a checkpoint needs 5.1 MB" in result["reason"]
+    assert " are free, " in result["reason"]
+    assert "free some space, or lower checkpoint.keep" in result["reason"]
+    assert "when it had to stop" in result["reason"]
+    assert list(run.checkpoints.iterdir()) == []
+
+    small_disk("64m")
+    again = jobs.hpcrun("resume", str(run.path), cwd=folder)
     assert again.returncode == 0, again.stdout + again.stderr
     assert (read_json(run.result) or {})["state"] == "finished"
 

@@ -187,3 +187,18 @@ class Streaming(Regression):
 class StreamingItsOwn(Regression):
     def train_dataset(self):
         return OwnSamples()
+
+
+class Graded(Regression):
+    """Its validation losses are 5, 3, 1, 4, 2, ..., whatever it learns."""
+
+    GRADES = (5.0, 3.0, 1.0, 4.0, 2.0, 6.0)
+
+    def validation_dataset(self):
+        return Noisy(1)
+
+    def loss(self, model, batch):
+        if model.training:
+            return super().loss(model, batch)
+        self.graded = getattr(self, "graded", 0) + 1
+        return torch.tensor(self.GRADES[self.graded - 1])

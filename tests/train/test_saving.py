@@ -1,0 +1,128 @@
+"""``checkpoint`` in a config, through the package's own loop: the checkpoints that are there afterwards."""
+
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from hpcrun.checkpoint.interval import pays
+from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.config import override_layer, resolve, to_yaml
+from hpcrun.lifecycle import exitcodes
+from hpcrun.lifecycle.signals import STOP
+from hpcrun.run.directory import RunDirectory, create
+from hpcrun.run.events import Attempt, Event, read_events, record_event
+from hpcrun.train.checkpoints import build_interval, failure_seconds
+from hpcrun.train.job import run_rank
+from tests.train.forks import fork_ranks
+
+COMMON = [
+    *("task=tests.train.zoo:Graded", "job.gpus=1", "job.cpu=true"),
+    *("train.steps=12", "train.batch_size=8", "train.validate_every=2", "optim.warmup_steps=2"),
+]
+
+
+def configured(*overrides):
+    return resolve([override_layer([*COMMON, *overrides])])
+
+
+def trained(folder: Path, *overrides: str) -> RunDirectory:
+    """A run of one rank that somebody started by hand, with these overrides, to its end."""
+    run = create(folder / "run", to_yaml(configured(*overrides)), {"created": time.time()})
+    logs = folder / "logs"
+    logs.mkdir()
+
+    def play(_: int) -> None:
+        torch.set_num_threads(1)
+        raise SystemExit(run_rank(run.path, STOP))
+
+    assert fork_ranks(1, play, logs) == [exitcodes.DONE], (logs / "rank-0.log").read_text()
+    return run
+
+
+def kept(run: RunDirectory) -> list[int]:
+    """The steps whose checkpoints are there, every one of them whole."""
+    store = CheckpointStore(run.checkpoints, "test-0")
+    for step in store.steps():
+        store.check(step)
+    return store.steps()
+
+
+def saved(run: RunDirectory) -> list[int | None]:
+    """The steps that were saved at some time."""
+    return [event.step for event in read_events(run) if event.what == "saved"]
+
+
+def test_every_nth_and_the_best_by_validation_stay_besides_the_newest(tmp_path):
+    run = trained(
+        tmp_path,
+        *("checkpoint.every=2", "checkpoint.keep=1"),
+        *("checkpoint.keep_every=4", "checkpoint.keep_best=1"),
+    )
+    assert saved(run) == [2, 4, 6, 8, 10, 12]
+    # 6 has the lowest loss, 4, 8 and 12 are multiples of 4, 12 is the newest.
+    assert kept(run) == [12, 8, 6, 4]
+    store = CheckpointStore(run.checkpoints, "test-0")
+    assert store.manifest(6).meta["validation_loss"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "steps"),
+    [
+        # Minutes, so small that any step takes longer: the first interval begins at the first step.
+        (["checkpoint.minutes=0.0000001"], list(range(2, 13))),
+        # Larger ones than the run is long, in the place of the steps.
+        (["checkpoint.minutes=600", "checkpoint.every=2"], [12]),
+        # Young's formula gives half a minute at least.
+        (["checkpoint.auto=true", "checkpoint.every=2"], [12]),
+        (["checkpoint.every=0"], [12]),
+    ],
+)
+def test_minutes_and_auto_take_the_place_of_steps(tmp_path, overrides, steps):
+    run = trained(tmp_path, *overrides, "checkpoint.keep=2", "train.validate_every=0")
+    assert saved(run) == steps
+    assert kept(run) == steps[-1:-3:-1]
+
+
+def test_auto_follows_what_saves_cost_and_how_often_this_run_has_failed(tmp_path):
+    config = configured("checkpoint.auto=true")
+    run = create(tmp_path / "run", to_yaml(config), {"created": time.time()})
+    now = time.time()
+    for restart in range(3):
+        attempt = Attempt("7", restart)
+        record_event(run, "started", attempt=attempt, step=0)
+        record_event(run, "ended", attempt=attempt, cause="crash", step=0)
+    record_event(run, "started", attempt=Attempt("7", 3), step=0)
+    failure = failure_seconds(read_events(run), now)
+    assert failure == pytest.approx(86400 / 4, rel=0.01)
+
+    clock = [0.0]
+    costs = [None]
+    one = DistributedConfig(world_size=1, rank=0, local_rank=0)
+    interval = build_interval(run, config, one, None, lambda: costs[0])
+    interval._clock = lambda: clock[0]
+    times = []
+    for step in range(1, 4000):
+        clock[0] += 1.0
+        if interval.due(step):
+            times.append(clock[0])
+            costs[0] = (2.0, 10.0)
+    # The first save is not measured yet and taken for five seconds; then two seconds count.
+    first, second = pays(None, None, failure), pays(2.0, 10.0, failure)
+    assert first > 1.5 * second
+    assert times[0] == pytest.approx(first, abs=3)
+    assert [b - a for a, b in pairwise(times)] == pytest.approx([second] * (len(times) - 1), abs=3)
+
+
+def test_a_run_that_never_failed_is_taken_to_fail_once_a_day():
+    attempt = Attempt("7", 0)
+    started = Event("started", 1000.0, attempt, None, 0, {})
+    assert failure_seconds([], 5000.0) == 86400
+    assert failure_seconds([started], 1000.0 + 3600) == 86400 + 3600
+    cancelled = Event("ended", 1000.0 + 3600, attempt, "cancelled", 5, {})
+    assert failure_seconds([started, cancelled], 90000.0) == 86400 + 3600
+    crashed = Event("ended", 1000.0 + 3600, attempt, "preemption", 5, {})
+    assert failure_seconds([started, crashed], 90000.0) == (86400 + 3600) / 2
