@@ -24,6 +24,7 @@ from hpcrun.checkpoint.state import (
     template,
 )
 from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.checkpoint.tier import Stage
 from hpcrun.checkpoint.together import Together
 
 
@@ -43,7 +44,7 @@ class Checkpointer:
         every: steps between saves; 0: only :meth:`save` saves.
         minutes: minutes between saves instead.
         retention: which checkpoints stay.
-        stage_dir: a fast local folder for snapshots, instead of memory.
+        stage_dir: a fast folder of this node that a save goes to first, and from there to ``folder``.
     """
 
     def __init__(
@@ -78,9 +79,9 @@ class Checkpointer:
             tidy=tidying(store, retention or Retention()),
             staging=Staging(
                 ranks_on_host=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-                folder=None if stage_dir is None else Path(stage_dir),
                 pinned=pinned,
             ),
+            stage=None if stage_dir is None else Stage(Path(stage_dir)),
         )
         self._interval: Interval = EverySteps(every)
         if minutes is not None:

@@ -24,11 +24,12 @@ from hpcrun.checkpoint.outcome import Restored, SaveOutcome
 from hpcrun.checkpoint.planning import Plan, make_plan, signature
 from hpcrun.checkpoint.restoring import SHARED, Template
 from hpcrun.checkpoint.saving import Saving, Task
-from hpcrun.checkpoint.share import Share, own_name, pack, stage
+from hpcrun.checkpoint.share import Share, own_name, pack, stage, to_stage
 from hpcrun.checkpoint.staging import Staging
 from hpcrun.checkpoint.state import require_plain
 from hpcrun.checkpoint.store import CheckpointStore
-from hpcrun.checkpoint.together import Together
+from hpcrun.checkpoint.tier import Stage
+from hpcrun.checkpoint.together import Together, one_line
 from hpcrun.checkpoint.tree import split
 
 _SAME, _CHANGED, _FAILED = range(3)
@@ -41,7 +42,8 @@ class CheckpointEngine:
         group: a gloo group of all ranks, used from the calling thread; None for a single rank.
         still_mine: raises Superseded when a newer incarnation owns the run; asked by rank 0.
         tidy: called by rank 0 after the commit of a step; see :mod:`hpcrun.checkpoint.retention`.
-        staging: where snapshots are held.
+        staging: the memory that snapshots are held in.
+        stage: a fast folder of this node that a snapshot goes on to, before the slower shared disk.
         timeout: seconds that the ranks' disks may differ by before a save is given up.
 
     Making one is collective: with several ranks it makes a group of its own for the writing.
@@ -57,10 +59,12 @@ class CheckpointEngine:
         still_mine: Callable[[], None],
         tidy: Callable[[int], list[str]],
         staging: Staging | None = None,
+        stage: Stage | None = None,
         timeout: float = 1800.0,
     ) -> None:
         self._store = store
         self._staging = staging or Staging()
+        self._stage = stage
         self._together = Together(rank, world_size, group)
         beside = None
         if world_size > 1:
@@ -84,7 +88,8 @@ class CheckpointEngine:
         """Take a snapshot of the state after ``step`` and save it beside what follows. Collective.
 
         A save that is still under way is waited for first: there is never more than one, and none
-        is left out. Where the snapshot does not fit the memory budget, this returns after the commit.
+        is left out. Where the snapshot does not fit the memory budget, this returns when it lies in the
+        stage folder, and without one after the commit.
 
         Args:
             shared: what all ranks have in common: sharded tensors, whole ones, plain data.
@@ -98,16 +103,22 @@ class CheckpointEngine:
         self._untold += [ended] if ended else []
         waited = time.perf_counter() - began
         task = self._snapshot(step, shared, own, meta, alike)
-        straight = isinstance(task.share, Share) and task.share.image is None
+        if isinstance(task.share, Share) and not task.share.safe:
+            task = self._through_stage(task)
+        straight = isinstance(task.share, Share) and not task.share.safe
         stalled = time.perf_counter() - began
 
         def work() -> None:
+            saved = task if straight else self._through_stage(task)
             try:
-                outcome = self._saving.run(task)
+                outcome = self._saving.run(saved)
             except Exception as error:  # a thread's exception would go nowhere
                 told = isinstance(error, CheckpointError)
                 line = str(error) if told else self._together.named(error)
                 outcome = SaveOutcome(False, step, error=line)
+            finally:
+                if isinstance(saved.share, Share) and saved.share.stored is not None:
+                    saved.share.stored.close()
             seconds = time.perf_counter() - began
             if straight:
                 budget, here = amount(self._staging.budget()), amount(_size(task))
@@ -203,6 +214,20 @@ class CheckpointEngine:
         except Exception as error:  # told by the save, together with the other ranks' troubles
             share = together.named(error)
         return Task(step, self._plan, share, meta)
+
+    def _through_stage(self, task: Task) -> Task:
+        """``task`` with its share in the stage folder; as it is where there is none, or it is full."""
+        share = task.share
+        if self._stage is None or not isinstance(share, Share) or share.stored is not None:
+            return task
+        try:
+            stored = to_stage(share, self._stage)
+        except Exception as error:  # what is wrong with the share itself, its writing will tell
+            note = f"{one_line(error)}; written straight to {self._store.root}"
+            return replace(task, notes=(*task.notes, note))
+        if share.image is not None:
+            self._staging.offer()
+        return replace(task, share=stored)
 
     def _agree(self, state: int) -> int:
         if self._together.world_size == 1:

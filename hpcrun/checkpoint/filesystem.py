@@ -4,7 +4,9 @@ A test subclasses :class:`FileSystem` and fails, or kills the process, at the n-
 the store touches the disk in any other way, so that counting these calls counts every crash point.
 """
 
+import errno
 import os
+import secrets
 from pathlib import Path
 
 
@@ -24,6 +26,24 @@ class FileSystem:
         """As :meth:`create`, past the page cache (O_DIRECT); EINVAL where that is not possible."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_DIRECT
         return os.open(path, flags, 0o600)
+
+    def create_unnamed(self, folder: Path, direct: bool) -> int:
+        """A descriptor for writing and reading a file that no folder lists and no crash leaves behind.
+
+        ``direct``: past the page cache; EINVAL where that is not possible.
+        """
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
+        try:
+            return os.open(folder, flags | os.O_TMPFILE, 0o600)
+        except OSError as error:
+            # Not every file system can (open(2), O_TMPFILE); NFS is one.
+            if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):
+                raise
+        path = folder / f".hpcrun-{secrets.token_hex(8)}"
+        try:
+            return os.open(path, flags | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        finally:
+            path.unlink(missing_ok=True)  # some make the file before they refuse the flag
 
     def append(self, path: Path) -> int:
         """A descriptor for writing on at the end of a file that exists, through the page cache."""

@@ -22,12 +22,14 @@ class Task:
     """What this rank brings to a save. ``meta`` is rank 0's.
 
     ``share`` is a line that says why this rank has none, or None where that is another rank's fault.
+    ``notes`` are told with the outcome, in this rank's name.
     """
 
     step: int
     plan: Plan | None
     share: Share | str | None
     meta: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
 
 
 class Saving:
@@ -89,7 +91,9 @@ class Saving:
         if not isinstance(task.share, Share):
             return task.share
         try:
-            return write(task.share, self._store, draft, self._together.rank)
+            written = write(task.share, self._store, draft, self._together.rank)
+            notes = tuple(self._together.named(note) for note in task.notes)
+            return replace(written, notes=notes)
         except Exception as error:  # whatever it is, the others are waiting to hear
             return self._together.named(error)
 
@@ -103,15 +107,16 @@ class Saving:
             outcome = self._commit(
                 task, draft, [part for part in written if isinstance(part, Written)]
             )
+        told = [note for part in written if isinstance(part, Written) for note in part.notes]
+        notes = [first_of(told)] if told else []
         try:
             if outcome.ok:
-                notes = self._tidy(task.step)
+                notes += self._tidy(task.step)
             else:
                 self._store.abandon(draft)
-                notes = []
         except CheckpointError as error:
             self._swept = False
-            notes = [self._together.named(error)]
+            notes.append(self._together.named(error))
         return replace(outcome, notes=tuple(notes))
 
     def _commit(self, task: Task, draft: Path, written: list[Written]) -> SaveOutcome:

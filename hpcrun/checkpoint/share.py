@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from hpcrun.checkpoint.manifest import FileRecord
 from hpcrun.checkpoint.planning import Part, Plan, resolve
 from hpcrun.checkpoint.staging import Staging, bytes_of, copy_in
 from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.checkpoint.tier import Stage, Stored
 
 _BLOCK = 8 << 20
 _DIRECT_FROM = 4 << 20
@@ -25,14 +26,21 @@ Span = tuple[int, int]
 class Share:
     """The content of a file: tensors as planned, then the blobs.
 
-    ``views`` gives one view per part and blob, in order; ``image`` is the whole file in memory, or None
-    where it is written straight from the tensors.
+    ``views`` gives one view per part and blob, in order; ``image`` is the whole file in memory;
+    ``stored`` is the whole file in the stage folder, instead of both. Where there is neither, it is written
+    straight from the tensors.
     """
 
     spans: tuple[Span, ...]
     blobs: tuple[str, ...]
     views: Callable[[], Iterable[memoryview]]
     image: memoryview | None
+    stored: Stored | None = None
+
+    @property
+    def safe(self) -> bool:
+        """Whether training may change the tensors before it is written."""
+        return self.image is not None or self.stored is not None
 
     @property
     def size(self) -> int:
@@ -42,12 +50,16 @@ class Share:
 
 @dataclass(frozen=True)
 class Written:
-    """What a rank tells of its file: its record, and the hash of each span. Blobs come last."""
+    """What a rank tells of its file: its record, and the hash of each span. Blobs come last.
+
+    ``notes`` is what else the user should know.
+    """
 
     record: FileRecord
     spans: tuple[Span, ...]
     blobs: tuple[str, ...]
     hashes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 def file_name(rank: int) -> str:
@@ -96,19 +108,30 @@ def stage(
 
 def write(share: Share, store: CheckpointStore, draft: Path, rank: int) -> Written:
     """Write, hash and fsync the file of ``rank``; raises CheckpointError."""
-    image = share.image
-    hashes = []
-    direct = image is not None and len(image) >= _DIRECT_FROM
+    image, stored = share.image, share.stored
+    hashes: list[str] = []
+    direct = share.safe and share.size >= _DIRECT_FROM
     with store.open_file(draft, file_name(rank), direct=direct) as stream:
-        if image is not None:
+        if stored is not None:
+            hashes += stored.hashes
+            for block in stored.blocks():
+                stream.write(block)
+        elif image is not None:
             for start in range(0, len(image), _BLOCK):
                 stream.write(image[start : start + _BLOCK])
-        for view in share.views():
-            hashes.append(xxhash.xxh3_128_hexdigest(view))
-            if image is None:
+            hashes += [xxhash.xxh3_128_hexdigest(view) for view in share.views()]
+        else:
+            for view in share.views():
+                hashes.append(xxhash.xxh3_128_hexdigest(view))
                 stream.write(view)
     assert stream.record is not None
     return Written(stream.record, share.spans, share.blobs, tuple(hashes))
+
+
+def to_stage(share: Share, stage: Stage) -> Share:
+    """``share``, moved to the stage folder; raises CheckpointError, and is whole where it was then."""
+    stored = stage.put(share.size, share.image, share.views)
+    return replace(share, views=tuple, image=None, stored=stored)
 
 
 def _spans(parts: Iterable[Part], blobs: Mapping[str, bytes]) -> tuple[Span, ...]:

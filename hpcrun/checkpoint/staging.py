@@ -7,15 +7,12 @@ so that it can go out by direct I/O without passing through the page cache.
 
 import contextlib
 import mmap
-import os
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hpcrun.checkpoint.errors import CheckpointError, amount, explained
 from hpcrun.checkpoint.planning import Part
 
 _PAGE = 1 << 21
@@ -27,7 +24,6 @@ class Staging:
     Args:
         limit: bytes that it may take; None: half of what the machine has available when it is made,
             shared by ``ranks_on_host`` ranks.
-        folder: keep it in a file there (node-local NVMe, /dev/shm) and not in anonymous memory.
         pinned: page-locked memory, from which CUDA copies at full speed and beside the computation.
     """
 
@@ -36,14 +32,13 @@ class Staging:
         *,
         limit: int | None = None,
         ranks_on_host: int = 1,
-        folder: Path | None = None,
         pinned: bool = False,
     ) -> None:
         self._limit = limit
         self._ranks_on_host = ranks_on_host
-        self._folder = folder
         self._pinned = pinned
         self._buffer: torch.Tensor | None = None
+        self._pages: mmap.mmap | None = None
 
     @property
     def size(self) -> int:
@@ -58,28 +53,29 @@ class Staging:
         """Bytes that the buffer may take at present."""
         if self._limit is not None:
             return self._limit
-        if self._folder is not None:
-            figures = os.statvfs(self._folder)
-            return self.size + figures.f_bavail * figures.f_frsize // self._ranks_on_host
         return self.size + available_memory() // (2 * self._ranks_on_host)
 
     def reserve(self, size: int) -> torch.Tensor:
-        """A buffer of at least ``size`` bytes, shape (n,), uint8; its old content is lost if it grows.
-
-        Raises:
-            CheckpointError: the stage folder cannot hold it.
-        """
+        """A buffer of at least ``size`` bytes, shape (n,), uint8; its old content is lost if it grows."""
         if self._buffer is None or self._buffer.numel() < size:
-            self._buffer = None  # the old one goes before the new one comes
+            self._buffer = self._pages = None  # the old one goes before the new one comes
             self._buffer = self._allocate(max(1, -(-size // _PAGE)) * _PAGE)
         return self._buffer
 
+    def offer(self) -> None:
+        """Let the system take the memory if it needs it before the next :meth:`reserve`; the content is lost.
+
+        What it does not need stays, and costs nothing to use again. Page-locked memory is kept.
+        """
+        if self._pages is not None:
+            with contextlib.suppress(OSError):
+                self._pages.madvise(mmap.MADV_FREE)
+
     def _allocate(self, size: int) -> torch.Tensor:
-        if self._folder is not None:
-            return _in_file(self._folder, size)
         if self._pinned:
             return torch.empty(size, dtype=torch.uint8, pin_memory=True)
         memory = mmap.mmap(-1, size)
+        self._pages = memory
         with contextlib.suppress(OSError):  # a kernel without transparent huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
         buffer = torch.frombuffer(memory, dtype=torch.uint8)
@@ -114,27 +110,6 @@ def available_memory() -> int:
             room = int((cgroup / limit).read_text()) - int((cgroup / used).read_text())
             available = min(available, max(0, room))
     return available
-
-
-def _in_file(folder: Path, size: int) -> torch.Tensor:
-    """A mapped file without a name: nothing of it stays when the process ends, however it ends."""
-    with explained("hold the snapshot (checkpoint.stage_dir)", folder):
-        descriptor, name = tempfile.mkstemp(prefix="hpcrun-stage-", dir=folder)
-        try:
-            Path(name).unlink()
-            # Reserved now: a page that the disk has no room for later would end the process (SIGBUS).
-            os.posix_fallocate(descriptor, 0, size)
-            memory = mmap.mmap(descriptor, size)
-        except OSError as error:
-            figures = os.statvfs(folder)
-            free = figures.f_bavail * figures.f_frsize
-            raise CheckpointError(
-                f"{folder}: the snapshot needs {amount(size)}, {amount(free)} are free; choose another "
-                "checkpoint.stage_dir, or none"
-            ) from error
-        finally:
-            os.close(descriptor)
-    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:

@@ -158,7 +158,7 @@ class Checkpoint(Section):
         description="Gigabytes of host memory a rank may take for a snapshot; null: half of what is free.",
     )
     stage_dir: ShellText | None = Field(
-        default=None, description="Fast local folder to hold snapshots in, instead of memory."
+        default=None, description="Fast folder of the node that saves go to first, and drain from."
     )
 
 

@@ -10,6 +10,7 @@ from hpcrun.checkpoint.interval import EverySeconds, EverySteps, Interval, pays
 from hpcrun.checkpoint.retention import Retention, tidying
 from hpcrun.checkpoint.staging import Staging
 from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.checkpoint.tier import Stage
 from hpcrun.checkpoint.together import Together
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import Config
@@ -32,7 +33,6 @@ def build_engine(
     staging = Staging(
         limit=None if memory is None else int(memory * 1e9),
         ranks_on_host=distributed.num_gpus_per_node,
-        folder=None if wanted.stage_dir is None else Path(wanted.stage_dir),
         pinned=bool(distributed.device_ids),
     )
     return CheckpointEngine(
@@ -43,6 +43,7 @@ def build_engine(
         still_mine=lambda: require_ownership(run, attempt),
         tidy=tidying(store, Retention(wanted.keep, wanted.keep_every, wanted.keep_best)),
         staging=staging,
+        stage=None if wanted.stage_dir is None else Stage(Path(wanted.stage_dir)),
     )
 
 

@@ -33,7 +33,14 @@ class Watched(FileSystem):
             self.trace.append((name, subject))
             self._before(len(self.trace))
             result = method(*arguments)
-            if name in ("create", "create_direct", "append", "open", "open_directory"):
+            if name in (
+                "create",
+                "create_direct",
+                "create_unnamed",
+                "append",
+                "open",
+                "open_directory",
+            ):
                 self._open[result] = first.name
             return result
 

@@ -32,6 +32,7 @@ from hpcrun.checkpoint.state import (
     template,
 )
 from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.checkpoint.tier import Stage
 from hpcrun.run.owner import Superseded
 
 
@@ -92,7 +93,7 @@ class Ranks:
     def __init__(self, rank, world_size, folder):
         self.rank, self.world_size, self.folder = rank, world_size, folder
 
-    def writer(self, fs=None, *, on=0, owner="7-0", still_mine=not_fenced, keep=3):
+    def writer(self, fs=None, *, on=0, owner="7-0", still_mine=not_fenced, keep=3, stage=None):
         """A writer whose file system is ``fs`` on rank ``on`` and whole on the others."""
         whole = fs is None or self.rank != on
         store = CheckpointStore(
@@ -110,6 +111,7 @@ class Ranks:
             group=None,
             still_mine=still_mine,
             tidy=tidy,
+            stage=stage,
         )
 
     def save(self, writer, step):
@@ -354,6 +356,17 @@ def code_in_a_checkpoint(ranks):
     return ranks.restore(writer)
 
 
+def a_stage_on_some_nodes(ranks):
+    """Ranks 0 and 3 have the fast folder, the others do not."""
+    fast = ranks.folder / "fast"
+    if ranks.rank == 0:
+        fast.mkdir()
+    dist.barrier()
+    stage = Stage(fast if ranks.rank in (0, 3) else ranks.folder / "missing")
+    writer = ranks.writer(stage=stage)
+    return ranks.save(writer, 1), ranks.restore(writer), sorted(fast.iterdir())
+
+
 SCENARIOS = [
     nothing_yet,
     save_prune_restore,
@@ -374,6 +387,7 @@ SCENARIOS = [
     one_rank_cannot_read,
     all_are_damaged,
     code_in_a_checkpoint,
+    a_stage_on_some_nodes,
 ]
 
 

@@ -11,7 +11,7 @@ from hpcrun.checkpoint.store import CheckpointStore
 SIZE = 20_000
 
 
-def engine(root, owner, fs=None, *, keep=2, patience=0.0) -> CheckpointEngine:
+def engine(root, owner, fs=None, *, keep=2, patience=0.0, **more) -> CheckpointEngine:
     """An engine without a process group; by default it waits for no slow file system."""
     store = CheckpointStore(root, owner, fs=fs or FileSystem(), patience=patience)
     return CheckpointEngine(
@@ -21,6 +21,7 @@ def engine(root, owner, fs=None, *, keep=2, patience=0.0) -> CheckpointEngine:
         group=None,
         still_mine=lambda: None,
         tidy=tidying(store, Retention(keep)),
+        **more,
     )
 
 

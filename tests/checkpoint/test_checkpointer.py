@@ -82,14 +82,17 @@ def test_a_folder_that_everybody_may_write_to_is_refused_with_the_remedy(tmp_pat
     assert Checkpointer(folder, **parts()).restore() == 1
 
 
-def test_a_stage_folder_holds_the_snapshot_and_keeps_nothing(tmp_path):
+def test_a_stage_folder_that_is_missing_is_told_and_done_without(tmp_path):
     stage = tmp_path / "fast"
-    stage.mkdir()
-    with Checkpointer(tmp_path / "checkpoints", **parts(), stage_dir=stage) as ckpt:
-        ckpt.save(1)
-        assert list(stage.iterdir()) == []
-    assert ckpt.outcome.staged > 0
-    assert Checkpointer(tmp_path / "checkpoints", **parts()).restore() == 1
+    for step in (1, 2):
+        with Checkpointer(tmp_path / "checkpoints", **parts(), stage_dir=stage) as ckpt:
+            ckpt.save(step)
+        assert ckpt.outcome.ok
+        assert [f"{stage}: cannot hold the save" in note for note in ckpt.outcome.notes] == [
+            True
+        ] * (step == 1)
+        assert Checkpointer(tmp_path / "checkpoints", **parts()).restore() == step
+        stage.mkdir(exist_ok=True)
 
 
 def test_a_snapshot_beyond_the_memory_budget_is_written_while_training_waits(tmp_path):

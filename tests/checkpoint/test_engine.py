@@ -164,6 +164,17 @@ def test_code_in_a_checkpoint_is_not_run(played):
         assert "holds more than tensors and plain data" in restored["notes"][0]
 
 
+def test_a_stage_that_only_some_nodes_have_is_told_and_the_save_is_whole(played):
+    for rank, (outcome, restored, left) in enumerate(played["a_stage_on_some_nodes"]):
+        assert outcome["ok"]
+        (note,) = outcome["notes"]
+        assert note.startswith("rank 1 (")
+        assert "missing: cannot hold the save (checkpoint.stage_dir): No such file" in note
+        assert note.endswith("(and 1 more)")
+        assert restored["own"] == {"rank": rank, "step": 1}
+        assert left == []
+
+
 def test_fewer_ranks_go_on_with_the_shared_state_and_a_note(played):
     for rank, (restored, saved, again) in enumerate(played["fewer_ranks"]):
         assert restored["weight"] == 3.0
