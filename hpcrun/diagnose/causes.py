@@ -9,7 +9,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpcrun.run.endings import Exit, Failure
+from hpcrun.run.endings import Exit, Failure, Hang
 
 _CASCADE = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|closed by (remote )?peer"
@@ -43,7 +43,8 @@ _WORDS = {
 class Diagnosis:
     """The first cause in one line, the rank and host it points at, its step and its traceback.
 
-    ``cascade`` counts the ranks whose failures only follow from it.
+    ``cascade`` counts the ranks whose failures only follow from it. ``hang``: nothing failed, but a
+    watchdog ended ranks that made no progress.
     """
 
     line: str
@@ -52,6 +53,7 @@ class Diagnosis:
     step: int | None
     traceback: str | None
     cascade: int
+    hang: bool = False
 
 
 # What points at the machine and not at the program.
@@ -87,7 +89,10 @@ def scheduler_word(batch_log: str) -> str | None:
 
 
 def first_cause(
-    failures: Sequence[Failure], exits: Sequence[Exit], batch_log: str = ""
+    failures: Sequence[Failure],
+    exits: Sequence[Exit],
+    batch_log: str = "",
+    hang: Hang | None = None,
 ) -> Diagnosis | None:
     """The earliest thing that went wrong by itself; None when nothing left a trace.
 
@@ -95,9 +100,13 @@ def first_cause(
         failures: the ranks' own records, earliest first.
         exits: the watcher's records, in the order seen.
         batch_log: what srun and slurmstepd printed for this attempt.
+        hang: what the watchdogs left, if they ended it.
     """
     real = [failure for failure in failures if not is_cascade(failure)]
     killed = [ended for ended in exits if ended.signal is not None and not ended.induced]
+    if hang is not None and not any(other.time <= hang.time for other in (*real, *killed)):
+        # Ranks that fail after it were freed by the end of those that had hung.
+        return Diagnosis(hang.line, hang.rank, hang.host, hang.step, None, 0, hang=True)
     if killed and (not real or killed[0].time <= real[0].time):
         first = killed[0]
         others = len({failure.rank for failure in failures} - {first.rank})

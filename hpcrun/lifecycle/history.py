@@ -15,6 +15,7 @@ class Cause(str, Enum):
     TIME_LIMIT = "time-limit"
     NODE_FAILURE = "node-failure"
     CRASH = "crash"
+    HANG = "hang"
     CANCELLED = "cancelled"
     BAD_INPUT = "bad-input"
     SAVE_FAILED = "save-failed"

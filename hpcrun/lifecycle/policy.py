@@ -46,6 +46,7 @@ _FINAL = {
 
 _WORDS = {
     Cause.CRASH: "crashes",
+    Cause.HANG: "hangs",
     Cause.NODE_FAILURE: "node failures",
     Cause.PREEMPTION: "preemptions",
     Cause.TIME_LIMIT: "time limits",
@@ -80,6 +81,7 @@ def decide(history: Sequence[Life], budgets: Budgets) -> Decision:
             )
     limit = {
         Cause.CRASH: budgets.crash,
+        Cause.HANG: budgets.hang,
         Cause.NODE_FAILURE: budgets.node_failure,
         Cause.PREEMPTION: budgets.preemption,
         Cause.TIME_LIMIT: budgets.time_limit,

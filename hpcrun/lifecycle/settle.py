@@ -15,7 +15,7 @@ from hpcrun.lifecycle.goodput import goodput
 from hpcrun.lifecycle.history import Cause, last_committed, lives
 from hpcrun.lifecycle.policy import Budgets, Decision, decide
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.endings import read_exits, read_failures
+from hpcrun.run.endings import read_exits, read_failures, read_hang
 from hpcrun.run.events import Attempt, Event, read_events, record_event
 from hpcrun.run.files import read_json, write_json
 
@@ -66,7 +66,7 @@ def settle(
     """
     events = read_events(run)
     folder = run.attempt_logs(attempt.job, attempt.restart)
-    diagnosis = first_cause(read_failures(folder), read_exits(folder), batch_log)
+    diagnosis = first_cause(read_failures(folder), read_exits(folder), batch_log, read_hang(folder))
     cause, line = judge(
         events, attempt, exit_code, scheduler, batch_log, diagnosis, limit_near=limit_near
     )
@@ -82,7 +82,7 @@ def settle(
         step=ended.step,
         exit_code=exit_code,
         reason=line,
-        host=crashed.host if crashed else None,
+        host=diagnosis.host if diagnosis and cause in (Cause.CRASH, Cause.HANG) else None,
         restart_allowed=decision.restart,
         decision=decision.reason,
     )
@@ -109,8 +109,8 @@ def settle_by_hand(
     events = read_events(run)
     if not any(event.what == "opened" and event.attempt == attempt for event in events):
         return
-    failures = read_failures(run.attempt_logs(attempt.job, attempt.restart))
-    diagnosis = first_cause(failures, [])
+    folder = run.attempt_logs(attempt.job, attempt.restart)
+    diagnosis = first_cause(read_failures(folder), [], hang=read_hang(folder))
     cause, line = judge(events, attempt, exit_code, scheduler, "", diagnosis)
     step = last_committed(events)
     reason = "the training is done"
@@ -170,6 +170,8 @@ def judge(
         return Cause.BAD_INPUT, str(why or "bad input; the log says what")
     if word in _BY_SCHEDULER:
         return _BY_SCHEDULER[word], f"{word}, before a checkpoint could be written"
+    if diagnosis is not None and diagnosis.hang:
+        return Cause.HANG, diagnosis.line
     if diagnosis is not None:
         others = "rank" if diagnosis.cascade == 1 else "ranks"
         suffix = f" ({diagnosis.cascade} other {others} then failed)" if diagnosis.cascade else ""

@@ -1,9 +1,10 @@
 """What each rank leaves behind when it fails, in the attempt's log folder.
 
 A failure record is written by the failing process itself; an exit line by whoever watched it
-(the local cluster), because a process that was killed writes nothing.
+(the local cluster), because a process that was killed writes nothing; a hang by the ranks' watchdogs.
 """
 
+import contextlib
 import os
 import socket
 import time
@@ -46,6 +47,21 @@ class Exit:
     induced: bool
 
 
+@dataclass(frozen=True)
+class Hang:
+    """Ranks that made no progress, as the watchdog that fired first saw it.
+
+    ``rank`` and ``host``: the one to look at first, None where all wait alike; ``line`` names all.
+    ``step``: the newest that any rank had begun.
+    """
+
+    rank: int | None
+    host: str | None
+    time: float
+    step: int | None
+    line: str
+
+
 def record_failure(folder: Path, rank: int, error: BaseException, step: int | None) -> Failure:
     """Write ``failure-rank-00003.json`` into ``folder``; raises OSError when the disk refuses."""
     frames = traceback.extract_tb(error.__traceback__)
@@ -81,6 +97,34 @@ def read_exits(folder: Path) -> list[Exit]:
     """How the tasks of one attempt ended, in the order they were seen."""
     found = (_whole(Exit, line) for line in read_lines(folder / "exits.jsonl"))
     return [ended for ended in found if ended]
+
+
+def stacks_path(folder: Path, rank: int) -> Path:
+    """Where a rank's watchdog writes the Python stacks of a rank that hangs."""
+    return folder / f"stacks-rank-{rank:05d}.txt"
+
+
+def record_hang(folder: Path, hang: Hang) -> None:
+    """Write the attempt's ``hang.json``; raises OSError when the disk refuses."""
+    write_json(folder / "hang.json", asdict(hang))
+
+
+def read_hang(folder: Path) -> Hang | None:
+    """The hang that ended the attempt, if one did.
+
+    Where every rank was stuck in code that lets no other thread run, nobody could write the record:
+    then the stacks that C code has written are the only trace, and they point at nobody.
+    """
+    value = read_json(folder / "hang.json")
+    if value is not None and isinstance(value.get("time"), int | float):
+        with contextlib.suppress(TypeError):
+            return Hang(**value)
+    written = [path.stat() for path in folder.glob("stacks-rank-*.txt")]
+    times = [stat.st_mtime for stat in written if stat.st_size]
+    if not times:
+        return None
+    ranks = "1 rank" if len(times) == 1 else f"{len(times)} ranks"
+    return Hang(None, None, min(times), None, f"{ranks} made no progress")
 
 
 def _whole(kind: type[_Ending], value: dict[str, Any]) -> _Ending | None:

@@ -1,11 +1,12 @@
 """The first cause is told, and what only follows from it is counted."""
 
 import signal
+from pathlib import Path
 
 import pytest
 
 from hpcrun.diagnose.causes import first_cause, is_cascade, scheduler_word, signal_name
-from hpcrun.run.endings import Exit, Failure
+from hpcrun.run.endings import Exit, Failure, Hang, read_hang, record_hang, stacks_path
 
 _GLOO = "[/pytorch/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:60045"
 
@@ -127,3 +128,31 @@ def test_sruns_line_on_a_silent_task_comes_before_those_on_tasks_that_spoke() ->
     told = first_cause(lost, [], log)
     assert told is not None
     assert told.line == "rank 3 on node2 was killed by SIGKILL"
+
+
+HANG = Hang(1, "n0", 5.0, 7, "rank 1 on n0 is behind")
+
+
+def test_a_hang_is_the_cause_of_what_fails_after_it() -> None:
+    told = first_cause([failure(0, 5.1)], [killed(1, 5.2)], hang=HANG)
+    assert told is not None
+    assert told.hang
+    assert (told.line, told.rank, told.host, told.step) == ("rank 1 on n0 is behind", 1, "n0", 7)
+
+
+@pytest.mark.parametrize("earlier", [([failure(1, 4.0)], []), ([], [killed(1, 4.0)])])
+def test_ranks_that_hang_because_one_is_gone_are_not_the_cause(earlier: tuple) -> None:
+    told = first_cause(*earlier, hang=HANG)
+    assert told is not None
+    assert not told.hang
+
+
+def test_a_hang_is_read_back_and_stacks_alone_tell_of_one_too(tmp_path: Path) -> None:
+    stacks_path(tmp_path, 0).touch()
+    assert read_hang(tmp_path) is None
+    stacks_path(tmp_path, 1).write_text("Thread 0x1: ...")
+    found = read_hang(tmp_path)
+    assert found is not None
+    assert (found.rank, found.line) == (None, "1 rank made no progress")
+    record_hang(tmp_path, HANG)
+    assert read_hang(tmp_path) == HANG

@@ -42,6 +42,13 @@ def test_a_crash_beyond_the_budget_stops_with_the_key_that_says_so() -> None:
     assert "4 crashes, 3 allowed (restarts.crash)" in told.reason
 
 
+def test_hangs_have_a_budget_of_their_own() -> None:
+    assert decide(progress([Cause.HANG] * 3 + [Cause.CRASH] * 3), Budgets()).restart
+    told = decide(progress([Cause.HANG] * 4), Budgets(hang=3))
+    assert not told.restart
+    assert "4 hangs, 3 allowed (restarts.hang)" in told.reason
+
+
 def test_a_budget_of_none_is_unlimited() -> None:
     assert decide(progress([Cause.TIME_LIMIT] * 500), Budgets()).restart
 

@@ -12,7 +12,7 @@ from hpcrun.lifecycle.policy import Budgets
 from hpcrun.lifecycle.scheduler import JobView, word_of
 from hpcrun.lifecycle.settle import SchedulerWord, Verdict, settle
 from hpcrun.run.directory import RunDirectory, create
-from hpcrun.run.endings import Exit, record_exit, record_failure
+from hpcrun.run.endings import Exit, Hang, record_exit, record_failure, record_hang
 from hpcrun.run.events import Attempt, read_events, record_event
 from hpcrun.run.files import read_json
 
@@ -223,3 +223,15 @@ def test_an_exhausted_budget_refuses_the_next_attempt(run: RunDirectory) -> None
     assert (read_json(run.result) or {})["state"] == "failed"
     verdict = settle(run, Attempt("7", 3), exitcodes.BAD_INPUT, Budgets())
     assert (verdict.cause, verdict.decision.restart) == (Cause.EXHAUSTED, False)
+
+
+def test_a_hang_is_settled_as_one_with_its_host_and_step(run: RunDirectory) -> None:
+    folder = run.attempt_logs("7", 0)
+    folder.mkdir(parents=True)
+    record_hang(folder, Hang(1, "n3", 5.0, 7, "rank 1 on n3 is behind"))
+    record_failure(folder, 0, raised("Connection closed by peer"), 7)
+    verdict = judged(run, 1)
+    assert (verdict.cause, verdict.decision.restart) == (Cause.HANG, True)
+    ended = read_events(run)[-1]
+    assert (ended.cause, ended.fields["host"]) == ("hang", "n3")
+    assert ended.fields["reason"] == "rank 1 on n3 is behind"
