@@ -45,20 +45,23 @@ def step_positions(
 
     A step takes ``batch_size`` consecutive positions whatever the number of ranks, so that the samples
     of a step do not depend on it.
-
-    Raises:
-        ValueError: the batch does not divide evenly: some of its positions would be nobody's.
     """
-    share, over = divmod(batch_size, world_size * accumulation)
-    if over:
-        raise ValueError(
-            f"{batch_size} samples do not divide among {world_size} ranks x {accumulation} micro-batches"
-        )
-    first = step * batch_size
-    return [
-        first + (micro * world_size + rank) * share + np.arange(share, dtype=np.int64)
-        for micro in range(accumulation)
-    ]
+    span = range(step * batch_size, (step + 1) * batch_size)
+    return divide(span, rank, world_size, accumulation)
+
+
+def divide(span: range, rank: int, world_size: int, accumulation: int) -> list[Indices]:
+    """The part of the positions ``span`` that ``rank`` takes, one array a micro-batch.
+
+    Micro-batches differ by one position at most, and hold none where there are too few for all.
+    """
+    share, over = divmod(len(span), world_size * accumulation)
+    parts = []
+    for micro in range(accumulation):
+        part = micro * world_size + rank
+        first = span.start + part * share + min(part, over)
+        parts.append(first + np.arange(share + (part < over), dtype=np.int64))
+    return parts
 
 
 def _permute(within: Indices, size: int, seed: int, epoch: int) -> Indices:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcrun.cluster.distributed import DistributedConfig
@@ -49,6 +50,10 @@ class Strategy:
         """Around forward and backward of a micro-batch: gradients travel in the last one of a step."""
         return contextlib.nullcontext()
 
+    def join(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
+        """Around the micro-batches of a step that some ranks have none of. Raises ValueError without DDP."""
+        raise ValueError("only DDP can take a step that some ranks have no batch for (Join)")
+
     def clip(self, parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
         """Scale the gradients to a global norm of at most ``limit``; the norm before, a plain scalar."""
         return nn.utils.clip_grad_norm_(parameters, limit)
@@ -81,6 +86,11 @@ class Replicated(Strategy):
         if isinstance(model, DistributedDataParallel) and not last:
             return model.no_sync()
         return contextlib.nullcontext()
+
+    def join(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
+        if not isinstance(model, DistributedDataParallel):
+            return super().join(model)
+        return Join([model])
 
     def unsettled(self, model: nn.Module) -> bool:
         # With find_unused_parameters DDP keeps its first layout of buckets.

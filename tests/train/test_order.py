@@ -81,9 +81,24 @@ def test_the_ranks_divide_the_global_batch_and_together_take_all_of_it(
     assert sorted(taken) == list(range(step * batch, (step + 1) * batch))
 
 
-def test_a_batch_that_does_not_divide_is_refused_and_not_cut():
-    with pytest.raises(ValueError, match="32 samples do not divide among 3 ranks x 1"):
-        order.step_positions(0, 0, 3, 32, 1)
+@given(
+    first=st.integers(0, 10**9),
+    count=st.integers(0, 60),
+    world_size=st.integers(1, 8),
+    accumulation=st.integers(1, 4),
+)
+def test_a_batch_that_does_not_divide_is_not_cut_and_its_parts_differ_by_one_at_most(
+    first, count, world_size, accumulation
+):
+    span = range(first, first + count)
+    parts = [
+        part.tolist()
+        for rank in range(world_size)
+        for part in order.divide(span, rank, world_size, accumulation)
+    ]
+    assert sorted(place for part in parts for place in part) == list(span)
+    sizes = [len(part) for part in parts]
+    assert max(sizes) - min(sizes) <= 1
 
 
 def test_an_empty_dataset_has_no_order():

@@ -1,0 +1,110 @@
+"""How the samples of a step fall to ranks and micro-batches. The global batch is what the config names."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from hpcrun.train.order import Indices, divide
+
+Uneven = Literal["across", "drop", "pad", "join"]
+
+
+@dataclass(frozen=True)
+class Batching:
+    """A step's ``batch_size`` samples over ``ranks`` x ``accumulation`` micro-batches.
+
+    Shares differ by one sample at most. ``epoch``: samples in an epoch; None for a stream, which has no
+    end that ``uneven`` could speak of.
+    """
+
+    batch_size: int
+    ranks: int
+    accumulation: int = 1
+    uneven: Uneven = "across"
+    epoch: int | None = None
+
+    @property
+    def micro_batch(self) -> int:
+        """Most samples that a rank takes at once."""
+        return _ceil(self.batch_size, self.ranks * self.accumulation)
+
+    @property
+    def always_even(self) -> bool:
+        """Whether all micro-batches of all steps hold equally many samples."""
+        divides = self.batch_size % (self.ranks * self.accumulation) == 0
+        return divides and (self.uneven in ("across", "drop") or not self._left_over)
+
+    @property
+    def steps_per_epoch(self) -> float:
+        """Steps until each sample was seen once, or would have been but for those dropped."""
+        if self.epoch is None:
+            return float("inf")
+        if self.uneven == "across":
+            return self.epoch / self.batch_size
+        whole = self.epoch // self.batch_size
+        return whole + (self.uneven != "drop" and self._left_over > 0)
+
+    def span(self, step: int) -> range:
+        """The global positions of a step: consecutive, whatever the number of ranks."""
+        if self.uneven == "across" or self.epoch is None:
+            return range(step * self.batch_size, (step + 1) * self.batch_size)
+        epoch, within = divmod(step, int(self.steps_per_epoch))
+        first = epoch * self.epoch + within * self.batch_size
+        return range(first, min(first + self.batch_size, (epoch + 1) * self.epoch))
+
+    def micro_batches(self, step: int) -> int:
+        """How many each rank takes at ``step``: fewer where an epoch's last batch is short."""
+        count = len(self.span(step))
+        if count == self.batch_size:
+            return self.accumulation
+        return _ceil(_ceil(count, self.ranks), self.micro_batch)
+
+    def positions(self, step: int, rank: int) -> list[Indices]:
+        """The global positions of each micro-batch of ``rank``.
+
+        Where there is no sample left for one, it takes the step's first sample as a stand-in, which
+        :meth:`counts` says is worth nothing.
+        """
+        span = self.span(step)
+        shares = divide(span, rank, self.ranks, self.micro_batches(step))
+        stand_in = np.array([span.start], dtype=np.int64)
+        return [share if len(share) else stand_in for share in shares]
+
+    def counts(self, step: int, rank: int) -> list[int]:
+        """The samples of each micro-batch of ``rank``, zero for a stand-in."""
+        return [
+            len(it) for it in divide(self.span(step), rank, self.ranks, self.micro_batches(step))
+        ]
+
+    def lines(self) -> Iterator[str]:
+        """What to tell the user at the start."""
+        parts = self.ranks * self.accumulation
+        fewest = self.batch_size // parts
+        each = f"{fewest}" if fewest == self.micro_batch else f"{fewest} or {self.micro_batch}"
+        yield (
+            f"batch of {self.batch_size}: {self.ranks} ranks x {self.accumulation} micro-batches "
+            f"x {each} samples" + ("" if fewest == self.micro_batch else ", weighted by samples")
+        )
+        if self.uneven == "across" or self.epoch is None or not self._left_over:
+            return
+        what = {
+            "drop": f"the last {self._left_over} are left out",
+            "pad": f"the last one has {self._left_over} samples, and ranks without weigh nothing",
+            "join": f"the last one has {self._left_over} samples, and ranks without wait in DDP's Join",
+        }[self.uneven]
+        yield f"epoch of {self.epoch} samples: {int(self.steps_per_epoch)} steps; {what}"
+
+    @property
+    def _left_over(self) -> int:
+        return 0 if self.epoch is None else self.epoch % self.batch_size
+
+
+def accumulation_for(batch_size: int, ranks: int, micro_batch: int) -> int:
+    """The fewest micro-batches on each rank of which none exceeds ``micro_batch`` samples."""
+    return _ceil(_ceil(batch_size, ranks), micro_batch)
+
+
+def _ceil(number: int, divisor: int) -> int:
+    return -(-number // divisor)

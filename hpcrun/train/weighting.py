@@ -1,0 +1,67 @@
+"""How much the mean loss of each micro-batch counts where they do not hold equally many samples or tokens."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+Weight = float | Tensor
+
+
+def loss_factors(
+    weights: Sequence[Weight], total: float | None, *, ranks: int, device: torch.device
+) -> Sequence[Weight]:
+    """What to multiply each micro-batch's mean loss with, before gradients are averaged over ``ranks``.
+
+    The weighted mean over all ranks is sum(loss * weight) / sum(weight), and the average over ranks
+    divides by their number: hence loss * weight * ranks / sum(weight). Nothing is read back from the
+    device.
+
+    Args:
+        weights: of this rank's micro-batches, scalars.
+        total: the sum over all micro-batches of all ranks where it is known; None sums them up, which
+            is collective.
+    """
+    if total is not None and not any(isinstance(weight, Tensor) for weight in weights):
+        return [weight * ranks / total for weight in weights]
+    # Counts of tokens outgrow the 24 bits of a float.
+    own = torch.stack([_on(weight, device) for weight in weights])
+    everything = own.sum()
+    if total is not None:
+        everything.fill_(total)
+    elif ranks > 1:
+        dist.all_reduce(everything)
+    # Nothing counts at all: zero gradients, and not those of 0 / 0.
+    everything.masked_fill_(everything == 0, 1.0)
+    return (own * ranks / everything).float().unbind()
+
+
+def weighted(loss: Tensor, factor: Weight) -> Tensor:
+    """``loss * factor``; where that is zero, the loss may be the mean of nothing: not a number."""
+    if not isinstance(factor, Tensor):
+        return loss * factor
+    return torch.where(factor > 0, loss * factor, 0.0)
+
+
+def share_gradients(
+    parameters: Sequence[nn.Parameter], device: torch.device, *, wanting: bool
+) -> None:
+    """Give the ranks that are ``wanting`` the gradients of rank 0, the others' as well. Collective."""
+    has = torch.tensor([parameter.grad is not None for parameter in parameters], device=device)
+    dist.broadcast(has, src=0)
+    for parameter, there in zip(parameters, has.tolist(), strict=True):
+        if not there:
+            continue
+        gradient = parameter.grad
+        if wanting or gradient is None:
+            gradient = torch.empty_like(parameter, requires_grad=False)
+        dist.broadcast(gradient, src=0)
+        if wanting:
+            parameter.grad = gradient
+
+
+def _on(weight: Weight, device: torch.device) -> Tensor:
+    if isinstance(weight, Tensor):
+        return weight.detach().to(device, torch.float64, non_blocking=True).reshape(())
+    return torch.tensor(weight, dtype=torch.float64).to(device, non_blocking=True)
