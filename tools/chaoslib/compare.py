@@ -1,0 +1,64 @@
+"""The disturbed run beside the undisturbed one: bytes, samples, event log, account of the time."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+
+from hpcrun.lifecycle.goodput import Goodput, goodput
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Attempt, Event, read_events
+from hpcrun.run.files import read_json, read_lines
+from tests import jobs
+
+from .disturbed import NODES, Chaos
+
+
+def verify(chaos: Chaos, reference: RunDirectory) -> dict[str, str]:
+    """Compare the disturbed run with the undisturbed one; raises AssertionError where they differ."""
+    result = read_json(chaos.run.result) or {}
+    assert result.get("state") == "finished", f"{result}\n{chaos.story()}"
+    assert jobs.final_state(chaos.run) == jobs.final_state(reference), "the final states differ"
+    for rank in range(NODES * chaos.ranks):
+        calm = jobs.samples_by_step(reference, chaos.folder, rank, accumulation=2)
+        rough = jobs.samples_by_step(chaos.run, chaos.folder, rank, accumulation=2)
+        assert sorted(calm) == list(range(chaos.steps))
+        assert rough == calm, f"rank {rank} saw other samples"
+    events = read_events(chaos.run)
+    opened = [event.attempt for event in events if event.what == "opened"]
+    ended = [event.attempt for event in events if event.what == "ended"]
+    assert len(set(opened)) == len(opened), "an attempt was opened twice"
+    assert sorted(map(str, opened)) == sorted(map(str, ended)), "not each attempt has one end"
+    steps = read_lines(chaos.run.metrics)
+    account = goodput(events, time.time())
+    _check_account(account, result, events, [float(line["time"]) for line in steps])
+    return {
+        "attempts": str(len(opened)),
+        "steps computed": f"{len(steps)} for {chaos.steps}",
+        "wall": f"{account.wall:.0f} s",
+        "productive (ETTR)": f"{100 * (account.ettr or 0):.0f} %",
+        **{name: f"{value:.0f} s" for name, value in vars(account).items()},
+    }
+
+
+def _check_account(
+    account: Goodput, result: dict[str, object], events: Sequence[Event], steps: list[float]
+) -> None:
+    """The parts add up to the wall time, and hold the time in which steps were seen to be computed.
+
+    ``steps`` are the Unix times at which steps were logged.
+    """
+    wall = events[-1].time - events[0].time
+    assert abs(account.wall - wall) < 1.0, f"{account} does not add up to {wall}"
+    assert result["goodput"] == account.as_record(), "result.json has another account"
+    begun: dict[Attempt, float] = {}
+    for event in events:
+        if event.what == "started" and event.attempt is not None:
+            begun[event.attempt] = event.time
+    seen = 0.0
+    borders = [*sorted(begun.values()), float("inf")]
+    for start, following in itertools.pairwise(borders):
+        seen += max([time - start for time in steps if start <= time < following], default=0.0)
+    computing = account.productive + account.checkpoint + account.recomputed
+    assert computing > 0.95 * seen, f"steps were computed for {seen:.0f} s: {account}"

@@ -1,0 +1,181 @@
+"""What strikes a run, in which order, and what the event log has to say about it afterwards."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests import jobs
+
+from .disturbed import LIMIT_MINUTES, STEPS_PER_FAULT, Chaos
+
+
+@dataclass(frozen=True)
+class Met:
+    """A fault that was met: the last step logged before it, and the seconds until the run had moved on."""
+
+    fault: str
+    step: int
+    detail: str
+    recovery: float
+
+
+def preempt(chaos: Chaos) -> str:
+    """Let a job of the urgent partition take all nodes for a moment."""
+    ends = len(chaos.ends())
+    nodes = len(chaos.slurm.nodes)
+    chaos.slurm.sbatch(
+        *("-p", "urgent", f"-N{nodes}", "--exclusive", "--output=/dev/null"), "--wrap", "sleep 0.5"
+    )
+    chaos.wait_for_end(ends)
+    return "by a job of partition urgent"
+
+
+def kill_rank(chaos: Chaos) -> str:
+    """SIGKILL one rank."""
+    ends = len(chaos.ends())
+    node = chaos.dice.choice(chaos.nodes())
+    victims = [pid for pid in chaos.slurm.processes(node) if jobs.is_rank(pid)]
+    os.kill(chaos.dice.choice(sorted(victims)), signal.SIGKILL)
+    chaos.wait_for_end(ends)
+    return f"on {node}"
+
+
+def kill_node(chaos: Chaos) -> str:
+    """Take the power from one node of the job."""
+    ends = len(chaos.ends())
+    node = chaos.dice.choice(chaos.nodes())
+    chaos.slurm.kill_node(node)
+    try:
+        chaos.wait_for_end(ends)
+    finally:
+        chaos.slurm.revive_node(node)
+    return node
+
+
+def cut_link(chaos: Chaos) -> str:
+    """Pull the cable of one node of the job; its processes live on."""
+    ends = len(chaos.ends())
+    node = chaos.dice.choice(chaos.nodes())
+    chaos.slurm.cut_link(node)
+    try:
+        chaos.wait_for_end(ends)
+    finally:
+        chaos.slurm.restore_link(node)
+        chaos.slurm.revive_node(node)
+    return node
+
+
+def cancel_and_resume(chaos: Chaos) -> str:
+    """scancel by the user, who changes his mind."""
+    chaos.hpcrun("cancel", "disturbed")
+    chaos.hpcrun("resume", "disturbed", "--detach")
+    return f"now job {chaos.job()}"
+
+
+def stop_controller(chaos: Chaos) -> str:
+    """slurmctld goes away for some seconds; running jobs must not notice."""
+    at, seconds = chaos.step(), chaos.dice.randint(2, 10)
+    chaos.slurm.stop_daemon("slurmctld")
+    try:
+        chaos.wait(lambda: chaos.step() >= at + 5, "the run did not go on without slurmctld")
+        time.sleep(seconds)
+    finally:
+        chaos.slurm.start_daemon("slurmctld")
+    return f"for {seconds} s and more"
+
+
+def time_limit(chaos: Chaos) -> str:
+    """Shorten the job's limit so that it is near."""
+    ends, job = len(chaos.ends()), chaos.job()
+    shown = chaos.slurm.scontrol_show_job(job)
+    hours, minutes, seconds = map(int, shown["RunTime"].rpartition("-")[2].split(":"))
+    limit = (hours * 3600 + minutes * 60 + seconds) // 60 + 2
+    chaos.slurm.admin("scontrol", "update", f"jobid={job}", f"TimeLimit={limit}")
+    chaos.wait_for_end(ends)
+    chaos.slurm.admin("scontrol", "update", f"jobid={job}", f"TimeLimit={LIMIT_MINUTES}")
+    return f"{limit} min"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What strikes, and the cause that the event log has to give for the end (None: there is no end)."""
+
+    strike: Callable[[Chaos], str]
+    cause: str | None
+
+
+FAULTS: dict[str, Fault] = {
+    "preempt": Fault(preempt, "preemption"),
+    "kill a rank": Fault(kill_rank, "crash"),
+    "kill a node": Fault(kill_node, "node-failure"),
+    "cut a link": Fault(cut_link, "node-failure"),
+    "scancel, resume": Fault(cancel_and_resume, "cancelled"),
+    "stop slurmctld": Fault(stop_controller, None),
+    "time limit": Fault(time_limit, "time-limit"),
+}
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A fault to come, and the step from which it may strike."""
+
+    fault: str
+    step: int
+
+
+def plan(faults: int, dice: random.Random) -> list[Planned]:
+    """Which faults, in which order, when: every kind comes up before one comes up again."""
+    order: list[str] = []
+    while len(order) < faults:
+        order += dice.sample(list(FAULTS), len(FAULTS))
+    return [
+        Planned(name, STEPS_PER_FAULT * number + dice.randint(1, STEPS_PER_FAULT // 2))
+        for number, name in enumerate(order[:faults])
+    ]
+
+
+def disturb(chaos: Chaos, plan: list[Planned]) -> list[Met]:
+    """Meet the run with the faults of the plan, and say each on a line."""
+    met: list[Met] = []
+    for number, planned in enumerate(plan, start=1):
+        chaos.allow(number)
+        last = _meet(chaos, planned)
+        print(
+            f"fault {number:>3}: {last.fault:<16} at step {last.step:>5}, moved on after "
+            f"{last.recovery:5.1f} s  ({last.detail})",
+            flush=True,
+        )
+        met.append(last)
+    return met
+
+
+def _meet(chaos: Chaos, planned: Planned) -> Met:
+    chaos.wait(lambda: chaos.step() >= planned.step, f"step {planned.step} was not reached")
+    fault = FAULTS[planned.fault]
+    at, begun, ends = chaos.step(), time.monotonic(), len(chaos.ends())
+    detail = fault.strike(chaos)
+    # Beyond what it had: steps that are computed again are not yet progress.
+    had = chaos.step()
+    if fault.cause is not None:
+        chaos.wait(chaos.starts_again, "the run did not start again")
+    chaos.wait(lambda: chaos.step() > had, "the run did not get further")
+    causes = chaos.ends()[ends:]
+    expected = [] if fault.cause is None else [fault.cause]
+    assert causes == expected, f"{planned.fault}: the log says {causes}\n{chaos.story()}"
+    return Met(planned.fault, at, detail, time.monotonic() - begun)
+
+
+def table(met: list[Met]) -> str:
+    """How often each fault was met, and how long the run took to be further than before."""
+    lines = [f"  {'fault':<16} {'times':>5} {'mean':>8} {'longest':>8}"]
+    for name in FAULTS:
+        took = [one.recovery for one in met if one.fault == name]
+        if took:
+            mean, longest = sum(took) / len(took), max(took)
+            lines.append(f"  {name:<16} {len(took):>5} {mean:>6.1f} s {longest:>6.1f} s")
+    return "\n".join(lines)
