@@ -18,19 +18,29 @@ _CAUSES = {"bad-input": exitcodes.BAD_INPUT, "save-failed": exitcodes.SAVE_FAILE
 def print_result(run: RunDirectory) -> None:
     """Print a finished run's report: numbers first, then texts of several lines."""
     result = read_json(run.result) or {}
-    report: dict[str, Any] = dict(result.get("report") or {})
-    long = {key: value for key, value in report.items() if "\n" in str(value)}
+    report = {key: _shown(value) for key, value in (result.get("report") or {}).items()}
+    long = {key: value for key, value in report.items() if "\n" in value}
     short = {key: value for key, value in report.items() if key not in long}
     if "validation_loss" not in report and result.get("validation_loss") is not None:
-        short["validation_loss"] = result["validation_loss"]
+        short["validation_loss"] = _shown(result["validation_loss"])
     width = max(map(len, short), default=0)
     for key, value in short.items():
-        shown = f"{value:.4f}" if isinstance(value, float) else value
-        print(f"  {key.replace('_', ' '):<{width}}  {shown}")
+        print(f"  {key.replace('_', ' '):<{width}}  {value}")
     for key, value in long.items():
         print(f"  {key.replace('_', ' ')}:")
-        print("\n".join(f"    | {line}" for line in str(value).splitlines()))
+        print("\n".join(f"    | {line}" for line in value.splitlines()))
     print(f"  {'result':<{width}}  {run.result}")
+
+
+def _shown(value: Any) -> str:
+    """A value of the report as text: a list of lists becomes a table."""
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    if isinstance(value, list) and len(value) > 1 and all(isinstance(row, list) for row in value):
+        cells = [[_shown(cell) for cell in row] for row in value]
+        width = max((len(cell) for row in cells for cell in row), default=0)
+        return "\n".join(" ".join(cell.rjust(width) for cell in row) for row in cells)
+    return str(value)
 
 
 def print_end(run: RunDirectory) -> int:

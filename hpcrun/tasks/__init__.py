@@ -14,11 +14,15 @@ if TYPE_CHECKING:
 
 BUILTIN: dict[str, str] = {
     "language-model": "hpcrun.tasks.language_model:LanguageModel",
+    "classifier": "hpcrun.tasks.classifier:Classifier",
+    "autoencoder": "hpcrun.tasks.autoencoder:Autoencoder",
 }
 """Short name -> ``module:Class`` of every built-in task."""
 
 OPTIONS: dict[str, str] = {
     "language-model": "hpcrun.tasks.options:LANGUAGE_MODEL",
+    "classifier": "hpcrun.tasks.options:CLASSIFIER",
+    "autoencoder": "hpcrun.tasks.options:AUTOENCODER",
 }
 """Short name -> ``module:NAME`` of its pair of option models, for ``model`` and for ``data``."""
 

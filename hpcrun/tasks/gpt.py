@@ -80,14 +80,16 @@ class Block(nn.Module):
         return mixed.transpose(1, 2).reshape(batch, length, width)
 
 
-def rotation(length: int, head_length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def rotation(
+    length: int, head_length: int, device: torch.device, base: float = 10000.0
+) -> tuple[Tensor, Tensor]:
     """Cosine and sine of every position's angles, each float32 [length, head_length / 2].
 
-    Pair j turns by position / 10000^(2j / head_length), as in RoFormer. Cheap enough to compute
+    Pair j turns by position / base^(2j / head_length), as in RoFormer. Cheap enough to compute
     anew each time, which spares a buffer, and a limit on the length.
     """
     pairs = torch.arange(0, head_length, 2, device=device, dtype=torch.float32)
-    frequency = torch.exp(pairs * (-math.log(10000.0) / head_length))
+    frequency = torch.exp(pairs * (-math.log(base) / head_length))
     angle = torch.outer(torch.arange(length, device=device, dtype=torch.float32), frequency)
     return angle.cos(), angle.sin()
 

@@ -1,4 +1,4 @@
-"""The task that the quick start trains: a small GPT that learns to write Python, byte by byte.
+"""The task that the quick start trains: a small GPT, or BDH, learns to write Python byte by byte.
 
 It needs no download and no tokenizer, and shows within a minute that something was learnt: the
 loss is compared with the unigram entropy, which is where a model ends that ignores the context.
@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from hpcrun.config import Config
 from hpcrun.tasks import corpus
+from hpcrun.tasks.bdh import BDH
 from hpcrun.tasks.gpt import GPT, generate
 from hpcrun.tasks.options import LanguageModelData, LanguageModelShape
 from hpcrun.tasks.windows import ByteWindows
@@ -45,7 +46,8 @@ class LanguageModel(Task):
         ensure(self._path, self.options.max_bytes, self.options.validation_fraction)
 
     def build_model(self) -> nn.Module:
-        return GPT(self.shape, seed=self.config.seed)
+        kind = BDH if self.shape.kind == "bdh" else GPT
+        return kind(self.shape, seed=self.config.seed)
 
     def train_dataset(self) -> ByteWindows:
         return self._windows("train", self._corpus.train_bytes)

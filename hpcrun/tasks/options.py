@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
@@ -10,12 +11,19 @@ from hpcrun.config.fields import BelowOne, Count, ShellText, Shrinking
 
 
 class LanguageModelShape(BaseModel):
-    """The ``model`` section of the language model: a small GPT over bytes."""
+    """The ``model`` section of the language model: a small GPT, or BDH, over bytes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
-    layers: Count = Field(default=4, description="Transformer blocks.")
-    heads: Count = Field(default=4, description="Attention heads a block; they share the width.")
+    kind: Literal["gpt", "bdh"] = Field(
+        default="gpt", description="Transformer, or the Dragon Hatchling (arXiv:2509.26507)."
+    )
+    layers: Count = Field(
+        default=4, description="Transformer blocks; bdh: passes through the one that it has."
+    )
+    heads: Count = Field(
+        default=4, description="Attention heads a block; they share the width; bdh: the neurons."
+    )
     width: Count = Field(default=128, description="Length of the vector that stands for one byte.")
     context: Count = Field(
         default=128, description="Bytes that a sample holds and that the model looks back on."
@@ -23,19 +31,40 @@ class LanguageModelShape(BaseModel):
     dropout: BelowOne = Field(
         default=0.0, description="Share of activations zeroed in training; 0: none."
     )
+    neurons: Count | None = Field(
+        default=None, description="bdh: neurons of a layer; null: 32 times the width."
+    )
 
     @field_validator("width")
     @classmethod
-    def _splits_over_heads(cls, width: int, others: ValidationInfo) -> int:
-        # Rotary positions turn pairs, so that each head's share has to be even.
-        unit = 2 * others.data.get("heads", 1)
-        if width % unit:
-            near = [size for size in (width // unit * unit, (width // unit + 1) * unit) if size]
-            raise ValueError(
-                f"should be a multiple of 2 * model.heads = {unit}, not {width}; "
-                f"the nearest: {' or '.join(map(str, near))}"
-            )
-        return width
+    def _width_splits(cls, width: int, others: ValidationInfo) -> int:
+        return _splits_over_heads(width, others)
+
+    @field_validator("neurons")
+    @classmethod
+    def _neurons_split(cls, neurons: int | None, others: ValidationInfo) -> int | None:
+        if neurons is None:
+            return None
+        if others.data.get("kind") == "gpt":
+            raise ValueError("is for model.kind=bdh; leave it out, or write null")
+        return _splits_over_heads(neurons, others)
+
+    @property
+    def neurons_or_default(self) -> int:
+        """Neurons of a BDH layer."""
+        return self.neurons or 32 * self.width
+
+
+def _splits_over_heads(size: int, others: ValidationInfo) -> int:
+    # Rotary positions turn pairs, so that each head's share has to be even.
+    unit = 2 * others.data.get("heads", 1)
+    if size % unit:
+        near = [fits for fits in (size // unit * unit, (size // unit + 1) * unit) if fits]
+        raise ValueError(
+            f"should be a multiple of 2 * model.heads = {unit}, not {size}; "
+            f"the nearest: {' or '.join(map(str, near))}"
+        )
+    return size
 
 
 class LanguageModelData(BaseModel):
@@ -60,13 +89,80 @@ class LanguageModelData(BaseModel):
 
     @field_validator("path")
     @classmethod
-    def _from_here(cls, path: str | None) -> str | None:
-        if path is None:
-            return None
-        if not path:
-            raise ValueError("is empty; leave the key out, or write null")
-        # The job may start in another folder, so a relative path is settled where it was written.
-        return str(Path(path).expanduser().absolute())
+    def _path_from_here(cls, path: str | None) -> str | None:
+        return _from_here(path)
+
+
+class DigitsData(BaseModel):
+    """The ``data`` keys of the tasks on digits: how the images are parted."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    validation_fraction: Shrinking = Field(
+        default=0.15, description="Share of the images kept apart to validate on."
+    )
+    test_fraction: Shrinking = Field(
+        default=0.15, description="Share of the images kept apart for the report at the end."
+    )
+
+    @field_validator("test_fraction")
+    @classmethod
+    def _leaves_some_to_train_on(cls, fraction: float, others: ValidationInfo) -> float:
+        kept = others.data.get("validation_fraction", 0.0)
+        if fraction + kept >= 1:
+            raise ValueError(
+                f"{fraction:g} and data.validation_fraction={kept:g} leave nothing to train on; "
+                "together they should be less than 1"
+            )
+        return fraction
+
+
+class ClassifierShape(BaseModel):
+    """The ``model`` section of the classifier: a small convolutional network."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    blocks: Count = Field(default=2, description="Residual convolutions.")
+    channels: Count = Field(default=16, description="Channels of each.")
+    dropout: BelowOne = Field(
+        default=0.1, description="Share of features zeroed in training before the last layer."
+    )
+
+
+class AutoencoderShape(BaseModel):
+    """The ``model`` section of the variational autoencoder."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    hidden: Count = Field(
+        default=128, description="Units of the encoder's and the decoder's layer."
+    )
+    latent: Count = Field(default=8, description="Numbers that stand for an image.")
+
+
+class AutoencoderData(DigitsData):
+    """The ``data`` keys of the autoencoder."""
+
+    reconstructions: ShellText | None = Field(
+        default=None,
+        description="HDF5 file for the test images, what came back and their codes; null: none.",
+    )
+
+    @field_validator("reconstructions")
+    @classmethod
+    def _path_from_here(cls, path: str | None) -> str | None:
+        return _from_here(path)
+
+
+def _from_here(path: str | None) -> str | None:
+    if path is None:
+        return None
+    if not path:
+        raise ValueError("is empty; leave the key out, or write null")
+    # The job may start in another folder, so a relative path is settled where it was written.
+    return str(Path(path).expanduser().absolute())
 
 
 LANGUAGE_MODEL = (LanguageModelShape, LanguageModelData)
+CLASSIFIER = (ClassifierShape, DigitsData)
+AUTOENCODER = (AutoencoderShape, AutoencoderData)

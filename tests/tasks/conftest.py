@@ -1,10 +1,17 @@
-"""A small library of sources, and a corpus packed from it."""
+"""A small library of sources, a corpus packed from it, and one thread for models this small."""
 
 from pathlib import Path
 
 import pytest
+import torch
 
 from hpcrun.tasks import corpus
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    """More would wait for each other longer than they compute, on a busy machine above all."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture

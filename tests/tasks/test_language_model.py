@@ -32,11 +32,18 @@ def read_config(name: str) -> Config:
     return with_task_options(resolve(layers), options_for("language-model"), locate(layers))
 
 
+@pytest.mark.parametrize(
+    "model_keys",
+    [
+        {"layers": 1, "heads": 2, "width": 64, "context": 64},
+        {"kind": "bdh", "layers": 2, "heads": 4, "width": 32, "context": 64, "neurons": 256},
+    ],
+    ids=["gpt", "bdh"],
+)
 def test_training_on_the_standard_library_beats_the_unigram_entropy_within_seconds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_keys: dict[str, object]
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    model_keys = {"layers": 1, "heads": 2, "width": 64, "context": 64}
     learner = LanguageModel(
         Config.model_validate({"model": model_keys, "data": {"max_bytes": 2_000_000}})
     )

@@ -1,0 +1,203 @@
+"""A variational autoencoder (Kingma and Welling 2013, arXiv:1312.6114) on handwritten digits.
+
+Its loss is a bound on the images' true code length, in nats per image, because the likelihood is
+the data's own: a pixel counts the ink among 16 points, so it is binomial. That makes it comparable
+with a model that needs no training: the frequencies of each pixel's values, all independent.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hpcrun.config import Config
+from hpcrun.tasks import digits
+from hpcrun.tasks.options import AutoencoderData, AutoencoderShape
+from hpcrun.train.task import Task
+
+PIXELS = digits.SIDE**2
+SHADES = " .:-=+*#%@"
+SHOWN = 5
+"""Test images in the report's picture."""
+
+Batch = list[Tensor]
+"""Images [B, 1, 8, 8], classes [B], numbers [B]."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The two parts of the evidence lower bound, each float [B], in nats: they add up to the loss.
+
+    ``pixels``: what the pixels cost given the code. ``code``: what the code costs, a KL divergence.
+    """
+
+    pixels: Tensor
+    code: Tensor
+
+
+class Autoencoder(Task):
+    """Compression of scikit-learn's handwritten digits to a few numbers each."""
+
+    unit = "images"
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.shape = AutoencoderShape.model_validate(config.model.own)
+        self.options = AutoencoderData.model_validate(config.data.own)
+
+    def prepare(self) -> None:
+        """Raises UserError where scikit-learn is missing."""
+        digits.require()
+
+    def build_model(self) -> nn.Module:
+        return Network(self.shape)
+
+    def train_dataset(self) -> digits.Digits:
+        return self._splits.train
+
+    def validation_dataset(self) -> digits.Digits:
+        return self._splits.validation
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The negative bound in nats per image, with one draw of each image's code.
+
+        In training the draw is from the global generators, which a resume restores. In validation
+        each image has a draw of its own that never changes, so that two validations compare.
+        """
+        images, _, numbers = batch
+        if model.training:
+            noise = torch.randn(len(images), self.shape.latent, device=images.device)
+        else:
+            noise = self._own_noise(numbers)
+        parts = bound(images, *model(images, noise))
+        return (parts.pixels + parts.code).mean()
+
+    def report(self, model: nn.Module, validation_loss: float | None) -> dict[str, Any]:
+        """The bound's parts on the test split, what independent pixels cost, and a picture."""
+        test = self._splits.test
+        logits, mean, spread = reconstructed(model, test.images, self._own_noise(test.numbers))
+        parts = bound(test.images, logits, mean, spread)
+        shown = logits.sigmoid().view_as(test.images)
+        if self.options.reconstructions:
+            write_images(Path(self.options.reconstructions), test.images, shown, mean)
+        losses = {} if validation_loss is None else {"validation_loss": validation_loss}
+        return {
+            **losses,
+            "test_loss": (parts.pixels + parts.code).mean().item(),
+            "test_pixels": parts.pixels.mean().item(),
+            "test_code": parts.code.mean().item(),
+            "test_squared_error": (shown - test.images).square().mean().item(),
+            "independent_pixels": independent_pixels(self._splits.train.images, test.images),
+            "reconstructions": picture(test.images[:SHOWN], shown[:SHOWN]),
+        }
+
+    @cached_property
+    def _splits(self) -> digits.Splits:
+        return digits.splits(self.options.validation_fraction, self.options.test_fraction)
+
+    @cached_property
+    def _noise(self) -> Tensor:
+        generator = torch.Generator().manual_seed(self.config.seed)
+        count = sum(map(len, vars(self._splits).values()))
+        return torch.randn(count, self.shape.latent, generator=generator)
+
+    def _own_noise(self, numbers: Tensor) -> Tensor:
+        return self._noise[numbers.cpu()].to(numbers.device)
+
+
+class Network(nn.Module):
+    """Images [B, 1, 8, 8] and noise [B, latent] -> logits of ink [B, 64], and the code's mean and
+    logarithm of its variance, each [B, latent]."""
+
+    def __init__(self, shape: AutoencoderShape) -> None:
+        super().__init__()
+        self.encode = nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(PIXELS, shape.hidden),
+            nn.GELU(),
+            nn.Linear(shape.hidden, 2 * shape.latent),
+        )
+        self.decode = nn.Sequential(
+            nn.Linear(shape.latent, shape.hidden), nn.GELU(), nn.Linear(shape.hidden, PIXELS)
+        )
+
+    def forward(self, images: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mean, log_variance = self.encode(images).float().chunk(2, dim=-1)
+        code = mean + noise * (0.5 * log_variance).exp()
+        return self.decode(code).float(), mean, log_variance
+
+
+def bound(images: Tensor, logits: Tensor, mean: Tensor, log_variance: Tensor) -> Bound:
+    """The parts of the negative bound: images float [B, 1, 8, 8] of k / 16, the rest as `Network`'s."""
+    share = images.flatten(1)
+    ink = share * digits.INK
+    ways = (
+        torch.lgamma(torch.tensor(digits.INK + 1.0, device=ink.device))
+        - torch.lgamma(ink + 1)
+        - torch.lgamma(digits.INK - ink + 1)
+    )
+    points = F.binary_cross_entropy_with_logits(logits, share, reduction="none")
+    # Of a normal code from the standard normal one (Kingma and Welling, appendix B).
+    divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance)
+    return Bound((digits.INK * points - ways).sum(-1), divergence.sum(-1))
+
+
+def independent_pixels(train: Tensor, test: Tensor) -> float:
+    """Nats per test image under each pixel's own frequencies in ``train``, each value counted once more."""
+    known, asked = ((part.flatten(1) * digits.INK).long() for part in (train, test))
+    counts = F.one_hot(known, digits.INK + 1).sum(0).double() + 1
+    costs = -(counts / counts.sum(-1, keepdim=True)).log()
+    return costs.gather(1, asked.T).sum(0).mean().item()
+
+
+@torch.no_grad()
+def reconstructed(model: nn.Module, images: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What `Network` makes of the images in evaluation mode, on the CPU."""
+    device = next(model.parameters()).device
+    training = model.training
+    model.eval()
+    try:
+        logits, mean, log_variance = model(images.to(device), noise.to(device))
+    finally:
+        model.train(training)
+    return logits.cpu(), mean.cpu(), log_variance.cpu()
+
+
+def picture(images: Tensor, shown: Tensor) -> str:
+    """Images [N, 1, 8, 8] above their reconstructions, as letters of rising darkness."""
+    return "\n\n".join(_row(part) for part in (images, shown))
+
+
+def _row(images: Tensor) -> str:
+    steps = (images.clamp(0, 1) * (len(SHADES) - 1)).round().long()
+    lines = torch.cat(list(steps.squeeze(1)), dim=1).tolist()
+    # Twice each: a letter is about half as wide as high.
+    return "\n".join("".join(2 * SHADES[step] for step in line).rstrip() for line in lines)
+
+
+def write_images(path: Path, images: Tensor, shown: Tensor, codes: Tensor) -> None:
+    """Write an HDF5 file with ``images``, ``reconstructions`` and ``codes``, replacing it atomically.
+
+    Raises OSError where it cannot be written.
+    """
+    import h5py
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        with h5py.File(temporary, "w") as file:
+            for key, values in (("images", images), ("reconstructions", shown), ("codes", codes)):
+                file.create_dataset(key, data=values.numpy())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,114 @@
+"""Which digit is it: a small convolutional network, stopped early and tested on what it never saw.
+
+Small enough for a laptop, and complete: it validates while it trains, ends when that no longer
+helps (``train.patience``), and reports accuracy and confusions on images that decided nothing.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hpcrun.config import Config
+from hpcrun.tasks import digits
+from hpcrun.tasks.options import ClassifierShape, DigitsData
+from hpcrun.train.task import Task
+
+Batch = list[Tensor]
+"""Images [B, 1, 8, 8], classes [B], numbers [B]."""
+
+
+class Classifier(Task):
+    """Recognition of scikit-learn's handwritten digits."""
+
+    unit = "images"
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.shape = ClassifierShape.model_validate(config.model.own)
+        self.options = DigitsData.model_validate(config.data.own)
+
+    def prepare(self) -> None:
+        """Raises UserError where scikit-learn is missing."""
+        digits.require()
+
+    def build_model(self) -> nn.Module:
+        return Network(self.shape)
+
+    def train_dataset(self) -> digits.Digits:
+        return self._splits.train
+
+    def validation_dataset(self) -> digits.Digits:
+        return self._splits.validation
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Mean cross-entropy in nats per image."""
+        images, classes, _ = batch
+        # Under autocast the logits are half precision.
+        return F.cross_entropy(model(images).float(), classes)
+
+    def report(self, model: nn.Module, validation_loss: float | None) -> dict[str, Any]:
+        """Accuracy on the test split, and its confusions: a row for each digit, a column for each answer."""
+        test = self._splits.test
+        answers = answered(model, test.images)
+        table = torch.zeros(digits.CLASSES, digits.CLASSES, dtype=torch.int64)
+        table.index_put_((test.classes, answers), torch.tensor(1), accumulate=True)
+        losses = {} if validation_loss is None else {"validation_loss": validation_loss}
+        return {
+            **losses,
+            "test_accuracy": (answers == test.classes).double().mean().item(),
+            "test_images": len(test),
+            "confusion_matrix": table.tolist(),
+        }
+
+    @cached_property
+    def _splits(self) -> digits.Splits:
+        return digits.splits(self.options.validation_fraction, self.options.test_fraction)
+
+
+class Network(nn.Module):
+    """Logits of ten classes from images: float [B, 1, 8, 8] -> float [B, 10]."""
+
+    def __init__(self, shape: ClassifierShape) -> None:
+        super().__init__()
+        self.look = nn.Conv2d(1, shape.channels, 3, padding=1)
+        self.blocks = nn.ModuleList(Block(shape.channels) for _ in range(shape.blocks))
+        self.dropout = nn.Dropout(shape.dropout)
+        self.answer = nn.Linear(shape.channels * (digits.SIDE // 2) ** 2, digits.CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.look(images)
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.answer(self.dropout(F.max_pool2d(x, 2).flatten(1)))
+        return logits
+
+
+class Block(nn.Module):
+    """A convolution whose result is added to what came in; normalised over each image alone."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        # No batch norm: its running statistics would differ from rank to rank.
+        self.norm = nn.GroupNorm(1, channels)
+        self.convolve = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + F.relu(self.convolve(self.norm(x)))
+
+
+@torch.no_grad()
+def answered(model: nn.Module, images: Tensor) -> Tensor:
+    """The likeliest class of each image, int64 [N] on the CPU."""
+    device = next(model.parameters()).device
+    training = model.training
+    model.eval()
+    try:
+        logits: Tensor = model(images.to(device))
+    finally:
+        model.train(training)
+    return logits.argmax(-1).cpu()

@@ -1,0 +1,128 @@
+"""The model is the Dragon Hatchling it says it is: its recurrence, causal, weights shared by layers."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from hpcrun.tasks.bdh import BDH, ROTATION_BASE, attended
+from hpcrun.tasks.gpt import generate, rotate, rotation
+from hpcrun.tasks.options import LanguageModelShape
+
+SHAPE = LanguageModelShape(kind="bdh", layers=2, heads=2, width=16, context=12, neurons=64)
+
+
+def tokens(count: int = 3, length: int = 12) -> torch.Tensor:
+    return torch.randint(0, 256, (count, length), generator=torch.Generator().manual_seed(1))
+
+
+def test_logits_have_one_row_a_position_and_one_column_a_byte():
+    assert BDH(SHAPE)(tokens()).shape == (3, 12, 256)
+
+
+def test_the_forward_pass_is_the_recurrence_over_fast_weights_written_out():
+    """Position after position, carrying for each layer and head the matrix that the paper calls state."""
+    model, seen = BDH(SHAPE, seed=4).double(), tokens(1)[0]
+    layers, heads, share = 2, 2, 32
+    cos, sin = (part.double() for part in rotation(12, share, seen.device, ROTATION_BASE))
+    memory = torch.zeros(layers, heads, share, 16, dtype=torch.double)
+    rows = []
+    for position, token in enumerate(seen):
+        turn = cos[position : position + 1], sin[position : position + 1]
+        v = F.layer_norm(model.embedding.weight[token], (16,))
+        for layer in range(layers):
+            x = (model.excite.weight @ v).clamp(min=0).view(heads, share)
+            y = torch.empty(heads, share, dtype=torch.double)
+            for head in range(heads):
+                turned = rotate(x[head : head + 1], turn)[0]
+                recalled = F.layer_norm(turned @ memory[layer, head], (16,))
+                y[head] = (recalled @ model.gate[head]).clamp(min=0) * x[head]
+                memory[layer, head] += torch.outer(turned, v)
+            v = F.layer_norm(v + F.layer_norm(model.read.weight @ y.flatten(), (16,)), (16,))
+        rows.append(model.head.weight @ v)
+    torch.testing.assert_close(model(seen[None])[0], torch.stack(rows), rtol=1e-5, atol=1e-6)
+
+
+def test_a_later_byte_never_changes_an_earlier_prediction():
+    model, seen = BDH(SHAPE).eval(), tokens()
+    other = seen.clone()
+    other[:, 7] = (other[:, 7] + 1) % 256
+    before, after = model(seen), model(other)
+    torch.testing.assert_close(before[:, :7], after[:, :7])
+    assert not torch.allclose(before[:, 7:], after[:, 7:])
+
+
+def test_a_position_recalls_what_came_before_it_and_never_itself():
+    x, v = torch.rand(1, 1, 3, 4), torch.randn(1, 3, 5)
+    recalled = attended(x, v, rotation(3, 4, x.device))[0, 0]
+    assert torch.equal(recalled[0], torch.zeros(5))
+    # Whatever the second recalls is a multiple of the only value before it.
+    assert torch.allclose(recalled[1] / v[0, 0], (recalled[1] / v[0, 0]).mean())
+
+
+def test_layers_share_their_weights_and_there_are_no_buffers():
+    shapes = (SHAPE, SHAPE.model_copy(update={"layers": 5}))
+    counts = [sum(weight.numel() for weight in BDH(shape).parameters()) for shape in shapes]
+    assert counts == [2 * 256 * 16 + 3 * 16 * 64] * 2
+    assert not list(BDH(SHAPE).buffers())
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_every_weight_gets_a_gradient(layers: int):
+    model = BDH(SHAPE.model_copy(update={"layers": layers}))
+    model(tokens()).square().mean().backward()
+    assert all(weight.grad is not None and weight.grad.any() for weight in model.parameters())
+
+
+def test_without_a_number_of_neurons_there_are_32_times_the_width():
+    shape = LanguageModelShape(kind="bdh", heads=2, width=16)
+    assert BDH(shape).excite.weight.shape == (512, 16)
+
+
+def test_the_same_seed_gives_the_same_weights_whatever_was_drawn_before():
+    torch.manual_seed(1)
+    first = BDH(SHAPE, seed=5).state_dict()
+    torch.rand(7)
+    second, other = BDH(SHAPE, seed=5).state_dict(), BDH(SHAPE, seed=6).state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not any(torch.equal(first[name], other[name]) for name in first)
+
+
+def test_a_fresh_model_is_about_as_unsure_as_can_be():
+    seen = tokens(8, 13)
+    loss = F.cross_entropy(BDH(SHAPE)(seen[:, :-1]).flatten(0, 1), seen[:, 1:].flatten())
+    assert loss.item() == pytest.approx(math.log(256), abs=0.1)
+
+
+def test_two_trainings_with_one_seed_end_with_the_same_bits():
+    def trained() -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        model = BDH(SHAPE.model_copy(update={"dropout": 0.2}), seed=1)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        for _ in range(5):
+            loss = F.cross_entropy(model(tokens()).flatten(0, 1), tokens().flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return model.state_dict()
+
+    first, second = trained(), trained()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_dropout_draws_from_the_global_generator_in_training_and_never_in_evaluation():
+    model, seen = BDH(SHAPE.model_copy(update={"dropout": 0.5})), tokens()
+    torch.manual_seed(0)
+    first, second = model(seen), model(seen)
+    torch.manual_seed(0)
+    assert torch.equal(model(seen), first)
+    assert not torch.equal(first, second)
+    model.eval()
+    assert torch.equal(model(seen), model(seen))
+
+
+def test_it_writes_a_sample():
+    text = generate(BDH(SHAPE), b"def ", 20, context=12, temperature=1.0, seed=0)
+    assert text.startswith(b"def ")
+    assert len(text) == 24
