@@ -44,3 +44,52 @@ def log(run: RunDirectory, restart: int) -> str:
     """What rank 0 printed in an attempt of the run's only job."""
     paths = list(run.logs.glob(f"*/restart-{restart}/rank-00000.log"))
     return paths[0].read_text() if paths else ""
+
+
+def test_a_script_that_fails_is_started_again_within_its_budget(bench: Bench) -> None:
+    shape = ("--nodes", "2", "--gpus", "1", "--cpu", "--executor", "slurm", "--detach")
+    common = (*shape, "--no-snapshot", "restarts.crash=1")
+    fails = 'echo "attempt $HPCRUN_RESTART of rank $RANK"; [ $RANK = 0 ] || exec sleep 60; '
+    scripts = {
+        "unlucky": "[ $HPCRUN_RESTART = 1 ] || { echo no luck today >&2; exit 3; }",
+        "hopeless": fails + "echo no luck at all >&2; exit 3",
+    }
+    for name, script in scripts.items():
+        bench.hpcrun("submit", "--name", name, *common, "--", "sh", "-c", script)
+    bench.wait_for_end(bench.status("unlucky")["job"])
+    bench.wait_for_end(bench.status("hopeless")["job"], "FAILED")
+    unlucky, hopeless = bench.run("unlucky"), bench.run("hopeless")
+    ends = jobs.events(unlucky, "ended")
+    assert [event.cause for event in ends] == ["crash", "finished"], bench.told(unlucky)
+    assert "no luck today" in str(ends[0].fields["reason"])
+    assert jobs.result(unlucky)["state"] == "finished"
+    # The rank that would have waited a minute was ended with the one that failed.
+    ends = jobs.events(hopeless, "ended")
+    assert [event.cause for event in ends] == ["crash", "crash"], bench.told(hopeless)
+    assert "no luck at all" in str(jobs.result(hopeless)["reason"])
+    assert "restarts.crash" in str(ends[1].fields["decision"])
+    job = bench.status("hopeless")["job"]
+    assert bench.slurm.restarts(job) == 1
+    assert bench.slurm.scontrol_show_job(job)["ExitCode"].partition(":")[0] == "3"
+
+
+COUNTS = """
+trap 'echo told to stop at $n; exit 0' USR2
+n=$(cat counted) || n=0
+while [ $n -lt 50 ]; do sleep 1; n=$((n + 1)); echo $n > counted; done
+"""
+
+
+# Slurm's smallest limit is a minute.
+@pytest.mark.slow
+def test_a_script_that_minds_its_time_limit_ends_over_several_allocations(bench: Bench) -> None:
+    shape = ("--nodes", "1", "--gpus", "1", "--cpu", "--executor", "slurm", "--detach")
+    limit = ("--no-snapshot", "job.time=1", "job.signal_lead=20")
+    bench.hpcrun("submit", "--name", "counts", *shape, *limit, "--", "bash", "-c", COUNTS)
+    run = bench.run("counts")
+    bench.slurm.wait_until(lambda: run.result.exists(), 2 * ENDED, lambda: bench.told(run))
+    causes = [event.cause for event in jobs.events(run, "ended")]
+    assert len(causes) > 1
+    assert causes == ["time-limit"] * (len(causes) - 1) + ["finished"], bench.told(run)
+    assert (bench.folder / "counted").read_text() == "50\n"
+    assert "told to stop at" in log(run, 0)
