@@ -14,6 +14,7 @@ from hpcrun.checkpoint.engine import CheckpointEngine
 from hpcrun.checkpoint.outcome import Restored, SaveOutcome
 from hpcrun.checkpoint.retention import Retention, tidying
 from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.train.stepping import StepGate
 
 
 class Checkpointing:
@@ -21,7 +22,7 @@ class Checkpointing:
 
     module: nn.Module
     model: nn.Module
-    scaler: torch.amp.GradScaler
+    gate: StepGate
     _engines: dict[Path, CheckpointEngine]
 
     @property
@@ -67,10 +68,12 @@ class Checkpointing:
 
         ``own``: plain data of this rank alone, given back in the ``own`` of :meth:`load_checkpoint`.
         """
+        # First what the schedule still has to learn of the last step: the optimiser holds its rate.
+        self.gate.settle()
         shared = state.capture_shared(
             self.model,
             self.optimizer,
-            scaler=self.scaler if self.scaler.is_enabled() else None,
+            scaler=self.gate,
             scheduler=self.scheduler,
             extra=dict(extra or {}),
         )
@@ -97,7 +100,7 @@ class Checkpointing:
                 restored.shared,
                 self.model,
                 self.optimizer,
-                scaler=self.scaler if self.scaler.is_enabled() else None,
+                scaler=self.gate,
                 scheduler=self.scheduler,
             )
             if restored.own is not None:
@@ -114,7 +117,8 @@ class Checkpointing:
         if self._buffers_differ:
             # A copy on the CPU as the shared state's: the file is loaded before the device is asked.
             own["buffers"] = {
-                name: buffer.detach().cpu() for name, buffer in self.module.named_buffers()
+                state.canonical(name): buffer.detach().cpu()
+                for name, buffer in self.module.named_buffers()
             }
         return own
 
@@ -123,7 +127,7 @@ class Checkpointing:
         if self._buffers_differ and "buffers" in own:
             with torch.no_grad():
                 for name, buffer in self.module.named_buffers():
-                    buffer.copy_(own["buffers"][name])
+                    buffer.copy_(own["buffers"][state.canonical(name)])
         state.apply_rank(own)
 
     def _engine(self, where: Path | str | CheckpointEngine) -> CheckpointEngine:

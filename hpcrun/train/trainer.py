@@ -20,26 +20,31 @@ from hpcrun.config import AMPConfig
 from hpcrun.train import process_group
 from hpcrun.train.batch import to_device
 from hpcrun.train.checkpointing import Checkpointing, folder_engine
+from hpcrun.train.precision import autocast_dtype, choose_matmul
+from hpcrun.train.stepping import StepGate, Verdict
 from hpcrun.train.strategies import Parallel, Strategy, strategy
 from hpcrun.train.untouched import kept_buffers, kept_gradients
 
 LossFunction = Callable[[nn.Module, Any], Tensor]
-
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
 class StepResult:
     """What a step gives: mean loss of this rank's samples and global gradient norm, scalars on the device.
 
-    ``gradient_norm`` is None without clipping. ``skipped``: the loss scaler found an overflow.
-    ``learning_rate``: the one the step was taken with, of the first parameter group.
+    ``gradient_norm`` is None without clipping. ``learning_rate``: the one the step was taken with, of
+    the first parameter group.
     """
 
     loss: Tensor
     gradient_norm: Tensor | None
-    skipped: bool
+    verdict: Verdict
     learning_rate: float
+
+    @property
+    def skipped(self) -> bool:
+        """Whether a gradient was not finite, so that nothing changed; asking may wait for the device."""
+        return self.verdict.skipped
 
 
 class AMPTrainer(Checkpointing):
@@ -71,14 +76,8 @@ class AMPTrainer(Checkpointing):
         self.model: nn.Module = self.module
         self.amp = amp or AMPConfig()
         self.clip_norm = clip_norm
-        self.scaler = torch.amp.GradScaler(
-            self.device.type,
-            init_scale=self.amp.init_scale,
-            growth_factor=self.amp.growth_factor,
-            backoff_factor=self.amp.backoff_factor,
-            growth_interval=self.amp.growth_interval if self.amp.dynamic else 2**31 - 1,
-            enabled=self.amp.dtype == "fp16",
-        )
+        choose_matmul(self.amp, self.device)
+        self.gate = StepGate(self.amp, self.device, self._after_step)
         self._make_optimizer = optimizer
         self._make_scheduler = scheduler
         self._optimizer: Optimizer | None = None
@@ -105,14 +104,20 @@ class AMPTrainer(Checkpointing):
 
     @property
     def scheduler(self) -> LRScheduler | None:
-        """The learning-rate schedule, if one was given."""
+        """The learning-rate schedule, if one was given, where it stands after the last step."""
         if self._scheduler is None and self._make_scheduler is not None:
             self._scheduler = self._make_scheduler(self.optimizer)
+        self.gate.settle()
         return self._scheduler
 
+    @property
+    def scaler(self) -> torch.amp.GradScaler:
+        """The loss scaler, enabled for fp16."""
+        return self.gate.scaler
+
     def autocast(self) -> torch.autocast:
-        """The precision context of the forward pass; disabled for fp32."""
-        dtype = _DTYPES.get(self.amp.dtype)
+        """The precision context of the forward pass; disabled for fp32 and tf32."""
+        dtype = autocast_dtype(self.amp)
         return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
 
     def training_step(self, micro_batches: Sequence[Any], loss: LossFunction) -> StepResult:
@@ -128,8 +133,7 @@ class AMPTrainer(Checkpointing):
         if not micro_batches:
             raise ValueError("a training step needs at least one micro-batch")
         self._leave_evaluation()
-        optimizer, scheduler = self.optimizer, self.scheduler
-        learning_rate = optimizer.param_groups[0]["lr"]
+        optimizer = self.optimizer
         total = torch.zeros((), device=self.device)
         for index, batch in enumerate(micro_batches):
             with self._strategy.micro_batch(self.model, last=index == len(micro_batches) - 1):
@@ -137,15 +141,20 @@ class AMPTrainer(Checkpointing):
                     value = loss(self.model, to_device(batch, self.device)) / len(micro_batches)
                 torch.autograd.backward(self.scaler.scale(value))
             total += value.detach()
-        norm = None
-        if self.clip_norm is not None:
-            self.scaler.unscale_(optimizer)
-            norm = self._strategy.clip(_trained(optimizer), self.clip_norm)
-        skipped = self._take_step(optimizer)
+        # The schedule is asked for only now: it waits for what became of the step before.
+        _ = self.scheduler
+        learning_rate = optimizer.param_groups[0]["lr"]
+        norm, verdict = self.gate.step(optimizer, self._clip if self.clip_norm else None)
         optimizer.zero_grad(set_to_none=True)
-        if scheduler is not None and not skipped:
-            scheduler.step()
-        return StepResult(total, norm, skipped, learning_rate)
+        return StepResult(total, norm, verdict, learning_rate)
+
+    def _clip(self) -> Tensor:
+        assert self.clip_norm is not None
+        return self._strategy.clip(_trained(self.optimizer), self.clip_norm)
+
+    def _after_step(self, skipped: bool, scale_factor: float) -> None:
+        if self._scheduler is not None and not skipped:
+            self._scheduler.step()
 
     def _choose_strategy(self) -> Strategy:
         return Strategy()
@@ -154,20 +163,6 @@ class AMPTrainer(Checkpointing):
         # Only where it was entered: parts that the user keeps in it (frozen norms) stay so.
         if not (self.model.training and self.module.training):
             self.model.train()
-
-    def _take_step(self, optimizer: Optimizer) -> bool:
-        """Step unless the gradients overflowed; whether the step was skipped."""
-        if not self.scaler.is_enabled():
-            optimizer.step()
-            return False
-        before = self.scaler.get_scale()
-        self.scaler.step(optimizer)
-        self.scaler.update()
-        # The scaler lowers its scale on, and only on, a step that it did not take.
-        skipped = self.scaler.get_scale() < before
-        if skipped and not self.amp.dynamic:
-            self.scaler.update(before)
-        return skipped
 
 
 class DistributedAMPTrainer(AMPTrainer):
