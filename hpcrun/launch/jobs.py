@@ -89,11 +89,7 @@ def cancel(run: RunDirectory) -> str:
         LaunchError: it is not running, or the scheduler refused.
     """
     executor, job, waiting = _live_job(run)
-    if executor == "local":
-        local_job.send(run.job_logs(job), local_job.CANCEL)
-    elif executor == "direct":
-        by_hand.send(run, signal.SIGTERM)
-    else:
+    if not _told_here(run, executor, job, local_job.CANCEL, signal.SIGTERM):
         _checked(slurm.scancel_command(job))
         _note_cancelled(run, job)
     return (
@@ -108,19 +104,14 @@ def kill(run: RunDirectory) -> str:
         LaunchError: it is not running, or the scheduler refused.
     """
     executor, job, waiting = _live_job(run)
-    if executor == "local":
-        local_job.send(run.job_logs(job), local_job.KILL)
-    elif executor == "direct":
-        by_hand.send(run, signal.SIGKILL)
-    elif waiting:
+    if _told_here(run, executor, job, local_job.KILL, signal.SIGKILL):
+        return f"job {job}: killed"
+    # Step 0 is the ranks': the batch script lives to write down that this was the end. There is none
+    # where it has not begun, or is of another script's making.
+    ranks_only = slurm.scancel_command(job, signal="KILL", step=0)
+    if waiting or slurm.run(ranks_only).returncode:
         _checked(slurm.scancel_command(job))
-        _note_cancelled(run, job)
-    else:
-        # Step 0 is the ranks': the batch script lives to write down that this was the end.
-        if slurm.run(slurm.scancel_command(job, signal="KILL", step=0)).returncode:
-            # It has not begun, or is of another script's making.
-            _checked(slurm.scancel_command(job))
-        _note_cancelled(run, job)
+    _note_cancelled(run, job)
     return f"job {job}: killed"
 
 
@@ -136,14 +127,12 @@ def preempt(run: RunDirectory) -> str:
     executor, job, waiting = _live_job(run)
     if waiting:
         raise LaunchError(f"{run.name}: job {job} waits for its start; there is nothing to preempt")
+    if not _told_here(run, executor, job, local_job.PREEMPT, signal.SIGUSR2):
+        _checked(slurm.scancel_command(job, signal="USR2"))
+        return f"job {job}: SIGUSR2 to all ranks; it saves, and requeues itself"
     if executor == "local":
-        local_job.send(run.job_logs(job), local_job.PREEMPT)
         return f"job {job}: SIGTERM to all ranks; it saves, and is requeued"
-    if executor == "direct":
-        by_hand.send(run, signal.SIGUSR2)
-        return f"{job}: SIGUSR2 to rank 0; it saves and stops, and nobody starts it again"
-    _checked(slurm.scancel_command(job, signal="USR2"))
-    return f"job {job}: SIGUSR2 to all ranks; it saves, and requeues itself"
+    return f"{job}: SIGUSR2 to rank 0; it saves and stops, and nobody starts it again"
 
 
 def withdraw(run: RunDirectory, executor: str, job: str) -> None:
@@ -179,6 +168,25 @@ def _live_job(run: RunDirectory) -> tuple[str, str, bool]:
     if now.executor == "debug":
         raise LaunchError(f"{run.name}: runs in a terminal ({now.job}); end it there with Ctrl-C")
     return now.executor, now.job, now.word == "pending"
+
+
+def _told_here(
+    run: RunDirectory, executor: str, job: str, controller: signal.Signals, rank: signal.Signals
+) -> bool:
+    """Send ``controller`` to the local cluster's, or ``rank`` to rank 0 of a job started by hand.
+
+    Returns whether it is one of these two, and not Slurm's.
+
+    Raises:
+        LaunchError: nobody is there to hear it.
+    """
+    if executor == "local":
+        local_job.send(run.job_logs(job), controller)
+    elif executor == "direct":
+        by_hand.send(run, rank)
+    else:
+        return False
+    return True
 
 
 def _note_cancelled(run: RunDirectory, job: str) -> None:

@@ -117,66 +117,28 @@ def do_install(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def fault(action: Callable[[argparse.Namespace, cluster.Cluster], str]) -> Command:
-    """A command that does one thing to a running cluster and prints one line."""
+def fault(act: Callable[..., object], said: str, *operands: str) -> Command:
+    """A command that does one thing to a running cluster and says one line.
+
+    ``act`` gets the cluster and the options named ``operands``; ``said`` holds options in braces.
+    """
 
     def command(parsed: argparse.Namespace) -> int:
         requirements.require_root()
-        print(action(parsed, cluster.load(parsed.name, parsed.root)))
+        target = cluster.load(parsed.name, parsed.root)
+        act(target, *(getattr(parsed, name) for name in operands))
+        print(said.format(**vars(parsed)))
         return 0
 
     return command
 
 
-def kill_node(parsed: argparse.Namespace, target: cluster.Cluster) -> str:
+def do_kill_node(parsed: argparse.Namespace) -> int:
     """The node loses power, or only its Slurm daemons die."""
     if parsed.leave_orphans:
-        faults.leave_orphans(target, parsed.host)
-        return f"{parsed.host}: slurmd and its step daemons are dead, the job's processes live on"
-    faults.lose_power(target, parsed.host)
-    return f"{parsed.host}: everything on it is dead"
-
-
-def revive_node(parsed: argparse.Namespace, target: cluster.Cluster) -> str:
-    """The node comes back."""
-    faults.revive(target, parsed.host)
-    return f"{parsed.host}: slurmd has registered again"
-
-
-def cut_link(parsed: argparse.Namespace, target: cluster.Cluster) -> str:
-    """The host's cable is pulled."""
-    faults.cut_link(target, parsed.host)
-    return f"{parsed.host}: cut off"
-
-
-def slow_link(parsed: argparse.Namespace, target: cluster.Cluster) -> str:
-    """The host's bandwidth shrinks."""
-    faults.slow_link(target, parsed.host, parsed.rate)
-    return f"{parsed.host}: {parsed.rate} in both directions"
-
-
-def lossy_link(parsed: argparse.Namespace, target: cluster.Cluster) -> str:
-    """The host's packets get lost."""
-    faults.lossy_link(target, parsed.host, parsed.percent)
-    return f"{parsed.host}: {parsed.percent} % of the packets are dropped in both directions"
-
-
-def restore_link(parsed: argparse.Namespace, target: cluster.Cluster) -> str:
-    """The host's wire is whole again."""
-    faults.restore_link(target, parsed.host)
-    return f"{parsed.host}: the link is whole"
-
-
-def stop_daemon(parsed: argparse.Namespace, target: cluster.Cluster) -> str:
-    """A central daemon goes away."""
-    faults.stop_daemon(target, parsed.daemon)
-    return f"{parsed.daemon}: stopped"
-
-
-def start_daemon(parsed: argparse.Namespace, target: cluster.Cluster) -> str:
-    """A central daemon comes back."""
-    faults.start_daemon(target, parsed.daemon)
-    return f"{parsed.daemon}: answers"
+        said = "{host}: slurmd and its step daemons are dead, the job's processes live on"
+        return fault(faults.leave_orphans, said, "host")(parsed)
+    return fault(faults.lose_power, "{host}: everything on it is dead", "host")(parsed)
 
 
 Command = Callable[[argparse.Namespace], int]
@@ -189,12 +151,16 @@ COMMANDS: dict[str, Command] = {
     "exec": do_exec,
     "env": do_env,
     "install": do_install,
-    "kill-node": fault(kill_node),
-    "revive-node": fault(revive_node),
-    "cut-link": fault(cut_link),
-    "slow-link": fault(slow_link),
-    "lossy-link": fault(lossy_link),
-    "restore-link": fault(restore_link),
-    "stop": fault(stop_daemon),
-    "start": fault(start_daemon),
+    "kill-node": do_kill_node,
+    "revive-node": fault(faults.revive, "{host}: slurmd has registered again", "host"),
+    "cut-link": fault(faults.cut_link, "{host}: cut off", "host"),
+    "slow-link": fault(faults.slow_link, "{host}: {rate} in both directions", "host", "rate"),
+    "lossy-link": fault(
+        faults.lossy_link,
+        "{host}: {percent} % of the packets are dropped in both directions",
+        *("host", "percent"),
+    ),
+    "restore-link": fault(faults.restore_link, "{host}: the link is whole", "host"),
+    "stop": fault(faults.stop_daemon, "{daemon}: stopped", "daemon"),
+    "start": fault(faults.start_daemon, "{daemon}: answers", "daemon"),
 }
