@@ -35,32 +35,48 @@ class BDH(nn.Module):
     def __init__(self, shape: LanguageModelShape, seed: int = 0) -> None:
         """Build with weights that depend on ``shape`` and ``seed`` alone."""
         super().__init__()
-        self.layers, self.heads, self.dropout = shape.layers, shape.heads, shape.dropout
-        self.width, self.neurons = shape.width, shape.neurons_or_default
-        self.embedding = nn.Embedding(VOCABULARY, self.width)
-        self.excite = nn.Linear(self.width, self.neurons, bias=False)
-        # Each head gates its own neurons by what it alone attended to.
-        self.gate = nn.Parameter(torch.empty(self.heads, self.width, self.neurons // self.heads))
-        self.read = nn.Linear(self.neurons, self.width, bias=False)
-        self.head = nn.Linear(self.width, VOCABULARY, bias=False)
+        self.layers = shape.layers
+        self.embedding = nn.Embedding(VOCABULARY, shape.width)
+        # A list of one, so that it counts as a block where activations are recomputed, which pays:
+        # a layer has many more neurons than weights would suggest.
+        self.blocks = nn.ModuleList([Layer(shape)])
+        self.head = nn.Linear(shape.width, VOCABULARY, bias=False)
+        self.head_length = shape.neurons_or_default // shape.heads
         generator = torch.Generator().manual_seed(seed)
         for weight in self.parameters():
             nn.init.normal_(weight, std=INIT_STD, generator=generator)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        length = tokens.shape[1]
-        turn = rotation(length, self.neurons // self.heads, tokens.device, ROTATION_BASE)
-        v = self._normed(self.embedding(tokens.long()))
+        turn = rotation(tokens.shape[1], self.head_length, tokens.device, ROTATION_BASE)
+        v = normed(self.embedding(tokens.long()))
         for _ in range(self.layers):
-            x = F.relu(self.excite(v)).view(*v.shape[:2], self.heads, -1).transpose(1, 2)
-            y = F.relu(self._normed(attended(x, v, turn)) @ self.gate) * x
-            y = F.dropout(y.transpose(1, 2).flatten(2), self.dropout, self.training)
-            v = self._normed(v + self._normed(self.read(y)))
+            v = self.blocks[0](v, turn)
         logits: Tensor = self.head(v)
         return logits
 
-    def _normed(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, (self.width,))
+
+class Layer(nn.Module):
+    """One pass through the neurons: float [B, T, width] -> the same."""
+
+    def __init__(self, shape: LanguageModelShape) -> None:
+        super().__init__()
+        self.heads, self.dropout = shape.heads, shape.dropout
+        neurons = shape.neurons_or_default
+        self.excite = nn.Linear(shape.width, neurons, bias=False)
+        # Each head gates its own neurons by what it alone attended to.
+        self.gate = nn.Parameter(torch.empty(self.heads, shape.width, neurons // self.heads))
+        self.read = nn.Linear(neurons, shape.width, bias=False)
+
+    def forward(self, v: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+        x = F.relu(self.excite(v)).view(*v.shape[:2], self.heads, -1).transpose(1, 2)
+        y = F.relu(normed(attended(x, v, turn)) @ self.gate) * x
+        y = F.dropout(y.transpose(1, 2).flatten(2), self.dropout, self.training)
+        return normed(v + normed(self.read(y)))
+
+
+def normed(x: Tensor) -> Tensor:
+    """Each vector with mean 0 and variance 1."""
+    return F.layer_norm(x, x.shape[-1:])
 
 
 def attended(x: Tensor, v: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:

@@ -24,6 +24,7 @@ def test_logits_have_one_row_a_position_and_one_column_a_byte():
 def test_the_forward_pass_is_the_recurrence_over_fast_weights_written_out():
     """Position after position, carrying for each layer and head the matrix that the paper calls state."""
     model, seen = BDH(SHAPE, seed=4).double(), tokens(1)[0]
+    (layer_of_all,) = model.blocks
     layers, heads, share = 2, 2, 32
     cos, sin = (part.double() for part in rotation(12, share, seen.device, ROTATION_BASE))
     memory = torch.zeros(layers, heads, share, 16, dtype=torch.double)
@@ -32,14 +33,14 @@ def test_the_forward_pass_is_the_recurrence_over_fast_weights_written_out():
         turn = cos[position : position + 1], sin[position : position + 1]
         v = F.layer_norm(model.embedding.weight[token], (16,))
         for layer in range(layers):
-            x = (model.excite.weight @ v).clamp(min=0).view(heads, share)
+            x = (layer_of_all.excite.weight @ v).clamp(min=0).view(heads, share)
             y = torch.empty(heads, share, dtype=torch.double)
             for head in range(heads):
                 turned = rotate(x[head : head + 1], turn)[0]
                 recalled = F.layer_norm(turned @ memory[layer, head], (16,))
-                y[head] = (recalled @ model.gate[head]).clamp(min=0) * x[head]
+                y[head] = (recalled @ layer_of_all.gate[head]).clamp(min=0) * x[head]
                 memory[layer, head] += torch.outer(turned, v)
-            v = F.layer_norm(v + F.layer_norm(model.read.weight @ y.flatten(), (16,)), (16,))
+            v = F.layer_norm(v + F.layer_norm(layer_of_all.read.weight @ y.flatten(), (16,)), (16,))
         rows.append(model.head.weight @ v)
     torch.testing.assert_close(model(seen[None])[0], torch.stack(rows), rtol=1e-5, atol=1e-6)
 
@@ -77,7 +78,7 @@ def test_every_weight_gets_a_gradient(layers: int):
 
 def test_without_a_number_of_neurons_there_are_32_times_the_width():
     shape = LanguageModelShape(kind="bdh", heads=2, width=16)
-    assert BDH(shape).excite.weight.shape == (512, 16)
+    assert BDH(shape).blocks[0].excite.weight.shape == (512, 16)
 
 
 def test_the_same_seed_gives_the_same_weights_whatever_was_drawn_before():
