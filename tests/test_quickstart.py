@@ -41,16 +41,6 @@ def test_the_quick_start_learns_within_minutes(tmp_path: Path) -> None:
     assert report["validation_loss"] < report["unigram_entropy"] - 1.0
 
 
-def test_the_config_for_gpus_trains_on_the_cpu_too(tmp_path: Path) -> None:
-    done = jobs.hpcrun(
-        "submit", "-c", str(ROOT / "configs" / "gpt.yaml"), "--executor", "local", "--cpu",
-        "--nodes", "1", "--gpus", "2", *SMALL, "train.batch_size=4",
-        cwd=tmp_path, env={"XDG_CACHE_HOME": str(tmp_path)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "gpt is finished" in done.stdout
-
-
 def test_the_readmes_task_trains(tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text()
     (indented,) = re.findall(r"^   ```python\n(.*?)^   ```", text, re.DOTALL | re.MULTILINE)

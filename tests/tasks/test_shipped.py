@@ -1,0 +1,45 @@
+"""Every config that is shipped trains on two ranks, as DDP, played by ``shipped.py``."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.files import read_json, read_lines
+
+ROOT = Path(__file__).parents[2]
+NAMES = sorted(path.stem for path in (ROOT / "configs").glob("*.yaml"))
+WAYS = ["ddp"]
+TOLD = {
+    "language-model": {"unigram_entropy", "sample"},
+    "autoencoder": {"test_loss", "test_squared_error", "reconstructions"},
+    "classifier": {"test_accuracy", "confusion_matrix"},
+}
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shipped")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.tasks.shipped", str(folder), *WAYS],
+        cwd=ROOT, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_shipped_config_trains_and_reports(played: Path, name: str, way: str) -> None:
+    said = (played / f"{name}-{way}-logs" / "rank-0.log").read_text()
+    codes = json.loads((played / "outcomes.json").read_text())
+    assert codes[f"{name}-{way}"] == [0, 0], said
+    run = RunDirectory(played / f"{name}-{way}")
+    result = read_json(run.result) or {}
+    assert result["state"] == "finished"
+    assert "report_error" not in result
+    assert any(told <= result["report"].keys() for told in TOLD.values())
+    assert len([line for line in read_lines(run.metrics) if "loss" in line]) == 4
