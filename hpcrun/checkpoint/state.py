@@ -73,10 +73,14 @@ def alike(model: nn.Module) -> Callable[[str], bool]:
     """
     names = set()
     for name, _ in model.named_parameters(remove_duplicate=False):
-        parts = [part for part in name.split(".") if part not in _WRAPPERS]
-        names.add(f"model/{'.'.join(parts)}")
+        names.add(f"model/{canonical(name)}")
     # A part of the user's own that has a wrapper's name only makes rank 0 write what it holds.
     return lambda name: name in names or name.startswith("optimizer/state/")
+
+
+def canonical(name: str) -> str:
+    """The name of a parameter or buffer without what wrappers put into it."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
 def template(model: nn.Module, optimizer: Optimizer) -> Callable[[Collection[str]], dict[str, Any]]:

@@ -178,6 +178,7 @@ def validation_batches(
     batch_size: int,
     accumulation: int,
     limit: int | None,
+    alike: bool = False,
 ) -> Iterator[tuple[Any, int]]:
     """Yield (batch, its number of samples): every sample on exactly one rank, none padded.
 
@@ -185,6 +186,7 @@ def validation_batches(
         batch_size: as in training; a batch is no larger than training's micro-batches.
         limit: as many samples as so many batches over all ranks hold, the same ones each time, taken
             from all over the dataset, which may be sorted; None: all.
+        alike: give all ranks as many batches; those beyond a rank's own hold a sample that counts 0.
     """
     size = length(dataset)
     chosen: Any = range(size)
@@ -194,8 +196,13 @@ def validation_batches(
     mine = list(chosen[rank::world_size])
     share = max(1, batch_size // (world_size * accumulation))
     chunks = [mine[start : start + share] for start in range(0, len(mine), share)]
+    counts = [len(chunk) for chunk in chunks]
+    if alike:
+        # Rank 0 has the most.
+        lacking = len(range(0, len(chosen[::world_size]), share)) - len(chunks)
+        chunks += [[chosen[0]]] * lacking
+        counts += [0] * lacking
     loader: DataLoader[Any] = DataLoader(
         dataset, batch_sampler=chunks, generator=torch.Generator().manual_seed(0)
     )
-    for chunk, batch in zip(chunks, loader, strict=True):
-        yield batch, len(chunk)
+    yield from zip(loader, counts, strict=True)

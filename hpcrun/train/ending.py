@@ -54,8 +54,8 @@ def finished(
     """
     if saver.failed is not None:
         return exitcodes.SAVE_FAILED
+    report, error = _report(task, trainer, validation_loss)
     if trainer.is_main_process:
-        report, error = _report(task, trainer, validation_loss)
         # What the last step needed may have been committed before the run was taken over.
         require_ownership(run, attempt)
         write_json(
@@ -77,7 +77,10 @@ def _report(
     task: Task, trainer: AMPTrainer, validation_loss: float | None
 ) -> tuple[dict[str, Any], str | None]:
     try:
-        report = dict(task.report(trainer.module, validation_loss))
+        module = trainer.whole_module()  # Collective.
+        if module is None or not trainer.is_main_process:
+            return {}, None
+        report = dict(task.report(module, validation_loss))
         json.dumps(report)
     except Exception as error:
         traceback.print_exc()

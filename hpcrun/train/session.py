@@ -15,6 +15,7 @@ from hpcrun.cluster.deadline import end_time, query_end_time
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.cluster.launchers import in_local_cluster, job_id
 from hpcrun.config import Config, training_fingerprint
+from hpcrun.errors import UserError
 from hpcrun.lifecycle.agreement import StopAgreement
 from hpcrun.lifecycle.deadline import DeadlineWatch
 from hpcrun.lifecycle.signals import StopFlag, StopReason
@@ -24,10 +25,13 @@ from hpcrun.train import process_group
 from hpcrun.train.checkpoints import build_engine, build_interval
 from hpcrun.train.data import length, require_trainable, training_steps
 from hpcrun.train.ending import finished, stopped
+from hpcrun.train.errors import known_to_all
 from hpcrun.train.loop import Loop
 from hpcrun.train.metrics import MetricsLog
 from hpcrun.train.optimiser import build_optimizer, build_schedule
+from hpcrun.train.parallel import resolve_parallel
 from hpcrun.train.position import Position
+from hpcrun.train.preparation import Preparation
 from hpcrun.train.saver import Saver
 from hpcrun.train.streams import StreamState
 from hpcrun.train.task import Task, load_task
@@ -61,7 +65,7 @@ def train(
     model, dataset, validation_set = together(
         lambda: _open_task(task, config, distributed), rank=distributed.rank, group=group
     )
-    trainer = _build_trainer(config, model, distributed)
+    trainer = _build_trainer(config, model, distributed, group)
     engine = build_engine(run, attempt, config, distributed, group)
     restored = trainer.load_checkpoint(engine)
     start = restored.step if restored else 0
@@ -166,8 +170,9 @@ def _open_task(
 
 
 def _build_trainer(
-    config: Config, model: nn.Module, distributed: DistributedConfig
+    config: Config, model: nn.Module, distributed: DistributedConfig, group: Any
 ) -> DistributedAMPTrainer:
+    wanted = config.train
     trainer = DistributedAMPTrainer(
         model,
         lambda model: build_optimizer(model, config),
@@ -175,8 +180,20 @@ def _build_trainer(
         amp=config.amp,
         clip_norm=config.train.clip_norm,
         scheduler=lambda optimizer: build_schedule(optimizer, config),
+        parallel=resolve_parallel(config, model, distributed, group),
+        fsdp=config.fsdp,
+        preparation=Preparation(
+            checkpointing=wanted.activation_checkpointing,
+            every=wanted.checkpoint_blocks,
+            compile=wanted.compile_mode if wanted.compile else None,
+            channels_last=wanted.channels_last,
+        ),
     )
-    trainer.wrap_model()
+    try:
+        trainer.wrap_model()
+    except UserError as error:
+        # What a model lacks it lacks on every rank.
+        raise known_to_all(str(error), distributed.rank) from error
     return trainer
 
 

@@ -6,7 +6,7 @@ A strategy holds no tensors. The trainer asks it at the few places where one way
 import contextlib
 import inspect
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,7 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcrun.cluster.distributed import DistributedConfig
-
-Parallel = Literal["single", "ddp"]
+from hpcrun.train.preparation import CompileMode
 
 # torch 2.13 gives the old name a warning; before, there was only that.
 _ddp_arguments = inspect.signature(DistributedDataParallel.__init__).parameters
@@ -40,9 +39,12 @@ class Strategy:
         """The module where it is to be wrapped."""
         return module.to(device)
 
-    def wrap(self, module: nn.Module) -> nn.Module:
-        """What forward passes of training go through. Collective."""
-        return module
+    def remember(self, module: nn.Module) -> None:
+        """Note what :meth:`whole` will need of the module before anything is done to it."""
+
+    def wrap(self, module: nn.Module, mode: CompileMode | None) -> nn.Module:
+        """What forward passes of training go through, compiled if ``mode`` is given. Collective."""
+        return module if mode is None else cast(nn.Module, torch.compile(module, mode=mode))
 
     def micro_batch(
         self, model: nn.Module, *, last: bool
@@ -62,6 +64,26 @@ class Strategy:
         """Whether a first backward pass changes how later ones round."""
         return False
 
+    def after_evaluation(self, model: nn.Module) -> None:
+        """Leave nothing of forward passes without a backward pass that the next step could meet."""
+
+    def whole(self, module: nn.Module, device: torch.device) -> nn.Module | None:
+        """The module with all its weights, on rank 0 at least; None where it is not. Collective."""
+        return module
+
+
+class Scattered(Strategy):
+    """One process for all GPUs it sees (torch.nn.DataParallel); on the CPU it is that one process."""
+
+    def wrap(self, module: nn.Module, mode: CompileMode | None) -> nn.Module:
+        devices = torch.cuda.device_count()
+        print(
+            "hpcrun: parallel=dp drives all GPUs from one process, for quick tries: ddp, with one rank for "
+            f"each of them ({devices} here), is faster",
+            flush=True,
+        )
+        return nn.DataParallel(module) if devices > 1 else module
+
 
 class Replicated(Strategy):
     """A copy of the module on each rank, gradients averaged by DistributedDataParallel."""
@@ -70,15 +92,19 @@ class Replicated(Strategy):
         self._distributed = distributed
         self.buffers_differ = not distributed.broadcast_buffers
 
-    def wrap(self, module: nn.Module) -> nn.Module:
+    def wrap(self, module: nn.Module, mode: CompileMode | None) -> nn.Module:
         buffers: dict[str, Any] = {_SYNC_BUFFERS: self._distributed.broadcast_buffers}
-        return DistributedDataParallel(
+        wrapped = DistributedDataParallel(
             module,
             device_ids=list(self._distributed.device_ids) or None,
             find_unused_parameters=self._distributed.find_unused_parameters,
             **buffers,
             gradient_as_bucket_view=self._distributed.gradient_as_bucket_view,
         )
+        if mode is not None:
+            # In place, so that it stays the DDP module whose gradients can be held back.
+            wrapped.compile(mode=mode)
+        return wrapped
 
     def micro_batch(
         self, model: nn.Module, *, last: bool
@@ -95,10 +121,3 @@ class Replicated(Strategy):
     def unsettled(self, model: nn.Module) -> bool:
         # With find_unused_parameters DDP keeps its first layout of buckets.
         return isinstance(model, DistributedDataParallel) and not model.find_unused_parameters
-
-
-def strategy(parallel: Parallel, distributed: DistributedConfig) -> Strategy:
-    """The strategy of that name; DDP of a single rank is nothing but that rank."""
-    if parallel == "single" or distributed.world_size == 1:
-        return Strategy()
-    return Replicated(distributed)

@@ -3,6 +3,7 @@
 Both classes work in a loop of your own; the package's loop uses nothing else.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -17,13 +19,20 @@ from hpcrun.checkpoint import state
 from hpcrun.checkpoint.engine import CheckpointEngine
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import AMPConfig
+from hpcrun.config.training import FSDP
 from hpcrun.train import process_group
 from hpcrun.train.batch import to_device
 from hpcrun.train.checkpointing import Checkpointing, folder_engine
+from hpcrun.train.compression import Compression
+from hpcrun.train.parallel import Parallel, strategy
 from hpcrun.train.precision import autocast_dtype, choose_matmul
+from hpcrun.train.preparation import Preparation, prepare
 from hpcrun.train.stepping import StepGate, Verdict
-from hpcrun.train.strategies import Parallel, Strategy, strategy
+from hpcrun.train.strategies import Strategy
+from hpcrun.train.together import together
 from hpcrun.train.untouched import kept_buffers, kept_gradients
+from hpcrun.train.unused import require_all_used
+from hpcrun.train.weighting import Weight, loss_factors, share_gradients, weighted
 
 LossFunction = Callable[[nn.Module, Any], Tensor]
 
@@ -32,6 +41,7 @@ LossFunction = Callable[[nn.Module, Any], Tensor]
 class StepResult:
     """What a step gives: mean loss of this rank's samples and global gradient norm, scalars on the device.
 
+    Of a weighted step ``loss`` is this rank's part: the mean over ranks is the weighted mean.
     ``gradient_norm`` is None without clipping. ``learning_rate``: the one the step was taken with, of
     the first parameter group.
     """
@@ -71,10 +81,14 @@ class AMPTrainer(Checkpointing):
         if device is None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         self.device = torch.device(device)
+        self.amp = amp or AMPConfig()
         self._strategy = self._choose_strategy()
+        if self._strategy.replaces_parameters and isinstance(optimizer, Optimizer):
+            raise ValueError(
+                "sharding replaces the parameters that this optimizer has; give a function that makes it"
+            )
         self.module = self._strategy.place(model, self.device)
         self.model: nn.Module = self.module
-        self.amp = amp or AMPConfig()
         self.clip_norm = clip_norm
         choose_matmul(self.amp, self.device)
         self.gate = StepGate(self.amp, self.device, self._after_step)
@@ -93,6 +107,27 @@ class AMPTrainer(Checkpointing):
     def is_main_process(self) -> bool:
         """Whether this is rank 0."""
         return True
+
+    @property
+    def forward_is_collective(self) -> bool:
+        """Whether forward passes wait for those of the other ranks also without gradients."""
+        return self._strategy.collective_forward
+
+    def after_evaluation(self) -> None:
+        """Call it after forward passes through ``module`` that no backward pass follows."""
+        self._strategy.after_evaluation(self.module)
+
+    def whole_module(self) -> nn.Module | None:
+        """The model with all its weights, without wrapper; on ranks other than 0 it may be None. Collective.
+
+        A sharded model comes as a copy, on the device if it fits there, and on the CPU otherwise.
+        """
+        return self._strategy.whole(self.module, self.device)
+
+    @property
+    def _ranks(self) -> int:
+        """How many share a step."""
+        return 1
 
     @property
     def optimizer(self) -> Optimizer:
@@ -120,27 +155,62 @@ class AMPTrainer(Checkpointing):
         dtype = autocast_dtype(self.amp)
         return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
 
-    def training_step(self, micro_batches: Sequence[Any], loss: LossFunction) -> StepResult:
-        """Accumulate the gradients of ``micro_batches``, equally weighted, and take one optimiser step.
+    def training_step(
+        self,
+        micro_batches: Sequence[Any],
+        loss: LossFunction,
+        weights: Sequence[Weight] | None = None,
+        total: float | None = None,
+    ) -> StepResult:
+        """Accumulate the gradients of ``micro_batches`` and take one optimiser step.
 
         Args:
             micro_batches: what ``loss`` takes, on any device.
             loss: returns the mean loss over a batch's samples, a scalar.
+            weights: how much each micro-batch counts, such as its number of valid tokens: numbers, or
+                scalars on any device; None: all as much, on all ranks.
+            total: the sum of the weights over all ranks, where it is known.
 
         Raises:
-            ValueError: there are no micro-batches.
+            ValueError: there are no micro-batches, or not as many weights.
         """
+        factors = self._factors(micro_batches, weights, total)
+        return self._update(self._backward(micro_batches, loss, factors))
+
+    def _factors(
+        self, micro_batches: Sequence[Any], weights: Sequence[Weight] | None, total: float | None
+    ) -> Sequence[Weight] | None:
+        """What to multiply the losses with; None: all alike."""
         if not micro_batches:
             raise ValueError("a training step needs at least one micro-batch")
+        if weights is None:
+            return None
+        if len(weights) != len(micro_batches):
+            raise ValueError(f"{len(micro_batches)} micro-batches, but {len(weights)} weights")
+        return loss_factors(weights, total, ranks=self._ranks, device=self.device)
+
+    def _backward(
+        self,
+        micro_batches: Sequence[Any],
+        loss: LossFunction,
+        factors: Sequence[Weight] | None,
+    ) -> Tensor:
+        """Accumulate the gradients; returns the sum of what was differentiated."""
         self._leave_evaluation()
-        optimizer = self.optimizer
         total = torch.zeros((), device=self.device)
+        parts = len(micro_batches)
         for index, batch in enumerate(micro_batches):
-            with self._strategy.micro_batch(self.model, last=index == len(micro_batches) - 1):
+            with self._strategy.micro_batch(self.model, last=index == parts - 1):
                 with self.autocast():
-                    value = loss(self.model, to_device(batch, self.device)) / len(micro_batches)
+                    value = loss(self.model, to_device(batch, self.device))
+                    value = value / parts if factors is None else weighted(value, factors[index])
                 torch.autograd.backward(self.scaler.scale(value))
             total += value.detach()
+        return total
+
+    def _update(self, total: Tensor) -> StepResult:
+        """Take the optimiser step with the gradients that are there."""
+        optimizer = self.optimizer
         # The schedule is asked for only now: it waits for what became of the step before.
         _ = self.scheduler
         learning_rate = optimizer.param_groups[0]["lr"]
@@ -179,15 +249,29 @@ class DistributedAMPTrainer(AMPTrainer):
         scheduler: Callable[[Optimizer], LRScheduler] | None = None,
         device: torch.device | str | None = None,
         parallel: Parallel = "ddp",
+        fsdp: FSDP | None = None,
+        preparation: Preparation | None = None,
+        compression: Compression | None = None,
     ) -> None:
-        """As :class:`AMPTrainer`.
+        """As :class:`AMPTrainer`; with ``fsdp`` the model moves to the device when it is wrapped.
 
         Args:
             distributed: where this rank stands; by default what the launcher's variables say.
-            parallel: how the ranks share the work, see ``strategies``.
+            parallel: how the ranks share the work; a single rank does all of it whatever this says.
+            fsdp: how the model is sharded, for ``parallel="fsdp"``.
+            preparation: layout, activation checkpointing and compilation.
+            compression: how DDP compresses gradients on their way; it is this trainer's alone.
+
+        Raises:
+            ValueError: ``single`` or ``dp`` with several ranks; an optimiser of parameters that will go;
+                compression without DDP.
         """
         self.distributed = distributed or DistributedConfig.from_env()
-        self._parallel = parallel
+        self._parallel, self._fsdp = parallel, fsdp or FSDP()
+        self._preparation = preparation or Preparation()
+        self._compression = compression
+        if compression is not None and parallel == "fsdp":
+            raise ValueError("gradients are compressed by DDP's hooks, which FSDP does not have")
         if device is None:
             ids = self.distributed.device_ids
             device = torch.device("cuda", ids[0]) if ids else torch.device("cpu")
@@ -197,6 +281,10 @@ class DistributedAMPTrainer(AMPTrainer):
         self._control: Any = None
         self._wrapped = False
         self._buckets_settled = False
+
+    @property
+    def _ranks(self) -> int:
+        return self.distributed.world_size
 
     @property
     def is_distributed(self) -> bool:
@@ -214,21 +302,63 @@ class DistributedAMPTrainer(AMPTrainer):
         return self.distributed
 
     def wrap_model(self) -> nn.Module:
-        """Wrap the model as ``parallel`` says, and return what forward passes must go through. Collective."""
+        """Prepare and wrap the model, and return what forward passes must go through. Collective.
+
+        Raises:
+            UserError: the model has not what the preparation or the sharding asks for.
+        """
         if not self._wrapped:
-            self.model = self._strategy.wrap(self.module)
             self._wrapped = True
+            self._strategy.remember(self.module)
+            prepare(self.module, self._preparation)
+            self.model = self._strategy.wrap(self.module, self._preparation.compile)
+            if self._compression is not None and isinstance(self.model, DistributedDataParallel):
+                self._compression.attach(self.model)
+                self.gate.at_once = self._compression.at_once
         return self.model
 
-    def training_step(self, micro_batches: Sequence[Any], loss: LossFunction) -> StepResult:
+    def training_step(
+        self,
+        micro_batches: Sequence[Any],
+        loss: LossFunction,
+        weights: Sequence[Weight] | None = None,
+        total: float | None = None,
+    ) -> StepResult:
         """As :meth:`AMPTrainer.training_step`, gradients averaged over ranks at the last micro-batch.
 
-        The first call of a process asks ``loss`` once more than it takes steps, and puts back what that
-        changed: gradients, buffers and random generators.
+        ``weights`` are this rank's: all ranks give some, or none does. The first call of a process asks
+        ``loss`` once more than it takes steps, and puts back what that changed: gradients, buffers and
+        random generators.
         """
         if not self._buckets_settled:
             self._settle_buckets(micro_batches, loss)
-        return super().training_step(micro_batches, loss)
+        return super().training_step(micro_batches, loss, weights, total)
+
+    def joined_step(
+        self,
+        micro_batches: Sequence[Any],
+        loss: LossFunction,
+        weights: Sequence[Weight],
+        total: float | None = None,
+    ) -> StepResult:
+        """As :meth:`training_step`, but a rank whose weights are all the number 0 has nothing to compute.
+
+        It answers the others' collectives out of DDP's Join, which leaves it without their gradients:
+        it gets these from rank 0, which must have samples, so that all ranks take the same step.
+
+        Raises:
+            ValueError: the ranks do not share the work by DDP.
+        """
+        if not self._buckets_settled:
+            self._settle_buckets(micro_batches, loss)
+        factors = self._factors(micro_batches, weights, total)
+        idle = not any(isinstance(weight, Tensor) or weight for weight in weights)
+        value = torch.zeros((), device=self.device)
+        with self._strategy.join(self.model):
+            if not idle:
+                value = self._backward(micro_batches, loss, factors)
+        share_gradients(_trained(self.optimizer), self.device, wanting=idle)
+        return self._update(value)
 
     def control_group(self) -> Any:
         """A gloo group for decisions and checkpoints, apart from the gradients' collectives."""
@@ -241,7 +371,23 @@ class DistributedAMPTrainer(AMPTrainer):
         return self._strategy.buffers_differ
 
     def _choose_strategy(self) -> Strategy:
-        return strategy(self._parallel, self.distributed)
+        return strategy(self._parallel, self.distributed, self.amp, self._fsdp)
+
+    def _after_step(self, skipped: bool, scale_factor: float) -> None:
+        super()._after_step(skipped, scale_factor)
+        if self._compression is not None:
+            self._compression.after_step(skipped, scale_factor)
+
+    def _capture_own(self) -> dict[str, Any]:
+        own = super()._capture_own()
+        kept = None if self._compression is None else self._compression.capture()
+        return own if kept is None else {**own, "compression": kept}
+
+    def _restore_compression(self, own: dict[str, Any] | None) -> str | None:
+        if self._compression is None:
+            return None
+        kept = None if own is None else own.get("compression")
+        return self._compression.restore(kept, self.gate.steps, self.device)
 
     def _make_engine(self, folder: Path) -> CheckpointEngine:
         return folder_engine(
@@ -263,10 +409,16 @@ class DistributedAMPTrainer(AMPTrainer):
         if not micro_batches or not self._strategy.unsettled(self.model):
             return
         generators = state.capture_rank()
-        with kept_buffers(self.module), kept_gradients(self.module):
+        hook = contextlib.nullcontext() if self._compression is None else self._compression.idle()
+        with kept_buffers(self.module), kept_gradients(self.module), hook:
             self._leave_evaluation()
             with self.autocast():
                 value = loss(self.model, to_device(micro_batches[0], self.device))
+            together(
+                lambda: require_all_used(value, self.module),
+                rank=self.distributed.rank,
+                group=self.control_group(),
+            )
             torch.autograd.backward(value)
         state.apply_rank(generators)
 

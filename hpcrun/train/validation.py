@@ -29,8 +29,9 @@ def validate(
 ) -> float:
     """The mean loss per sample, weighted by the samples that each rank really saw. Collective.
 
-    The bare module is asked, not its DDP wrapper: ranks may have unequal numbers of batches. It is the
-    model as rank 0 saves it: the other ranks' own buffers (running statistics) are put aside meanwhile.
+    The bare module is asked, not its DDP wrapper: ranks may have unequal numbers of batches. A sharded one
+    needs all ranks in each forward pass: those with fewer batches join in with one that counts nothing. It
+    is the model as rank 0 saves it: other ranks' own buffers (running statistics) are put aside meanwhile.
     """
     total, count = 0.0, 0
     with evaluating(trainer.module), kept_buffers(trainer.module):
@@ -44,9 +45,12 @@ def validate(
             batch_size=batch_size,
             accumulation=accumulation,
             limit=limit,
+            alike=trainer.forward_is_collective,
         ):
             with trainer.autocast():
                 loss = task.loss(trainer.module, to_device(batch, trainer.device))
-            total += loss.item() * samples
-            count += samples
+            if samples:
+                total += loss.item() * samples
+                count += samples
+    trainer.after_evaluation()
     return mean_over_ranks(total, count, group)

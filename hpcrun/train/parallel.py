@@ -1,0 +1,92 @@
+"""Which way of sharing the work a training takes: the one that is named, or what memory says."""
+
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from hpcrun.checkpoint.staging import available_memory
+from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.config import AMPConfig, Config
+from hpcrun.config.training import FSDP
+from hpcrun.train import memory
+from hpcrun.train.sharding import Sharded
+from hpcrun.train.strategies import Replicated, Scattered, Strategy
+
+Parallel = Literal["single", "dp", "ddp", "fsdp"]
+
+_MOMENTS = {"adamw": 2, "adam": 2, "sgd": 1}
+
+
+def strategy(
+    parallel: Parallel, distributed: DistributedConfig, amp: AMPConfig, fsdp: FSDP
+) -> Strategy:
+    """The strategy of that name. A single rank shares with nobody: for it ddp and fsdp are single.
+
+    Raises:
+        ValueError: single or dp, which are for one process, with several ranks.
+    """
+    if distributed.world_size == 1:
+        return Scattered() if parallel == "dp" else Strategy()
+    if parallel in ("single", "dp"):
+        raise ValueError(
+            f"parallel={parallel} is for one process; with several ranks take ddp or fsdp"
+        )
+    return Replicated(distributed) if parallel == "ddp" else Sharded(distributed, fsdp, amp.dtype)
+
+
+def resolve_parallel(
+    config: Config, model: nn.Module, distributed: DistributedConfig, group: Any
+) -> Parallel:
+    """What ``train.parallel`` means here; ``auto`` prints how it came to its answer. Collective.
+
+    Args:
+        model: on the CPU still, before anything of it is on a device.
+        group: a gloo group of all ranks, or None for a single one.
+    """
+    if config.train.parallel != "auto":
+        return config.train.parallel
+    if distributed.world_size == 1:
+        return "single"
+    wanted = memory.need(
+        ((p.numel(), p.element_size(), p.requires_grad) for p in model.parameters()),
+        moments=_moments(config),
+        bucket_view=config.train.gradient_as_bucket_view,
+    )
+    free = _least_free(distributed, group)
+    ours = only_ddp(config)
+    chosen: Parallel = "ddp" if ours or memory.fits(wanted, free) else "fsdp"
+    if distributed.rank == 0:
+        why = f" (for {ours})" if chosen == "ddp" and not memory.fits(wanted, free) else ""
+        print(
+            f"hpcrun: train.parallel=auto takes {chosen}{why}: {memory.told(wanted, free)}",
+            flush=True,
+        )
+    return chosen
+
+
+def only_ddp(config: Config) -> str | None:
+    """The first key of ``config`` that asks for what DDP alone can do."""
+    train = config.train
+    if train.compression != "none":
+        return "train.compression"
+    if train.uneven == "join":
+        return "train.uneven=join"
+    return "train.channels_last" if train.channels_last else None
+
+
+def _moments(config: Config) -> int:
+    # An average of the weights is one more copy of them.
+    return _MOMENTS[config.optim.name] + (config.train.ema is not None)
+
+
+def _least_free(distributed: DistributedConfig, group: Any) -> int:
+    """Bytes that the rank with the least memory has free."""
+    if distributed.device_ids:
+        free = torch.cuda.mem_get_info(distributed.device_ids[0])[0]
+    else:
+        free = available_memory() // distributed.num_gpus_per_node
+    least = torch.tensor([free])
+    dist.all_reduce(least, op=dist.ReduceOp.MIN, group=group)
+    return int(least)

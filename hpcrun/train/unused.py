@@ -1,0 +1,35 @@
+"""Which parameters a loss does not depend on: DDP would wait for their gradients in vain."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor, nn
+
+from hpcrun.errors import UserError
+
+
+def unreached(loss: Tensor, parameters: Iterable[tuple[str, nn.Parameter]]) -> list[str]:
+    """The names of those parameters that are trained, but from which no path leads to ``loss``."""
+    seen: set[Any] = set()
+    waiting: list[Any] = [loss.grad_fn]
+    reached: set[int] = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            reached.add(id(node.variable))
+        waiting += [following for following, _ in node.next_functions]
+    return [name for name, p in parameters if p.requires_grad and id(p) not in reached]
+
+
+def require_all_used(loss: Tensor, module: nn.Module) -> None:
+    """Raise UserError if ``loss`` leaves trained parameters of ``module`` without a gradient."""
+    names = unreached(loss, module.named_parameters())
+    if names:
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        raise UserError(
+            f"train.find_unused_parameters: the loss does not depend on {', '.join(names[:3])}{more}, whose "
+            "gradients DDP would wait for; set it to true, or take them out of the model or its training"
+        )
