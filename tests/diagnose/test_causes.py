@@ -5,7 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.diagnose.causes import first_cause, is_cascade, scheduler_word, signal_name
+from hpcrun.diagnose.causes import (
+    blames_node,
+    first_cause,
+    is_cascade,
+    scheduler_word,
+    signal_name,
+)
 from hpcrun.run.endings import Exit, Failure, Hang, read_hang, record_hang, stacks_path
 
 _GLOO = "[/pytorch/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:60045"
@@ -156,3 +162,18 @@ def test_a_hang_is_read_back_and_stacks_alone_tell_of_one_too(tmp_path: Path) ->
     assert (found.rank, found.line) == (None, "1 rank made no progress")
     record_hang(tmp_path, HANG)
     assert read_hang(tmp_path) == HANG
+
+
+def test_a_task_that_took_too_much_memory_is_named_and_its_node_is_not_blamed() -> None:
+    # Recorded from Slurm 22.05 with task/cgroup and ConstrainRAMSpace=yes.
+    log = (
+        "srun: error: node1: task 0: Out Of Memory\n"
+        "srun: launch/slurm: _step_signal: Terminating StepId=1.0\n"
+        "slurmstepd-node1: error: Detected 1 oom-kill event(s) in StepId=1.0. Some of your processes"
+        " may have been killed by the cgroup out-of-memory handler.\n"
+    )
+    told = first_cause([], [], log)
+    assert told is not None
+    assert (told.line, told.host) == ("task 0 on node1: Out Of Memory", "node1")
+    assert not blames_node(told)
+    assert scheduler_word(log) is None
