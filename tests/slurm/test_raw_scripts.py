@@ -150,6 +150,8 @@ def test_the_raw_scripts_do_what_the_generated_one_does(name: str) -> None:
     assert missing == (started_by_torchrun if name == "train_torchrun" else [])
     places = [commands(raw).index(line) for line in essential[:8] if line not in missing]
     assert places == sorted(places)
+    # `module load` reads variables that are not set.
+    assert raw.index("Your own set-up goes here") < raw.index("\nset -u\n")
 
 
 def commands(script: str) -> list[str]:
