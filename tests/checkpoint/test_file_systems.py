@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from hpcrun.checkpoint.errors import CheckpointError, DamagedCheckpoint
 from hpcrun.checkpoint.filesystem import FileSystem
-from hpcrun.checkpoint.lustre import is_lustre, setstripe_command, stripe
+from hpcrun.checkpoint.lustre import is_lustre
 from hpcrun.checkpoint.reading import StoreReader
 from hpcrun.checkpoint.store import CheckpointStore
 
@@ -17,17 +18,32 @@ from . import faults
 from .single import engine, save, state
 
 
-def test_a_disk_with_too_little_room_is_told_before_anything_is_written(tmp_path):
+def test_a_disk_with_too_little_room_is_told_with_its_arithmetic_before_anything_is_written(
+    tmp_path,
+):
     class Small(FileSystem):
-        def free(self, path):
-            return 50_000
+        room = 50_000
 
-    watched = Small()
-    outcome = save(engine(tmp_path / "checkpoints", "7-0", watched), 1)
+        def free(self, path):
+            return self.room
+
+    fs = Small()
+    saving = engine(tmp_path / "checkpoints", "7-0", fs)
+    outcome = save(saving, 1)
     assert not outcome.ok
-    assert "a checkpoint needs 8" in outcome.error
-    assert "50.0 kB are free, 3" in outcome.error
+    figures = re.search(
+        r"a checkpoint needs (\S+) kB \((\S+) kB of tensors, (\S+) kB of other state\), 50\.0 kB are "
+        r"free, (\S+) kB too few; free some space, or lower checkpoint\.keep$",
+        outcome.error,
+    )
+    needs, tensors, other, missing = map(float, figures.groups())
+    assert tensors == 80.1  # 20,000 numbers of four bytes, and seven of eight
+    assert needs == pytest.approx(tensors + other, abs=0.11)
+    assert missing == pytest.approx(needs - 50, abs=0.11)
     assert not (tmp_path / "checkpoints").exists()
+    fs.room = 10**9
+    assert save(saving, 1).ok
+    assert save(saving, 2).bytes == pytest.approx(needs * 1000, rel=0.02)
 
 
 def test_a_name_that_shows_late_is_waited_for(root):
@@ -70,18 +86,36 @@ def test_a_stale_handle_is_opened_again_while_reading(tmp_path):
         StoreReader(hopeless, 1).load(into)
 
 
-def test_lustre_is_found_by_the_longest_mount_and_striped_by_its_own_tool(tmp_path, monkeypatch):
+def test_lustre_is_found_by_the_longest_mount():
     mounts = (
         "/dev/a / ext4 rw 0 0\nmds@tcp:/fs /scratch lustre rw 0 0\nt /scratch/tmp tmpfs rw 0 0\n"
+        "mds@tcp:/fs /my\\040lustre lustre rw 0 0\n"
     )
     assert is_lustre(Path("/scratch/me/runs"), mounts)
+    assert is_lustre(Path("/my lustre/runs"), mounts)
     assert not is_lustre(Path("/scratch/tmp/runs"), mounts)
     assert not is_lustre(Path("/scratchy"), mounts)
-    assert setstripe_command(Path("/s/d")) == ["lfs", "setstripe", "--stripe-count", "1", "/s/d"]
+    assert not is_lustre(Path("/home"), mounts)
+
+
+@pytest.mark.parametrize("code", [0, 22])
+def test_a_save_on_lustre_sets_the_layout_of_its_empty_folder_and_no_refusal_costs_it(
+    tmp_path, monkeypatch, code
+):
     tool = tmp_path / "lfs"
-    tool.write_text('#!/bin/sh\necho "$@" >> "$0.log"\n')
+    # Takes what lfs-setstripe(1) takes; a layout holds for the files made after it.
+    tool.write_text(
+        f"""#!/bin/sh
+echo "$* holding $(/bin/ls -A "$4")" >> "$0.log"
+exit {code}
+"""
+    )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
+    root = tmp_path / "checkpoints"
+    assert save(engine(root, "7-0"), 1).ok
+    assert not (tmp_path / "lfs.log").exists()  # this is no Lustre
     monkeypatch.setattr("hpcrun.checkpoint.lustre.is_lustre", lambda *_: True)
-    stripe(tmp_path)
-    assert (tmp_path / "lfs.log").read_text() == f"setstripe --stripe-count 1 {tmp_path}\n"
+    assert save(engine(root, "7-0"), 2).ok
+    draft = root / "step-000000002.tmp-7-0"
+    assert (tmp_path / "lfs.log").read_text() == f"setstripe --stripe-count 1 {draft} holding \n"
