@@ -6,11 +6,12 @@ Apart from the protocol that makes them (store.py), since most who read never wr
 import re
 import stat
 from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import xxhash
 
-from hpcrun.checkpoint.disk import blocks, fill, require_size
+from hpcrun.checkpoint.disk import PatientFile, blocks, require_size
 from hpcrun.checkpoint.errors import CheckpointError, DamagedCheckpoint, explained, reason
 from hpcrun.checkpoint.filesystem import FileSystem
 from hpcrun.checkpoint.manifest import MANIFEST, Manifest, decode
@@ -100,17 +101,17 @@ class CommittedSteps:
             raise self.damaged(step, f"{path}: its content is not what was written (hash)")
         return found
 
-    def read_into(
-        self, step: int, name: str, position: int, view: memoryview, block: int
-    ) -> Iterator[memoryview]:
-        """Fill ``view`` from ``position`` of a file on; yields each block of it once it is there.
+    @contextmanager
+    def opened(self, step: int, name: str) -> Iterator[PatientFile]:
+        """A file of ``step``, to read pieces of in the block.
 
         Raises:
-            DamagedCheckpoint: the file is missing, unreadable or too short.
+            DamagedCheckpoint: at once or in the block: it is missing, unreadable or too short.
         """
         path = self.path(step) / name
         try:
-            yield from fill(self._fs, path, position, view, block, self._patience)
+            with closing(PatientFile(self._fs, path, self._patience)) as file:
+                yield file
         except OSError as error:
             raise self.damaged(step, f"{path}: cannot be read: {reason(error)}") from error
         except EOFError as error:

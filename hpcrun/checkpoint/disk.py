@@ -53,38 +53,55 @@ def blocks(fs: FileSystem, path: Path, limit: int, patience: float) -> Iterator[
         fs.close(descriptor)
 
 
-def fill(
-    fs: FileSystem, path: Path, position: int, view: memoryview, block: int, patience: float
-) -> Iterator[memoryview]:
-    """Read a file from ``position`` on into ``view``, and yield each ``block`` bytes of it when filled.
+class PatientFile:
+    """A file to read pieces of. Close it.
 
     A handle that goes stale (an NFS server that was restarted) is opened again, within ``patience``.
-
-    Raises:
-        OSError: it cannot be read.
-        EOFError: it ends before ``view`` is full.
     """
-    deadline = time.monotonic() + patience
-    descriptor = patiently(lambda: fs.open(path), patience)
-    try:
+
+    def __init__(self, fs: FileSystem, path: Path, patience: float) -> None:
+        """Raises OSError."""
+        self._fs, self._path, self._patience = fs, path, patience
+        self._descriptor = self._open()
+
+    def fill(self, position: int, view: memoryview, block: int) -> Iterator[memoryview]:
+        """Read from ``position`` on into ``view``, and yield each ``block`` bytes of it when filled.
+
+        Raises:
+            OSError: it cannot be read.
+            EOFError: it ends before ``view`` is full.
+        """
+        deadline = time.monotonic() + self._patience
         for start in range(0, len(view), block):
             part = view[start : start + block]
             done = 0
             while done < len(part):
                 try:
-                    count = fs.read_into(descriptor, part[done:], position + start + done)
+                    count = self._fs.read_into(
+                        self._descriptor, part[done:], position + start + done
+                    )
                 except OSError as error:
                     if error.errno != errno.ESTALE or time.monotonic() > deadline:
                         raise
-                    fs.close(descriptor)
-                    descriptor = patiently(lambda: fs.open(path), patience)
+                    self._reopen()
                     continue
                 if count == 0:
                     raise EOFError
                 done += count
             yield part
-    finally:
-        fs.close(descriptor)
+
+    def close(self) -> None:
+        """Raises OSError."""
+        if self._descriptor >= 0:
+            self._fs.close(self._descriptor)
+
+    def _open(self) -> int:
+        return patiently(lambda: self._fs.open(self._path), self._patience)
+
+    def _reopen(self) -> None:
+        stale, self._descriptor = self._descriptor, -1
+        self._fs.close(stale)
+        self._descriptor = self._open()
 
 
 def require_size(fs: FileSystem, path: Path, size: int, patience: float) -> None:

@@ -7,9 +7,9 @@ there (resharding between any numbers of ranks, DTensor or plain) reads our file
 import io
 import math
 import os
-from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,12 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.storage import StorageReader
+from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
+from hpcrun.checkpoint.disk import PatientFile
 from hpcrun.checkpoint.errors import CheckpointError, DamagedCheckpoint
 from hpcrun.checkpoint.index import INDEX, Index, Piece, Place, decode
 from hpcrun.checkpoint.staging import bytes_of
@@ -34,6 +36,7 @@ from hpcrun.checkpoint.store import CheckpointStore
 
 # Small enough that what was read is still in the processor's cache when it is hashed.
 _BLOCK = 1 << 20
+_RUN = 16 << 20
 _READERS = 4
 
 
@@ -61,21 +64,36 @@ class StoreReader(StorageReader):
             DamagedCheckpoint: what was read is not what was written.
             CheckpointError: one of them has another shape here, or is not in the checkpoint.
         """
-        state: Any = dict(into)
-        planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        sharded: Any = {}
+        whole = []
         for name, value in into.items():
             entry = self.index.tensors.get(name)
             if entry is None or entry.shape != tuple(value.shape):
                 there = "is not in the checkpoint" if entry is None else f"is {entry.shape} there"
                 raise CheckpointError(f"{name}: {there}, {tuple(value.shape)} here")
-        planner.set_up_planner(state, self.read_metadata(), is_coordinator=False)
-        self.read_data(planner.finish_plan(planner.create_local_plan()), planner).wait()
+            if sum(math.prod(piece.sizes) for piece in entry.pieces) != math.prod(entry.shape):
+                raise self._store.damaged(self._step, f"{INDEX}: {name}: parts of it are missing")
+            if isinstance(value, DTensor):
+                sharded[name] = value
+            else:
+                # Every piece of a whole tensor is wanted whole: there is nothing to plan, which torch's
+                # planner takes as long for as small tensors take to be read.
+                whole += [
+                    _Want(name, piece, [_Taker(_box(value.detach(), piece.offsets, piece.sizes))])
+                    for piece in entry.pieces
+                ]
+        self._read(whole)
+        if sharded:
+            planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+            planner.set_up_planner(sharded, self.read_metadata(), is_coordinator=False)
+            self.read_data(planner.finish_plan(planner.create_local_plan()), planner).wait()
 
     def blob(self, name: str) -> Any:
         """The plain data saved under ``name``; raises KeyError, DamagedCheckpoint, UnpicklingError."""
         place = self.index.blobs[name]
         raw = bytearray(place.length)
-        self._fill(place, memoryview(raw))
+        with self._store.opened(self._step, place.file) as file:
+            self._fill(file, place, memoryview(raw))
         return torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
 
     def empty(self, name: str) -> torch.Tensor:
@@ -121,66 +139,102 @@ class StoreReader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read and check every piece that ``plan`` touches, once, in the order of the files."""
-        wanted: dict[tuple[str, tuple[int, ...]], list[ReadItem]] = defaultdict(list)
+        wanted: dict[tuple[str, tuple[int, ...]], _Want] = {}
+        targets = []
         for item in plan.items:
             if item.type is not LoadItemType.TENSOR:
                 raise CheckpointError(f"{item.storage_index.fqn}: is a tensor in the checkpoint")
-            wanted[_key(item.storage_index)].append(item)
-        ordered = sorted(
-            wanted.items(),
-            key=lambda each: (
-                self._pieces[each[0]].place.file,
-                self._pieces[each[0]].place.position,
-            ),
-        )
+            key = _key(item.storage_index)
+            want = wanted.setdefault(key, _Want(key[0], self._pieces[key], []))
+            target = planner.resolve_tensor(item)
+            targets.append((item, target))
+            box = tuple(item.storage_offsets), tuple(item.lengths)
+            want.takers.append(_Taker(target.detach(), box))
+        self._read(list(wanted.values()))
+        for item, target in targets:
+            planner.commit_tensor(item, target)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _read(self, wants: list["_Want"]) -> None:
         readers = min(_READERS, len(os.sched_getaffinity(0)))
         with ThreadPoolExecutor(readers, thread_name_prefix="restore") as pool:
-            work = [
-                pool.submit(self._deal, key[0], self._pieces[key], items, planner)
-                for key, items in ordered
-            ]
+            work = [pool.submit(self._read_run, run) for run in _runs(wants)]
             try:
                 for each in work:
                     each.result()
             finally:
                 for each in work:
                     each.cancel()
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
 
-    def _deal(
-        self, name: str, piece: Piece, items: Iterable[ReadItem], planner: LoadPlanner
-    ) -> None:
-        dtype = _dtype(self.index.tensors[name].dtype)
+    def _read_run(self, run: list["_Want"]) -> None:
+        with self._store.opened(self._step, run[0].piece.place.file) as file:
+            for want in run:
+                self._deal(file, want)
+
+    def _deal(self, file: PatientFile, want: "_Want") -> None:
+        piece, dtype = want.piece, _dtype(self.index.tensors[want.name].dtype)
         if piece.place.length != math.prod(piece.sizes) * dtype.itemsize:
-            raise self._store.damaged(self._step, f"{INDEX}: {name}: sizes that do not fit")
+            raise self._store.damaged(self._step, f"{INDEX}: {want.name}: sizes that do not fit")
         whole: torch.Tensor | None = None
-        for item in items:
-            target = planner.resolve_tensor(item).detach()
-            if whole is None and _takes_all(target, piece, dtype):
-                self._fill(piece.place, bytes_of(target))
-                whole = target
-            else:
-                if whole is None:
-                    whole = torch.empty(piece.sizes, dtype=dtype)
-                    self._fill(piece.place, bytes_of(whole))
-                part = whole
-                boxes = zip(item.storage_offsets, item.lengths, strict=True)
-                for dimension, (offset, length) in enumerate(boxes):
-                    part = part.narrow(dimension, offset, length)
-                target.copy_(part)
-            planner.commit_tensor(item, target)
+        for taker in want.takers:
+            if whole is None and _takes_all(taker.target, piece, dtype):
+                self._fill(file, piece.place, bytes_of(taker.target))
+                whole = taker.target
+                continue
+            if whole is None:
+                whole = torch.empty(piece.sizes, dtype=dtype)
+                self._fill(file, piece.place, bytes_of(whole))
+            taker.target.copy_(whole if taker.box is None else _box(whole, *taker.box))
 
-    def _fill(self, place: Place, view: memoryview) -> None:
+    def _fill(self, file: PatientFile, place: Place, view: memoryview) -> None:
         content = xxhash.xxh3_128()
-        path = self._store.path(self._step) / place.file
-        for block in self._store.read_into(self._step, place.file, place.position, view, _BLOCK):
+        for block in file.fill(place.position, view, _BLOCK):
             content.update(block)
         if content.hexdigest() != place.xxh3:
+            path = self._store.path(self._step) / place.file
             raise self._store.damaged(
                 self._step, f"{path}: its content is not what was written (hash)"
             )
+
+
+@dataclass(frozen=True)
+class _Taker:
+    """Where a piece goes: all of it, or the ``box`` of it with these offsets and sizes."""
+
+    target: torch.Tensor
+    box: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+
+
+@dataclass(frozen=True)
+class _Want:
+    """A piece to read, of the tensor ``name``, for all who take something of it."""
+
+    name: str
+    piece: Piece
+    takers: list[_Taker]
+
+
+def _runs(wants: list[_Want]) -> Iterator[list[_Want]]:
+    """``wants`` in the order of the files, in runs that are worth an open file and a thread's turn."""
+    run: list[_Want] = []
+    size = 0
+    for want in sorted(wants, key=lambda each: (each.piece.place.file, each.piece.place.position)):
+        place = want.piece.place
+        if run and (size >= _RUN or place.file != run[0].piece.place.file):
+            yield run
+            run, size = [], 0
+        run.append(want)
+        size += place.length
+    if run:
+        yield run
+
+
+def _box(value: torch.Tensor, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> torch.Tensor:
+    for dimension, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
+        value = value.narrow(dimension, offset, size)
+    return value
 
 
 def _key(index: MetadataIndex) -> tuple[str, tuple[int, ...]]:
