@@ -63,6 +63,7 @@ class CheckpointStore(CommittedSteps):
         require_owner(owner)
         super().__init__(root, fs=fs, patience=patience)
         self.owner = owner
+        self._rooted = False
 
     # Writing
 
@@ -76,7 +77,10 @@ class CheckpointStore(CommittedSteps):
         with explained("begin a checkpoint", draft):
             with suppress(FileExistsError):
                 self._fs.make_directory(self.root)
+            if not self._rooted:
+                # Whoever made it may have died before its name was durable.
                 sync_directory(self._fs, self.root.parent)
+                self._rooted = True
             delete(self._fs, draft)
             self._fs.make_directory(draft)
         return draft

@@ -83,6 +83,9 @@ def test_the_calls_of_a_save_are_those_of_its_sweep_its_commit_and_its_pruning(c
         last_write = max(i for i, call in enumerate(calls) if call == ("write", name))
         assert last_write < step(("fsync", name)) < publish
     assert step(("fsync", "manifest.json")) < step(("fsync", "step-000000003.tmp-7-1")) < publish
+    # The folder itself is made durable by each incarnation: the one that made it may have died too soon.
+    made = step(("make_directory", "checkpoints"))
+    assert [name for name, _ in calls[made + 1 : made + 3]] == ["open_directory", "fsync"]
     swept = step(("remove_directory", "step-000000003.tmp-7-0"))
     assert swept < step(("make_directory", "step-000000003.tmp-7-1"))
     durable = publish + calls[publish:].index(("fsync", "checkpoints"))
