@@ -68,14 +68,14 @@ def capture_shared(
 def alike(model: nn.Module) -> Callable[[str], bool]:
     """Whether a tensor of this name has the same value on all ranks of a data-parallel training.
 
-    Parameters and what the optimizer knows of them have. Buffers need not: each rank's batch norm
-    has seen other samples.
+    Parameters, their averages and what the optimizer knows of them have. Buffers need not: each rank's
+    batch norm has seen other samples.
     """
     names = set()
     for name, _ in model.named_parameters(remove_duplicate=False):
         names.add(f"model/{canonical(name)}")
     # A part of the user's own that has a wrapper's name only makes rank 0 write what it holds.
-    return lambda name: name in names or name.startswith("optimizer/state/")
+    return lambda name: name in names or name.startswith(("optimizer/state/", "ema/"))
 
 
 def canonical(name: str) -> str:

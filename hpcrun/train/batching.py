@@ -56,6 +56,8 @@ class Batching:
 
     def micro_batches(self, step: int) -> int:
         """How many each rank takes at ``step``: fewer where an epoch's last batch is short."""
+        if self.uneven in ("across", "drop"):
+            return self.accumulation
         count = len(self.span(step))
         if count == self.batch_size:
             return self.accumulation
@@ -77,6 +79,14 @@ class Batching:
         return [
             len(it) for it in divide(self.span(step), rank, self.ranks, self.micro_batches(step))
         ]
+
+    def weights(self, step: int, rank: int) -> list[int] | None:
+        """As :meth:`counts`, or None where all micro-batches of all ranks hold equally many samples."""
+        if self.always_even:
+            return None
+        if len(self.span(step)) % (self.ranks * self.micro_batches(step)) == 0:
+            return None
+        return self.counts(step, rank)
 
     def lines(self) -> Iterator[str]:
         """What to tell the user at the start."""

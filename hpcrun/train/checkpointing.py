@@ -1,6 +1,7 @@
 """The trainers' checkpoints: what of a trainer is saved, and how it comes back."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from hpcrun.checkpoint import state
 from hpcrun.checkpoint.engine import CheckpointEngine
 from hpcrun.checkpoint.outcome import Restored, SaveOutcome
+from hpcrun.checkpoint.restoring import Template
 from hpcrun.checkpoint.retention import Retention, tidying
 from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.train.ema import WeightAverage
 from hpcrun.train.stepping import StepGate
 
 
@@ -28,6 +31,11 @@ class Checkpointing:
     @property
     def optimizer(self) -> Optimizer:
         """The optimiser."""
+        raise NotImplementedError
+
+    @property
+    def average(self) -> WeightAverage | None:
+        """The average of the weights, if one is kept."""
         raise NotImplementedError
 
     @property
@@ -77,6 +85,8 @@ class Checkpointing:
             scheduler=self.scheduler,
             extra=dict(extra or {}),
         )
+        if self.average is not None:
+            shared["ema"] = self.average.tensors()
         self._engine(where).start(
             step,
             shared,
@@ -94,7 +104,7 @@ class Checkpointing:
         Raises:
             CheckpointError: what was read does not fit this model.
         """
-        restored = self._engine(where).restore(state.template(self.model, self.optimizer))
+        restored = self._engine(where).restore(self._template())
         if restored is not None:
             state.apply_shared(
                 restored.shared,
@@ -103,9 +113,28 @@ class Checkpointing:
                 scaler=self.gate,
                 scheduler=self.scheduler,
             )
+            if self.average is not None and "ema" not in restored.shared:
+                self.average.restart()
+                fresh = (
+                    "the checkpoint has no averaged weights: the average begins with its weights"
+                )
+                restored = replace(restored, notes=(*restored.notes, fresh))
             if restored.own is not None:
                 self._apply_own(restored.own)
+            lost = self._restore_compression(restored.own)
+            if lost is not None:
+                restored = replace(restored, notes=(*restored.notes, lost))
         return restored
+
+    def _template(self) -> Template:
+        """Where to load a checkpoint: in place, the averages as well."""
+        base, average = state.template(self.model, self.optimizer), self.average
+
+        def tensors(names: Collection[str]) -> dict[str, Any]:
+            wanted = average is not None and any(name.startswith("ema/") for name in names)
+            return base(names) | ({"ema": average.tensors()} if average and wanted else {})
+
+        return tensors
 
     @property
     def _buffers_differ(self) -> bool:
@@ -129,6 +158,10 @@ class Checkpointing:
                 for name, buffer in self.module.named_buffers():
                     buffer.copy_(own["buffers"][state.canonical(name)])
         state.apply_rank(own)
+
+    def _restore_compression(self, own: dict[str, Any] | None) -> str | None:
+        """Give the gradients' compression its memory back; a line if that is lost."""
+        return None
 
     def _engine(self, where: Path | str | CheckpointEngine) -> CheckpointEngine:
         if isinstance(where, CheckpointEngine):

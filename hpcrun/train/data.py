@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_
 
 from hpcrun.errors import UserError
 from hpcrun.train import order
+from hpcrun.train.batching import Batching, Uneven
 from hpcrun.train.loaders import reseed, start_worker
 from hpcrun.train.streams import Shape, StreamState, StreamSteps, require_stream
 
@@ -17,6 +18,11 @@ Place = tuple[int, int]  # (global position, dataset index)
 
 class Steps(Protocol):
     """The micro-batches of one rank, step by step."""
+
+    @property
+    def batching(self) -> Batching:
+        """How many samples they hold, on this rank and on the others."""
+        ...
 
     def __iter__(self) -> Iterator[list[Any]]: ...
 
@@ -37,26 +43,16 @@ class _MicroBatches(Sampler[list[Place]]):
     """The micro-batches of one rank from a step to the end, as lists of places."""
 
     def __init__(
-        self,
-        dataset_size: int,
-        steps: range,
-        rank: int,
-        world_size: int,
-        batch_size: int,
-        accumulation: int,
-        seed: int,
+        self, dataset_size: int, steps: range, rank: int, batching: Batching, seed: int
     ) -> None:
         self._size, self._steps, self._seed = dataset_size, steps, seed
-        self._shape = (rank, world_size, batch_size, accumulation)
+        self._rank, self._batching = rank, batching
 
     def __iter__(self) -> Iterator[list[Place]]:
         for step in self._steps:
-            for positions in order.step_positions(step, *self._shape):
+            for positions in self._batching.positions(step, self._rank):
                 indices = order.samples(positions, self._size, self._seed)
                 yield list(zip(positions.tolist(), indices.tolist(), strict=True))
-
-    def __len__(self) -> int:
-        return len(self._steps) * self._shape[3]
 
 
 class _Placed(Dataset[Any]):
@@ -113,6 +109,8 @@ def training_steps(
     workers: int,
     pin_memory: bool,
     saved: StreamState | None = None,
+    uneven: Uneven = "across",
+    prefetch: int = 2,
 ) -> Steps:
     """The micro-batches of this rank for each step of ``steps``; close it to end its workers.
 
@@ -120,34 +118,65 @@ def training_steps(
         batch_size: samples of one optimiser step over all ranks and micro-batches.
         workers: DataLoader processes; 0 reads in this one.
         saved: for a stream, where it stood after ``steps.start`` steps.
+        uneven: what becomes of an epoch's last, incomplete batch: see ``train.uneven``.
+        prefetch: batches that each of the workers reads ahead.
 
     Raises:
-        UserError: at once, if the dataset has no samples or no length, or is a stream that cannot go on.
+        UserError: at once, if the dataset has no samples or no length, or is a stream that cannot go on,
+            or its samples do not make a single batch.
     """
     if isinstance(dataset, IterableDataset):
         require_stream(dataset, world_size, workers)
-        shape = Shape(rank, world_size, batch_size, accumulation, workers)
+        batching = _of_stream(dataset, Batching(batch_size, world_size, accumulation, uneven))
+        shape = Shape(rank, batching, workers, prefetch)
         return StreamSteps(dataset, steps, shape, seed=seed, pin_memory=pin_memory, saved=saved)
+    size = length(dataset)
+    batching = Batching(batch_size, world_size, accumulation, uneven, size)
+    if not batching.steps_per_epoch:
+        raise UserError(
+            f"train.uneven: drop would leave out all of the {size} samples, which make no batch of "
+            f"{batch_size}; use a smaller train.batch_size, or another train.uneven"
+        )
     loader: DataLoader[Any] = DataLoader(
         _Placed(dataset, seed),
-        batch_sampler=_MicroBatches(
-            length(dataset), steps, rank, world_size, batch_size, accumulation, seed
-        ),
+        batch_sampler=_MicroBatches(size, steps, rank, batching, seed),
         num_workers=workers,
         pin_memory=pin_memory,
+        prefetch_factor=prefetch if workers else None,
         worker_init_fn=start_worker if workers else None,
         # A generator of its own: the loader draws its workers' seed from the global one otherwise,
         # and a resumed run would draw once more than an undisturbed one.
         generator=torch.Generator().manual_seed(seed),
     )
-    return _Indexed(_by_step(loader, len(steps), accumulation))
+    return _Indexed(_by_step(loader, steps, batching), batching)
+
+
+def _of_stream(stream: IterableDataset[Any], batching: Batching) -> Batching:
+    """``batching``, if a stream can be read so; raises UserError."""
+    name = type(stream).__name__
+    if batching.uneven != "across":
+        raise UserError(
+            f"train.uneven: {batching.uneven} is about the end of an epoch, and data: {name} is a stream, "
+            "whose end is known when it is over; use across: each reader begins a new pass of its own"
+        )
+    if batching.batch_size < batching.ranks * batching.accumulation:
+        raise UserError(
+            f"train.batch_size: {batching.batch_size} samples give some of {batching.ranks} ranks x "
+            f"{batching.accumulation} micro-batches none, and data: {name}, a stream, has no stand-in "
+            "for them; use a larger train.micro_batch"
+        )
+    return batching
 
 
 class _Indexed:
     """The steps of a map-style dataset, where the number of steps says all."""
 
-    def __init__(self, steps: Generator[list[Any], None, None]) -> None:
-        self._steps = steps
+    def __init__(self, steps: Generator[list[Any], None, None], batching: Batching) -> None:
+        self._steps, self._batching = steps, batching
+
+    @property
+    def batching(self) -> Batching:
+        return self._batching
 
     def __iter__(self) -> Iterator[list[Any]]:
         return self._steps
@@ -163,11 +192,11 @@ class _Indexed:
 
 
 def _by_step(
-    loader: "DataLoader[Any]", steps: int, accumulation: int
+    loader: "DataLoader[Any]", steps: range, batching: Batching
 ) -> Generator[list[Any], None, None]:
     batches = iter(loader)
-    for _ in range(steps):
-        yield [next(batches) for _ in range(accumulation)]
+    for step in steps:
+        yield [next(batches) for _ in range(batching.micro_batches(step))]
 
 
 def validation_batches(

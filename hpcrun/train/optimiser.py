@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -11,7 +13,7 @@ from hpcrun.config import Config
 
 
 def build_optimizer(model: nn.Module, config: Config) -> Optimizer:
-    """The optimiser that ``config.optim`` names, at ``config.train.lr``.
+    """The optimiser that ``config.optim`` names, at the peak learning rate, fused where torch can.
 
     Weight decay is kept off vectors (biases, norms), as GPT-3's authors did (Brown et al. 2020, app. B).
     """
@@ -22,31 +24,80 @@ def build_optimizer(model: nn.Module, config: Config) -> Optimizer:
         {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
+    kind: type[Optimizer]
+    options: dict[str, Any] = {"lr": peak_learning_rate(config)}
     if wanted.name == "sgd":
-        return SGD(groups, lr=config.train.lr, momentum=wanted.momentum)
-    kind = AdamW if wanted.name == "adamw" else Adam
-    return kind(groups, lr=config.train.lr, betas=wanted.betas, eps=wanted.eps)
+        kind, options = SGD, options | {"momentum": wanted.momentum}
+    else:
+        kind = AdamW if wanted.name == "adamw" else Adam
+        options |= {"betas": wanted.betas, "eps": wanted.eps}
+    if wanted.fused and has_fused(kind, trained):
+        options["fused"] = True
+    return kind(groups, **options)
+
+
+def has_fused(kind: type[Optimizer], parameters: list[nn.Parameter]) -> bool:
+    """Whether this torch has a fused kernel of the optimiser ``kind`` for all of ``parameters``.
+
+    Which devices and precisions have one differs between versions of torch: a step of one number tells.
+    """
+    for device, dtype in {(p.device, p.dtype) for p in parameters}:
+        trial = nn.Parameter(torch.zeros(1, device=device, dtype=dtype))
+        trial.grad = torch.zeros_like(trial)
+        make: Any = kind
+        try:
+            make([trial], lr=1e-3, fused=True).step()
+        except (RuntimeError, NotImplementedError):
+            return False
+    return True
+
+
+def peak_learning_rate(config: Config) -> float:
+    """``train.lr``, grown as ``train.lr_scaling`` says with ``batch_size`` over ``lr_base_batch``.
+
+    Linear: Goyal et al. 2017, for SGD; the square root: Krizhevsky 2014, and for Adam Malladi et al. 2022.
+    """
+    train = config.train
+    if train.lr_scaling == "none" or train.lr_base_batch is None:
+        return train.lr
+    ratio = train.batch_size / train.lr_base_batch
+    return train.lr * (ratio if train.lr_scaling == "linear" else math.sqrt(ratio))
+
+
+def describe_learning_rate(config: Config) -> str | None:
+    """A line on how the peak came about; None where it is the one that the config names."""
+    train = config.train
+    if train.lr_scaling == "none":
+        return None
+    rule = "the square root of " if train.lr_scaling == "sqrt" else ""
+    return (
+        f"peak learning rate {peak_learning_rate(config):.4g}: train.lr {train.lr:.4g} times {rule}"
+        f"batch {train.batch_size} / lr_base_batch {train.lr_base_batch}"
+    )
 
 
 def build_schedule(optimizer: Optimizer, config: Config) -> LambdaLR:
-    """The learning rate as a factor of ``config.train.lr`` at each optimiser step."""
+    """The learning rate as a factor of its peak at each optimiser step."""
     return LambdaLR(optimizer, learning_rate_factor(config))
 
 
 def learning_rate_factor(config: Config) -> Callable[[int], float]:
     """The factor at a step: linear warm-up from 1/warmup_steps to 1, then the schedule down to
-    ``final_lr_fraction`` at ``train.steps`` (cosine: Loshchilov, Hutter 2017, without restarts)."""
+    ``final_lr_fraction`` at ``train.steps`` (cosine: Loshchilov, Hutter 2017, without restarts; wsd:
+    warm-up, stable, decay, Hu et al. 2024, linear over the last ``decay_steps``)."""
     warmup, steps = config.optim.warmup_steps, config.train.steps
     floor, schedule = config.optim.final_lr_fraction, config.optim.schedule
+    decay = config.optim.decay_steps or max(1, steps // 10)
+    first = max(warmup, steps - decay) if schedule == "wsd" else warmup
 
     def factor(step: int) -> float:
         if step < warmup:
             return (step + 1) / warmup
-        if schedule == "constant":
+        if step < first or schedule == "constant":
             return 1.0
-        progress = min(1.0, (step - warmup) / max(1, steps - warmup))
-        if schedule == "linear":
-            return floor + (1 - floor) * (1 - progress)
-        return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))
+        progress = min(1.0, (step - first) / max(1, steps - first))
+        if schedule == "cosine":
+            return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))
+        return floor + (1 - floor) * (1 - progress)
 
     return factor

@@ -26,7 +26,7 @@ from hpcrun.checkpoint.errors import CheckpointError
 from hpcrun.checkpoint.share import pack
 from hpcrun.checkpoint.state import apply_rank, capture_rank, require_plain
 from hpcrun.errors import UserError
-from hpcrun.train import order
+from hpcrun.train.batching import Batching
 from hpcrun.train.loaders import reseed, start_worker
 
 _Item = tuple[Any, "bytes | None", "str | None"]
@@ -45,13 +45,12 @@ class StreamState:
 
 @dataclass(frozen=True)
 class Shape:
-    """How many samples go where: as the arguments of :func:`hpcrun.train.data.training_steps`."""
+    """How many samples go where, and who reads them: ``prefetch`` batches ahead each."""
 
     rank: int
-    world_size: int
-    batch_size: int
-    accumulation: int
+    batching: Batching
     workers: int
+    prefetch: int = 2
 
     @property
     def readers(self) -> int:
@@ -114,6 +113,11 @@ class StreamSteps:
         self._feed = _Feed(stream, steps, shape, self._whole, seed, list(self._states))
         self._steps = self._read(steps, seed, pin_memory)
 
+    @property
+    def batching(self) -> Batching:
+        """How many samples the micro-batches hold."""
+        return self._shape.batching
+
     def __iter__(self) -> Iterator[list[Any]]:
         return self
 
@@ -138,7 +142,7 @@ class StreamSteps:
             states = [self._feed.reader.state()]
         shared: dict[str, Any] = {
             "shards_itself": not self._whole,
-            "ranks": shape.world_size,
+            "ranks": shape.batching.ranks,
             "readers": shape.readers,
         }
         if self._whole:
@@ -151,6 +155,7 @@ class StreamSteps:
             self._feed,
             batch_size=None,
             num_workers=self._shape.workers,
+            prefetch_factor=self._shape.prefetch if self._shape.workers else None,
             collate_fn=_as_it_is,
             pin_memory=pin_memory,
             worker_init_fn=start_worker if self._shape.workers else None,
@@ -163,7 +168,7 @@ class StreamSteps:
         number = self._feed.first
         for step in steps:
             batches = []
-            for _ in range(self._shape.accumulation):
+            for _ in range(self._shape.batching.accumulation):
                 batch, state, refusal = next(items)
                 if refusal is not None:
                     raise UserError(refusal)
@@ -190,7 +195,7 @@ class _Feed(IterableDataset[_Item]):
         self._stream, self._steps, self._shape = stream, steps, shape
         self._whole, self._seed, self._states = whole, seed, states
         self.reader: _Reader | None = None
-        self.first = steps.start * shape.accumulation
+        self.first = steps.start * shape.batching.accumulation
         # The loader always begins with its process 0; where each has samples of its own, it must be
         # the turn of the same one as in an undisturbed run.
         self.lead = 0 if whole else self.first % shape.readers
@@ -214,9 +219,7 @@ class _Feed(IterableDataset[_Item]):
         shape = self._shape
         number = 0
         for step in self._steps:
-            shares = order.step_positions(
-                step, shape.rank, shape.world_size, shape.batch_size, shape.accumulation
-            )
+            shares = shape.batching.positions(step, shape.rank)
             for positions in shares:
                 number += 1
                 if (number - 1) % shape.readers != worker:
@@ -224,19 +227,19 @@ class _Feed(IterableDataset[_Item]):
                 batch = default_collate([reader.sample(int(position)) for position in positions])
                 state = None
                 if positions is shares[-1]:
-                    reader.advance((step + 1) * shape.batch_size)
+                    reader.advance((step + 1) * shape.batching.batch_size)
                     state = self._state(reader)
                 yield batch, state, None
 
     def _part(self, reader: "_Reader", worker: int) -> Iterator[_Item]:
         shape = self._shape
-        share = shape.batch_size // (shape.world_size * shape.accumulation)
-        last = self._steps.stop * shape.accumulation
+        shares = shape.batching.counts(self._steps.start, shape.rank)  # those of every step
+        last = self._steps.stop * len(shares)
         for number in range(self.first - self.lead + worker, last, shape.readers):
             if number < self.first:
                 yield None, None, None
                 continue
-            batch = default_collate([reader.sample() for _ in range(share)])
+            batch = default_collate([reader.sample() for _ in range(shares[number % len(shares)])])
             yield batch, self._state(reader), None
 
     def _state(self, reader: "_Reader") -> bytes | None:
@@ -349,11 +352,11 @@ def _restored(
     if whole:
         packed = shared["state"]
         return [pickle.dumps(torch.load(BytesIO(packed), weights_only=True))]
-    if shared["ranks"] != shape.world_size or shared["readers"] != shape.readers:
+    if shared["ranks"] != shape.batching.ranks or shared["readers"] != shape.readers:
         raise UserError(
             f"data: {name} shards itself, and the checkpoint of step {start} is of {shared['ranks']} ranks "
-            f"x {shared['readers']} loader processes, not of {shape.world_size} x {shape.readers}: nobody "
-            "could tell which samples are left; start as many again (job.nodes, job.gpus, data.workers)"
+            f"x {shared['readers']} loader processes, not of {shape.batching.ranks} x {shape.readers}: "
+            "nobody could tell which samples are left; start as many again (job.nodes, job.gpus, data.workers)"
         )
     return [None if state is None else pickle.dumps(state) for state in saved.own["states"]]
 

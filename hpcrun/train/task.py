@@ -58,6 +58,16 @@ class Task(ABC):
         first step of each process asks once more than it takes (see ``DistributedAMPTrainer``).
         """
 
+    def weight(self, batch: Any) -> "Tensor | float | None":
+        """How much :meth:`loss` of ``batch`` counts, such as its number of tokens that are not padding.
+
+        Over all micro-batches of all ranks, and in validation, the loss is then the mean weighted so.
+        ``batch`` is as the data loader gave it, not yet on the device. None, the same for all batches:
+        every sample counts alike. A batch of weight 0 may have no loss (not a number), but its gradient
+        must be zero or finite.
+        """
+        return None
+
     def report(self, model: "nn.Module", validation_loss: float | None) -> dict[str, Any]:
         """What to show and keep in result.json when training is done. Called on rank 0 only."""
         return {}

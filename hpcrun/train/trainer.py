@@ -24,6 +24,7 @@ from hpcrun.train import process_group
 from hpcrun.train.batch import to_device
 from hpcrun.train.checkpointing import Checkpointing, folder_engine
 from hpcrun.train.compression import Compression
+from hpcrun.train.ema import WeightAverage
 from hpcrun.train.parallel import Parallel, strategy
 from hpcrun.train.precision import autocast_dtype, choose_matmul
 from hpcrun.train.preparation import Preparation, prepare
@@ -69,6 +70,7 @@ class AMPTrainer(Checkpointing):
         clip_norm: float | None = None,
         scheduler: Callable[[Optimizer], LRScheduler] | None = None,
         device: torch.device | str | None = None,
+        ema: float | None = None,
     ) -> None:
         """Move ``model`` to ``device`` (default: the current CUDA device, or the CPU).
 
@@ -77,6 +79,7 @@ class AMPTrainer(Checkpointing):
                 sharding needs, because it replaces the parameters).
             clip_norm: the global gradient norm to clip to; None: no clipping.
             scheduler: makes the learning-rate schedule; it is stepped after every step that was taken.
+            ema: the decay of an average of the weights, which takes in every step that was taken.
         """
         if device is None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -96,6 +99,8 @@ class AMPTrainer(Checkpointing):
         self._make_scheduler = scheduler
         self._optimizer: Optimizer | None = None
         self._scheduler: LRScheduler | None = None
+        self._ema = ema
+        self._average: WeightAverage | None = None
         self._engines: dict[Path, CheckpointEngine] = {}
 
     @property
@@ -135,7 +140,23 @@ class AMPTrainer(Checkpointing):
         if self._optimizer is None:
             made = self._make_optimizer
             self._optimizer = made if isinstance(made, Optimizer) else made(self.model)
+            if self._ema is not None:
+                self._average = WeightAverage(self.model, self._ema)
         return self._optimizer
+
+    @property
+    def average(self) -> WeightAverage | None:
+        """The average of the weights, if one is kept, with all steps that were taken."""
+        if self._ema is None:
+            return None
+        _ = self.optimizer
+        self.gate.settle()
+        return self._average
+
+    def averaged(self) -> contextlib.AbstractContextManager[None]:
+        """For the block the model has its averaged weights, if they are kept."""
+        average = self.average
+        return contextlib.nullcontext() if average is None else average.in_place()
 
     @property
     def scheduler(self) -> LRScheduler | None:
@@ -225,6 +246,8 @@ class AMPTrainer(Checkpointing):
     def _after_step(self, skipped: bool, scale_factor: float) -> None:
         if self._scheduler is not None and not skipped:
             self._scheduler.step()
+        if self._average is not None and not skipped:
+            self._average.update()
 
     def _choose_strategy(self) -> Strategy:
         return Strategy()
@@ -248,6 +271,7 @@ class DistributedAMPTrainer(AMPTrainer):
         clip_norm: float | None = None,
         scheduler: Callable[[Optimizer], LRScheduler] | None = None,
         device: torch.device | str | None = None,
+        ema: float | None = None,
         parallel: Parallel = "ddp",
         fsdp: FSDP | None = None,
         preparation: Preparation | None = None,
@@ -276,7 +300,13 @@ class DistributedAMPTrainer(AMPTrainer):
             ids = self.distributed.device_ids
             device = torch.device("cuda", ids[0]) if ids else torch.device("cpu")
         super().__init__(
-            model, optimizer, amp=amp, clip_norm=clip_norm, scheduler=scheduler, device=device
+            model,
+            optimizer,
+            amp=amp,
+            clip_norm=clip_norm,
+            scheduler=scheduler,
+            device=device,
+            ema=ema,
         )
         self._control: Any = None
         self._wrapped = False

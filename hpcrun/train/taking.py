@@ -1,0 +1,58 @@
+"""A step's micro-batches on their way into the trainer: how much each counts, and who sits a step out."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hpcrun.train.batching import Batching
+from hpcrun.train.task import Task
+from hpcrun.train.trainer import DistributedAMPTrainer, StepResult
+from hpcrun.train.weighting import Weight
+
+
+class Taking:
+    """Takes steps so that every sample counts alike, or every token where the task counts those.
+
+    Where all micro-batches hold equally many samples and the task says nothing of their weight, this
+    costs nothing and nothing is communicated.
+    """
+
+    def __init__(
+        self, trainer: DistributedAMPTrainer, task: Task, batching: Batching, rank: int
+    ) -> None:
+        self._trainer, self._task = trainer, task
+        self._batching, self._rank = batching, rank
+        self._asks = type(task).weight is not Task.weight
+        self._plain = batching.always_even and not self._asks
+
+    def __call__(self, step: int, micro_batches: Sequence[Any]) -> StepResult:
+        """The step number ``step``, with this rank's micro-batches. Collective."""
+        trainer, loss = self._trainer, self._task.loss
+        if self._plain:
+            return trainer.training_step(micro_batches, loss)
+        batching = self._batching
+        counts = batching.weights(step, self._rank)
+        weights, total = self._weights(micro_batches, counts), None
+        if weights is None and counts is not None:
+            weights, total = counts, len(batching.span(step))
+        if weights is None:
+            return trainer.training_step(micro_batches, loss)
+        if batching.uneven == "join" and len(batching.span(step)) < batching.ranks:
+            return trainer.joined_step(micro_batches, loss, weights, total)
+        return trainer.training_step(micro_batches, loss, weights, total)
+
+    def _weights(
+        self, micro_batches: Sequence[Any], counts: Sequence[int] | None
+    ) -> Sequence[Weight] | None:
+        """What the task says, and zero for stand-ins; None where it says nothing."""
+        if not self._asks:
+            return None
+        found = [self._task.weight(batch) for batch in micro_batches]
+        known = [weight for weight in found if weight is not None]
+        if not known:
+            return None
+        if len(known) < len(found):
+            name = type(self._task).__name__
+            raise TypeError(f"{name}.weight() gave None for one batch and a number for another")
+        if counts is None:
+            return known
+        return [weight if count else 0.0 for weight, count in zip(known, counts, strict=True)]
