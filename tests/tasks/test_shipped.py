@@ -1,4 +1,4 @@
-"""Every config that is shipped trains on two ranks, as DDP, played by ``shipped.py``."""
+"""Every config that is shipped trains on two ranks, as DDP and as FSDP, played by ``shipped.py``."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ from hpcrun.run.files import read_json, read_lines
 
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(path.stem for path in (ROOT / "configs").glob("*.yaml"))
-WAYS = ["ddp"]
+WAYS = ["ddp", "fsdp"]
 TOLD = {
     "language-model": {"unigram_entropy", "sample"},
     "autoencoder": {"test_loss", "test_squared_error", "reconstructions"},
@@ -43,3 +43,12 @@ def test_a_shipped_config_trains_and_reports(played: Path, name: str, way: str) 
     assert "report_error" not in result
     assert any(told <= result["report"].keys() for told in TOLD.values())
     assert len([line for line in read_lines(run.metrics) if "loss" in line]) == 4
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_both_ways_of_sharing_the_work_learn_the_same(played: Path, name: str) -> None:
+    def losses(way: str) -> list[float]:
+        lines = read_lines(RunDirectory(played / f"{name}-{way}").metrics)
+        return [line["loss"] for line in lines if "loss" in line]
+
+    assert losses("fsdp") == pytest.approx(losses("ddp"), rel=1e-3)
