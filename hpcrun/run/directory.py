@@ -88,6 +88,10 @@ class RunDirectory:
         """Exists while somebody submits this run."""
         return self.path / "submitting.lock"
 
+    def nonfinite(self, step: int) -> Path:
+        """What is known of a step whose gradients were not finite: losses and samples (JSON)."""
+        return self.path / "nonfinite" / f"step-{step}.json"
+
     def job_logs(self, job: str) -> Path:
         """The folder of one job's logs."""
         return self.logs / job

@@ -8,6 +8,7 @@ from hpcrun.lifecycle.agreement import StopAgreement
 from hpcrun.lifecycle.signals import StopReason
 from hpcrun.train.data import Steps
 from hpcrun.train.metrics import MetricsLog
+from hpcrun.train.nonfinite import NonFiniteWatch
 from hpcrun.train.position import Position
 from hpcrun.train.saver import Saver
 from hpcrun.train.task import Task
@@ -28,6 +29,7 @@ class Loop:
     validate: Callable[[], float | None]
     metrics: MetricsLog
     saver: Saver
+    nonfinite: NonFiniteWatch
     position: Position
 
     def run(self) -> StopReason:
@@ -39,6 +41,7 @@ class Loop:
         for step in self.steps:
             stop = self.agreement.exchange(step, self.reason_to_stop())
             if stop:
+                self.nonfinite.settle()
                 self.saver.finish(step)
                 return stop
             self.position.step = step
@@ -47,6 +50,7 @@ class Loop:
             result = self.trainer.training_step(micro_batches, self.task.loss)
             done = step + 1
             self.metrics.step(done, result, last=done == train.steps)
+            self.nonfinite.look(result)
             if train.validate_every and done % train.validate_every == 0 and done < train.steps:
                 with self.metrics.paused():
                     self.saver.validation_loss = self.validate()
@@ -57,5 +61,6 @@ class Loop:
             if self.saver.due(done):
                 with self.metrics.paused():
                     self.saver.start(done)
+        self.nonfinite.settle()
         self.saver.finish(train.steps)
         return StopReason.NONE

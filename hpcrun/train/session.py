@@ -23,14 +23,17 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note
 from hpcrun.train import process_group
 from hpcrun.train.checkpoints import build_engine, build_interval
+from hpcrun.train.compression import compression
 from hpcrun.train.data import length, require_trainable, training_steps
 from hpcrun.train.ending import finished, stopped
 from hpcrun.train.errors import known_to_all
 from hpcrun.train.loop import Loop
 from hpcrun.train.metrics import MetricsLog
+from hpcrun.train.nonfinite import NonFiniteWatch, samples_of
 from hpcrun.train.optimiser import build_optimizer, build_schedule
 from hpcrun.train.parallel import resolve_parallel
 from hpcrun.train.position import Position
+from hpcrun.train.precision import shortfall
 from hpcrun.train.preparation import Preparation
 from hpcrun.train.saver import Saver
 from hpcrun.train.streams import StreamState
@@ -142,6 +145,16 @@ def train(
         validate=validation_loss,
         metrics=metrics,
         saver=saver,
+        nonfinite=NonFiniteWatch(
+            run,
+            attempt,
+            config,
+            trainer,
+            start=start,
+            rank=distributed.rank,
+            group=group,
+            samples=samples_of(dataset, batches.batching, config.seed),
+        ),
         position=position,
     )
     stop = loop.run()
@@ -182,6 +195,9 @@ def _build_trainer(
         scheduler=lambda optimizer: build_schedule(optimizer, config),
         parallel=resolve_parallel(config, model, distributed, group),
         fsdp=config.fsdp,
+        compression=compression(
+            wanted.compression, rank=wanted.powersgd_rank, start=wanted.powersgd_start
+        ),
         preparation=Preparation(
             checkpointing=wanted.activation_checkpointing,
             every=wanted.checkpoint_blocks,
@@ -189,6 +205,9 @@ def _build_trainer(
             channels_last=wanted.channels_last,
         ),
     )
+    less = shortfall(config.amp, trainer.device)
+    if less is not None and trainer.is_main_process:
+        print(f"hpcrun: {less}", flush=True)
     try:
         trainer.wrap_model()
     except UserError as error:

@@ -106,6 +106,11 @@ class StepGate:
             self._record(verdict, skipped, self.scaler.get_scale())
         return norm, verdict
 
+    @property
+    def pending(self) -> bool:
+        """Whether the last step's verdict is still on its way."""
+        return self._pending is not None
+
     def settle(self) -> None:
         """Wait for the last step's verdict, if it is still on its way."""
         if self._pending is not None and self._readback is not None:

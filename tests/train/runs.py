@@ -69,6 +69,13 @@ RUNS = {
     "exits-with-zero": ["task=ExitsWithZero"],
     "loaders-failure": ["task=FailsWhileLoadersRead", "data.workers=1"],
     "loaders-hang": ["task=FailsWhileALoaderHangs", "data.workers=1"],
+    "skips": ["task=NotFiniteOnRank1", "model.bad_from=4", "model.bad_to=5"],
+    "not-finite": [
+        "task=NotFiniteOnRank1",
+        "model.bad_from=4",
+        "model.bad_to=99",
+        "train.nonfinite_limit=2",
+    ],
     "few-samples": ["task=FewSamples", "train.batch_size=16"],
 }
 

@@ -5,13 +5,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from hpcrun.diagnose.causes import first_cause
 from hpcrun.lifecycle import exitcodes
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import read_failures
 from hpcrun.run.events import read_events
 from hpcrun.run.files import read_json, read_lines
+from hpcrun.train import order
 from tests import jobs
 
 ROOT = Path(__file__).parents[2]
@@ -184,3 +187,27 @@ def test_a_rank_that_fails_ends_although_its_loader_processes_ignore_sigterm(run
     assert "ValueError" in runs.kinds(name)
     # A hanging loader sleeps for ten minutes.
     assert runs.seconds(name) < 120
+
+
+def test_steps_that_are_not_finite_on_one_rank_are_skipped_on_all_and_traced_to_their_samples(runs):
+    assert runs.codes("skips") == DONE
+    run = runs.run("skips")
+    (event,) = (one for one in read_events(run) if one.what == "nonfinite")
+    # The first call of the loss settles DDP's buckets, so the fourth is that of step 2.
+    assert (event.step, event.fields["ranks"]) == (2, [1])
+    dump = read_json(run.nonfinite(2))
+    assert [isinstance(rank["loss"], float) for rank in dump["ranks"]] == [True, False]
+    assert dump["ranks"][1]["loss"] == "nan"
+    taken = order.samples(np.arange(16, 24), 24, seed=0).tolist()
+    assert [rank["samples"] for rank in dump["ranks"]] == [[taken[:4]], [taken[4:]]]
+    assert "step 2 is skipped: gradients are not finite; the loss of rank 1" in runs.said("skips")
+
+
+def test_gradients_that_stay_not_finite_end_the_run_with_the_rank_they_come_from(runs):
+    assert runs.codes("not-finite") == FAILED
+    failures = runs.failures("not-finite")
+    assert (failures[1].kind, failures[1].step) == ("NotFinite", 3)
+    assert "at step 3, 2 steps in a row (train.nonfinite_limit)" in failures[1].message
+    cause = first_cause(list(failures.values()), [])
+    assert (cause.rank, cause.step, cause.cascade) == (1, 3, 1)
+    assert read_json(runs.run("not-finite").nonfinite(3))["in_a_row"] == 2

@@ -139,6 +139,16 @@ class FewSamples(Regression):
         return Noisy(3)
 
 
+class NotFiniteOnRank1(Regression):
+    """Its loss is no number on rank 1, at the calls from ``bad_from`` to ``bad_to``."""
+
+    def loss(self, model, batch):
+        value = super().loss(model, batch)
+        wanted = self.config.model.own
+        bad = model.training and wanted["bad_from"] <= self.calls <= wanted["bad_to"]
+        return value * float("nan") if bad and get_rank() == 1 else value
+
+
 class StreamOfSamples(Regression):
     class Stream(torch.utils.data.IterableDataset):
         def __iter__(self):
