@@ -38,7 +38,7 @@ def run(slurm: SlurmCluster, faults: int, ranks: int, seed: int) -> None:
     chaos.allow(1)
     chaos.submit("disturbed", "pace", save_every=5)
     met = disturb(chaos, planned)
-    chaos.allow(faults + 1)
+    chaos.allow(faults + 5)
     chaos.wait_for_account(chaos.run, PATIENCE)
     figures = verify(chaos, reference)
     print(table(met))

@@ -229,7 +229,7 @@ def _state(
     ended = _by_result(result, executor, job_id)
     if ended is not None:
         return ended
-    if word == "CANCELLED" or (not word and _last_event(run) == "cancelled"):
+    if word == "CANCELLED" or (not word and _cancelled(run, job_id)):
         return RunState(
             "stopped", "cancelled; `hpcrun resume` continues it", False, executor, job_id
         )
@@ -254,6 +254,17 @@ def _is_process(job: str) -> bool:
         return "hpcrun" in " ".join(psutil.Process(int(job.removeprefix("pid"))).cmdline())
     except (psutil.Error, ValueError):
         return False
+
+
+def _cancelled(run: RunDirectory, job: str) -> bool:
+    """Whether the last that a person did to the job was to cancel it; it may have saved since."""
+    told = [
+        event.what
+        for event in read_events(run)
+        if event.attempt is not None and event.attempt.job == job
+        if event.what in ("submitted", "opened", "cancelled")
+    ]
+    return told[-1:] == ["cancelled"]
 
 
 def _last_event(run: RunDirectory) -> str | None:

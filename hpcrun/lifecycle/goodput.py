@@ -67,6 +67,8 @@ class _Account:
         self._at: float | None = None
         self._state = "queue"
         self._attempt: Attempt | None = None
+        # When another job was asked for, while nobody had yet written how the last one ended.
+        self._asked: float | None = None
 
     def on(self, event: Event) -> None:
         if self._at is None:
@@ -76,7 +78,10 @@ class _Account:
             if self._state in ("idle", "queue"):
                 self._spend(event.time, self._state)
                 self._state = "queue"
+            else:
+                self._asked = event.time
         elif event.what == "opened":
+            self._asked = None
             self._spend(event.time, "recomputed" if self._state == "running" else self._state)
             self._state, self._attempt = "start_up", event.attempt
         elif event.what == "cancelled" and self._state in ("queue", "requeue_wait"):
@@ -100,6 +105,9 @@ class _Account:
             seen = float(event.fields.get("last_seen") or event.time)
             self._spend(seen, "recomputed" if self._state == "running" else "start_up")
             self._state = "requeue_wait" if event.fields.get("restart_allowed") else "idle"
+            if self._state == "idle" and self._asked is not None and self._asked > seen:
+                self._spend(self._asked, "idle")
+                self._state = "queue"
 
     def closed(self, now: float) -> Goodput:
         if self._at is not None and self._state != "idle":

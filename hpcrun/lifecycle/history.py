@@ -45,20 +45,36 @@ class Life:
 
 def lives(events: Sequence[Event]) -> list[Life]:
     """The attempts since the last submission by a person, in order: older ones eat no budget."""
+    job = None
+    for event in events:
+        # The new job may have logged its first words before its submitter did, and one that was
+        # submitted without us has no submitter: a requeue keeps the job's id, so another id is
+        # another submission.
+        if event.what in ("submitted", "opened") and event.attempt is not None:
+            job = event.attempt.job
+    return [life for life in all_lives(events) if job is None or life.attempt.job == job]
+
+
+def all_lives(events: Sequence[Event]) -> list[Life]:
+    """The attempts of all submissions, in order."""
     found: dict[Attempt, Life] = {}
     for event in events:
-        if event.attempt is None or event.what == "cancelled":
-            continue
-        if event.what in ("submitted", "opened"):
-            # The new job may have logged its first words before its submitter did, and one that was
-            # submitted without us has no submitter: a requeue keeps the job's id, so another id is
-            # another submission.
-            found = {key: life for key, life in found.items() if key.job == event.attempt.job}
-        if event.what == "submitted":
+        if event.attempt is None or event.what in ("submitted", "cancelled"):
             continue
         life = found.get(event.attempt) or Life(event.attempt, event.time)
         found[event.attempt] = _with_event(life, event)
     return list(found.values())
+
+
+def asked_to_end(events: Sequence[Event], attempt: Attempt) -> bool:
+    """Whether a person told this attempt's job to end, after it had begun."""
+    asked = False
+    for event in events:
+        if event.what == "opened" and event.attempt == attempt:
+            asked = False
+        elif event.what == "cancelled" and event.attempt is not None:
+            asked = asked or event.attempt.job == attempt.job
+    return asked
 
 
 def _with_event(life: Life, event: Event) -> Life:

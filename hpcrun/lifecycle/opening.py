@@ -8,7 +8,14 @@ from typing import Any
 from hpcrun.cluster.avoid import blame_dead_nodes
 from hpcrun.diagnose.causes import scheduler_word
 from hpcrun.errors import UserError
-from hpcrun.lifecycle.history import Cause, Life, last_committed, lives
+from hpcrun.lifecycle.history import (
+    Cause,
+    Life,
+    all_lives,
+    asked_to_end,
+    last_committed,
+    lives,
+)
 from hpcrun.lifecycle.policy import Budgets, decide
 from hpcrun.lifecycle.settle import batch_log, write_final_word
 from hpcrun.run.directory import RunDirectory
@@ -32,9 +39,9 @@ def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts:
         OSError: the run directory cannot be written.
     """
     events = read_events(run)
-    for life in lives(events):
+    for life in all_lives(events):
         if life.cause is None and life.attempt != attempt:
-            cause, reason = _end_of(run, life)
+            cause, reason = _end_of(run, events, life, attempt)
             if cause is Cause.NODE_FAILURE:
                 _blame_nodes(run, events, life)
             record_event(
@@ -45,7 +52,8 @@ def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts:
                 step=life.committed,
                 reason=reason,
                 last_seen=_last_sign(run, events, life),
-                restart_allowed=True,
+                # Of another job, a person has asked for the next start.
+                restart_allowed=life.attempt.job == attempt.job,
             )
     # Another job is another submission, by a person, and starts with fresh budgets.
     history = [life for life in lives(read_events(run)) if life.attempt.job == attempt.job]
@@ -63,9 +71,16 @@ def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts:
     record_event(run, "opened", attempt=attempt, host=socket.gethostname(), **facts)
 
 
-def _end_of(run: RunDirectory, life: Life) -> tuple[Cause, str]:
+def _end_of(
+    run: RunDirectory, events: Sequence[Event], life: Life, successor: Attempt
+) -> tuple[Cause, str]:
     word = scheduler_word(batch_log(run, life.attempt))
-    if word in ("preemption", "time-limit"):
+    words = ["preemption", "time-limit"]
+    # What starts again by itself nobody has cancelled.
+    if life.attempt.job != successor.job:
+        words.append("cancelled")
+        word = "cancelled" if asked_to_end(events, life.attempt) else word
+    if word in words:
         return Cause(word), f"{word}, and it was killed before it could say so"
     return (
         Cause.NODE_FAILURE,

@@ -12,7 +12,7 @@ from typing import Literal
 from hpcrun.diagnose.causes import Diagnosis, first_cause, scheduler_word
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.goodput import goodput
-from hpcrun.lifecycle.history import Cause, last_committed, lives
+from hpcrun.lifecycle.history import Cause, asked_to_end, last_committed, lives
 from hpcrun.lifecycle.policy import Budgets, Decision, decide
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import read_exits, read_failures, read_hang
@@ -156,7 +156,7 @@ def judge(
     script = "opened" in mine and mine["opened"].fields.get("script")
     if script and exit_code == exitcodes.DONE and "stopped" not in mine:
         return Cause.FINISHED, "the script ended with exit code 0 on all ranks"
-    word = "cancelled" if _asked_to_end(events, attempt) else scheduler or scheduler_word(batch_log)
+    word = "cancelled" if asked_to_end(events, attempt) else scheduler or scheduler_word(batch_log)
     stopped = mine.get("stopped")
     if exit_code == exitcodes.SAVE_FAILED or (stopped and not stopped.fields.get("committed")):
         why = mine["save-failed"].fields.get("reason") if "save-failed" in mine else None
@@ -177,17 +177,6 @@ def judge(
         suffix = f" ({diagnosis.cascade} other {others} then failed)" if diagnosis.cascade else ""
         return Cause.CRASH, diagnosis.line + suffix
     return Cause.CRASH, f"exit code {exit_code}, and no rank left a word"
-
-
-def _asked_to_end(events: Sequence[Event], attempt: Attempt) -> bool:
-    """Whether a person told this attempt's job to end, after it had begun."""
-    asked = False
-    for event in events:
-        if event.what == "opened" and event.attempt == attempt:
-            asked = False
-        elif event.what == "cancelled" and event.attempt is not None:
-            asked = asked or event.attempt.job == attempt.job
-    return asked
 
 
 def _stopped(event: Event, word: str | None, limit_near: bool) -> tuple[Cause, str]:

@@ -69,6 +69,22 @@ def test_a_node_failure_found_later_ends_the_attempt_at_its_last_sign_of_life() 
     assert (account.recomputed, account.requeue_wait) == (6, 34)
 
 
+def test_an_end_that_the_next_job_writes_leaves_that_job_its_wait_in_the_queue() -> None:
+    log = [
+        event("submitted", 0),
+        event("opened", 1),
+        event("started", 2),
+        event("saved", 12, seconds=0.0),
+        event("stopped", 12),
+        Event("submitted", 1012, Attempt("2", 0), None, None, {}),
+        event("ended", 1020, last_seen=14.0, restart_allowed=False),
+        Event("opened", 1020, Attempt("2", 0), None, None, {}),
+    ]
+    account = goodput(log, now=1021.0)
+    assert (account.idle, account.queue) == (998, 1 + 8)
+    assert (account.start_up, account.wall) == (1 + 2 + 1, 1021)
+
+
 @given(st.lists(st.floats(-5, 20), min_size=len(CRASHED_ONCE), max_size=len(CRASHED_ONCE)))
 def test_the_parts_add_up_whatever_the_clocks_of_the_hosts_say(jitter: list[float]) -> None:
     log = [

@@ -204,6 +204,26 @@ def test_an_attempt_without_an_end_was_lost_with_its_node(run: RunDirectory) -> 
     assert [(event.attempt, event.cause) for event in ended] == [(FIRST, "node-failure")]
 
 
+@pytest.mark.parametrize("by", ["hpcrun", "scancel"])
+def test_one_that_was_cancelled_and_killed_before_it_was_judged_has_its_end_from_the_next_job(
+    run: RunDirectory, by: str
+) -> None:
+    if by == "hpcrun":
+        record_event(run, "cancelled", attempt=FIRST)
+    else:
+        (run.logs / "batch-7.log").write_text(
+            "hpcrun: attempt 7-0 on n1\n"
+            "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00 ***\n"
+        )
+    record_event(run, "stopped", attempt=FIRST, step=5, cause="terminate", committed=True)
+    record_event(run, "submitted", attempt=Attempt("8", 0), executor="slurm")
+    open_attempt(run, Attempt("8", 0), Budgets())
+    (ended,) = [event for event in read_events(run) if event.what == "ended"]
+    assert (ended.attempt, ended.cause) == (FIRST, "cancelled")
+    assert not ended.fields["restart_allowed"]
+    assert [event.what for event in read_events(run)][-1] == "opened"
+
+
 def test_a_ghost_knows_its_successor_and_the_newest_attempt_has_none(run: RunDirectory) -> None:
     assert successor(read_events(run), FIRST) is None
     open_attempt(run, Attempt("7", 1), Budgets())

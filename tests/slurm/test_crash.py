@@ -56,6 +56,18 @@ def test_an_exception_at_one_step_twice_stops_the_run_with_the_reason(bench):
 
 
 @pytest.mark.slow
+def test_a_run_that_gets_no_further_stops_whatever_its_other_budgets(bench):
+    run = bench.submit(
+        "stuck", model__fault={"rank": 1, "call": 9}, checkpoint__every=0, train__accumulation=1,
+        **{"restarts.crash": None, "restarts.same_step": None, "restarts.no_progress": 2},
+    )  # fmt: skip
+    assert bench.wait_for_end(run) == "FAILED", bench.story(run)
+    assert "restarts.no_progress" in bench.result(run)["reason"]
+    assert bench.causes(run) == ["crash", "crash"]
+    assert bench.slurm.restarts(bench.job(run)) == 1
+
+
+@pytest.mark.slow
 def test_a_task_that_has_gone_is_told_once_and_not_tried_again(bench):
     run = bench.submit("typo", task="probe:Watched", **{"job.sbatch_args": ["--hold"]})
     probe = bench.folder / "probe.py"

@@ -17,7 +17,7 @@ from tests.slurm.cluster import FINAL_STATES, SlurmCluster
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NODES = 2
-STEPS_PER_FAULT = 20
+STEPS_PER_FAULT = 12
 # Seconds for whatever is waited for: a start on a machine that is busy with other work takes a minute.
 PATIENCE = 300.0
 # Slurm warns at its next tick of half a minute where less than this and a minute is left; a cut limit
@@ -44,7 +44,8 @@ class Chaos:
 
     def __init__(self, slurm: SlurmCluster, faults: int, ranks: int, dice: random.Random) -> None:
         self.slurm, self.ranks, self.dice = slurm, ranks, dice
-        self.steps = STEPS_PER_FAULT * (faults + 1)
+        # Room for the steps that it gets ahead while a fault takes its time.
+        self.steps = STEPS_PER_FAULT * (faults + 5)
         self.folder = slurm.shared / "chaos"
         slurm.run(["mkdir", "-p", str(self.folder)])
         self.write("probe.py", jobs.PROBE + PACED)
