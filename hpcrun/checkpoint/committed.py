@@ -151,7 +151,7 @@ class CommittedSteps:
             return False
         return step not in self._distrusted
 
-    def _content(self, step: int, name: str, limit: int) -> Iterator[bytes]:
+    def _content(self, step: int, name: str, limit: int) -> Iterator[memoryview]:
         path = self.path(step) / name
         try:
             yield from blocks(self._fs, path, limit, self._patience)

@@ -6,7 +6,7 @@ Apart from the protocol, so that the protocol reads as one.
 import errno
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 from hpcrun.checkpoint.errors import CheckpointError, explained, vanished
@@ -42,17 +42,6 @@ def patiently(call: Callable[[], int], patience: float) -> int:
         pause *= 2
 
 
-def blocks(fs: FileSystem, path: Path, limit: int, patience: float) -> Iterator[bytes]:
-    """The first ``limit`` bytes of a file, or all if it is shorter, in pieces; raises OSError."""
-    descriptor = patiently(lambda: fs.open(path), patience)
-    try:
-        while limit > 0 and (block := fs.read(descriptor, min(limit, BLOCK))):
-            limit -= len(block)
-            yield block
-    finally:
-        fs.close(descriptor)
-
-
 class PatientFile:
     """A file to read pieces of. Close it.
 
@@ -62,7 +51,15 @@ class PatientFile:
     def __init__(self, fs: FileSystem, path: Path, patience: float) -> None:
         """Raises OSError."""
         self._fs, self._path, self._patience = fs, path, patience
-        self._descriptor = self._open()
+        self._descriptor = patiently(lambda: fs.open(path), patience)
+
+    def size(self) -> int:
+        """Bytes in the file; raises OSError."""
+        return self._patiently(self._fs.size)
+
+    def read(self, position: int, view: memoryview) -> int:
+        """How many bytes from ``position`` on were put into ``view``, 0 at the end; raises OSError."""
+        return self._patiently(lambda descriptor: self._fs.read_into(descriptor, view, position))
 
     def fill(self, position: int, view: memoryview, block: int) -> Iterator[memoryview]:
         """Read from ``position`` on into ``view``, and yield each ``block`` bytes of it when filled.
@@ -71,20 +68,11 @@ class PatientFile:
             OSError: it cannot be read.
             EOFError: it ends before ``view`` is full.
         """
-        deadline = time.monotonic() + self._patience
         for start in range(0, len(view), block):
             part = view[start : start + block]
             done = 0
             while done < len(part):
-                try:
-                    count = self._fs.read_into(
-                        self._descriptor, part[done:], position + start + done
-                    )
-                except OSError as error:
-                    if error.errno != errno.ESTALE or time.monotonic() > deadline:
-                        raise
-                    self._reopen()
-                    continue
+                count = self.read(position + start + done, part[done:])
                 if count == 0:
                     raise EOFError
                 done += count
@@ -95,23 +83,39 @@ class PatientFile:
         if self._descriptor >= 0:
             self._fs.close(self._descriptor)
 
-    def _open(self) -> int:
-        return patiently(lambda: self._fs.open(self._path), self._patience)
+    def _patiently(self, call: Callable[[int], int]) -> int:
+        def once() -> int:
+            if self._descriptor < 0:
+                self._descriptor = self._fs.open(self._path)
+            try:
+                return call(self._descriptor)
+            except OSError as error:
+                if error.errno == errno.ESTALE:
+                    stale, self._descriptor = self._descriptor, -1
+                    with suppress(OSError):
+                        self._fs.close(stale)
+                raise
 
-    def _reopen(self) -> None:
-        stale, self._descriptor = self._descriptor, -1
-        self._fs.close(stale)
-        self._descriptor = self._open()
+        return patiently(once, self._patience)
+
+
+def blocks(fs: FileSystem, path: Path, limit: int, patience: float) -> Iterator[memoryview]:
+    """The first ``limit`` bytes of a file, or all if it is shorter, in pieces; raises OSError."""
+    with closing(PatientFile(fs, path, patience)) as file:
+        done = 0
+        while done < limit:
+            view = memoryview(bytearray(min(limit - done, BLOCK)))
+            count = file.read(done, view)
+            if count == 0:
+                return
+            done += count
+            yield view[:count]
 
 
 def require_size(fs: FileSystem, path: Path, size: int, patience: float) -> None:
     """Raise CheckpointError unless ``path`` is a file of ``size`` bytes."""
-    with explained("be read", path):
-        descriptor = patiently(lambda: fs.open(path), patience)
-        try:
-            found = fs.size(descriptor)
-        finally:
-            fs.close(descriptor)
+    with explained("be read", path), closing(PatientFile(fs, path, patience)) as file:
+        found = file.size()
     if found != size:
         raise CheckpointError(f"{path}: is {found} bytes long, {size} were written")
 

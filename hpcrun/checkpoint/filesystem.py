@@ -61,10 +61,6 @@ class FileSystem:
         """A descriptor to fsync the names in ``path`` through."""
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
-    def read(self, descriptor: int, size: int) -> bytes:
-        """At most ``size`` bytes; none at the end."""
-        return os.read(descriptor, size)
-
     def read_into(self, descriptor: int, view: memoryview, position: int) -> int:
         """How many bytes from ``position`` on were put into ``view`` (preadv(2)); 0 at the end."""
         return os.preadv(descriptor, [view], position)

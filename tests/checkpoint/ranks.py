@@ -70,9 +70,9 @@ class Broken(FileSystem):
         self._check("rename", source.name)
         super().rename(source, target)
 
-    def read(self, descriptor, size):
-        self._check("read", "any")
-        return super().read(descriptor, size)
+    def read_into(self, descriptor, view, position):
+        self._check("read_into", "any")
+        return super().read_into(descriptor, view, position)
 
 
 def not_fenced():
@@ -314,7 +314,7 @@ def the_manifest_is_damaged(ranks):
 
 def one_rank_cannot_read(ranks):
     ranks.save(ranks.writer(), 1)
-    return ranks.restore(ranks.writer(Broken("read", "any"), on=2))
+    return ranks.restore(ranks.writer(Broken("read_into", "any"), on=2))
 
 
 def all_are_damaged(ranks):

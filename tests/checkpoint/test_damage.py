@@ -87,7 +87,7 @@ def test_a_link_is_not_followed_out_of_the_folder(two, tmp_path):
 
 def test_a_file_that_the_disk_refuses_to_read_counts_as_damaged(two):
     class Unreadable(FileSystem):
-        def read(self, descriptor, size):
+        def read_into(self, descriptor, view, position):
             raise OSError(5, os.strerror(5))
 
     store = CheckpointStore(two.root, "7-1", fs=Unreadable(), patience=0)

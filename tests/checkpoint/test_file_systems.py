@@ -61,29 +61,49 @@ def test_a_name_that_shows_late_is_waited_for(root):
         faults.save(CheckpointStore(root, "7-0", fs=Late(), patience=0), 2)
 
 
-def test_a_stale_handle_is_opened_again_while_reading(tmp_path):
-    class Restarted(FileSystem):
-        left = 3
+class Restarted(FileSystem):
+    """A server that comes back: the next ``left`` uses of a handle say that it is stale."""
 
-        def read_into(self, descriptor, view, position):
-            if self.left:
-                self.left -= 1
-                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-            return super().read_into(descriptor, view[:30_000], position)
+    left = 0
 
+    def _use(self):
+        if self.left:
+            self.left -= 1
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    def size(self, descriptor):
+        self._use()
+        return super().size(descriptor)
+
+    def read_into(self, descriptor, view, position):
+        self._use()
+        return super().read_into(descriptor, view[:30_000], position)
+
+    def close(self, descriptor):
+        super().close(descriptor)
+        self._use()
+
+
+def test_a_stale_handle_is_opened_again_within_a_bound(tmp_path):
     root = tmp_path / "checkpoints"
     assert save(engine(root, "7-0"), 1).ok
     fs = Restarted()
     store = CheckpointStore(root, "7-1", fs=fs, patience=2)
+    fs.left = 4  # the manifest's first read, and the close and the reads after it
+    assert store.newest_valid().step == 1
+    assert fs.left == 0
     reader = StoreReader(store, 1)
     into = {"model/w": reader.empty("model/w")}
+    fs.left = 3
     reader.load(into)
     assert fs.left == 0
     assert torch.equal(into["model/w"], state(1)["model"]["w"])
+    before = len(list(Path("/proc/self/fd").iterdir()))
     fs.left = 10**9
     hopeless = CheckpointStore(root, "7-1", fs=fs, patience=0.1)
     with pytest.raises(DamagedCheckpoint, match="ESTALE"):
         StoreReader(hopeless, 1).load(into)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_lustre_is_found_by_the_longest_mount():
