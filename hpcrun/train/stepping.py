@@ -96,7 +96,8 @@ class StepGate:
             del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
             self._update()
             self._readback = self._readback or _Readback(found.device)
-            self._readback.send(found, self.scaler._scale)
+            scaled = self.scaler.is_enabled()
+            self._readback.send(found, self.scaler._scale if scaled else None)
             self._pending = verdict
         else:
             skipped = bool(found)

@@ -1,0 +1,203 @@
+"""Which steps are taken: gradients that are not finite, the loss scale and its history, on one device."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from hpcrun.config import AMPConfig
+from hpcrun.train import precision
+from hpcrun.train.stepping import SCALES_KEPT, StepGate, not_finite
+from hpcrun.train.trainer import AMPTrainer
+
+FP16 = AMPConfig(dtype="fp16", init_scale=1024.0, growth_interval=3)
+
+
+def loss(model, batch):
+    inputs, factor = batch
+    return (model(inputs).float() * factor).square().mean()
+
+
+def batches(count, *bad):
+    """``count`` steps of one micro-batch, whose loss is infinite at the steps ``bad``."""
+    generator = torch.Generator().manual_seed(3)
+    for step in range(count):
+        factor = torch.inf if step in bad else 1.0
+        yield [(torch.randn(4, 6, generator=generator), torch.full((4, 1), factor))]
+
+
+def adamw(model):
+    return torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5, fused=True)
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
+
+
+def plain_sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+
+
+def make(optimizer=adamw, **options):
+    torch.manual_seed(0)
+    return AMPTrainer(
+        nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)),
+        optimizer,
+        scheduler=lambda made: torch.optim.lr_scheduler.LambdaLR(made, lambda step: 0.9**step),
+        device="cpu",
+        **options,
+    )
+
+
+def everything(trainer):
+    """Weights, moments, rates, schedule, scale: whatever a step may move."""
+    return copy.deepcopy(
+        [
+            trainer.module.state_dict(),
+            trainer.optimizer.state_dict(),
+            trainer.scheduler.state_dict(),
+            trainer.gate.state_dict(),
+        ]
+    )
+
+
+def same(one, other):
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+@pytest.fixture
+def late(monkeypatch):
+    """The way of a GPU: the fused optimiser is told on the device, the host a step later."""
+    monkeypatch.setattr(StepGate, "late_on", frozenset({"cpu"}))
+
+
+@pytest.mark.parametrize("amp", [AMPConfig(), AMPConfig(dtype="bf16"), FP16])
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("optimizer", [adamw, plain_sgd])
+def test_a_step_that_is_not_finite_moves_nothing(amp, clip, optimizer):
+    trainer = make(optimizer, amp=amp, clip_norm=clip)
+    good, bad = batches(2, 1)
+    trainer.training_step(good, loss)
+    before = everything(trainer)
+    result = trainer.training_step(bad, loss)
+    after = everything(trainer)
+    assert result.skipped
+    assert same(before[:3], after[:3])
+    assert (trainer.gate.steps, trainer.gate.skipped, trainer.gate.skipped_in_row) == (2, 1, 1)
+    assert not trainer.training_step(good, loss).skipped
+    assert (trainer.gate.skipped, trainer.gate.skipped_in_row) == (1, 0)
+
+
+@pytest.mark.parametrize("amp", [AMPConfig(), FP16])
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("optimizer", [adamw, sgd, plain_sgd])
+def test_a_verdict_that_comes_a_step_later_changes_no_bit(monkeypatch, amp, clip, optimizer):
+    def train():
+        trainer = make(optimizer, amp=amp, clip_norm=clip)
+        return trainer, [trainer.training_step(step, loss) for step in batches(9, 0, 3, 4, 8)]
+
+    prompt, results = train()
+    monkeypatch.setattr(StepGate, "late_on", frozenset({"cpu"}))
+    other, later = train()
+    assert [it.learning_rate for it in results] == [it.learning_rate for it in later]
+    assert [it.skipped for it in results] == [it.skipped for it in later]
+    assert [step for step, it in enumerate(later) if it.skipped] == [0, 3, 4, 8]
+    assert same(everything(prompt), everything(other))
+
+
+@pytest.mark.usefixtures("late")
+def test_a_checkpoint_waits_for_the_verdict_and_goes_on_with_the_same_bits(tmp_path):
+    calm, first = make(amp=FP16), make(amp=FP16)
+    steps = list(batches(8, 2, 3, 6))
+    for step in steps:
+        calm.training_step(step, loss)
+    for step in steps[:4]:
+        first.training_step(step, loss)
+    assert first.gate.pending
+    assert first.save_checkpoint(tmp_path, 4).ok
+    again = make(amp=FP16)
+    again.load_checkpoint(tmp_path)
+    assert again.gate.skipped_in_row == 2
+    for step in steps[4:]:
+        again.training_step(step, loss)
+    assert same(everything(calm), everything(again))
+
+
+@pytest.mark.usefixtures("late")
+def test_the_result_of_a_step_waits_for_its_verdict_only_when_it_is_asked():
+    trainer = make()
+    good, bad = batches(2, 1)
+    trainer.training_step(good, loss)
+    result = trainer.training_step(bad, loss)
+    assert trainer.gate.pending
+    assert trainer.gate.skipped == 0
+    assert result.skipped
+    assert trainer.gate.skipped == 1
+
+
+def test_the_history_of_the_scale_names_the_steps_at_which_it_changed(tmp_path):
+    trainer = make(amp=FP16)
+    for step in batches(8, 1):
+        trainer.training_step(step, loss)
+    changes = [(2, 512.0), (5, 1024.0), (8, 2048.0)]
+    assert list(trainer.gate.scales) == changes
+    trainer.save_checkpoint(tmp_path, 8)
+    again = make(amp=FP16)
+    again.load_checkpoint(tmp_path)
+    assert list(again.gate.scales) == changes
+    assert again.gate.scales.maxlen == SCALES_KEPT
+
+
+def test_a_checkpoint_of_one_precision_goes_on_in_another(tmp_path):
+    bf16 = make(amp=AMPConfig(dtype="bf16"))
+    (step,) = batches(1)
+    bf16.training_step(step, loss)
+    bf16.save_checkpoint(tmp_path, 1)
+    fp16 = make(amp=FP16)
+    fp16.load_checkpoint(tmp_path)
+    assert (fp16.scaler.get_scale(), fp16.gate.steps) == (1024.0, 1)
+    assert not fp16.training_step(step, loss).skipped
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_every_kind_of_gradient_is_looked_at(value):
+    parameters = [
+        nn.Parameter(torch.zeros(3, dtype=dtype))
+        for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.complex64)
+    ]
+    table = nn.Embedding(5, 2, sparse=True)
+    table(torch.tensor([1, 1])).sum().backward()
+    optimizer = torch.optim.SGD([*parameters, table.weight, nn.Parameter(torch.zeros(2))], lr=1.0)
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    kept = [parameter.grad.clone() for parameter in parameters]
+    assert not not_finite(optimizer)
+    assert all(map(torch.equal, kept, [parameter.grad for parameter in parameters]))
+    for parameter in parameters:
+        parameter.grad[1] = value
+        assert not_finite(optimizer) == 1.0
+        parameter.grad[1] = 1.0
+    table.weight.grad._values()[0] = value
+    assert not_finite(optimizer) == 1.0
+
+
+def test_tf32_is_fp32_on_the_cpu_and_says_so():
+    cpu = torch.device("cpu")
+    tf32 = AMPConfig(dtype="tf32")
+    before = torch.get_float32_matmul_precision()
+    one, other = make(amp=tf32), make()
+    for step in batches(3):
+        one.training_step(step, loss)
+        other.training_step(step, loss)
+    assert torch.get_float32_matmul_precision() == before
+    assert same(one.module.state_dict(), other.module.state_dict())
+    assert not one.scaler.is_enabled()
+    assert precision.shortfall(tf32, cpu).startswith("amp.dtype=tf32: ")
+    assert precision.shortfall(AMPConfig(), cpu) is None
