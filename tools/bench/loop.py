@@ -1,0 +1,345 @@
+#!/usr/bin/env python3
+"""Time per step of a bare PyTorch loop, and of hpcrun, Accelerate and Lightning around the same model.
+
+Every loop runs in a process of its own with one thread, and they take turns in one run: a block of
+steps each, round after round, so that a busy machine is busy for all of them. What is compared with
+the bare loop is the median over rounds of the ratio within a round. All train the same model on the
+same in-memory dataset through a DataLoader, with AdamW, a schedule and clipping; hpcrun has its
+defaults on (metrics, agreement on stops, watchdog), the others theirs (progress bar, loggers), and nobody
+saves a checkpoint.
+
+    pip install accelerate lightning                 # those that are missing are left out
+    tools/bench/loop.py --rounds 15
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+os.environ.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+
+from hpcrun.tasks.gpt import GPT
+from hpcrun.tasks.options import LanguageModelShape
+from hpcrun.train.task import Task
+
+LOOPS = ("bare", "hpcrun", "accelerate", "lightning")
+LEARNING_RATE, WARMUP, CLIP = 1e-3, 10, 1.0
+TURNS = "HPCRUN_BENCH_TURNS"
+
+
+class Turns:
+    """This process's end of the pipes: it reports a block's seconds and waits to be let on."""
+
+    def __init__(self, block: int) -> None:
+        said = os.environ[TURNS].split(",")
+        self._go, self._told = int(said[0]), int(said[1])
+        self._block, self._fetched, self._since = block, 0, 0.0
+
+    def fetch(self) -> None:
+        """Called when a step fetches its batch; at a block's end it waits for the next turn."""
+        if self._fetched % self._block == 0:
+            now = time.perf_counter()
+            os.write(self._told, f"{now - self._since if self._fetched else 0.0}\n".encode())
+            if os.read(self._go, 1) != b"g":
+                os._exit(0)
+            self._since = time.perf_counter()
+        self._fetched += 1
+
+
+class Samples(Dataset[Any]):
+    """Samples in memory; every ``batch``-th one that is asked for is the first of a step."""
+
+    def __init__(self, inputs: torch.Tensor, targets: torch.Tensor, batch: int, block: int) -> None:
+        self._inputs, self._targets, self._batch = inputs, targets, batch
+        self._turns, self._asked = Turns(block), 0
+
+    def __len__(self) -> int:
+        return len(self._inputs)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._asked % self._batch == 0:
+            self._turns.fetch()
+        self._asked += 1
+        return self._inputs[index], self._targets[index]
+
+
+class Mlp:
+    """Two hidden layers of 128, batches of 32: a step is a few dozen small kernels."""
+
+    name, batch, block = "tiny MLP", 32, 200
+
+    @staticmethod
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)
+        )
+
+    @classmethod
+    def samples(cls) -> Samples:
+        made = torch.Generator().manual_seed(0)
+        inputs = torch.randn(4096, 64, generator=made)
+        targets = torch.randint(0, 10, (4096,), generator=made)
+        return Samples(inputs, targets, cls.batch, cls.block)
+
+    @staticmethod
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+
+class SmallGpt:
+    """Four layers of width 128 over 128 bytes, batches of 8."""
+
+    name, batch, block = "small GPT", 8, 10
+
+    @staticmethod
+    def model() -> nn.Module:
+        return GPT(LanguageModelShape(layers=4, heads=4, width=128, context=128))
+
+    @classmethod
+    def samples(cls) -> Samples:
+        text = torch.randint(0, 256, (512, 129), generator=torch.Generator().manual_seed(0))
+        return Samples(text[:, :-1], text[:, 1:], cls.batch, cls.block)
+
+    @staticmethod
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
+
+
+PROBLEMS: dict[str, type[Mlp] | type[SmallGpt]] = {"mlp": Mlp, "gpt": SmallGpt}
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(
+        model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.1, fused=True
+    )
+
+
+def schedule_of(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARMUP))
+
+
+def loader_of(problem: type[Mlp] | type[SmallGpt]) -> "DataLoader[Any]":
+    return DataLoader(problem.samples(), batch_size=problem.batch, shuffle=True, drop_last=True)
+
+
+def bare(problem: type[Mlp] | type[SmallGpt]) -> None:
+    """What a person writes who needs nothing."""
+    model, loader = problem.model(), loader_of(problem)
+    optimizer = optimizer_of(model)
+    schedule = schedule_of(optimizer)
+    while True:
+        for batch in loader:
+            loss = problem.loss(model, batch)
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            schedule.step()
+
+
+def accelerate(problem: type[Mlp] | type[SmallGpt]) -> None:
+    """As its quick tour has it."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    model = problem.model()
+    optimizer = optimizer_of(model)
+    model, optimizer, loader, schedule = accelerator.prepare(
+        model, optimizer, loader_of(problem), schedule_of(optimizer)
+    )
+    while True:
+        for batch in loader:
+            with accelerator.accumulate(model):
+                loss = problem.loss(model, batch)
+                accelerator.backward(loss)
+                accelerator.clip_grad_norm_(model.parameters(), CLIP)
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+
+
+def lightning(problem: type[Mlp] | type[SmallGpt]) -> None:
+    """A module with the same parts, and its trainer with the defaults, less checkpoints."""
+    import lightning.pytorch as pl
+
+    class Module(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = problem.model()
+
+        def training_step(self, batch: Any, _index: int) -> torch.Tensor:
+            loss = problem.loss(self.model, batch)
+            self.log("loss", loss)
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            optimizer = optimizer_of(self.model)
+            every_step = {"scheduler": schedule_of(optimizer), "interval": "step"}
+            return {"optimizer": optimizer, "lr_scheduler": every_step}
+
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = pl.Trainer(
+            max_steps=10**9, accelerator="cpu", devices=1, gradient_clip_val=CLIP,
+            enable_checkpointing=False, default_root_dir=folder,
+        )  # fmt: skip
+        trainer.fit(Module(), loader_of(problem))
+
+
+def hpcrun(problem: type[Mlp] | type[SmallGpt]) -> None:
+    """A rank of a run as any launcher starts it, with a task that holds the problem."""
+    from hpcrun.config import override_layer, resolve, to_yaml
+    from hpcrun.lifecycle.signals import STOP
+    from hpcrun.run.directory import create
+    from hpcrun.train.job import run_rank
+
+    task = {Mlp: "MlpTask", SmallGpt: "SmallGptTask"}[problem]
+    config = resolve(
+        [
+            override_layer(
+                [
+                    f"task=__main__:{task}", "job.cpu=true", "train.steps=1000000000",
+                    f"train.batch_size={problem.batch}", f"train.lr={LEARNING_RATE}",
+                    f"train.clip_norm={CLIP}", f"optim.warmup_steps={WARMUP}",
+                    "optim.schedule=constant", "checkpoint.every=0",
+                ]
+            )
+        ]
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        run = create(Path(folder) / "run", to_yaml(config), {"folder": folder})
+        STOP.install()
+        sys.exit(run_rank(run.path, STOP))
+
+
+class MlpTask(Task):
+    """The MLP as a task."""
+
+    problem: Any = Mlp
+
+    def build_model(self) -> nn.Module:
+        return self.problem.model()
+
+    def train_dataset(self) -> Samples:
+        return self.problem.samples()
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return self.problem.loss(model, batch)
+
+
+class SmallGptTask(MlpTask):
+    """The GPT as a task."""
+
+    problem = SmallGpt
+
+
+class Child:
+    """One loop in its own process, halted until it is its turn."""
+
+    def __init__(self, loop: str, problem: str) -> None:
+        go_read, self._go = os.pipe()
+        told, told_write = os.pipe()
+        self._told = os.fdopen(told)
+        environ = os.environ | {TURNS: f"{go_read},{told_write}"}
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "--child", loop, "--only", problem],
+            pass_fds=(go_read, told_write), env=environ,
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        os.close(go_read)
+        os.close(told_write)
+        self._await(loop)
+
+    def _await(self, loop: str) -> float:
+        line = self._told.readline()
+        if not line:
+            words = self.process.communicate()[1].decode(errors="replace")
+            raise SystemExit(f"loop: {loop} ended: {words.strip()[-2000:]}")
+        return float(line)
+
+    def turn(self) -> float:
+        """Seconds of one block of steps."""
+        os.write(self._go, b"g")
+        return self._await("a loop")
+
+    def end(self) -> None:
+        os.close(self._go)
+        self.process.terminate()
+        self.process.communicate()
+
+
+def measure(problem: str, loops: list[str], rounds: int) -> dict[str, list[float]]:
+    """Seconds a step of each loop, a figure a round; the first rounds, while all is new, are dropped."""
+    children = {loop: Child(loop, problem) for loop in loops}
+    steps = PROBLEMS[problem].block
+    try:
+        taken: dict[str, list[float]] = {loop: [] for loop in loops}
+        for number in range(rounds + 2):
+            # Nobody is always the one that runs after the slowest.
+            order = loops[number % len(loops) :] + loops[: number % len(loops)]
+            for loop in order:
+                seconds = children[loop].turn() / steps
+                if number >= 2:
+                    taken[loop].append(seconds)
+        return taken
+    finally:
+        for child in children.values():
+            child.end()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=15, metavar="N", help="rounds (default 15)")
+    parser.add_argument("--only", choices=sorted(PROBLEMS), help="one of the two models")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--child", choices=LOOPS, help=argparse.SUPPRESS)
+    wanted = parser.parse_args()
+    torch.set_num_threads(1)
+    if wanted.child:
+        globals()[wanted.child](PROBLEMS[wanted.only])
+        return 0
+    missing = [name for name in ("accelerate", "lightning") if find_spec(name) is None]
+    if missing:
+        print(f"left out: {', '.join(missing)}; pip install {' '.join(missing)}", file=sys.stderr)
+    loops = [loop for loop in LOOPS if loop not in missing]
+    results = {}
+    for problem in [wanted.only] if wanted.only else list(PROBLEMS):
+        taken = measure(problem, loops, wanted.rounds)
+        results[problem] = {
+            loop: {
+                "ms": 1000 * statistics.median(seconds),
+                "ratio": statistics.median(
+                    mine / base for mine, base in zip(seconds, taken["bare"], strict=True)
+                ),
+            }
+            for loop, seconds in taken.items()
+        }
+    if wanted.json:
+        print(json.dumps(results, indent=2))
+        return 0
+    print("| | " + " | ".join(PROBLEMS[problem].name for problem in results) + " |")
+    print("|---|" + "---|" * len(results))
+    for loop in loops:
+        cells = [f"{r[loop]['ms']:.3f} ms, {r[loop]['ratio']:.2f} x" for r in results.values()]
+        print(f"| {loop} | " + " | ".join(cells) + " |")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
