@@ -5,7 +5,6 @@ once and the ranks are forked. ``python -m tests.checkpoint.elastic FOLDER`` lea
 """
 
 import json
-import os
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -30,6 +29,7 @@ from hpcrun.checkpoint.state import (
 )
 from hpcrun.checkpoint.store import CheckpointStore
 from hpcrun.train.data import training_steps
+from tests.train.forks import fork_ranks
 
 SAMPLES, BATCH = 40, 16
 
@@ -156,19 +156,11 @@ def main(folder):
         place.mkdir()
         results[name] = []
         for number, (kind, world, until) in enumerate(phases):
-            children = []
-            for rank in range(world):
-                child = os.fork()
-                if child == 0:
-                    try:
-                        run_rank(place, number, kind, rank, world, until)
-                        os._exit(0)
-                    except BaseException:
-                        sys.excepthook(*sys.exc_info())
-                        os._exit(1)
-                children.append(child)
-            statuses = [os.waitpid(child, 0)[1] for child in children]
-            if any(statuses):
+
+            def rank_of(rank, place=place, number=number, kind=kind, world=world, until=until):
+                run_rank(place, number, kind, rank, world, until)
+
+            if any(fork_ranks(world, rank_of)):
                 return 1
             results[name].append(
                 [

@@ -34,6 +34,7 @@ from hpcrun.checkpoint.state import (
 from hpcrun.checkpoint.store import CheckpointStore
 from hpcrun.checkpoint.tier import Stage
 from hpcrun.run.owner import Superseded
+from tests.train.forks import fork_ranks
 
 
 class Broken(FileSystem):
@@ -416,22 +417,14 @@ def play(scenarios, rank, world_size, folder):
 
 def main(folder):
     """Play all scenarios; the exit status is 0 only if every rank came through."""
-    status = 0
+    codes = []
     for scenarios, world_size in ((SCENARIOS, 4), ([fewer_ranks], 2)):
-        children = []
-        for rank in range(world_size):
-            child = os.fork()
-            if child == 0:
-                try:
-                    play(scenarios, rank, world_size, folder)
-                    os._exit(0)
-                except BaseException:
-                    sys.excepthook(*sys.exc_info())
-                    os._exit(1)
-            children.append(child)
-        for child in children:
-            status |= os.waitpid(child, 0)[1]
-    return int(status != 0)
+
+        def rank_of(rank, scenarios=scenarios, world_size=world_size):
+            play(scenarios, rank, world_size, folder)
+
+        codes += fork_ranks(world_size, rank_of)
+    return int(any(codes))
 
 
 if __name__ == "__main__":
