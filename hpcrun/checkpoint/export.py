@@ -2,18 +2,21 @@
 
 import os
 import secrets
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hpcrun.checkpoint.errors import CheckpointError, explained
+from hpcrun.checkpoint.errors import CheckpointError, DamagedCheckpoint, explained
 from hpcrun.checkpoint.holds import hold
 from hpcrun.checkpoint.reading import StoreReader
+from hpcrun.checkpoint.retention import Retention
 from hpcrun.checkpoint.store import CheckpointStore
 
 FORMATS = (".safetensors", ".pt", ".pth")
-_MODEL = "model/"
+_MODEL, _AVERAGES = "model/", "ema/"
 
 
 def newest_readable(store: CheckpointStore) -> int:
@@ -24,11 +27,31 @@ def newest_readable(store: CheckpointStore) -> int:
     return manifest.step
 
 
-def export_model(store: CheckpointStore, step: int, target: Path) -> dict[str, Any]:
+def best_readable(store: CheckpointStore) -> int:
+    """The step with the lowest validation loss, of equal ones the latest; raises CheckpointError."""
+    metas: dict[int, Mapping[str, Any]] = {}
+    for step in store.steps():
+        with suppress(DamagedCheckpoint):
+            metas[step] = store.manifest(step).meta
+    best = Retention(best=1).protected(metas)
+    if not best:
+        raise CheckpointError(
+            f"{store.root}: no checkpoint there has a validation loss; set train.validate_every and "
+            "checkpoint.keep_best, or leave --best out"
+        )
+    return best.pop()
+
+
+def export_model(
+    store: CheckpointStore, step: int, target: Path, *, averaged: bool = False
+) -> dict[str, Any]:
     """Write the model's tensors of ``step``, checked, under their canonical names to ``target``.
 
     The file appears whole or not at all. ``.pt`` is what ``torch.load(weights_only=True)`` gives back as a
     state dict; ``.safetensors`` needs the package of that name.
+
+    Args:
+        averaged: with the averages of the weights (``train.ema``) in their place.
 
     Returns:
         ``tensors``, their number, and ``bytes``.
@@ -41,7 +64,7 @@ def export_model(store: CheckpointStore, step: int, target: Path) -> dict[str, A
     if target.suffix == ".safetensors":
         _require_safetensors(target)
     with hold(store.root, step):
-        state = load_model(store, step)
+        state = load_model(store, step, averaged=averaged)
     part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     with explained("be written", target):
         try:
@@ -57,19 +80,34 @@ def export_model(store: CheckpointStore, step: int, target: Path) -> dict[str, A
     return {"tensors": len(state), "bytes": target.stat().st_size}
 
 
-def load_model(store: CheckpointStore, step: int) -> dict[str, torch.Tensor]:
+def load_model(
+    store: CheckpointStore, step: int, *, averaged: bool = False
+) -> dict[str, torch.Tensor]:
     """The model's state dict of ``step``, whole tensors on the CPU, every byte checked.
 
     Raises:
         DamagedCheckpoint: naming the file.
-        CheckpointError: there is no model in it.
+        CheckpointError: there is no model in it, or no averages of its weights.
     """
     reader = StoreReader(store, step)
-    into = {name: reader.empty(name) for name in reader.index.tensors if name.startswith(_MODEL)}
-    if not into:
+    model = _found(reader, _MODEL)
+    if not model:
         raise CheckpointError(f"{store.path(step)}: holds no model")
+    if averaged:
+        averages = _found(reader, _AVERAGES)
+        if not averages:
+            raise CheckpointError(f"{store.path(step)}: holds no averages; train with train.ema")
+        # What has no average (buffers, frozen weights) is the model's own.
+        model |= averages
+    into = {name: reader.empty(name) for name in model.values()}
     reader.load(into)
-    return {name.removeprefix(_MODEL): value for name, value in into.items()}
+    return {name: into[stored] for name, stored in model.items()}
+
+
+def _found(reader: StoreReader, prefix: str) -> dict[str, str]:
+    """The names of the checkpoint's tensors under ``prefix``, by the names they have there."""
+    names = [name for name in reader.index.tensors if name.startswith(prefix)]
+    return {name.removeprefix(prefix): name for name in names}
 
 
 def _require_safetensors(target: Path) -> None:

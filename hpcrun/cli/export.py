@@ -15,20 +15,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_run(parser)
     parser.add_argument("file", type=Path, help="where to: model.safetensors or model.pt")
-    parser.add_argument("--step", type=int, help="of which checkpoint (default: the newest whole)")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--step", type=int, help="of which checkpoint (default: the newest whole)")
+    which.add_argument(
+        "--best", action="store_true", help="of the one with the lowest validation loss"
+    )
+    parser.add_argument(
+        "--ema", action="store_true", help="the averaged weights that train.ema keeps"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Export, and say what was written."""
     directory = find_run(arguments)
     # torch takes a second to import: after the arguments are known to be right.
-    from hpcrun.checkpoint.export import export_model, newest_readable
+    from hpcrun.checkpoint.export import best_readable, export_model, newest_readable
 
     store = CheckpointStore(directory.checkpoints, "export-0")
-    step = newest_readable(store) if arguments.step is None else arguments.step
-    told = export_model(store, step, arguments.file)
+    step = arguments.step
+    if step is None:
+        step = best_readable(store) if arguments.best else newest_readable(store)
+    told = export_model(store, step, arguments.file, averaged=arguments.ema)
+    weights = "averaged weights" if arguments.ema else "model"
     print(
-        f"hpcrun: {arguments.file}: the model of {directory.name} after step {step}, "
+        f"hpcrun: {arguments.file}: the {weights} of {directory.name} after step {step}, "
         f"{told['tensors']} tensors, {amount(told['bytes'])}"
     )
     return 0

@@ -123,15 +123,33 @@ def _line_order(problem: Problem) -> tuple[str, int]:
 def _contradictions(config: Config) -> Iterator[tuple[list[str], str]]:
     """Yield what is wrong between keys that are each valid: the keys, first the one to change."""
     job, train = config.job, config.train
-    parts = job.world_size * train.accumulation
+    parts = job.world_size * (train.accumulation if train.micro_batch is None else 1)
     # A command of the user's own divides its work as it likes.
-    if (over := train.batch_size % parts) and not config.command:
-        below = train.batch_size - over
-        sizes = " or ".join(str(size) for size in (below, below + parts) if size)
+    if train.batch_size < parts and not config.command:
         yield (
             ["train.batch_size", "job.gpus", "job.nodes", "train.accumulation"],
-            f"{train.batch_size} samples do not divide among {job.nodes} x {job.gpus} ranks "
-            f"x {train.accumulation} accumulation = {parts}; the nearest that do: {sizes}",
+            f"{train.batch_size} samples are too few for {job.nodes} x {job.gpus} ranks x "
+            f"{parts // job.world_size} micro-batches, each of which needs one; use {parts} or more",
+        )
+    if train.micro_batch is not None and train.accumulation > 1:
+        yield (
+            ["train.accumulation", "train.micro_batch"],
+            "follows from train.micro_batch and the number of ranks; leave one of the two out",
+        )
+    if train.uneven == "join" and train.parallel == "fsdp":
+        yield (
+            ["train.uneven", "train.parallel"],
+            "join is of DDP, and train.parallel is fsdp, where every rank has to compute; use pad",
+        )
+    if train.lr_scaling != "none" and train.lr_base_batch is None:
+        yield (
+            ["train.lr_base_batch", "train.lr_scaling"],
+            f"lr_scaling={train.lr_scaling} needs the batch size that train.lr was chosen for",
+        )
+    if train.patience is not None and not train.validate_every:
+        yield (
+            ["train.validate_every", "train.patience"],
+            "train.patience counts validations during training; give the steps between two",
         )
     if train.parallel == "single" and job.world_size > 1 and not config.command:
         yield (
@@ -144,6 +162,13 @@ def _contradictions(config: Config) -> Iterator[tuple[list[str], str]]:
             ["optim.warmup_steps", "train.steps"],
             f"{config.optim.warmup_steps} is more than all train.steps, {train.steps}",
         )
+    if config.optim.schedule == "wsd":
+        ends = config.optim.warmup_steps + (config.optim.decay_steps or 0)
+        if config.optim.warmup_steps <= train.steps < ends:
+            yield (
+                ["optim.decay_steps", "optim.warmup_steps", "train.steps"],
+                f"warm-up and decay take {ends} steps, and train.steps is {train.steps}",
+            )
     if job.executor == "debug" and job.world_size != 1:
         yield (
             ["job.executor", "job.nodes", "job.gpus"],

@@ -6,6 +6,7 @@ from typing import Literal
 
 import numpy as np
 
+from hpcrun.config.training import Train
 from hpcrun.train.order import Indices, divide
 
 Uneven = Literal["across", "drop", "pad", "join"]
@@ -109,6 +110,13 @@ class Batching:
     @property
     def _left_over(self) -> int:
         return 0 if self.epoch is None else self.epoch % self.batch_size
+
+
+def accumulation_of(train: Train, ranks: int) -> int:
+    """Micro-batches of a step on each rank: the config's number, or what ``train.micro_batch`` asks for."""
+    if train.micro_batch is None:
+        return train.accumulation
+    return accumulation_for(train.batch_size, ranks, train.micro_batch)
 
 
 def accumulation_for(batch_size: int, ranks: int, micro_batch: int) -> int:

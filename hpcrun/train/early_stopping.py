@@ -28,6 +28,10 @@ class EarlyStopping:
         """Whether training ends after the step of the last validation."""
         return self.patience is not None and self.waited >= self.patience
 
+    def end(self, steps: int) -> int:
+        """The step that training ends after: the last of ``steps``, or the one it is stopped at."""
+        return self.seen if self.due and self.seen is not None else steps
+
     def saw(self, step: int, loss: float | None) -> bool:
         """Take note of a validation after ``step`` steps; whether it is the best so far."""
         if loss is None:

@@ -13,6 +13,7 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note
 from hpcrun.run.files import write_json
 from hpcrun.run.owner import require_ownership
+from hpcrun.train.early_stopping import EarlyStopping
 from hpcrun.train.saver import Saver
 from hpcrun.train.task import Task
 from hpcrun.train.trainer import AMPTrainer
@@ -43,6 +44,7 @@ def finished(
     task: Task,
     trainer: AMPTrainer,
     saver: Saver,
+    early: EarlyStopping,
     validation_loss: float | None,
 ) -> int:
     """Write result.json on rank 0, and return the exit code.
@@ -54,7 +56,9 @@ def finished(
     """
     if saver.failed is not None:
         return exitcodes.SAVE_FAILED
-    report, error = _report(task, trainer, validation_loss)
+    with trainer.averaged():
+        report, error = _report(task, trainer, validation_loss)
+    steps = early.end(config.train.steps)
     if trainer.is_main_process:
         # What the last step needed may have been committed before the run was taken over.
         require_ownership(run, attempt)
@@ -62,15 +66,33 @@ def finished(
             run.result,
             {
                 "state": "finished",
-                "steps": config.train.steps,
+                "steps": steps,
                 "validation_loss": validation_loss,
+                **_best(early),
                 "report": report,
                 **({"report_error": error} if error else {}),
                 "time": round(time.time(), 3),
             },
         )
-        note(run, "finished", attempt, step=config.train.steps)
+        note(run, "finished", attempt, step=steps, **({"early": True} if early.due else {}))
+        if early.due:
+            print(f"hpcrun: {_why(early)}", flush=True)
     return exitcodes.DONE
+
+
+def _best(early: EarlyStopping) -> dict[str, Any]:
+    """What result.json tells of the validations."""
+    if early.best is None:
+        return {}
+    best = {"step": early.best_step, "validation_loss": early.best}
+    return {"best": best, **({"stopped_early": _why(early)} if early.due else {})}
+
+
+def _why(early: EarlyStopping) -> str:
+    best = (
+        "" if early.best is None else f"; the best was {early.best:.6g}, at step {early.best_step}"
+    )
+    return f"stopped early at step {early.seen}: {early.waited} validations without a better loss{best}"
 
 
 def _report(

@@ -155,10 +155,10 @@ def require_fit(config: Config, distributed: DistributedConfig) -> None:
             f"train.parallel: single, but {ranks} ranks were started, which would each train a model "
             "of their own; start one rank, or set train.parallel=ddp"
         )
-    elif train.batch_size % (ranks * train.accumulation):
+    elif train.batch_size < ranks * (train.accumulation if train.micro_batch is None else 1):
         line = (
-            f"train.batch_size: {train.batch_size} samples do not divide among the {ranks} ranks that "
-            f"were started x train.accumulation={train.accumulation}; start another number of ranks"
+            f"train.batch_size: {train.batch_size} samples are too few for the {ranks} ranks that were "
+            f"started x train.accumulation={train.accumulation}; start fewer ranks"
         )
     if line is not None:
         raise known_to_all(line, distributed.rank)

@@ -2,38 +2,39 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from hpcrun.config import Config
 from hpcrun.lifecycle.agreement import StopAgreement
 from hpcrun.lifecycle.signals import StopReason
 from hpcrun.train.data import Steps
+from hpcrun.train.early_stopping import EarlyStopping
 from hpcrun.train.metrics import MetricsLog
 from hpcrun.train.nonfinite import NonFiniteWatch
 from hpcrun.train.position import Position
 from hpcrun.train.saver import Saver
-from hpcrun.train.task import Task
-from hpcrun.train.trainer import AMPTrainer
+from hpcrun.train.trainer import StepResult
 
 
 @dataclass(frozen=True)
 class Loop:
-    """What the loop works with; put together in job.py."""
+    """What the loop works with; put together in session.py."""
 
     config: Config
-    task: Task
-    trainer: AMPTrainer
     steps: range
     batches: Steps
+    take: Callable[[int, list[Any]], StepResult]
     agreement: StopAgreement
     reason_to_stop: Callable[[], StopReason]
     validate: Callable[[], float | None]
+    early: EarlyStopping
     metrics: MetricsLog
     saver: Saver
     nonfinite: NonFiniteWatch
     position: Position
 
     def run(self) -> StopReason:
-        """Train to the last step, or until all ranks agree to stop, and say which (NONE: to the end).
+        """Train to the end, or until all ranks agree to stop, and say which (NONE: to the end).
 
         On return the last step taken is committed, unless ``saver.failed`` says why it is not.
         """
@@ -47,20 +48,29 @@ class Loop:
             self.position.step = step
             # Not before the stop is decided: reading a sample may draw from the generators that are saved.
             micro_batches = next(self.batches)
-            result = self.trainer.training_step(micro_batches, self.task.loss)
+            result = self.take(step, micro_batches)
             done = step + 1
             self.metrics.step(done, result, last=done == train.steps)
             self.nonfinite.look(result)
-            if train.validate_every and done % train.validate_every == 0 and done < train.steps:
-                with self.metrics.paused():
-                    self.saver.validation_loss = self.validate()
-                    self.metrics.write(
-                        {"step": done, "validation_loss": self.saver.validation_loss}
-                    )
+            best = self._validate(done)
             self.saver.look()
-            if self.saver.due(done):
+            if self.saver.due(done) or (best and self.config.checkpoint.keep_best):
                 with self.metrics.paused():
                     self.saver.start(done)
+            if self.early.due:
+                break
         self.nonfinite.settle()
-        self.saver.finish(train.steps)
+        self.saver.finish(self.early.end(train.steps))
         return StopReason.NONE
+
+    def _validate(self, done: int) -> bool:
+        """Validate where it is time to; whether the loss is the lowest so far."""
+        train = self.config.train
+        every = train.validate_every
+        if done != train.steps and not (every and done % every == 0):
+            return False
+        with self.metrics.paused():
+            loss = self.validate()
+            if loss is not None:
+                self.metrics.write({"step": done, "validation_loss": loss})
+        return self.early.saw(done, loss)

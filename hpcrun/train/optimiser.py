@@ -1,7 +1,7 @@
 """The optimiser and its learning-rate schedule, from the config."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -64,13 +64,13 @@ def peak_learning_rate(config: Config) -> float:
     return train.lr * (ratio if train.lr_scaling == "linear" else math.sqrt(ratio))
 
 
-def describe_learning_rate(config: Config) -> str | None:
-    """A line on how the peak came about; None where it is the one that the config names."""
+def learning_rate_lines(config: Config) -> Iterator[str]:
+    """How the peak came about, where it is not the one that the config names."""
     train = config.train
     if train.lr_scaling == "none":
-        return None
+        return
     rule = "the square root of " if train.lr_scaling == "sqrt" else ""
-    return (
+    yield (
         f"peak learning rate {peak_learning_rate(config):.4g}: train.lr {train.lr:.4g} times {rule}"
         f"batch {train.batch_size} / lr_base_batch {train.lr_base_batch}"
     )

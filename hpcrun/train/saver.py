@@ -10,6 +10,7 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note
 from hpcrun.run.owner import Superseded
 from hpcrun.train.data import Steps
+from hpcrun.train.early_stopping import EarlyStopping
 from hpcrun.train.trainer import AMPTrainer
 
 
@@ -18,8 +19,7 @@ class Saver:
 
     One save is under way at a time: one that comes due before the last is committed waits for it, so
     that none is left out. ``saved`` is the newest step known to be committed, ``failed`` why the last
-    is not, ``costs`` the seconds that it took from training and to its commit. ``validation_loss`` is
-    the last known, kept with what is saved after it.
+    is not, ``costs`` the seconds that it took from training and to its commit.
     """
 
     def __init__(
@@ -31,17 +31,19 @@ class Saver:
         *,
         interval: Interval,
         batches: Steps,
-        batch_size: int,
+        early: EarlyStopping,
         meta: dict[str, Any],
         saved: int | None,
     ) -> None:
-        """``saved``: the step restored from, if any. ``batches`` tells where the data stands."""
+        """``saved``: the step restored from, if any. ``batches`` tells where the data stands.
+
+        A checkpoint keeps the validation loss of its own step, if ``early`` has seen one there.
+        """
         self._run, self._attempt = run, attempt
         self._trainer, self._engine = trainer, engine
-        self._interval, self._batch_size, self._meta = interval, batch_size, meta
-        self._batches = batches
+        self._interval, self._meta = interval, meta
+        self._batches, self._early = batches, early
         self.saved = saved
-        self.validation_loss: float | None = None
         self.costs: tuple[float, float] | None = None
         self.failed: str | None = None
         self._last: SaveOutcome | None = None
@@ -59,14 +61,15 @@ class Saver:
         self._settle()
         if done == self.saved:
             return
-        extra = {"step": done, "samples": done * self._batch_size}
-        told = {} if self.validation_loss is None else {"validation_loss": self.validation_loss}
+        at = {"step": done, "samples": self._batches.batching.span(done).start}
+        told = {"validation_loss": self._early.loss} if self._early.seen == done else {}
         stream = self._batches.saved(done)
+        extra = at | {"early_stopping": self._early.state_dict()}
         self._trainer.start_checkpoint(
             self._engine,
             done,
             extra | ({"stream": stream.shared} if stream.shared else {}),
-            self._meta | extra | told,
+            self._meta | at | told,
             {"stream": stream.own} if stream.own else {},
         )
 

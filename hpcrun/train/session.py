@@ -22,21 +22,25 @@ from hpcrun.lifecycle.signals import StopFlag, StopReason
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note
 from hpcrun.train import process_group
+from hpcrun.train.batching import accumulation_of
 from hpcrun.train.checkpoints import build_engine, build_interval
 from hpcrun.train.compression import compression
 from hpcrun.train.data import length, require_trainable, training_steps
+from hpcrun.train.early_stopping import EarlyStopping
 from hpcrun.train.ending import finished, stopped
 from hpcrun.train.errors import known_to_all
+from hpcrun.train.loaders import worker_processes
 from hpcrun.train.loop import Loop
 from hpcrun.train.metrics import MetricsLog
 from hpcrun.train.nonfinite import NonFiniteWatch, samples_of
-from hpcrun.train.optimiser import build_optimizer, build_schedule
+from hpcrun.train.optimiser import build_optimizer, build_schedule, learning_rate_lines
 from hpcrun.train.parallel import resolve_parallel
 from hpcrun.train.position import Position
 from hpcrun.train.precision import shortfall
 from hpcrun.train.preparation import Preparation
 from hpcrun.train.saver import Saver
 from hpcrun.train.streams import StreamState
+from hpcrun.train.taking import Taking
 from hpcrun.train.task import Task, load_task
 from hpcrun.train.together import together
 from hpcrun.train.trainer import DistributedAMPTrainer
@@ -76,7 +80,11 @@ def train(
         _seed_rank(config.seed, distributed.rank, start)
     if trainer.is_main_process:
         _announce(run, attempt, restored, start, distributed)
-    steps = range(start, config.train.steps)
+    early = EarlyStopping(config.train.patience, config.train.min_delta)
+    if restored is not None:
+        early.load_state_dict(restored.shared["extra"].get("early_stopping", early.state_dict()))
+    steps = range(start, early.end(config.train.steps))
+    accumulation = accumulation_of(config.train, distributed.world_size)
     batches = together(
         lambda: training_steps(
             dataset,
@@ -84,15 +92,23 @@ def train(
             rank=distributed.rank,
             world_size=distributed.world_size,
             batch_size=config.train.batch_size,
-            accumulation=config.train.accumulation,
+            accumulation=accumulation,
             seed=config.seed,
-            workers=config.data.workers or 0,
+            workers=worker_processes(config, os.environ),
             pin_memory=trainer.device.type == "cuda",
             saved=_stream_state(restored),
+            uneven=config.train.uneven,
+            prefetch=config.data.prefetch,
         ),
         rank=distributed.rank,
         group=group,
     )
+    take = together(
+        lambda: Taking(trainer, task, batches.batching), rank=distributed.rank, group=group
+    )
+    if trainer.is_main_process:
+        for line in (*batches.batching.lines(), *learning_rate_lines(config)):
+            print(f"hpcrun: {line}", flush=True)
     metrics = MetricsLog(
         run,
         trainer,
@@ -109,7 +125,7 @@ def train(
         engine,
         interval=build_interval(run, config, distributed, group, lambda: saver.costs),
         batches=batches,
-        batch_size=config.train.batch_size,
+        early=early,
         meta={"fingerprint": training_fingerprint(config), "torch": torch.__version__},
         saved=restored.step if restored else None,
     )
@@ -129,20 +145,20 @@ def train(
             rank=distributed.rank,
             world_size=distributed.world_size,
             batch_size=config.train.batch_size,
-            accumulation=config.train.accumulation,
+            accumulation=accumulation,
             limit=config.train.validate_batches,
             group=group,
         )
 
     loop = Loop(
         config=config,
-        task=task,
-        trainer=trainer,
         steps=steps,
         batches=batches,
+        take=take,
         agreement=StopAgreement(group, config.train.stop_check_every),
         reason_to_stop=reason_to_stop,
         validate=validation_loss,
+        early=early,
         metrics=metrics,
         saver=saver,
         nonfinite=NonFiniteWatch(
@@ -163,7 +179,9 @@ def train(
     if stop:
         code = stopped(run, attempt, stop, saver, trainer)
     else:
-        code = finished(run, attempt, config, task, trainer, saver, validation_loss())
+        seen = early.seen == early.end(config.train.steps)
+        loss = early.loss if seen else validation_loss()
+        code = finished(run, attempt, config, task, trainer, saver, early, loss)
     _leave(group)
     return code
 
@@ -176,9 +194,15 @@ def _open_task(
     _seed(config.seed)
     model = task.build_model()
     dataset, validation_set = task.train_dataset(), task.validation_dataset()
-    require_trainable(dataset, distributed.world_size, config.data.workers or 0)
+    workers = worker_processes(config, os.environ)
+    require_trainable(dataset, distributed.world_size, workers)
     if validation_set is not None:
         length(validation_set)
+    elif config.train.patience is not None:
+        raise UserError(
+            f"train.patience: {type(task).__name__} has no validation set to judge by; give it one, or "
+            "leave patience out"
+        )
     return model, dataset, validation_set
 
 
@@ -193,6 +217,7 @@ def _build_trainer(
         amp=config.amp,
         clip_norm=config.train.clip_norm,
         scheduler=lambda optimizer: build_schedule(optimizer, config),
+        ema=wanted.ema,
         parallel=resolve_parallel(config, model, distributed, group),
         fsdp=config.fsdp,
         compression=compression(

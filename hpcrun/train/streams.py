@@ -356,7 +356,8 @@ def _restored(
         raise UserError(
             f"data: {name} shards itself, and the checkpoint of step {start} is of {shared['ranks']} ranks "
             f"x {shared['readers']} loader processes, not of {shape.batching.ranks} x {shape.readers}: "
-            "nobody could tell which samples are left; start as many again (job.nodes, job.gpus, data.workers)"
+            "nobody could tell which samples are left; start as many again (job.nodes, job.gpus, "
+            "data.workers)"
         )
     return [None if state is None else pickle.dumps(state) for state in saved.own["states"]]
 

@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+from torch import nn
+
+from hpcrun.errors import UserError
 from hpcrun.train.batching import Batching
 from hpcrun.train.task import Task
 from hpcrun.train.trainer import DistributedAMPTrainer, StepResult
@@ -16,11 +19,12 @@ class Taking:
     costs nothing and nothing is communicated.
     """
 
-    def __init__(
-        self, trainer: DistributedAMPTrainer, task: Task, batching: Batching, rank: int
-    ) -> None:
+    def __init__(self, trainer: DistributedAMPTrainer, task: Task, batching: Batching) -> None:
+        """Raises UserError if the model cannot be trained with ``train.uneven: join``."""
+        if batching.uneven == "join":
+            _require_joinable(trainer.module)
         self._trainer, self._task = trainer, task
-        self._batching, self._rank = batching, rank
+        self._batching, self._rank = batching, trainer.distributed.rank
         self._asks = type(task).weight is not Task.weight
         self._plain = batching.always_even and not self._asks
 
@@ -56,3 +60,12 @@ class Taking:
         if counts is None:
             return known
         return [weight if count else 0.0 for weight, count in zip(known, counts, strict=True)]
+
+
+def _require_joinable(module: nn.Module) -> None:
+    for name, part in module.named_modules():
+        if isinstance(part, nn.SyncBatchNorm):
+            raise UserError(
+                f"train.uneven: join leaves ranks out of a forward pass, and the model's {name}, a "
+                "SyncBatchNorm, waits in it for all of them; use pad"
+            )

@@ -27,14 +27,15 @@ def validate(
     limit: int | None,
     group: Any,
 ) -> float:
-    """The mean loss per sample, weighted by the samples that each rank really saw. Collective.
+    """The mean loss, weighted by the samples that each rank really saw, or as the task says. Collective.
 
     The bare module is asked, not its DDP wrapper: ranks may have unequal numbers of batches. A sharded one
     needs all ranks in each forward pass: those with fewer batches join in with one that counts nothing. It
-    is the model as rank 0 saves it: other ranks' own buffers (running statistics) are put aside meanwhile.
+    is the model as rank 0 saves it, with averaged weights if they are kept: other ranks' own buffers
+    (running statistics) are put aside meanwhile.
     """
-    total, count = 0.0, 0
-    with evaluating(trainer.module), kept_buffers(trainer.module):
+    total, count = 0.0, 0.0
+    with trainer.averaged(), evaluating(trainer.module), kept_buffers(trainer.module):
         if group is not None:
             for buffer in trainer.module.buffers():
                 dist.broadcast(buffer, src=0)
@@ -49,8 +50,14 @@ def validate(
         ):
             with trainer.autocast():
                 loss = task.loss(trainer.module, to_device(batch, trainer.device))
-            if samples:
-                total += loss.item() * samples
-                count += samples
-    trainer.after_evaluation()
+            weight = _weight(task, batch, samples)
+            if weight:  # without, the loss may be the mean of nothing: not a number
+                total += loss.item() * weight
+                count += weight
+        trainer.after_evaluation()
     return mean_over_ranks(total, count, group)
+
+
+def _weight(task: Task, batch: Any, samples: int) -> float:
+    given = task.weight(batch) if samples else 0.0
+    return float(samples if given is None else given)

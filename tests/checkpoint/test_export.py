@@ -11,6 +11,7 @@ from hpcrun.checkpoint.state import alike, capture_shared
 from hpcrun.checkpoint.store import CheckpointStore
 from hpcrun.cli.main import guarded
 from hpcrun.run import directory
+from hpcrun.train.ema import WeightAverage
 
 from .single import engine
 
@@ -31,7 +32,8 @@ def run(tmp_path):
         compiled(torch.rand(5, 3)).sum().backward()
         optimizer.step()
         shared = capture_shared(compiled, optimizer, extra={})
-        assert saving.save(step, shared, {}, {}, alike(compiled)).ok
+        meta = {"validation_loss": float(step)}
+        assert saving.save(step, shared, {}, meta, alike(compiled)).ok
     return made, model
 
 
@@ -65,6 +67,41 @@ def test_the_export_loads_strictly_in_plain_pytorch(run, hpcrun, tmp_path, name)
     for key, value in model.state_dict().items():
         assert torch.equal(plain.state_dict()[key], value)
     assert [entry.name for entry in tmp_path.iterdir() if entry.name.startswith(".model")] == []
+
+
+def test_the_best_and_the_averaged_weights_are_exported_where_there_are_any(run, hpcrun, tmp_path):
+    made, model = run
+    code, out, err = hpcrun("export", "r", "best.pt", "--best")
+    assert code == 0, err
+    assert "the model of r after step 1," in out
+    code, out, err = hpcrun("export", "r", "m.pt", "--ema")
+    assert (code, out) == (2, "")
+    assert "step-000000002: holds no averages; train with train.ema" in err
+
+    average = WeightAverage(model, 0.5)
+    for value in average.tensors().values():
+        value.fill_(7.0)
+    shared = capture_shared(model, torch.optim.AdamW(model.parameters()), extra={})
+    shared["ema"] = average.tensors()
+    assert engine(made.checkpoints, "7-2").save(3, shared, {}, {}, alike(model)).ok
+    code, out, err = hpcrun("export", "r", "m.pt", "--ema")
+    assert code == 0, err
+    assert "the averaged weights of r after step 3, 8 tensors" in out
+    loaded = torch.load(tmp_path / "m.pt", weights_only=True)
+    trained = dict(model.named_parameters())
+    for name, value in model.state_dict().items():
+        expected = torch.full_like(value, 7.0) if name in trained else value
+        assert torch.equal(loaded[name], expected)
+
+
+def test_without_a_validation_loss_there_is_no_best(tmp_path, hpcrun):
+    made = directory.create(tmp_path / "runs" / "plain", "{}\n", {})
+    model, optimizer = build()
+    shared = capture_shared(model, optimizer, extra={})
+    assert engine(made.checkpoints, "7-0").save(1, shared, {}, {}, alike(model)).ok
+    code, _, err = hpcrun("export", "plain", "m.pt", "--best")
+    assert code == 2
+    assert "no checkpoint there has a validation loss; set train.validate_every" in err
 
 
 def test_a_damaged_checkpoint_is_not_exported(run, tmp_path):

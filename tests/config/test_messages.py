@@ -191,31 +191,52 @@ def test_files_come_before_overrides_and_flags_in_the_report(write: Write) -> No
     assert [problem.key for problem in caught.value.problems][-3:-1] == ["train.steps", "amp.dtype"]
 
 
-def test_a_batch_that_does_not_divide_is_answered_with_the_nearest_that_do(lines: Lines) -> None:
-    content = "train:\n  accumulation: 2\n  batch_size: 32\njob:\n  nodes: 2\n  gpus: 3\n"
-    assert lines(content) == [
-        "run.yaml:3: train.batch_size: 32 samples do not divide among 2 x 3 ranks x 2 accumulation "
-        "= 12; the nearest that do: 24 or 36"
-    ]
-
-
-def test_a_batch_smaller_than_the_ranks_is_answered_with_the_smallest_that_works(
+def test_a_batch_of_which_not_all_get_a_sample_is_answered_with_the_smallest_that_works(
     lines: Lines,
 ) -> None:
-    (only,) = lines("train: {batch_size: 4}", "job.nodes=8")
-    assert only.startswith("run.yaml:1: train.batch_size: 4 samples")
-    assert only.endswith("the nearest that do: 8")
+    content = "train:\n  accumulation: 2\n  batch_size: 11\njob:\n  nodes: 2\n  gpus: 3\n"
+    assert lines(content) == [
+        "run.yaml:3: train.batch_size: 11 samples are too few for 2 x 3 ranks x 2 micro-batches, "
+        "each of which needs one; use 12 or more"
+    ]
+    resolve([override_layer(["train.batch_size=13", "train.accumulation=2", "job.nodes=6"])])
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (
+            "train: {micro_batch: 4, accumulation: 2}",
+            "train.accumulation: follows from train.micro_batch",
+        ),
+        ("train: {uneven: join, parallel: fsdp}", "train.uneven: join is of DDP"),
+        (
+            "train: {lr_scaling: sqrt}",
+            "train.lr_base_batch: lr_scaling=sqrt needs the batch size that train.lr was chosen for",
+        ),
+        ("train: {patience: 3}", "train.validate_every: train.patience counts validations"),
+        (
+            "{train: {steps: 9}, optim: {schedule: wsd, warmup_steps: 4, decay_steps: 6}}",
+            "optim.decay_steps: warm-up and decay take 10 steps, and train.steps is 9",
+        ),
+    ],
+)
+def test_keys_of_the_training_that_contradict_each_other_are_refused(
+    lines: Lines, content: str, text: str
+) -> None:
+    (only,) = lines(content)
+    assert only.startswith(f"run.yaml:1: {text}")
 
 
 def test_a_contradiction_stands_where_the_user_wrote_one_side_of_it() -> None:
-    with pytest.raises(ConfigError, match=r"^--gpus: train\.batch_size: 32 samples do not divide"):
-        resolve([flag_layer({"job.gpus": (3, "--gpus")})])
+    with pytest.raises(ConfigError, match=r"^--gpus: train\.batch_size: 32 samples are too few"):
+        resolve([flag_layer({"job.gpus": (33, "--gpus")})])
 
 
 def test_contradictions_are_all_reported(lines: Lines) -> None:
     content = (
         "job:\n  executor: debug\n  gpus: 2\n  time: 0:30\n"
-        "train:\n  steps: 5\n  batch_size: 3\noptim:\n  warmup_steps: 6\n"
+        "train:\n  steps: 5\n  batch_size: 1\noptim:\n  warmup_steps: 6\n"
     )
     assert [line.split(": ", 2)[:2] for line in lines(content)] == [
         ["run.yaml:2", "job.executor"],

@@ -49,6 +49,9 @@ class Mean:
     def loss(self, model, batch):
         return loss(model, batch)
 
+    def weight(self, batch):
+        return None
+
 
 def loss(model, batch):
     inputs, targets = batch

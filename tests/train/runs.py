@@ -82,7 +82,12 @@ RUNS = {
 # Started with two ranks, whatever the config was checked against.
 MISFITS = {
     "single": ["task=Regression", "job.gpus=1", "train.parallel=single"],
-    "indivisible": ["task=Regression", "job.gpus=1", "train.batch_size=7"],
+    "too-few": [
+        "task=Regression",
+        "job.gpus=1",
+        "train.batch_size=3",
+        "train.accumulation=2",
+    ],
 }
 
 

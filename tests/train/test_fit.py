@@ -30,21 +30,21 @@ def test_ddp_and_auto_take_any_number_of_ranks():
             require_fit(config(f"train.parallel={parallel}"), ranks(world_size))
 
 
-def test_a_batch_that_does_not_divide_among_the_started_ranks_is_refused():
+def test_a_batch_of_which_a_micro_batch_would_get_nothing_is_refused():
     wanted = config("train.batch_size=32", "train.accumulation=2")
-    require_fit(wanted, ranks(16))
-    with pytest.raises(UserError, match=r"32 samples do not divide among the 3 ranks"):
-        require_fit(wanted, ranks(3))
-    with pytest.raises(UserError, match=r"32 samples do not divide among the 32 ranks"):
-        require_fit(wanted, ranks(32))
+    for fitting in (3, 16):
+        require_fit(wanted, ranks(fitting))
+    with pytest.raises(UserError, match=r"32 samples are too few for the 17 ranks that were"):
+        require_fit(wanted, ranks(17))
+    require_fit(config("train.batch_size=32", "train.micro_batch=4"), ranks(17))
 
 
 def test_only_rank_0_tells_what_all_ranks_have_seen():
     with pytest.raises(UserError) as told:
-        require_fit(config(), ranks(3, rank=0))
+        require_fit(config(), ranks(33, rank=0))
     assert not isinstance(told.value, ToldByRankZero)
     with pytest.raises(ToldByRankZero):
-        require_fit(config(), ranks(3, rank=2))
+        require_fit(config(), ranks(33, rank=2))
 
 
 def test_single_with_several_ranks_is_refused_before_anything_is_submitted():

@@ -103,7 +103,7 @@ def test_metrics_tell_the_learning_rate_that_the_step_was_taken_with(runs):
 
 def test_validation_is_logged_at_its_steps_and_ends_in_the_result(runs):
     lines = read_lines(runs.run("validated").metrics)
-    assert [line["step"] for line in lines if "validation_loss" in line] == [3, 6]
+    assert [line["step"] for line in lines if "validation_loss" in line] == [3, 6, 8]
     result = read_json(runs.run("validated").result)
     assert (result["state"], result["steps"]) == ("finished", 8)
     assert result["validation_loss"] > 0
@@ -128,7 +128,7 @@ def test_fewer_samples_than_a_batch_are_enough(runs):
         ("nothing-to-validate", "data: Noisy holds no samples; check the data options"),
         ("stream", "data: Stream is a stream without state_dict and load_state_dict, so that"),
         ("single", "train.parallel: single, but 2 ranks were started"),
-        ("indivisible", "train.batch_size: 7 samples do not divide among the 2 ranks"),
+        ("too-few", "train.batch_size: 3 samples are too few for the 2 ranks that were started"),
     ],
 )
 def test_bad_input_gets_its_one_line_and_exit_code_2_on_every_rank(runs, name, line):
