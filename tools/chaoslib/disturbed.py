@@ -65,7 +65,11 @@ class Chaos:
     def hpcrun(self, *arguments: str) -> str:
         """Run the program as the job user."""
         command = [self.slurm.python, "-m", "hpcrun", *arguments]
-        env = {"PYTHONPATH": str(REPOSITORY), "XDG_STATE_HOME": str(self.folder)}
+        # One thread a rank: on a busy machine several wait for each other more than they compute.
+        env = {
+            **{"PYTHONPATH": str(REPOSITORY), "XDG_STATE_HOME": str(self.folder)},
+            "OMP_NUM_THREADS": "1",
+        }
         return self.slurm.run(command, cwd=self.folder, env=env, timeout=PATIENCE).stdout
 
     def submit(self, name: str, pace: str, save_every: int) -> RunDirectory:
