@@ -66,7 +66,6 @@ def require_stream(stream: IterableDataset[Any], ranks: int, workers: int) -> No
             state is not plain data.
     """
     name = type(stream).__name__
-    asked: Any = stream
     lacking = [
         method
         for method in ("state_dict", "load_state_dict")
@@ -83,10 +82,7 @@ def require_stream(stream: IterableDataset[Any], ranks: int, workers: int) -> No
             "set its shards_itself to False (all iterate the same samples and are dealt theirs) or to "
             f"True (each iterates its own) {_REMEDY}"
         )
-    try:
-        require_plain(asked.state_dict(), f"data: {name}.state_dict()")
-    except CheckpointError as error:
-        raise UserError(str(error)) from error
+    _plain_state(stream)
 
 
 class StreamSteps:
@@ -265,15 +261,17 @@ class _Reader:
         self._seed = seed
         self._samples: Iterator[Any] | None = None
         self._loaded = state
+        self._looked_at = False
         self.given = 0 if state is None else int(state["given"])
         self._pass = 0 if state is None else int(state["pass"])
         self._pass_began = -1 if state is not None and self.given else self.given
 
     def state(self) -> dict[str, Any]:
-        """Plain data, if the stream's own state is; not a copy."""
+        """Plain data, not a copy; raises UserError if the stream's own state is not plain."""
         if self._samples is None and self._loaded is not None:
             return self._loaded
-        return {"given": self.given, "pass": self._pass, "stream": self._stream.state_dict()}
+        own = _plain_state(self._stream)
+        return {"given": self.given, "pass": self._pass, "stream": own}
 
     def sample(self, position: int | None = None) -> Any:
         """The next sample, or the one of number ``position``, which is not behind. Raises UserError."""
@@ -289,6 +287,9 @@ class _Reader:
                 self._end()
                 continue
             self.given += 1
+            if not self._looked_at:
+                # A counter may be plain before the first sample and numpy's after it: told at once.
+                self._looked_at = bool(self.state())
             return found
 
     def advance(self, position: int) -> None:
@@ -301,6 +302,11 @@ class _Reader:
             if self._samples is None:
                 self._begin()
             passed = int(skip(position - self.given))
+            if not 0 <= passed <= position - self.given:
+                raise UserError(
+                    f"data: {type(self._stream).__name__}.skip_samples({position - self.given}) says that it "
+                    f"passed over {passed}; return how many it did, at most as many as asked"
+                )
             self.given += passed
             if self.given < position:
                 self._end()
@@ -360,6 +366,15 @@ def _restored(
             "data.workers)"
         )
     return [None if state is None else pickle.dumps(state) for state in saved.own["states"]]
+
+
+def _plain_state(stream: Any) -> Any:
+    state = stream.state_dict()
+    try:
+        require_plain(state, f"data: {type(stream).__name__}.state_dict()")
+    except CheckpointError as error:
+        raise UserError(str(error)) from error
+    return state
 
 
 def _declared(stream: IterableDataset[Any]) -> bool | None:

@@ -3,6 +3,8 @@
 import io
 import multiprocessing
 import random
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -238,6 +240,21 @@ class NotPlain(Counting):
         return {"order": np.arange(3)}
 
 
+class PlainAtFirst(Counting):
+    def __iter__(self):
+        for number in np.arange(9):
+            self.next = number + 1
+            yield torch.tensor(0)
+
+
+class Skips(Skipping):
+    """Counts one too many."""
+
+    def skip_samples(self, count):
+        self.next += count
+        return count + 1
+
+
 class OnePass(Counting):
     """Iterated again after its end it gives nothing."""
 
@@ -270,6 +287,37 @@ def test_a_stream_that_could_not_go_on_is_refused_before_the_first_step(
 def test_a_pass_without_a_sample_is_told_and_not_waited_for(stream, workers):
     with pytest.raises(UserError, match=r"^data: \w+ gave no sample in a whole pass"):
         steps(stream, 0, 3, workers=workers)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_state_that_is_no_longer_plain_is_told_at_the_first_sample(workers):
+    with pytest.raises(UserError, match=r"^data: PlainAtFirst.state_dict\(\).next: a numpy.int64"):
+        steps(PlainAtFirst(), 0, 3, until=1, workers=workers)
+
+
+def test_passing_over_more_than_was_asked_is_told():
+    with pytest.raises(UserError, match=r"Skips.skip_samples\(4\) says that it passed over 5"):
+        steps(Skips(), 0, 3, rank=1, world_size=2)
+
+
+def test_the_page_s_example_is_dealt_out_and_goes_on():
+    page = (Path(__file__).parents[2] / "docs" / "checkpointing.md").read_text()
+    (code,) = [
+        text for text in re.findall(r"```python\n(.*?)```", page, re.S) if "class Lines" in text
+    ]
+    made = {}
+    exec(code, made)
+
+    def lines():
+        return made["Lines"](torch.arange(21))
+
+    whole = flat(steps(lines(), 0, 6)[0])
+    assert sorted(whole[:21]) == list(range(21))
+    state = steps(lines(), 0, 6, until=2)[1]
+    ranks = [steps(lines(), 2, 6, rank=rank, world_size=2, saved=state)[0] for rank in (0, 1)]
+    assert [sample for pair in zip(*ranks, strict=True) for rank in pair for sample in rank[0]] == (
+        whole[16:]
+    )
 
 
 def test_a_checkpoint_of_other_streams_is_refused_and_says_why():
