@@ -126,10 +126,10 @@ class Train(Section):
     timeout: Positive = Field(default=600.0, description="Seconds until a collective is given up.")
     hang_after: Positive | None = Field(
         default=300.0,
-        description="Seconds without a step after which stacks are dumped and the job ends; null: never.",
+        description="Seconds without a step until a job has hung, at most half of timeout; null: never.",
     )
     hang_start: Positive = Field(
-        default=1800.0, description="As hang_after, for a process's first step, which may compile."
+        default=1800.0, description="As hang_after, for a first step, a validation and a save."
     )
     stop_check_every: Count = Field(
         default=1, description="Steps between two agreements of the ranks on whether to stop."

@@ -4,6 +4,7 @@ When one rank dies the others fail too, within milliseconds, with errors about *
 connection, an aborted communicator, a watchdog): these are counted, not shown.
 """
 
+import math
 import re
 import signal
 from collections.abc import Sequence
@@ -104,7 +105,8 @@ def first_cause(
     """
     real = [failure for failure in failures if not is_cascade(failure)]
     killed = [ended for ended in exits if ended.signal is not None and not ended.induced]
-    if hang is not None and not any(other.time <= hang.time for other in (*real, *killed)):
+    earlier = [failure.time for failure in real] + [ended.time for ended in killed]
+    if hang is not None and hang.time < min(earlier, default=math.inf):
         # Ranks that fail after it were freed by the end of those that had hung.
         return Diagnosis(hang.line, hang.rank, hang.host, hang.step, None, 0, hang=True)
     if killed and (not real or killed[0].time <= real[0].time):

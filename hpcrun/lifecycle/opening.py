@@ -19,6 +19,7 @@ from hpcrun.lifecycle.history import (
 from hpcrun.lifecycle.policy import Budgets, decide
 from hpcrun.lifecycle.settle import batch_log, write_final_word
 from hpcrun.run.directory import RunDirectory
+from hpcrun.run.endings import read_hang
 from hpcrun.run.events import Attempt, Event, read_events, record_event
 from hpcrun.run.files import read_lines
 from hpcrun.run.owner import claim
@@ -82,6 +83,9 @@ def _end_of(
         word = "cancelled" if asked_to_end(events, life.attempt) else word
     if word in words:
         return Cause(word), f"{word}, and it was killed before it could say so"
+    hang = read_hang(run.attempt_logs(life.attempt.job, life.attempt.restart))
+    if hang is not None:
+        return Cause.HANG, hang.line
     return (
         Cause.NODE_FAILURE,
         "it ended without a word: its node, or all its processes at once",

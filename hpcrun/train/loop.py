@@ -43,7 +43,8 @@ class Loop:
             stop = self.agreement.exchange(step, self.reason_to_stop())
             if stop:
                 self.nonfinite.settle()
-                self.saver.finish(step)
+                with self.position.at("saving"):
+                    self.saver.finish(step)
                 return stop
             self.position.step = step
             # Not before the stop is decided: reading a sample may draw from the generators that are saved.
@@ -55,12 +56,13 @@ class Loop:
             best = self._validate(done)
             self.saver.look()
             if self.saver.due(done) or (best and self.config.checkpoint.keep_best):
-                with self.metrics.paused():
+                with self.position.at("saving"), self.metrics.paused():
                     self.saver.start(done)
             if self.early.due:
                 break
         self.nonfinite.settle()
-        self.saver.finish(self.early.end(train.steps))
+        with self.position.at("saving"):
+            self.saver.finish(self.early.end(train.steps))
         return StopReason.NONE
 
     def _validate(self, done: int) -> bool:
@@ -69,7 +71,7 @@ class Loop:
         every = train.validate_every
         if done != train.steps and not (every and done % every == 0):
             return False
-        with self.metrics.paused():
+        with self.position.at("validating"), self.metrics.paused():
             loss = self.validate()
             if loss is not None:
                 self.metrics.write({"step": done, "validation_loss": loss})

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from hpcrun.cluster.addresses import reachable
 from hpcrun.cluster.distributed import DistributedConfig
@@ -110,6 +110,31 @@ def control_group(config: DistributedConfig, *, timeout: float | None = None) ->
         return None
     limit = None if timeout is None else datetime.timedelta(seconds=timeout)
     return dist.new_group(backend="gloo", timeout=limit)
+
+
+def second_store(config: DistributedConfig, prefix: str, *, timeout: float = 10.0) -> Any:
+    """A connection of its own to the ranks' key-value store: for a thread, while others wait in theirs.
+
+    Args:
+        prefix: put before every key.
+        timeout: seconds that connecting and reading may take.
+
+    Returns:
+        The store, or None for a single rank and where it cannot be reached.
+    """
+    if config.world_size == 1:
+        return None
+    try:
+        store = TCPStore(
+            config.master_addr,
+            config.master_port,
+            is_master=False,
+            timeout=datetime.timedelta(seconds=timeout),
+        )
+    except RuntimeError as error:
+        print(f"hpcrun: no second connection to rank 0's store: {error}", flush=True)
+        return None
+    return PrefixStore(prefix, store)
 
 
 def select_device(config: DistributedConfig) -> torch.device:

@@ -21,7 +21,7 @@ from hpcrun.lifecycle.deadline import DeadlineWatch
 from hpcrun.lifecycle.signals import StopFlag, StopReason
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note
-from hpcrun.train import process_group
+from hpcrun.train import flight, process_group
 from hpcrun.train.batching import accumulation_of
 from hpcrun.train.checkpoints import build_engine, build_interval
 from hpcrun.train.compression import compression
@@ -45,6 +45,7 @@ from hpcrun.train.task import Task, load_task
 from hpcrun.train.together import together
 from hpcrun.train.trainer import DistributedAMPTrainer
 from hpcrun.train.validation import validate
+from hpcrun.train.watchdog import watching
 
 _PREPARE_AT_MOST = 86400.0
 """Seconds: a download may take hours, and what has hung for a day will not come."""
@@ -65,6 +66,7 @@ def train(
         Exception: whatever the task or a peer's end raises.
     """
     torch.use_deterministic_algorithms(config.train.deterministic, warn_only=True)
+    flight.turn_on()
     distributed = process_group.join_run(distributed, run, attempt, timeout=config.train.timeout)
     group = process_group.control_group(distributed)
     task = together(lambda: load_task(config), rank=distributed.rank, group=group)
@@ -173,7 +175,8 @@ def train(
         ),
         position=position,
     )
-    stop = loop.run()
+    with watching(run, attempt, config, distributed, position, start):
+        stop = loop.run()
     loop.agreement.settle()
     loop.batches.close()
     if stop:

@@ -76,6 +76,8 @@ RUNS = {
         "model.bad_to=99",
         "train.nonfinite_limit=2",
     ],
+    "hangs": ["task=HangsOnRank1", "train.hang_after=2"],
+    "hangs-holding-lock": ["task=HangsOnRank1", "train.hang_after=2", "model.holds_lock=true"],
     "few-samples": ["task=FewSamples", "train.batch_size=16"],
 }
 

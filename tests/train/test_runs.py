@@ -1,6 +1,7 @@
 """Whole runs, two ranks each, played by the program ``runs.py``: what they exit with, say and leave."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +11,12 @@ import pytest
 
 from hpcrun.diagnose.causes import first_cause
 from hpcrun.lifecycle import exitcodes
+from hpcrun.lifecycle.history import Cause
+from hpcrun.lifecycle.policy import Budgets
+from hpcrun.lifecycle.settle import settle
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.endings import read_failures
-from hpcrun.run.events import read_events
+from hpcrun.run.endings import read_failures, stacks_path
+from hpcrun.run.events import Attempt, read_events
 from hpcrun.run.files import read_json, read_lines
 from hpcrun.train import order
 from tests import jobs
@@ -211,3 +215,27 @@ def test_gradients_that_stay_not_finite_end_the_run_with_the_rank_they_come_from
     cause = first_cause(list(failures.values()), [])
     assert (cause.rank, cause.step, cause.cascade) == (1, 3, 1)
     assert read_json(runs.run("not-finite").nonfinite(3))["in_a_row"] == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("hangs", r"rank 1 on \S+ is behind, training at zoo\.py:\d+ in mishap"),
+        ("hangs-holding-lock", r"rank 1 on \S+ does not answer"),
+    ],
+)
+def test_a_rank_that_hangs_is_named_its_stack_kept_and_the_run_ended_to_start_again(
+    runs, name, told
+):
+    assert runs.codes(name) == FAILED
+    folder = runs.run(name).attempt_logs(name, 0)
+    assert "in mishap" in stacks_path(folder, 1).read_text()
+    assert "in training_step" in stacks_path(folder, 0).read_text()
+    assert (folder / "flight-gloo-rank-0").stat().st_size
+    verdict = settle(runs.run(name), Attempt(name, 0), exitcodes.FAILED, Budgets())
+    assert (verdict.cause, verdict.decision.restart) == (Cause.HANG, True)
+    assert re.search(f"no progress for 2 s in step 2: {told}$", verdict.line), verdict.line
+
+
+def test_a_run_in_which_nothing_hangs_keeps_no_stacks(runs):
+    assert not list(runs.run("calm").logs.glob("*/*/stacks-*"))

@@ -1,5 +1,6 @@
 """Tasks that go wrong in every way, for the runs that ``runs.py`` plays."""
 
+import ctypes
 import os
 import random
 import signal
@@ -212,3 +213,15 @@ class Graded(Regression):
             return super().loss(model, batch)
         self.graded = getattr(self, "graded", 0) + 1
         return torch.tensor(self.GRADES[self.graded - 1])
+
+
+class HangsOnRank1(Regression):
+    """At the fourth call: asleep, or in C code that holds the interpreter's lock."""
+
+    def mishap(self):
+        if self.calls == 4 and get_rank() == 1:
+            if self.config.model.own.get("holds_lock"):
+                # Long enough for the watchdog to see that the first step is over.
+                time.sleep(1.0)
+                ctypes.PyDLL(None).sleep(600)
+            time.sleep(600)

@@ -1,0 +1,49 @@
+"""The flight recorders of torch.distributed: which collectives each process group has begun.
+
+There is one of NCCL's collectives and, in newer versions of torch, one of gloo's. The files of all
+ranks are compared by ``torchfrtrace FOLDER --prefix flight-nccl-rank-``.
+"""
+
+import contextlib
+import os
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torch._C import _distributed_c10d as c10d
+
+_DUMPS = {"nccl": "_dump_nccl_trace", "gloo": "_dump_fr_trace"}
+
+
+def turn_on() -> None:
+    """Have NCCL's collectives recorded where torch does not do so by itself. Before any process group."""
+    if not hasattr(c10d, _DUMPS["gloo"]):
+        os.environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000")
+
+
+def dump(folder: Path, rank: int) -> dict[str, int]:
+    """Write ``flight-nccl-rank-3`` and the like; return the last collective begun in each group.
+
+    A recorder that cannot be read is passed over: whoever asks has little time left.
+    """
+    begun: dict[str, int] = {}
+    for kind, data in _recorded():
+        with contextlib.suppress(OSError):
+            (folder / f"flight-{kind}-rank-{rank}").write_bytes(data)
+        # What this process itself has just made: no foreign pickle.
+        for entry in pickle.loads(data).get("entries", ()):
+            if not entry.get("is_p2p"):
+                group = f"{kind}/{entry['process_group'][0]}"
+                begun[group] = max(begun.get(group, 0), int(entry["collective_seq_id"]))
+    return begun
+
+
+def _recorded() -> Iterator[tuple[str, bytes]]:
+    for kind, name in _DUMPS.items():
+        read: Any = getattr(c10d, name, None)
+        data = None
+        with contextlib.suppress(RuntimeError):
+            data = read() if read is not None else None
+        if data and pickle.loads(data).get("entries"):
+            yield kind, data

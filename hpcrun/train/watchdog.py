@@ -1,0 +1,286 @@
+"""Ends a training that makes no progress, and leaves what tells why: stacks, collectives, who is behind.
+
+A thread of each rank looks at the rank's position. The first that sees no progress raises an alarm in
+the ranks' key-value store; then every rank's thread writes its stacks and says where it stands, the
+first one judges the answers, and all end. Where code holds the interpreter's lock no thread runs: for
+that, C code (faulthandler) waits to write the stacks and end the process, and the thread, while it
+runs, puts it off again and again.
+"""
+
+import contextlib
+import faulthandler
+import json
+import multiprocessing
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, NoReturn, Protocol
+
+from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.cluster.launchers import scheduler
+from hpcrun.config import Config
+from hpcrun.lifecycle import exitcodes
+from hpcrun.lifecycle.settle import settle_by_hand
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.endings import record_hang, stacks_path
+from hpcrun.run.events import Attempt
+from hpcrun.train import flight, process_group
+from hpcrun.train.hangs import Answer, judge_hang
+from hpcrun.train.position import TRAINING, Position
+
+_TORCH = f"{os.sep}torch{os.sep}"
+
+
+class Store(Protocol):
+    """What is used of torch's key-value stores; each call may raise RuntimeError when it has gone."""
+
+    def set(self, key: str, value: str, /) -> None: ...
+
+    def get(self, key: str, /) -> bytes: ...
+
+    def add(self, key: str, amount: int, /) -> int: ...
+
+    def check(self, keys: list[str], /) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Seconds without progress: in a step, and where nothing says how long the work may take."""
+
+    step: float
+    other: float
+
+    @classmethod
+    def of(cls, hang_after: float, hang_start: float, timeout: float) -> "Patience":
+        """At most half of the collectives' ``timeout``: they would fail first, and name nobody."""
+        step = min(hang_after, timeout / 2)
+        return cls(step, max(step, hang_start))
+
+    def allowed(self, position: Position, start: int) -> float:
+        """What holds for a process that began at step ``start``: its first step may compile."""
+        moving = position.step is not None and position.step > start
+        return self.step if moving and position.doing == TRAINING else self.other
+
+    @property
+    def tick(self) -> float:
+        """Seconds between two looks."""
+        return min(5.0, self.step / 10)
+
+    @property
+    def answer(self) -> float:
+        """Seconds that the ranks have to answer an alarm."""
+        return min(10.0, max(0.2, self.step / 4))
+
+
+class Watchdog:
+    """Watches this rank while it is entered as a context. Training pays nothing: it only has to move."""
+
+    def __init__(
+        self,
+        position: Position,
+        start: int,
+        patience: Patience,
+        folder: Path,
+        *,
+        rank: int,
+        world_size: int,
+        store: Store | None,
+        farewell: Callable[[], None],
+    ) -> None:
+        """Watch ``position``, which begins at step ``start``.
+
+        Args:
+            folder: the attempt's logs.
+            store: this rank's own connection to the store of all; None: it watches alone.
+            farewell: called before this rank ends the process, when all is written.
+        """
+        self._position, self._start, self._patience = position, start, patience
+        self._folder, self._rank, self._world_size = folder, rank, world_size
+        self._store, self._farewell = store, farewell
+        self._host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="hpcrun-watchdog", daemon=True)
+        self._stacks: IO[str] = sys.stderr
+        self._alarmed = False
+
+    def __enter__(self) -> "Watchdog":
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._stacks = stacks_path(self._folder, self._rank).open("w")
+        except OSError as error:
+            print(f"hpcrun: stacks will go to the log: {error}", file=sys.stderr, flush=True)
+        self._tell(f"host/{self._rank}", self._host)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        # What fails during an alarm follows from it: the thread then ends the process. Otherwise it may
+        # wait for a store whose rank is stopped, and this rank has its own reason to leave.
+        self._thread.join(None if self._alarmed else self._patience.answer)
+        faulthandler.cancel_dump_traceback_later()
+        if self._stacks is not sys.stderr:
+            self._stacks.close()
+            # Nothing was written: the watchdog never returns from an alarm.
+            stacks_path(self._folder, self._rank).unlink(missing_ok=True)
+
+    def _watch(self) -> None:
+        seen, since = self._place(), time.monotonic()
+        while True:
+            allowed = self._patience.allowed(self._position, self._start)
+            self._arm(allowed + self._patience.answer + 3 * self._patience.tick)
+            if self._over.wait(self._patience.tick):
+                return
+            now = time.monotonic()
+            place = self._place()
+            if place != seen:
+                seen, since = place, now
+            if now - since >= allowed or self._asked("alarm"):
+                self._end(now - since)
+
+    def _place(self) -> tuple[int | None, str]:
+        return self._position.step, self._position.doing
+
+    def _arm(self, seconds: float) -> None:
+        """Let C code write the stacks and end the process in ``seconds``, unless it is put off again."""
+        faulthandler.dump_traceback_later(seconds, exit=True, file=self._stacks)
+
+    def _end(self, idle: float) -> NoReturn:
+        self._alarmed = True
+        # The store may be where it hangs.
+        self._arm(4 * self._patience.answer + 12 * self._patience.tick)
+        first = self._raise_alarm()
+        step, doing = self._place()
+        print(
+            f"hpcrun: rank {self._rank} on {self._host}: step {step}, {doing}, "
+            f"no progress for {idle:.1f} s",
+            file=self._stacks,
+            flush=True,
+        )
+        faulthandler.dump_traceback(file=self._stacks)
+        mine = Answer(
+            self._host, step, doing, idle, _main_place(), flight.dump(self._folder, self._rank)
+        )
+        self._tell(f"answer/{self._rank}", json.dumps(mine.as_record()))
+        if first:
+            self._judge(mine, idle)
+            self._tell("judged", "")
+        else:
+            self._wait_for(["judged"], 2 * self._patience.answer + 6 * self._patience.tick)
+        with contextlib.suppress(Exception):
+            self._farewell()
+        if self._rank == 0:
+            # The store is in this process: the others shall hear that they may go.
+            time.sleep(self._patience.tick)
+        for helper in multiprocessing.active_children():
+            helper.kill()
+        os._exit(exitcodes.FAILED)
+
+    def _raise_alarm(self) -> bool:
+        """Whether this rank is the first to raise it, or alone."""
+        if self._store is None:
+            return True
+        try:
+            return self._store.add("alarm", 1) == 1
+        except RuntimeError:
+            self._store = None
+            return True
+
+    def _judge(self, mine: Answer, idle: float) -> None:
+        ranks = range(self._world_size)
+        if self._store is not None:
+            self._wait_for([f"answer/{rank}" for rank in ranks], self._patience.answer)
+        answers = {self._rank: mine}
+        hosts: list[str | None] = []
+        for rank in ranks:
+            told = self._told(f"answer/{rank}")
+            if told is not None:
+                answers[rank] = Answer(**json.loads(told))
+            hosts.append(self._told(f"host/{rank}"))
+        hosts[self._rank] = self._host
+        hang = judge_hang(answers, hosts, time.time(), idle)
+        with contextlib.suppress(OSError):
+            record_hang(self._folder, hang)
+        print(f"hpcrun: {hang.line}; stacks in {self._folder}", file=sys.stderr, flush=True)
+        # A rank that did not answer has its stacks written by C code, a little later.
+        until = time.monotonic() + self._patience.answer + 6 * self._patience.tick
+        silent = [stacks_path(self._folder, rank) for rank in ranks if rank not in answers]
+        while time.monotonic() < until and not all(_written(path) for path in silent):
+            time.sleep(self._patience.tick)
+
+    def _tell(self, key: str, value: str) -> None:
+        if self._store is not None:
+            with contextlib.suppress(RuntimeError):
+                self._store.set(key, value)
+
+    def _told(self, key: str) -> str | None:
+        return self._store.get(key).decode() if self._store and self._asked(key) else None
+
+    def _asked(self, *keys: str) -> bool:
+        """Whether all ``keys`` are there; a store that has gone with its rank is asked no more."""
+        if self._store is None:
+            return False
+        try:
+            return self._store.check(list(keys))
+        except RuntimeError:
+            self._store = None
+            return False
+
+    def _wait_for(self, keys: list[str], seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while self._store is not None and time.monotonic() < until and not self._asked(*keys):
+            time.sleep(self._patience.tick / 2)
+
+
+def watching(
+    run: RunDirectory,
+    attempt: Attempt,
+    config: Config,
+    distributed: DistributedConfig,
+    position: Position,
+    start: int,
+) -> contextlib.AbstractContextManager[Any]:
+    """The watchdog that the config asks for; none where a person may be at a breakpoint."""
+    train = config.train
+    if train.hang_after is None or config.job.executor == "debug":
+        return contextlib.nullcontext()
+
+    def farewell() -> None:
+        # Batch scripts and the local cluster settle an attempt themselves.
+        if distributed.rank == 0 and scheduler(os.environ) == "direct":
+            settle_by_hand(run, attempt, exitcodes.FAILED)
+
+    return Watchdog(
+        position,
+        start,
+        Patience.of(train.hang_after, train.hang_start, train.timeout),
+        run.attempt_logs(attempt.job, attempt.restart),
+        rank=distributed.rank,
+        world_size=distributed.world_size,
+        store=process_group.second_store(distributed, f"hang-{attempt.owner}"),
+        farewell=farewell,
+    )
+
+
+def _written(path: Path) -> bool:
+    try:
+        return path.stat().st_size > 0
+    except OSError:
+        return True
+
+
+def _main_place() -> str:
+    """The innermost line of the main thread that is not torch's own: ``task.py:33 in loss``."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    innermost = frame
+    while frame is not None and _TORCH in frame.f_code.co_filename:
+        frame = frame.f_back
+    found = frame or innermost
+    if found is None:
+        return "an unknown place"
+    return f"{Path(found.f_code.co_filename).name}:{found.f_lineno} in {found.f_code.co_name}"

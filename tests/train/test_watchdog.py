@@ -1,0 +1,74 @@
+"""Who is named when nothing moves, and how long that takes; whole hangs are played in ``test_runs.py``."""
+
+import pytest
+
+from hpcrun.train.hangs import Answer, judge_hang
+from hpcrun.train.position import Position
+from hpcrun.train.watchdog import Patience
+
+HOSTS = ["n0", "n0", "n1", "n1"]
+
+
+def answer(step: int | None = 7, at: str = "a.py:1 in f", **begun: int) -> Answer:
+    return Answer("n0", step, "training", 300.0, at, begun)
+
+
+def test_a_rank_that_has_begun_fewer_steps_is_behind() -> None:
+    answers = {rank: answer(7, world=20) for rank in range(4)}
+    hang = judge_hang(answers | {2: answer(6, "loader.py:9 in get", world=20)}, HOSTS, 5.0, 300.0)
+    assert (hang.rank, hang.host, hang.step) == (2, "n1", 7)
+    assert hang.line == (
+        "no progress for 300 s in step 7: rank 2 on n1 is behind, "
+        "training step 6 at loader.py:9 in get"
+    )
+
+
+def test_within_one_step_the_rank_with_fewer_collectives_is_behind() -> None:
+    answers = {rank: answer(world=21, pairs=3) for rank in range(4)} | {1: answer(world=20)}
+    hang = judge_hang(answers, HOSTS, 5.0, 300.0)
+    assert (hang.rank, hang.host) == (1, "n0")
+    assert hang.line.endswith("rank 1 on n0 is behind, training at a.py:1 in f")
+
+
+def test_a_rank_that_does_not_answer_is_named_first() -> None:
+    answers = {0: answer(world=2), 1: answer(world=1), 2: answer(world=2)}
+    hang = judge_hang(answers, [*HOSTS[:3], None], 5.0, 300.0)
+    assert (hang.rank, hang.host) == (3, None)
+    assert "rank 3 does not answer; rank 1 on n0 is behind" in hang.line
+
+
+@pytest.mark.parametrize(
+    "answers", [[answer(world=2)] * 2, [answer(world=2, other=1), answer(world=1, other=2)]]
+)
+def test_nobody_is_named_where_all_wait_alike_or_for_each_other(answers: list[Answer]) -> None:
+    hang = judge_hang(dict(enumerate(answers)), ["n0", "n1"], 5.0, 300.0)
+    assert (hang.rank, hang.host) == (None, None)
+    assert "all ranks are equally far" in hang.line
+
+
+def test_a_rank_alone_is_the_one_and_many_are_counted() -> None:
+    alone = judge_hang({0: answer(None)}, ["n0"], 5.0, 2.0)
+    assert alone.rank == 0
+    assert alone.line == "no progress for 2 s before the first step: it is training at a.py:1 in f"
+    many = judge_hang({9: answer()}, ["n0"] * 10, 5.0, 2.0)
+    assert many.line.endswith("rank 3 on n0 does not answer; and 5 more")
+
+
+def test_a_first_step_a_save_and_a_validation_may_take_longer() -> None:
+    patience = Patience.of(300.0, 1800.0, 1e6)
+    position = Position()
+    assert patience.allowed(position, 40) == 1800
+    position.step = 40
+    assert patience.allowed(position, 40) == 1800
+    position.step = 41
+    assert patience.allowed(position, 40) == 300
+    with position.at("saving"):
+        assert patience.allowed(position, 40) == 1800
+    assert patience.allowed(position, 40) == 300
+
+
+def test_the_watchdog_is_done_before_a_collective_gives_up() -> None:
+    for timeout in (2.0, 30.0, 600.0):
+        patience = Patience.of(300.0, 1800.0, timeout)
+        # Fired, answered, judged, and the silent ranks' stacks waited for.
+        assert patience.step + patience.tick + 2 * patience.answer < timeout
