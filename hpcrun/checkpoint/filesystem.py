@@ -30,7 +30,8 @@ class FileSystem:
     def create_unnamed(self, folder: Path, direct: bool) -> int:
         """A descriptor for writing and reading a file that no folder lists and no crash leaves behind.
 
-        ``direct``: past the page cache; EINVAL where that is not possible.
+        On a file system that cannot make such a file it loses its name at once; a kill in between
+        leaves it empty. ``direct``: past the page cache; EINVAL where that is not possible.
         """
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
         try:

@@ -71,21 +71,30 @@ def test_the_shared_copy_begins_when_the_local_one_is_complete_and_is_committed_
 
 @pytest.mark.parametrize("limit", [None, 10])
 def test_a_save_through_the_stage_holds_what_training_had_at_its_start(tmp_path, fast, limit):
+    listed = []
+
+    class Listing(FileSystem):
+        def write(self, descriptor, data):
+            listed.append(list(fast.iterdir()))
+            return super().write(descriptor, data)
+
     # Beyond its memory budget too: training then waits for the fast folder alone.
-    saving = staged(tmp_path / "checkpoints", fast, staging=Staging(limit=limit))
+    root = tmp_path / "checkpoints"
+    saving = staged(root, fast, stage_fs=Listing(), staging=Staging(limit=limit))
     mine = state(1)
     saving.start(1, mine, {"rank": 0}, {"step": 1})
-    assert list(fast.iterdir()) == []
     for tensor in mine["model"].values():
         tensor.zero_()
     (outcome,) = saving.wait()
     assert outcome.ok
     assert outcome.notes == ()
     assert outcome.stalled < outcome.seconds
-    require_state(restored(tmp_path / "checkpoints"), 1)
+    require_state(restored(root), 1)
     # The memory was offered to the system, and serves the next save.
     assert save(saving, 2).ok
-    require_state(restored(tmp_path / "checkpoints"), 2)
+    require_state(restored(root), 2)
+    assert len(listed) >= 6
+    assert not any(listed)
 
 
 def test_a_kill_at_any_call_to_the_stage_leaves_a_commit_and_an_empty_stage(
