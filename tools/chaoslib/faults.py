@@ -81,9 +81,12 @@ def stop_controller(chaos: Chaos) -> str:
     """slurmctld goes away for some seconds; running jobs must not notice."""
     at, seconds = chaos.step(), chaos.dice.randint(2, 10)
     chaos.slurm.stop_daemon("slurmctld")
+    until = time.monotonic() + seconds
     try:
-        chaos.wait(lambda: chaos.step() >= at + 5, "the run did not go on without slurmctld")
-        time.sleep(seconds)
+        chaos.wait(
+            lambda: time.monotonic() > until and chaos.step() >= at + 5,
+            "the run did not go on without slurmctld",
+        )
     finally:
         chaos.slurm.start_daemon("slurmctld")
     return f"for {seconds} s and more"
