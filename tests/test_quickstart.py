@@ -1,7 +1,9 @@
 """What a newcomer types first, as the README and the shipped configs have it."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,6 +41,27 @@ def test_the_quick_start_learns_within_minutes(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "runs" / "quickstart")
     report = (read_json(run.result) or {})["report"]
     assert report["validation_loss"] < report["unigram_entropy"] - 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "learnt"),
+    [
+        ("bdh", lambda report: report["validation_loss"] < report["unigram_entropy"] - 1.0),
+        ("autoencoder", lambda report: report["test_loss"] < report["independent_pixels"] - 5.0),
+        ("classifier", lambda report: report["test_accuracy"] > 0.95),
+    ],
+)
+def test_a_shipped_config_learns_what_its_comment_says(
+    name: str, learnt: Callable[[dict[str, Any]], bool], tmp_path: Path
+) -> None:
+    config = str(ROOT / "configs" / f"{name}.yaml")
+    done = jobs.hpcrun(
+        "submit", "-c", config, "--executor", "local", "--cpu", cwd=tmp_path, timeout=900
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = (read_json(RunDirectory(tmp_path / "runs" / name).result) or {})["report"]
+    assert learnt(report), report
 
 
 def test_the_readmes_task_trains(tmp_path: Path) -> None:

@@ -1,19 +1,30 @@
 """The program that ``test_shipped.py`` starts: every config of configs/, in small, on two ranks.
 
-``python -m tests.tasks.shipped FOLDER PARALLEL...`` leaves a run directory ``NAME-PARALLEL`` for each and
-``outcomes.json`` in the folder.
+``python -m tests.tasks.shipped FOLDER`` leaves a run directory ``NAME-WAY`` for each and ``outcomes.json``
+in the folder: the exit codes of each attempt.
 """
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
 
 import torch._dynamo
 import torch._inductor.config
+from torch import Tensor, nn
 
-from hpcrun.config import file_layer, locate, override_layer, resolve, to_yaml, with_task_options
+from hpcrun import get_rank
+from hpcrun.config import (
+    Config,
+    file_layer,
+    locate,
+    override_layer,
+    resolve,
+    to_yaml,
+    with_task_options,
+)
 from hpcrun.run.directory import create
 from hpcrun.tasks import BUILTIN, autoencoder, classifier, language_model, options_for
 from tests.train.forks import fork_ranks
@@ -41,24 +52,57 @@ SMALL = {
 # fmt: on
 
 
-def main(folder: Path, ways: list[str]) -> None:
-    """Play every config in every way of sharing the work, and write down the exit codes."""
+WAYS = {
+    "ddp": ["train.parallel=ddp"],
+    # Recomputed activations change no bit, so that this is asked for along the way.
+    "fsdp": ["train.parallel=fsdp", "train.activation_checkpointing=full"],
+}
+
+
+class StoppedAutoencoder(autoencoder.Autoencoder):
+    """Sends rank 1 a SIGTERM in its second step; the first asks for the loss twice."""
+
+    def loss(self, model: nn.Module, batch: autoencoder.Batch) -> Tensor:
+        self.calls = getattr(self, "calls", 0) + model.training
+        if self.calls == 3 and model.training and get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().loss(model, batch)
+
+
+def small(path: Path, folder: Path, overrides: list[str]) -> Config:
+    """The config at ``path``, for two ranks and a few seconds."""
+    task = resolve([file_layer(path)]).task
+    given = [line.replace("FOLDER", str(folder)) for line in SHORT + SMALL[task]]
+    layers = [file_layer(path), override_layer([*given, *overrides])]
+    config = with_task_options(resolve(layers), options_for(task), locate(layers))
+    return config.model_copy(update={"task": BUILTIN[task]})
+
+
+def run(folder: Path, name: str, config: Config) -> list[list[int]]:
+    """Play the run, again as long as it asks to be continued, and return the codes of each attempt."""
+    run = create(folder / name, to_yaml(config), {"created": time.time()})
+    logs = folder / f"{name}-logs"
+    logs.mkdir()
+    attempts: list[list[int]] = []
+    while not attempts or attempts[-1] == [75, 75]:
+        restart = len(attempts)
+        attempts.append(fork_ranks(2, lambda rank, n=restart: play(rank, run.path, n), logs))
+    return attempts
+
+
+def main(folder: Path) -> None:
+    """Play every config in every way of sharing the work, and one that is stopped on its way."""
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     outcomes = {}
     for path in sorted(CONFIGS.glob("*.yaml")):
-        task = resolve([file_layer(path)]).task
-        for way in ways:
+        for way, overrides in WAYS.items():
             name = f"{path.stem}-{way}"
-            overrides = [line.replace("FOLDER", str(folder)) for line in SHORT + SMALL[task]]
-            layers = [file_layer(path), override_layer([*overrides, f"train.parallel={way}"])]
-            config = with_task_options(resolve(layers), options_for(task), locate(layers))
-            config = config.model_copy(update={"task": BUILTIN[task]})
-            run = create(folder / name, to_yaml(config), {"created": time.time()})
-            logs = folder / f"{name}-logs"
-            logs.mkdir()
-            outcomes[name] = fork_ranks(2, lambda rank, run=run: play(rank, run.path, 0), logs)
+            outcomes[name] = run(folder, name, small(path, folder, overrides))
+    stopped = small(CONFIGS / "autoencoder.yaml", folder, WAYS["ddp"])
+    stopped = stopped.model_copy(update={"task": "tests.tasks.shipped:StoppedAutoencoder"})
+    outcomes["autoencoder-stopped"] = run(folder, "autoencoder-stopped", stopped)
     (folder / "outcomes.json").write_text(json.dumps(outcomes))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main(Path(sys.argv[1]))
