@@ -1,0 +1,137 @@
+"""A small model and the ways to train it, for the programs of ranks that the tests start."""
+
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import nn
+
+from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.config import AMPConfig
+from hpcrun.config.training import FSDP
+from hpcrun.train.data import training_steps
+from hpcrun.train.preparation import Preparation
+from hpcrun.train.trainer import DistributedAMPTrainer
+
+BATCH = 16
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to train; what is left out is the plainest."""
+
+    parallel: str
+    ranks: int
+    dtype: str = "fp32"
+    clip: bool = False
+    recompute: str = "none"
+    accumulation: int = 1
+    compiled: bool = False
+    wrap: str = "blocks"
+    shard: str = "full"
+    reshard: bool = True
+
+    @property
+    def name(self):
+        return "-".join(str(value) for value in asdict(self).values())
+
+
+class Block(nn.Module):
+    """A residual layer of odd sizes, so that shards are uneven and some ranks hold nothing of a tensor."""
+
+    def __init__(self, width, dropout):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.widen, self.shrink = nn.Linear(width, 2 * width + 1), nn.Linear(2 * width + 1, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x):
+        return x + self.dropout(self.shrink(torch.tanh(self.widen(self.norm(x)))))
+
+
+class Net(nn.Module):
+    """Two blocks between two layers of their own, and a buffer that every training pass changes."""
+
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.enter = nn.Linear(6, 13)
+        self.blocks = nn.ModuleList(Block(13, dropout) for _ in range(2))
+        self.leave = nn.Linear(13, 1)
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, x):
+        if self.training:
+            self.passes += 1
+        x = self.enter(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.leave(x)
+
+
+class Pairs(torch.utils.data.Dataset):
+    """Inputs of six numbers and a target, each from its index."""
+
+    def __init__(self, size=200):
+        self.inputs = torch.randn(size, 6, generator=torch.Generator().manual_seed(5))
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def __getitem__(self, index):
+        return self.inputs[index], self.inputs[index].sin().sum()
+
+
+def loss(model, batch):
+    inputs, targets = batch
+    return (model(inputs).squeeze(-1).float() - targets).square().mean()
+
+
+def adamw(model):
+    return torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-6)
+
+
+def flat(module):
+    """All weights in a row."""
+    return torch.cat([value.detach().flatten() for value in module.parameters()]).tolist()
+
+
+def trainer(way, rank, *, make=Net, optimizer=None, dropout=0.0, seed=0):
+    """A wrapped trainer, the ranks in two nodes."""
+    torch.manual_seed(seed)
+    nodes = 2 if way.ranks > 1 else 1
+    per_node = way.ranks // nodes
+    module = make(dropout)
+    made = DistributedAMPTrainer(
+        module,
+        adamw if optimizer is None else optimizer(module.parameters()),
+        distributed=DistributedConfig(
+            world_size=way.ranks,
+            rank=rank,
+            local_rank=rank % per_node,
+            num_nodes=nodes,
+            node_rank=rank // per_node,
+            num_gpus_per_node=per_node,
+        ),
+        device="cpu",
+        amp=AMPConfig(dtype=way.dtype, init_scale=1024.0, growth_interval=4),
+        clip_norm=0.5 if way.clip else None,
+        parallel=way.parallel,
+        fsdp=FSDP(
+            wrap=way.wrap,
+            shard=way.shard,
+            reshard_after_forward=way.reshard,
+            min_parameters=300,
+            classes=["Block", "Linear"],
+        ),
+        preparation=Preparation(
+            checkpointing=way.recompute, compile="default" if way.compiled else None
+        ),
+    )
+    made.wrap_model()
+    return made
+
+
+def batches(way, rank, first, last):
+    return training_steps(
+        Pairs(), range(first, last), rank=rank, world_size=way.ranks, batch_size=BATCH,
+        accumulation=way.accumulation, seed=2, workers=0, pin_memory=False,
+    )  # fmt: skip

@@ -1,0 +1,136 @@
+"""What ranks do beside training well: validate, count collectives, refuse. Played by ``equivalence``."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hpcrun.train.validation import validate
+from tests.train.sharing import Net, Pairs, Way, batches, flat, loss, trainer
+
+
+class Mean:
+    """What validation asks of a task."""
+
+    def loss(self, model, batch):
+        return loss(model, batch)
+
+    def weight(self, batch):
+        return None
+
+
+def validation_when_sharded(rank):
+    """Fifty samples, seven and two over four ranks, against all of them in the whole model."""
+    way = Way("fsdp", 4)
+    made = trainer(way, rank)
+    group = made.control_group()
+    for step in batches(way, rank, 0, 2):
+        made.training_step(step, loss)
+    found = {}
+
+    def over_ranks(size):
+        return validate(
+            made, Mean(), Pairs(size), rank=rank, world_size=4, batch_size=8, accumulation=2,
+            limit=None, group=group,
+        )  # fmt: skip
+
+    def compare(size):
+        value = over_ranks(size)
+        whole = made.whole_module()
+        if whole is None:
+            return [value, value]
+        data = Pairs(size)
+        inputs, targets = zip(*(data[index] for index in range(size)), strict=True)
+        with torch.no_grad():
+            whole.eval()
+            return [value, loss(whole, (torch.stack(inputs), torch.stack(targets))).item()]
+
+    for size in (50, 7, 2):
+        found[str(size)] = compare(size)
+    # Nothing gathered for one validation may be left to the next.
+    over_ranks(2)
+    with torch.no_grad():
+        for parameter in made.module.parameters():
+            parameter.mul_(0.5)
+    found["other weights"] = compare(50)
+    before = made.whole_module()
+    made.training_step(next(iter(batches(way, rank, 2, 3))), loss)
+    after = made.whole_module()
+    found["goes on"] = before is None or flat(before) != flat(after)
+    return found
+
+
+class Collectives(TorchDispatchMode):
+    """Counts gathers and reductions, whatever torch calls the functions that start them."""
+
+    def __init__(self):
+        super().__init__()
+        self.gathers = self.reductions = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        name = function.name()
+        self.gathers += name.startswith("c10d::") and "allgather" in name
+        self.reductions += name.startswith("c10d::") and "reduce_scatter" in name
+        return function(*arguments, **(options or {}))
+
+
+def communication_when_sharded(rank):
+    """Collectives of a step with one micro-batch and with four."""
+    found = {}
+    for reshard in (True, False):
+        for accumulation in (1, 4):
+            way = Way("fsdp", 4, accumulation=accumulation, reshard=reshard)
+            made = trainer(way, rank)
+            first, second = batches(way, rank, 0, 2)
+            made.training_step(first, loss)
+            with Collectives() as counted:
+                made.training_step(second, loss)
+            found[f"{reshard} {accumulation}"] = [counted.gathers, counted.reductions]
+    return found
+
+
+class HalfUsed(Net):
+    """It has two layers that its output does not depend on: one never, one on rank 1 alone."""
+
+    def __init__(self, dropout=0.0, *, idle_on=()):
+        super().__init__(dropout)
+        self.spare = nn.Linear(13, 13)
+        self.idle = dist.get_rank() in idle_on
+
+    def forward(self, x):
+        return (
+            super().forward(x)
+            if self.idle
+            else super().forward(x) + self.spare(x.new_ones(13)).mean()
+        )
+
+
+def unused_parameters(rank):
+    found = []
+    for idle_on in ((0, 1), (1,)):
+        way = Way("ddp", 2)
+        made = trainer(
+            way, rank, make=lambda dropout, idle=idle_on: HalfUsed(dropout, idle_on=idle)
+        )
+        try:
+            made.training_step(next(iter(batches(way, rank, 0, 1))), loss)
+        except Exception as error:
+            found.append(f"{type(error).__name__}: {error}")
+    return found
+
+
+def refusals(rank):
+    """What a trainer says to what does not fit together."""
+    found = []
+    for way, optimizer in ((Way("single", 2), None), (Way("fsdp", 2), torch.optim.SGD)):
+        try:
+            trainer(way, rank, optimizer=optimizer)
+        except Exception as error:
+            found.append(f"{type(error).__name__}: {error}")
+    return found
+
+
+SCENARIOS = {
+    4: [validation_when_sharded, communication_when_sharded],
+    2: [unused_parameters, refusals],
+}

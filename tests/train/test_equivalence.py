@@ -1,0 +1,128 @@
+"""Same model, same loss: one process, DDP and FSDP, however a step is divided, clipped or recomputed.
+
+The trainings are those of the program ``equivalence.py``: 50 steps of AdamW on the same global batches.
+Tolerances: fp32 rounds in another order only; bf16 keeps three digits.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.train.equivalence import interrupted_ways, more_interrupted_ways, more_ways, ways
+from tests.train.sharing import Way
+
+ROOT = Path(__file__).parents[2]
+
+LOSSES = {"fp32": 1e-5, "bf16": 0.05}
+WEIGHTS = {"fp32": 5e-6, "bf16": 0.03}
+
+
+def play(folder, *arguments):
+    """Key and number of ranks -> what each rank found, by rank."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.train.equivalence", str(folder), *arguments],
+        cwd=ROOT, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = {}
+    for path in sorted(folder.glob("results-*.json")):
+        for key, value in json.loads(path.read_text()).items():
+            found.setdefault(key, []).append(value)
+    return found
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    return play(tmp_path_factory.mktemp("equivalence"))
+
+
+@pytest.fixture(scope="module")
+def slow_results(tmp_path_factory):
+    return play(tmp_path_factory.mktemp("equivalence"), "slow")
+
+
+def check_same_training(results, way):
+    (alone,) = results[Way("single", 1, way.dtype, way.clip).name]
+    ranks = results[way.name]
+    assert all(rank["losses"] == ranks[0]["losses"] for rank in ranks)
+    assert all(rank["norms"] == ranks[0]["norms"] for rank in ranks)
+    assert len(ranks[0]["losses"]) == 50
+    for what, relative, absolute in (
+        ("losses", LOSSES[way.dtype], LOSSES[way.dtype] / 10),
+        ("norms", 10 * LOSSES[way.dtype], LOSSES[way.dtype]),
+        ("weights", 0.0, WEIGHTS[way.dtype]),
+    ):
+        torch.testing.assert_close(
+            torch.tensor(ranks[0][what]), torch.tensor(alone[what]), rtol=relative, atol=absolute
+        )
+
+
+def check_same_bits(results, way):
+    ranks = results[f"stopped {way.name}"]
+    assert [rank["same"] for rank in ranks] == [True] * way.ranks
+    if way.dtype == "fp16":
+        # It grew after four steps: the count of steps since went along.
+        assert all(rank["scale"] == [2048.0, 2048.0] for rank in ranks)
+    assert results[f"plain {way.name}"] == [ranks[0]["weights"]]
+
+
+@pytest.mark.parametrize("way", [*ways()], ids=lambda way: way.name)
+def test_every_way_of_sharing_a_step_is_the_same_training(results, way):
+    check_same_training(results, way)
+
+
+@pytest.mark.parametrize("way", [*interrupted_ways()], ids=lambda way: way.name)
+def test_an_interrupted_training_has_the_bits_of_the_undisturbed_one_and_plain_names(results, way):
+    check_same_bits(results, way)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", [*more_ways()], ids=lambda way: way.name)
+def test_compiled_or_not_it_is_the_same_training(slow_results, way):
+    check_same_training(slow_results, way)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", [*more_interrupted_ways()], ids=lambda way: way.name)
+def test_a_compiled_training_has_the_bits_of_the_undisturbed_one_and_plain_names(slow_results, way):
+    check_same_bits(slow_results, way)
+
+
+def test_a_sharded_model_is_validated_on_all_samples_however_few_a_rank_has(results):
+    ranks = results["validation_when_sharded"]
+    assert len(ranks) == 4
+    for found in ranks:
+        for size in ("50", "7", "2", "other weights"):
+            value, reference = found[size]
+            assert value == pytest.approx(reference, rel=1e-5)
+            assert value == ranks[0][size][0]
+    assert ranks[0]["50"][0] != pytest.approx(ranks[0]["other weights"][0], rel=1e-3)
+    assert ranks[0]["goes on"]
+
+
+def test_gradients_travel_once_a_step_and_kept_weights_do_too(results):
+    for found in results["communication_when_sharded"]:
+        # Gathers and reductions: the root and two blocks, the blocks again for the backward pass.
+        assert found == {"True 1": [5, 3], "True 4": [20, 3], "False 1": [3, 3], "False 4": [3, 3]}
+
+
+def test_unused_parameters_are_named_before_anybody_waits_for_their_gradients(results):
+    everywhere, on_one = zip(*results["unused_parameters"], strict=True)
+    line = (
+        "train.find_unused_parameters: the loss does not depend on spare.weight, spare.bias, whose"
+    )
+    assert everywhere[0].startswith(f"UserError: {line}")
+    assert everywhere[1].startswith(f"ToldByRankZero: {line}")
+    assert on_one[0].startswith("UserError: rank 1 (")
+    assert line in on_one[0]
+    assert on_one[1].startswith("ToldByRankZero: rank 1 (")
+
+
+def test_a_trainer_refuses_what_would_train_something_else(results):
+    for several, made_before in results["refusals"]:
+        assert "parallel=single is for one process" in several
+        assert "give a function that makes it" in made_before
