@@ -95,8 +95,8 @@ class Batching:
         fewest = self.batch_size // parts
         each = f"{fewest}" if fewest == self.micro_batch else f"{fewest} or {self.micro_batch}"
         yield (
-            f"batch of {self.batch_size}: {self.ranks} ranks x {self.accumulation} micro-batches "
-            f"x {each} samples" + ("" if fewest == self.micro_batch else ", weighted by samples")
+            f"batch of {self.batch_size}: {_many(self.ranks, 'rank')} x "
+            f"{_many(self.accumulation, 'micro-batch')} x {each} samples" + ("" if fewest == self.micro_batch else ", weighted by samples")
         )
         if self.uneven == "across" or self.epoch is None or not self._left_over:
             return
@@ -126,3 +126,8 @@ def accumulation_for(batch_size: int, ranks: int, micro_batch: int) -> int:
 
 def _ceil(number: int, divisor: int) -> int:
     return -(-number // divisor)
+
+
+def _many(number: int, thing: str) -> str:
+    ending = "" if number == 1 else "es" if thing.endswith("ch") else "s"
+    return f"{number} {thing}{ending}"

@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset
 
+from hpcrun.config import override_layer, resolve
 from hpcrun.errors import UserError
 from hpcrun.train.data import length, training_steps, validation_batches
+from hpcrun.train.loaders import worker_processes
 
 
 class Numbers(Dataset):
@@ -222,3 +224,21 @@ def test_a_limited_validation_takes_the_same_samples_each_time_from_all_over_the
 def test_a_limit_beyond_the_dataset_takes_all_of_it_once():
     ((share),) = validated(10, 1, limit=50)
     assert sorted(sample for batch, _ in share for sample in batch) == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "given", "processes"),
+    [
+        ([], None, 0),
+        ([], "1", 0),
+        ([], "4", 3),
+        ([], "64", 8),
+        (["job.cpus_per_task=3"], "64", 2),
+        (["job.cpus_per_task=3", "data.workers=0"], "64", 0),
+        (["data.workers=12"], None, 12),
+    ],
+)
+def test_loader_processes_follow_from_the_cores_of_a_rank(overrides, given, processes):
+    wanted = resolve([override_layer(overrides)])
+    environ = {} if given is None else {"SLURM_CPUS_PER_TASK": given}
+    assert worker_processes(wanted, environ) == processes

@@ -5,7 +5,14 @@ import torch
 from torch import nn
 
 from hpcrun.config import override_layer, resolve
-from hpcrun.train.optimiser import build_optimizer, build_schedule, learning_rate_factor
+from hpcrun.train.optimiser import (
+    build_optimizer,
+    build_schedule,
+    has_fused,
+    learning_rate_factor,
+    learning_rate_lines,
+    peak_learning_rate,
+)
 
 
 def config(*overrides):
@@ -31,6 +38,76 @@ def test_the_schedule_warms_up_and_comes_down_to_its_final_fraction(schedule, fa
         )
     )
     assert [factor(step) for step in (0, 3, 4, 8, 12)] == pytest.approx(factors)
+
+
+@pytest.mark.parametrize(
+    ("decay", "factors"),
+    [
+        # step:               0    3    4   12   16 (half)  20
+        ("optim.decay_steps=8", [0.25, 1.0, 1.0, 1.0, 0.6, 0.2]),
+        # A tenth of all steps, the last two.
+        ("optim.decay_steps=null", [0.25, 1.0, 1.0, 1.0, 1.0, 0.2]),
+    ],
+)
+def test_wsd_warms_up_stays_and_comes_down_at_the_end(decay, factors):
+    factor = learning_rate_factor(
+        config(
+            "train.steps=20",
+            "optim.warmup_steps=4",
+            "optim.final_lr_fraction=0.2",
+            "optim.schedule=wsd",
+            decay,
+        )
+    )
+    assert [factor(step) for step in (0, 3, 4, 12, 16, 20)] == pytest.approx(factors)
+
+
+@pytest.mark.parametrize(
+    ("rule", "peak", "line"),
+    [
+        ("none", 0.01, []),
+        ("linear", 0.04, ["peak learning rate 0.04: train.lr 0.01 times batch 128 / lr_base"]),
+        ("sqrt", 0.02, ["peak learning rate 0.02: train.lr 0.01 times the square root of batch"]),
+    ],
+)
+def test_the_peak_grows_with_the_batch_as_asked_and_that_is_told(rule, peak, line):
+    wanted = config(
+        "train.lr=0.01",
+        "train.batch_size=128",
+        "train.lr_base_batch=32",
+        f"train.lr_scaling={rule}",
+    )
+    assert peak_learning_rate(wanted) == pytest.approx(peak)
+    assert build_optimizer(nn.Linear(2, 2), wanted).param_groups[0]["lr"] == pytest.approx(peak)
+    told = list(learning_rate_lines(wanted))
+    assert len(told) == len(line)
+    assert all(one.startswith(start) for one, start in zip(told, line, strict=True))
+
+
+@pytest.mark.parametrize("name", ["adamw", "adam", "sgd"])
+def test_the_fused_kernel_takes_the_same_steps(name):
+    weights = []
+    for fused in ("true", "false"):
+        torch.manual_seed(0)
+        model = nn.Linear(6, 5)
+        wanted = config(f"optim.name={name}", f"optim.fused={fused}", "train.lr=0.01")
+        optimizer = build_optimizer(model, wanted)
+        assert bool(optimizer.param_groups[0].get("fused")) is (fused == "true")
+        for step in range(5):
+            inputs = torch.randn(8, 6, generator=torch.Generator().manual_seed(step))
+            model(inputs).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        weights.append(model.weight.detach())
+    torch.testing.assert_close(*weights)
+
+
+def test_what_has_no_fused_kernel_is_optimised_without():
+    # Complex weights, and a device that is no device.
+    for model in (nn.Linear(2, 2, dtype=torch.complex64), nn.Linear(2, 2, device="meta")):
+        assert not has_fused(torch.optim.AdamW, list(model.parameters()))
+        optimizer = build_optimizer(model, config("optim.fused=true"))
+        assert not optimizer.param_groups[0].get("fused")
 
 
 def test_cosine_and_linear_differ_between_their_ends():

@@ -215,6 +215,40 @@ class Graded(Regression):
         return torch.tensor(self.GRADES[self.graded - 1])
 
 
+class Judged(Regression):
+    """Its validation losses are 5, 3, 1, 4, 2, 6 after every second step, whatever it learns.
+
+    ``stop_here`` sends this rank a SIGTERM at that call of the loss in training.
+    """
+
+    class Counting(nn.Module):
+        """Knows how often it was asked in training."""
+
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Linear(4, 1)
+            self.register_buffer("asked", torch.tensor(0))
+
+        def forward(self, inputs):
+            self.asked += self.training
+            return self.body(inputs)
+
+    def build_model(self):
+        return self.Counting()
+
+    def validation_dataset(self):
+        return Noisy(1)
+
+    def loss(self, model, batch):
+        if model.training:
+            return super().loss(model, batch)
+        return torch.tensor(Graded.GRADES[int(model.asked) // 2 - 1])
+
+    def mishap(self):
+        if self.calls == self.config.model.own.get("stop_here"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
 class HangsOnRank1(Regression):
     """At the fourth call: asleep, or in C code that holds the interpreter's lock."""
 

@@ -1,0 +1,158 @@
+"""How a step's samples fall to ranks and micro-batches: all of them, once, and none in silence."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpcrun.config.training import Train
+from hpcrun.errors import UserError
+from hpcrun.train.batching import Batching, accumulation_of
+from hpcrun.train.data import training_steps
+from tests.train.test_data import Endless, Numbers
+
+shapes = {
+    "batch_size": st.integers(1, 40),
+    "ranks": st.integers(1, 6),
+    "accumulation": st.integers(1, 4),
+}
+
+
+def taken(batching, step):
+    """The positions of a step that count, rank by rank."""
+    found = []
+    for rank in range(batching.ranks):
+        positions, counts = batching.positions(step, rank), batching.counts(step, rank)
+        assert len(positions) == len(counts) == batching.micro_batches(step)
+        for places, count in zip(positions, counts, strict=True):
+            assert len(places) == (count or 1)
+            found += places.tolist()[:count]
+    return found
+
+
+@settings(max_examples=60)
+@given(**shapes, epoch=st.integers(1, 90), uneven=st.sampled_from(["across", "pad", "join"]))
+def test_every_sample_of_every_epoch_counts_once(batch_size, ranks, accumulation, epoch, uneven):
+    batching = Batching(batch_size, ranks, accumulation, uneven, epoch)
+    steps = 2 * epoch if uneven == "across" else 2 * batching.steps_per_epoch
+    found = [position for step in range(steps) for position in taken(batching, step)]
+    assert sorted(found) == list(range(len(found)))
+    assert len(found) == (steps * batch_size if uneven == "across" else 2 * epoch)
+
+
+@settings(max_examples=60)
+@given(**shapes, epoch=st.integers(40, 90))
+def test_dropping_leaves_out_the_end_of_each_epoch_and_nothing_else(
+    batch_size, ranks, accumulation, epoch
+):
+    batching = Batching(batch_size, ranks, accumulation, "drop", epoch)
+    whole = epoch // batch_size * batch_size
+    found = [
+        position
+        for step in range(2 * batching.steps_per_epoch)
+        for position in taken(batching, step)
+    ]
+    assert sorted(found) == [*range(whole), *range(epoch, epoch + whole)]
+
+
+@settings(max_examples=60)
+@given(
+    batch_size=st.integers(1, 60),
+    ranks=st.integers(1, 7),
+    micro_batch=st.integers(1, 20),
+    epoch=st.integers(60, 99),
+)
+def test_no_rank_takes_more_at_once_than_it_may_and_the_samples_do_not_depend_on_the_ranks(
+    batch_size, ranks, micro_batch, epoch
+):
+    train = Train(batch_size=batch_size, micro_batch=micro_batch)
+    accumulation = accumulation_of(train, ranks)
+    batching = Batching(batch_size, ranks, accumulation, "pad", epoch)
+    alone = Batching(batch_size, 1, 1, "pad", epoch)
+    for step in range(alone.steps_per_epoch):
+        counts = [count for rank in range(ranks) for count in batching.counts(step, rank)]
+        assert max(counts) <= micro_batch
+        assert sorted(taken(batching, step)) == taken(alone, step)
+    assert accumulation == 1 or ranks * (accumulation - 1) * micro_batch < batch_size
+
+
+@settings(max_examples=60)
+@given(**shapes, epoch=st.integers(1, 90), step=st.integers(0, 200))
+def test_without_weights_all_micro_batches_hold_equally_many_samples(
+    batch_size, ranks, accumulation, epoch, step
+):
+    batching = Batching(batch_size, ranks, accumulation, "pad", epoch)
+    every = [count for rank in range(ranks) for count in batching.counts(step, rank)]
+    weights = [batching.weights(step, rank) for rank in range(ranks)]
+    if None in weights:
+        assert set(map(str, weights)) == {"None"}
+        assert len(set(every)) == 1
+    else:
+        assert [count for counts in weights for count in counts] == every
+        assert len(set(every)) == 2
+    if batching.always_even:
+        assert weights == [None] * ranks
+
+
+def test_fewer_ranks_take_the_same_batch_in_more_turns():
+    train = Train(batch_size=64, micro_batch=8)
+    assert [accumulation_of(train, ranks) for ranks in (8, 4, 3, 1)] == [1, 2, 3, 8]
+    assert accumulation_of(Train(batch_size=64, accumulation=2), 3) == 2
+
+
+@pytest.mark.parametrize(
+    ("batching", "lines"),
+    [
+        (Batching(32, 4, 2), ["batch of 32: 4 ranks x 2 micro-batches x 4 samples"]),
+        (
+            Batching(32, 3, 2, "pad", 100),
+            [
+                "batch of 32: 3 ranks x 2 micro-batches x 5 or 6 samples, weighted by samples",
+                "epoch of 100 samples: 4 steps; the last one has 4 samples, and ranks without weigh "
+                "nothing",
+            ],
+        ),
+        (
+            Batching(32, 1, 1, "drop", 100),
+            [
+                "batch of 32: 1 rank x 1 micro-batch x 32 samples",
+                "epoch of 100 samples: 3 steps; the last 4 are left out",
+            ],
+        ),
+        (
+            Batching(25, 1, 1, "join", 100),
+            ["batch of 25: 1 rank x 1 micro-batch x 25 samples"],
+        ),
+    ],
+)
+def test_the_shares_are_told(batching, lines):
+    assert list(batching.lines()) == lines
+
+
+@pytest.mark.parametrize(
+    ("dataset", "changes", "line"),
+    [
+        (Numbers(5), {"uneven": "drop"}, "train.uneven: drop would leave out all of the 5 samples"),
+        (
+            Endless(),
+            {"uneven": "pad"},
+            "train.uneven: pad is about the end of an epoch, and data: ",
+        ),
+        (
+            Endless(),
+            {"world_size": 4, "accumulation": 3},
+            "train.batch_size: 8 samples give some of",
+        ),
+    ],
+)
+def test_what_a_dataset_cannot_do_is_refused_in_one_line(dataset, changes, line):
+    if isinstance(dataset, Endless):
+        dataset.state_dict = dict
+        dataset.load_state_dict = dict
+        dataset.shards_itself = False
+    shape = {"world_size": 1, "batch_size": 8, "accumulation": 1} | changes
+    with pytest.raises(UserError) as told:
+        training_steps(
+            dataset, range(3), rank=0, **shape, seed=0, workers=0, pin_memory=False
+        )  # fmt: skip
+    assert str(told.value).startswith(line)
+    assert "\n" not in str(told.value)

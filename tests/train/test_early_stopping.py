@@ -1,0 +1,142 @@
+"""When training waits for a better validation loss no longer, alone and in whole runs."""
+
+import os
+import sys
+import time
+
+import pytest
+import torch
+
+from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.config import override_layer, resolve, to_yaml
+from hpcrun.lifecycle import exitcodes
+from hpcrun.lifecycle.signals import STOP
+from hpcrun.run.directory import create
+from hpcrun.run.events import read_events
+from hpcrun.run.files import read_json, read_lines
+from hpcrun.train.early_stopping import EarlyStopping
+from hpcrun.train.job import run_rank
+from tests.train import runs
+from tests.train.forks import fork_ranks
+
+IMPORTED_ONCE = runs.IMPORTED_ONCE  # and not by every fork again
+
+# The task's validation losses are 5, 3, 1, 4, 2, 6.
+SETTINGS = [
+    *("task=tests.train.zoo:Judged", "job.gpus=1", "job.cpu=true", "train.batch_size=8"),
+    *("train.steps=40", "train.validate_every=2", "train.patience=2", "train.ema=0.5"),
+    *("checkpoint.every=3", "checkpoint.keep=1", "checkpoint.keep_best=1"),
+]
+
+
+def seen(losses, **options):
+    early = EarlyStopping(**options)
+    found = [(early.saw(step, loss), early.due) for step, loss in enumerate(losses, start=1)]
+    return early, [best for best, _ in found], [due for _, due in found]
+
+
+def test_it_is_due_after_so_many_validations_in_a_row_that_were_not_better():
+    early, best, due = seen([5.0, 3.0, 4.0, 2.0, 2.5, 2.0], patience=2)
+    assert best == [True, True, False, True, False, False]
+    assert due == [False, False, False, False, False, True]
+    assert (early.best, early.best_step, early.end(100)) == (2.0, 4, 6)
+
+
+def test_a_loss_that_falls_by_less_than_min_delta_is_the_best_but_worth_no_wait():
+    early, best, due = seen([5.0, 4.9, 4.8, 4.6], patience=2, min_delta=0.3)
+    assert best == [True, True, True, True]
+    assert due == [False, False, True, False]
+    assert (early.best, early.reference, early.waited) == (4.6, 4.6, 0)
+
+
+def test_a_loss_that_is_no_number_is_never_better():
+    early, best, due = seen([float("nan"), 5.0, float("inf"), float("nan")], patience=2)
+    assert best == [False, True, False, False]
+    assert due == [False, False, False, True]
+    assert early.best == 5.0
+
+
+def test_without_patience_it_only_remembers_the_best():
+    early, _, due = seen([1.0, *[2.0] * 50])
+    assert not any(due)
+    assert (early.best, early.end(100)) == (1.0, 100)
+    assert early.saw(52, None) is False
+    assert early.seen == 51
+
+
+def test_what_it_has_seen_goes_into_a_checkpoint_and_comes_back():
+    early, _, _ = seen([5.0, 6.0], patience=2)
+    again = EarlyStopping(patience=2)
+    again.load_state_dict(early.state_dict())
+    assert again == early
+    assert not again.due
+    again.saw(3, 5.5)
+    assert again.due
+
+
+def attempt(run, logs, restart=0):
+    """Play an attempt of one rank that somebody started by hand; returns its exit code."""
+
+    def play(_):
+        # pytest's own streams do not lead to the log.
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
+        torch.set_num_threads(1)
+        STOP.install()
+        code = run_rank(run.path, STOP)
+        sys.stderr.flush()
+        raise SystemExit(code)
+
+    folder = logs / str(restart)
+    folder.mkdir(parents=True)
+    (code,) = fork_ranks(1, play, folder)
+    return code
+
+
+@pytest.fixture
+def make(tmp_path):
+    def made(name, *overrides):
+        config = resolve([override_layer([*SETTINGS, *overrides])])
+        return create(tmp_path / name, to_yaml(config), {"created": time.time()})
+
+    return made
+
+
+def test_the_run_is_finished_early_with_its_best_step_also_when_it_was_interrupted(make, tmp_path):
+    calm, broken = make("calm"), make("broken", "model.stop_here=9")
+    assert attempt(calm, tmp_path / "calm-logs") == exitcodes.DONE
+    # Stopped between the validations of steps 8 and 10, of which the second is one too many.
+    assert attempt(broken, tmp_path / "broken-logs") == exitcodes.UNFINISHED
+    assert read_json(broken.result)["state"] == "stopped"
+    assert attempt(broken, tmp_path / "broken-logs", 1) == exitcodes.DONE
+    results = [read_json(run.result) for run in (calm, broken)]
+    for run, result in zip((calm, broken), results, strict=True):
+        assert (result["state"], result["steps"], result["validation_loss"]) == (
+            "finished",
+            10,
+            2.0,
+        )
+        assert result["best"] == {"step": 6, "validation_loss": 1.0}
+        assert result["stopped_early"].startswith("stopped early at step 10: 2 validations")
+        store = CheckpointStore(run.checkpoints, "test-0")
+        assert store.steps() == [10, 6]
+        (end,) = [event for event in read_events(run) if event.what == "finished"]
+        assert (end.step, end.fields["early"]) == (10, True)
+        lines = [line for line in read_lines(run.metrics) if "validation_loss" in line]
+        assert [line["step"] for line in lines] == [2, 4, 6, 8, 10]
+    said = (tmp_path / "calm-logs" / "0" / "rank-0.log").read_text()
+    assert "hpcrun: stopped early at step 10: 2 validations without a better loss; the best" in said
+
+    # What crashed between its last checkpoint and its result has nothing left to train.
+    calm.result.unlink()
+    assert attempt(calm, tmp_path / "calm-logs", 1) == exitcodes.DONE
+    assert read_json(calm.result)["best"] == results[0]["best"]
+    assert store.steps() == [10, 6]
+
+
+def test_patience_without_a_validation_set_is_refused(make, tmp_path):
+    run = make("blind", "task=tests.train.zoo:Regression")
+    assert attempt(run, tmp_path / "logs") == exitcodes.BAD_INPUT
+    said = (tmp_path / "logs" / "0" / "rank-0.log").read_text()
+    assert (
+        "hpcrun: train.patience: Regression has no validation set to judge by; give it one" in said
+    )

@@ -1,0 +1,118 @@
+"""The average of the weights, against the formula; its shards and resumes are tried in ``uneven.py``."""
+
+import pytest
+import torch
+from torch import nn
+
+from hpcrun.config import AMPConfig
+from hpcrun.train.ema import WeightAverage
+from hpcrun.train.trainer import AMPTrainer
+
+
+def net():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+    model[2].bias.requires_grad_(False)
+    return model
+
+
+def batch(step):
+    return torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
+
+
+def loss(model, inputs):
+    return (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
+
+
+def sgd(model):
+    return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+
+
+def trainer(model, **options):
+    return AMPTrainer(model, sgd, ema=0.8, device="cpu", **options)
+
+
+def copied(tensors):
+    return {name: value.detach().clone() for name, value in tensors.items()}
+
+
+def test_each_step_moves_the_average_by_its_fraction_towards_the_weights():
+    model = net()
+    made = trainer(model)
+    expected = copied(dict(model.named_parameters()))
+    for step in range(4):
+        made.training_step([batch(step)], loss)
+        for name, value in model.named_parameters():
+            expected[name] = 0.8 * expected[name] + 0.2 * value.detach()
+    averages = made.average.tensors()
+    assert averages.keys() == expected.keys() - {"2.bias"}
+    for name, value in averages.items():
+        torch.testing.assert_close(value, expected[name])
+        assert not torch.equal(value, model.get_parameter(name))
+
+
+def test_for_a_block_the_model_is_the_averaged_one_and_then_itself_to_the_bit():
+    model = net()
+    made = trainer(model)
+    made.training_step([batch(0)], loss)
+    before, averages = copied(model.state_dict()), copied(made.average.tensors())
+    inside = {}
+
+    def judged_and_failed():
+        with made.averaged():
+            inside.update(copied(model.state_dict()))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        judged_and_failed()
+    for name, value in inside.items():
+        assert torch.equal(value, averages.get(name, before[name]))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(torch.equal(value, averages[name]) for name, value in made.average.tensors().items())
+
+
+def test_a_step_that_is_skipped_leaves_the_average_alone():
+    made = trainer(net(), amp=AMPConfig(dtype="fp16", init_scale=64.0))
+    made.training_step([batch(0)], loss)
+    before = copied(made.average.tensors())
+    result = made.training_step([torch.full((8, 4), torch.inf)], loss)
+    assert result.skipped
+    assert all(torch.equal(value, before[name]) for name, value in made.average.tensors().items())
+
+
+def test_without_one_there_is_none_and_the_block_changes_nothing():
+    model = net()
+    plain = AMPTrainer(model, sgd, device="cpu")
+    assert plain.average is None
+    before = copied(model.state_dict())
+    with plain.averaged():
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_checkpoint_keeps_the_average_to_the_bit_and_without_one_it_begins_at_the_weights(
+    tmp_path,
+):
+    made = trainer(net())
+    for step in range(3):
+        made.training_step([batch(step)], loss)
+    assert made.save_checkpoint(tmp_path / "with", 3).ok
+    again = trainer(net())
+    restored = again.load_checkpoint(tmp_path / "with")
+    assert restored.notes == ()
+    for name, value in made.average.tensors().items():
+        assert torch.equal(again.average.tensors()[name], value)
+
+    plain = AMPTrainer(net(), sgd, device="cpu")
+    # Averages that are no longer wanted are no obstacle.
+    assert plain.load_checkpoint(tmp_path / "with").step == 3
+    assert plain.save_checkpoint(tmp_path / "without", 3).ok
+    late = trainer(net())
+    (note,) = late.load_checkpoint(tmp_path / "without").notes
+    assert note.startswith("the checkpoint has no averaged weights")
+    for name, value in late.average.tensors().items():
+        assert torch.equal(value, made.module.get_parameter(name))
+
+
+def test_names_do_not_tell_of_wrappers():
+    compiled = torch.compile(net(), backend="eager")
+    assert "0.weight" in WeightAverage(compiled, 0.9).tensors()

@@ -1,0 +1,103 @@
+"""Three ranks whose batches do not divide among them, against one process that takes them whole."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from hpcrun.errors import UserError
+from hpcrun.train.batching import Batching
+from hpcrun.train.taking import Taking
+from hpcrun.train.trainer import DistributedAMPTrainer
+from tests.train import uneven
+
+ROOT = Path(__file__).parents[2]
+FP16 = "a_short_batch_joined_in_fp16"
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """What came of every scenario, rank by rank."""
+    folder = tmp_path_factory.mktemp("uneven")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.train.uneven", str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads((folder / f"results-{rank}.json").read_text()) for rank in range(3)]
+
+
+@pytest.mark.parametrize("scenario", [one.__name__ for one in uneven.COMPARED])
+def test_three_ranks_learn_what_one_process_learns_from_the_same_batches(results, scenario):
+    tolerance = 1e-3 if scenario == FP16 else 1e-5
+    for found in (one[scenario] for one in results):
+        assert found["alike"]
+        for kind in ("losses", "weights"):
+            ours, expected = map(torch.tensor, found[kind])
+            torch.testing.assert_close(ours, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_the_samples_differ_between_the_ways_with_a_short_batch(results):
+    first = results[0]
+    across, padded, dropped = (
+        first[name]["losses"][0]
+        for name in (
+            "a_batch_that_does_not_divide",
+            "a_short_batch_padded",
+            "a_short_batch_dropped",
+        )
+    )
+    for others in (padded, dropped):
+        assert others[:3] == pytest.approx(across[:3], rel=1e-5)
+    assert len({round(losses[3], 4) for losses in (across, padded, dropped)}) == 3
+
+
+@pytest.mark.parametrize("way", list(uneven.RESUMED))
+def test_a_stop_before_the_short_batch_changes_no_bit_of_weights_or_averages(results, way):
+    averaged = 4 if "ema" in uneven.RESUMED[way] else 0
+    for found in results:
+        assert found[f"resumed-{way}"] == {"weights": True, "averages": True, "averaged": averaged}
+
+
+def test_averages_lie_in_shards_and_load_whole_elsewhere(results):
+    for found in results:
+        assert found["averaged"] == {"sharded": True, "same": True, "close": True}
+
+
+def test_a_model_that_waits_for_all_ranks_in_its_forward_pass_cannot_be_joined():
+    class Synchronised(uneven.Plain):
+        def build_model(self):
+            return nn.Sequential(nn.Linear(6, 3), nn.SyncBatchNorm(3), nn.Linear(3, 1))
+
+    task = Synchronised()
+    trainer = DistributedAMPTrainer(
+        task.build_model(),
+        lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        device="cpu",
+    )
+    Taking(trainer, task, Batching(8, 1, 1, "pad", 20))
+    with pytest.raises(
+        UserError, match=r"^train.uneven: join leaves ranks out .* model's 1, a SyncB"
+    ):
+        Taking(trainer, task, Batching(8, 1, 1, "join", 20))
+
+
+def test_a_task_that_weighs_some_batches_and_others_not_is_a_defect():
+    class Fickle(uneven.Plain):
+        def weight(self, batch):
+            return None if batch else 2.0
+
+    trainer = DistributedAMPTrainer(
+        uneven.small(), lambda model: torch.optim.SGD(model.parameters(), lr=0.1), device="cpu"
+    )
+    take = Taking(trainer, Fickle(), Batching(8, 1, 2))
+    with pytest.raises(TypeError, match=r"Fickle.weight\(\) gave None for one batch"):
+        take(0, [[], [1]])

@@ -1,0 +1,276 @@
+"""The program that ``test_uneven.py`` starts: three gloo ranks whose batches do not divide among them.
+
+``python -m tests.train.uneven FOLDER`` leaves ``results-RANK.json`` in the folder.
+"""
+
+import json
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch._dynamo  # DDP does, after the fork otherwise
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+
+from hpcrun import Task
+from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.config import AMPConfig
+from hpcrun.train.data import training_steps
+from hpcrun.train.taking import Taking
+from hpcrun.train.trainer import DistributedAMPTrainer
+from tests.train.forks import fork_ranks
+from tests.train.ranks import Pairs, digest, gathered, loss, small
+
+WORLD = 3
+SIZE, BATCH = 50, 16
+"""Four steps an epoch, the last one with two samples: none for the third rank."""
+
+
+class Plain(Task):
+    """Every sample counts alike."""
+
+    def __init__(self):
+        pass
+
+    def build_model(self):
+        return small()
+
+    def train_dataset(self):
+        return Pairs(SIZE)
+
+    def loss(self, model, batch):
+        return loss(model, batch)
+
+
+class Tokens(Dataset):
+    """Rows of six tokens, of which 0 to 6 have a target."""
+
+    def __len__(self):
+        return SIZE
+
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(index)
+        targets = torch.randint(5, (6,), generator=generator)
+        targets[: index % 7] = -1
+        return torch.randn(6, 6, generator=generator), targets
+
+
+class Masked(Plain):
+    """Every token that has a target counts alike."""
+
+    def build_model(self):
+        return nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 5))
+
+    def train_dataset(self):
+        return Tokens()
+
+    def loss(self, model, batch):
+        tokens, targets = batch
+        return F.cross_entropy(
+            model(tokens).float().flatten(0, 1), targets.flatten(), ignore_index=-1
+        )
+
+    def weight(self, batch):
+        return (batch[1] >= 0).sum()
+
+
+class Work:
+    """A training of some steps, on this rank of ``world_size``."""
+
+    def __init__(
+        self, rank, world_size=WORLD, *, task=None, uneven="across", batch_size=BATCH, accumulation=1,
+        dropout=0.0, parallel="ddp", **options,
+    ):  # fmt: skip
+        self.task = task or Plain()
+        self.shape = {
+            "rank": rank,
+            "world_size": world_size,
+            "batch_size": batch_size,
+            "accumulation": accumulation,
+            "uneven": uneven,
+        }
+        torch.manual_seed(0)
+        model = self.task.build_model()
+        if dropout:
+            model.insert(2, nn.Dropout(dropout))
+        self.trainer = DistributedAMPTrainer(
+            model,
+            lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),
+            distributed=DistributedConfig(
+                world_size=world_size, rank=rank, local_rank=rank, num_gpus_per_node=world_size
+            ),
+            device="cpu",
+            parallel=parallel,
+            clip_norm=0.5,
+            **options,
+        )
+        self.trainer.wrap_model()
+        torch.manual_seed(100 + rank)
+
+    def steps(self, first, last):
+        """Take them; the losses of this rank."""
+        batches = training_steps(
+            self.task.train_dataset(), range(first, last), seed=2, workers=0, pin_memory=False,
+            **self.shape,
+        )  # fmt: skip
+        take = Taking(self.trainer, self.task, batches.batching)
+        return [take(step, next(batches)).loss for step in range(first, last)]
+
+    def weights(self):
+        return [whole(value) for value in self.trainer.module.state_dict().values()]
+
+    def averages(self):
+        average = self.trainer.average
+        return [] if average is None else [whole(value) for value in average.tensors().values()]
+
+
+def whole(value):
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def compared(rank, steps=9, together=None, alone=None, **both):
+    """Losses and weights of three ranks and of one process on the same samples."""
+    work = Work(rank, **{**both, **(together or {})})
+    losses = torch.stack(work.steps(0, steps))
+    dist.all_reduce(losses)
+    one = Work(0, 1, **{**both, **(alone or {})})
+    expected = torch.stack(one.steps(0, steps))
+    return {
+        "alike": len(set(gathered(digest(work.weights())))) == 1,
+        "losses": [(losses / WORLD).tolist(), expected.tolist()],
+        "weights": [
+            torch.cat([value.flatten() for value in weights]).tolist()
+            for weights in (work.weights(), one.weights())
+        ],
+    }
+
+
+def a_batch_that_does_not_divide(rank):
+    return compared(rank)
+
+
+def nor_with_accumulation(rank):
+    return compared(rank, together={"accumulation": 2})
+
+
+def a_short_batch_padded(rank):
+    return compared(rank, uneven="pad", together={"accumulation": 2})
+
+
+def a_short_batch_joined(rank):
+    return compared(rank, uneven="join", together={"accumulation": 2})
+
+
+def a_short_batch_joined_in_fp16(rank):
+    amp = AMPConfig(dtype="fp16", init_scale=64.0)
+    return compared(rank, uneven="join", amp=amp)
+
+
+def a_short_batch_dropped(rank):
+    return compared(rank, uneven="drop")
+
+
+def a_short_batch_padded_and_sharded(rank):
+    return compared(rank, uneven="pad", together={"parallel": "fsdp"}, alone={"parallel": "single"})
+
+
+def tokens(rank):
+    return compared(rank, task=Masked(), uneven="pad", together={"accumulation": 2})
+
+
+def tokens_joined(rank):
+    return compared(rank, task=Masked(), uneven="join")
+
+
+def fewer_ranks_with_more_turns(rank):
+    """As if a run of 16 samples at most 3 at a time went on alone."""
+    return compared(rank, together={"accumulation": 2}, alone={"accumulation": 6})
+
+
+def resumed(rank, folder, **options):
+    """Whether a stop right before the short batch changes a bit."""
+    calm = Work(rank, dropout=0.3, **options)
+    calm.steps(0, 9)
+    broken = Work(rank, dropout=0.3, **options)
+    broken.steps(0, 3)
+    saved = broken.trainer.save_checkpoint(folder, 3)
+    if not saved.ok:
+        return saved.error
+    again = Work(rank, dropout=0.3, **options)
+    again.trainer.load_checkpoint(folder)
+    again.steps(3, 9)
+    return {
+        "weights": digest(calm.weights()) == digest(again.weights()),
+        "averages": digest(calm.averages()) == digest(again.averages()),
+        "averaged": len(again.averages()),
+    }
+
+
+def averaged_in_shards(rank, folder):
+    """What three ranks save of their shards of the averages, one process and DDP load whole."""
+    options = {"ema": 0.9, "uneven": "pad", "accumulation": 2}
+    sharded = Work(rank, parallel="fsdp", **options)
+    sharded.steps(0, 5)
+    shards = sharded.trainer.average.tensors()
+    saved = sharded.trainer.save_checkpoint(folder, 5)
+    if not saved.ok:
+        return saved.error
+    copies = Work(rank, **options)
+    copies.trainer.load_checkpoint(folder)
+    whole = copies.trainer.average.tensors()
+    straight = Work(rank, **options)
+    straight.steps(0, 5)
+    own = straight.trainer.average.tensors()
+    return {
+        "sharded": all(isinstance(value, DTensor) for value in shards.values()),
+        "same": all(torch.equal(shards[name].full_tensor(), whole[name]) for name in whole),
+        "close": all(torch.allclose(own[name], whole[name], atol=1e-6) for name in whole),
+    }
+
+
+COMPARED = [
+    a_batch_that_does_not_divide,
+    nor_with_accumulation,
+    a_short_batch_padded,
+    a_short_batch_joined,
+    a_short_batch_joined_in_fp16,
+    a_short_batch_dropped,
+    a_short_batch_padded_and_sharded,
+    tokens,
+    tokens_joined,
+    fewer_ranks_with_more_turns,
+]
+
+RESUMED = {
+    "pad": {"uneven": "pad", "accumulation": 2},
+    "join": {"uneven": "join", "ema": 0.9},
+    "sharded": {"uneven": "pad", "parallel": "fsdp", "ema": 0.9},
+}
+
+
+def play(rank, folder):
+    """Go through everything and write down what came of it."""
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "rendezvous"), WORLD)
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=WORLD, timeout=timedelta(seconds=60)
+    )
+    results = {scenario.__name__: scenario(rank) for scenario in COMPARED}
+    for name, options in RESUMED.items():
+        results[f"resumed-{name}"] = resumed(rank, folder / name, **options)
+    results["averaged"] = averaged_in_shards(rank, folder / "averaged")
+    (folder / f"results-{rank}.json").write_text(json.dumps(results))
+    dist.destroy_process_group()
+
+
+def main(folder):
+    """Play everything; the exit status is 0 only if every rank came through."""
+    return int(any(fork_ranks(WORLD, lambda rank: play(rank, folder))))
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
