@@ -13,6 +13,7 @@ steps is not cheap. What is printed is a table of Markdown.
 
 import argparse
 import json
+import math
 import multiprocessing
 import os
 import shutil
@@ -179,19 +180,21 @@ class Ways:
             sys.exit("the writing process failed")
 
 
-def dd(folder: Path, size: int) -> float:
-    """Seconds that dd takes to write ``size`` bytes with conv=fsync."""
+def dd(folder: Path, size: int, *options: str) -> float:
+    """Seconds that dd takes to write ``size`` bytes in blocks of 8 MiB and to fsync them; NaN if it cannot."""
     target = folder / "dd.bin"
+    blocks = size >> 23
     began = time.perf_counter()
-    blocks = size >> 20
-    subprocess.run(
-        ["dd", "if=/dev/zero", f"of={target}", "bs=1M", f"count={blocks}", "conv=fsync"],
-        check=True,
+    ended = subprocess.run(
+        ["dd", "if=/dev/zero", f"of={target}", "bs=8M", f"count={blocks}", "conv=fsync", *options],
+        check=False,
         capture_output=True,
     )
     seconds = time.perf_counter() - began
-    target.unlink()
-    return seconds * size / (blocks << 20)
+    target.unlink(missing_ok=True)
+    if ended.returncode:
+        return math.nan
+    return seconds * size / (blocks << 23)
 
 
 def read_file(path: Path, buffer: memoryview) -> float:
@@ -237,7 +240,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             save()
             drain()
         found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in table}
-        writes, dds, reads, restores = [], [], [], []
+        writes, dds, directs, reads, restores = [], [], [], [], []
         memory = memoryview(bytearray(size + (1 << 20)))
         for _ in range(arguments.repeat):
             for name, (save, drain) in table.items():
@@ -245,6 +248,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
                 if name == "hpcrun, process":
                     ways.own_again()
             dds.append(dd(folder, size))
+            directs.append(dd(folder, size, "oflag=direct"))
             ways.hpcrun()
             ways.hpcrun_drain()
             writes.append(ways.last)
@@ -279,6 +283,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             "write_seconds": statistics.median(writes),
             "dd_seconds": statistics.median(dds),
             "write_over_dd": ratio(dds, writes),
+            "dd_direct_seconds": statistics.median(directs),
+            "write_over_dd_direct": ratio(directs, writes),
             "restore_seconds": statistics.median(restores),
             "read_seconds": statistics.median(reads),
             "restore_over_read": ratio(restores, reads),
@@ -309,11 +315,16 @@ def show(figures: dict[str, Any]) -> None:
         times = " | ".join(f"{row[key]:.3f}" for key in ("added", "call", "until_written"))
         print(f"| {name} | {times} | {last} |")
     size = figures["state_gigabytes"]
-    dd, ours = figures["dd_seconds"], figures["write_seconds"]
-    print(
-        f"| `dd conv=fsync` | | | {dd:.3f} ({size / dd:.2f} GB/s; hpcrun {ours:.3f}, {size / ours:.2f} GB/s) "
-        f"| {figures['write_over_dd']:.2f} x as fast, aim >= 0.9 |"
-    )
+    ours = figures["write_seconds"]
+    for options, key, aim in (
+        ("conv=fsync", "dd", ", aim >= 0.9"),
+        ("conv=fsync oflag=direct", "dd_direct", ""),
+    ):
+        theirs = figures[f"{key}_seconds"]
+        print(
+            f"| `dd {options}` | | | {theirs:.3f} ({size / theirs:.2f} GB/s; hpcrun {ours:.3f}, "
+            f"{size / ours:.2f} GB/s) | {figures[f'write_over_{key}']:.2f} x as fast{aim} |"
+        )
     read, restored = figures["read_seconds"], figures["restore_seconds"]
     print(
         f"| reading the file | | | {read:.3f} (hpcrun restores in {restored:.3f}) "
