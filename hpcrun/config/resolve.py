@@ -14,6 +14,7 @@ from hpcrun.config.messages import unknown, words
 from hpcrun.config.problems import ConfigError, Problem
 from hpcrun.config.schema import Config
 from hpcrun.config.shape import known_keys
+from hpcrun.config.sharing import sharing_contradictions
 from hpcrun.config.training import DataOptions, ModelOptions
 
 _LINE = re.compile(r"(?P<file>.*):(?P<line>\d+)")
@@ -151,12 +152,7 @@ def _contradictions(config: Config) -> Iterator[tuple[list[str], str]]:
             ["train.validate_every", "train.patience"],
             "train.patience counts validations during training; give the steps between two",
         )
-    if train.parallel == "single" and job.world_size > 1 and not config.command:
-        yield (
-            ["train.parallel", "job.gpus", "job.nodes"],
-            f"single is for one rank, and {job.nodes} x {job.gpus} are asked for, which would each "
-            "train a model of their own; use ddp, or one node and one gpu",
-        )
+    yield from sharing_contradictions(config)
     if config.optim.warmup_steps > train.steps:
         yield (
             ["optim.warmup_steps", "train.steps"],

@@ -49,21 +49,26 @@ def resolve_parallel(
         return config.train.parallel
     if distributed.world_size == 1:
         return "single"
-    wanted = memory.need(
-        ((p.numel(), p.element_size(), p.requires_grad) for p in model.parameters()),
-        moments=_moments(config),
-        bucket_view=config.train.gradient_as_bucket_view,
+    chosen, line = decide(
+        config,
+        memory.need(
+            ((p.numel(), p.element_size(), p.requires_grad) for p in model.parameters()),
+            moments=moments(config),
+            bucket_view=config.train.gradient_as_bucket_view,
+        ),
+        _least_free(distributed, group),
     )
-    free = _least_free(distributed, group)
-    ours = only_ddp(config)
-    chosen: Parallel = "ddp" if ours or memory.fits(wanted, free) else "fsdp"
     if distributed.rank == 0:
-        why = f" (for {ours})" if chosen == "ddp" and not memory.fits(wanted, free) else ""
-        print(
-            f"hpcrun: train.parallel=auto takes {chosen}{why}: {memory.told(wanted, free)}",
-            flush=True,
-        )
+        print(f"hpcrun: {line}", flush=True)
     return chosen
+
+
+def decide(config: Config, wanted: memory.Need, free: int) -> tuple[Parallel, str]:
+    """What ``auto`` takes for several ranks that have ``free`` bytes each, and the line that says why."""
+    room, ours = memory.fits(wanted, free), only_ddp(config)
+    chosen: Parallel = "ddp" if room or ours else "fsdp"
+    reason = f", which {ours} needs" if ours and not room else ""
+    return chosen, f"train.parallel=auto takes {chosen}{reason}: {memory.told(wanted, free)}"
 
 
 def only_ddp(config: Config) -> str | None:
@@ -76,9 +81,11 @@ def only_ddp(config: Config) -> str | None:
     return "train.channels_last" if train.channels_last else None
 
 
-def _moments(config: Config) -> int:
-    # An average of the weights is one more copy of them.
-    return _MOMENTS[config.optim.name] + (config.train.ema is not None)
+def moments(config: Config) -> int:
+    """Tensors as large as the weights that are kept beside them and their gradients."""
+    # An average of the weights is one more, and so is what PowerSGD has yet to send.
+    train = config.train
+    return _MOMENTS[config.optim.name] + (train.ema is not None) + (train.compression == "powersgd")
 
 
 def _least_free(distributed: DistributedConfig, group: Any) -> int:

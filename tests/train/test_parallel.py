@@ -1,0 +1,182 @@
+"""Which way of sharing the work is taken, what is gathered at once, and the copy that a report sees."""
+
+import pytest
+import torch
+from torch import nn
+
+from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.config import override_layer, resolve
+from hpcrun.config.training import FSDP
+from hpcrun.errors import UserError
+from hpcrun.train.memory import Need
+from hpcrun.train.parallel import decide, moments, resolve_parallel
+from hpcrun.train.sharding import layout, units
+from hpcrun.train.trainer import AMPTrainer, DistributedAMPTrainer
+from hpcrun.train.unused import unreached
+from hpcrun.train.whole import filled, hollow
+from tests.train.sharing import Net, adamw, flat, loss
+
+SMALL, LARGE = Need(100, 100, 200), Need(1000, 1000, 2000)
+
+
+def config(*overrides):
+    return resolve([override_layer(overrides)])
+
+
+def test_auto_takes_ddp_where_there_is_room_and_fsdp_where_there_is_none():
+    chosen, line = decide(config(), SMALL, 1000)
+    assert chosen == "ddp"
+    assert line.startswith(
+        "train.parallel=auto takes ddp: 100 B of weights + 100 B of gradients + "
+    )
+    chosen, line = decide(config(), LARGE, 1000)
+    assert chosen == "fsdp"
+    assert line.endswith("= 4.0 kB a rank, 1.0 kB free, 40% of it kept for activations")
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("train.compression=bf16", "train.compression"),
+        ("train.uneven=join", "train.uneven=join"),
+        ("train.channels_last=true", "train.channels_last"),
+    ],
+)
+def test_auto_takes_ddp_for_what_only_ddp_can_and_says_so(key, told):
+    chosen, line = decide(config(key), LARGE, 1000)
+    assert chosen == "ddp"
+    assert line.startswith(f"train.parallel=auto takes ddp, which {told} needs: ")
+
+
+def test_what_is_kept_beside_the_weights_is_counted():
+    assert moments(config()) == 2
+    assert moments(config("optim.name=sgd")) == 1
+    assert moments(config("train.ema=0.99", "train.compression=powersgd")) == 4
+
+
+def test_one_rank_has_nothing_to_decide():
+    alone = DistributedConfig()
+    assert resolve_parallel(config(), Net(), alone, None) == "single"
+    assert resolve_parallel(config("train.parallel=dp"), Net(), alone, None) == "dp"
+
+
+def test_dp_on_the_cpu_trains_as_one_process_and_names_what_is_better(capsys):
+    def begin(parallel):
+        torch.manual_seed(0)
+        made = DistributedAMPTrainer(Net(), adamw, device="cpu", parallel=parallel)
+        made.wrap_model()
+        made.training_step([(torch.ones(4, 6), torch.arange(4.0))], loss)
+        return flat(made.module)
+
+    plain = begin("single")
+    assert capsys.readouterr().out == ""
+    assert begin("dp") == plain
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("hpcrun: parallel=dp drives all GPUs from one process")
+    assert "ddp" in line
+
+
+@pytest.mark.parametrize("parallel", ["single", "ddp", "fsdp"])
+def test_a_single_rank_needs_no_group_whatever_it_is_told(parallel):
+    made = DistributedAMPTrainer(Net(), adamw, device="cpu", parallel=parallel)
+    assert made.wrap_model() is made.module
+    assert made.whole_module() is made.module
+
+
+def test_what_is_gathered_at_once_follows_the_config():
+    net = Net()
+    assert units(net, FSDP()) == list(net.blocks)
+    assert units(net, FSDP(wrap="size", min_parameters=400)) == list(net.blocks)
+    assert units(net, FSDP(wrap="classes", classes=["LayerNorm"])) == [
+        block.norm for block in net.blocks
+    ]
+    assert units(nn.Linear(2, 2), FSDP()) == []
+
+
+def test_a_class_that_the_model_does_not_hold_is_refused_with_those_it_does():
+    with pytest.raises(UserError) as refused:
+        units(Net(), FSDP(wrap="classes", classes=["Block", "Decoder"]))
+    assert str(refused.value).startswith(
+        "fsdp.classes: Net holds no Decoder; it has Block, Dropout, "
+    )
+
+
+def test_hybrid_sharding_puts_the_ranks_of_a_node_in_a_row_however_they_are_numbered():
+    assert layout([(0, 0), (0, 1), (1, 0), (1, 1)]) == [[0, 1], [2, 3]]
+    assert layout([(0, 0), (1, 0), (0, 1), (1, 1)]) == [[0, 2], [1, 3]]
+    assert layout([(0, 0), (0, 1)]) == [[0, 1]]
+
+
+def test_hybrid_sharding_over_unequal_nodes_is_refused():
+    with pytest.raises(UserError, match=r"these have 2, 1; set fsdp.shard=full"):
+        layout([(0, 0), (0, 1), (1, 0)])
+
+
+def test_the_paths_to_a_loss_lead_to_every_parameter_it_depends_on():
+    net = Net()
+    net.spare, net.frozen = nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False)
+    value = loss(net, (torch.ones(3, 6), torch.ones(3)))
+    assert unreached(value, net.named_parameters()) == ["spare.weight", "spare.bias"]
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.enter, self.leave = nn.Embedding(5, 3), nn.Linear(3, 5, bias=False)
+        self.leave.weight = self.enter.weight
+        self.register_buffer("seen", torch.zeros(2))
+        self.register_buffer("table", torch.arange(3.0), persistent=False)
+        self.scale = 2.5
+
+
+def test_a_hollow_copy_takes_no_memory_and_is_filled_with_other_weights():
+    model = Tied()
+    shape = hollow(model)
+    assert all(parameter.is_meta for parameter in shape.parameters())
+    values = {
+        "enter.weight": torch.ones(5, 3),
+        "leave.weight": torch.ones(5, 3),
+        "seen": torch.ones(2),
+    }
+    plain = filled(shape, values)
+    assert plain.leave.weight is plain.enter.weight
+    assert torch.equal(plain.enter.weight, torch.ones(5, 3))
+    assert torch.equal(plain.seen, torch.ones(2))
+    assert torch.equal(plain.table, model.table)
+    assert plain.scale == 2.5
+    assert not torch.equal(model.enter.weight, plain.enter.weight)
+
+
+def test_the_whole_of_a_model_on_one_device_is_the_model():
+    made = AMPTrainer(Net(), adamw, device="cpu")
+    assert made.whole_module() is made.module
+
+
+CONTRADICTIONS = [
+    (["train.parallel=dp", "job.gpus=2"], "train.parallel: dp is for one process, and 1 x 2"),
+    (["train.parallel=dp", "train.compile=true"], "train.compile: dp copies the model"),
+    (["train.parallel=fsdp", "train.compression=bf16"], "train.compression: bf16 is a hook of DDP"),
+    (["train.parallel=fsdp", "train.channels_last=true"], "train.channels_last: fsdp shards plain"),
+    (
+        ["train.parallel=fsdp", "train.compile=true", "train.compile_mode=reduce-overhead"],
+        "train.compile_mode: reduce-overhead replays",
+    ),
+    (["train.parallel=fsdp", "fsdp.shard=hybrid"], "fsdp.shard: hybrid keeps a copy on each"),
+    (["fsdp.classes=[Block]"], "fsdp.classes: are not looked at with fsdp.wrap=blocks"),
+    (["fsdp.wrap=classes"], "fsdp.classes: fsdp.wrap=classes needs the names of some"),
+    (["fsdp.param_dtype=fp16", "amp.dtype=bf16"], "fsdp.param_dtype: gradients in fp16 need"),
+    (["fsdp.reduce_dtype=fp16"], "fsdp.reduce_dtype: gradients in fp16 need"),
+]
+
+
+@pytest.mark.parametrize(("keys", "line"), CONTRADICTIONS)
+def test_what_cannot_be_together_is_refused_before_anything_is_submitted(keys, line):
+    with pytest.raises(UserError) as refused:
+        config(*keys)
+    assert line in str(refused.value)
+
+
+def test_what_can_be_together_is_taken():
+    config("train.parallel=fsdp", "fsdp.shard=hybrid", "job.nodes=2")
+    config("train.parallel=fsdp", "amp.dtype=fp16", "fsdp.reduce_dtype=fp16", "train.compile=true")
+    config("train.parallel=dp", "job.gpus=1")

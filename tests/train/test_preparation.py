@@ -1,0 +1,203 @@
+"""What a block is, and what is done to blocks before a model is trained."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hpcrun.checkpoint.state import canonical
+from hpcrun.errors import UserError
+from hpcrun.train.blocks import blocks, by_class, by_size, unshared
+from hpcrun.train.preparation import Preparation, prepare
+from hpcrun.train.trainer import AMPTrainer, DistributedAMPTrainer
+from tests.train.sharing import Block, Net, adamw, flat, loss
+
+
+def names(module, parts):
+    by_id = {id(part): name for name, part in module.named_modules(remove_duplicate=False)}
+    return [by_id[id(part)] for part in parts]
+
+
+class Encoder(nn.Module):
+    """Lists of all kinds; only the shapes of things matter here."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(11, 4)
+        self.stem = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2))
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3))
+        self.outer = nn.Sequential(nn.LayerNorm(4), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+        self.heads = nn.ModuleDict({"one": nn.Linear(4, 11, bias=False), "two": nn.Linear(4, 2)})
+        self.only = nn.ModuleList([nn.TransformerEncoderLayer(4, 2, 8)])
+        self.heads["one"].weight = self.embedding.weight
+
+
+def test_blocks_are_the_repeated_elements_of_lists_and_nothing_inside_them():
+    encoder = Encoder()
+    assert names(encoder, blocks(encoder)) == [
+        "layers.0", "layers.1", "layers.2", "outer.1.0", "outer.1.1", "heads.one", "heads.two", "only.0",
+    ]  # fmt: skip
+
+
+def test_a_block_that_stands_in_a_list_twice_is_one():
+    layer = nn.Linear(3, 3)
+    assert blocks(nn.Sequential(layer, nn.Tanh(), layer, nn.Tanh())) == [layer]
+
+
+def test_weights_that_are_used_elsewhere_too_stay_with_the_whole():
+    encoder = Encoder()
+    parts = unshared(encoder, blocks(encoder))
+    assert "heads.one" not in names(encoder, parts)
+    assert "heads.two" in names(encoder, parts)
+
+
+def test_parts_are_chosen_by_class_from_the_inside_out():
+    net = Net()
+    assert names(net, by_class(net, ["Block", "Linear"])) == [
+        "enter", "blocks.0.widen", "blocks.0.shrink", "blocks.0",
+        "blocks.1.widen", "blocks.1.shrink", "blocks.1", "leave",
+    ]  # fmt: skip
+
+
+def test_parts_are_chosen_by_the_parameters_that_no_inner_part_has_taken():
+    net = Net()
+    # widen holds 27 x 13 + 27 = 378 parameters, shrink 13 x 27 + 13 = 364, the norm 26.
+    assert names(net, by_size(net, 370)) == [
+        "blocks.0.widen",
+        "blocks.0",
+        "blocks.1.widen",
+        "blocks.1",
+    ]
+    assert names(net, by_size(net, 400)) == ["blocks.0", "blocks.1"]
+    assert names(net, by_size(net, 5000)) == []
+
+
+def test_the_parts_of_attention_are_left_alone_because_it_does_not_call_them():
+    layer = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 16) for _ in range(2))
+    assert not any("out_proj" in name for name in names(layer, by_size(layer, 1)))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "wrapped"),
+    [
+        (Preparation(), []),
+        (Preparation("full"), [0, 1, 2, 3, 4]),
+        (Preparation("every", every=2), [0, 2, 4]),
+        (Preparation("selective"), [0, 1, 2, 3, 4]),
+    ],
+)
+def test_activations_of_the_chosen_blocks_are_recomputed(wanted, wrapped):
+    net = Net()
+    net.blocks = nn.ModuleList(Block(13, 0.0) for _ in range(5))
+    prepare(net, wanted)
+    found = [i for i, block in enumerate(net.blocks) if isinstance(block, CheckpointWrapper)]
+    assert found == wrapped
+
+
+@pytest.mark.parametrize("checkpointing", ["full", "every", "selective"])
+def test_recomputing_changes_no_bit_with_dropout_and_less_is_kept(checkpointing):
+    def step(wanted):
+        torch.manual_seed(0)
+        net = Net(dropout=0.3)
+        prepare(net, wanted)
+        saved = []
+        torch.manual_seed(1)
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda value: saved.append(value.numel()) or value, lambda value: value
+        ):
+            value = loss(net, (torch.randn(64, 6), torch.randn(64)))
+        value.backward()
+        return torch.cat([p.grad.flatten() for p in net.parameters()]), sum(saved)
+
+    plain, all_kept = step(Preparation())
+    again, kept = step(Preparation(checkpointing))
+    assert torch.equal(plain, again)
+    assert kept < all_kept
+
+
+class Products(TorchDispatchMode):
+    """Counts the products of matrices that are computed."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        self.count += function in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+        return function(*arguments, **(options or {}))
+
+
+def test_selective_checkpointing_does_no_product_of_matrices_twice():
+    def products(wanted):
+        torch.manual_seed(0)
+        net = Net()
+        prepare(net, wanted)
+        with Products() as counted:
+            loss(net, (torch.randn(8, 6), torch.randn(8))).backward()
+        return counted.count
+
+    assert products(Preparation("selective")) == products(Preparation())
+    assert products(Preparation("full")) > products(Preparation())
+
+
+def test_names_in_a_checkpoint_do_not_tell_of_it():
+    net = Net()
+    plain = list(net.state_dict())
+    prepare(net, Preparation("full"))
+    assert list(net.state_dict()) == plain
+    assert [canonical(name) for name, _ in net.named_parameters()] == [
+        name for name, _ in Net().named_parameters()
+    ]
+
+
+def test_a_model_without_blocks_has_nothing_to_checkpoint():
+    with pytest.raises(UserError, match=r"train.activation_checkpointing: Linear has no blocks"):
+        prepare(nn.Linear(3, 3), Preparation("full"))
+
+
+def test_running_statistics_would_be_taken_twice():
+    net = nn.ModuleList(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)) for _ in range(2))
+    with pytest.raises(UserError, match="holds a batch norm"):
+        prepare(net, Preparation("selective"))
+
+
+def convolutions():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(2, 6, 3), nn.GELU(), nn.Conv2d(6, 4, 3), nn.Flatten(), nn.Linear(64, 1)
+    )
+
+
+def test_images_laid_out_channels_last_train_the_same_and_resume_with_the_same_bits(tmp_path):
+    data = torch.randn(8, 2, 8, 8, generator=torch.Generator().manual_seed(1)), torch.arange(8.0)
+
+    def begin(*, channels_last):
+        made = DistributedAMPTrainer(
+            convolutions(), adamw, device="cpu", parallel="single",
+            preparation=Preparation(channels_last=channels_last),
+        )  # fmt: skip
+        made.wrap_model()
+        return made
+
+    plain, other = begin(channels_last=False), begin(channels_last=True)
+    assert other.module[0].weight.is_contiguous(memory_format=torch.channels_last)
+    for _ in range(3):
+        plain.training_step([data], loss)
+        other.training_step([data], loss)
+    torch.testing.assert_close(torch.tensor(flat(other.module)), torch.tensor(flat(plain.module)))
+    assert other.save_checkpoint(tmp_path, 3).ok
+    other.training_step([data], loss)
+    resumed = begin(channels_last=True)
+    resumed.load_checkpoint(tmp_path)
+    assert resumed.module[0].weight.is_contiguous(memory_format=torch.channels_last)
+    resumed.training_step([data], loss)
+    assert flat(resumed.module) == flat(other.module)
+    unprepared = AMPTrainer(convolutions(), adamw, device="cpu")
+    assert unprepared.load_checkpoint(tmp_path).step == 3
+
+
+def test_preparing_a_copy_leaves_the_original():
+    net = Net()
+    prepare(copy.deepcopy(net), Preparation("full"))
+    assert not any(isinstance(part, CheckpointWrapper) for part in net.modules())
