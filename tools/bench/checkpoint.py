@@ -181,7 +181,7 @@ class Ways:
 
 
 def dd(folder: Path, size: int, *options: str) -> float:
-    """Seconds that dd takes to write ``size`` bytes in blocks of 8 MiB and to fsync them; NaN if it cannot."""
+    """Seconds that dd takes to write ``size`` bytes in blocks of 8 MiB, with an fsync; NaN if it cannot."""
     target = folder / "dd.bin"
     blocks = size >> 23
     began = time.perf_counter()
