@@ -157,6 +157,13 @@ class Chaos:
         events = run.events.read_text().splitlines()[-12:] if run.events.exists() else []
         return "\n".join([*events, *told, self.slurm.admin("squeue", "--states=all")])
 
+    def is_running(self) -> bool:
+        """Whether Slurm and the run agree that an attempt is under way."""
+        lives = [
+            event.what for event in read_events(self.run) if event.what in ("started", "ended")
+        ]
+        return lives[-1:] == ["started"] and self.slurm.state(self.job()) == "RUNNING"
+
     def starts_again(self) -> bool:
         """Whether an attempt is under way, once its requeued job is told not to wait.
 

@@ -39,8 +39,8 @@ def kill_rank(chaos: Chaos) -> str:
     """SIGKILL one rank."""
     ends = len(chaos.ends())
     node = chaos.dice.choice(chaos.nodes())
-    victims = [pid for pid in chaos.slurm.processes(node) if jobs.is_rank(pid)]
-    os.kill(chaos.dice.choice(sorted(victims)), signal.SIGKILL)
+    victims = sorted(pid for pid in chaos.slurm.processes(node) if jobs.is_rank(pid))
+    os.kill(chaos.dice.choice(victims), signal.SIGKILL)
     chaos.wait_for_end(ends)
     return f"on {node}"
 
@@ -123,6 +123,9 @@ FAULTS: dict[str, Fault] = {
 }
 
 
+BY_ITSELF = {"node-failure", "crash"}
+
+
 @dataclass(frozen=True)
 class Planned:
     """A fault to come, and the step from which it may strike."""
@@ -158,7 +161,10 @@ def disturb(chaos: Chaos, plan: list[Planned]) -> list[Met]:
 
 
 def _meet(chaos: Chaos, planned: Planned) -> Met:
-    chaos.wait(lambda: chaos.step() >= planned.step, f"step {planned.step} was not reached")
+    chaos.wait(
+        lambda: chaos.step() >= planned.step and chaos.is_running(),
+        f"step {planned.step} was not reached",
+    )
     fault = FAULTS[planned.fault]
     at, begun, ends = chaos.step(), time.monotonic(), len(chaos.ends())
     detail = fault.strike(chaos)
@@ -169,8 +175,12 @@ def _meet(chaos: Chaos, planned: Planned) -> Met:
     chaos.wait(lambda: chaos.step() > had, "the run did not get further")
     causes = chaos.ends()[ends:]
     expected = [] if fault.cause is None else [fault.cause]
-    assert causes == expected, f"{planned.fault}: the log says {causes}\n{chaos.story()}"
-    return Met(planned.fault, at, detail, time.monotonic() - begun)
+    more = causes[len(expected) :]
+    # On a busy machine Slurm loses patience with a node that has nothing: then a fault comes by itself.
+    as_meant = causes[: len(expected)] == expected and set(more) <= BY_ITSELF
+    assert as_meant, f"{planned.fault}: the log says {causes}\n{chaos.story()}"
+    told = [detail, *(f"then a {cause} by itself" for cause in more)]
+    return Met(planned.fault, at, "; ".join(told), time.monotonic() - begun)
 
 
 def table(met: list[Met]) -> str:

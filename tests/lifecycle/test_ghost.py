@@ -1,0 +1,24 @@
+"""What a rank leaves with when its run has gone on without it."""
+
+from pathlib import Path
+
+import pytest
+
+from hpcrun.lifecycle.ghost import harmless_code
+from hpcrun.lifecycle.opening import open_attempt
+from hpcrun.lifecycle.policy import Budgets
+from hpcrun.run.directory import create
+from hpcrun.run.events import Attempt
+
+ON_SLURM = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}
+
+
+@pytest.mark.parametrize("code", [1, 75, 137])
+def test_a_ghost_gives_srun_no_reason_to_end_its_successors_step(tmp_path: Path, code: int) -> None:
+    run = create(tmp_path / "a", "x", {})
+    open_attempt(run, Attempt("7", 0), Budgets())
+    assert harmless_code(run, ON_SLURM, code) == code
+    open_attempt(run, Attempt("7", 1), Budgets())
+    assert harmless_code(run, ON_SLURM, code) == 0
+    assert harmless_code(run, ON_SLURM | {"SLURM_RESTART_COUNT": "1"}, code) == code
+    assert harmless_code(run, {}, code) == code
