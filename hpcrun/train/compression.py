@@ -72,12 +72,18 @@ class PowerSGD(Compression):
 
     def _send(self, _: None, bucket: GradBucket) -> _Future:
         error = self._state.error_dict.get(bucket.index())
-        if error is not None and error.numel() != bucket.buffer().numel():
-            # Only after a restart with another build of torch or another model option of DDP.
+        begun = self._state.iter >= self._state.start_powerSGD_iter
+        if begun and error is not None and error.numel() != bucket.buffer().numel():
+            # Only after a restart with another torch, or other options of DDP.
             self._forget()
             if dist.get_rank() == 0:
                 print(f"hpcrun: {_OTHER_BUCKETS}", file=sys.stderr, flush=True)
-        return powerSGD_hook(self._state, bucket)
+        future = powerSGD_hook(self._state, bucket)
+        if bucket.buffer().device.type == "cpu":
+            # The hook waits for reductions in gloo's own threads, of which there are two: buckets under
+            # way at once would wait for each other, and reduce in another order on each rank.
+            future.wait()
+        return future
 
     @contextlib.contextmanager
     def idle(self) -> Iterator[None]:

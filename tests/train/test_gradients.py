@@ -1,0 +1,104 @@
+"""Two real ranks with bad gradients and with compressed ones; the program ``gradients.py`` plays them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Scenario -> what each of the two ranks returned."""
+    folder = tmp_path_factory.mktemp("gradients")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.train.gradients", str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    ranks = [json.loads((folder / f"results-{rank}.json").read_text()) for rank in range(2)]
+    both = {scenario: [rank[scenario] for rank in ranks] for scenario in ranks[0]}
+    return both | {"said": done.stderr}
+
+
+@pytest.mark.parametrize("read", ["at once", "late"])
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("bad", ["nan", "overflow", "overflow-fp16"])
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_bad_gradient_on_one_rank_skips_the_step_on_all(results, parallel, bad, clip, read):
+    name = f"{parallel} {bad} {clip} {read}"
+    ranks = [rank[name] for rank in results["bad_gradients"]]
+    for rank in ranks:
+        assert rank["skipped"] == [True, 1, 5]
+        assert rank["kept"], "a weight or a moment moved"
+        # The skipped step was to be taken with 0.009.
+        assert rank["rates"] == [0.009, 0.0081, 0.00729]
+        assert rank["finite"]
+        # It overflows at the second of five steps, and grows after three without.
+        assert rank["scales"] == ([[2, 512.0], [5, 1024.0]] if bad == "overflow-fp16" else [])
+    if parallel == "ddp":
+        assert ranks[0]["digest"] == ranks[1]["digest"]
+
+
+def test_a_verdict_read_a_step_later_gives_every_rank_the_same_bits(results):
+    for rank in results["bad_gradients"]:
+        for name, found in rank.items():
+            assert found["digest"] == rank[name.replace("late", "at once")]["digest"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "least", "most"),
+    [
+        ("fp16 fp32", 1e-5, 2e-3),
+        ("bf16 fp32", 1e-4, 1e-2),
+        ("powersgd fp32", 1e-3, 5e-2),
+        ("powersgd fp16", 1e-3, 5e-2),
+    ],
+)
+def test_compressed_gradients_train_nearly_as_whole_ones_do_and_alike_on_all_ranks(
+    results, kind, least, most
+):
+    ranks = [rank[kind] for rank in results["compressed"]]
+    assert ranks[0]["digest"] == ranks[1]["digest"]
+    for rank, plain in zip(ranks, results["compressed"], strict=True):
+        assert least < rank["away"] < most
+        assert rank["losses"] == pytest.approx(plain["none fp32"]["losses"], rel=0.03)
+
+
+def test_powersgd_sends_whole_gradients_until_its_start(results):
+    for rank in results["compressed"]:
+        ours, plain = rank["powersgd fp32"]["losses"], rank["none fp32"]["losses"]
+        # Three steps before, and the fourth loss is of what they left.
+        assert ours[:4] == pytest.approx(plain[:4], rel=1e-5)
+        assert ours[4] != pytest.approx(plain[4], rel=1e-5)
+
+
+@pytest.mark.parametrize("amp", ["fp32", "fp16"])
+def test_powersgd_goes_on_from_a_checkpoint_with_the_same_bits(results, amp):
+    for rank in results["powersgd_resumes"]:
+        assert rank[amp]["same"]
+        assert rank[amp]["notes"] == []
+    if amp == "fp16":
+        # The scale has grown before and after the save, at step 5, and the error with it.
+        assert [steps for steps, _ in rank[amp]["scales"]] == [3, 6, 9]
+
+
+def test_powersgd_says_when_its_error_feedback_is_lost(results):
+    for rank in results["powersgd_resumes"]:
+        (line,) = rank["fp32"]["told"]
+        assert line.startswith("PowerSGD's error feedback is not restored")
+        assert not rank["fp32"]["otherwise"]
+
+
+def test_powersgd_forgets_what_a_bad_step_and_other_buckets_left_in_it(results):
+    ranks = results["powersgd_after_a_bad_step"]
+    assert [rank["skipped"] for rank in ranks] == [[1, False]] * 2
+    assert ranks[0]["digest"] == ranks[1]["digest"]
+    assert results["said"].count("gradients lie in other buckets") == 1
