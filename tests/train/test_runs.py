@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpcrun.diagnose.causes import first_cause
+from hpcrun.diagnose.causes import first_cause, is_cascade
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.history import Cause
 from hpcrun.lifecycle.policy import Budgets
@@ -81,7 +81,7 @@ def runs(tmp_path_factory):
     return Runs(folder)
 
 
-@pytest.mark.parametrize("kind", ["", "-loaders", "-stream", "-own-stream"])
+@pytest.mark.parametrize("kind", ["", "-loaders", "-stream", "-own-stream", "-fsdp"])
 def test_a_stop_changes_no_bit_although_the_samples_are_random(runs, kind):
     assert runs.codes(f"calm{kind}") == DONE
     assert runs.codes(f"stopped{kind}") == STOPPED_ONCE
@@ -103,6 +103,36 @@ def test_metrics_tell_the_learning_rate_that_the_step_was_taken_with(runs):
     # Two steps of warm-up: the second is taken at the peak.
     assert lines[0]["lr"] == pytest.approx(3e-4)
     assert lines[-1]["lr"] > 3e-5
+
+
+def test_auto_tells_its_arithmetic_once(runs):
+    (line,) = (line for line in runs.said("calm").splitlines() if "train.parallel=auto" in line)
+    # 65 weights of four bytes: with gradients and two moments four times as much.
+    assert "takes ddp: " in line
+    assert "= 1.0 kB a rank" in line
+    assert "train.parallel=auto" not in runs.said("calm", rank=1) + runs.said("calm-fsdp")
+
+
+def test_a_sharded_model_is_validated_and_reported_on_as_a_whole(runs):
+    result = read_json(runs.run("calm-fsdp").result)
+    assert result["report"] == {"module": "Sequential", "weights": 65, "output": 2}
+    assert result == read_json(runs.run("stopped-fsdp").result) | {"time": result["time"]}
+    lines = read_lines(runs.run("calm-fsdp").metrics)
+    assert [line["step"] for line in lines if "validation_loss" in line] == [3, 6, 8]
+
+
+@pytest.mark.parametrize("name", ["raises-ddp", "raises-fsdp"])
+def test_a_rank_that_raises_in_a_step_ends_the_others_and_is_the_cause(runs, name):
+    assert runs.codes(name) == FAILED
+    failures = runs.failures(name)
+    assert (failures[1].kind, failures[1].step) == ("ValueError", 1 if "ddp" in name else 2)
+    assert is_cascade(failures[0])
+
+
+def test_a_layer_that_the_loss_does_not_depend_on_is_named_before_the_first_step(runs):
+    assert runs.codes("unused") == REFUSED
+    assert "find_unused_parameters: the loss does not depend on spare.weight" in runs.said("unused")
+    assert runs.said("unused", rank=1) == ""
 
 
 def test_validation_is_logged_at_its_steps_and_ends_in_the_result(runs):
@@ -132,6 +162,7 @@ def test_fewer_samples_than_a_batch_are_enough(runs):
         ("nothing-to-validate", "data: Noisy holds no samples; check the data options"),
         ("stream", "data: Stream is a stream without state_dict and load_state_dict, so that"),
         ("single", "train.parallel: single, but 2 ranks were started"),
+        ("no-such-class", "fsdp.classes: Sequential holds no Layer; it has BatchNorm1d, Dropout,"),
         ("too-few", "train.batch_size: 3 samples are too few for the 2 ranks that were started"),
     ],
 )

@@ -115,6 +115,39 @@ class ExitsWithZero(Regression):
             sys.exit(0)
 
 
+class RaisesOnRank1(Regression):
+    def mishap(self):
+        if self.calls == 3 and get_rank() == 1:
+            raise ValueError("a defect in the loss")
+
+
+class HalfUsed(Regression):
+    """Its model holds a layer that it does not use."""
+
+    def build_model(self):
+        class Half(nn.Module):
+            def __init__(self, body):
+                super().__init__()
+                self.body, self.spare = body, nn.Linear(3, 3)
+
+            def forward(self, x):
+                return self.body(x)
+
+        return Half(super().build_model())
+
+
+class ReportsItsWeights(Validated):
+    """Its report needs the whole model, and calls it on rank 0 alone."""
+
+    def report(self, model, validation_loss):
+        with torch.no_grad():
+            return {
+                "module": type(model).__name__,
+                "weights": sum(parameter.numel() for parameter in model.parameters()),
+                "output": model.eval()(torch.ones(2, 4)).shape[0],
+            }
+
+
 class FailsWhileLoadersRead(Regression):
     def mishap(self):
         if self.calls == 3:
