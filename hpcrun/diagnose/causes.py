@@ -57,6 +57,9 @@ class Diagnosis:
     hang: bool = False
 
 
+# Our own, with advice; torch's; Python's.
+_OUT_OF_MEMORY = ("OutOfMemory", "OutOfMemoryError", "MemoryError")
+
 # What points at the machine and not at the program.
 _NODE_FAULT = re.compile(
     r"killed by SIG(KILL|BUS)|: Killed|Bus error|CUDA error: (uncorrectable|unspecified launch|hardware"
@@ -176,8 +179,9 @@ def signal_name(number: int | None) -> str:
 def _from_failure(first: Failure, failures: Sequence[Failure]) -> Diagnosis:
     headline = first.message.strip().splitlines()[0] if first.message.strip() else "no message"
     at = f" at {first.where}" if first.where else ""
+    kind = "out of memory" if first.kind in _OUT_OF_MEMORY else first.kind
     return Diagnosis(
-        f"rank {first.rank} on {first.host}: {first.kind}: {headline}{at}",
+        f"rank {first.rank} on {first.host}: {kind}: {headline}{at}",
         first.rank,
         first.host,
         first.step,

@@ -64,6 +64,16 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     @property
+    def tensorboard(self) -> Path:
+        """Event files for TensorBoard."""
+        return self.path / "tensorboard"
+
+    @property
+    def profile(self) -> Path:
+        """Traces and tables of the profiler, for each rank."""
+        return self.path / "profile"
+
+    @property
     def checkpoints(self) -> Path:
         """The committed checkpoints, a folder each."""
         return self.path / "checkpoints"

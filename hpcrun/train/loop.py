@@ -7,12 +7,13 @@ from typing import Any
 from hpcrun.config import Config
 from hpcrun.lifecycle.agreement import StopAgreement
 from hpcrun.lifecycle.signals import StopReason
-from hpcrun.train.data import Steps
 from hpcrun.train.early_stopping import EarlyStopping
 from hpcrun.train.metrics import MetricsLog
 from hpcrun.train.nonfinite import NonFiniteWatch
 from hpcrun.train.position import Position
+from hpcrun.train.profiling import Profile
 from hpcrun.train.saver import Saver
+from hpcrun.train.throughput import TimedSteps
 from hpcrun.train.trainer import StepResult
 
 
@@ -22,7 +23,7 @@ class Loop:
 
     config: Config
     steps: range
-    batches: Steps
+    batches: TimedSteps
     take: Callable[[int, list[Any]], StepResult]
     agreement: StopAgreement
     reason_to_stop: Callable[[], StopReason]
@@ -31,6 +32,7 @@ class Loop:
     metrics: MetricsLog
     saver: Saver
     nonfinite: NonFiniteWatch
+    profile: Profile
     position: Position
 
     def run(self) -> StopReason:
@@ -47,6 +49,7 @@ class Loop:
                     self.saver.finish(step)
                 return stop
             self.position.step = step
+            self.profile.before(step)
             # Not before the stop is decided: reading a sample may draw from the generators that are saved.
             micro_batches = next(self.batches)
             result = self.take(step, micro_batches)
@@ -60,6 +63,7 @@ class Loop:
                     self.saver.start(done)
             if self.early.due:
                 break
+        self.profile.close()
         self.nonfinite.settle()
         with self.position.at("saving"):
             self.saver.finish(self.early.end(train.steps))

@@ -1,18 +1,24 @@
-"""What training logs: one line of metrics.jsonl a logged step, by rank 0."""
+"""What training logs: a line every so many steps, by rank 0."""
 
 import contextlib
-import sys
+import resource
+import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
-from hpcrun.run.directory import RunDirectory
-from hpcrun.run.files import append_line
-from hpcrun.train.trainer import AMPTrainer, StepResult
+from hpcrun.config import Config
+from hpcrun.train.flops import FlopCounter, peak_here, twin
+from hpcrun.train.sinks import Sinks
+from hpcrun.train.stragglers import StragglerWatch
+from hpcrun.train.task import Task
+from hpcrun.train.throughput import Lap, Stopwatch
+from hpcrun.train.trainer import AMPTrainer, LossFunction, StepResult
 
 
 def mean_over_ranks(total: float, count: float, group: Any) -> float:
@@ -23,66 +29,140 @@ def mean_over_ranks(total: float, count: float, group: Any) -> float:
     return float(both[0] / both[1])
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What is measured of each step. ``loss`` is the task's; ``peak`` in FLOP/s, None for no MFU."""
+
+    watch: Stopwatch
+    flops: FlopCounter
+    loss: LossFunction
+    peak: float | None
+
+
+def measure(config: Config, task: Task, model: nn.Module, device: torch.device) -> Measured:
+    """Put what measures around the task's loss; before ``model`` is moved, prepared or wrapped."""
+    watch = Stopwatch(device)
+    peak = peak_here(device, config.amp.dtype, config.watch.peak_flops)
+    flops = FlopCounter(None if peak is None else twin(model), task.flops_per_sample)
+    return Measured(watch, flops, watch.timed(flops.counting(task.loss)), peak)
+
+
 class MetricsLog:
-    """Collects losses on the device and writes a line every ``every`` steps: only then is it read back."""
+    """Collects losses on the device; reads them back, and gathers what ranks measured, at logged steps."""
 
     def __init__(
         self,
-        run: RunDirectory,
+        config: Config,
+        task: Task,
         trainer: AMPTrainer,
+        measured: "Measured",
+        sinks: Sinks | None,
         *,
         group: Any,
-        every: int,
         restart: int,
-        units_per_step: int,
-        unit: str,
     ) -> None:
-        """``units_per_step``: samples or tokens of one optimiser step over all ranks."""
-        self._run, self._trainer, self._group = run, trainer, group
-        self._every, self._restart = every, restart
-        self._units, self._unit = units_per_step, unit
+        """Collective.
+
+        Args:
+            sinks: on rank 0; None elsewhere.
+            group: a gloo group of all ranks, or None for a single one.
+        """
+        self._trainer, self._sinks, self._group, self._restart = trainer, sinks, group, restart
+        self._watch, self._flops, self._peak = measured.watch, measured.flops, measured.peak
+        self._every, self._samples = config.train.log_every, config.train.batch_size
+        self._unit, self._units = task.unit, config.train.batch_size * task.units_per_sample
         self._losses: list[Tensor] = []
-        self._since = time.perf_counter()
-        self._complained = False
+        self._hosts = _hosts(group)
+        self._stragglers = StragglerWatch(self._hosts)
 
     def step(self, done: int, result: StepResult, last: bool) -> None:
         """Note the result of a step, ``done`` of them being finished. Collective at logged steps."""
         self._losses.append(result.loss)
         if done % self._every and not last:
+            self._watch.sampling = (done + 1) % self._every == 0
             return
-        mine = torch.stack(self._losses).double().mean().item()
-        loss = mean_over_ranks(mine, 1.0, self._group)
-        now = time.perf_counter()
-        rate = self._units * len(self._losses) / (now - self._since)
-        self._losses, self._since = [], now
+        loss = torch.stack(self._losses).double().mean().item()
+        lap = self._watch.lap(len(self._losses))
+        self._losses = []
+        ranks = self._gather(loss, lap)
+        if ranks is not None:
+            self._log(done, result, ranks)
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Give ``line`` to the sinks, on rank 0."""
+        if self._sinks is not None:
+            self._sinks.write(line)
+
+    def paused(self) -> contextlib.AbstractContextManager[None]:
+        """Leave the time of the block out of the next line's rates (a save, a validation)."""
+        return self._watch.paused()
+
+    def _gather(self, loss: float, lap: Lap) -> list[list[float]] | None:
+        """Every rank's loss, seconds (step, data, own) and bytes, on rank 0; None elsewhere."""
+        memory = _memory(self._trainer.device)
+        mine = torch.tensor([loss, lap.step, lap.data, lap.own, memory], dtype=torch.float64)
+        if self._group is None:
+            return [mine.tolist()]
+        if self._sinks is None:
+            dist.gather(mine, group=self._group)
+            return None
+        found = [torch.empty_like(mine) for _ in self._hosts]
+        dist.gather(mine, found, group=self._group)
+        return [one.tolist() for one in found]
+
+    def _log(self, done: int, result: StepResult, ranks: list[list[float]]) -> None:
+        losses, steps, waits, own, memory = (list(column) for column in zip(*ranks, strict=True))
+        step = max(steps)
         line: dict[str, Any] = {
             "step": done,
             "time": round(time.time(), 3),
             "restart": self._restart,
-            "loss": loss,
+            "loss": sum(losses) / len(losses),
             "lr": float(result.learning_rate),
-            f"{self._unit}_per_second": round(rate, 1),
+            f"{self._unit}_per_second": round(self._units / step, 1),
+            "step_time": _rounded(step),
+            "data_wait": _rounded(max(waits)),
+            "memory_gb": round(max(memory) / 1e9, 3),
         }
+        if self._peak is not None and self._flops.per_sample is not None:
+            achieved = self._flops.per_sample * self._samples / step
+            line["mfu"] = _rounded(achieved / (self._peak * len(ranks)))
+        if len(ranks) > 1:
+            slowest = own.index(max(own))
+            line |= {
+                "slowest_rank": slowest,
+                "slowest_host": self._hosts[slowest],
+                "slowest_own_time": _rounded(own[slowest]),
+                "fastest_own_time": _rounded(min(own)),
+            }
         if result.gradient_norm is not None:
             line["gradient_norm"] = result.gradient_norm.item()
         if self._trainer.scaler.is_enabled():
             line["loss_scale"] = self._trainer.scaler.get_scale()
         self.write(line)
+        told = self._stragglers.look(done, own, step)
+        if told is not None:
+            print(f"hpcrun: {told}", flush=True)
 
-    def write(self, line: dict[str, Any]) -> None:
-        """Append ``line`` on rank 0. A full disk costs lines of the log, not the training."""
-        if not self._trainer.is_main_process:
-            return
-        try:
-            append_line(self._run.metrics, line)
-        except OSError as error:
-            if not self._complained:
-                print(f"hpcrun: metrics are not written: {error}", file=sys.stderr, flush=True)
-            self._complained = True
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Leave the time of the block out of the next line's rate (a save, a validation)."""
-        began = time.perf_counter()
-        yield
-        self._since += time.perf_counter() - began
+def _hosts(group: Any) -> list[str]:
+    """The host of every rank of ``group``. Collective."""
+    host = socket.gethostname()
+    if group is None:
+        return [host]
+    found: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(found, host, group=group)
+    return found
+
+
+def _memory(device: torch.device) -> float:
+    """The most that this process has held, in bytes: tensors on a GPU, or all of it on the CPU."""
+    if device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated(device))
+    # In kB on Linux (getrusage(2)).
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+
+
+def _rounded(value: float) -> float:
+    """To four digits: what follows is noise."""
+    return float(f"{value:.4g}")

@@ -31,14 +31,17 @@ from hpcrun.train.ending import finished, stopped
 from hpcrun.train.errors import known_to_all
 from hpcrun.train.loaders import worker_processes
 from hpcrun.train.loop import Loop
-from hpcrun.train.metrics import MetricsLog
+from hpcrun.train.memory_advice import explained, is_out_of_memory, usage
+from hpcrun.train.metrics import MetricsLog, measure
 from hpcrun.train.nonfinite import NonFiniteWatch, samples_of
 from hpcrun.train.optimiser import build_optimizer, build_schedule, learning_rate_lines
 from hpcrun.train.parallel import resolve_parallel
 from hpcrun.train.position import Position
 from hpcrun.train.precision import shortfall
 from hpcrun.train.preparation import Preparation
+from hpcrun.train.profiling import Profile
 from hpcrun.train.saver import Saver
+from hpcrun.train.sinks import build_sinks
 from hpcrun.train.streams import StreamState
 from hpcrun.train.taking import Taking
 from hpcrun.train.task import Task, load_task
@@ -74,6 +77,7 @@ def train(
     model, dataset, validation_set = together(
         lambda: _open_task(task, config, distributed), rank=distributed.rank, group=group
     )
+    measured = measure(config, task, model, process_group.select_device(distributed))
     trainer = _build_trainer(config, model, distributed, group)
     engine = build_engine(run, attempt, config, distributed, group)
     restored = trainer.load_checkpoint(engine)
@@ -106,19 +110,20 @@ def train(
         group=group,
     )
     take = together(
-        lambda: Taking(trainer, task, batches.batching), rank=distributed.rank, group=group
+        lambda: Taking(trainer, task, batches.batching, measured.loss),
+        rank=distributed.rank,
+        group=group,
     )
     if trainer.is_main_process:
         for line in (*batches.batching.lines(), *learning_rate_lines(config)):
             print(f"hpcrun: {line}", flush=True)
-    metrics = MetricsLog(
-        run,
-        trainer,
+    sinks = together(
+        lambda: build_sinks(run, config, start) if trainer.is_main_process else None,
+        rank=distributed.rank,
         group=group,
-        every=config.train.log_every,
-        restart=attempt.restart,
-        units_per_step=config.train.batch_size * task.units_per_sample,
-        unit=task.unit,
+    )
+    metrics = MetricsLog(
+        config, task, trainer, measured, sinks, group=group, restart=attempt.restart
     )
     saver = Saver(
         run,
@@ -155,7 +160,7 @@ def train(
     loop = Loop(
         config=config,
         steps=steps,
-        batches=batches,
+        batches=measured.watch.batches(batches),
         take=take,
         agreement=StopAgreement(group, config.train.stop_check_every),
         reason_to_stop=reason_to_stop,
@@ -173,10 +178,27 @@ def train(
             group=group,
             samples=samples_of(dataset, batches.batching, config.seed),
         ),
+        profile=Profile(
+            run,
+            config.train.profile,
+            start,
+            rank=distributed.rank,
+            device=trainer.device,
+            watch=measured.watch,
+            position=position,
+        ),
         position=position,
     )
-    with watching(run, attempt, config, distributed, position, start):
-        stop = loop.run()
+    try:
+        with watching(run, attempt, config, distributed, position, start):
+            stop = loop.run()
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        used = usage(config, batches.batching, trainer.parallel, trainer.device.type == "cuda")
+        logs = run.attempt_logs(attempt.job, attempt.restart)
+        # Without the error itself: its traceback is the same, and its words are in ours.
+        raise explained(error, used, logs, distributed.rank) from None
     loop.agreement.settle()
     loop.batches.close()
     if stop:

@@ -8,7 +8,7 @@ from torch import nn
 from hpcrun.errors import UserError
 from hpcrun.train.batching import Batching
 from hpcrun.train.task import Task
-from hpcrun.train.trainer import DistributedAMPTrainer, StepResult
+from hpcrun.train.trainer import DistributedAMPTrainer, LossFunction, StepResult
 from hpcrun.train.weighting import Weight
 
 
@@ -19,18 +19,28 @@ class Taking:
     costs nothing and nothing is communicated.
     """
 
-    def __init__(self, trainer: DistributedAMPTrainer, task: Task, batching: Batching) -> None:
-        """Raises UserError if the model cannot be trained with ``train.uneven: join``."""
+    def __init__(
+        self,
+        trainer: DistributedAMPTrainer,
+        task: Task,
+        batching: Batching,
+        loss: LossFunction | None = None,
+    ) -> None:
+        """``loss``: the task's, with what measures it around; by default the bare one.
+
+        Raises:
+            UserError: the model cannot be trained with ``train.uneven: join``.
+        """
         if batching.uneven == "join":
             _require_joinable(trainer.module)
-        self._trainer, self._task = trainer, task
+        self._trainer, self._task, self._loss = trainer, task, loss or task.loss
         self._batching, self._rank = batching, trainer.distributed.rank
         self._asks = type(task).weight is not Task.weight
         self._plain = batching.always_even and not self._asks
 
     def __call__(self, step: int, micro_batches: Sequence[Any]) -> StepResult:
         """The step number ``step``, with this rank's micro-batches. Collective."""
-        trainer, loss = self._trainer, self._task.loss
+        trainer, loss = self._trainer, self._loss
         if self._plain:
             return trainer.training_step(micro_batches, loss)
         batching = self._batching

@@ -27,6 +27,9 @@ class Task(ABC):
     units_per_sample: int = 1
     """How many of ``unit`` a sample holds (tokens in a sequence, say)."""
 
+    flops_per_sample: float | None = None
+    """Floating-point operations of a training step per sample, for MFU; None: counted by torch."""
+
     def __init__(self, config: Config) -> None:
         """``config``: the resolved one; ``config.model`` and ``config.data`` hold the task's own keys."""
         self.config = config

@@ -326,6 +326,11 @@ class DistributedAMPTrainer(AMPTrainer):
         """Whether this is rank 0."""
         return self.distributed.rank == 0
 
+    @property
+    def parallel(self) -> Parallel:
+        """How the ranks share the work."""
+        return self._parallel
+
     def setup_distributed(self) -> DistributedConfig:
         """Join the process group, unless that is done already; raises ClusterError as it does."""
         self.distributed = process_group.setup_distributed(self.distributed)

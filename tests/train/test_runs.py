@@ -1,5 +1,6 @@
 """Whole runs, two ranks each, played by the program ``runs.py``: what they exit with, say and leave."""
 
+import gzip
 import json
 import re
 import subprocess
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hpcrun.diagnose.causes import first_cause, is_cascade
 from hpcrun.lifecycle import exitcodes
@@ -246,6 +248,50 @@ def test_gradients_that_stay_not_finite_end_the_run_with_the_rank_they_come_from
     cause = first_cause(list(failures.values()), [])
     assert (cause.rank, cause.step, cause.cascade) == (1, 3, 1)
     assert read_json(runs.run("not-finite").nonfinite(3))["in_a_row"] == 2
+
+
+def test_each_rank_is_profiled_in_the_window_and_its_costly_operations_are_told(runs):
+    folder = runs.run("watched").profile
+    for rank in (0, 1):
+        with gzip.open(folder / f"trace-rank-{rank:05d}.json.gz") as stream:
+            names = [event.get("name") for event in json.load(stream)["traceEvents"]]
+        # Two steps of two linear layers.
+        assert names.count("aten::addmm") == 4
+        assert "aten::addmm" in (folder / f"operations-rank-{rank:05d}.txt").read_text()
+    assert runs.said("watched").count("profile of steps 2-3") == 1
+
+
+def test_tensorboard_has_every_logged_step_once_although_the_run_was_stopped(runs):
+    accumulator = EventAccumulator(str(runs.run("watched").tensorboard))
+    accumulator.Reload()
+    written = {event.step: event.value for event in accumulator.Scalars("loss")}
+    lines = {line["step"]: line["loss"] for line in read_lines(runs.run("watched").metrics)}
+    assert written == pytest.approx(lines)
+    assert [event.step for event in accumulator.Scalars("mfu")] == sorted(lines)
+
+
+def test_a_line_of_metrics_says_where_the_time_went_and_who_was_slowest(runs):
+    line = read_lines(runs.run("watched").metrics)[-1]
+    # 8 samples x (4 x 8 + 8 weights) x 2 operations x 3 passes, on two devices of 1 GFLOP/s.
+    assert line["mfu"] == pytest.approx(8 * 40 * 6 / line["step_time"] / 2e9, rel=0.01)
+    assert 0 < line["data_wait"] < line["step_time"]
+    assert line["slowest_own_time"] >= line["fastest_own_time"] > 0
+    assert line["slowest_rank"] in (0, 1)
+    assert line["memory_gb"] > 0.01
+
+
+def test_a_rank_without_memory_says_what_would_need_less(runs):
+    assert runs.codes("out-of-memory") == FAILED
+    failure = runs.failures("out-of-memory")[1]
+    assert failure.kind == "OutOfMemory"
+    assert "zoo.py" in failure.where
+    assert "train.micro_batch=2 takes 2 samples at once instead of 4" in failure.message
+    run, attempt = runs.run("out-of-memory"), Attempt("out-of-memory", 0)
+    verdict = settle(run, attempt, exitcodes.FAILED, Budgets(same_step=1))
+    assert "rank 1 on" in verdict.line
+    assert ": out of memory: CUDA out of memory. Tried to allocate 2.00 GiB." in verdict.line
+    assert not verdict.decision.restart
+    assert "restarts.same_step" in verdict.decision.reason
 
 
 @pytest.mark.parametrize(

@@ -292,3 +292,9 @@ class HangsOnRank1(Regression):
                 time.sleep(1.0)
                 ctypes.PyDLL(None).sleep(600)
             time.sleep(600)
+
+
+class RunsOutOfMemory(Regression):
+    def mishap(self):
+        if self.calls == 3 and get_rank() == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore.")

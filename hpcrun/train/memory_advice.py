@@ -1,0 +1,103 @@
+"""What to do when memory runs out, with the numbers of this run: for whoever reads the log at night."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import torch
+
+from hpcrun.config import Config
+from hpcrun.train.batching import Batching, accumulation_for
+
+_CPU_WORDS = ("can't allocate memory", "DefaultCPUAllocator: not enough memory")
+
+
+class OutOfMemory(RuntimeError):
+    """A rank ran out of memory; the text says what would need less."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What decides how much memory a step takes. ``micro_batch``: samples that a rank takes at once."""
+
+    batch_size: int
+    micro_batch: int
+    ranks: int
+    parallel: str
+    checkpointing: str
+    dtype: str
+    cpu_offload: bool
+    cuda: bool
+
+
+def usage(config: Config, batching: Batching, parallel: str, cuda: bool) -> Usage:
+    """The numbers of this run; ``parallel`` is what ``auto`` has come to."""
+    return Usage(
+        batch_size=config.train.batch_size,
+        micro_batch=batching.micro_batch,
+        ranks=batching.ranks,
+        parallel=parallel,
+        checkpointing=config.train.activation_checkpointing,
+        dtype=config.amp.dtype,
+        cpu_offload=config.fsdp.cpu_offload,
+        cuda=cuda,
+    )
+
+
+def advice(now: Usage) -> Iterator[str]:
+    """What to set, the cheapest first: each line names keys, their values, and what they cost."""
+    if now.micro_batch > 1:
+        half = (now.micro_batch + 1) // 2
+        parts = accumulation_for(now.batch_size, now.ranks, half)
+        yield (
+            f"train.micro_batch={half} takes {half} samples at once instead of {now.micro_batch}, in {parts} "
+            f"micro-batches a step; the batch of {now.batch_size} stays what it is"
+        )
+    if now.dtype in ("fp32", "tf32") and now.cuda:
+        yield "amp.dtype=bf16 halves the activations, on a GPU of 2020 or later"
+    if now.checkpointing == "none":
+        yield (
+            "train.activation_checkpointing=full keeps only each block's input, "
+            "and computes the rest again, for about a third more time"
+        )
+    elif now.checkpointing in ("every", "selective"):
+        yield f"train.activation_checkpointing=full keeps less than {now.checkpointing}"
+    if now.ranks > 1 and now.parallel != "fsdp":
+        yield (
+            f"train.parallel=fsdp keeps 1/{now.ranks} of weights, gradients and optimiser state "
+            f"on each rank, where {now.parallel} keeps all"
+        )
+    if now.parallel == "fsdp" and not now.cpu_offload and now.cuda:
+        yield "fsdp.cpu_offload=true keeps weights and optimiser on the CPU, and is much slower"
+    if now.micro_batch == 1 and now.ranks == 1:
+        yield "one sample at a time is the least: more GPUs with train.parallel=fsdp, or a smaller model"
+
+
+def is_out_of_memory(error: BaseException) -> TypeGuard[Exception]:
+    """Whether ``error`` says that a device, or the host, had no memory left."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in _CPU_WORDS)
+
+
+def explained(error: Exception, now: Usage, folder: Path, rank: int) -> OutOfMemory:
+    """The error to raise instead of ``error``; CUDA's books are written to ``folder``."""
+    first, *_ = str(error).strip().splitlines() or [type(error).__name__]
+    lines = [*advice(now), *_snapshot(folder, rank)]
+    return OutOfMemory("\n  ".join([first, *lines])).with_traceback(error.__traceback__)
+
+
+def _snapshot(folder: Path, rank: int) -> Iterator[str]:
+    """Write what the allocator holds, for https://pytorch.org/memory_viz, and its summary."""
+    cuda: Any = torch.cuda
+    if not cuda.is_initialized():
+        return
+    # The process may be too far gone for this, and its end must be told all the same.
+    with contextlib.suppress(Exception):
+        folder.mkdir(parents=True, exist_ok=True)
+        summary = folder / f"memory-rank-{rank:05d}.txt"
+        summary.write_text(cuda.memory_summary())
+        cuda.memory._dump_snapshot(str(summary.with_suffix(".pickle")))
+        yield f"what held the memory is in {summary}, and beside it in a snapshot for pytorch.org/memory_viz"

@@ -1,0 +1,150 @@
+"""Where metrics go: metrics.jsonl always, TensorBoard and Weights & Biases where they are asked for."""
+
+import atexit
+import hashlib
+import sys
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from hpcrun.config import Config
+from hpcrun.errors import UserError
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.files import append_line, read_json
+
+
+class Sink(Protocol):
+    """Takes the lines of rank 0."""
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Take one line; ``line["step"]`` is the number of steps done. Raises OSError on a full disk."""
+        ...
+
+    def close(self) -> None:
+        """Send what is held back."""
+        ...
+
+
+class JsonLines:
+    """metrics.jsonl in the run directory."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._path = run.metrics
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        append_line(self._path, line)
+
+    def close(self) -> None:
+        """Every line is on disk already."""
+
+
+class TensorBoard:
+    """Event files for TensorBoard. After a restart, what lies beyond the restored step is hidden."""
+
+    def __init__(self, run: RunDirectory, start: int) -> None:
+        """``start``: the step restored from; raises UserError where TensorBoard is not installed."""
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise UserError(
+                "watch.tensorboard: the package tensorboard is not installed; "
+                "`pip install tensorboard`, or leave it out"
+            ) from error
+        self._writer: Any = SummaryWriter(
+            str(run.tensorboard), purge_step=start + 1 if start else None, flush_secs=10
+        )
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        for name, value in _numbers(line).items():
+            self._writer.add_scalar(name, value, line["step"])
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """One run of W&B for all attempts: its id comes from the run directory. Older steps are passed over."""
+
+    def __init__(self, run: RunDirectory, config: Config, project: str) -> None:
+        """Raises UserError where wandb is not installed, or does not start."""
+        try:
+            import wandb
+        except ImportError as error:
+            raise UserError(
+                "watch.wandb: the package wandb is not installed; `pip install wandb`, or leave it out"
+            ) from error
+        try:
+            self._run: Any = wandb.init(
+                project=project,
+                id=wandb_id(run),
+                name=run.name,
+                dir=str(run.path),
+                resume="allow",
+                config=config.model_dump(mode="json"),
+            )
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            raise UserError(
+                f"watch.wandb: it does not start: {reason}; log in with `wandb login`, or set "
+                "job.env.WANDB_MODE=offline and send the run later with `wandb sync`"
+            ) from error
+        self._newest = int(self._run.step or 0)
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        # W&B's steps only grow; what is computed again after a restart has the same numbers.
+        if line["step"] >= self._newest:
+            self._newest = line["step"]
+            self._run.log(_numbers(line), step=line["step"])
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class Sinks:
+    """All sinks of a run, on rank 0. One that fails costs lines, not the training, and says so once."""
+
+    def __init__(self, sinks: list[Sink]) -> None:
+        self._sinks = sinks
+        self._failed: set[int] = set()
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Give ``line`` to all of them."""
+        for number, sink in enumerate(self._sinks):
+            try:
+                sink.write(line)
+            except Exception as error:
+                if number not in self._failed:
+                    name = "metrics" if isinstance(sink, JsonLines) else type(sink).__name__
+                    print(f"hpcrun: {name} are not written: {error}", file=sys.stderr, flush=True)
+                self._failed.add(number)
+
+    def close(self) -> None:
+        """Have all of them send what they hold back."""
+        for sink in self._sinks:
+            sink.close()
+
+
+def build_sinks(run: RunDirectory, config: Config, start: int) -> Sinks:
+    """What the config asks for; ``start``: the step restored from. Raises UserError naming a package."""
+    sinks: list[Sink] = [JsonLines(run)]
+    if config.watch.tensorboard:
+        sinks.append(TensorBoard(run, start))
+    if config.watch.wandb is not None:
+        sinks.append(WeightsAndBiases(run, config, config.watch.wandb))
+    built = Sinks(sinks)
+    # However training ends: the worker runs these functions (worker.leave).
+    atexit.register(built.close)
+    return built
+
+
+def wandb_id(run: RunDirectory) -> str:
+    """The same for all attempts of a run, another for every run: from its name and when it was made."""
+    created = (read_json(run.record) or {}).get("created")
+    return hashlib.sha256(f"{run.name} {created}".encode()).hexdigest()[:16]
+
+
+def _numbers(line: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        name: value
+        for name, value in line.items()
+        if isinstance(value, int | float) and name not in ("step", "time", "restart")
+    }

@@ -1,0 +1,186 @@
+"""The parts of what is logged: time, arithmetic, stragglers, and where it goes."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+
+from hpcrun.config import Config
+from hpcrun.errors import UserError
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.files import read_lines, write_json
+from hpcrun.train.flops import FlopCounter, peak_here, peak_of, samples_in, twin
+from hpcrun.train.sinks import JsonLines, Sinks, TensorBoard, build_sinks, wandb_id
+from hpcrun.train.stragglers import StragglerWatch, straggler
+from hpcrun.train.throughput import Stopwatch
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()
+    write_json(run.record, {"created": 5.0})
+    return run
+
+
+def test_a_rank_is_a_straggler_only_where_it_holds_up_the_step() -> None:
+    assert straggler([0.1, 0.1, 0.25, 0.1], step=0.3) == 2
+    assert straggler([0.1, 0.1, 0.14, 0.1], step=0.3) is None
+    assert straggler([0.001, 0.001, 0.01], step=1.0) is None
+    assert straggler([0.5], step=1.0) is None
+
+
+def test_a_straggler_is_told_when_it_stays_slow_and_then_not_for_ten_minutes() -> None:
+    now = 0.0
+    watch = StragglerWatch(["a", "b"], clock=lambda: now)
+    slow = [0.1, 0.3]
+    assert watch.look(10, slow, 0.4) is None
+    told = watch.look(20, slow, 0.4)
+    assert told is not None
+    assert "rank 1 on b, which takes 300.0 ms for data and forward pass, and they 100.0 ms" in told
+    assert watch.look(30, slow, 0.4) is None
+    now = 601.0
+    assert watch.look(40, slow, 0.4) is not None
+
+
+def test_the_stopwatch_gives_means_and_leaves_pauses_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 1.0, 3.0, 10.0, 14.0, 20.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
+    watch = Stopwatch(torch.device("cpu"))
+    loss = watch.timed(lambda *_: torch.zeros(()))
+    loss(nn.Identity(), None)  # From 1 to 3.
+    with watch.paused():  # From 10 to 14.
+        pass
+    watch.waited(0.5)
+    lap = watch.lap(2)
+    assert (lap.step, lap.data, lap.own) == (8.0, 0.25, 1.25)
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA L40", None),
+        ("NVIDIA A10G", None),
+        ("Tesla V100-SXM2-16GB", None),
+    ],
+)
+def test_peaks_are_those_of_the_whole_name(name: str, peak: float | None) -> None:
+    assert peak_of(name, "bf16") == peak
+
+
+def test_an_unknown_device_has_no_peak_unless_the_config_gives_one() -> None:
+    assert peak_here(torch.device("cpu"), "fp32", None) is None
+    assert peak_here(torch.device("cpu"), "fp32", 2e9) == 2e9
+
+
+def test_a_linear_layer_takes_six_operations_a_weight_and_sample() -> None:
+    layer = nn.Sequential(nn.Linear(16, 32, bias=False), nn.Dropout(0.5))
+    counter = FlopCounter(twin(layer), given=None)
+    loss = counter.counting(lambda model, batch: model(batch["x"]).mean())
+    before = torch.get_rng_state()
+    loss(nn.Identity(), {"x": torch.ones(4, 16)})
+    assert counter.per_sample == 6 * 16 * 32
+    assert torch.equal(torch.get_rng_state(), before)
+    assert FlopCounter(twin(layer), given=7.0).per_sample == 7.0
+
+
+def test_a_model_that_looks_at_its_numbers_is_not_counted_and_trains_all_the_same() -> None:
+    layer = nn.Linear(2, 1)
+    counter = FlopCounter(twin(layer), given=None)
+
+    def looks(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return model(batch).mean() * (1 if batch.sum().item() > 0 else 2)
+
+    assert counter.counting(looks)(layer, torch.ones(3, 2)).isfinite()
+    assert counter.per_sample is None
+
+
+def test_a_twin_shares_tied_weights_and_holds_none() -> None:
+    model = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
+    model[1].weight = model[0].weight
+    copied = twin(model)
+    assert copied is not None
+    assert copied[1].weight is copied[0].weight  # type: ignore[index]
+    assert all(parameter.is_meta for parameter in copied.parameters())
+    assert not any(parameter.is_meta for parameter in model.parameters())
+
+
+def test_samples_are_counted_in_whatever_a_batch_is_made_of() -> None:
+    assert samples_in({"id": ["a"], "x": (torch.ones(5, 2),)}) == 5
+    assert samples_in(["a", 3]) is None
+
+
+def test_tensorboard_shows_each_step_once_after_a_crash(run: RunDirectory) -> None:
+    first = TensorBoard(run, start=0)
+    for step in range(1, 7):
+        first.write({"step": step, "time": 1.0, "loss": 1.0, "slowest_host": "n0"})
+    first.close()
+    second = TensorBoard(run, start=4)
+    for step in range(5, 9):
+        second.write({"step": step, "time": 1.0, "loss": 2.0})
+    second.close()
+    accumulator = EventAccumulator(str(run.tensorboard)).Reload()
+    found = [(event.step, event.value) for event in accumulator.Scalars("loss")]
+    assert found == [(step, 1.0 if step < 5 else 2.0) for step in range(1, 9)]
+    assert accumulator.Tags()["scalars"] == ["loss"]
+
+
+@pytest.mark.parametrize(
+    ("watch", "module", "line"),
+    [
+        ({"tensorboard": True}, "torch.utils.tensorboard", "watch.tensorboard: the package"),
+        ({"wandb": "a"}, "wandb", "watch.wandb: the package wandb is not installed; `pip install"),
+    ],
+)
+def test_a_package_that_is_missing_is_named_at_the_start(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, watch: dict, module: str, line: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UserError) as caught:
+        build_sinks(run, Config.model_validate({"watch": watch}), start=0)
+    assert str(caught.value).startswith(line)
+
+
+def test_a_sink_that_fails_says_so_once_and_the_others_go_on(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Full:
+        def write(self, line: object) -> None:
+            raise OSError("no space")
+
+    sinks = Sinks([Full(), JsonLines(run)])
+    sinks.write({"step": 1})
+    sinks.write({"step": 2})
+    assert read_lines(run.metrics) == [{"step": 1}, {"step": 2}]
+    assert capsys.readouterr().err == "hpcrun: Full are not written: no space\n"
+
+
+def test_all_attempts_of_a_run_are_one_run_of_wandb(run: RunDirectory, tmp_path: Path) -> None:
+    other = RunDirectory(tmp_path / "other" / "run")
+    other.path.mkdir(parents=True)
+    write_json(other.record, {"created": 6.0})
+    assert wandb_id(run) == wandb_id(RunDirectory(run.path))
+    assert wandb_id(run) != wandb_id(other)
+
+
+@pytest.mark.slow
+def test_wandb_takes_the_lines_offline_and_passes_over_repeated_steps(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    sinks = build_sinks(run, Config.model_validate({"watch": {"wandb": "trial"}}), start=0)
+    for step in (10, 20, 10, 30):
+        sinks.write({"step": step, "time": 1.0, "loss": 1.0 / step})
+    sinks.close()
+    (offline,) = (run.path / "wandb").glob("offline-run-*")
+    (data,) = offline.glob("run-*.wandb")
+    assert wandb_id(run) in data.name
+    assert data.stat().st_size > 0

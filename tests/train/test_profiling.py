@@ -1,0 +1,48 @@
+"""When the profiler runs; what it leaves is looked at in ``test_runs.py``, in a whole run."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from hpcrun.run.directory import RunDirectory
+from hpcrun.train.position import Position
+from hpcrun.train.profiling import Profile, steps_of
+from hpcrun.train.throughput import Stopwatch
+
+
+def profile(folder: Path, window: str | None, start: int) -> Profile:
+    device = torch.device("cpu")
+    return Profile(
+        RunDirectory(folder),
+        window,
+        start,
+        rank=1,
+        device=device,
+        watch=Stopwatch(device),
+        position=Position(),
+    )
+
+
+def test_steps_are_counted_from_one() -> None:
+    assert list(steps_of("10-12")) == [9, 10, 11]
+    assert list(steps_of("4")) == [3]
+    assert list(steps_of(None)) == []
+
+
+@pytest.mark.parametrize(("window", "start"), [("2-3", 3), (None, 0), ("20-30", 0)])
+def test_nothing_happens_without_the_window(tmp_path: Path, window: str | None, start: int) -> None:
+    watched = profile(tmp_path, window, start)
+    for step in range(start, start + 5):
+        watched.before(step)
+    watched.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_window_that_the_end_cuts_off_is_written_too(tmp_path: Path) -> None:
+    watched = profile(tmp_path, "2-30", start=4)
+    watched.before(4)
+    torch.ones(3).cumsum(0)
+    watched.close()
+    assert "aten::cumsum" in (tmp_path / "profile" / "operations-rank-00001.txt").read_text()
+    assert (tmp_path / "profile" / "trace-rank-00001.json.gz").stat().st_size
