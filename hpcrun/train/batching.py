@@ -94,10 +94,9 @@ class Batching:
         parts = self.ranks * self.accumulation
         fewest = self.batch_size // parts
         each = f"{fewest}" if fewest == self.micro_batch else f"{fewest} or {self.micro_batch}"
-        yield (
-            f"batch of {self.batch_size}: {_many(self.ranks, 'rank')} x "
-            f"{_many(self.accumulation, 'micro-batch')} x {each} samples" + ("" if fewest == self.micro_batch else ", weighted by samples")
-        )
+        parallel = f"{_many(self.ranks, 'rank')} x {_many(self.accumulation, 'micro-batch')}"
+        weighted = "" if fewest == self.micro_batch else ", weighted by samples"
+        yield f"batch of {self.batch_size}: {parallel} x {each} samples{weighted}"
         if self.uneven == "across" or self.epoch is None or not self._left_over:
             return
         what = {

@@ -3,7 +3,6 @@
 from collections.abc import Generator, Iterator
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
 
@@ -55,7 +54,7 @@ class _MicroBatches(Sampler[list[Place]]):
                 yield list(zip(positions.tolist(), indices.tolist(), strict=True))
 
 
-class _Placed(Dataset[Any]):
+class Placed(Dataset[Any]):
     """The user's dataset, asked by place.
 
     In a loader's worker process the generators are re-seeded from the sample's position.
@@ -138,7 +137,7 @@ def training_steps(
             f"{batch_size}; use a smaller train.batch_size, or another train.uneven"
         )
     loader: DataLoader[Any] = DataLoader(
-        _Placed(dataset, seed),
+        Placed(dataset, seed),
         batch_sampler=_MicroBatches(size, steps, rank, batching, seed),
         num_workers=workers,
         pin_memory=pin_memory,
@@ -197,41 +196,3 @@ def _by_step(
     batches = iter(loader)
     for step in steps:
         yield [next(batches) for _ in range(batching.micro_batches(step))]
-
-
-def validation_batches(
-    dataset: Dataset[Any],
-    *,
-    rank: int,
-    world_size: int,
-    batch_size: int,
-    accumulation: int,
-    limit: int | None,
-    alike: bool = False,
-) -> Iterator[tuple[Any, int]]:
-    """Yield (batch, its number of samples): every sample on exactly one rank, none padded.
-
-    Args:
-        batch_size: as in training; a batch is no larger than training's micro-batches.
-        limit: as many samples as so many batches over all ranks hold, the same ones each time, taken
-            from all over the dataset, which may be sorted; None: all.
-        alike: give all ranks as many batches; those beyond a rank's own hold a sample that counts 0.
-    """
-    size = length(dataset)
-    chosen: Any = range(size)
-    if limit is not None and limit * batch_size < size:
-        positions = np.arange(limit * batch_size, dtype=np.int64)
-        chosen = sorted(order.samples(positions, size, seed=0).tolist())
-    mine = list(chosen[rank::world_size])
-    share = max(1, batch_size // (world_size * accumulation))
-    chunks = [mine[start : start + share] for start in range(0, len(mine), share)]
-    counts = [len(chunk) for chunk in chunks]
-    if alike:
-        # Rank 0 has the most.
-        lacking = len(range(0, len(chosen[::world_size]), share)) - len(chunks)
-        chunks += [[chosen[0]]] * lacking
-        counts += [0] * lacking
-    loader: DataLoader[Any] = DataLoader(
-        dataset, batch_sampler=chunks, generator=torch.Generator().manual_seed(0)
-    )
-    yield from zip(loader, counts, strict=True)

@@ -48,6 +48,7 @@ from hpcrun.train.task import Task, load_task
 from hpcrun.train.together import together
 from hpcrun.train.trainer import DistributedAMPTrainer
 from hpcrun.train.validation import validate
+from hpcrun.train.validation_data import ValidationData
 from hpcrun.train.watchdog import watching
 
 _PREPARE_AT_MOST = 86400.0
@@ -142,20 +143,25 @@ def train(
         late = deadline is not None and deadline.due()
         return max(flag.reason, StopReason.DEADLINE if late else StopReason.NONE)
 
-    def validation_loss() -> float | None:
-        if validation_set is None:
-            return None
-        return validate(
-            trainer,
-            task,
+    validation = (
+        None
+        if validation_set is None
+        else ValidationData(
             validation_set,
             rank=distributed.rank,
             world_size=distributed.world_size,
             batch_size=config.train.batch_size,
             accumulation=accumulation,
             limit=config.train.validate_batches,
-            group=group,
+            alike=trainer.forward_is_collective,
+            workers=worker_processes(config, os.environ),
+            prefetch=config.data.prefetch,
+            pin_memory=trainer.device.type == "cuda",
         )
+    )
+
+    def validation_loss() -> float | None:
+        return None if validation is None else validate(trainer, task, validation, group=group)
 
     loop = Loop(
         config=config,
@@ -201,11 +207,13 @@ def train(
         raise explained(error, used, logs, distributed.rank) from None
     loop.agreement.settle()
     loop.batches.close()
+    seen = early.seen == early.end(config.train.steps)
+    loss = early.loss if stop or seen else validation_loss()
+    if validation is not None:
+        validation.close()
     if stop:
         code = stopped(run, attempt, stop, saver, trainer)
     else:
-        seen = early.seen == early.end(config.train.steps)
-        loss = early.loss if seen else validation_loss()
         code = finished(run, attempt, config, task, trainer, saver, early, loss)
     _leave(group)
     return code

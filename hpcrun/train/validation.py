@@ -1,13 +1,12 @@
 """The validation loss over all ranks, every sample counted once."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import Dataset
 
 from hpcrun.train.batch import to_device
-from hpcrun.train.data import validation_batches
 from hpcrun.train.metrics import mean_over_ranks
 from hpcrun.train.task import Task
 from hpcrun.train.trainer import AMPTrainer
@@ -18,13 +17,8 @@ from hpcrun.train.untouched import evaluating, kept_buffers
 def validate(
     trainer: AMPTrainer,
     task: Task,
-    dataset: Dataset[Any],
+    data: Iterable[tuple[Any, int]],
     *,
-    rank: int,
-    world_size: int,
-    batch_size: int,
-    accumulation: int,
-    limit: int | None,
     group: Any,
 ) -> float:
     """The mean loss, weighted by the samples that each rank really saw, or as the task says. Collective.
@@ -33,21 +27,16 @@ def validate(
     needs all ranks in each forward pass: those with fewer batches join in with one that counts nothing. It
     is the model as rank 0 saves it, with averaged weights if they are kept: other ranks' own buffers
     (running statistics) are put aside meanwhile.
+
+    Args:
+        data: this rank's batches and the samples in each (``ValidationData``).
     """
     total, count = 0.0, 0.0
     with trainer.averaged(), evaluating(trainer.module), kept_buffers(trainer.module):
         if group is not None:
             for buffer in trainer.module.buffers():
                 dist.broadcast(buffer, src=0)
-        for batch, samples in validation_batches(
-            dataset,
-            rank=rank,
-            world_size=world_size,
-            batch_size=batch_size,
-            accumulation=accumulation,
-            limit=limit,
-            alike=trainer.forward_is_collective,
-        ):
+        for batch, samples in data:
             with trainer.autocast():
                 loss = task.loss(trainer.module, to_device(batch, trainer.device))
             weight = _weight(task, batch, samples)

@@ -26,6 +26,7 @@ from hpcrun.train.data import training_steps
 from hpcrun.train.together import together
 from hpcrun.train.trainer import DistributedAMPTrainer
 from hpcrun.train.validation import validate
+from hpcrun.train.validation_data import ValidationData
 from tests.train.forks import fork_ranks
 
 
@@ -324,10 +325,11 @@ def validation(ranks):
         dist.broadcast(buffer, src=0)
     reference.eval()
     for size in (50, 7, 2):
-        value = validate(
-            trainer, Mean(), Pairs(size), rank=ranks.rank, world_size=ranks.world_size,
-            batch_size=8, accumulation=2, limit=None, group=group,
+        chosen = ValidationData(
+            Pairs(size), rank=ranks.rank, world_size=ranks.world_size, batch_size=8,
+            accumulation=2, limit=None,
         )  # fmt: skip
+        value = validate(trainer, Mean(), chosen, group=group)
         data = Pairs(size)
         with torch.no_grad():
             every = [loss(reference, (x[None], y[None])) for x, y in (data[i] for i in range(size))]

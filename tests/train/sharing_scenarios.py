@@ -6,6 +6,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpcrun.train.validation import validate
+from hpcrun.train.validation_data import ValidationData
 from tests.train.sharing import Net, Pairs, Way, batches, flat, loss, trainer
 
 
@@ -29,10 +30,11 @@ def validation_when_sharded(rank):
     found = {}
 
     def over_ranks(size):
-        return validate(
-            made, Mean(), Pairs(size), rank=rank, world_size=4, batch_size=8, accumulation=2,
-            limit=None, group=group,
+        chosen = ValidationData(
+            Pairs(size), rank=rank, world_size=4, batch_size=8, accumulation=2, limit=None,
+            alike=made.forward_is_collective,
         )  # fmt: skip
+        return validate(made, Mean(), chosen, group=group)
 
     def compare(size):
         value = over_ranks(size)

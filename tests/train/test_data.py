@@ -14,8 +14,9 @@ from torch.utils.data import Dataset, IterableDataset
 
 from hpcrun.config import override_layer, resolve
 from hpcrun.errors import UserError
-from hpcrun.train.data import length, training_steps, validation_batches
+from hpcrun.train.data import length, training_steps
 from hpcrun.train.loaders import worker_processes
+from hpcrun.train.validation_data import ValidationData
 
 
 class Numbers(Dataset):
@@ -86,9 +87,7 @@ def test_reading_draws_nothing_from_the_generators_that_are_saved(workers):
     np.random.seed(1)
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     steps(Numbers(10), 0, 3, workers=workers)
-    list(
-        validation_batches(Numbers(10), rank=0, world_size=1, batch_size=4, accumulation=1, limit=1)
-    )
+    list(ValidationData(Numbers(10), rank=0, world_size=1, batch_size=4, accumulation=1, limit=1))
     assert torch.equal(torch.get_rng_state(), before[0])
     assert random.getstate() == before[1]
     assert np.random.get_state()[1].tolist() == before[2]
@@ -176,7 +175,7 @@ def validated(size, world_size, limit=None, accumulation=1, batch_size=4):
     return [
         [
             (batch.tolist(), count)
-            for batch, count in validation_batches(
+            for batch, count in ValidationData(
                 Numbers(size),
                 rank=rank,
                 world_size=world_size,
@@ -219,6 +218,23 @@ def test_a_limited_validation_takes_the_same_samples_each_time_from_all_over_the
     assert all(
         any(first <= sample < first + 200 for sample in samples) for first in range(0, 1000, 200)
     )
+
+
+def test_validation_with_loader_processes_sees_the_same_each_time_and_leaves_none_behind():
+    before = set(multiprocessing.active_children())
+    random.seed(3)
+    data = ValidationData(
+        Noisy(9), rank=0, world_size=1, batch_size=4, accumulation=1, limit=None, workers=2
+    )
+    torch.manual_seed(1)
+    passes = [[batch.tolist() for batch, _ in data] for _ in range(2)]
+    assert torch.equal(torch.get_rng_state(), torch.Generator().manual_seed(1).get_state())
+    assert passes[0] == passes[1]
+    assert [int(sample[0]) for batch in passes[0] for sample in batch] == list(range(9))
+    # The same processes read both passes, and wait for a third.
+    assert len(set(multiprocessing.active_children()) - before) == 2
+    data.close()
+    assert set(multiprocessing.active_children()) == before
 
 
 def test_a_limit_beyond_the_dataset_takes_all_of_it_once():
