@@ -78,7 +78,7 @@ def test_a_requeue_that_no_controller_takes_ends_with_75(site, calm):
     assert batch_scripts(site)
     site.stop_daemon("slurmctld")
     os.kill(victim, signal.SIGKILL)
-    site.wait_until(lambda: not batch_scripts(site), 400, lambda: bench.story(run))
+    site.wait_until(lambda: not batch_scripts(site), 900, lambda: bench.story(run))
     site.start_daemon("slurmctld")
     if dict(site.handle.spec.settings).get("RequeueExit") is None:
         assert site.wait_state(job, timeout=120) == "FAILED", bench.story(run)

@@ -82,7 +82,8 @@ class Chaos:
                 "job.time": LIMIT_MINUTES, "job.signal_lead": WARNING_LEAD,
                 "train.steps": self.steps, "checkpoint.every": save_every,
                 # Faults are not the run's own, and may strike before the next commit.
-                "restarts.crash": None, "restarts.node_failure": None, "restarts.no_progress": None,
+                "restarts.crash": None, "restarts.node_failure": None, "restarts.hang": None,
+                "restarts.no_progress": None,
                 # The nodes are blameless here.
                 "job.exclude_after": None,
             },
