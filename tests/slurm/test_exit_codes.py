@@ -85,6 +85,6 @@ def test_a_requeue_that_no_controller_takes_ends_with_75(site, calm):
         assert site.scontrol_show_job(job)["ExitCode"] == "75:0"
         assert "`hpcrun resume` continues it" in bench.hpcrun("status", "alone").stdout
         bench.hpcrun("resume", "alone")
-    bench.wait_until(lambda: run.result.exists(), 300, lambda: bench.story(run))
-    assert bench.causes(run) == ["crash", "finished"]
+    ends = ["crash", "finished"]
+    bench.wait_until(lambda: bench.causes(run) == ends, 300, lambda: bench.story(run))
     assert jobs.final_state(run) == jobs.final_state(calm)
