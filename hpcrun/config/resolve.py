@@ -142,6 +142,18 @@ def _contradictions(config: Config) -> Iterator[tuple[list[str], str]]:
             ["train.uneven", "train.parallel"],
             "join is of DDP, and train.parallel is fsdp, where every rank has to compute; use pad",
         )
+    if train.compression != "none" and train.parallel in ("single", "dp"):
+        yield (
+            ["train.compression", "train.parallel"],
+            f"{train.compression} is a hook of DDP, and with {train.parallel} nothing travels between "
+            "ranks; use ddp, or none",
+        )
+    if train.compression == "powersgd" and train.powersgd_start < 2:
+        yield (
+            ["train.powersgd_start", "train.compression"],
+            f"DDP lays out its buckets anew after the first steps, so that {train.powersgd_start} is "
+            "too few to begin with; use 2 or more",
+        )
     if train.lr_scaling != "none" and train.lr_base_batch is None:
         yield (
             ["train.lr_base_batch", "train.lr_scaling"],

@@ -62,7 +62,8 @@ class Train(Section):
         default=1.0, description="Gradient norm to clip at; null: none."
     )
     nonfinite: Literal["skip", "stop"] = Field(
-        default="skip", description="On a gradient that is not finite: skip the step, or stop."
+        default="skip",
+        description="On a gradient that is not finite, and no overflow of fp16: skip the step, or stop.",
     )
     nonfinite_limit: Count = Field(
         default=10, description="Skipped steps in a row after which training stops."

@@ -139,6 +139,8 @@ class MetricsLog:
             line["gradient_norm"] = result.gradient_norm.item()
         if self._trainer.scaler.is_enabled():
             line["loss_scale"] = self._trainer.scaler.get_scale()
+        if self._trainer.gate.skipped:
+            line["skipped"] = self._trainer.gate.skipped
         self.write(line)
         told = self._stragglers.look(done, own, step)
         if told is not None:

@@ -211,6 +211,14 @@ def test_a_batch_of_which_not_all_get_a_sample_is_answered_with_the_smallest_tha
         ),
         ("train: {uneven: join, parallel: fsdp}", "train.uneven: join is of DDP"),
         (
+            "train: {compression: bf16, parallel: single}",
+            "train.compression: bf16 is a hook of DDP, and with single nothing travels between ranks",
+        ),
+        (
+            "train: {compression: powersgd, powersgd_start: 1}",
+            "train.powersgd_start: DDP lays out its buckets anew after the first steps, so that 1 is",
+        ),
+        (
             "train: {lr_scaling: sqrt}",
             "train.lr_base_batch: lr_scaling=sqrt needs the batch size that train.lr was chosen for",
         ),

@@ -69,7 +69,7 @@ def test_compressed_gradients_train_nearly_as_whole_ones_do_and_alike_on_all_ran
     assert ranks[0]["digest"] == ranks[1]["digest"]
     for rank, plain in zip(ranks, results["compressed"], strict=True):
         assert least < rank["away"] < most
-        assert rank["losses"] == pytest.approx(plain["none fp32"]["losses"], rel=0.03)
+        assert rank["losses"] == pytest.approx(plain["none fp32"]["losses"], rel=0.1)
 
 
 def test_powersgd_sends_whole_gradients_until_its_start(results):

@@ -1,0 +1,155 @@
+"""What the watch over gradients does with a step that is not finite: one process, every policy."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from hpcrun.config import AMPConfig, override_layer, resolve
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Attempt, read_events
+from hpcrun.train import order
+from hpcrun.train.batching import Batching
+from hpcrun.train.nonfinite import DUMPS, NonFiniteWatch, NotFinite, samples_of
+from hpcrun.train.stepping import StepGate
+from hpcrun.train.trainer import AMPTrainer
+
+ATTEMPT = Attempt("7", 0)
+DATA = torch.utils.data.TensorDataset(torch.arange(10.0))
+
+
+class Training:
+    """A trainer and its watch over a run directory, as the loop has them."""
+
+    def __init__(self, folder, *overrides, amp=None, start=0, samples=True):
+        self.run = RunDirectory(folder)
+        config = resolve([override_layer(["train.batch_size=4", *overrides])])
+        torch.manual_seed(0)
+        self.trainer = AMPTrainer(
+            nn.Linear(2, 1),
+            lambda model: torch.optim.AdamW(model.parameters(), fused=True),
+            amp=amp,
+            device="cpu",
+        )
+        self.options = {"start": start, "rank": 0, "group": None}
+        self.samples = samples_of(DATA, Batching(4, 1, 2), seed=3) if samples else None
+        self.config = config
+
+    def watch(self):
+        return NonFiniteWatch(
+            self.run, ATTEMPT, self.config, self.trainer, samples=self.samples, **self.options
+        )
+
+    def go(self, pattern):
+        """A step for each letter: ``.`` a good one, ``x`` one that is not finite."""
+        watch = self.watch()
+        for letter in pattern:
+            factor = torch.nan if letter == "x" else 1.0
+            batch = torch.ones(3, 2) * factor
+            result = self.trainer.training_step([batch], lambda model, b: model(b).mean())
+            watch.look(result)
+        watch.settle()
+
+    def dumps(self):
+        files = (self.run.path / "nonfinite").glob("*.json")
+        return sorted(int(path.stem.removeprefix("step-")) for path in files)
+
+
+def test_the_first_bad_step_of_a_row_is_written_down_with_its_samples(tmp_path, capsys):
+    training = Training(tmp_path, start=20)
+    training.go("..xxx..x.")
+    assert training.dumps() == [22, 27]
+    dump = json.loads(training.run.nonfinite(22).read_text())
+    (rank,) = dump["ranks"]
+    taken = order.samples(np.arange(22 * 4, 23 * 4), len(DATA), seed=3).tolist()
+    assert rank["samples"] == [taken[:2], taken[2:]]
+    assert (dump["step"], dump["in_a_row"], rank["loss"]) == (22, 1, "nan")
+    assert [event.step for event in read_events(training.run)] == [22, 27]
+    assert capsys.readouterr().err.count("is skipped: gradients are not finite") == 2
+
+
+def test_a_stream_has_no_samples_to_name(tmp_path):
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(())
+
+    assert samples_of(Stream(), Batching(4, 1), seed=0) is None
+    training = Training(tmp_path, samples=False)
+    training.go("x")
+    assert json.loads(training.run.nonfinite(0).read_text())["ranks"][0]["samples"] is None
+
+
+def test_an_attempt_writes_down_so_many_steps_and_no_more(tmp_path):
+    training = Training(tmp_path)
+    training.go("x." * (DUMPS + 5))
+    assert len(training.dumps()) == DUMPS
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(
+    ("overrides", "pattern", "step", "said"),
+    [
+        (["train.nonfinite=stop"], "...x", 3, "at step 3 (train.nonfinite)"),
+        (
+            ["train.nonfinite_limit=3"],
+            "xx.xx.xxx",
+            8,
+            "at step 8, 3 steps in a row (train.nonfinite_limit)",
+        ),
+    ],
+)
+def test_it_stops_where_the_policy_says(
+    tmp_path, monkeypatch, late, overrides, pattern, step, said
+):
+    if late:
+        monkeypatch.setattr(StepGate, "late_on", frozenset({"cpu"}))
+    training = Training(tmp_path, *overrides)
+    with pytest.raises(NotFinite) as stop:
+        training.go(pattern)
+    assert said in str(stop.value)
+    assert "the loss of rank 0 on" in str(stop.value)
+    assert training.dumps()[-1] == step
+    weights = torch.cat([value.flatten() for value in training.trainer.module.parameters()])
+    assert weights.isfinite().all()
+
+
+def test_steps_in_a_row_are_counted_over_a_restart(tmp_path):
+    first = Training(tmp_path, "train.nonfinite_limit=3")
+    first.go(".xx")
+    first.trainer.save_checkpoint(tmp_path / "checkpoints", 3)
+    again = Training(tmp_path, "train.nonfinite_limit=3", start=3)
+    again.trainer.load_checkpoint(tmp_path / "checkpoints")
+    with pytest.raises(NotFinite, match="at step 3, 3 steps in a row"):
+        again.go("x")
+
+
+@pytest.mark.parametrize("overrides", [[], ["train.nonfinite=stop"]])
+def test_overflows_of_a_dynamic_scale_are_no_news_until_there_are_too_many(
+    tmp_path, capsys, overrides
+):
+    amp = ["amp.dtype=fp16", "train.nonfinite_limit=4"]
+    training = Training(tmp_path, *overrides, *amp, amp=AMPConfig(dtype="fp16"))
+    training.go("xxx.xxx.")
+    assert (training.dumps(), capsys.readouterr().err) == ([], "")
+    with pytest.raises(NotFinite, match=r"4 steps in a row \(train.nonfinite_limit\)"):
+        training.go("xxxx")
+    assert len(training.dumps()) == 1
+
+
+def test_a_fixed_scale_that_overflows_obeys_the_policy(tmp_path):
+    amp = AMPConfig(dtype="fp16", init_scale=256.0, dynamic=False)
+    fixed = ["train.nonfinite=stop", "amp.dtype=fp16", "amp.dynamic=false"]
+    training = Training(tmp_path, *fixed, amp=amp)
+    with pytest.raises(NotFinite, match=r"at step 1 \(train.nonfinite\)"):
+        training.go(".x")
+    assert training.trainer.scaler.get_scale() == amp.init_scale
+
+
+def test_a_full_disk_costs_the_dump_and_not_the_training(tmp_path, capsys):
+    (tmp_path / "nonfinite").write_text("in the way")
+    training = Training(tmp_path)
+    training.go(".x.")
+    assert "nonfinite/step-1.json is not written: " in capsys.readouterr().err
+    assert training.trainer.gate.steps == 3
