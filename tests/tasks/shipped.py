@@ -39,7 +39,8 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 SHORT = [
     "job.nodes=1", "job.gpus=2", "job.cpu=true", "train.steps=4", "train.batch_size=8",
     "train.log_every=1", "train.validate_every=2", "train.validate_batches=2",
-    "train.timeout=30", "optim.warmup_steps=1", "checkpoint.every=2", "data.workers=0",
+    "train.timeout=30", "watch.peak_flops=1e11", "optim.warmup_steps=1", "checkpoint.every=2",
+    "data.workers=0",
 ]
 SMALL = {
     "language-model": [
