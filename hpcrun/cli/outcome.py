@@ -23,6 +23,8 @@ def print_result(run: RunDirectory) -> None:
     short = {key: value for key, value in report.items() if key not in long}
     if "validation_loss" not in report and result.get("validation_loss") is not None:
         short["validation_loss"] = _shown(result["validation_loss"])
+    if "stopped_early" in result:
+        short["stopped_early"] = _shown(result["stopped_early"])
     width = max(map(len, short), default=0)
     for key, value in short.items():
         print(f"  {key.replace('_', ' '):<{width}}  {value}")

@@ -76,7 +76,7 @@ def finished(
         )
         note(run, "finished", attempt, step=steps, **({"early": True} if early.due else {}))
         if early.due:
-            print(f"hpcrun: {_why(early)}", flush=True)
+            print(f"hpcrun: stopped early {_why(early)}", flush=True)
     return exitcodes.DONE
 
 
@@ -92,7 +92,7 @@ def _why(early: EarlyStopping) -> str:
     best = (
         "" if early.best is None else f"; the best was {early.best:.6g}, at step {early.best_step}"
     )
-    return f"stopped early at step {early.seen}: {early.waited} validations without a better loss{best}"
+    return f"at step {early.seen}: {early.waited} validations without a better loss{best}"
 
 
 def _report(

@@ -36,6 +36,12 @@ COMMON = [
     "optim.warmup_steps=2",
 ]
 
+# Five samples and four, the fewer of them at once: two micro-batches, and an epoch ends with one of three.
+UNEVEN = [
+    *("train.batch_size=9", "train.micro_batch=3", "train.uneven=pad", "train.ema=0.9"),
+    *("train.validate_every=2", "train.patience=100"),
+]
+
 RUNS = {
     "calm": ["task=Regression"],
     "stopped": ["task=Regression", "model.stop_at=5"],
@@ -64,6 +70,8 @@ RUNS = {
     ],
     "calm-own-stream": ["task=StreamingItsOwn"],
     "stopped-own-stream": ["task=StreamingItsOwn", "model.stop_at=5"],
+    "calm-uneven": ["task=Validated", *UNEVEN],
+    "stopped-uneven": ["task=Validated", *UNEVEN, "model.stop_at=9"],
     "calm-fsdp": ["task=ReportsItsWeights", "train.parallel=fsdp", "train.validate_every=3"],
     "stopped-fsdp": [
         "task=ReportsItsWeights",

@@ -116,7 +116,7 @@ def test_the_run_is_finished_early_with_its_best_step_also_when_it_was_interrupt
             2.0,
         )
         assert result["best"] == {"step": 6, "validation_loss": 1.0}
-        assert result["stopped_early"].startswith("stopped early at step 10: 2 validations")
+        assert result["stopped_early"].startswith("at step 10: 2 validations")
         store = CheckpointStore(run.checkpoints, "test-0")
         assert store.steps() == [10, 6]
         (end,) = [event for event in read_events(run) if event.what == "finished"]

@@ -83,7 +83,7 @@ def runs(tmp_path_factory):
     return Runs(folder)
 
 
-@pytest.mark.parametrize("kind", ["", "-loaders", "-stream", "-own-stream", "-fsdp"])
+@pytest.mark.parametrize("kind", ["", "-loaders", "-stream", "-own-stream", "-uneven", "-fsdp"])
 def test_a_stop_changes_no_bit_although_the_samples_are_random(runs, kind):
     assert runs.codes(f"calm{kind}") == DONE
     assert runs.codes(f"stopped{kind}") == STOPPED_ONCE
@@ -97,6 +97,14 @@ def test_a_signal_to_one_rank_stops_all_at_one_step_and_the_run_goes_on_there(ru
     started = [event for event in read_events(runs.run("stopped")) if event.what == "started"]
     assert [event.step for event in told] == [event.step for event in started[1:]]
     assert told[0].fields["committed"]
+
+
+def test_the_shares_of_a_batch_are_told_at_each_start(runs):
+    lines = [line for line in runs.said("stopped-uneven").splitlines() if "samples" in line]
+    assert lines == 2 * [
+        "hpcrun: batch of 9: 2 ranks x 2 micro-batches x 2 or 3 samples, weighted by samples",
+        "hpcrun: epoch of 24 samples: 3 steps; the last one has 6 samples, and ranks without weigh nothing",
+    ]
 
 
 def test_metrics_tell_the_learning_rate_that_the_step_was_taken_with(runs):

@@ -67,6 +67,11 @@ def test_a_stop_before_the_short_batch_changes_no_bit_of_weights_or_averages(res
         assert found[f"resumed-{way}"] == {"weights": True, "averages": True, "averaged": averaged}
 
 
+def test_a_run_that_goes_on_with_fewer_ranks_takes_the_same_batches_in_more_turns(results):
+    after, always = map(torch.tensor, results[0]["fewer"])
+    torch.testing.assert_close(after, always, rtol=1e-5, atol=1e-5)
+
+
 def test_averages_lie_in_shards_and_load_whole_elsewhere(results):
     for found in results:
         assert found["averaged"] == {"sharded": True, "same": True, "close": True}

@@ -210,6 +210,25 @@ def resumed(rank, folder, **options):
     }
 
 
+def resumed_on_fewer_ranks(rank, folder):
+    """Three ranks, then one that takes more turns: its losses, and those of one that took every step."""
+    three = Work(rank, accumulation=2, ema=0.9)
+    three.steps(0, 4)
+    saved = three.trainer.save_checkpoint(folder, 4)
+    if not saved.ok:
+        return saved.error
+    if rank:
+        return None
+    after, always = Work(0, 1, accumulation=6, ema=0.9), Work(0, 1, ema=0.9)
+    after.trainer.load_checkpoint(folder)
+    always.steps(0, 4)
+    return [
+        [loss.item() for loss in work.steps(4, 9)]
+        + [number for value in work.averages() for number in value.flatten().tolist()]
+        for work in (after, always)
+    ]
+
+
 def averaged_in_shards(rank, folder):
     """What three ranks save of their shards of the averages, one process and DDP load whole."""
     options = {"ema": 0.9, "uneven": "pad", "accumulation": 2}
@@ -262,6 +281,7 @@ def play(rank, folder):
     results = {scenario.__name__: scenario(rank) for scenario in COMPARED}
     for name, options in RESUMED.items():
         results[f"resumed-{name}"] = resumed(rank, folder / name, **options)
+    results["fewer"] = resumed_on_fewer_ranks(rank, folder / "fewer")
     results["averaged"] = averaged_in_shards(rank, folder / "averaged")
     (folder / f"results-{rank}.json").write_text(json.dumps(results))
     dist.destroy_process_group()
