@@ -8,6 +8,7 @@ Nothing of it shows in the names in a checkpoint.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from types import FunctionType
 from typing import Any, Literal
 
 import torch
@@ -66,6 +67,27 @@ def prepare(module: nn.Module, wanted: Preparation) -> None:
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if wanted.checkpointing != "none":
         _checkpoint_activations(module, wanted)
+
+
+def compile_in_place(part: nn.Module, **how: Any) -> None:
+    """Have calls of ``part`` compiled, its class and its names being kept; ``how`` is torch.compile's."""
+    if not of_torch(part):
+        part.compile(**how)
+        return
+    # The compiler keeps what it compiles by code object: each part gets a frame, and that a code, of its own.
+    inner = part.forward
+
+    def forward(*arguments: Any, **options: Any) -> Any:
+        return inner(*arguments, **options)
+
+    code = forward.__code__.replace(co_name=f"forward_{id(part):x}")
+    own = FunctionType(code, forward.__globals__, code.co_name, None, forward.__closure__)
+    part.forward = torch.compile(own, **how)
+
+
+def of_torch(part: nn.Module) -> bool:
+    """Whether its class is one of torch's (nn.Sequential, say), in whose calls the compiler does not look."""
+    return type(part).__module__.startswith("torch.nn.")
 
 
 def _checkpoint_activations(module: nn.Module, wanted: Preparation) -> None:

@@ -23,7 +23,7 @@ from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config.training import FSDP
 from hpcrun.errors import UserError
 from hpcrun.train.blocks import blocks, by_class, by_size, kind, unshared
-from hpcrun.train.preparation import CompileMode
+from hpcrun.train.preparation import CompileMode, compile_in_place
 from hpcrun.train.strategies import Strategy
 from hpcrun.train.whole import filled, hollow
 
@@ -73,11 +73,11 @@ class Sharded(Strategy):
             if mode is not None and not any(
                 other in parts for other in part.modules() if other is not part
             ):
-                part.compile(mode=_COMPILE_MODES.get(mode, mode))
+                compile_in_place(part, mode=_COMPILE_MODES.get(mode, mode))
             self._from_rank_zero(part)
             fully_shard(part, **options, **below)
         if mode is not None and not parts:
-            module.compile(mode=_COMPILE_MODES.get(mode, mode))
+            compile_in_place(module, mode=_COMPILE_MODES.get(mode, mode))
         self._from_rank_zero(module)
         fully_shard(module, **options, **at_root)
         return module

@@ -14,7 +14,7 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcrun.cluster.distributed import DistributedConfig
-from hpcrun.train.preparation import CompileMode
+from hpcrun.train.preparation import CompileMode, compile_in_place, of_torch
 
 # torch 2.13 gives the old name a warning; before, there was only that.
 _ddp_arguments = inspect.signature(DistributedDataParallel.__init__).parameters
@@ -101,7 +101,10 @@ class Replicated(Strategy):
             **buffers,
             gradient_as_bucket_view=self._distributed.gradient_as_bucket_view,
         )
-        if mode is not None:
+        if mode is not None and of_torch(module):
+            # The compiler would not enter it from outside; its graph is cut where buckets end here too.
+            compile_in_place(module, mode=mode)
+        elif mode is not None:
             # In place, so that it stays the DDP module whose gradients can be held back.
             wrapped.compile(mode=mode)
         return wrapped

@@ -5,13 +5,16 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    CheckpointWrapper,
+    checkpoint_wrapper,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpcrun.checkpoint.state import canonical
 from hpcrun.errors import UserError
 from hpcrun.train.blocks import blocks, by_class, by_size, unshared
-from hpcrun.train.preparation import Preparation, prepare
+from hpcrun.train.preparation import Preparation, compile_in_place, prepare
 from hpcrun.train.trainer import AMPTrainer, DistributedAMPTrainer
 from tests.train.sharing import Block, Net, adamw, flat, loss
 
@@ -160,6 +163,52 @@ def test_running_statistics_would_be_taken_twice():
     net = nn.ModuleList(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)) for _ in range(2))
     with pytest.raises(UserError, match="holds a batch norm"):
         prepare(net, Preparation("selective"))
+
+
+def graphs_of(begin):
+    """How many graphs a compiler is given while ``begin(compiler)`` gives a module and that is trained."""
+    torch._dynamo.reset()
+    given = []
+
+    def compiler(graph, _inputs):
+        given.append(graph)
+        return graph.forward
+
+    module = begin(compiler)
+    module(torch.ones(2, 6)).sum().backward()
+    return len(given)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Block(6, 0.0),
+        lambda: nn.Sequential(nn.Linear(6, 6), nn.Tanh()),
+        lambda: nn.Linear(6, 6),
+        lambda: checkpoint_wrapper(nn.Sequential(nn.Linear(6, 6), nn.Tanh())),
+    ],
+)
+def test_every_kind_of_block_is_compiled_and_keeps_its_names(make):
+    part = make()
+    plain = list(part.state_dict())
+
+    def begin(compiler):
+        compile_in_place(part, backend=compiler)
+        return part
+
+    assert graphs_of(begin) == 1
+    assert list(part.state_dict()) == plain
+
+
+def test_more_blocks_of_torch_s_own_classes_than_the_compiler_likes_are_all_compiled():
+    parts = nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(12)))
+
+    def begin(compiler):
+        for part in parts:
+            compile_in_place(part, backend=compiler)
+        return parts
+
+    assert graphs_of(begin) == 12
 
 
 def convolutions():
