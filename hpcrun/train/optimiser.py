@@ -55,7 +55,7 @@ def has_fused(kind: type[Optimizer], parameters: list[nn.Parameter]) -> bool:
 def peak_learning_rate(config: Config) -> float:
     """``train.lr``, grown as ``train.lr_scaling`` says with ``batch_size`` over ``lr_base_batch``.
 
-    Linear: Goyal et al. 2017, for SGD; the square root: Krizhevsky 2014, and for Adam Malladi et al. 2022.
+    Linear is for SGD (Krizhevsky 2014, Goyal et al. 2017), the square root for Adam (Malladi et al. 2022).
     """
     train = config.train
     if train.lr_scaling == "none" or train.lr_base_batch is None:

@@ -64,4 +64,4 @@ def share_gradients(
 def _on(weight: Weight, device: torch.device) -> Tensor:
     if isinstance(weight, Tensor):
         return weight.detach().to(device, torch.float64, non_blocking=True).reshape(())
-    return torch.tensor(weight, dtype=torch.float64).to(device, non_blocking=True)
+    return torch.full((), weight, dtype=torch.float64, device=device)

@@ -6,6 +6,7 @@ from torch import nn
 
 from hpcrun.config import AMPConfig
 from hpcrun.train.ema import WeightAverage
+from hpcrun.train.stepping import StepGate
 from hpcrun.train.trainer import AMPTrainer
 
 
@@ -78,6 +79,23 @@ def test_a_step_that_is_skipped_leaves_the_average_alone():
     result = made.training_step([torch.full((8, 4), torch.inf)], loss)
     assert result.skipped
     assert all(torch.equal(value, before[name]) for name, value in made.average.tensors().items())
+
+
+def test_a_verdict_that_comes_a_step_later_changes_no_bit_of_the_average(monkeypatch):
+    def fused(model):
+        return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], fused=True)
+
+    averages = []
+    for late in (frozenset(), frozenset({"cpu"})):
+        monkeypatch.setattr(StepGate, "late_on", late)
+        made = AMPTrainer(net(), fused, ema=0.8, device="cpu", clip_norm=1.0)
+        for step in range(6):
+            data = batch(step) if step != 3 else torch.full((8, 4), torch.inf)
+            result = made.training_step([data], loss)
+        averages.append(copied(made.average.tensors()))
+        assert not result.skipped
+        assert made.gate.skipped == 1
+    assert all(torch.equal(value, averages[1][name]) for name, value in averages[0].items())
 
 
 def test_without_one_there_is_none_and_the_block_changes_nothing():
