@@ -42,6 +42,15 @@ UNEVEN = [
     *("train.validate_every=2", "train.patience=100"),
 ]
 
+# Error feedback begins at the third step, and the loss scale grows after every second.
+POWERSGD = [
+    "train.compression=powersgd",
+    "train.powersgd_start=2",
+    "amp.dtype=fp16",
+    "amp.init_scale=64",
+    "amp.growth_interval=2",
+]
+
 RUNS = {
     "calm": ["task=Regression"],
     "stopped": ["task=Regression", "model.stop_at=5"],
@@ -93,6 +102,8 @@ RUNS = {
     "exits-with-zero": ["task=ExitsWithZero"],
     "loaders-failure": ["task=FailsWhileLoadersRead", "data.workers=1"],
     "loaders-hang": ["task=FailsWhileALoaderHangs", "data.workers=1"],
+    "calm-powersgd": ["task=Regression", *POWERSGD],
+    "stopped-powersgd": ["task=Regression", *POWERSGD, "model.stop_at=6"],
     "skips": ["task=NotFiniteOnRank1", "model.bad_from=4", "model.bad_to=5"],
     "not-finite": [
         "task=NotFiniteOnRank1",

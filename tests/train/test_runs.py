@@ -83,7 +83,9 @@ def runs(tmp_path_factory):
     return Runs(folder)
 
 
-@pytest.mark.parametrize("kind", ["", "-loaders", "-stream", "-own-stream", "-uneven", "-fsdp"])
+@pytest.mark.parametrize(
+    "kind", ["", "-loaders", "-stream", "-own-stream", "-uneven", "-fsdp", "-powersgd"]
+)
 def test_a_stop_changes_no_bit_although_the_samples_are_random(runs, kind):
     assert runs.codes(f"calm{kind}") == DONE
     assert runs.codes(f"stopped{kind}") == STOPPED_ONCE
