@@ -204,15 +204,15 @@ def _mesh(distributed: DistributedConfig, options: FSDP, device: torch.device) -
     if not (options.cpu_offload and device.type == "cuda"):
         return DeviceMesh(device.type, ranks, mesh_dim_names=names)
     # Offloaded gradients lie on the CPU, where their norm is reduced, which nccl cannot.
-    return _mesh_of_both(torch.tensor(ranks), names, device.type)
+    return mesh_over(torch.tensor(ranks), names, device.type, f"cpu:gloo,{device.type}:nccl")
 
 
-def _mesh_of_both(ranks: Tensor, names: tuple[str, ...], device: str) -> DeviceMesh:
-    """A mesh whose groups reduce tensors on the CPU as well as on the device."""
+def mesh_over(ranks: Tensor, names: tuple[str, ...], device: str, backend: str) -> DeviceMesh:
+    """A mesh of ``ranks``, with a group of ``backend`` for each row and each column. Collective."""
     groups = []
     for dimension in range(ranks.dim()):
         for members in ranks.movedim(dimension, -1).reshape(-1, ranks.shape[dimension]).tolist():
-            group = dist.new_group(members, backend=f"cpu:gloo,{device}:nccl")
+            group = dist.new_group(members, backend=backend)
             if dist.get_rank() in members:
                 groups.append(group)
     if ranks.dim() == 1:

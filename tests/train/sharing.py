@@ -94,7 +94,7 @@ def flat(module):
     return torch.cat([value.detach().flatten() for value in module.parameters()]).tolist()
 
 
-def trainer(way, rank, *, make=Net, optimizer=None, dropout=0.0, seed=0):
+def trainer(way, rank, *, make=Net, optimizer=None, dropout=0.0, seed=0, offload=False):
     """A wrapped trainer, the ranks in two nodes."""
     torch.manual_seed(seed)
     nodes = 2 if way.ranks > 1 else 1
@@ -119,6 +119,7 @@ def trainer(way, rank, *, make=Net, optimizer=None, dropout=0.0, seed=0):
             wrap=way.wrap,
             shard=way.shard,
             reshard_after_forward=way.reshard,
+            cpu_offload=offload,
             min_parameters=300,
             classes=["Block", "Linear"],
         ),

@@ -1,10 +1,15 @@
 """What ranks do beside training well: validate, count collectives, refuse. Played by ``equivalence``."""
 
+import contextlib
+import io
+
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hpcrun.train.sharding import mesh_over
 from hpcrun.train.validation import validate
 from hpcrun.train.validation_data import ValidationData
 from tests.train.sharing import Net, Pairs, Way, batches, flat, loss, trainer
@@ -91,6 +96,30 @@ def communication_when_sharded(rank):
     return found
 
 
+def a_mesh_of_its_own_groups(rank):
+    """Ranks of this one's row and column, and the gradient of a model sharded over such a mesh."""
+    mesh = mesh_over(torch.tensor([[0, 2], [1, 3]]), ("copies", "shard"), "cpu", "cpu:gloo")
+    torch.manual_seed(0)
+    model = nn.Linear(6, 5)
+    fully_shard(model, mesh=mesh)
+    model(torch.full((2, 6), float(rank))).sum().backward()
+    return {
+        "row": dist.get_process_group_ranks(mesh.get_group("shard")),
+        "column": dist.get_process_group_ranks(mesh.get_group("copies")),
+        "flat": mesh_over(torch.arange(4), ("shard",), "cpu", "cpu:gloo").size(),
+        "gradient": model.weight.grad.full_tensor().unique().tolist(),
+    }
+
+
+def offloading_from_the_cpu(rank):
+    """What is said where there is nothing to offload, and whether it trains."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        made = trainer(Way("fsdp", 2), rank, offload=True)
+    result = made.training_step(next(iter(batches(Way("fsdp", 2), rank, 0, 1))), loss)
+    return [said.getvalue(), bool(result.loss.isfinite())]
+
+
 class HalfUsed(Net):
     """It has two layers that its output does not depend on: one never, one on rank 1 alone."""
 
@@ -133,6 +162,6 @@ def refusals(rank):
 
 
 SCENARIOS = {
-    4: [validation_when_sharded, communication_when_sharded],
-    2: [unused_parameters, refusals],
+    4: [validation_when_sharded, communication_when_sharded, a_mesh_of_its_own_groups],
+    2: [unused_parameters, refusals, offloading_from_the_cpu],
 }

@@ -110,6 +110,24 @@ def test_gradients_travel_once_a_step_and_kept_weights_do_too(results):
         assert found == {"True 1": [5, 3], "True 4": [20, 3], "False 1": [3, 3], "False 4": [3, 3]}
 
 
+def test_a_mesh_with_groups_of_its_own_reduces_over_rows_and_columns(results):
+    ranks = results["a_mesh_of_its_own_groups"]
+    assert [found["row"] for found in ranks] == [[0, 2], [1, 3], [0, 2], [1, 3]]
+    assert [found["column"] for found in ranks] == [[0, 1], [0, 1], [2, 3], [2, 3]]
+    for found in ranks:
+        assert found["flat"] == 4
+        # Two samples of a rank's number, averaged over the numbers 0 to 3.
+        assert found["gradient"] == [3.0]
+
+
+def test_offloading_is_nothing_where_everything_is_on_the_cpu_and_rank_0_says_so(results):
+    (line, trains), (silence, trains_too) = results["offloading_from_the_cpu"]
+    assert line == "hpcrun: fsdp.cpu_offload: the ranks are on the CPU; nothing to offload\n"
+    assert silence == ""
+    assert trains
+    assert trains_too
+
+
 def test_unused_parameters_are_named_before_anybody_waits_for_their_gradients(results):
     everywhere, on_one = zip(*results["unused_parameters"], strict=True)
     line = (
