@@ -3,6 +3,7 @@
 from collections.abc import Generator, Iterator
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
 
@@ -13,6 +14,8 @@ from hpcrun.train.loaders import reseed, start_worker
 from hpcrun.train.streams import Shape, StreamState, StreamSteps, require_stream
 
 Place = tuple[int, int]  # (global position, dataset index)
+
+_PLACES_AT_ONCE = 4096
 
 
 class Steps(Protocol):
@@ -48,10 +51,23 @@ class _MicroBatches(Sampler[list[Place]]):
         self._rank, self._batching = rank, batching
 
     def __iter__(self) -> Iterator[list[Place]]:
-        for step in self._steps:
-            for positions in self._batching.positions(step, self._rank):
-                indices = order.samples(positions, self._size, self._seed)
-                yield list(zip(positions.tolist(), indices.tolist(), strict=True))
+        # Many steps at once: a call of numpy's costs as much for one sample as for hundreds.
+        at_once = max(
+            1, _PLACES_AT_ONCE // max(1, self._batching.batch_size // self._batching.ranks)
+        )
+        for first in range(self._steps.start, self._steps.stop, at_once):
+            parts = [
+                positions
+                for step in range(first, min(first + at_once, self._steps.stop))
+                for positions in self._batching.positions(step, self._rank)
+            ]
+            together = np.concatenate(parts)
+            indices = order.samples(together, self._size, self._seed)
+            places = list(zip(together.tolist(), indices.tolist(), strict=True))
+            start = 0
+            for part in parts:
+                yield places[start : start + len(part)]
+                start += len(part)
 
 
 class Placed(Dataset[Any]):
@@ -68,6 +84,18 @@ class Placed(Dataset[Any]):
         if get_worker_info() is not None:
             reseed(self._seed, position)
         return self._dataset[index]
+
+    def __getitems__(self, places: list[Place]) -> list[Any]:
+        """A whole batch, as torch's loader asks first; by the dataset's own ``__getitems__`` if any."""
+        if get_worker_info() is not None:
+            return [self[place] for place in places]
+        at_once = getattr(self._dataset, "__getitems__", None)
+        indices = [index for _, index in places]
+        if at_once is not None:
+            found: list[Any] = at_once(indices)
+            return found
+        dataset = self._dataset
+        return [dataset[index] for index in indices]
 
 
 def require_trainable(dataset: Dataset[Any], ranks: int, workers: int) -> None:

@@ -21,15 +21,16 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from hpcrun.config import override_layer, resolve, to_yaml
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.files import read_lines
 
+ROOT = Path(__file__).resolve().parents[2]
 COMMON = [
-    "task=hpcrun.tasks.language_model:LanguageModel", "job.cpu=true", "train.log_every=5", "checkpoint.every=0",
+    "task=hpcrun.tasks.language_model:LanguageModel", "job.cpu=true",
+    "train.log_every=5", "checkpoint.every=0",
     "data.validation_fraction=0.01", "train.timeout=120", "optim.warmup_steps=5",
 ]  # fmt: skip
 WARM_LINES = 2
