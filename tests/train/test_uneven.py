@@ -72,6 +72,13 @@ def test_a_run_that_goes_on_with_fewer_ranks_takes_the_same_batches_in_more_turn
     torch.testing.assert_close(after, always, rtol=1e-5, atol=1e-5)
 
 
+def test_validation_is_the_mean_over_all_tokens_with_the_averaged_weights(results):
+    for found in (one["validated"] for one in results):
+        assert found["found"] == results[0]["validated"]["found"]
+        assert found["found"] == pytest.approx([found["averaged"]] * 2, rel=1e-5)
+        assert found["plain"] != pytest.approx(found["averaged"], rel=1e-3)
+
+
 def test_averages_lie_in_shards_and_load_whole_elsewhere(results):
     for found in results:
         assert found["averaged"] == {"sharded": True, "same": True, "close": True}

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 from hpcrun import Task
 from hpcrun.cluster.distributed import DistributedConfig
@@ -22,6 +22,8 @@ from hpcrun.config import AMPConfig
 from hpcrun.train.data import training_steps
 from hpcrun.train.taking import Taking
 from hpcrun.train.trainer import DistributedAMPTrainer
+from hpcrun.train.validation import validate
+from hpcrun.train.validation_data import ValidationData
 from tests.train.forks import fork_ranks
 from tests.train.ranks import Pairs, digest, gathered, loss, small
 
@@ -229,6 +231,24 @@ def resumed_on_fewer_ranks(rank, folder):
     ]
 
 
+def validated(rank):
+    """The loss over all tokens of all samples with averaged weights: on three ranks, and at once."""
+    work = Work(rank, task=Masked(), ema=0.9)
+    work.steps(0, 4)
+    group = work.trainer.control_group()
+    data = ValidationData(
+        Tokens(), rank=rank, world_size=WORLD, batch_size=8, accumulation=1, limit=None, workers=1
+    )
+    found = [validate(work.trainer, work.task, data, group=group) for _ in range(2)]
+    data.close()
+    everything = default_collate([Tokens()[index] for index in range(SIZE)])
+    with torch.no_grad():
+        plain = work.task.loss(work.trainer.module, everything).item()
+        with work.trainer.averaged():
+            averaged = work.task.loss(work.trainer.module, everything).item()
+    return {"found": found, "averaged": averaged, "plain": plain}
+
+
 def averaged_in_shards(rank, folder):
     """What three ranks save of their shards of the averages, one process and DDP load whole."""
     options = {"ema": 0.9, "uneven": "pad", "accumulation": 2}
@@ -281,6 +301,7 @@ def play(rank, folder):
     results = {scenario.__name__: scenario(rank) for scenario in COMPARED}
     for name, options in RESUMED.items():
         results[f"resumed-{name}"] = resumed(rank, folder / name, **options)
+    results["validated"] = validated(rank)
     results["fewer"] = resumed_on_fewer_ranks(rank, folder / "fewer")
     results["averaged"] = averaged_in_shards(rank, folder / "averaged")
     (folder / f"results-{rank}.json").write_text(json.dumps(results))
