@@ -123,7 +123,7 @@ def sharded(rank, world_size=2):
 def test_one_order_is_dealt_out_alike_to_any_number_of_ranks_and_processes(kind, workers):
     whole = steps(Counting(), 0, 9)[0]
     assert len(set(flat(whole))) == 72
-    for world_size, accumulation in ((2, 1), (2, 2), (1, 4)):
+    for world_size, accumulation in ((2, 1), (2, 2), (1, 4), (3, 2)):
         ranks = [
             steps(
                 kind(), 0, 9, rank=rank, world_size=world_size, accumulation=accumulation,
@@ -333,3 +333,15 @@ def test_a_checkpoint_of_other_streams_is_refused_and_says_why():
         steps(Counting(), 2, 4, saved=state, world_size=2)
     with pytest.raises(UserError, match="does not say where it stood: it was made with another"):
         steps(Counting(), 2, 4)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ranks_that_shard_themselves_take_uneven_shares_and_their_own_passes(workers):
+    shape = {"world_size": 2, "batch_size": 7, "accumulation": 2, "workers": workers}
+    for rank, shares in ((0, [2, 2]), (1, [2, 1])):
+        whole, _ = steps(sharded(rank), 0, 12, rank=rank, **shape)
+        assert [[len(micro) for micro in step] for step in whole] == [shares] * 12
+        # Twelve steps go through 11 samples of one rank more often than through 13 of the other.
+        assert max(flat(whole)) // 1000 >= 2
+        _, state = steps(sharded(rank), 0, 12, until=5, rank=rank, **shape)
+        assert steps(sharded(rank), 5, 12, rank=rank, saved=state, **shape)[0] == whole[5:]
