@@ -4,17 +4,16 @@ torchrun sets OMP_NUM_THREADS=1 and srun sets nothing, so that without this each
 many threads as the node has cores.
 """
 
-import os
 from collections.abc import Mapping
 
 from hpcrun.cluster.errors import ClusterError
 
 
-def threads_per_rank(environ: Mapping[str, str], ranks_on_node: int) -> int:
-    """Return the threads for one of ``ranks_on_node`` ranks, at least 1.
+def threads_per_rank(environ: Mapping[str, str], cpus: int) -> int:
+    """Return the threads of a rank that has ``cpus`` CPUs to itself.
 
     OMP_NUM_THREADS decides where it is set (its first number: OpenMP allows one per nesting
-    level), then SLURM_CPUS_PER_TASK, then an equal share of the cores this process may run on.
+    level), then SLURM_CPUS_PER_TASK, then ``cpus``.
 
     Raises:
         ClusterError: a variable holds something else than a positive number.
@@ -25,7 +24,7 @@ def threads_per_rank(environ: Mapping[str, str], ranks_on_node: int) -> int:
     given = environ.get("SLURM_CPUS_PER_TASK", "").strip()
     if given:
         return _positive("SLURM_CPUS_PER_TASK", given)
-    return max(1, len(os.sched_getaffinity(0)) // ranks_on_node)
+    return cpus
 
 
 def _positive(name: str, text: str) -> int:

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from hpcrun.cluster.addresses import gloo_interface
+from hpcrun.cluster.affinity import bind_rank, cpus_of_rank
 from hpcrun.cluster.devices import visible_gpus
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.cluster.launchers import scheduler
@@ -79,12 +80,12 @@ def _attempt(
             )
         if config.command:
             command = _as_submitted(run, config.command)
-            _prepare_environment(distributed)
+            _prepare_environment(distributed, bind=False)
             return run_script(
                 command, run, attempt, distributed, flag, timeout=config.train.timeout
             )
         require_fit(config, distributed)
-        _prepare_environment(distributed)
+        _prepare_environment(distributed, bind=config.train.affinity)
         _prepare_training(config, distributed)
         from hpcrun.train.session import train
 
@@ -169,9 +170,13 @@ def _slurm_hosts(distributed: DistributedConfig) -> str | None:
     return os.environ.get("SLURM_JOB_NODELIST") if distributed.launch_method == "slurm" else None
 
 
-def _prepare_environment(distributed: DistributedConfig) -> None:
-    """Set what libraries read once, at import."""
-    threads = threads_per_rank(os.environ, distributed.num_gpus_per_node)
+def _prepare_environment(distributed: DistributedConfig, *, bind: bool) -> None:
+    """Set what libraries read once, at import, and before their threads start."""
+    ranks, gpu = distributed.num_gpus_per_node, bool(distributed.device_ids)
+    cpus = cpus_of_rank(os.environ, ranks)
+    if bind:
+        cpus = bind_rank(os.environ, distributed.local_rank, ranks, gpu=gpu)
+    threads = threads_per_rank(os.environ, cpus)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     if distributed.launch_method == "local":
         # gloo would otherwise bind to whatever address the host's name resolves to.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from hpcrun.cluster.errors import ClusterError
@@ -19,18 +17,15 @@ from hpcrun.cluster.threads import threads_per_rank
     ],
 )
 def test_the_variables_decide_in_order(environ: dict[str, str], threads: int) -> None:
-    assert threads_per_rank(environ, ranks_on_node=4) == threads
+    assert threads_per_rank(environ, cpus=4) == threads
 
 
-def test_otherwise_the_ranks_share_the_cores_of_this_process() -> None:
-    cores = len(os.sched_getaffinity(0))
-    assert threads_per_rank({}, ranks_on_node=1) == cores
-    assert threads_per_rank({}, ranks_on_node=cores) == 1
-    assert threads_per_rank({}, ranks_on_node=10 * cores) == 1
+def test_otherwise_a_rank_uses_the_cpus_it_has() -> None:
+    assert threads_per_rank({}, cpus=3) == 3
 
 
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK"])
 @pytest.mark.parametrize("value", ["0", "two", "-1"])
 def test_a_wrong_number_is_refused_by_name(name: str, value: str) -> None:
     with pytest.raises(ClusterError, match=name):
-        threads_per_rank({name: value}, ranks_on_node=1)
+        threads_per_rank({name: value}, cpus=1)
