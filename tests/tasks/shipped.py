@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import sklearn.datasets
 import torch._dynamo
 import torch._inductor.config
 from torch import Tensor, nn
@@ -31,7 +32,7 @@ from tests.train.forks import fork_ranks
 from tests.train.runs import play
 
 # What every rank would import after the fork.
-IMPORTED_ONCE = (autoencoder, classifier, language_model, torch._dynamo, torch._inductor)
+IMPORTED_ONCE = (autoencoder, classifier, language_model, sklearn.datasets, torch._dynamo)
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
