@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hpcrun.checkpoint.errors import amount
 
 HEADROOM = 0.4
-"""The part of a device's free memory that is left to activations, workspaces and fragmentation."""
+"""The part of a device's memory that is left to activations, workspaces and fragmentation."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +43,15 @@ def need(
     return Need(weights, trained * (1 if bucket_view else 2), trained * moments)
 
 
-def fits(wanted: Need, free: int) -> bool:
-    """Whether it leaves ``HEADROOM`` of ``free`` bytes."""
-    return wanted.total <= free * (1 - HEADROOM)
+def fits(wanted: Need, memory: int) -> bool:
+    """Whether it leaves ``HEADROOM`` of ``memory`` bytes."""
+    return wanted.total <= memory * (1 - HEADROOM)
 
 
-def told(wanted: Need, free: int) -> str:
+def told(wanted: Need, memory: int) -> str:
     """The arithmetic in one line."""
     return (
         f"{amount(wanted.weights)} of weights + {amount(wanted.gradients)} of gradients + "
         f"{amount(wanted.optimizer)} of optimiser state = {amount(wanted.total)} a rank, "
-        f"{amount(free)} free, {HEADROOM:.0%} of it kept for activations"
+        f"of {amount(memory)}, {HEADROOM:.0%} of which are kept for activations"
     )

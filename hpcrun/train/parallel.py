@@ -1,12 +1,14 @@
 """Which way of sharing the work a training takes: the one that is named, or what memory says."""
 
+import contextlib
+from pathlib import Path
 from typing import Any, Literal
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from hpcrun.checkpoint.staging import available_memory
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import AMPConfig, Config
 from hpcrun.config.training import FSDP
@@ -37,18 +39,25 @@ def strategy(
 
 
 def resolve_parallel(
-    config: Config, model: nn.Module, distributed: DistributedConfig, group: Any
+    config: Config,
+    model: nn.Module,
+    distributed: DistributedConfig,
+    group: Any,
+    earlier: str | None = None,
 ) -> Parallel:
     """What ``train.parallel`` means here; ``auto`` prints how it came to its answer. Collective.
 
     Args:
         model: on the CPU still, before anything of it is on a device.
         group: a gloo group of all ranks, or None for a single one.
+        earlier: what the run was last trained with, as rank 0 knows it.
     """
     if config.train.parallel != "auto":
         return config.train.parallel
     if distributed.world_size == 1:
         return "single"
+    before: list[str | None] = [earlier]
+    dist.broadcast_object_list(before, src=0, group=group)
     chosen, line = decide(
         config,
         memory.need(
@@ -56,19 +65,29 @@ def resolve_parallel(
             moments=moments(config),
             bucket_view=config.train.gradient_as_bucket_view,
         ),
-        _least_free(distributed, group),
+        _least(_device_memory(distributed), group),
+        before[0],
     )
     if distributed.rank == 0:
         print(f"hpcrun: {line}", flush=True)
     return chosen
 
 
-def decide(config: Config, wanted: memory.Need, free: int) -> tuple[Parallel, str]:
-    """What ``auto`` takes for several ranks that have ``free`` bytes each, and the line that says why."""
-    room, ours = memory.fits(wanted, free), only_ddp(config)
-    chosen: Parallel = "ddp" if room or ours else "fsdp"
-    reason = f", which {ours} needs" if ours and not room else ""
-    return chosen, f"train.parallel=auto takes {chosen}{reason}: {memory.told(wanted, free)}"
+def decide(
+    config: Config, wanted: memory.Need, room: int, earlier: str | None = None
+) -> tuple[Parallel, str]:
+    """What ``auto`` takes for several ranks with ``room`` bytes each, and the line that says why.
+
+    A run that was sharded stays so where DDP would fit too: the two round differently.
+    """
+    fits, ours = memory.fits(wanted, room), only_ddp(config)
+    chosen: Parallel = "ddp" if ours or (fits and earlier != "fsdp") else "fsdp"
+    reason = ""
+    if chosen == "ddp" and not fits:
+        reason = f", which {ours} needs"
+    elif chosen == "fsdp" and fits:
+        reason = ", as before"
+    return chosen, f"train.parallel=auto takes {chosen}{reason}: {memory.told(wanted, room)}"
 
 
 def only_ddp(config: Config) -> str | None:
@@ -88,12 +107,19 @@ def moments(config: Config) -> int:
     return _MOMENTS[config.optim.name] + (train.ema is not None) + (train.compression == "powersgd")
 
 
-def _least_free(distributed: DistributedConfig, group: Any) -> int:
-    """Bytes that the rank with the least memory has free."""
+def _device_memory(distributed: DistributedConfig) -> int:
+    """Bytes of this rank's device: all of them, because what is free now may not be at the next start."""
     if distributed.device_ids:
-        free = torch.cuda.mem_get_info(distributed.device_ids[0])[0]
-    else:
-        free = available_memory() // distributed.num_gpus_per_node
-    least = torch.tensor([free])
+        return torch.cuda.mem_get_info(distributed.device_ids[0])[1]
+    whole = psutil.virtual_memory().total
+    for limit in ("memory.max", "memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):
+            whole = min(whole, int((Path("/sys/fs/cgroup") / limit).read_text()))
+    return whole // distributed.num_gpus_per_node
+
+
+def _least(value: int, group: Any) -> int:
+    """The smallest ``value`` of any rank. Collective."""
+    least = torch.tensor([value])
     dist.all_reduce(least, op=dist.ReduceOp.MIN, group=group)
     return int(least)

@@ -20,7 +20,7 @@ from hpcrun.lifecycle.agreement import StopAgreement
 from hpcrun.lifecycle.deadline import DeadlineWatch
 from hpcrun.lifecycle.signals import StopFlag, StopReason
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, note
+from hpcrun.run.events import Attempt, note, read_events
 from hpcrun.train import flight, process_group
 from hpcrun.train.batching import accumulation_of
 from hpcrun.train.checkpoints import build_engine, build_interval
@@ -35,7 +35,7 @@ from hpcrun.train.memory_advice import explained, is_out_of_memory, usage
 from hpcrun.train.metrics import MetricsLog, measure
 from hpcrun.train.nonfinite import NonFiniteWatch, samples_of
 from hpcrun.train.optimiser import build_optimizer, build_schedule, learning_rate_lines
-from hpcrun.train.parallel import resolve_parallel
+from hpcrun.train.parallel import Parallel, resolve_parallel
 from hpcrun.train.position import Position
 from hpcrun.train.precision import shortfall
 from hpcrun.train.preparation import Preparation
@@ -79,14 +79,15 @@ def train(
         lambda: _open_task(task, config, distributed), rank=distributed.rank, group=group
     )
     measured = measure(config, task, model, process_group.select_device(distributed))
-    trainer = _build_trainer(config, model, distributed, group)
+    parallel = resolve_parallel(config, model, distributed, group, _trained_by(run, distributed))
+    trainer = _build_trainer(config, model, distributed, parallel)
     engine = build_engine(run, attempt, config, distributed, group)
     restored = trainer.load_checkpoint(engine)
     start = restored.step if restored else 0
     if restored is None or restored.own is None:
         _seed_rank(config.seed, distributed.rank, start)
     if trainer.is_main_process:
-        _announce(run, attempt, restored, start, distributed)
+        _announce(run, attempt, restored, start, trainer)
     early = EarlyStopping(config.train.patience, config.train.min_delta)
     if restored is not None:
         early.load_state_dict(restored.shared["extra"].get("early_stopping", early.state_dict()))
@@ -240,7 +241,7 @@ def _open_task(
 
 
 def _build_trainer(
-    config: Config, model: nn.Module, distributed: DistributedConfig, group: Any
+    config: Config, model: nn.Module, distributed: DistributedConfig, parallel: Parallel
 ) -> DistributedAMPTrainer:
     wanted = config.train
     trainer = DistributedAMPTrainer(
@@ -251,7 +252,7 @@ def _build_trainer(
         clip_norm=config.train.clip_norm,
         scheduler=lambda optimizer: build_schedule(optimizer, config),
         ema=wanted.ema,
-        parallel=resolve_parallel(config, model, distributed, group),
+        parallel=parallel,
         fsdp=config.fsdp,
         compression=compression(
             wanted.compression, rank=wanted.powersgd_rank, start=wanted.powersgd_start
@@ -308,12 +309,20 @@ def _seed_rank(seed: int, rank: int, step: int) -> None:
     _seed(int(mixed[0]) << 31 ^ int(mixed[1]))
 
 
+def _trained_by(run: RunDirectory, distributed: DistributedConfig) -> str | None:
+    """How the ranks of the attempt before shared the work, if there was one; rank 0 knows."""
+    if distributed.rank != 0:
+        return None
+    started = [event for event in read_events(run) if event.what == "started"]
+    return started[-1].fields.get("parallel") if started else None
+
+
 def _announce(
     run: RunDirectory,
     attempt: Attempt,
     restored: Restored | None,
     start: int,
-    distributed: DistributedConfig,
+    trainer: DistributedAMPTrainer,
 ) -> None:
     for line in restored.notes if restored else ():
         print(f"hpcrun: {line}", flush=True)
@@ -322,9 +331,10 @@ def _announce(
             "random states are derived anew from seed, rank and step; the order of samples goes on"
         )
         print(f"hpcrun: {line}", flush=True)
+    ranks = trainer.distributed.world_size
     where = f"resumed from step {start}" if restored else "starting at step 0"
-    print(f"hpcrun: {run.name}: {where}, {distributed.world_size} ranks", flush=True)
-    note(run, "started", attempt, step=start, ranks=distributed.world_size)
+    print(f"hpcrun: {run.name}: {where}, {ranks} ranks", flush=True)
+    note(run, "started", attempt, step=start, ranks=ranks, parallel=trainer.parallel)
 
 
 def _watch_deadline(config: Config, trainer: DistributedAMPTrainer) -> DeadlineWatch | None:

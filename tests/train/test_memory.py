@@ -40,5 +40,5 @@ def test_the_arithmetic_is_told_in_one_line_with_its_numbers():
     line = told(need([(7_000_000_000, 4, True)], moments=2), 80_000_000_000)
     assert line == (
         "28.0 GB of weights + 28.0 GB of gradients + 56.0 GB of optimiser state = 112.0 GB a rank, "
-        "80.0 GB free, 40% of it kept for activations"
+        "of 80.0 GB, 40% of which are kept for activations"
     )

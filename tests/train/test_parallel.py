@@ -31,7 +31,15 @@ def test_auto_takes_ddp_where_there_is_room_and_fsdp_where_there_is_none():
     )
     chosen, line = decide(config(), LARGE, 1000)
     assert chosen == "fsdp"
-    assert line.endswith("= 4.0 kB a rank, 1.0 kB free, 40% of it kept for activations")
+    assert line.endswith("= 4.0 kB a rank, of 1.0 kB, 40% of which are kept for activations")
+
+
+def test_a_run_that_was_sharded_stays_so_and_one_that_no_longer_fits_becomes_so():
+    chosen, line = decide(config(), SMALL, 1000, earlier="fsdp")
+    assert chosen == "fsdp"
+    assert line.startswith("train.parallel=auto takes fsdp, as before: ")
+    assert decide(config(), LARGE, 1000, earlier="ddp")[0] == "fsdp"
+    assert decide(config(), SMALL, 1000, earlier="ddp")[0] == "ddp"
 
 
 @pytest.mark.parametrize(
