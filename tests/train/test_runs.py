@@ -248,6 +248,13 @@ def test_steps_that_are_not_finite_on_one_rank_are_skipped_on_all_and_traced_to_
     taken = order.samples(np.arange(16, 24), 24, seed=0).tolist()
     assert [rank["samples"] for rank in dump["ranks"]] == [[taken[:4]], [taken[4:]]]
     assert "step 2 is skipped: gradients are not finite; the loss of rank 1" in runs.said("skips")
+    assert [line.get("skipped") for line in read_lines(run.metrics)] == [None, 2, 2, 2]
+
+
+def test_what_a_precision_comes_to_on_this_device_is_told_once(runs):
+    (line,) = (line for line in runs.said("skips").splitlines() if "tf32" in line)
+    assert line.endswith("here it computes in fp32")
+    assert "tf32" not in runs.said("skips", rank=1)
 
 
 def test_gradients_that_stay_not_finite_end_the_run_with_the_rank_they_come_from(runs):
