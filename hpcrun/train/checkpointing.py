@@ -113,11 +113,8 @@ class Checkpointing:
                 scaler=self.gate,
                 scheduler=self.scheduler,
             )
-            if self.average is not None and "ema" not in restored.shared:
-                self.average.restart()
-                fresh = (
-                    "the checkpoint has no averaged weights: the average begins with its weights"
-                )
+            fresh = self._restart_averages(restored.shared.get("ema", {}))
+            if fresh is not None:
                 restored = replace(restored, notes=(*restored.notes, fresh))
             if restored.own is not None:
                 self._apply_own(restored.own)
@@ -125,6 +122,15 @@ class Checkpointing:
             if lost is not None:
                 restored = replace(restored, notes=(*restored.notes, lost))
         return restored
+
+    def _restart_averages(self, saved: Collection[str]) -> str | None:
+        """Begin averages that the checkpoint lacks with its weights; a line if there are any."""
+        lacking = set() if self.average is None else self.average.tensors().keys() - set(saved)
+        if self.average is None or not lacking:
+            return None
+        self.average.restart(lacking)
+        which = min(lacking) if saved else "the weights"
+        return f"the checkpoint has no average of {which}: it begins with its weights"
 
     def _template(self) -> Template:
         """Where to load a checkpoint: in place, the averages as well."""

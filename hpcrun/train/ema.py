@@ -1,7 +1,7 @@
 """An exponential moving average of the weights, beside them."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -35,10 +35,12 @@ class WeightAverage:
         """Take in the weights as they are after a step."""
         self._lerp(self._own, self._models, None)
 
-    def restart(self) -> None:
-        """Begin anew from the weights as they are."""
+    def restart(self, names: Collection[str]) -> None:
+        """Let the averages of these names begin anew with the weights as they are."""
         with torch.no_grad():
-            torch._foreach_copy_(self._own, self._models)
+            for name, own, model in zip(self._averages, self._own, self._models, strict=True):
+                if name in names:
+                    own.copy_(model)
 
     def tensors(self) -> dict[str, Tensor]:
         """The averages by the canonical names of their parameters: references, as a checkpoint takes them."""

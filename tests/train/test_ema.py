@@ -126,9 +126,28 @@ def test_a_checkpoint_keeps_the_average_to_the_bit_and_without_one_it_begins_at_
     assert plain.save_checkpoint(tmp_path / "without", 3).ok
     late = trainer(net())
     (note,) = late.load_checkpoint(tmp_path / "without").notes
-    assert note.startswith("the checkpoint has no averaged weights")
+    assert note == "the checkpoint has no average of the weights: it begins with its weights"
     for name, value in late.average.tensors().items():
         assert torch.equal(value, made.module.get_parameter(name))
+
+
+def test_a_parameter_that_is_trained_only_now_begins_its_average_at_its_value(tmp_path):
+    def everything(model):
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    made = AMPTrainer(net(), everything, ema=0.8, device="cpu")
+    made.training_step([batch(0)], loss)
+    assert made.save_checkpoint(tmp_path, 1).ok
+    thawed = net()
+    thawed[2].bias.requires_grad_(True)
+    with torch.no_grad():
+        thawed[2].bias.fill_(9.0)
+    again = AMPTrainer(thawed, everything, ema=0.8, device="cpu")
+    (note,) = again.load_checkpoint(tmp_path).notes
+    assert note == "the checkpoint has no average of 2.bias: it begins with its weights"
+    averages = again.average.tensors()
+    assert torch.equal(averages["2.bias"], made.module[2].bias)
+    assert torch.equal(averages["0.weight"], made.average.tensors()["0.weight"])
 
 
 def test_names_do_not_tell_of_wrappers():
