@@ -37,6 +37,8 @@ from hpcrun.train.weighting import Weight, loss_factors, share_gradients, weight
 
 LossFunction = Callable[[nn.Module, Any], Tensor]
 
+_AS_IT_IS = contextlib.nullcontext()
+
 
 @dataclass(frozen=True)
 class StepResult:
@@ -171,10 +173,11 @@ class AMPTrainer(Checkpointing):
         """The loss scaler, enabled for fp16."""
         return self.gate.scaler
 
-    def autocast(self) -> torch.autocast:
-        """The precision context of the forward pass; disabled for fp32 and tf32."""
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """The precision context of the forward pass; it does nothing for fp32 and tf32."""
         dtype = autocast_dtype(self.amp)
-        return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
+        # One that is made but disabled takes some microseconds as well.
+        return _AS_IT_IS if dtype is None else torch.autocast(self.device.type, dtype=dtype)
 
     def training_step(
         self,
@@ -218,15 +221,20 @@ class AMPTrainer(Checkpointing):
     ) -> Tensor:
         """Accumulate the gradients; returns the sum of what was differentiated."""
         self._leave_evaluation()
-        total = torch.zeros((), device=self.device)
+        total: Tensor | None = None
         parts = len(micro_batches)
         for index, batch in enumerate(micro_batches):
             with self._strategy.micro_batch(self.model, last=index == parts - 1):
                 with self.autocast():
                     value = loss(self.model, to_device(batch, self.device))
-                    value = value / parts if factors is None else weighted(value, factors[index])
+                    if factors is not None:
+                        value = weighted(value, factors[index])
+                    elif parts > 1:
+                        value = value / parts
                 torch.autograd.backward(self.scaler.scale(value))
-            total += value.detach()
+            seen = value.detach().float()
+            total = seen if total is None else total + seen
+        assert total is not None
         return total
 
     def _update(self, total: Tensor) -> StepResult:
