@@ -8,8 +8,15 @@ from torch import Tensor, nn
 from hpcrun.errors import UserError
 
 
+# torch.utils.checkpoint with use_reentrant=True: what lies behind it shows in the backward pass only.
+_OPAQUE = "CheckpointFunctionBackward"
+
+
 def unreached(loss: Tensor, parameters: Iterable[tuple[str, nn.Parameter]]) -> list[str]:
-    """The names of those parameters that are trained, but from which no path leads to ``loss``."""
+    """The names of those parameters that are trained, but from which no path leads to ``loss``.
+
+    None, where a part of the paths cannot be seen.
+    """
     seen: set[Any] = set()
     waiting: list[Any] = [loss.grad_fn]
     reached: set[int] = set()
@@ -18,6 +25,8 @@ def unreached(loss: Tensor, parameters: Iterable[tuple[str, nn.Parameter]]) -> l
         if node is None or node in seen:
             continue
         seen.add(node)
+        if type(node).__name__ == _OPAQUE:
+            return []
         if hasattr(node, "variable"):
             reached.add(id(node.variable))
         waiting += [following for following, _ in node.next_functions]

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import override_layer, resolve
@@ -125,6 +126,15 @@ def test_the_paths_to_a_loss_lead_to_every_parameter_it_depends_on():
     net.spare, net.frozen = nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False)
     value = loss(net, (torch.ones(3, 6), torch.ones(3)))
     assert unreached(value, net.named_parameters()) == ["spare.weight", "spare.bias"]
+
+
+def test_where_paths_cannot_be_seen_nothing_is_called_unused():
+    hidden = nn.Linear(2, 2)
+    entered = torch.ones(1, 2, requires_grad=True)
+    value = checkpoint(hidden, entered, use_reentrant=True).sum()
+    assert unreached(value, hidden.named_parameters()) == []
+    value.backward()
+    assert hidden.weight.grad is not None
 
 
 class Tied(nn.Module):
