@@ -35,8 +35,9 @@ def judge_hang(
     """Name the ranks that the others wait for.
 
     A rank that does not answer is silent: stopped, gone, or in code that lets no other thread run. One
-    that answers is behind if it has begun fewer steps than another, or fewer collectives in a process
-    group that it shares with another: the others wait in the one that it has not begun.
+    that answers is behind if it has begun the fewest steps, or the fewest collectives of a process group:
+    the others wait in the one that it has not begun. Where a rank is silent, those collectives may wait
+    for it, and say nothing of the others.
 
     Args:
         answers: by rank, of those that answered; at least one.
@@ -45,7 +46,7 @@ def judge_hang(
         idle: seconds without progress, on the rank that raised the alarm.
     """
     silent = [rank for rank in range(len(hosts)) if rank not in answers]
-    behind = _behind(answers)
+    behind = [] if silent else _behind(answers)
     step = max((it.step for it in answers.values() if it.step is not None), default=None)
     words = [f"{_named(rank, hosts)} does not answer" for rank in silent]
     words += [f"{_named(rank, hosts)} is behind, {_place(answers[rank], step)}" for rank in behind]
@@ -67,22 +68,22 @@ def judge_hang(
 
 
 def _behind(answers: Mapping[int, Answer]) -> list[int]:
+    """The ranks furthest back; none where that are all."""
     steps = {rank: -1 if it.step is None else it.step for rank, it in answers.items()}
-    newest = max(steps.values())
-    late = [rank for rank, step in steps.items() if step < newest]
-    if late:
-        return sorted(late)
-    furthest: dict[str, int] = {}
-    for answer in answers.values():
-        for group, number in answer.begun.items():
-            furthest[group] = max(number, furthest.get(group, number))
-    late = [
-        rank
-        for rank, it in answers.items()
-        if any(number < furthest[group] for group, number in it.begun.items())
-    ]
+    if len(set(steps.values())) > 1:
+        return _last(steps)
+    late: set[int] = set()
+    for group in {group for answer in answers.values() for group in answer.begun}:
+        begun = {rank: it.begun[group] for rank, it in answers.items() if group in it.begun}
+        if len(set(begun.values())) > 1:
+            late.update(_last(begun))
     # Each behind in another group: they wait for each other, and none of them alone is at fault.
     return sorted(late) if len(late) < len(answers) else []
+
+
+def _last(reached: Mapping[int, int]) -> list[int]:
+    least = min(reached.values())
+    return sorted(rank for rank, number in reached.items() if number == least)
 
 
 def _place(answer: Answer, newest: int | None) -> str:

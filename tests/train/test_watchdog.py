@@ -30,11 +30,16 @@ def test_within_one_step_the_rank_with_fewer_collectives_is_behind() -> None:
     assert hang.line.endswith("rank 1 on n0 is behind, training at a.py:1 in f")
 
 
-def test_a_rank_that_does_not_answer_is_named_first() -> None:
+def test_those_that_wait_at_different_depths_of_one_exchange_are_not_behind() -> None:
+    answers = {0: answer(world=21), 1: answer(world=20), 2: answer(world=22), 3: answer(world=21)}
+    assert judge_hang(answers, HOSTS, 5.0, 300.0).line.count("is behind") == 1
+
+
+def test_only_a_rank_that_does_not_answer_is_named_where_there_is_one() -> None:
     answers = {0: answer(world=2), 1: answer(world=1), 2: answer(world=2)}
     hang = judge_hang(answers, [*HOSTS[:3], None], 5.0, 300.0)
     assert (hang.rank, hang.host) == (3, None)
-    assert "rank 3 does not answer; rank 1 on n0 is behind" in hang.line
+    assert hang.line.endswith("in step 7: rank 3 does not answer")
 
 
 @pytest.mark.parametrize(
