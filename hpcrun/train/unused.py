@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from hpcrun.errors import UserError
 
-
 # torch.utils.checkpoint with use_reentrant=True: what lies behind it shows in the backward pass only.
 _OPAQUE = "CheckpointFunctionBackward"
 
