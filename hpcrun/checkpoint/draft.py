@@ -109,9 +109,10 @@ class DraftFile:
                 if error.errno != errno.EINVAL:
                     raise
             # Opened anew: to clear the flag (fcntl(2)) does not reach the server of a network file system.
+            # Gone even where close(2) fails: to close it again could hit another thread's new file.
             self._direct = False
-            self._fs.close(self._descriptor)
-            self._descriptor = -1
+            descriptor, self._descriptor = self._descriptor, -1
+            self._fs.close(descriptor)
             self._descriptor = self._fs.append(self._path)
         return self._fs.write(self._descriptor, view)
 

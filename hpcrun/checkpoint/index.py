@@ -8,10 +8,15 @@ just that tenth.
 import json
 from dataclasses import dataclass
 
-from hpcrun.checkpoint.errors import DamagedCheckpoint
+from hpcrun.checkpoint.errors import CheckpointError, DamagedCheckpoint
+from hpcrun.checkpoint.manifest import require_file_name
 
 INDEX = "index.json"
 _FORMAT = 1
+_MALFORMED = (
+    *(ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError),
+    CheckpointError,
+)
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,8 @@ def decode(raw: bytes) -> Index:
                 f"{INDEX}: format {values['format']!r}: this version of hpcrun reads {_FORMAT}"
             )
         files = [str(name) for name in values["files"]]
+        for name in files:
+            require_file_name(name)
 
         def place(row: list[object]) -> Place:
             number, position, length, xxh3 = row
@@ -100,7 +107,7 @@ def decode(raw: bytes) -> Index:
         blobs = {name: place(row) for name, row in values["blobs"].items()}
     except DamagedCheckpoint:
         raise
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+    except _MALFORMED as error:
         raise DamagedCheckpoint(f"{INDEX}: not a whole index") from error
     return Index(tensors, blobs)
 

@@ -62,7 +62,7 @@ class StoreReader(StorageReader):
 
         Raises:
             DamagedCheckpoint: what was read is not what was written.
-            CheckpointError: one of them has another shape here, or is not in the checkpoint.
+            CheckpointError: one of them has another shape or type here, or is not in the checkpoint.
         """
         sharded: Any = {}
         whole = []
@@ -71,6 +71,10 @@ class StoreReader(StorageReader):
             if entry is None or entry.shape != tuple(value.shape):
                 there = "is not in the checkpoint" if entry is None else f"is {entry.shape} there"
                 raise CheckpointError(f"{name}: {there}, {tuple(value.shape)} here")
+            if (
+                _dtype(entry.dtype) != value.dtype
+            ):  # a silent conversion could lose half of the digits
+                raise CheckpointError(f"{name}: is {entry.dtype} there, {value.dtype} here")
             if sum(math.prod(piece.sizes) for piece in entry.pieces) != math.prod(entry.shape):
                 raise self._store.damaged(self._step, f"{INDEX}: {name}: parts of it are missing")
             if isinstance(value, DTensor):

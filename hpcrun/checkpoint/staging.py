@@ -8,11 +8,11 @@ so that it can go out by direct I/O without passing through the page cache.
 import contextlib
 import mmap
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from hpcrun.checkpoint.memory import available_memory
 from hpcrun.checkpoint.planning import Part
 
 _PAGE = 1 << 21
@@ -92,24 +92,6 @@ def copy_in(buffer: torch.Tensor, parts: Iterable[Part], values: Iterable[torch.
         on_gpu = on_gpu or value.is_cuda
     if on_gpu:
         torch.cuda.current_stream().synchronize()
-
-
-def available_memory() -> int:
-    """Bytes that can be taken without swapping: MemAvailable of /proc/meminfo, within the cgroup's limit."""
-    available = 1 << 62
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                available = int(line.split()[1]) * 1024
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        with contextlib.suppress(OSError, ValueError):
-            cgroup = Path("/sys/fs/cgroup")
-            room = int((cgroup / limit).read_text()) - int((cgroup / used).read_text())
-            available = min(available, max(0, room))
-    return available
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:

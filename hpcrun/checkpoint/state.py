@@ -52,8 +52,9 @@ def capture_shared(
     """
     options = StateDictOptions()
     try:
+        weights = get_model_state_dict(model, options=options)
         shared = {
-            "model": get_model_state_dict(model, options=options),
+            "model": weights,
             "optimizer": _capture_optimizer(model, optimizer, options),
             "scaler": None if scaler is None else scaler.state_dict(),
             "scheduler": None if scheduler is None else scheduler.state_dict(),
@@ -62,6 +63,12 @@ def capture_shared(
     except ValueError as error:
         raise CheckpointError(f"the state cannot be saved: {error}") from error
     require_plain(shared, "")
+    for name, value in weights.items():
+        if isinstance(value, torch.Tensor) and _overlaps(value):
+            raise CheckpointError(
+                f"{name}: its elements share memory (expand), and nothing can be loaded into it; "
+                "give it memory of its own with .clone()"
+            )
     return shared
 
 
@@ -189,12 +196,7 @@ def _apply_optimizer(
             f"{len(optimizer.param_groups)}"
         )
     if saved["state"]:
-        for index, (old, new) in enumerate(zip(groups, optimizer.param_groups, strict=True)):
-            if len(old["params"]) != len(new["params"]):
-                raise CheckpointError(
-                    f"group {index} of the checkpoint's optimizer has {len(old['params'])} "
-                    f"parameters, here it has {len(new['params'])}"
-                )
+        _require_same_groups(saved, model, optimizer)
         # Not strict: a parameter that never had a gradient has no state, rightly.
         copied: dict[str, Any] = {
             "state": {name: dict(moments) for name, moments in saved["state"].items()},
@@ -205,6 +207,35 @@ def _apply_optimizer(
     optimizer.state.clear()
     for old, new in zip(groups, optimizer.param_groups, strict=True):
         new.update(old)
+
+
+def _require_same_groups(saved: dict[str, Any], model: nn.Module, optimizer: Optimizer) -> None:
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(canonical(name))
+    pairs = zip(saved["param_groups"], optimizer.param_groups, strict=True)
+    for index, (old, new) in enumerate(pairs):
+        if len(old["params"]) != len(new["params"]):
+            raise CheckpointError(
+                f"group {index} of the checkpoint's optimizer has {len(old['params'])} "
+                f"parameters, here it has {len(new['params'])}"
+            )
+        there = set(old["params"])
+        for parameter in new["params"]:
+            aliases = names[id(parameter)]
+            if there.isdisjoint(aliases):
+                raise CheckpointError(
+                    f"{aliases[0]} is in group {index} of the optimizer, and in another one of the "
+                    "checkpoint's; give its groups the same parameters"
+                )
+            # What torch made to load into (see `template`) tells which moments this optimizer keeps.
+            kept = optimizer.state.get(parameter, {})
+            for moments in (saved["state"][name] for name in aliases if saved["state"].get(name)):
+                if lacking := kept.keys() - moments.keys():
+                    raise CheckpointError(
+                        f"{aliases[0]}: the optimizer keeps {min(lacking)} of it, and the checkpoint's "
+                        "did not; resume with the same optimizer and options"
+                    )
 
 
 def _require_same_names(saved: dict[str, Any], model: nn.Module) -> None:
@@ -224,6 +255,18 @@ def _require_same_names(saved: dict[str, Any], model: nn.Module) -> None:
                 f"{name} has shape {tuple(value.shape)} in the checkpoint, "
                 f"{tuple(here[name].shape)} in the model; resume with the same model options"
             )
+        if isinstance(value, torch.Tensor) and value.dtype != here[name].dtype:
+            raise CheckpointError(
+                f"{name} is {value.dtype} in the checkpoint, {here[name].dtype} in the model; resume "
+                "with the same model options"
+            )
+
+
+def _overlaps(value: torch.Tensor) -> bool:
+    local = value.to_local() if isinstance(value, DTensor) else value
+    return any(
+        size > 1 and not stride for size, stride in zip(local.shape, local.stride(), strict=True)
+    )
 
 
 def require_plain(value: Any, where: str) -> None:

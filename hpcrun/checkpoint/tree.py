@@ -30,8 +30,8 @@ def split(state: Any) -> tuple[Any, dict[str, torch.Tensor]]:
             tensors[name] = value
             return {_MARK: name}
         if isinstance(value, dict):
-            return type(value)(
-                (key, walk(child, _below(name, key))) for key, child in value.items()
+            return _alike(
+                value, {key: walk(child, _below(name, key)) for key, child in value.items()}
             )
         if type(value) in (list, tuple):
             return type(value)(walk(child, _below(name, i)) for i, child in enumerate(value))
@@ -45,10 +45,16 @@ def join(skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     if isinstance(skeleton, dict):
         if skeleton.keys() == {_MARK}:
             return tensors[skeleton[_MARK]]
-        return type(skeleton)((key, join(child, tensors)) for key, child in skeleton.items())
+        return _alike(skeleton, {key: join(child, tensors) for key, child in skeleton.items()})
     if type(skeleton) in (list, tuple):
         return type(skeleton)(join(child, tensors) for child in skeleton)
     return skeleton
+
+
+def _alike(mapping: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
+    """``items`` in a mapping of the kind of ``mapping``."""
+    # From a mapping, not from pairs, which a Counter (MultiStepLR keeps its milestones in one) would count.
+    return items if type(mapping) is dict else type(mapping)(items)
 
 
 def _below(name: str, key: object) -> str:

@@ -1,0 +1,63 @@
+"""How much host memory is left: of the machine, and of the control group that Slurm or a container gave.
+
+A job that may use 32 GB of a node with 500 free is killed when it takes what the node has. The limit
+may lie at any level above the process: Slurm sets it on the job, the step and the task.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+
+def available_memory(root: Path = Path("/")) -> int:
+    """Bytes that can be taken without swapping: MemAvailable, within the limits of all control groups.
+
+    Args:
+        root: where ``proc`` and ``sys`` lie.
+    """
+    available = 1 << 62
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in (root / "proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                available = int(line.split()[1]) * 1024
+    for group, limit, used in _groups(root):
+        with contextlib.suppress(OSError, ValueError):  # "max" is no number and no limit
+            room = int((group / limit).read_text()) - int((group / used).read_text())
+            available = min(available, max(0, room + _reclaimable(group)))
+    return available
+
+
+def _groups(root: Path) -> Iterator[tuple[Path, str, str]]:
+    """The folders of this process's memory groups, innermost first, with the names of limit and use.
+
+    cgroups(7): a line of /proc/self/cgroup is ``number:controllers:path``; version 2 has no controllers.
+    """
+    lines = ["0::/", "1:memory:/"]  # a container sees its own group as the root, wherever it is
+    with contextlib.suppress(OSError):
+        lines += (root / "proc/self/cgroup").read_text().splitlines()
+    for line in lines:
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if not controllers:
+            base, names = root / "sys/fs/cgroup", ("memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            base = root / "sys/fs/cgroup/memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        inner = PurePosixPath(path.lstrip("/"))
+        for level in (inner, *inner.parents):
+            yield base / level, *names
+
+
+def _reclaimable(group: Path) -> int:
+    """Bytes of files that the kernel would drop before it kills: they count as used."""
+    found = 0
+    with contextlib.suppress(OSError, ValueError):
+        for line in (group / "memory.stat").read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name in (
+                "inactive_file",
+                "total_inactive_file",
+            ):  # version 1 has both: own and below
+                found = max(found, int(value))
+    return found

@@ -1,0 +1,70 @@
+"""How much memory a snapshot may take: what the machine has, and what the job was given of it."""
+
+import pytest
+
+from hpcrun.checkpoint.memory import available_memory
+
+GB = 10**9
+
+
+def machine(root, groups, files):
+    """The files of /proc and /sys as a machine with 500 GB shows them, below ``root``."""
+    files = {"proc/meminfo": "MemTotal: 1 kB\nMemAvailable: 500000000 kB\n"} | files
+    if groups:
+        files["proc/self/cgroup"] = groups
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(str(text))
+    return root
+
+
+def version_2(group, limit, used, stat=""):
+    place = f"sys/fs/cgroup/{group}"
+    return {
+        f"{place}/memory.max": limit,
+        f"{place}/memory.current": used,
+        f"{place}/memory.stat": stat,
+    }
+
+
+JOB = "system.slice/slurmstepd.scope/job_7"
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "free"),
+    [
+        ("", {}, 512 * GB),
+        # Slurm's limit is on the job, above the group that the process is in.
+        (
+            f"0::/{JOB}/step_0/user/task_0\n",
+            version_2(JOB, 32 * GB, 12 * GB)
+            | version_2(f"{JOB}/step_0", "max", 9 * GB)
+            | version_2(f"{JOB}/step_0/user/task_0", "max", 9 * GB),
+            20 * GB,
+        ),
+        # Pages of files that were read count as used, and go first.
+        (
+            f"0::/{JOB}\n",
+            version_2(JOB, 32 * GB, 30 * GB, f"anon 5\ninactive_file {18 * GB}\nfile 9\n"),
+            20 * GB,
+        ),
+        # A container sees its own group as the root, also where /proc names it from outside.
+        ("0::/../elsewhere\n", version_2("", 8 * GB, 3 * GB), 5 * GB),
+        (
+            "9:name=systemd:/\n4:cpu,memory:/slurm/uid_0/job_7/step_0\n0::/\n",
+            {
+                "sys/fs/cgroup/memory/slurm/uid_0/job_7/memory.limit_in_bytes": 16 * GB,
+                "sys/fs/cgroup/memory/slurm/uid_0/job_7/memory.usage_in_bytes": 17 * GB,
+                "sys/fs/cgroup/memory/slurm/uid_0/job_7/memory.stat": (
+                    f"inactive_file 7\ntotal_inactive_file {2 * GB}\n"
+                ),
+            },
+            1 * GB,
+        ),
+        (f"0::/{JOB}\n", version_2(JOB, 8 * GB, 9 * GB), 0),
+        ("nonsense\n", {}, 512 * GB),
+    ],
+)
+def test_the_limit_of_any_group_above_the_process_counts(tmp_path, groups, files, free):
+    assert available_memory(machine(tmp_path, groups, files)) == free
