@@ -123,6 +123,9 @@ def test_auto_tells_its_arithmetic_once(runs):
     assert "takes ddp: " in line
     assert "= 1.0 kB a rank" in line
     assert "train.parallel=auto" not in runs.said("calm", rank=1) + runs.said("calm-fsdp")
+    for name, parallel in (("calm", "ddp"), ("stopped-fsdp", "fsdp")):
+        started = [event for event in read_events(runs.run(name)) if event.what == "started"]
+        assert {event.fields["parallel"] for event in started} == {parallel}
 
 
 def test_a_sharded_model_is_validated_and_reported_on_as_a_whole(runs):
