@@ -1,8 +1,8 @@
 """When the next save is due: after so many steps, so much time, or as often as failures make it pay.
 
 All ranks must save at the same step, and their clocks differ: time is turned into a number of steps by
-rank 0 and told to the others, anew whenever half of what is left has passed. That takes a handful of
-small collectives an interval, however many steps it has.
+rank 0 and told to the others, anew when half of what is left has passed, or as much as has passed already.
+That takes a handful of small collectives an interval, however many steps it has.
 """
 
 import math
@@ -69,7 +69,12 @@ class EverySeconds:
         left = self._seconds() - elapsed
         if left <= pace / 2:
             return True, done + 1
-        return False, done + max(1, int(left / pace / 2))
+        # No further ahead than the interval is long already: its first steps may be quick, as those
+        # are that a device has only been told to make, and would put the next look off for hours.
+        ahead = done - step
+        if pace > 0:
+            ahead = min(ahead, int(left / pace / 2))
+        return False, done + max(1, ahead)
 
 
 def young(save_seconds: float, failure_seconds: float) -> float:

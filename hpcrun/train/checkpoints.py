@@ -18,7 +18,7 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Event, read_events
 from hpcrun.run.owner import require_ownership
 
-_FAILURES = ("crash", "node-failure", "preemption", "time-limit")
+_FAILURES = ("crash", "hang", "node-failure", "preemption", "time-limit")
 _PRIOR = 86400.0
 """Seconds: a run that has never failed is taken to fail once a day."""
 
@@ -81,8 +81,13 @@ def failure_seconds(events: Sequence[Event], now: float) -> float:
         if event.what == "started":
             since = event.time
         elif event.what == "ended":
-            trained += event.time - since if since is not None else 0.0
+            trained += _passed(since, event.time)
             failures += event.cause in _FAILURES
             since = None
-    trained += now - since if since is not None else 0.0
+    trained += _passed(since, now)
     return (trained + _PRIOR) / (failures + 1)
+
+
+def _passed(since: float | None, until: float) -> float:
+    # A clock that was set back, or another node's that lags, must not take away what the others saw.
+    return 0.0 if since is None else max(0.0, until - since)

@@ -119,6 +119,21 @@ def test_time_is_turned_into_steps_that_follow_the_pace():
     assert not EverySteps(0).due(0)
 
 
+@pytest.mark.parametrize("quick", [0.0, 0.001])
+def test_quick_first_steps_do_not_put_a_save_off(quick):
+    now = [0.0]
+    interval = EverySeconds(lambda: 60.0, Together(0, 1, None), clock=lambda: now[0])
+    looks, saves = 0, []
+    for step in range(1, 1000):
+        now[0] += quick if step < 5 else 1.0
+        looks += step == interval._next
+        if interval.due(step):
+            saves.append(now[0])
+    assert saves[0] <= 62
+    assert all(57 <= b - a <= 66 for a, b in pairwise(saves))
+    assert looks < 14 * (len(saves) + 1)
+
+
 def test_the_interval_that_pays_is_young_s_within_bounds():
     assert young(2.0, 3600.0) == 120.0
     assert pays(2.0, 10.0, 3600.0) == 120.0

@@ -1,6 +1,7 @@
 """``checkpoint`` in a config, through the package's own loop: the checkpoints that are there afterwards."""
 
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -126,3 +127,8 @@ def test_a_run_that_never_failed_is_taken_to_fail_once_a_day():
     assert failure_seconds([started, cancelled], 90000.0) == 86400 + 3600
     crashed = Event("ended", 1000.0 + 3600, attempt, "preemption", 5, {})
     assert failure_seconds([started, crashed], 90000.0) == (86400 + 3600) / 2
+    hung = replace(crashed, cause="hang")
+    assert failure_seconds([started, hung], 90000.0) == (86400 + 3600) / 2
+    # The clock was set back by days in between: no negative time is trained, and no square root fails.
+    assert failure_seconds([started], 1000.0 - 9 * 86400) == 86400
+    assert failure_seconds([replace(started, time=1e6), crashed], 1e6) == 86400 / 2
