@@ -1,0 +1,29 @@
+"""A rank that stands still ends the job with its name, and the job starts again."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests import jobs
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+
+def test_a_stopped_rank_is_named_and_the_job_restarts_once_with_the_same_bits(bench, calm):
+    run = bench.submit("hanging", model__pause=0.03, train__hang_after=5)
+    bench.wait_for_step(run, 14)
+    (victim,) = bench.pids(run, 3)
+    os.kill(victim, signal.SIGSTOP)
+    state = bench.wait_for_end(run)
+    first = jobs.events(run, "ended")[0]
+    assert (first.cause, first.fields["host"]) == ("hang", "node2")
+    assert str(first.fields["reason"]).endswith(": rank 3 on node2 does not answer")
+    folder = run.attempt_logs(bench.job(run), 0)
+    for rank in range(3):
+        assert "in training_step" in (folder / f"stacks-rank-{rank:05d}.txt").read_text()
+    assert bench.causes(run) == ["hang", "finished"]
+    assert (state, bench.slurm.restarts(bench.job(run))) == ("COMPLETED", 1)
+    assert jobs.final_state(run) == jobs.final_state(calm)
