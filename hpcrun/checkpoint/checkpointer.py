@@ -1,6 +1,9 @@
 """The engine for any training loop: a folder, a model, an optimizer, and three calls."""
 
 import os
+import re
+import secrets
+import warnings
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -10,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hpcrun.checkpoint.engine import CheckpointEngine
-from hpcrun.checkpoint.errors import CheckpointError
+from hpcrun.checkpoint.errors import CheckpointError, CheckpointWarning
 from hpcrun.checkpoint.interval import EverySeconds, EverySteps, Interval
 from hpcrun.checkpoint.outcome import SaveOutcome
 from hpcrun.checkpoint.retention import Retention, tidying
@@ -65,6 +68,7 @@ class Checkpointer:
         rank = dist.get_rank() if ready else 0
         world_size = dist.get_world_size() if ready else 1
         group = dist.new_group(backend="gloo") if world_size > 1 else None
+        self._together = Together(rank, world_size, group)
         self._model, self._optimizer = model, optimizer
         self._parts = {"scaler": scaler, "scheduler": scheduler}
         self.extra: dict[str, Any] = {} if extra is None else extra
@@ -78,15 +82,17 @@ class Checkpointer:
             still_mine=_nobody_else,
             tidy=tidying(store, retention or Retention()),
             staging=Staging(
-                ranks_on_host=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+                ranks_on_host=self._together.on_this_host(),
                 pinned=pinned,
             ),
             stage=None if stage_dir is None else Stage(Path(stage_dir)),
         )
         self._interval: Interval = EverySteps(every)
         if minutes is not None:
-            self._interval = EverySeconds(lambda: 60.0 * minutes, Together(rank, world_size, group))
-        self._started: int | None = None
+            self._interval = EverySeconds(lambda: 60.0 * minutes, self._together)
+        # Only what all ranks learn at the same call decides whether to save: not what `poll` tells.
+        self._asked: int | None = None
+        self._saved: int | None = None
         self.notes: tuple[str, ...] = ()
         """What the last restore had to say: damaged files passed over, another number of ranks."""
         self.outcome: SaveOutcome | None = None
@@ -101,6 +107,7 @@ class Checkpointer:
         Raises:
             CheckpointError: there are checkpoints and none is whole, or the newest does not fit.
         """
+        self._take(self._engine.wait())
         restored = self._engine.restore(template(self._model, self._optimizer))
         if restored is None:
             return 0
@@ -110,7 +117,7 @@ class Checkpointer:
         self.notes = restored.notes
         if restored.own is not None:
             self.notes += tuple(apply_rank(restored.own))
-        self._started = restored.step
+        self._asked = self._saved = restored.step
         return restored.step
 
     def maybe_save(self, step: int) -> bool:
@@ -119,18 +126,20 @@ class Checkpointer:
         A save that fails is told by ``outcome`` and a warning, and made good by the next.
         """
         self._take(self._engine.poll())
-        if not self._interval.due(step):
+        if not self._interval.due(step) or step == self._asked:
             return False
         self.save(step)
         return True
 
     def save(self, step: int) -> None:
         """Save the state after ``step`` steps beside the training, unless it is saved already."""
-        if step == self._started:
-            return
+        if step == self._asked:
+            self._take(self._engine.wait())
+            if step == self._saved:
+                return
         shared = capture_shared(self._model, self._optimizer, **self._parts, extra=self.extra)
         self._engine.start(step, shared, capture_rank(), {"step": step}, alike(self._model))
-        self._started = step
+        self._asked = step
 
     def wait(self) -> SaveOutcome | None:
         """Wait for the save under way; returns how the last one ended.
@@ -138,7 +147,10 @@ class Checkpointer:
         Raises:
             CheckpointError: it failed. On all ranks.
         """
-        self._take(self._engine.wait())
+        ended = self._engine.wait()
+        self._take(ended[:-1])
+        for last in ended[-1:]:
+            self._note(last)
         if self.outcome is not None and not self.outcome.ok:
             raise CheckpointError(f"step {self.outcome.step} was not saved: {self.outcome.error}")
         return self.outcome
@@ -154,21 +166,30 @@ class Checkpointer:
     ) -> None:
         if error is None:
             self.wait()
+        elif self._together.world_size == 1:
+            self._take(self._engine.wait())
         # Otherwise a peer may be gone, and waiting for it would hide the error; what is under way is
         # committed whole or not at all.
 
     def _take(self, outcomes: list[SaveOutcome]) -> None:
         for outcome in outcomes:
-            self.outcome = outcome
-            if not outcome.ok:
-                self._started = None if self._started == outcome.step else self._started
+            self._note(outcome)
+            if not outcome.ok and self._together.rank == 0:
+                text = f"step {outcome.step} was not saved: {outcome.error}"
+                warnings.warn(text, CheckpointWarning, stacklevel=3)
+
+    def _note(self, outcome: SaveOutcome) -> None:
+        self.outcome = outcome
+        if outcome.ok:
+            self._saved = outcome.step
 
 
 def _owner() -> str:
     job = os.environ.get("SLURM_JOB_ID") or os.environ.get("TORCHELASTIC_RUN_ID") or "0"
     restart = os.environ.get("SLURM_RESTART_COUNT") or os.environ.get("TORCHELASTIC_RESTART_COUNT")
-    plain = "".join(letter if letter.isalnum() else "-" for letter in job).strip("-") or "0"
-    return f"{plain}-{restart or 0}"
+    plain = re.sub("[^A-Za-z0-9]", "-", job)[:64].strip("-") or "0"
+    # Outside a scheduler two processes by mistake at once would write one draft, each half of it.
+    return f"{plain}-{restart or 0}-{secrets.token_hex(3)}"
 
 
 def _nobody_else() -> None:

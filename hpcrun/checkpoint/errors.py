@@ -17,6 +17,10 @@ class DamagedCheckpoint(CheckpointError):
     """A committed checkpoint whose bytes are not the ones that were written."""
 
 
+class CheckpointWarning(UserWarning):
+    """A save failed while training goes on."""
+
+
 @contextmanager
 def explained(doing: str, path: Path) -> Iterator[None]:
     """Turn an ``OSError`` of the block into a :class:`CheckpointError` that names ``path``."""

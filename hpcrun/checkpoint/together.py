@@ -63,6 +63,10 @@ class Together:
         dist.gather_object(value, values, dst=0, group=self.group)
         return values or []
 
+    def on_this_host(self) -> int:
+        """How many of the ranks run on this one's host. Collective."""
+        return self.gather(socket.gethostname()).count(socket.gethostname())
+
     def named(self, trouble: Exception | str) -> str:
         """``trouble`` in a line that says on which rank and host."""
         text = trouble if isinstance(trouble, str) else one_line(trouble)

@@ -1,5 +1,6 @@
 """The trainers' checkpoints: what of a trainer is saved, and how it comes back."""
 
+import secrets
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,9 @@ from hpcrun.checkpoint.engine import CheckpointEngine
 from hpcrun.checkpoint.outcome import Restored, SaveOutcome
 from hpcrun.checkpoint.restoring import Template
 from hpcrun.checkpoint.retention import Retention, tidying
+from hpcrun.checkpoint.staging import Staging
 from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.checkpoint.together import Together
 from hpcrun.train.ema import WeightAverage
 from hpcrun.train.stepping import StepGate
 
@@ -185,7 +188,9 @@ def folder_engine(
     folder: Path, *, owner: str, rank: int, world_size: int, group: Any
 ) -> CheckpointEngine:
     """An engine for a folder in a loop of one's own. Collective."""
-    store = CheckpointStore(folder, owner)
+    # Without a run directory nothing keeps two processes apart that call themselves alike.
+    store = CheckpointStore(folder, f"{owner}-{secrets.token_hex(3)}")
+    together = Together(rank, world_size, group)
     return CheckpointEngine(
         store,
         rank=rank,
@@ -193,6 +198,7 @@ def folder_engine(
         group=group,
         still_mine=_nobody_else,
         tidy=tidying(store, Retention()),
+        staging=Staging(ranks_on_host=together.on_this_host()),
     )
 
 

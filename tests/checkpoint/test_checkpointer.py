@@ -3,19 +3,24 @@
 import contextlib
 import os
 import re
+import threading
+import warnings
+from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from hpcrun.checkpoint.checkpointer import Checkpointer
-from hpcrun.checkpoint.errors import CheckpointError
+from hpcrun.checkpoint.errors import CheckpointError, CheckpointWarning
 from hpcrun.checkpoint.interval import EverySeconds, EverySteps, pays, young
 from hpcrun.checkpoint.retention import Retention
 from hpcrun.checkpoint.staging import Staging
 from hpcrun.checkpoint.together import Together
+from hpcrun.train.checkpointing import folder_engine
 from tests.train.forks import fork_ranks
 
 ROOT = Path(__file__).parents[2]
@@ -69,6 +74,81 @@ def test_a_failed_save_is_raised_on_leaving_and_the_step_can_be_saved_again(tmp_
     place.mkdir()
     ckpt.save(1)
     assert ckpt.wait().ok
+
+
+def test_ranks_that_hear_of_a_failure_at_different_times_ask_for_the_same_saves(tmp_path):
+    place = tmp_path / "file"
+    place.write_text("in the way")
+
+    def play(rank):
+        torch.set_num_threads(1)
+        store = dist.FileStore(str(tmp_path / "rendezvous"), 2)
+        patience = timedelta(seconds=20)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=patience)
+        ckpt = Checkpointer(place / "checkpoints", **parts(), every=1)
+        assert ckpt._engine._staging._ranks_on_host == 2
+        heard, run = threading.Event(), ckpt._engine._saving.run
+
+        def late(task):
+            outcome = run(task)
+            assert rank == 0 or heard.wait(10)
+            return outcome
+
+        ckpt._engine._saving.run = late
+        assert ckpt.maybe_save(1)
+        if rank == 0:
+            ckpt._engine._thread.join()
+        # As in the micro-batches of one step: rank 0 knows that the save has failed, rank 1 does not.
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            assert not ckpt.maybe_save(1)
+        texts = [str(each.message) for each in told if each.category is CheckpointWarning]
+        assert len(texts) == (rank == 0)
+        assert all("step 1 was not saved: rank 0 (" in text for text in texts)
+        heard.set()
+        dist.barrier()
+        if rank == 0:
+            place.unlink()
+            place.mkdir()
+        dist.barrier()
+        ckpt.save(1)
+        assert ckpt.wait().ok
+        ckpt.save(1)
+        assert not ckpt.maybe_save(1)
+
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    assert fork_ranks(2, play, logs) == [0, 0], [log.read_text() for log in logs.iterdir()]
+
+
+def test_what_is_under_way_is_committed_when_the_only_process_is_interrupted(tmp_path):
+    ckpt = Checkpointer(tmp_path, **parts())
+    run, going_on = ckpt._engine._saving.run, threading.Event()
+
+    def slow(task):
+        assert going_on.wait(10)
+        return run(task)
+
+    ckpt._engine._saving.run = slow
+
+    def train():
+        ckpt.save(1)
+        threading.Timer(0.1, going_on.set).start()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), ckpt:
+        train()
+    assert Checkpointer(tmp_path, **parts()).restore() == 1
+
+
+def test_two_processes_in_one_folder_never_write_one_draft(tmp_path):
+    first, second = (Checkpointer(tmp_path, **parts()) for _ in range(2))
+    drafts = {ckpt._engine._store.begin(1) for ckpt in (first, second)}
+    assert len(drafts) == 2
+    trainers = [
+        folder_engine(tmp_path, owner="7-0", rank=0, world_size=1, group=None) for _ in "ab"
+    ]
+    assert len({engine._store.begin(1) for engine in trainers} | drafts) == 4
 
 
 def test_a_folder_that_everybody_may_write_to_is_refused_with_the_remedy(tmp_path):
