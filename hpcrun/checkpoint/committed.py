@@ -6,7 +6,7 @@ Apart from the protocol that makes them (store.py), since most who read never wr
 import re
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import xxhash
@@ -70,6 +70,18 @@ class CommittedSteps:
         if manifest.step != step:
             raise self.damaged(step, f"{path}: belongs to step {manifest.step}")
         return manifest
+
+    def valid(self) -> dict[int, Manifest]:
+        """The manifests of all checkpoints whose files have their sizes, newest first.
+
+        Raises:
+            CheckpointError: the folder is there and cannot be read.
+        """
+        found = {}
+        for step in self.steps():
+            with suppress(DamagedCheckpoint):
+                found[step] = self._inspect(step)
+        return {step: manifest for step, manifest in found.items() if step not in self._distrusted}
 
     def check(self, step: int, names: Iterable[str] | None = None) -> None:
         """Read the files ``names`` of ``step`` (all, if None) and compare them with the manifest.
@@ -136,13 +148,6 @@ class CommittedSteps:
             except CheckpointError as error:
                 raise self.damaged(step, str(error)) from error
         return manifest
-
-    def _is_valid(self, step: int) -> bool:
-        try:
-            self._inspect(step)
-        except DamagedCheckpoint:
-            return False
-        return step not in self._distrusted
 
     def _is_whole(self, step: int) -> bool:
         try:

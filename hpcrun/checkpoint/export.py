@@ -2,14 +2,12 @@
 
 import os
 import secrets
-from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hpcrun.checkpoint.errors import CheckpointError, DamagedCheckpoint, explained
+from hpcrun.checkpoint.errors import CheckpointError, explained
 from hpcrun.checkpoint.holds import hold
 from hpcrun.checkpoint.reading import StoreReader
 from hpcrun.checkpoint.retention import Retention
@@ -29,10 +27,7 @@ def newest_readable(store: CheckpointStore) -> int:
 
 def best_readable(store: CheckpointStore) -> int:
     """The step with the lowest validation loss, of equal ones the latest; raises CheckpointError."""
-    metas: dict[int, Mapping[str, Any]] = {}
-    for step in store.steps():
-        with suppress(DamagedCheckpoint):
-            metas[step] = store.manifest(step).meta
+    metas = {step: manifest.meta for step, manifest in store.valid().items()}
     best = Retention(best=1).protected(metas)
     if not best:
         raise CheckpointError(

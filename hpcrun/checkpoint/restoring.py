@@ -1,11 +1,13 @@
 """The ranks restore together: one finds damage, all fall back to the checkpoint before."""
 
 from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pickle import UnpicklingError
 from typing import Any
 
 from hpcrun.checkpoint.errors import CheckpointError, DamagedCheckpoint
+from hpcrun.checkpoint.holds import hold
 from hpcrun.checkpoint.manifest import Manifest
 from hpcrun.checkpoint.outcome import Restored
 from hpcrun.checkpoint.reading import StoreReader
@@ -61,8 +63,10 @@ def restore(
             raise CheckpointError(error)
         if manifest is None:
             return None
-        part = _read(store, together, manifest, template)
-        reports = together.gather((part.damage, part.misfit))
+        # Another process may be training here: a job that only evaluates, or a ghost of this one.
+        with hold(store.root, manifest.step) if together.rank == 0 else nullcontext():
+            part = _read(store, together, manifest, template)
+            reports = together.gather((part.damage, part.misfit))
         misfits = [misfit for _, misfit in reports if misfit]
         if misfits:
             raise CheckpointError(f"step {manifest.step}: {first_of(misfits)}")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hpcrun.checkpoint.errors import DamagedCheckpoint
+from hpcrun.checkpoint.errors import CheckpointError
 from hpcrun.checkpoint.store import CheckpointStore
 
 
@@ -14,13 +14,17 @@ class Retention:
     """``keep`` newest, those at multiples of ``every`` steps (0: none), and the ``best`` by a metric.
 
     ``metric`` names a number in the manifests' ``meta``; a smaller one is better, or a larger one where
-    the name begins with ``-`` (``-accuracy``).
+    the name begins with ``-`` (``-accuracy``). ``keep`` below 1 is a CheckpointError.
     """
 
     keep: int = 3
     every: int = 0
     best: int = 0
     metric: str = "validation_loss"
+
+    def __post_init__(self) -> None:
+        if self.keep < 1:
+            raise CheckpointError(f"keep={self.keep}: at least one checkpoint must be kept")
 
     def protected(self, metas: Mapping[int, Mapping[str, Any]]) -> set[int]:
         """The steps that stay whatever their age, of valid checkpoints with these ``meta``."""
@@ -41,11 +45,8 @@ def tidying(store: CheckpointStore, retention: Retention) -> Callable[[int], lis
     def tidy(step: int) -> list[str]:
         metas: dict[int, Mapping[str, Any]] = {}
         if retention.every or retention.best:
-            for known in store.steps():
-                try:
-                    metas[known] = store.manifest(known).meta
-                except DamagedCheckpoint:
-                    continue  # not counted, not removed
+            # A damaged one would stand as the best in the place of one that can be loaded.
+            metas = {known: manifest.meta for known, manifest in store.valid().items()}
         store.prune(retention.keep, protect={step, *retention.protected(metas)})
         return []
 

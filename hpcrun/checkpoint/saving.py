@@ -52,6 +52,7 @@ class Saving:
         self._still_mine = still_mine
         self._tidy = tidy
         self._swept = False
+        self._left: str | None = None
 
     def run(self, task: Task) -> SaveOutcome:
         """Save. Collective; returns on all ranks alike once it is decided, and raises for no disk.
@@ -71,9 +72,7 @@ class Saving:
     def _begin(self, task: Task) -> str | SaveOutcome:
         try:
             self._still_mine()
-            if not self._swept:
-                self._store.sweep()
-                self._swept = True
+            self._sweep()
             if task.plan is not None and isinstance(task.share, Share):
                 # The plain data of the other ranks is as large as this one's, nearly enough.
                 blobs = (task.share.size - task.plan.size) * self._together.world_size
@@ -86,6 +85,16 @@ class Saving:
             return SaveOutcome(False, task.step, error=str(error), fenced=True)
         except (CheckpointError, OSError) as error:
             return SaveOutcome(False, task.step, error=self._together.named(error))
+
+    def _sweep(self) -> None:
+        """What stays (an NFS client keeps files that are open somewhere) costs room, not this save."""
+        self._left = None
+        if not self._swept:
+            try:
+                self._store.sweep()
+                self._swept = True
+            except CheckpointError as error:
+                self._left = self._together.named(error)
 
     def _write(self, task: Task, draft: Path) -> Written | str | None:
         if not isinstance(task.share, Share):
@@ -108,7 +117,8 @@ class Saving:
                 task, draft, [part for part in written if isinstance(part, Written)]
             )
         told = [note for part in written if isinstance(part, Written) for note in part.notes]
-        notes = [first_of(told)] if told else []
+        notes = [self._left] if self._left else []
+        notes += [first_of(told)] if told else []
         try:
             if outcome.ok:
                 notes += self._tidy(task.step)

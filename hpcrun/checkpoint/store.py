@@ -209,7 +209,7 @@ class CheckpointStore(CommittedSteps):
         """
         if keep < 1:
             raise CheckpointError(f"keep={keep}: at least one checkpoint must be kept")
-        valid = [step for step in self.steps() if self._is_valid(step)]
+        valid = list(self.valid())
         doomed = sorted(set(valid[keep:]) - set(protect) - held(self._names()))
         with explained("be pruned", self.root):
             self._remove([self.path(step) for step in doomed])
@@ -224,16 +224,22 @@ class CheckpointStore(CommittedSteps):
             The names of what was removed.
 
         Raises:
-            CheckpointError: the disk refused.
+            CheckpointError: the disk refused; everything else is removed.
         """
         names = self._names()
         leftovers = expired(names)
         for name in names:
             if name.startswith(_TRASH) or _DRAFT.fullmatch(name):
                 leftovers.append(name)
-        with explained("be swept", self.root):
-            for name in leftovers:
-                delete(self._fs, self.root / name)
+        troubles = []
+        for name in leftovers:
+            try:
+                with explained("be swept", self.root / name):
+                    delete(self._fs, self.root / name)
+            except CheckpointError as error:
+                troubles.append(error)
+        if troubles:
+            raise troubles[0]
         return leftovers
 
     # The parts

@@ -107,7 +107,8 @@ class Saver:
     def _tell(self, outcome: SaveOutcome) -> None:
         if not outcome.ok:
             line = f"step {outcome.step} was not saved: {outcome.error}"
-            print(f"hpcrun: {line}", file=sys.stderr, flush=True)
+            for told in (line, *outcome.notes):
+                print(f"hpcrun: {told}", file=sys.stderr, flush=True)
             if not outcome.fenced:
                 note(
                     self._run,

@@ -130,6 +130,9 @@ def test_a_kill_in_the_middle_of_any_write_leaves_the_commit_before(prepared, ca
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
 def test_a_refusal_at_any_call_is_told_and_the_next_save_works(calls, each_call, code):
     published = calls.index(PUBLISHED) + 1
+    # Leftovers that stay do not keep a save from being made.
+    swept = [name for name, _ in calls].index("free")
+    assert swept > 5
     told = 0
     for number, root in each_call():
         saving = engine(root, "7-1", failing_at(number, code))
@@ -139,8 +142,8 @@ def test_a_refusal_at_any_call_is_told_and_the_next_save_works(calls, each_call,
         told += errno.errorcode[code] in text
         # While pruning, a checkpoint that cannot be read is not counted as kept, and stays.
         assert errno.errorcode[code] in text or number > published + 3, where
-        assert outcome.ok == (number > published + 3), where
-        require_state(restored(root), 3 if number > published else 2)
+        assert outcome.ok == (number <= swept or number > published + 3), where
+        require_state(restored(root), 3 if outcome.ok or number > published else 2)
         # The same step again, as at a stop that follows at once.
         step = 4 if outcome.ok else 3
         assert save(saving, step).ok, where

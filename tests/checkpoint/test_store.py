@@ -1,6 +1,7 @@
 """Two incarnations at once, a full disk, and what is kept."""
 
 import contextlib
+import errno
 import os
 import stat
 import subprocess
@@ -9,9 +10,11 @@ import pytest
 
 from hpcrun.checkpoint.errors import CheckpointError
 from hpcrun.checkpoint.filesystem import FileSystem
+from hpcrun.checkpoint.retention import Retention, tidying
 from hpcrun.checkpoint.store import CheckpointStore
 from hpcrun.run.owner import Superseded
 
+from . import single
 from .faults import content, save
 
 
@@ -211,3 +214,41 @@ def test_a_full_disk_is_reported_with_its_arithmetic_and_the_next_save_works(sma
     (small_disk / "checkpoints" / "step-000000001" / "rank-00000.pt").unlink()
     save(store, 3)
     store.check(3)
+
+
+def test_what_cannot_be_swept_is_named_and_everything_else_goes(root):
+    class Busy(FileSystem):
+        def remove_directory(self, path):
+            if path.name == "step-000000003.tmp-6-0":  # as with a file that is open on NFS
+                raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+            super().remove_directory(path)
+
+    for step in (3, 4):
+        CheckpointStore(root, "6-0").begin(step)
+    with pytest.raises(CheckpointError, match=r"step-000000003\.tmp-6-0: cannot be swept: .*EMPTY"):
+        CheckpointStore(root, "7-0", fs=Busy()).sweep()
+    assert names(root) == ["step-000000003.tmp-6-0"]
+
+
+def test_a_damaged_checkpoint_is_not_kept_as_the_best(root):
+    store = CheckpointStore(root, "7-0", patience=0)
+    tidy = tidying(store, Retention(keep=1, best=1, metric="step"))
+    for step in (1, 2, 3):
+        save(store, step)
+    file = store.path(1) / "shared.pt"
+    file.write_bytes(file.read_bytes()[:-1])
+    assert tidy(3) == []
+    assert store.steps() == [3, 2, 1]  # the newest, the best that is whole, and evidence
+    with pytest.raises(CheckpointError, match="keep=0: at least one"):
+        Retention(keep=0)
+
+
+def test_what_is_being_restored_is_not_pruned(root):
+    def prune(names):
+        assert single.save(single.engine(root, "7-1", keep=1), 2).ok
+        return {}
+
+    assert single.save(single.engine(root, "7-0"), 1).ok
+    single.require_state(single.engine(root, "8-0").restore(prune), 1)
+    assert [name for name in names(root) if name.startswith(".held")] == []
+    assert CheckpointStore(root, "7-1").prune(1) == [1]
