@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from hpcrun.checkpoint.buffers import apply_buffers, broadcast, capture_buffers
 from hpcrun.checkpoint.engine import CheckpointEngine
 from hpcrun.checkpoint.errors import CheckpointError, CheckpointWarning
 from hpcrun.checkpoint.interval import EverySeconds, EverySteps, Interval
@@ -116,6 +117,8 @@ class Checkpointer:
         self.extra.update(extra)
         self.notes = restored.notes
         if restored.own is not None:
+            if "buffers" in restored.own and not broadcast(self._model):
+                apply_buffers(restored.own["buffers"], self._model)
             self.notes += tuple(apply_rank(restored.own))
         self._asked = self._saved = restored.step
         return restored.step
@@ -138,7 +141,10 @@ class Checkpointer:
             if step == self._saved:
                 return
         shared = capture_shared(self._model, self._optimizer, **self._parts, extra=self.extra)
-        self._engine.start(step, shared, capture_rank(), {"step": step}, alike(self._model))
+        own = capture_rank()
+        if self._together.world_size > 1 and not broadcast(self._model):
+            own["buffers"] = capture_buffers(self._model)
+        self._engine.start(step, shared, own, {"step": step}, alike(self._model))
         self._asked = step
 
     def wait(self) -> SaveOutcome | None:

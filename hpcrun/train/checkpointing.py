@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from hpcrun.checkpoint import state
+from hpcrun.checkpoint.buffers import apply_buffers, capture_buffers
 from hpcrun.checkpoint.engine import CheckpointEngine
 from hpcrun.checkpoint.outcome import Restored, SaveOutcome
 from hpcrun.checkpoint.restoring import Template
@@ -153,19 +153,13 @@ class Checkpointing:
     def _capture_own(self) -> dict[str, Any]:
         own = state.capture_rank()
         if self._buffers_differ:
-            # A copy on the CPU as the shared state's: the file is loaded before the device is asked.
-            own["buffers"] = {
-                state.canonical(name): buffer.detach().cpu()
-                for name, buffer in self.module.named_buffers()
-            }
+            own["buffers"] = capture_buffers(self.module)
         return own
 
     def _apply_own(self, own: dict[str, Any]) -> None:
         # Saved by another way of sharing the work, the buffers may be alike on all ranks.
         if self._buffers_differ and "buffers" in own:
-            with torch.no_grad():
-                for name, buffer in self.module.named_buffers():
-                    buffer.copy_(own["buffers"][state.canonical(name)])
+            apply_buffers(own["buffers"], self.module)
         state.apply_rank(own)
 
     def _restore_compression(self, own: dict[str, Any] | None) -> str | None:

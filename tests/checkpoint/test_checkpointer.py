@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from hpcrun.checkpoint.checkpointer import Checkpointer
 from hpcrun.checkpoint.errors import CheckpointError, CheckpointWarning
@@ -115,6 +116,43 @@ def test_ranks_that_hear_of_a_failure_at_different_times_ask_for_the_same_saves(
         assert ckpt.wait().ok
         ckpt.save(1)
         assert not ckpt.maybe_save(1)
+
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    assert fork_ranks(2, play, logs) == [0, 0], [log.read_text() for log in logs.iterdir()]
+
+
+class Normed(nn.Module):
+    """A batch norm, and a cache that grows with what it has seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.last = nn.BatchNorm1d(2), nn.Linear(2, 1)
+        self.register_buffer("cache", torch.zeros(1).expand(2), persistent=False)
+
+    def forward(self, x):
+        self.cache = torch.zeros(9)
+        return self.last(self.norm(x))
+
+
+def test_each_rank_gets_its_own_buffers_back_where_they_differ(tmp_path):
+    def build(rank):
+        model = DistributedDataParallel(Normed(), broadcast_buffers=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return model, Checkpointer(tmp_path / "checkpoints", model=model, optimizer=optimizer)
+
+    def play(rank):
+        torch.set_num_threads(1)
+        store = dist.FileStore(str(tmp_path / "rendezvous"), 2)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+        model, ckpt = build(rank)
+        model(torch.full((4, 2), float(rank + 1))).sum().backward()
+        ckpt.save(1)
+        ckpt.wait()
+        after, ckpt = build(rank)
+        assert ckpt.restore() == 1
+        assert torch.equal(after.module.norm.running_mean, model.module.norm.running_mean)
+        assert after.module.norm.running_mean[0] == pytest.approx(0.1 * (rank + 1))
 
     logs = tmp_path / "logs"
     logs.mkdir()
