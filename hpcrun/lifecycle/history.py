@@ -58,10 +58,15 @@ def lives(events: Sequence[Event]) -> list[Life]:
 def all_lives(events: Sequence[Event]) -> list[Life]:
     """The attempts of all submissions, in order."""
     found: dict[Attempt, Life] = {}
+    before: Attempt | None = None
     for event in events:
         if event.attempt is None or event.what in ("submitted", "cancelled"):
             continue
-        life = found.get(event.attempt) or Life(event.attempt, event.time)
+        life = found.get(event.attempt)
+        if life is None:
+            life, before = Life(event.attempt, event.time), next(reversed(found), None)
+        if event.what == "started" and before is not None:
+            found[before] = _with_start_of_next(found[before], event.step or 0)
         found[event.attempt] = _with_event(life, event)
     return list(found.values())
 
@@ -90,6 +95,11 @@ def _with_event(life: Life, event: Event) -> Life:
             ended=event.time,
         )
     return life
+
+
+def _with_start_of_next(life: Life, step: int) -> Life:
+    # A crash right after a commit loses the announcement, but not what the next one starts from.
+    return replace(life, committed=step) if step > (life.committed or life.begun_at or 0) else life
 
 
 def _cause(word: str | None) -> Cause | None:

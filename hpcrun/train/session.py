@@ -86,8 +86,6 @@ def train(
     start = restored.step if restored else 0
     if restored is None or restored.own is None:
         _seed_rank(config.seed, distributed.rank, start)
-    if trainer.is_main_process:
-        _announce(run, attempt, restored, start, trainer)
     early = EarlyStopping(config.train.patience, config.train.min_delta)
     if restored is not None:
         early.load_state_dict(restored.shared["extra"].get("early_stopping", early.state_dict()))
@@ -117,6 +115,8 @@ def train(
         group=group,
     )
     if trainer.is_main_process:
+        # Only now: the data may refuse to go on from there.
+        _announce(run, attempt, restored, start, trainer)
         for line in (*batches.batching.lines(), *learning_rate_lines(config)):
             print(f"hpcrun: {line}", flush=True)
     sinks = together(

@@ -104,3 +104,20 @@ def test_a_new_submission_gives_new_budgets_but_keeps_the_checkpoints() -> None:
     ]
     assert [one.attempt.job for one in lives(log)] == ["2"]
     assert last_committed(log) == 20
+
+
+def test_a_commit_that_was_not_announced_is_seen_by_where_the_next_attempt_starts() -> None:
+    found = lives(
+        [
+            event("opened"),
+            event("started", step=0),
+            event("opened", restart=1),
+            event("ended", cause="crash", step=23),
+            event("started", restart=1, step=20),
+            event("ended", restart=1, cause="crash", step=22),
+            event("opened", restart=2),
+            event("started", restart=2, step=20),
+        ]
+    )
+    assert [one.progressed for one in found] == [True, False, False]
+    assert [one.cause for one in found] == [Cause.CRASH, Cause.CRASH, None]
