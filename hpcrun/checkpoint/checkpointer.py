@@ -4,6 +4,7 @@ import os
 import re
 import secrets
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -73,7 +74,7 @@ class Checkpointer:
         self._model, self._optimizer = model, optimizer
         self._parts = {"scaler": scaler, "scheduler": scheduler}
         self.extra: dict[str, Any] = {} if extra is None else extra
-        store = CheckpointStore(Path(folder), _owner())
+        store = self._store = CheckpointStore(Path(folder), _owner())
         pinned = any(parameter.is_cuda for parameter in model.parameters())
         self._engine = CheckpointEngine(
             store,
@@ -92,6 +93,7 @@ class Checkpointer:
         if minutes is not None:
             self._interval = EverySeconds(lambda: 60.0 * minutes, self._together)
         # Only what all ranks learn at the same call decides whether to save: not what `poll` tells.
+        self._begun = False
         self._asked: int | None = None
         self._saved: int | None = None
         self.notes: tuple[str, ...] = ()
@@ -109,6 +111,7 @@ class Checkpointer:
             CheckpointError: there are checkpoints and none is whole, or the newest does not fit.
         """
         self._take(self._engine.wait())
+        self._begun = True
         restored = self._engine.restore(template(self._model, self._optimizer))
         if restored is None:
             return 0
@@ -135,7 +138,15 @@ class Checkpointer:
         return True
 
     def save(self, step: int) -> None:
-        """Save the state after ``step`` steps beside the training, unless it is saved already."""
+        """Save the state after ``step`` steps beside the training, unless it is saved already.
+
+        Raises:
+            CheckpointError: the state is not plain data; or, on all ranks, checkpoints were there
+                before and :meth:`restore` was not called.
+        """
+        if not self._begun:
+            self._together.from_rank_0(self._require_none)
+            self._begun = True
         if step == self._asked:
             self._take(self._engine.wait())
             if step == self._saved:
@@ -176,6 +187,17 @@ class Checkpointer:
             self._take(self._engine.wait())
         # Otherwise a peer may be gone, and waiting for it would hide the error; what is under way is
         # committed whole or not at all.
+
+    def _require_none(self) -> None:
+        # A step that is there already is kept and not written again: those of another training would stay.
+        steps: list[int] = []
+        with suppress(CheckpointError):  # what cannot be listed the save itself will tell
+            steps = self._store.steps()
+        if steps:
+            raise CheckpointError(
+                f"{self._store.root}: holds checkpoints up to step {steps[0]}, which this training did "
+                "not go on from; call restore() first, or use another folder"
+            )
 
     def _take(self, outcomes: list[SaveOutcome]) -> None:
         for outcome in outcomes:

@@ -189,6 +189,17 @@ def test_two_processes_in_one_folder_never_write_one_draft(tmp_path):
     assert len({engine._store.begin(1) for engine in trainers} | drafts) == 4
 
 
+def test_another_training_is_not_taken_for_saved_where_one_was(tmp_path):
+    with Checkpointer(tmp_path, **parts()) as ckpt:
+        ckpt.save(1)
+    again = Checkpointer(tmp_path, **parts())
+    with pytest.raises(CheckpointError, match=r"holds checkpoints up to step 1, .* call restore"):
+        again.save(1)
+    assert again.restore() == 1
+    again.save(2)
+    assert again.wait().ok
+
+
 def test_a_folder_that_everybody_may_write_to_is_refused_with_the_remedy(tmp_path):
     folder = tmp_path / "checkpoints"
     with Checkpointer(folder, **parts()) as ckpt:
@@ -204,6 +215,7 @@ def test_a_stage_folder_that_is_missing_is_told_and_done_without(tmp_path):
     stage = tmp_path / "fast"
     for step in (1, 2):
         with Checkpointer(tmp_path / "checkpoints", **parts(), stage_dir=stage) as ckpt:
+            assert ckpt.restore() == step - 1
             ckpt.save(step)
         assert ckpt.outcome.ok
         assert [f"{stage}: cannot hold the save" in note for note in ckpt.outcome.notes] == [
