@@ -151,12 +151,19 @@ class Checkpointer:
             self._take(self._engine.wait())
             if step == self._saved:
                 return
-        shared = capture_shared(self._model, self._optimizer, **self._parts, extra=self.extra)
+        shared: dict[str, Any] = {}
+        trouble: Exception | None = None
+        try:
+            shared = capture_shared(self._model, self._optimizer, **self._parts, extra=self.extra)
+        except Exception as error:  # the others may have none, and would wait
+            trouble = error
         own = capture_rank()
         if self._together.world_size > 1 and not broadcast(self._model):
             own["buffers"] = capture_buffers(self._model)
-        self._engine.start(step, shared, own, {"step": step}, alike(self._model))
+        self._engine.start(step, shared, own, {"step": step}, alike(self._model), trouble)
         self._asked = step
+        if trouble is not None:
+            raise trouble
 
     def wait(self) -> SaveOutcome | None:
         """Wait for the save under way; returns how the last one ended.

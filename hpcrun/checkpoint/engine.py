@@ -84,6 +84,7 @@ class CheckpointEngine:
         own: dict[str, Any],
         meta: dict[str, Any],
         alike: Callable[[str], bool] = lambda _: False,
+        trouble: Exception | None = None,
     ) -> None:
         """Take a snapshot of the state after ``step`` and save it beside what follows. Collective.
 
@@ -97,12 +98,13 @@ class CheckpointEngine:
             meta: plain JSON for the manifest; only rank 0's is written.
             alike: whether a whole tensor of this name has the same value on all ranks, so that any of
                 them may write it; otherwise rank 0 does.
+            trouble: why this rank has no state to give; the save then fails, on all ranks alike.
         """
         began = time.perf_counter()
         ended = self._join()
         self._untold += [ended] if ended else []
         waited = time.perf_counter() - began
-        task = self._snapshot(step, shared, own, meta, alike)
+        task = self._snapshot(step, shared, own, meta, alike, trouble)
         if isinstance(task.share, Share) and not task.share.safe:
             task = self._through_stage(task)
         straight = isinstance(task.share, Share) and not task.share.safe
@@ -183,13 +185,15 @@ class CheckpointEngine:
         own: dict[str, Any],
         meta: dict[str, Any],
         alike: Callable[[str], bool],
+        trouble: Exception | None,
     ) -> Task:
         together = self._together
         skeleton: Any = None
         tensors: dict[str, torch.Tensor] = {}
         blobs: dict[str, bytes] = {}
-        trouble: Exception | None = None
         try:
+            if trouble is not None:
+                raise trouble
             skeleton, tensors = split(shared)
             require_plain(own, "")
             if together.rank == 0:

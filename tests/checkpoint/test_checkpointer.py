@@ -5,10 +5,12 @@ import os
 import re
 import threading
 import warnings
+from contextlib import nullcontext
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -116,6 +118,19 @@ def test_ranks_that_hear_of_a_failure_at_different_times_ask_for_the_same_saves(
         assert ckpt.wait().ok
         ckpt.save(1)
         assert not ckpt.maybe_save(1)
+        # What one rank cannot save is an error there, and no hang of the other.
+        ckpt.extra["best"] = np.float64(1) if rank else 1.0
+        with (
+            pytest.raises(CheckpointError, match=r"best: a numpy\.float64")
+            if rank
+            else nullcontext()
+        ):
+            ckpt.save(2)
+        with pytest.raises(CheckpointError, match=r"step 2 was not saved: rank 1 .*numpy\.float64"):
+            ckpt.wait()
+        ckpt.extra["best"] = 2.0
+        ckpt.save(2)
+        assert ckpt.wait().ok
 
     logs = tmp_path / "logs"
     logs.mkdir()
