@@ -15,16 +15,33 @@ def available_memory(root: Path = Path("/")) -> int:
     Args:
         root: where ``proc`` and ``sys`` lie.
     """
-    available = 1 << 62
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in (root / "proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                available = int(line.split()[1]) * 1024
+    available = _of_machine(root, "MemAvailable")
     for group, limit, used in _groups(root):
         with contextlib.suppress(OSError, ValueError):  # "max" is no number and no limit
             room = int((group / limit).read_text()) - int((group / used).read_text())
             available = min(available, max(0, room + _reclaimable(group)))
     return available
+
+
+def total_memory(root: Path = Path("/")) -> int:
+    """Bytes that this process may ever have: MemTotal, within the limits of all control groups.
+
+    Args:
+        root: where ``proc`` and ``sys`` lie.
+    """
+    total = _of_machine(root, "MemTotal")
+    for group, limit, _ in _groups(root):
+        with contextlib.suppress(OSError, ValueError):
+            total = min(total, int((group / limit).read_text()))
+    return total
+
+
+def _of_machine(root: Path, key: str) -> int:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in (root / "proc/meminfo").read_text().splitlines():
+            if line.startswith(f"{key}:"):
+                return int(line.split()[1]) * 1024
+    return 1 << 62
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, str, str]]:

@@ -1,14 +1,12 @@
 """Which way of sharing the work a training takes: the one that is named, or what memory says."""
 
-import contextlib
-from pathlib import Path
 from typing import Any, Literal
 
-import psutil
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from hpcrun.checkpoint.memory import total_memory
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import AMPConfig, Config
 from hpcrun.config.training import FSDP
@@ -111,11 +109,7 @@ def _device_memory(distributed: DistributedConfig) -> int:
     """Bytes of this rank's device: all of them, because what is free now may not be at the next start."""
     if distributed.device_ids:
         return torch.cuda.mem_get_info(distributed.device_ids[0])[1]
-    whole = psutil.virtual_memory().total
-    for limit in ("memory.max", "memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):
-            whole = min(whole, int((Path("/sys/fs/cgroup") / limit).read_text()))
-    return whole // distributed.num_gpus_per_node
+    return total_memory() // distributed.num_gpus_per_node
 
 
 def _least(value: int, group: Any) -> int:

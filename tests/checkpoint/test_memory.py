@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpcrun.checkpoint.memory import available_memory
+from hpcrun.checkpoint.memory import available_memory, total_memory
 
 GB = 10**9
 
@@ -68,3 +68,11 @@ JOB = "system.slice/slurmstepd.scope/job_7"
 )
 def test_the_limit_of_any_group_above_the_process_counts(tmp_path, groups, files, free):
     assert available_memory(machine(tmp_path, groups, files)) == free
+
+
+def test_all_that_a_job_may_have_is_its_groups_limit_and_not_the_machines_memory(tmp_path):
+    groups = f"0::/{JOB}/step_0\n"
+    files = {"proc/meminfo": "MemTotal: 500000000 kB\nMemAvailable: 1 kB\n"}
+    assert total_memory(machine(tmp_path / "free", "", files)) == 512 * GB
+    limited = machine(tmp_path / "job", groups, files | version_2(JOB, 32 * GB, 31 * GB))
+    assert total_memory(limited) == 32 * GB
