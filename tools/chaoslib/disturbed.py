@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from devclusterlib import cluster as devcluster
+
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import read_events
 from hpcrun.run.files import read_json
@@ -164,6 +166,21 @@ class Chaos:
             event.what for event in read_events(self.run) if event.what in ("started", "ended")
         ]
         return lives[-1:] == ["started"] and self.slurm.state(self.job()) == "RUNNING"
+
+    def mend_nodes(self) -> None:
+        """Give nodes back that Slurm has lost patience with, as an administrator does: preemption needs all."""
+
+        def whole() -> bool:
+            states = devcluster.node_states(self.slurm.handle)
+            for node, state in states.items():
+                if state.startswith(("down", "drain")):
+                    self.slurm.resume_node(node)
+            return bool(states) and all(
+                state.startswith(("idle", "alloc", "mix")) and devcluster.registered(state)
+                for state in states.values()
+            )
+
+        self.wait(whole, "a node did not come back")
 
     def starts_again(self) -> bool:
         """Whether an attempt is under way, once its requeued job is told not to wait.

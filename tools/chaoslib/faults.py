@@ -166,6 +166,7 @@ def _meet(chaos: Chaos, planned: Planned) -> Met:
         lambda: chaos.step() >= planned.step and chaos.is_running(),
         f"step {planned.step} was not reached",
     )
+    chaos.mend_nodes()
     fault = FAULTS[planned.fault]
     at, begun, ends = chaos.step(), time.monotonic(), len(chaos.ends())
     detail = fault.strike(chaos)
