@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from hpcrun.errors import UserError
@@ -69,7 +70,11 @@ class Taking:
             raise TypeError(f"{name}.weight() gave None for one batch and a number for another")
         if counts is None:
             return known
-        return [weight if count else 0.0 for weight, count in zip(known, counts, strict=True)]
+        # Tensors, also of what the task gives as numbers: the number 0 is for who has nothing to compute.
+        return [
+            torch.as_tensor(weight, dtype=torch.float64) if count else 0.0
+            for weight, count in zip(known, counts, strict=True)
+        ]
 
 
 def _require_joinable(module: nn.Module) -> None:

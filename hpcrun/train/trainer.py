@@ -398,7 +398,9 @@ class DistributedAMPTrainer(AMPTrainer):
         idle = not any(isinstance(weight, Tensor) or weight for weight in weights)
         value = torch.zeros((), device=self.device)
         with self._strategy.join(self.model):
-            if not idle:
+            if idle:
+                self.scaler.scale(value)  # It has no scale to undo before the first time.
+            else:
                 value = self._backward(micro_batches, loss, factors)
         share_gradients(_trained(self.optimizer), self.device, wanting=idle)
         return self._update(value)

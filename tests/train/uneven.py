@@ -8,6 +8,7 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch._dynamo  # DDP does, after the fork otherwise
 import torch.distributed as dist
@@ -19,6 +20,7 @@ from torch.utils.data import Dataset, default_collate
 from hpcrun import Task
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import AMPConfig
+from hpcrun.train import order
 from hpcrun.train.data import training_steps
 from hpcrun.train.taking import Taking
 from hpcrun.train.trainer import DistributedAMPTrainer
@@ -28,7 +30,7 @@ from tests.train.forks import fork_ranks
 from tests.train.ranks import Pairs, digest, gathered, loss, small
 
 WORLD = 3
-SIZE, BATCH = 50, 16
+SIZE, BATCH, SEED = 50, 16, 2
 """Four steps an epoch, the last one with two samples: none for the third rank."""
 
 
@@ -80,6 +82,26 @@ class Masked(Plain):
         return (batch[1] >= 0).sum()
 
 
+class Unmarked(Tokens):
+    """In the first short batch, the sample that falls to rank 0 has no target at all."""
+
+    def __getitem__(self, index):
+        tokens, targets = super().__getitem__(index)
+        if index == order.samples(np.array([3 * BATCH]), SIZE, SEED)[0]:
+            targets[:] = -1
+        return tokens, targets
+
+
+class Counted(Masked):
+    """The same, counted in numbers instead of tensors."""
+
+    def train_dataset(self):
+        return Unmarked()
+
+    def weight(self, batch):
+        return float(super().weight(batch))
+
+
 class Work:
     """A training of some steps, on this rank of ``world_size``."""
 
@@ -116,7 +138,7 @@ class Work:
     def steps(self, first, last):
         """Take them; the losses of this rank."""
         batches = training_steps(
-            self.task.train_dataset(), range(first, last), seed=2, workers=0, pin_memory=False,
+            self.task.train_dataset(), range(first, last), seed=SEED, workers=0, pin_memory=False,
             **self.shape,
         )  # fmt: skip
         take = Taking(self.trainer, self.task, batches.batching)
@@ -186,6 +208,10 @@ def tokens(rank):
 
 def tokens_joined(rank):
     return compared(rank, task=Masked(), uneven="join")
+
+
+def tokens_joined_that_rank_0_has_none_of(rank):
+    return compared(rank, task=Counted(), uneven="join")
 
 
 def fewer_ranks_with_more_turns(rank):
@@ -281,12 +307,14 @@ COMPARED = [
     a_short_batch_padded_and_sharded,
     tokens,
     tokens_joined,
+    tokens_joined_that_rank_0_has_none_of,
     fewer_ranks_with_more_turns,
 ]
 
 RESUMED = {
     "pad": {"uneven": "pad", "accumulation": 2},
     "join": {"uneven": "join", "ema": 0.9},
+    "join in fp16": {"uneven": "join", "amp": AMPConfig(dtype="fp16", init_scale=64.0)},
     "sharded": {"uneven": "pad", "parallel": "fsdp", "ema": 0.9},
 }
 
