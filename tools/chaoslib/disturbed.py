@@ -168,7 +168,7 @@ class Chaos:
         return lives[-1:] == ["started"] and self.slurm.state(self.job()) == "RUNNING"
 
     def mend_nodes(self) -> None:
-        """Give nodes back that Slurm has lost patience with, as an administrator does: preemption needs all."""
+        """Give back the nodes that Slurm has lost patience with, as an administrator does."""
 
         def whole() -> bool:
             states = devcluster.node_states(self.slurm.handle)
