@@ -2,8 +2,23 @@
 
 import os
 import socket
+from pathlib import Path
 
 import pytest
+
+# Those that wait most take longest: begun last, one of them would keep the other workers waiting.
+_LONGEST = ("slurm/test_chaos", "slurm/", "test_main_job", "launch/", "test_quickstart", "tools/")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the long files first; within a file, and among the others, the order stays."""
+
+    def rank(item: pytest.Item) -> int:
+        place = item.path.relative_to(Path(__file__).parent).as_posix()
+        found = [number for number, start in enumerate(_LONGEST) if place.startswith(start)]
+        return min(found, default=len(_LONGEST))
+
+    items.sort(key=rank)
 
 
 @pytest.fixture
