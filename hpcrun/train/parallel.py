@@ -50,6 +50,12 @@ def resolve_parallel(
         group: a gloo group of all ranks, or None for a single one.
         earlier: what the run was last trained with, as rank 0 knows it.
     """
+    if config.train.parallel == "fsdp" and distributed.world_size == 1:
+        print(
+            "hpcrun: train.parallel=fsdp: a single rank has nobody to share with; it trains as `single` "
+            "does, and nothing in fsdp applies",
+            flush=True,
+        )
     if config.train.parallel != "auto":
         return config.train.parallel
     if distributed.world_size == 1:
@@ -95,6 +101,8 @@ def only_ddp(config: Config) -> str | None:
         return "train.compression"
     if train.uneven == "join":
         return "train.uneven=join"
+    if train.find_unused_parameters:
+        return "train.find_unused_parameters"
     return "train.channels_last" if train.channels_last else None
 
 

@@ -63,6 +63,12 @@ class Sharded(Strategy):
 
     def wrap(self, module: nn.Module, mode: CompileMode | None) -> nn.Module:
         """Compile and shard the units from the inside out, then what is left of ``module``."""
+        if mode in _COMPILE_MODES and self._distributed.rank == 0:
+            print(
+                f"hpcrun: train.compile_mode={mode} replays graphs at fixed addresses, and fsdp gathers "
+                f"weights at new ones; compiled as {_COMPILE_MODES[mode]}",
+                flush=True,
+            )
         parts = units(module, self._options)
         _cast_buffers(module, self._options.buffer_dtype)
         options = self._sharding(_mesh(self._distributed, self._options, self._device))

@@ -48,6 +48,7 @@ def test_a_run_that_was_sharded_stays_so_and_one_that_no_longer_fits_becomes_so(
     [
         ("train.compression=bf16", "train.compression"),
         ("train.uneven=join", "train.uneven=join"),
+        ("train.find_unused_parameters=true", "train.find_unused_parameters"),
         ("train.channels_last=true", "train.channels_last"),
     ],
 )
@@ -63,10 +64,14 @@ def test_what_is_kept_beside_the_weights_is_counted():
     assert moments(config("train.ema=0.99", "train.compression=powersgd")) == 4
 
 
-def test_one_rank_has_nothing_to_decide():
+def test_one_rank_has_nothing_to_decide_nor_to_shard(capsys):
     alone = DistributedConfig()
     assert resolve_parallel(config(), Net(), alone, None) == "single"
     assert resolve_parallel(config("train.parallel=dp"), Net(), alone, None) == "dp"
+    assert capsys.readouterr().out == ""
+    sharded = config("train.parallel=fsdp", "fsdp.cpu_offload=true")
+    assert resolve_parallel(sharded, Net(), alone, None) == "fsdp"
+    assert "nothing in fsdp applies" in capsys.readouterr().out
 
 
 def test_dp_on_the_cpu_trains_as_one_process_and_names_what_is_better(capsys):
@@ -174,6 +179,10 @@ CONTRADICTIONS = [
     (["train.parallel=dp", "job.gpus=2"], "train.parallel: dp is for one process, and 1 x 2"),
     (["train.parallel=dp", "train.compile=true"], "train.compile: dp copies the model"),
     (["train.parallel=fsdp", "train.compression=bf16"], "train.compression: bf16 is a hook of DDP"),
+    (
+        ["train.parallel=fsdp", "train.find_unused_parameters=true"],
+        "train.find_unused_parameters: is DDP's search",
+    ),
     (["train.parallel=fsdp", "train.channels_last=true"], "train.channels_last: fsdp shards plain"),
     (
         ["train.parallel=fsdp", "train.compile=true", "train.compile_mode=reduce-overhead"],
