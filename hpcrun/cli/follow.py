@@ -148,14 +148,22 @@ class _Watcher:
         step = line.get("step")
         if not isinstance(step, int):
             return
-        facts: dict[str, str] = {}
-        for key, value in line.items():
-            if not isinstance(value, int | float):
-                continue
-            if key == "loss":
-                facts["loss"] = f"{value:.4f}"
-            elif key.endswith("_per_second"):
-                facts[f"{key.removesuffix('_per_second')}/s"] = f"{value:,.0f}"
-            elif key == "validation_loss":
-                self.say(f"step {step}: validation loss {value:.4f}")
-        self._progress.update(step, facts)
+        if "validation_loss" in line:
+            self.say(f"step {step}: validation loss {_loss(line['validation_loss'])}")
+        self._progress.update(step, facts_of(line))
+
+
+def facts_of(line: dict[str, Any]) -> dict[str, str]:
+    """Loss and speed, in words, of a line of metrics.jsonl."""
+    facts: dict[str, str] = {}
+    for key, value in line.items():
+        if key == "loss":
+            facts["loss"] = _loss(value)
+        elif key.endswith("_per_second") and isinstance(value, int | float):
+            facts[f"{key.removesuffix('_per_second')}/s"] = f"{value:,.0f}"
+    return facts
+
+
+def _loss(value: Any) -> str:
+    """JSON has no number that is not finite: it is null in the file."""
+    return f"{value:.4f}" if isinstance(value, int | float) else "nan"

@@ -4,12 +4,14 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.cli.runs import handle
+from hpcrun.diagnose.causes import first_cause
 from hpcrun.launch import jobs
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.history import last_committed
+from hpcrun.lifecycle.settle import batch_log
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.endings import read_failures
-from hpcrun.run.events import Event, read_events
+from hpcrun.run.endings import read_exits, read_failures, read_hang
+from hpcrun.run.events import Attempt, Event, read_events
 from hpcrun.run.files import read_json
 
 _CAUSES = {"bad-input": exitcodes.BAD_INPUT, "save-failed": exitcodes.SAVE_FAILED}
@@ -36,6 +38,8 @@ def print_result(run: RunDirectory) -> None:
 
 def _shown(value: Any) -> str:
     """A value of the report as text: a list of lists becomes a table."""
+    if value is None:
+        return "-"
     if isinstance(value, float):
         return f"{value:.4f}"
     if isinstance(value, list) and len(value) > 1 and all(isinstance(row, list) for row in value):
@@ -88,18 +92,27 @@ def describe_restart(event: Event) -> str:
 
 
 def _print_evidence(run: RunDirectory) -> None:
-    folder = last_attempt_logs(run)
-    if folder is None:
+    attempt = _last_attempt(run)
+    if attempt is None:
         return
-    failures = read_failures(folder)
-    if failures and failures[0].traceback:
-        print(failures[0].traceback.rstrip())
+    folder = run.attempt_logs(attempt.job, attempt.restart)
+    # Of the rank that the reason names: the others' tracebacks tell of lost connections.
+    cause = first_cause(
+        read_failures(folder), read_exits(folder), batch_log(run, attempt), read_hang(folder)
+    )
+    if cause is not None and cause.traceback:
+        print(cause.traceback.rstrip())
     print(f"  logs  {folder}")
 
 
 def last_attempt_logs(run: RunDirectory) -> Path | None:
     """The log folder of the newest attempt, or None before the first."""
+    attempt = _last_attempt(run)
+    return None if attempt is None else run.attempt_logs(attempt.job, attempt.restart)
+
+
+def _last_attempt(run: RunDirectory) -> Attempt | None:
     for event in reversed(read_events(run)):
         if event.attempt is not None and event.what != "submitted":
-            return run.attempt_logs(event.attempt.job, event.attempt.restart)
+            return event.attempt
     return None

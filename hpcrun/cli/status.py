@@ -6,6 +6,7 @@ one object a line.
 """
 
 import argparse
+import math
 import shutil
 import sys
 import time
@@ -58,14 +59,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _row(run_directory: RunDirectory, state: RunState) -> dict[str, Any]:
     events = read_events(run_directory)
-    last = read_lines(run_directory.metrics)[-1:]
+    lines = read_lines(run_directory.metrics)
+    last = lines[-1:]
+    losses = [line["loss"] for line in reversed(lines) if "loss" in line][:1]
     begun = events[0].time if events else time.time()
     return {
         "name": run_directory.name,
         "state": state.word,
         "step": last[0].get("step") if last else None,
         "committed": last_committed(events),
-        "loss": last[0].get("loss") if last else None,
+        # A loss that is not finite is null in the file, and here again with --json.
+        "loss": (math.nan if losses[0] is None else losses[0]) if losses else None,
         "job": state.job,
         "executor": state.executor,
         "attempts": len(lives(events)),

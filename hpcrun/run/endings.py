@@ -20,7 +20,10 @@ _Ending = TypeVar("_Ending", "Failure", "Exit")
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception that ended a rank. ``where`` is the innermost ``file:line`` of the traceback."""
+    """An exception that ended a rank. ``where`` is the innermost ``file:line`` of the traceback.
+
+    Both are empty for an exception without one, whose message says all.
+    """
 
     rank: int
     host: str
@@ -62,19 +65,23 @@ class Hang:
     line: str
 
 
+def node_name() -> str:
+    """This node, as everything that a person reads calls it: Slurm's name may not be the host name."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
 def record_failure(folder: Path, rank: int, error: BaseException, step: int | None) -> Failure:
     """Write ``failure-rank-00003.json`` into ``folder``; raises OSError when the disk refuses."""
     frames = traceback.extract_tb(error.__traceback__)
     failure = Failure(
         rank=rank,
-        # Slurm calls a node by a name that may not be its host name.
-        host=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
+        host=node_name(),
         time=time.time(),
         kind=type(error).__name__,
         message=str(error),
         where=f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "",
         step=step,
-        traceback="".join(traceback.format_exception(error)),
+        traceback="".join(traceback.format_exception(error)) if frames else "",
     )
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / f"failure-rank-{rank:05d}.json", asdict(failure))

@@ -6,6 +6,7 @@ Every file of a run is written through one of these two, so that no reader ever 
 import contextlib
 import errno
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,7 +49,19 @@ def sync_directory(folder: Path) -> None:
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Replace ``path`` by ``value`` as indented JSON; raises OSError as :func:`write_atomic` does."""
-    write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    text = json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False)
+    write_atomic(path, text + "\n")
+
+
+def finite(value: Any) -> Any:
+    """``value`` as JSON can have it (RFC 8259): what is no finite number is null."""
+    if isinstance(value, dict):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -71,7 +84,8 @@ def append_line(path: Path, value: Mapping[str, Any], *, durable: bool = False) 
     Raises:
         OSError: the disk refused.
     """
-    line = (json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n").encode()
+    text = json.dumps(finite(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    line = f"{text}\n".encode()
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         size = os.fstat(descriptor).st_size

@@ -7,6 +7,10 @@ class ToldByRankZero(UserError):
     """A user's error that rank 0 prints: the other ranks end quietly, with the same exit code."""
 
 
+class SaysAll(RuntimeError):
+    """A stop by design: its text says all, and where it was raised would only hide that."""
+
+
 class PeerFailed(RuntimeError):
     """Another rank has failed, and says itself how."""
 

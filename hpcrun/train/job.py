@@ -24,7 +24,7 @@ from hpcrun.run.endings import record_failure
 from hpcrun.run.events import Attempt, note
 from hpcrun.run.files import read_json
 from hpcrun.run.snapshot import recorded_snapshot, snapshot_command
-from hpcrun.train.errors import ToldByRankZero, known_to_all
+from hpcrun.train.errors import SaysAll, ToldByRankZero, known_to_all
 from hpcrun.train.position import Position
 
 
@@ -209,6 +209,8 @@ def _fail(
 ) -> int:
     folder = run.attempt_logs(attempt.job, attempt.restart)
     end_helpers()  # Before the traceback goes, and with it the loader, which would wait for them.
+    if isinstance(error, SaysAll):
+        error.__traceback__ = None
     try:
         failure = record_failure(folder, rank, error, position.step)
     except OSError as disk:
@@ -220,5 +222,6 @@ def _fail(
         first_line = (failure.message.splitlines() or [""])[0]
         print(f"hpcrun: rank {rank} lost its peers: {first_line}", file=sys.stderr, flush=True)
     else:
-        print(failure.traceback, file=sys.stderr, flush=True)
+        text = failure.traceback or f"{failure.kind}: {failure.message}"
+        print(text, file=sys.stderr, flush=True)
     return exitcodes.FAILED

@@ -2,7 +2,6 @@
 
 import contextlib
 import resource
-import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hpcrun.config import Config
+from hpcrun.run.endings import node_name
 from hpcrun.train.flops import FlopCounter, peak_here, twin
 from hpcrun.train.sinks import Sinks
 from hpcrun.train.stragglers import StragglerWatch
@@ -149,7 +149,7 @@ class MetricsLog:
 
 def _hosts(group: Any) -> list[str]:
     """The host of every rank of ``group``. Collective."""
-    host = socket.gethostname()
+    host = node_name()
     if group is None:
         return [host]
     found: list[Any] = [None] * dist.get_world_size(group)

@@ -5,7 +5,6 @@ So every rank comes here at the same step, and no rank has to ask.
 """
 
 import math
-import socket
 import sys
 import time
 from collections import deque
@@ -18,12 +17,13 @@ from torch.utils.data import Dataset, IterableDataset
 
 from hpcrun.config import Config
 from hpcrun.run.directory import RunDirectory
+from hpcrun.run.endings import node_name
 from hpcrun.run.events import Attempt, note
 from hpcrun.run.files import write_json
 from hpcrun.train import order
 from hpcrun.train.batching import Batching
 from hpcrun.train.data import length
-from hpcrun.train.errors import PeerFailed
+from hpcrun.train.errors import PeerFailed, SaysAll
 from hpcrun.train.trainer import AMPTrainer, StepResult
 
 Samples = Callable[[int, int], list[list[int]]]
@@ -33,7 +33,7 @@ DUMPS = 20
 """Steps that one attempt writes down at most, beside the one that it stops at."""
 
 
-class NotFinite(RuntimeError):
+class NotFinite(SaysAll):
     """Gradients were not finite, and training stops; the text names the step, the rank and the dump.
 
     A failure like any other to the restart policy: another start may help where a chip has erred, and
@@ -107,7 +107,7 @@ class NonFiniteWatch:
 
     def _gather(self, loss: float) -> list[tuple[float, str]]:
         """Each rank's loss and host."""
-        mine = loss, socket.gethostname()
+        mine = loss, node_name()
         if self._group is None:
             return [mine]
         found: list[Any] = [None] * dist.get_world_size(self._group)

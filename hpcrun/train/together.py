@@ -3,13 +3,13 @@
 A rank that leaves alone is seen by the others as a broken connection, and its reason is lost in theirs.
 """
 
-import socket
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 from hpcrun.errors import UserError
+from hpcrun.run.endings import node_name
 from hpcrun.train.errors import PeerFailed, known_to_all
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ def together(compute: Callable[[], T], *, rank: int, group: Any) -> T:
         error = raised
         told = str(raised) if isinstance(raised, UserError) else None
     words: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(words, (error is not None, told, socket.gethostname()), group=group)
+    dist.all_gather_object(words, (error is not None, told, node_name()), group=group)
     for peer, (_, text, host) in enumerate(words):
         if text is not None:
             line = text if peer == 0 else f"rank {peer} ({host}): {text}"

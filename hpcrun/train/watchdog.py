@@ -12,7 +12,6 @@ import faulthandler
 import json
 import multiprocessing
 import os
-import socket
 import sys
 import threading
 import time
@@ -27,7 +26,7 @@ from hpcrun.config import Config
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.settle import settle_by_hand
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.endings import record_hang, stacks_path
+from hpcrun.run.endings import node_name, record_hang, stacks_path
 from hpcrun.run.events import Attempt
 from hpcrun.train import flight, process_group
 from hpcrun.train.hangs import Answer, judge_hang
@@ -102,7 +101,7 @@ class Watchdog:
         self._position, self._start, self._patience = position, start, patience
         self._folder, self._rank, self._world_size = folder, rank, world_size
         self._store, self._farewell = store, farewell
-        self._host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+        self._host = node_name()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="hpcrun-watchdog", daemon=True)
         self._stacks: IO[str] = sys.stderr

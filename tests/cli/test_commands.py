@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable
@@ -36,6 +37,8 @@ def test_status_tells_of_none_of_one_and_of_many(finished_copy: Path, tmp_path: 
     heading, row, account = one.stdout.splitlines()
     assert heading.split()[:5] == ["name", "state", "step", "saved", "loss"]
     assert row.split()[:4] == ["copy-3", "finished", "10", "10"]
+    # Though the last line of its metrics is of the validation.
+    assert re.fullmatch(r"\d+\.\d{4}", row.split()[4])
     assert account.startswith("copy-3: ")
     parts = ("since submission: ", "start-up ", "productive ", "checkpoint ", "(ETTR) ")
     assert all(part in account for part in parts)
@@ -49,6 +52,7 @@ def test_json_is_json_whatever_the_run_has_logged(finished_copy: Path) -> None:
     append_line(run.metrics, {"step": 11, "loss": float("nan")})
     told = json.loads(jobs.hpcrun("status", "--json", cwd=finished_copy).stdout)
     assert (told["state"], told["step"], told["loss"]) == ("finished", 11, None)
+    assert jobs.hpcrun("status", cwd=finished_copy).stdout.splitlines()[1].split()[4] == "nan"
     account = told["goodput"]
     assert account == (read_json(run.result) or {})["goodput"]
     ratio, wall = account.pop("ettr"), account.pop("wall")

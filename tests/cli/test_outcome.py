@@ -1,12 +1,17 @@
-"""What a finished run prints of its report."""
+"""How the end of a run is told on the screen."""
 
 from pathlib import Path
 
 import pytest
 
-from hpcrun.cli.outcome import print_result
+from hpcrun.cli.follow import facts_of
+from hpcrun.cli.outcome import print_end, print_result
+from hpcrun.lifecycle import exitcodes
 from hpcrun.run.directory import RunDirectory
+from hpcrun.run.endings import Exit, record_exit, record_failure
+from hpcrun.run.events import Attempt, record_event
 from hpcrun.run.files import write_json
+from hpcrun.train.errors import PeerFailed, SaysAll
 
 
 def test_numbers_come_first_then_texts_and_tables(
@@ -30,3 +35,46 @@ def test_numbers_come_first_then_texts_and_tables(
         "    |  2  8",
         f"  result           {run.result}",
     ]
+
+
+def _fail(folder: Path, rank: int, error: Exception) -> None:
+    try:
+        raise error
+    except Exception as raised:
+        if isinstance(raised, SaysAll):
+            raised.__traceback__ = None
+        record_failure(folder, rank, raised, 7)
+
+
+@pytest.mark.parametrize(
+    ("own", "shown"),
+    [
+        (None, 0),  # Killed, without a word.
+        (ValueError("sample 12 has no label"), 1),
+        (SaysAll("gradients are not finite"), 0),
+    ],
+)
+def test_no_traceback_is_shown_of_a_rank_that_only_lost_its_peers(
+    own: Exception | None, shown: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, attempt = RunDirectory(tmp_path), Attempt("1", 0)
+    folder = run.attempt_logs("1", 0)
+    record_event(run, "opened", attempt=attempt)
+    write_json(run.result, {"state": "failed", "cause": "crash", "reason": "rank 1 began it"})
+    folder.mkdir(parents=True)
+    if own is None:
+        record_exit(folder, Exit(1, "n0", 1.0, None, 9, False))
+    _fail(folder, 0, PeerFailed("rank 1 says more"))
+    if own is not None:
+        _fail(folder, 1, own)
+    assert print_end(run) == exitcodes.FAILED
+    first, *evidence, last = capsys.readouterr().out.splitlines()
+    assert first.endswith("failed: rank 1 began it")
+    assert last == f"  logs  {folder}"
+    assert [line.startswith("Traceback") for line in evidence].count(True) == shown
+    assert not any("PeerFailed" in line for line in evidence)
+
+
+def test_a_loss_that_is_not_finite_is_told_as_such() -> None:
+    line = {"step": 3, "loss": None, "tokens_per_second": 1234.5, "gradient_norm": None}
+    assert facts_of(line) == {"loss": "nan", "tokens/s": "1,234"}

@@ -52,6 +52,18 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.M
     assert len(list(tmp_path.iterdir())) == 1
 
 
+def test_what_is_no_finite_number_is_null_as_json_wants_it(tmp_path: Path) -> None:
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    value = {"loss": float("nan"), "norms": [1.5, float("inf")], "step": 3}
+    append_line(tmp_path / "log", value)
+    write_json(tmp_path / "file", value)
+    for name in ("log", "file"):
+        read = json.loads((tmp_path / name).read_text(), parse_constant=refuse)
+        assert read == {"loss": None, "norms": [1.5, None], "step": 3}
+
+
 def test_a_torn_last_line_is_passed_over_and_the_next_line_is_whole(tmp_path: Path) -> None:
     log = tmp_path / "events.jsonl"
     append_line(log, {"n": 1})
