@@ -198,6 +198,7 @@ def train(
     )
     try:
         with watching(run, attempt, config, distributed, position, start):
+            measured.watch.start()
             stop = loop.run()
     except Exception as error:
         if not is_out_of_memory(error):

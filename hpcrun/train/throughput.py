@@ -40,6 +40,10 @@ class Stopwatch:
         self.sampling = False
         """CUDA: measure the next step's forward pass; on the CPU all are measured."""
 
+    def start(self) -> None:
+        """Measure from here on: what came before was preparation."""
+        self._since = time.perf_counter()
+
     def batches(self, steps: Steps) -> "TimedSteps":
         """``steps``, with the time taken that each one is waited for."""
         return TimedSteps(steps, self)

@@ -47,9 +47,10 @@ def test_a_straggler_is_told_when_it_stays_slow_and_then_not_for_ten_minutes() -
 
 
 def test_the_stopwatch_gives_means_and_leaves_pauses_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([0.0, 1.0, 3.0, 10.0, 14.0, 20.0])
+    clock = iter([-60.0, 0.0, 1.0, 3.0, 10.0, 14.0, 20.0])
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))
     watch = Stopwatch(torch.device("cpu"))
+    watch.start()
     loss = watch.timed(lambda *_: torch.zeros(()))
     loss(nn.Identity(), None)  # From 1 to 3.
     with watch.paused():  # From 10 to 14.

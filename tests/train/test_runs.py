@@ -300,6 +300,13 @@ def test_a_line_of_metrics_says_where_the_time_went_and_who_was_slowest(runs):
     assert line["memory_gb"] > 0.01
 
 
+def test_the_first_line_leaves_out_what_came_before_the_first_step(runs):
+    run = runs.run("watched")
+    began = next(event.time for event in read_events(run) if event.what == "started")
+    first = read_lines(run.metrics)[0]
+    assert first["step_time"] * first["step"] <= first["time"] - began + 0.01
+
+
 def test_a_rank_without_memory_says_what_would_need_less(runs):
     assert runs.codes("out-of-memory") == FAILED
     failure = runs.failures("out-of-memory")[1]
