@@ -20,7 +20,11 @@ class OutOfMemory(RuntimeError):
 
 @dataclass(frozen=True)
 class Usage:
-    """What decides how much memory a step takes. ``micro_batch``: samples that a rank takes at once."""
+    """What decides how much memory a step takes.
+
+    ``micro_batch``: samples that a rank takes at once; 0 before the first step, while the model is put
+    on its device.
+    """
 
     batch_size: int
     micro_batch: int
@@ -32,12 +36,14 @@ class Usage:
     cuda: bool
 
 
-def usage(config: Config, batching: Batching, parallel: str, cuda: bool) -> Usage:
-    """The numbers of this run; ``parallel`` is what ``auto`` has come to."""
+def usage(
+    config: Config, batching: Batching | None, *, ranks: int, parallel: str, cuda: bool
+) -> Usage:
+    """The numbers of this run; ``batching``: None before the first step; ``parallel``: what it comes to."""
     return Usage(
         batch_size=config.train.batch_size,
-        micro_batch=batching.micro_batch,
-        ranks=batching.ranks,
+        micro_batch=0 if batching is None else batching.micro_batch,
+        ranks=ranks,
         parallel=parallel,
         checkpointing=config.train.activation_checkpointing,
         dtype=config.amp.dtype,
@@ -48,6 +54,21 @@ def usage(config: Config, batching: Batching, parallel: str, cuda: bool) -> Usag
 
 def advice(now: Usage) -> Iterator[str]:
     """What to set, the cheapest first: each line names keys, their values, and what they cost."""
+    if now.micro_batch:
+        yield from _smaller_activations(now)
+    if now.ranks > 1 and now.parallel != "fsdp":
+        yield (
+            f"train.parallel=fsdp keeps 1/{now.ranks} of weights, gradients and optimiser state "
+            f"on each rank, where {now.parallel} keeps all"
+        )
+    if now.parallel == "fsdp" and not now.cpu_offload and now.cuda:
+        yield "fsdp.cpu_offload=true keeps weights and optimiser on the CPU, and is much slower"
+    if now.micro_batch <= 1 and (now.ranks == 1 or now.parallel == "fsdp"):
+        least = "one sample at a time is the least" if now.micro_batch else "the model does not fit"
+        yield f"{least}: more GPUs with train.parallel=fsdp, or a smaller model"
+
+
+def _smaller_activations(now: Usage) -> Iterator[str]:
     if now.micro_batch > 1:
         half = (now.micro_batch + 1) // 2
         parts = accumulation_for(now.batch_size, now.ranks, half)
@@ -64,15 +85,6 @@ def advice(now: Usage) -> Iterator[str]:
         )
     elif now.checkpointing in ("every", "selective"):
         yield f"train.activation_checkpointing=full keeps less than {now.checkpointing}"
-    if now.ranks > 1 and now.parallel != "fsdp":
-        yield (
-            f"train.parallel=fsdp keeps 1/{now.ranks} of weights, gradients and optimiser state "
-            f"on each rank, where {now.parallel} keeps all"
-        )
-    if now.parallel == "fsdp" and not now.cpu_offload and now.cuda:
-        yield "fsdp.cpu_offload=true keeps weights and optimiser on the CPU, and is much slower"
-    if now.micro_batch == 1 and now.ranks == 1:
-        yield "one sample at a time is the least: more GPUs with train.parallel=fsdp, or a smaller model"
 
 
 def is_out_of_memory(error: BaseException) -> TypeGuard[Exception]:
@@ -80,6 +92,18 @@ def is_out_of_memory(error: BaseException) -> TypeGuard[Exception]:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(word in str(error) for word in _CPU_WORDS)
+
+
+@contextlib.contextmanager
+def explaining(now: Usage, folder: Path, rank: int) -> Iterator[None]:
+    """Let a lack of memory in the block say what would need less; raises :class:`OutOfMemory`."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        # Without the error itself: its traceback is the same, and its words are in ours.
+        raise explained(error, now, folder, rank) from None
 
 
 def explained(error: Exception, now: Usage, folder: Path, rank: int) -> OutOfMemory:

@@ -1,5 +1,6 @@
 """Puts one rank's training together from the config, runs it, and writes how it ended."""
 
+import contextlib
 import os
 import random
 from typing import Any
@@ -22,7 +23,7 @@ from hpcrun.lifecycle.signals import StopFlag, StopReason
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note, read_events
 from hpcrun.train import flight, process_group
-from hpcrun.train.batching import accumulation_of
+from hpcrun.train.batching import Batching, accumulation_of
 from hpcrun.train.checkpoints import build_engine, build_interval
 from hpcrun.train.compression import compression
 from hpcrun.train.data import length, require_trainable, training_steps
@@ -31,7 +32,7 @@ from hpcrun.train.ending import finished, stopped
 from hpcrun.train.errors import known_to_all
 from hpcrun.train.loaders import worker_processes
 from hpcrun.train.loop import Loop
-from hpcrun.train.memory_advice import explained, is_out_of_memory, usage
+from hpcrun.train.memory_advice import explaining, usage
 from hpcrun.train.metrics import MetricsLog, measure
 from hpcrun.train.nonfinite import NonFiniteWatch, samples_of
 from hpcrun.train.optimiser import build_optimizer, build_schedule, learning_rate_lines
@@ -78,11 +79,20 @@ def train(
     model, dataset, validation_set = together(
         lambda: _open_task(task, config, distributed), rank=distributed.rank, group=group
     )
-    measured = measure(config, task, model, process_group.select_device(distributed))
+    device = process_group.select_device(distributed)
+    measured = measure(config, task, model, device)
     parallel = resolve_parallel(config, model, distributed, group, _trained_by(run, distributed))
-    trainer = _build_trainer(config, model, distributed, parallel)
-    engine = build_engine(run, attempt, config, distributed, group)
-    restored = trainer.load_checkpoint(engine)
+
+    def short_of_memory(batching: Batching | None) -> contextlib.AbstractContextManager[None]:
+        ranks, cuda = distributed.world_size, device.type == "cuda"
+        used = usage(config, batching, ranks=ranks, parallel=parallel, cuda=cuda)
+        logs = run.attempt_logs(attempt.job, attempt.restart)
+        return explaining(used, logs, distributed.rank)
+
+    with short_of_memory(None):
+        trainer = _build_trainer(config, model, distributed, parallel)
+        engine = build_engine(run, attempt, config, distributed, group)
+        restored = trainer.load_checkpoint(engine)
     start = restored.step if restored else 0
     if restored is None or restored.own is None:
         _seed_rank(config.seed, distributed.rank, start)
@@ -196,17 +206,12 @@ def train(
         ),
         position=position,
     )
-    try:
-        with watching(run, attempt, config, distributed, position, start):
-            measured.watch.start()
-            stop = loop.run()
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        used = usage(config, batches.batching, trainer.parallel, trainer.device.type == "cuda")
-        logs = run.attempt_logs(attempt.job, attempt.restart)
-        # Without the error itself: its traceback is the same, and its words are in ours.
-        raise explained(error, used, logs, distributed.rank) from None
+    with (
+        short_of_memory(batches.batching),
+        watching(run, attempt, config, distributed, position, start),
+    ):
+        measured.watch.start()
+        stop = loop.run()
     loop.agreement.settle()
     loop.batches.close()
     seen = early.seen == early.end(config.train.steps)

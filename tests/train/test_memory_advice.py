@@ -1,11 +1,18 @@
 """Advice for a rank that ran out of memory, from numbers to lines."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from hpcrun.train.memory_advice import Usage, advice, explained, is_out_of_memory
+from hpcrun.train.memory_advice import (
+    OutOfMemory,
+    Usage,
+    advice,
+    explaining,
+    is_out_of_memory,
+)
 
 USAGE = Usage(
     batch_size=64,
@@ -45,6 +52,13 @@ def test_one_sample_on_one_rank_with_everything_on_still_gets_advice() -> None:
     assert "more GPUs" in left
 
 
+def test_a_model_that_does_not_fit_gets_no_advice_on_samples() -> None:
+    (line,) = advice(replace(USAGE, micro_batch=0))
+    assert "train.parallel=fsdp keeps 1/4" in line
+    assert "the model does not fit: more GPUs" in told(micro_batch=0, parallel="fsdp")
+    assert "the model does not fit: more GPUs" in told(micro_batch=0, ranks=1)
+
+
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
@@ -63,9 +77,11 @@ def test_lack_of_memory_is_told_from_other_errors(error: Exception, expected: bo
 
 
 def test_a_real_refusal_of_the_allocator_is_explained(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError) as caught:
+    with (
+        pytest.raises(OutOfMemory, match=r"train\.micro_batch=8") as caught,
+        explaining(USAGE, tmp_path, rank=0),
+    ):
         torch.empty(1 << 60, dtype=torch.uint8)
-    assert is_out_of_memory(caught.value)
-    error = explained(caught.value, USAGE, tmp_path, rank=0)
-    assert "train.micro_batch=8" in str(error)
-    assert error.__traceback__ is caught.value.__traceback__
+    assert Path(caught.traceback[-1].path) == Path(__file__)
+    with pytest.raises(ValueError, match="another"), explaining(USAGE, tmp_path, rank=0):
+        raise ValueError("another")
