@@ -100,10 +100,11 @@ def test_a_time_limit_is_met_early_and_the_run_ends_over_several_allocations(
     run = jobs.submit_probe(
         tmp_path,
         "limited",
-        **{"job.time": "0:18", "job.signal_lead": 6, "train.steps": 100},
-        model__pause=0.05,
+        # Room for a start-up of 15 seconds, and more work than one allocation has after one of five.
+        **{"job.time": "0:26", "job.signal_lead": 6, "train.steps": 100},
+        model__pause=0.2,
     )
-    jobs.wait_for_end(run, timeout=180)
+    jobs.wait_for_end(run, timeout=400)
     causes = [event.cause for event in jobs.events(run, "ended")]
     assert causes[-1] == "finished"
     assert set(causes[:-1]) == {"time-limit"}

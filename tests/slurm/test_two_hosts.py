@@ -29,7 +29,7 @@ def address(bench: Bench, host: str) -> str:
     return told.split()[0]
 
 
-def test_the_line_of_the_issue_trains_on_two_hosts_over_their_own_network(bench):
+def test_the_main_line_trains_on_two_hosts_over_their_own_network(bench):
     settings = bench.settings(**{"task": "probe:Watched", "job.sbatch_args": ["--gres=gpu:4"]})
     submitted = bench.slurm.run(
         [
