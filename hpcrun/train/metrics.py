@@ -81,9 +81,11 @@ class MetricsLog:
         if done % self._every and not last:
             self._watch.sampling = (done + 1) % self._every == 0
             return
-        loss = torch.stack(self._losses).double().mean().item()
-        lap = self._watch.lap(len(self._losses))
+        # One wait for the device; to sum up a few numbers is quicker here than there.
+        losses = torch.stack(self._losses).tolist()
         self._losses = []
+        loss = sum(losses) / len(losses)
+        lap = self._watch.lap(len(losses))
         ranks = self._gather(loss, lap)
         if ranks is not None:
             self._log(done, result, ranks)
@@ -100,9 +102,10 @@ class MetricsLog:
     def _gather(self, loss: float, lap: Lap) -> list[list[float]] | None:
         """Every rank's loss, seconds (step, data, own) and bytes, on rank 0; None elsewhere."""
         memory = _memory(self._trainer.device)
-        mine = torch.tensor([loss, lap.step, lap.data, lap.own, memory], dtype=torch.float64)
+        measured = [loss, lap.step, lap.data, lap.own, memory]
         if self._group is None:
-            return [mine.tolist()]
+            return [measured]
+        mine = torch.tensor(measured, dtype=torch.float64)
         if self._sinks is None:
             dist.gather(mine, group=self._group)
             return None

@@ -40,7 +40,7 @@ LossFunction = Callable[[nn.Module, Any], Tensor]
 _AS_IT_IS = contextlib.nullcontext()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """What a step gives: mean loss of this rank's samples and global gradient norm, scalars on the device.
 
@@ -244,7 +244,9 @@ class AMPTrainer(Checkpointing):
         _ = self.scheduler
         learning_rate = optimizer.param_groups[0]["lr"]
         norm, verdict = self.gate.step(optimizer, self._clip if self.clip_norm else None)
-        optimizer.zero_grad(set_to_none=True)
+        # What optimizer.zero_grad() does, without the mark for the profiler that costs more than that.
+        for parameter in _trained(optimizer):
+            parameter.grad = None
         return StepResult(total, norm, verdict, learning_rate)
 
     def _clip(self) -> Tensor:
