@@ -18,6 +18,7 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.batchnorm import _NormBase
 
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config.training import FSDP
@@ -75,13 +76,17 @@ class Sharded(Strategy):
         below: dict[str, Any] = {"reshard_after_forward": self._options.reshard_after_forward}
         # The root's weights are needed at the start of the backward pass, and torch keeps them till then.
         at_root = {} if self._options.reshard_after_forward else below
-        for part in parts:
-            if mode is not None and not any(
-                other in parts for other in part.modules() if other is not part
+        norms = self._running_norms(module)
+        in_full = {"mp_policy": MixedPrecisionPolicy(cast_forward_inputs=False)}
+        for part in [*(norm for norm in norms if norm not in parts), *parts]:
+            if (
+                mode is not None
+                and part in parts
+                and not any(other in parts for other in part.modules() if other is not part)
             ):
                 compile_in_place(part, mode=_COMPILE_MODES.get(mode, mode))
             self._from_rank_zero(part)
-            fully_shard(part, **options, **below)
+            fully_shard(part, **{**options, **below, **(in_full if part in norms else {})})
         if mode is not None and not parts:
             compile_in_place(module, mode=_COMPILE_MODES.get(mode, mode))
         self._from_rank_zero(module)
@@ -148,6 +153,17 @@ class Sharded(Strategy):
             ),
             "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
         }
+
+    def _running_norms(self, module: nn.Module) -> list[nn.Module]:
+        """The norms with running statistics, which are in fp32: so must the weights beside them be."""
+        if self._precision not in ("bf16", "fp16") or self._options.buffer_dtype is not None:
+            return []
+        found: list[nn.Module] = [
+            part
+            for part in module.modules()
+            if isinstance(part, _NormBase) and part.track_running_stats and part.affine
+        ]
+        return [norm for norm in unshared(module, found) if norm is not module]
 
     def _from_rank_zero(self, part: nn.Module) -> None:
         """Give every rank rank 0's values, as DDP does, of what is not sharded yet."""

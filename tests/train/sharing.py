@@ -94,7 +94,10 @@ def flat(module):
     return torch.cat([value.detach().flatten() for value in module.parameters()]).tolist()
 
 
-def trainer(way, rank, *, make=Net, optimizer=None, dropout=0.0, seed=0, offload=False):
+def trainer(
+    way, rank, *, make=Net, optimizer=None, dropout=0.0, seed=0, offload=False,
+    classes=("Block", "Linear"),
+):  # fmt: skip
     """A wrapped trainer, the ranks in two nodes."""
     torch.manual_seed(seed)
     nodes = 2 if way.ranks > 1 else 1
@@ -121,7 +124,7 @@ def trainer(way, rank, *, make=Net, optimizer=None, dropout=0.0, seed=0, offload
             reshard_after_forward=way.reshard,
             cpu_offload=offload,
             min_parameters=300,
-            classes=["Block", "Linear"],
+            classes=list(classes),
         ),
         preparation=Preparation(
             checkpointing=way.recompute, compile="default" if way.compiled else None

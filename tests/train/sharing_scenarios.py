@@ -120,6 +120,35 @@ def offloading_from_the_cpu(rank):
     return [said.getvalue(), bool(result.loss.isfinite())]
 
 
+class Normed(nn.Module):
+    """Norms with running statistics: one of its own, two in blocks."""
+
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.enter, self.norm, self.leave = nn.Linear(6, 13), nn.BatchNorm1d(13), nn.Linear(13, 1)
+        self.blocks = nn.Sequential(
+            *(nn.Sequential(nn.Linear(13, 13), nn.BatchNorm1d(13), nn.Tanh()) for _ in range(2))
+        )
+
+    def forward(self, x):
+        return self.leave(self.blocks(self.norm(self.enter(x))))
+
+
+def running_statistics_in_bf16(rank):
+    """The losses of DDP, and of FSDP where norms belong to a block and where they are units by themselves."""
+    found = []
+    for way in (
+        Way("ddp", 2, "bf16"),
+        Way("fsdp", 2, "bf16"),
+        Way("fsdp", 2, "bf16", wrap="classes"),
+    ):
+        made = trainer(way, rank, make=Normed, classes=["BatchNorm1d"])
+        found.append(
+            [made.training_step(step, loss).loss.item() for step in batches(way, rank, 0, 4)]
+        )
+    return found
+
+
 class HalfUsed(Net):
     """It has two layers that its output does not depend on: one never, one on rank 1 alone."""
 
@@ -163,5 +192,5 @@ def refusals(rank):
 
 SCENARIOS = {
     4: [validation_when_sharded, communication_when_sharded, a_mesh_of_its_own_groups],
-    2: [unused_parameters, refusals, offloading_from_the_cpu],
+    2: [unused_parameters, refusals, offloading_from_the_cpu, running_statistics_in_bf16],
 }

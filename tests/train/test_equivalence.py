@@ -128,6 +128,12 @@ def test_offloading_is_nothing_where_everything_is_on_the_cpu_and_rank_0_says_so
     assert trains_too
 
 
+def test_norms_with_running_statistics_are_computed_alike_in_half_precision(results):
+    for copies, *sharded in results["running_statistics_in_bf16"]:
+        for losses in sharded:
+            assert losses == pytest.approx(copies, rel=0.02)
+
+
 def test_unused_parameters_are_named_before_anybody_waits_for_their_gradients(results):
     everywhere, on_one = zip(*results["unused_parameters"], strict=True)
     line = (
