@@ -45,11 +45,11 @@ _FINAL = {
 }
 
 _WORDS = {
-    Cause.CRASH: "crashes",
-    Cause.HANG: "hangs",
-    Cause.NODE_FAILURE: "node failures",
-    Cause.PREEMPTION: "preemptions",
-    Cause.TIME_LIMIT: "time limits",
+    Cause.CRASH: ("crash", "crashes"),
+    Cause.HANG: ("hang", "hangs"),
+    Cause.NODE_FAILURE: ("node failure", "node failures"),
+    Cause.PREEMPTION: ("preemption", "preemptions"),
+    Cause.TIME_LIMIT: ("time limit", "time limits"),
 }
 
 
@@ -87,11 +87,12 @@ def decide(history: Sequence[Life], budgets: Budgets) -> Decision:
         Cause.TIME_LIMIT: budgets.time_limit,
     }[cause]
     count = sum(life.cause is cause for life in history)
+    word = _WORDS[cause][count != 1]
     if limit is not None and count > limit:
         key = cause.value.replace("-", "_")
-        return Decision(False, f"{count} {_WORDS[cause]}, {limit} allowed (restarts.{key})")
+        return Decision(False, f"{count} {word}, {limit} allowed (restarts.{key})")
     allowed = "any number" if limit is None else str(limit)
-    return Decision(True, f"restart {count} after {_WORDS[cause]} ({allowed} allowed)")
+    return Decision(True, f"restart {count} after {_WORDS[cause][1]} ({allowed} allowed)")
 
 
 def _idle_restarts(history: Sequence[Life]) -> int:

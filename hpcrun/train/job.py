@@ -192,9 +192,10 @@ def _prepare_training(config: Config, distributed: DistributedConfig) -> None:
     if distributed.rank == 0 and not distributed.device_ids:
         seen = visible_gpus(os.environ)
         why = "no GPU is visible" if not seen else "job.cpu asks for it"
+        ranks = distributed.world_size
+        shared = "1 rank on the CPU" if ranks == 1 else f"{ranks} ranks on the CPU over gloo"
         print(
-            f"hpcrun: {distributed.world_size} ranks on the CPU over gloo ({why}), "
-            f"threads each: {os.environ['OMP_NUM_THREADS']}",
+            f"hpcrun: {shared} ({why}), threads each: {os.environ['OMP_NUM_THREADS']}",
             flush=True,
         )
 

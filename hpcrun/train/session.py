@@ -339,7 +339,7 @@ def _announce(
         print(f"hpcrun: {line}", flush=True)
     ranks = trainer.distributed.world_size
     where = f"resumed from step {start}" if restored else "starting at step 0"
-    print(f"hpcrun: {run.name}: {where}, {ranks} ranks", flush=True)
+    print(f"hpcrun: {run.name}: {where}, {ranks} {'rank' if ranks == 1 else 'ranks'}", flush=True)
     note(run, "started", attempt, step=start, ranks=ranks, parallel=trainer.parallel)
 
 

@@ -40,6 +40,8 @@ def test_a_crash_beyond_the_budget_stops_with_the_key_that_says_so() -> None:
     told = decide(progress([Cause.CRASH] * 4), Budgets(crash=3))
     assert not told.restart
     assert "4 crashes, 3 allowed (restarts.crash)" in told.reason
+    first = decide(progress([Cause.CRASH]), Budgets(crash=0))
+    assert first.reason == "1 crash, 0 allowed (restarts.crash)"
 
 
 def test_hangs_have_a_budget_of_their_own() -> None:
