@@ -63,10 +63,12 @@ class _MicroBatches(Sampler[list[Place]]):
             ]
             together = np.concatenate(parts)
             indices = order.samples(together, self._size, self._seed)
-            places = list(zip(together.tolist(), indices.tolist(), strict=True))
             start = 0
             for part in parts:
-                yield places[start : start + len(part)]
+                # Only now: thousands of pairs at once would drive the step's data out of the caches, and
+                # have the garbage collector walk them again and again.
+                taken = indices[start : start + len(part)]
+                yield list(zip(part.tolist(), taken.tolist(), strict=True))
                 start += len(part)
 
 
