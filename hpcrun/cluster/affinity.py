@@ -19,14 +19,14 @@ def cpus_of_rank(environ: Mapping[str, str], ranks: int) -> int:
     """How many CPUs one of ``ranks`` ranks on this node may count as its own, at least 1."""
     allowed = len(os.sched_getaffinity(0))
     bound = is_bound(allowed, environ, _parents_cpus())
-    return allowed if bound else max(1, allowed // ranks)
+    return allowed if bound else max(1, min(allowed, _given(environ) or allowed) // ranks)
 
 
 def bind_rank(environ: Mapping[str, str], local_rank: int, ranks: int, *, gpu: bool) -> int:
     """Bind the calling thread, and all that it will start, to this rank's cores, near its GPU.
 
-    The mask is left as it is where there is one rank, a launcher has bound it already, there are fewer
-    cores than ranks, or the kernel refuses.
+    The mask is left as it is where there is one rank, a launcher has bound it already, Slurm lets the
+    job run on CPUs that it did not give it, there are fewer cores than ranks, or the kernel refuses.
 
     Args:
         local_rank: of the ``ranks`` on this node.
@@ -38,7 +38,7 @@ def bind_rank(environ: Mapping[str, str], local_rank: int, ranks: int, *, gpu: b
     allowed = os.sched_getaffinity(0)
     own = cpus_of_rank(environ, ranks)
     cores = cores_of(allowed)
-    if own == len(allowed) or len(cores) < ranks:
+    if own == len(allowed) or len(cores) < ranks or not_confined(len(allowed), environ):
         return own
     near = gpu_cpus(environ) if gpu else []
     if len(near) == 1:
@@ -62,9 +62,18 @@ def is_bound(allowed: int, environ: Mapping[str, str], parents: int | None) -> b
         parents: CPUs that its parent may run on, where that is known. Slurm's step daemon is not of the
             job, so that there the variable decides.
     """
-    on_node = environ.get("SLURM_CPUS_ON_NODE", "")
-    job = int(on_node) if on_node.isdecimal() else parents
+    job = _given(environ) or parents
     return job is not None and allowed < job
+
+
+def not_confined(allowed: int, environ: Mapping[str, str]) -> bool:
+    """Whether a job of Slurm's may run on more CPUs of the node than it was given.
+
+    Which are its own, nobody says then (TaskPlugin=task/none, slurm.conf(5)): two jobs of one node that
+    each bound their ranks would choose the same.
+    """
+    given = _given(environ)
+    return given is not None and given < allowed
 
 
 def divide(cores: Sequence[Core], near: Sequence[frozenset[int]]) -> list[list[Core]]:
@@ -162,6 +171,11 @@ def _cpus(mask: Sequence[int]) -> frozenset[int]:
         for bit in range(_WORD_BITS)
         if bits >> bit & 1
     )
+
+
+def _given(environ: Mapping[str, str]) -> int | None:
+    on_node = environ.get("SLURM_CPUS_ON_NODE", "")
+    return int(on_node) if on_node.isdecimal() else None
 
 
 def _parents_cpus() -> int | None:

@@ -10,7 +10,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpcrun.cluster.affinity import cores_of, divide, flat, gpu_cpus, is_bound, nearby
+from hpcrun.cluster.affinity import (
+    bind_rank,
+    cores_of,
+    cpus_of_rank,
+    divide,
+    flat,
+    gpu_cpus,
+    is_bound,
+    nearby,
+    not_confined,
+)
 
 # Two sockets of four cores with two threads each, numbered as Linux does: siblings are 8 apart.
 CORES = [(cpu, cpu + 8) for cpu in range(8)]
@@ -64,6 +74,16 @@ def test_a_mask_that_a_launcher_has_set_is_seen(
     allowed: int, environ: dict[str, str], parents: int | None, bound: bool
 ) -> None:
     assert is_bound(allowed, environ, parents) is bound
+
+
+def test_a_job_that_slurm_does_not_confine_is_not_bound_to_what_its_neighbours_may_have() -> None:
+    assert not_confined(64, {"SLURM_CPUS_ON_NODE": "16"})
+    assert not not_confined(16, {"SLURM_CPUS_ON_NODE": "16"})
+    assert not not_confined(64, {})
+    before = os.sched_getaffinity(0)
+    given = {"SLURM_CPUS_ON_NODE": "1"}
+    assert (cpus_of_rank(given, 2), bind_rank(given, 0, 2, gpu=False)) == (1, 1)
+    assert os.sched_getaffinity(0) == before
 
 
 def test_threads_of_a_core_stay_together_and_sockets_in_order(tmp_path: Path) -> None:
