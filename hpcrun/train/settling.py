@@ -1,0 +1,44 @@
+"""DDP's bucket layout made final before the first step that counts."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hpcrun.checkpoint import state
+from hpcrun.train.together import together
+from hpcrun.train.untouched import kept_buffers, kept_gradients
+from hpcrun.train.unused import require_all_used
+
+
+def settle_buckets(
+    module: nn.Module,
+    forward: Callable[[], Tensor],
+    *,
+    hook: AbstractContextManager[Any],
+    rank: int,
+    group: Any,
+) -> None:
+    """Run one forward and backward pass of which nothing but DDP's bucket layout remains. Collective.
+
+    DDP regroups its gradient buckets after the first backward pass of a process, and where a
+    gradient lies in a bucket decides in which order a ring adds the ranks' values. Without this
+    the first step after a resume would round differently from the same step undisturbed.
+
+    Args:
+        module: the one that DDP wraps; its gradients and buffers come back as they were.
+        forward: gives the loss of a batch, through the wrapper.
+        hook: around the pass; keeps a hook of DDP's idle.
+        group: a gloo group of all ranks, or None for a single one.
+
+    Raises:
+        UserError: the loss does not depend on all parameters.
+    """
+    generators = state.capture_rank()
+    with kept_buffers(module), kept_gradients(module), hook:
+        value = forward()
+        together(lambda: require_all_used(value, module), rank=rank, group=group)
+        torch.autograd.backward(value)
+    state.apply_rank(generators)
