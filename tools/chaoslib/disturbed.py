@@ -55,7 +55,8 @@ class Chaos:
         self.write("at-once", "0.0")
         self.run = RunDirectory(self.folder / "runs" / "disturbed")
         self._ceiling = STEPS_PER_FAULT
-        self._pace = self._hurried = 0.0
+        self._pace = self._looked = 0.0
+        self._held = False
 
     def write(self, name: str, text: str) -> None:
         """Put a file of the job user's into the folder, in one piece."""
@@ -191,11 +192,14 @@ class Chaos:
         lives = [event for event in read_events(self.run) if event.what in ("started", "ended")]
         if lives[-1].what == "started":
             return True
-        if time.monotonic() > self._hurried + 1.0:
-            self._hurried = time.monotonic()
+        if time.monotonic() > self._looked + 2.0:
+            self._looked = time.monotonic()
             shown = self.slurm.scontrol_show_job(self.job())
-            if (shown["JobState"], shown["Reason"]) == ("PENDING", "BeginTime"):
+            held = (shown["JobState"], shown["Reason"]) == ("PENDING", "BeginTime")
+            # Not at once: a node that still clears up after the old start loses the new one's script.
+            if held and self._held:
                 self.slurm.admin("scontrol", "update", f"jobid={self.job()}", "StartTime=now")
+            self._held = held and not self._held
         return False
 
     def wait_for_end(self, ends: int) -> None:
