@@ -41,12 +41,15 @@ def test_a_refusal_is_told_in_slurms_words_and_nothing_is_left(
     assert not (runs / "nowhere").exists()
 
 
-def test_a_submission_waits_for_a_controller_that_is_away(slurm: SlurmCluster, runs: Path) -> None:
+@pytest.mark.parametrize("seconds", [12.0, pytest.param(60.0, marks=pytest.mark.slow)])
+def test_a_submission_waits_for_a_controller_that_is_away(
+    slurm: SlurmCluster, runs: Path, seconds: float
+) -> None:
     slurm.stop_daemon("slurmctld")
-    back = threading.Timer(12.0, slurm.start_daemon, ["slurmctld"])
+    back = threading.Timer(seconds, slurm.start_daemon, ["slurmctld"])
     back.start()
     try:
-        code, out, told = submit(slurm, runs, "patient")
+        code, out, told = submit(slurm, runs, f"patient-{seconds:.0f}")
     finally:
         back.join()
     assert code == 0, told
