@@ -1,6 +1,7 @@
 """The trainers' checkpoints: what of a trainer is saved, and how it comes back."""
 
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from hpcrun.train.ema import WeightAverage
 from hpcrun.train.stepping import StepGate
 
 
-class Checkpointing:
+class Checkpointing(ABC):
     """Saving and loading for a trainer, which has the attributes below; one rank's engine unless told."""
 
     module: nn.Module
@@ -32,19 +33,19 @@ class Checkpointing:
     _engines: dict[Path, CheckpointEngine]
 
     @property
+    @abstractmethod
     def optimizer(self) -> Optimizer:
         """The optimiser."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def average(self) -> WeightAverage | None:
         """The average of the weights, if one is kept."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def scheduler(self) -> LRScheduler | None:
         """The learning-rate schedule, if there is one."""
-        raise NotImplementedError
 
     def save_checkpoint(
         self,
