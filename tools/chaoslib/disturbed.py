@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from devclusterlib import cluster as devcluster
+from devclusterlib.errors import CommandFailed
 
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import read_events
@@ -159,7 +160,12 @@ class Chaos:
         logs = sorted(run.logs.rglob("*.log"), key=lambda path: path.stat().st_mtime)[-4:]
         told = [f"--- {log}\n{log.read_text(errors='replace')[-2000:]}" for log in logs]
         events = run.events.read_text().splitlines()[-12:] if run.events.exists() else []
-        return "\n".join([*events, *told, self.slurm.admin("squeue", "--states=all")])
+        try:
+            queue = self.slurm.admin("squeue", "--states=all")
+        except CommandFailed as failure:
+            # The controller may be the one that is away.
+            queue = str(failure)
+        return "\n".join([*events, *told, queue])
 
     def is_running(self) -> bool:
         """Whether Slurm and the run agree that an attempt is under way."""
