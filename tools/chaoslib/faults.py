@@ -79,12 +79,17 @@ def cancel_and_resume(chaos: Chaos) -> str:
 
 def stop_controller(chaos: Chaos) -> str:
     """slurmctld goes away for some seconds; running jobs must not notice."""
-    at, seconds = chaos.step(), chaos.dice.randint(2, 10)
+    at, ends, seconds = chaos.step(), len(chaos.ends()), chaos.dice.randint(2, 10)
     chaos.slurm.stop_daemon("slurmctld")
     until = time.monotonic() + seconds
+
+    def unharmed() -> bool:
+        return chaos.step() >= at + 5
+
     try:
+        # An attempt that just then ends by itself can only be judged, and started again, with it.
         chaos.wait(
-            lambda: time.monotonic() > until and chaos.step() >= at + 5,
+            lambda: time.monotonic() > until and (unharmed() or len(chaos.ends()) > ends),
             "the run did not go on without slurmctld",
         )
     finally:
@@ -172,8 +177,7 @@ def _meet(chaos: Chaos, planned: Planned) -> Met:
     detail = fault.strike(chaos)
     # Beyond what it had: steps that are computed again are not yet progress.
     had = chaos.step()
-    if fault.causes:
-        chaos.wait(chaos.starts_again, "the run did not start again")
+    chaos.wait(chaos.starts_again, "the run did not start again")
     chaos.wait(lambda: chaos.step() > had, "the run did not get further")
     causes = chaos.ends()[ends:]
     meant, more = (causes[:1], causes[1:]) if fault.causes else ([], causes)
