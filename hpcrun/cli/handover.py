@@ -43,7 +43,7 @@ def hand_over(
 
     Raises:
         UserError: it is being run already, or cannot be written or submitted; nothing has changed.
-        KeyboardInterrupt: Ctrl-C meanwhile; nothing has changed.
+        KeyboardInterrupt: Ctrl-C meanwhile; nothing has changed, or it says which job stays.
     """
     from hpcrun.worker import Worker
 
@@ -64,12 +64,22 @@ def hand_over(
                 _stop_if_interrupted(signals)
                 if executor in ("slurm", "local"):
                     submitted = submission.submit(
-                        run, config, executor, Worker(str(run.path)), after
+                        run,
+                        config,
+                        executor,
+                        Worker(str(run.path)),
+                        after,
+                        interrupted=lambda: signal.SIGINT in signals,
                     )
-                    ours.append(submitted.job_id)
-                    if signal.SIGINT in signals:
-                        jobs.withdraw(run, submitted.executor, submitted.job_id)
+                    if signal.SIGINT in signals and jobs.withdraw(
+                        run, submitted.executor, submitted.job_id
+                    ):
+                        ours.append(submitted.job_id)
                         _stop_if_interrupted(signals)
+    if submitted is not None and signal.SIGINT in signals:
+        raise KeyboardInterrupt(
+            f"job {submitted.job_id} is submitted and stays; `hpcrun cancel {handle(run)}` ends it"
+        )
     for number in signals:
         signal.raise_signal(number)
     return submitted

@@ -118,6 +118,8 @@ def run(
             text=True,
             errors="replace",
             timeout=timeout,
+            # A second Ctrl-C is not to end the scancel that the first one has led to.
+            start_new_session=True,
             env=_plain_environment(os.environ) if environ is None else dict(environ),
             check=False,
         )

@@ -135,19 +135,22 @@ def preempt(run: RunDirectory) -> str:
     return f"{job}: SIGUSR2 to rank 0; it saves and stops, and nobody starts it again"
 
 
-def withdraw(run: RunDirectory, executor: str, job: str) -> None:
-    """End a job that nobody is to hear of: its submission was interrupted, or could not be recorded."""
+def withdraw(run: RunDirectory, executor: str, job: str) -> bool:
+    """End a job that nobody is to hear of: its submission was interrupted, or could not be recorded.
+
+    Returns whether it is gone.
+    """
     if executor == "slurm":
-        slurm.run(slurm.scancel_command(job))
-        return
+        return slurm.run(slurm.scancel_command(job)).returncode == 0
     folder = run.job_logs(job)
     with contextlib.suppress(LaunchError):
         local_job.send(folder, local_job.KILL)
     deadline = time.monotonic() + 10.0
     while (status := local_job.read_status(folder)) is not None and local_job.is_alive(status):
         if time.monotonic() > deadline:
-            return
+            return False
         time.sleep(0.05)
+    return True
 
 
 def wait_until_ended(run: RunDirectory, timeout: float) -> bool:

@@ -6,8 +6,13 @@ to find the cause of a failure.
 """
 
 import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from submitit import Job
 from submitit.slurm.slurm import SlurmExecutor
 
 from hpcrun.cluster.environment import scrub
@@ -15,11 +20,15 @@ from hpcrun.launch.batch_script import BatchRequest, batch_script
 
 
 class RequeueingSlurmExecutor(SlurmExecutor):
-    """Sends ``request``'s script to sbatch. Its tasks run ``request.worker``, not submitit's entry."""
+    """Sends ``request``'s script to sbatch. Its tasks run ``request.worker``, not submitit's entry.
+
+    ``accepted``: the job's id from the moment that sbatch has told it, also if what follows fails.
+    """
 
     def __init__(self, folder: Path, request: BatchRequest) -> None:
         super().__init__(folder)
         self._request = request
+        self.accepted: str | None = None
         self.update_parameters(nodes=request.job.nodes, ntasks_per_node=request.job.gpus)
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
@@ -27,6 +36,32 @@ class RequeueingSlurmExecutor(SlurmExecutor):
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
         return sbatch_command(submission_file_path, dict(os.environ))
+
+    def _submit_command(self, command: str) -> Job[Any]:
+        with _unheard():
+            return super()._submit_command(command)
+
+    def _get_job_id_from_submission_command(  # type: ignore[override]
+        self, string: bytes | str
+    ) -> str:
+        self.accepted = super()._get_job_id_from_submission_command(string)
+        return self.accepted
+
+
+@contextmanager
+def _unheard() -> Iterator[None]:
+    """Let the signals by which people and terminals end programs wait until the block is over.
+
+    A terminal sends them to sbatch as well, which inherits the mask: one that dies after its request
+    has left takes the job's id along.
+    """
+    before = signal.pthread_sigmask(
+        signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    )
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def sbatch_command(script: Path, environ: dict[str, str]) -> list[str]:

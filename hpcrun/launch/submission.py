@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -135,19 +135,23 @@ def submit(
     executor: ExecutorName,
     payload: Any,
     after: Sequence[RunDirectory] = (),
+    *,
+    interrupted: Callable[[], bool] = lambda: False,
 ) -> Submitted:
     """Start a job for ``run`` and log it.
 
     Args:
         payload: the callable that each task runs, given the run's path.
         after: runs that have to finish first.
+        interrupted: whether to stop asking a controller that does not answer.
 
     Raises:
         LaunchError: the scheduler refused, in its own words.
         OSError: the run directory cannot be written; no job is left.
+        KeyboardInterrupt: ``interrupted`` said so; no job is left.
     """
     if executor == "slurm":
-        handed = _submit_slurm(run, with_dependency(config, after), payload)
+        handed = _submit_slurm(run, with_dependency(config, after), payload, interrupted)
     else:
         handed = _submit_local(run, config, payload, after)
     try:
@@ -159,14 +163,28 @@ def submit(
             nodes=config.job.nodes,
             gpus=config.job.gpus,
         )
-    except OSError:
-        # A job that the event log does not know of could be neither found nor stopped.
-        jobs.withdraw(run, handed.executor, handed.job_id)
+    except OSError as error:
+        _take_back(run, handed, error)
         raise
     return handed
 
 
-def _submit_slurm(run: RunDirectory, config: Config, payload: Any) -> Submitted:
+def _take_back(run: RunDirectory, handed: Submitted, error: OSError) -> None:
+    """End a job that the event log does not know of, which could be neither found nor stopped.
+
+    Raises:
+        LaunchError: it cannot be ended either.
+    """
+    if not jobs.withdraw(run, handed.executor, handed.job_id):
+        raise LaunchError(
+            f"job {handed.job_id} is submitted, but {run.path} cannot be written ({error.strerror}); "
+            f"end it with `scancel {handed.job_id}`"
+        ) from error
+
+
+def _submit_slurm(
+    run: RunDirectory, config: Config, payload: Any, interrupted: Callable[[], bool]
+) -> Submitted:
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     from hpcrun.launch.slurm_executor import RequeueingSlurmExecutor
@@ -189,11 +207,19 @@ def _submit_slurm(run: RunDirectory, config: Config, payload: Any) -> Submitted:
             words = " ".join(str(error).split())
             if _NOT_REACHED not in words or time.monotonic() > give_up:
                 raise LaunchError(_refusal(words)) from error
+        except OSError as error:
+            if executor.accepted is not None:
+                _take_back(run, Submitted("slurm", executor.accepted), error)
+            raise
         print(
             f"hpcrun: Slurm's controller does not answer; trying for {_PATIENCE:.0f} s",
             file=sys.stderr,
         )
-        time.sleep(_PAUSE)
+        again = time.monotonic() + _PAUSE
+        while time.monotonic() < again:
+            if interrupted():
+                raise KeyboardInterrupt("nothing was submitted")
+            time.sleep(0.1)
 
 
 def _refusal(words: str) -> str:

@@ -1,14 +1,22 @@
 """What sbatch answers, and what a person is told then."""
 
 import json
+import os
+import shutil
+import signal
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
+
+from hpcrun.run.directory import RunDirectory
+from tests import jobs
 
 from .cluster import SlurmCluster
 
 pytestmark = pytest.mark.slurm
+NEEDED = ("sbatch", "srun", "setsid", "env", "git")
 
 
 @pytest.fixture
@@ -16,17 +24,18 @@ def runs(slurm: SlurmCluster) -> Path:
     return slurm.shared / "submission-runs"
 
 
+def line(slurm: SlurmCluster, runs: Path, name: str, *more: str) -> list[str]:
+    """What submits a job of one rank that does nothing."""
+    return [
+        slurm.python, "-m", "hpcrun", "submit", "--name", name, "--cpu", "--executor", "slurm",
+        "--nodes", "1", "--gpus", "1", "--runs-dir", str(runs), "--json", *more, "--", "true",
+    ]  # fmt: skip
+
+
 def submit(slurm: SlurmCluster, runs: Path, name: str, *more: str) -> "tuple[int, str, str]":
     """Submit a job of one rank that does nothing, and return exit code and both outputs."""
-    done = slurm.run(
-        [
-            slurm.python, "-m", "hpcrun", "submit", "--name", name, "--cpu", "--executor", "slurm",
-            "--nodes", "1", "--gpus", "1", "--runs-dir", str(runs), "--json", *more, "--", "true",
-        ],
-        cwd=slurm.shared,
-        check=False,
-        timeout=180,
-    )  # fmt: skip
+    command = line(slurm, runs, name, *more)
+    done = slurm.run(command, cwd=slurm.shared, check=False, timeout=180)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -56,3 +65,90 @@ def test_a_submission_waits_for_a_controller_that_is_away(
     assert "does not answer; trying" in told
     job = json.loads(out)["job_id"]
     assert slurm.wait_state(job) in ("COMPLETED", "FAILED")
+
+
+def processes(slurm: SlurmCluster, host: str, name: str) -> list[psutil.Process]:
+    """The programs of that name on ``host``."""
+    found = (psutil.Process(pid) for pid in slurm.processes(host) if psutil.pid_exists(pid))
+    return [process for process in found if process.name() == name]
+
+
+def asks(slurm: SlurmCluster) -> bool:
+    """Whether an sbatch on the login host has reached a controller that does not read."""
+    for process in processes(slurm, "login", "sbatch"):
+        # Of its network, not of ours; 01 is TCP_ESTABLISHED (proc(5)).
+        talks = Path(f"/proc/{process.pid}/net/tcp").read_text().splitlines()[1:]
+        if any(talk.split()[3] == "01" for talk in talks):
+            return True
+    return False
+
+
+@pytest.fixture
+def without_scancel(slurm: SlurmCluster) -> dict[str, str]:
+    """An environment in which a job can be submitted and not cancelled."""
+    folder = slurm.shared / "without-scancel"
+    slurm.run(["mkdir", str(folder)])
+    slurm.run(["ln", "-s", *(str(shutil.which(name)) for name in NEEDED), str(folder)])
+    return {"PATH": str(folder)}
+
+
+@pytest.mark.parametrize(
+    ("key", "cancels"), [(signal.SIGINT, True), (signal.SIGINT, False), (signal.SIGHUP, True)]
+)
+def test_what_a_terminal_sends_while_sbatch_asks_leaves_no_job_without_a_record(
+    slurm: SlurmCluster,
+    runs: Path,
+    key: signal.Signals,
+    cancels: bool,
+    request: pytest.FixtureRequest,
+) -> None:
+    env = None if cancels else request.getfixturevalue("without_scancel")
+    (controller,) = processes(slurm, "ctl", "slurmctld")
+    run = RunDirectory(runs / f"between-{key.name}-{cancels}")
+    before = {job["jobid"] for job in slurm.squeue()}
+    # A session of its own, in whose place a terminal signals all that runs in the foreground.
+    command = ["setsid", *line(slurm, runs, run.name)]
+    controller.suspend()
+    try:
+        submitting = slurm.popen(command, cwd=slurm.shared, env=env)
+        slurm.wait_until(lambda: asks(slurm))
+        (asking,) = processes(slurm, "login", "sbatch")
+        foreground = os.getpgid(asking.pid)
+        for _ in range(3):
+            os.killpg(foreground, key)
+    finally:
+        controller.resume()
+    _, told = submitting.communicate(timeout=60)
+    added = [job for job in slurm.squeue() if job["jobid"] not in before]
+    if key == signal.SIGINT and cancels:
+        assert told == "hpcrun: interrupted: nothing was submitted\n"
+        assert not run.path.exists()
+        assert [job["state"] for job in added] in ([], ["CANCELLED"])
+        return
+    assert submitting.returncode in (-key, 128 + key), told
+    (submitted,) = jobs.events(run, "submitted")
+    assert [submitted.attempt and submitted.attempt.job] == [job["jobid"] for job in added]
+    if key == signal.SIGINT:
+        stays = f"interrupted: job {added[0]['jobid']} is submitted and stays"
+        assert f"{stays}; `hpcrun cancel" in told
+
+
+def test_ctrl_c_ends_the_wait_for_a_controller_that_is_away(
+    slurm: SlurmCluster, runs: Path
+) -> None:
+    slurm.stop_daemon("slurmctld")
+    try:
+        submitting = slurm.popen(["setsid", *line(slurm, runs, "impatient")], cwd=slurm.shared)
+        assert submitting.stderr is not None
+        assert "does not answer; trying" in submitting.stderr.readline()
+        (waiting,) = (
+            process
+            for process in map(psutil.Process, slurm.processes("login"))
+            if "impatient" in process.cmdline()
+        )
+        waiting.send_signal(signal.SIGINT)
+        _, told = submitting.communicate(timeout=60)
+    finally:
+        slurm.start_daemon("slurmctld")
+    assert told == "hpcrun: interrupted: nothing was submitted\n"
+    assert not (runs / "impatient").exists()
