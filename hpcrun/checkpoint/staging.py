@@ -85,13 +85,14 @@ class Staging:
 
 def copy_in(buffer: torch.Tensor, parts: Iterable[Part], values: Iterable[torch.Tensor]) -> None:
     """Copy each value to its part's place in ``buffer``, and return when all are there."""
-    on_gpu = False
+    devices = set()
     for part, value in zip(parts, values, strict=True):
         place = buffer[part.position : part.position + part.length]
         place.view(value.dtype).view(part.sizes).copy_(value.detach(), non_blocking=True)
-        on_gpu = on_gpu or value.is_cuda
-    if on_gpu:
-        torch.cuda.current_stream().synchronize()
+        if value.is_cuda:
+            devices.add(value.device)
+    for device in devices:  # which need not be the current one
+        torch.cuda.current_stream(device).synchronize()
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:

@@ -195,7 +195,8 @@ class _Readback:
         if scale is not None:
             self._scale.copy_(scale, non_blocking=True)
         if self._event is not None:
-            self._event.record()
+            # On the stream of the copies: the trainer's device need not be the current one.
+            self._event.record(torch.cuda.current_stream(found.device))
 
     def read(self) -> tuple[float, float]:
         """Both numbers, when they have come."""
