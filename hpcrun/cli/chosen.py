@@ -21,8 +21,10 @@ from hpcrun.config import (
     with_task_options,
 )
 from hpcrun.errors import UserError
-from hpcrun.tasks import options_for
+from hpcrun.tasks import BUILTIN, options_for
 from hpcrun.tasks.finding import task_path
+
+_QUICKSTART_TASK = "language-model"
 
 _FLAGS = {
     "nodes": "job.nodes",
@@ -54,14 +56,17 @@ def choose_config(arguments: argparse.Namespace) -> Config:
     command: list[str] = arguments.command
     file: Path | None = arguments.config
     _refuse_stray_files(arguments.overrides)
-    if file is None and not command:
+    overrides = override_layer(arguments.overrides)
+    task = overrides.values.get("task", _QUICKSTART_TASK)
+    # Its steps and data are chosen for its task: any other one begins with the plain defaults.
+    if file is None and not command and task in (_QUICKSTART_TASK, BUILTIN[_QUICKSTART_TASK]):
         file = quickstart()
     layers = [] if file is None else [file_layer(file)]
     profile = profile_path(os.environ, getattr(arguments, "profile", None))
     if profile is not None:
         layers.insert(0, profile_layer(profile))
-    layers.insert(0, flag_layer({"name": _default_name(file, command)}))
-    layers.append(override_layer(arguments.overrides))
+    layers.insert(0, flag_layer({"name": _default_name(file, command, task)}))
+    layers.append(overrides)
     layers.append(flag_layer(_flags(arguments)))
     if command:
         layers.append(flag_layer({"command": (command, "after --")}))
@@ -73,10 +78,10 @@ def choose_config(arguments: argparse.Namespace) -> Config:
     if options is not None:
         config = with_task_options(config, options, where)
     try:
-        task = task_path(config.task)
+        path = task_path(config.task)
     except ValueError as error:
         raise ConfigError([Problem(where("task"), "task", str(error))]) from error
-    return config.model_copy(update={"task": task})
+    return config.model_copy(update={"task": path})
 
 
 def _refuse_stray_files(overrides: list[str]) -> None:
@@ -90,14 +95,18 @@ def _refuse_stray_files(overrides: list[str]) -> None:
 
 
 def quickstart() -> Path:
-    """The config that is used when none is named."""
+    """The config that is used when neither one nor another task is named."""
     # importlib.resources would cost a third of a dry run; a package's data are files beside its code.
     return Path(hpcrun.tasks.__file__).with_name("quickstart.yaml")
 
 
-def _default_name(file: Path | None, command: list[str]) -> tuple[str, str]:
+def _default_name(file: Path | None, command: list[str], task: Any) -> tuple[str, str]:
     if file is not None:
         return file.stem, str(file)
+    if not command:
+        name = str(task).rpartition(":")[2]
+        # What is no name is no task either, and said once.
+        return name if name.isidentifier() else "run", "command line"
     # `python train.py --lr 1`: the script, not the interpreter, is what a person would call it.
     scripts = [word for word in command if word.endswith((".py", ".sh"))]
     return Path((scripts or command)[0]).stem, "after --"

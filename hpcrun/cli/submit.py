@@ -6,6 +6,7 @@ this machine: nodes x gpus processes, each believing that it is a Slurm task.
 
   hpcrun submit                                     the quick start
   hpcrun submit --nodes 2 --gpus 4 -c gpt.yaml train.lr=3e-4
+  hpcrun submit task=my_module:MyTask train.steps=500
   hpcrun submit --nodes 2 --gpus 4 -- python train.py --its-own-arguments
 
 With --prepare it makes the run directory and stops: for those who submit
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "hpcrun submit [options] [key.sub=value ...] [-- command ...]"
     what = parser.add_argument_group("what to run")
     what.add_argument("-c", "--config", type=Path, metavar="FILE", help="YAML or JSON config")
-    what.add_argument("--name", help="the run's name (default: the config file's)")
+    what.add_argument("--name", help="the run's name (default: the config's or task's)")
     what.add_argument("overrides", nargs="*", metavar="key.sub=value", help="config overrides")
     add_runs_dir(what)
     where = parser.add_argument_group("where to run it")

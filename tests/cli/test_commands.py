@@ -7,10 +7,12 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpcrun.cli.main import COMMANDS
+from hpcrun.config import Config
 from hpcrun.launch import local_job
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import append_line, read_json
@@ -81,6 +83,22 @@ def test_a_dry_run_shows_script_and_config_and_writes_nothing(folder: Path) -> N
     assert as_json["config"]["train"]["steps"] == 10
     assert as_json["script"] in told.stdout
     assert listing(folder) == before
+
+
+def test_without_a_config_a_task_of_ones_own_begins_with_the_plain_defaults(folder: Path) -> None:
+    def shown(*line: str) -> dict[str, Any]:
+        told = jobs.hpcrun("submit", "--dry-run", "--json", *line, cwd=folder)
+        assert told.returncode == 0, told.stderr
+        config: dict[str, Any] = json.loads(told.stdout)["config"]
+        return config
+
+    own = shown("task=probe:Probe", "train.lr=0.5", "--executor", "local")
+    asked = {"name": "Probe", "task": "probe:Probe", "train": {"lr": 0.5}}
+    plain = Config.model_validate(asked | {"job": {"executor": "local"}})
+    assert own == plain.model_dump(mode="json")
+    assert shown("task=classifier")["name"] == "classifier"
+    quick = shown("task=language-model")
+    assert (quick["name"], quick["train"]["steps"]) == ("quickstart", 300)
 
 
 def test_help_fits_a_terminal(folder: Path) -> None:
