@@ -52,11 +52,6 @@ def _of_fsdp(config: Config) -> Iterator[Contradiction]:
             ["train.compression", "train.parallel"],
             f"{train.compression} is a hook of DDP; with fsdp set fsdp.reduce_dtype",
         )
-    if train.find_unused_parameters:
-        yield (
-            ["train.find_unused_parameters", "train.parallel"],
-            "is DDP's search; with fsdp all ranks have to use the same parameters in a step, or use ddp",
-        )
     if train.channels_last:
         yield (
             ["train.channels_last", "train.parallel"],

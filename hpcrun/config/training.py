@@ -91,7 +91,8 @@ class Train(Section):
         description="How ranks share the work; auto: ddp if the model fits a device, else fsdp.",
     )
     find_unused_parameters: bool = Field(
-        default=False, description="DDP: search for parameters without gradient in every step."
+        default=False,
+        description="Allow parameters to be without gradient on some ranks, in some steps.",
     )
     broadcast_buffers: bool = Field(
         default=True, description="DDP: take rank 0's buffers at the start of every forward pass."

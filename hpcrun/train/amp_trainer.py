@@ -217,6 +217,7 @@ class AMPTrainer(Checkpointing):
                         value = weighted(value, factors[index])
                     elif parts > 1:
                         value = value / parts
+                self._strategy.before_backward(value)
                 torch.autograd.backward(self.scaler.scale(value))
             seen = value.detach().float()
             total = seen if total is None else total + seen

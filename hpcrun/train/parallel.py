@@ -11,7 +11,7 @@ from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import AMPConfig, Config
 from hpcrun.config.training import FSDP
 from hpcrun.train import memory
-from hpcrun.train.sharding import Sharded
+from hpcrun.train.sharding import FILLS_UNUSED, Sharded
 from hpcrun.train.strategies import Replicated, Scattered, Strategy
 
 Parallel = Literal["single", "dp", "ddp", "fsdp"]
@@ -101,7 +101,7 @@ def only_ddp(config: Config) -> str | None:
         return "train.compression"
     if train.uneven == "join":
         return "train.uneven=join"
-    if train.find_unused_parameters:
+    if train.find_unused_parameters and not FILLS_UNUSED:
         return "train.find_unused_parameters"
     return "train.channels_last" if train.channels_last else None
 

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -26,9 +26,13 @@ from hpcrun.errors import UserError
 from hpcrun.train.blocks import blocks, by_class, by_size, kind, unshared
 from hpcrun.train.preparation import CompileMode, compile_in_place
 from hpcrun.train.strategies import Strategy
+from hpcrun.train.use import ShardedUse
 from hpcrun.train.whole import filled, hollow
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+FILLS_UNUSED = hasattr(FSDPModule, "set_reduce_scatter_unused_params")
+"""Whether this torch reduces zeros for parameters that a rank has no gradient for, if it is asked to."""
 
 # Graphs replayed by CUDA hold the addresses of weights, which are gathered elsewhere each time.
 _COMPILE_MODES = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
@@ -48,6 +52,9 @@ class Sharded(Strategy):
         self._autocast = precision in ("bf16", "fp16")
         self._shape: nn.Module | Exception | None = None
         self._syncs = True
+        self._may_differ = distributed.find_unused_parameters
+        self._use: ShardedUse | None = None
+        self._compiled = False
 
     def place(self, module: nn.Module, device: torch.device) -> nn.Module:
         # Where it is: it may not fit the device before it is sharded, block by block.
@@ -91,7 +98,20 @@ class Sharded(Strategy):
             compile_in_place(module, mode=_COMPILE_MODES.get(mode, mode))
         self._from_rank_zero(module)
         fully_shard(module, **options, **at_root)
+        self._compiled = mode is not None
+        self._use = ShardedUse(module, self._device, may_differ=self._may_differ)
+        if self._may_differ:
+            _fill_unused(module)
         return module
+
+    def compare(self, group: Any) -> None:
+        # Hooks that go after the first step would have everything compiled again.
+        if self._use is not None and not self._compiled:
+            self._use.compare(group, self._distributed.rank)
+
+    def before_backward(self, value: Tensor) -> None:
+        if self._use is not None:
+            self._use.before_backward(value)
 
     def micro_batch(
         self, model: nn.Module, *, last: bool
@@ -102,7 +122,10 @@ class Sharded(Strategy):
                 # Who spends the memory on gathered weights keeps them from one micro-batch to the next.
                 model.set_reshard_after_backward(last)
             self._syncs = last
-        return contextlib.nullcontext()
+        if self._use is None:
+            return contextlib.nullcontext()
+        self._use.begin(last=last)
+        return self._agreeing(self._use) if last and self._may_differ else contextlib.nullcontext()
 
     def clip(self, parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
         clipped = list(parameters)
@@ -154,6 +177,11 @@ class Sharded(Strategy):
             "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
         }
 
+    @contextlib.contextmanager
+    def _agreeing(self, use: ShardedUse) -> Iterator[None]:
+        yield
+        use.settle()
+
     def _running_norms(self, module: nn.Module) -> list[nn.Module]:
         """The norms with running statistics, which are in fp32: so must the weights beside them be."""
         if self._precision not in ("bf16", "fp16") or self._options.buffer_dtype is not None:
@@ -171,6 +199,18 @@ class Sharded(Strategy):
             if not isinstance(value, DTensor):
                 value.data = value.data.to(self._device)
                 dist.broadcast(value.data, src=0)
+
+
+def _fill_unused(module: nn.Module) -> None:
+    """Have parameters without a gradient reduced as zeros, since on other ranks they may have one."""
+    if not FILLS_UNUSED:
+        raise UserError(
+            f"train.find_unused_parameters: with fsdp it needs torch 2.13, and this is {torch.__version__}; "
+            "use ddp, or let all ranks use the same parameters"
+        )
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.set_reduce_scatter_unused_params(True, recurse=False)
 
 
 def units(module: nn.Module, options: FSDP) -> list[nn.Module]:

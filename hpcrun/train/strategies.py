@@ -52,6 +52,12 @@ class Strategy:
         """Around forward and backward of a micro-batch: gradients travel in the last one of a step."""
         return contextlib.nullcontext()
 
+    def compare(self, group: Any) -> None:
+        """Have the ranks compare, in the step that follows, what they use of the model. ``group``: gloo's."""
+
+    def before_backward(self, value: Tensor) -> None:
+        """A loss is about to be differentiated; raises UserError where its backward pass would not end."""
+
     def join(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
         """Around the micro-batches of a step that some ranks have none of. Raises ValueError without DDP."""
         raise ValueError("only DDP can take a step that some ranks have no batch for (Join)")

@@ -141,6 +141,8 @@ class DistributedAMPTrainer(AMPTrainer):
         """
         if not self._buckets_settled:
             self._settle_buckets(micro_batches, loss)
+            if self._strategy.collective_forward:
+                self._strategy.compare(self.control_group())
         return super().training_step(micro_batches, loss, weights, total)
 
     def joined_step(

@@ -1,6 +1,6 @@
 """Which parameters a loss does not depend on: DDP would wait for their gradients in vain."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -36,8 +36,13 @@ def require_all_used(loss: Tensor, module: nn.Module) -> None:
     """Raise UserError if ``loss`` leaves trained parameters of ``module`` without a gradient."""
     names = unreached(loss, module.named_parameters())
     if names:
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         raise UserError(
-            f"train.find_unused_parameters: the loss does not depend on {', '.join(names[:3])}{more}, whose "
-            "gradients DDP would wait for; set it to true, or take them out of the model or its training"
+            f"train.find_unused_parameters: the loss does not depend on {shortened(names)}, whose gradients "
+            "DDP would wait for; set it to true, or take them out of the model or its training"
         )
+
+
+def shortened(names: Sequence[str]) -> str:
+    """The first three of ``names``, and how many more there are."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{', '.join(names[:3])}{more}"

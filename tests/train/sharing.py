@@ -95,7 +95,7 @@ def flat(module):
 
 
 def trainer(
-    way, rank, *, make=Net, optimizer=None, dropout=0.0, seed=0, offload=False,
+    way, rank, *, make=Net, optimizer=None, dropout=0.0, seed=0, offload=False, unused=False,
     classes=("Block", "Linear"),
 ):  # fmt: skip
     """A wrapped trainer, the ranks in two nodes."""
@@ -113,6 +113,7 @@ def trainer(
             num_nodes=nodes,
             node_rank=rank // per_node,
             num_gpus_per_node=per_node,
+            find_unused_parameters=unused,
         ),
         device="cpu",
         amp=AMPConfig(dtype=way.dtype, init_scale=1024.0, growth_interval=4),

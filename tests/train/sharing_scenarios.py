@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hpcrun.errors import UserError
 from hpcrun.train.sharding import mesh_over
 from hpcrun.train.validation import validate
 from hpcrun.train.validation_data import ValidationData
@@ -179,6 +180,71 @@ def unused_parameters(rank):
     return found
 
 
+class Choosy(Net):
+    """What it uses depends on the pass and the rank: ``choose(pass, rank)`` says what it leaves out."""
+
+    def __init__(self, choose):
+        super().__init__()
+        self.spare, self.choose = nn.Linear(13, 13), choose
+
+    def forward(self, x):
+        left_out = self.choose(int(self.passes), dist.get_rank())
+        self.passes += 1
+        x = self.enter(x)
+        for block in self.blocks if left_out != "last block" else self.blocks[:-1]:
+            before, x = x, block(x)
+        x = before if left_out == "its result" else x
+        return self.leave(x if left_out == "parameters" else x + self.spare(x))
+
+
+def on_rank_1(what):
+    return lambda _pass, rank: what if rank == 1 else None
+
+
+def not_always(number, rank):
+    """Parameters that rank 1 does without, then both, then neither, then rank 0."""
+    return "parameters" if rank in ((1,), (0, 1), (), (0,))[number % 4] else None
+
+
+def every_other_time(number, _rank):
+    return "parameters" if number % 2 else None
+
+
+def unused_when_sharded(rank):
+    """What is said to ranks that differ, and the weights of trainings that may."""
+
+    def train(way, choose, *, unused):
+        made = trainer(way, rank, make=lambda _: Choosy(choose), unused=unused)
+        for step in batches(way, rank, 0, 8):
+            made.training_step(step, loss)
+        whole = made.whole_module()
+        return [] if whole is None else flat(whole)
+
+    def refused(what, *, unused):
+        try:
+            train(Way("fsdp", 2, accumulation=2), on_rank_1(what), unused=unused)
+        except UserError as error:
+            return f"{type(error).__name__}: {error}"
+
+    found = {
+        what: [refused(what, unused=unused) for unused in settings]
+        for what, settings in (
+            ("parameters", (False,)),
+            ("its result", (False, True)),
+            ("last block", (False, True)),
+        )
+    }
+    for name, choose, unused in (("some", not_always, True), ("all", every_other_time, False)):
+        found[name] = train(Way("ddp", 2), choose, unused=True)
+        for way in (Way("fsdp", 2, recompute="full"), Way("fsdp", 2, reshard=False)):
+            found[f"{name} {way.name}"] = train(way, choose, unused=unused)
+        # Pairs of passes are a step: some parameters have a gradient of the first one only.
+        found[f"{name} accumulated"] = [
+            train(Way(kind, 2, accumulation=2), choose, unused=True) for kind in ("ddp", "fsdp")
+        ]
+    return found
+
+
 def refusals(rank):
     """What a trainer says to what does not fit together."""
     found = []
@@ -192,5 +258,11 @@ def refusals(rank):
 
 SCENARIOS = {
     4: [validation_when_sharded, communication_when_sharded, a_mesh_of_its_own_groups],
-    2: [unused_parameters, refusals, offloading_from_the_cpu, running_statistics_in_bf16],
+    2: [
+        unused_parameters,
+        unused_when_sharded,
+        refusals,
+        offloading_from_the_cpu,
+        running_statistics_in_bf16,
+    ],
 }

@@ -146,6 +146,34 @@ def test_unused_parameters_are_named_before_anybody_waits_for_their_gradients(re
     assert on_one[1].startswith("ToldByRankZero: rank 1 (")
 
 
+def test_a_rank_that_uses_less_of_a_sharded_model_is_named_before_anybody_waits_for_it(results):
+    first, second = results["unused_when_sharded"]
+    beginning = "train.parallel: under fsdp the ranks gather weights and reduce gradients together, and here "
+    for what, line in (
+        ("parameters", "train.find_unused_parameters: the loss of rank 1 "),
+        ("its result", f"{beginning}the loss of rank 1 "),
+        ("last block", f"{beginning}rank 0 comes to blocks.1 where rank 1 "),
+    ):
+        assert all(said.startswith(f"UserError: {line}") for said in first[what])
+        assert all(said.startswith(f"ToldByRankZero: {line}") for said in second[what])
+    assert "does not depend on spare.weight, spare.bias, " in first["parameters"][0]
+    assert "depends on nothing of blocks.1, " in first["its result"][0]
+    assert "comes to the end of its forward pass; " in first["last block"][0]
+
+
+@pytest.mark.parametrize("who", ["some", "all"])
+def test_parameters_without_gradient_on_some_ranks_or_all_train_sharded_as_in_copies(results, who):
+    found = results["unused_when_sharded"][0]
+    ways = [key for key in found if key.startswith(f"{who} ")]
+    assert len(ways) == 3
+    for key in ways:
+        copies, sharded = found[key] if "accumulated" in key else (found[who], found[key])
+        assert copies
+        torch.testing.assert_close(
+            torch.tensor(sharded), torch.tensor(copies), rtol=0.0, atol=WEIGHTS["fp32"]
+        )
+
+
 def test_a_trainer_refuses_what_would_train_something_else(results):
     for several, made_before in results["refusals"]:
         assert "parallel=single is for one process" in several

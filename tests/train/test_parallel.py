@@ -9,6 +9,7 @@ from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import override_layer, resolve
 from hpcrun.config.training import FSDP
 from hpcrun.errors import UserError
+from hpcrun.train import parallel, sharding
 from hpcrun.train.memory import Need
 from hpcrun.train.parallel import decide, moments, resolve_parallel
 from hpcrun.train.sharding import layout, units
@@ -48,7 +49,6 @@ def test_a_run_that_was_sharded_stays_so_and_one_that_no_longer_fits_becomes_so(
     [
         ("train.compression=bf16", "train.compression"),
         ("train.uneven=join", "train.uneven=join"),
-        ("train.find_unused_parameters=true", "train.find_unused_parameters"),
         ("train.channels_last=true", "train.channels_last"),
     ],
 )
@@ -56,6 +56,17 @@ def test_auto_takes_ddp_for_what_only_ddp_can_and_says_so(key, told):
     chosen, line = decide(config(key), LARGE, 1000)
     assert chosen == "ddp"
     assert line.startswith(f"train.parallel=auto takes ddp, which {told} needs: ")
+
+
+def test_what_an_older_torch_cannot_do_sharded_auto_leaves_to_ddp_and_fsdp_refuses(monkeypatch):
+    assert decide(config("train.find_unused_parameters=true"), LARGE, 1000)[0] == "fsdp"
+    monkeypatch.setattr(parallel, "FILLS_UNUSED", False)
+    chosen, line = decide(config("train.find_unused_parameters=true"), LARGE, 1000)
+    assert chosen == "ddp"
+    assert "takes ddp, which train.find_unused_parameters needs: " in line
+    monkeypatch.setattr(sharding, "FILLS_UNUSED", False)
+    with pytest.raises(UserError, match=r"with fsdp it needs torch 2\.13, and this is "):
+        sharding._fill_unused(Net())
 
 
 def test_what_is_kept_beside_the_weights_is_counted():
@@ -179,10 +190,6 @@ CONTRADICTIONS = [
     (["train.parallel=dp", "job.gpus=2"], "train.parallel: dp is for one process, and 1 x 2"),
     (["train.parallel=dp", "train.compile=true"], "train.compile: dp copies the model"),
     (["train.parallel=fsdp", "train.compression=bf16"], "train.compression: bf16 is a hook of DDP"),
-    (
-        ["train.parallel=fsdp", "train.find_unused_parameters=true"],
-        "train.find_unused_parameters: is DDP's search",
-    ),
     (["train.parallel=fsdp", "train.channels_last=true"], "train.channels_last: fsdp shards plain"),
     (
         ["train.parallel=fsdp", "train.compile=true", "train.compile_mode=reduce-overhead"],
@@ -206,4 +213,5 @@ def test_what_cannot_be_together_is_refused_before_anything_is_submitted(keys, l
 def test_what_can_be_together_is_taken():
     config("train.parallel=fsdp", "fsdp.shard=hybrid", "job.nodes=2")
     config("train.parallel=fsdp", "amp.dtype=fp16", "fsdp.reduce_dtype=fp16", "train.compile=true")
+    config("train.parallel=fsdp", "train.find_unused_parameters=true")
     config("train.parallel=dp", "job.gpus=1")

@@ -1,0 +1,176 @@
+"""What each rank uses of a sharded model: compared in the first step, and agreed on where it may differ.
+
+Ranks gather weights and reduce gradients part by part, each in the order of its own passes. Where one
+skips a part, or has no gradient for a parameter, its next collective meets another one of the others':
+gloo ends the process, NCCL waits, and where the sizes happen to be equal the numbers are mixed up.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from hpcrun.run.endings import node_name
+from hpcrun.train.errors import known_to_all
+from hpcrun.train.unused import shortened, unreached
+
+_RECOMPUTED = "_checkpoint_wrapped_module."
+
+
+class ShardedUse:
+    """Follows this rank's passes through ``module``, whose parts are sharded."""
+
+    def __init__(self, module: nn.Module, device: torch.device, *, may_differ: bool) -> None:
+        """``may_differ``: whether a parameter may be without a gradient on some ranks only."""
+        self._module, self._device, self._may_differ = module, device, may_differ
+        self._parts: dict[str, nn.Module] = {
+            _plain(name): part
+            for name, part in module.named_modules()
+            if issubclass(type(part), FSDPModule)
+        }
+        # Sharded, a parameter is another tensor than the one that its part computes with.
+        self._whole: dict[str, nn.Parameter] = {}
+        self._learned: set[str] = set()
+        self._used: set[str] = set()
+        self._hooks: list[Any] = []
+        self._group: Any = None
+        self._rank = 0
+        self._forward = self._last = False
+        if may_differ:
+            self._learn_parameters()
+
+    def compare(self, group: Any, rank: int) -> None:
+        """Have the ranks compare during the step that follows; ``group``: a gloo group of all."""
+        self._group, self._rank = group, rank
+        if not self._may_differ:
+            self._hooks += self._learn_parameters()
+        for place, part in enumerate(self._parts.values()):
+            come = partial(self._come_to, place)
+            self._hooks.append(part.register_forward_pre_hook(come, prepend=True))
+
+    def begin(self, *, last: bool) -> None:
+        """A micro-batch begins, the last one of its step or another."""
+        self._forward, self._last = True, last
+
+    def before_backward(self, value: Tensor) -> None:
+        """The forward pass has led to ``value``. Collective while the ranks compare.
+
+        Raises:
+            UserError: they do not use the same; on all ranks.
+        """
+        if self._group is None:
+            return
+        self._come_to(len(self._parts))
+        # Recomputing enters parts again, each rank when it gets there.
+        self._forward = False
+        self._compare_gradients(unreached(value, self._whole.items()))
+        if self._last:
+            self._group = None
+            for hook in self._hooks:
+                hook.remove()
+
+    def settle(self) -> None:
+        """After a step's passes: no gradient, instead of zero, for what no rank has used. Collective."""
+        trained = [
+            (_plain(name), parameter)
+            for name, parameter in self._module.named_parameters()
+            if parameter.requires_grad
+        ]
+        mine = [name in self._used for name, _ in trained]
+        self._used.clear()
+        anywhere = torch.tensor(mine, dtype=torch.int32, device=self._device)
+        dist.all_reduce(anywhere, op=dist.ReduceOp.MAX)
+        # Reading it waits for the device, which a rank that has used everything need not do.
+        if not all(mine):
+            for (_, parameter), used in zip(trained, anywhere.tolist(), strict=True):
+                if not used:
+                    parameter.grad = None
+
+    def _come_to(self, place: int, *_: Any) -> None:
+        """Compare where the ranks are: at a part that gathers its weights, or at the end."""
+        if self._group is None or not self._forward:
+            return
+        least = torch.tensor([place, -place])
+        dist.all_reduce(least, op=dist.ReduceOp.MIN, group=self._group)
+        if least[0] == -least[1]:
+            return
+        names = [*(name or "the model" for name in self._parts), "the end of its forward pass"]
+        places = self._told_by_all((node_name(), names[place]))
+        other = next(rank for rank, (_, name) in enumerate(places) if name != places[0][1])
+        host, name = places[other]
+        self._refuse(
+            f"rank 0 comes to {places[0][1]} where rank {other} ({host}) comes to {name}; let all run the "
+            "same parts in the same order, and multiply by zero what shall not count"
+        )
+
+    def _compare_gradients(self, missing: Sequence[str]) -> None:
+        idle = [name for name in self._parts if self._idle(name, missing)]
+        words = self._told_by_all((node_name(), idle, missing))
+        idle_everywhere = set.intersection(*(set(parts) for _, parts, _ in words))
+        missing_everywhere = set.intersection(*(set(names) for _, _, names in words))
+        for rank, (host, parts, _) in enumerate(words):
+            if alone := [name for name in parts if name not in idle_everywhere]:
+                self._refuse(
+                    f"the loss of rank {rank} ({host}) depends on nothing of {alone[0]}, and that of others "
+                    "does; let what it gives count on all ranks, be it times zero"
+                )
+        for rank, (host, _, names) in enumerate(words):
+            alone = [name for name in names if name not in missing_everywhere]
+            if alone and not self._may_differ:
+                raise known_to_all(
+                    f"train.find_unused_parameters: the loss of rank {rank} ({host}) does not depend on "
+                    f"{shortened(alone)}, and that of other ranks does; set it to true",
+                    self._rank,
+                )
+
+    def _idle(self, part: str, missing: Sequence[str]) -> bool:
+        """Whether nothing of the part has come into the loss."""
+        inside = {name for name in self._whole if name.startswith(f"{part}.")}
+        return bool(inside) and inside <= set(missing)
+
+    def _refuse(self, told: str) -> NoReturn:
+        raise known_to_all(
+            "train.parallel: under fsdp the ranks gather weights and reduce gradients together, and here "
+            f"{told}; or take ddp with train.find_unused_parameters=true",
+            self._rank,
+        )
+
+    def _told_by_all(self, mine: Any) -> list[Any]:
+        words: list[Any] = [None] * dist.get_world_size(self._group)
+        dist.all_gather_object(words, mine, group=self._group)
+        return words
+
+    def _learn_parameters(self) -> list[Any]:
+        """Note each part's parameters when it runs for the first time; returns the hooks for it."""
+        # Before torch's own, which takes the gathered weights away.
+        return [
+            part.register_forward_hook(partial(self._learn, name), prepend=True)
+            for name, part in self._parts.items()
+        ]
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _learn(self, part: str, module: nn.Module, *_: Any) -> None:
+        if part in self._learned:
+            return
+        self._learned.add(part)
+        for inner, parameter in module.named_parameters(prefix=part):
+            name = _plain(inner)
+            if isinstance(parameter, DTensor) or not parameter.requires_grad or name in self._whole:
+                continue
+            self._whole[name] = parameter
+            if self._may_differ:
+                mark: Any = parameter.register_post_accumulate_grad_hook
+                mark(partial(self._mark, name))
+
+    def _mark(self, name: str, _: Tensor) -> None:
+        self._used.add(name)
+
+
+def _plain(name: str) -> str:
+    """The name without what recomputing activations puts into it."""
+    return name.replace(_RECOMPUTED, "")
