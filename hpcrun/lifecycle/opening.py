@@ -17,7 +17,7 @@ from hpcrun.lifecycle.history import (
     lives,
 )
 from hpcrun.lifecycle.policy import Budgets, decide
-from hpcrun.lifecycle.settle import batch_log, write_final_word
+from hpcrun.lifecycle.settle import batch_log, with_lost_announcement, write_final_word
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import read_hang
 from hpcrun.run.events import Attempt, Event, read_events, record_event
@@ -39,7 +39,7 @@ def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts:
         Refused: a budget is used up; result.json says which.
         OSError: the run directory cannot be written.
     """
-    events = read_events(run)
+    events = with_lost_announcement(run)
     for life in all_lives(events):
         if life.cause is None and life.attempt != attempt:
             cause, reason = _end_of(run, events, life, attempt)

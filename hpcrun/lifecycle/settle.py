@@ -12,8 +12,9 @@ from typing import Literal
 from hpcrun.diagnose.causes import Diagnosis, first_cause, scheduler_word
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.goodput import goodput
-from hpcrun.lifecycle.history import Cause, asked_to_end, last_committed, lives
+from hpcrun.lifecycle.history import Cause, all_lives, asked_to_end, last_committed, lives
 from hpcrun.lifecycle.policy import Budgets, Decision, decide
+from hpcrun.run.commits import newest_commit
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import read_exits, read_failures, read_hang
 from hpcrun.run.events import Attempt, Event, read_events, record_event
@@ -64,7 +65,7 @@ def settle(
     Raises:
         OSError: the run directory cannot be written.
     """
-    events = read_events(run)
+    events = with_lost_announcement(run)
     folder = run.attempt_logs(attempt.job, attempt.restart)
     diagnosis = first_cause(read_failures(folder), read_exits(folder), batch_log, read_hang(folder))
     cause, line = judge(
@@ -109,6 +110,7 @@ def settle_by_hand(
     events = read_events(run)
     if not any(event.what == "opened" and event.attempt == attempt for event in events):
         return
+    events = with_lost_announcement(run)
     folder = run.attempt_logs(attempt.job, attempt.restart)
     diagnosis = first_cause(read_failures(folder), [], hang=read_hang(folder))
     cause, line = judge(events, attempt, exit_code, scheduler, "", diagnosis)
@@ -133,6 +135,25 @@ def settle_by_hand(
     elif not run.result.exists():
         write_json(run.result, {"state": "finished", "time": round(time.time(), 3)})
     _add_goodput(run)
+
+
+def with_lost_announcement(run: RunDirectory) -> Sequence[Event]:
+    """The run's events with the newest commit among them, whose maker may not have lived to announce it.
+
+    Raises:
+        OSError: the run directory cannot be read or written.
+    """
+    events = read_events(run)
+    newest = newest_commit(run)
+    if newest is None:
+        return events
+    made = [life for life in all_lives(events) if life.attempt.owner == newest.owner]
+    if not made or newest.step <= (made[0].committed or 0):
+        return events
+    # Its own time: what was computed after it is lost.
+    when = round(newest.time, 3)
+    record_event(run, "saved", attempt=made[0].attempt, step=newest.step, time=when, found=True)
+    return read_events(run)
 
 
 def judge(

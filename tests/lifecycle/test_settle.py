@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcrun.checkpoint.store import CheckpointStore
 from hpcrun.diagnose.causes import scheduler_word
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.history import Cause, successor
@@ -144,6 +145,34 @@ def test_a_stop_whose_save_failed_is_not_requeued_blindly(run: RunDirectory) -> 
     verdict = judged(run, exitcodes.SAVE_FAILED)
     assert (verdict.cause, verdict.decision.restart) == (Cause.SAVE_FAILED, False)
     assert "disk full" in verdict.line
+
+
+def commit(run: RunDirectory, step: int, owner: Attempt = FIRST) -> None:
+    """A checkpoint of nothing, which nobody announces."""
+    store = CheckpointStore(run.checkpoints, owner.owner)
+    store.commit(store.begin(step), step, [], 1, {}, lambda: None)
+
+
+def test_a_commit_that_a_crash_kept_from_being_announced_counts_at_once(run: RunDirectory) -> None:
+    record_event(run, "saved", attempt=FIRST, step=10)
+    commit(run, 20)
+    store = CheckpointStore(run.checkpoints, "7-0")
+    store.begin(30)  # No more than begun.
+    verdict = settle(run, FIRST, 137, Budgets(crash=0))
+    assert (verdict.step, (read_json(run.result) or {})["step"]) == (20, 20)
+    judged(run, 137)
+    assert [event.step for event in read_events(run) if event.what == "saved"] == [10, 20]
+
+
+def test_a_commit_that_a_dead_node_kept_from_being_announced_is_progress(run: RunDirectory) -> None:
+    patient = Budgets(no_progress=1)
+    commit(run, 20)
+    open_attempt(run, Attempt("7", 1), patient)
+    (ended,) = [event for event in read_events(run) if event.what == "ended"]
+    assert (ended.cause, ended.step) == ("node-failure", 20)
+    with pytest.raises(Refused, match="committed no new step"):
+        open_attempt(run, Attempt("7", 2), patient)
+    assert (read_json(run.result) or {})["step"] == 20
 
 
 def test_bad_input_is_told_again_and_not_repeated(run: RunDirectory) -> None:
