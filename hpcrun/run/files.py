@@ -76,23 +76,33 @@ def read_json(path: Path) -> dict[str, Any] | None:
 def append_line(path: Path, value: Mapping[str, Any], *, durable: bool = False) -> None:
     """Append one JSON line in a single write, so that lines of two writers do not mix on a local disk.
 
-    A line torn by a crash is ended first: the new line must not be glued to it.
-
     Args:
         durable: fsync before returning; for the event log, whose lines decide what happens next.
 
     Raises:
         OSError: the disk refused.
     """
+    append_lines(path, json_line(value), durable=durable)
+
+
+def json_line(value: Mapping[str, Any]) -> bytes:
+    """``value`` as a line of its own."""
     text = json.dumps(finite(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    line = f"{text}\n".encode()
+    return f"{text}\n".encode()
+
+
+def append_lines(path: Path, lines: bytes, *, durable: bool = False) -> None:
+    """Append whole ``lines`` in a single write; arguments and errors as :func:`append_line` has them.
+
+    A line torn by a crash is ended first: the new ones must not be glued to it.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
-            line = b"\n" + line
-        written = os.write(descriptor, line)
-        if written != len(line):
+            lines = b"\n" + lines
+        written = os.write(descriptor, lines)
+        if written != len(lines):
             # write(2) gives no reason for a short count; on a file it is the space.
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         if durable:

@@ -1,6 +1,7 @@
 """The training loop. It reads on one screen; everything it calls lives in a file of its own."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +46,7 @@ class Loop:
             stop = self.agreement.exchange(step, self.reason_to_stop())
             if stop:
                 self.nonfinite.settle()
-                with self.position.at("saving"):
+                with self._saving():
                     self.saver.finish(step)
                 return stop
             self.position.step = step
@@ -59,15 +60,22 @@ class Loop:
             best = self._validate(done)
             self.saver.look()
             if self.saver.due(done) or (best and self.config.checkpoint.keep_best):
-                with self.position.at("saving"), self.metrics.paused():
+                with self._saving():
                     self.saver.start(done)
             if self.early.due:
                 break
         self.profile.close()
         self.nonfinite.settle()
-        with self.position.at("saving"):
+        with self._saving():
             self.saver.finish(self.early.end(train.steps))
         return StopReason.NONE
+
+    @contextlib.contextmanager
+    def _saving(self) -> Iterator[None]:
+        """Around a save, which finds all lines about its steps written."""
+        with self.position.at("saving"), self.metrics.paused():
+            self.metrics.flush()
+            yield
 
     def _validate(self, done: int) -> bool:
         """Validate where it is time to; whether the loss is the lowest so far."""

@@ -95,6 +95,11 @@ class MetricsLog:
         if self._sinks is not None:
             self._sinks.write(line)
 
+    def flush(self) -> None:
+        """Have all lines outlive this process."""
+        if self._sinks is not None:
+            self._sinks.flush()
+
     def paused(self) -> contextlib.AbstractContextManager[None]:
         """Leave the time of the block out of the next line's rates (a save, a validation)."""
         return self._watch.paused()

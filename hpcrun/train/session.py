@@ -211,7 +211,10 @@ def train(
         watching(run, attempt, config, distributed, position, start),
     ):
         measured.watch.start()
-        stop = loop.run()
+        try:
+            stop = loop.run()
+        finally:
+            metrics.flush()
     loop.agreement.settle()
     loop.batches.close()
     seen = early.seen == early.end(config.train.steps)

@@ -3,13 +3,14 @@
 import atexit
 import hashlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from hpcrun.config import Config
 from hpcrun.errors import UserError
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.files import append_line, read_json
+from hpcrun.run.files import read_json
+from hpcrun.run.line_writer import LineWriter
 
 
 class Sink(Protocol):
@@ -17,6 +18,10 @@ class Sink(Protocol):
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Take one line; ``line["step"]`` is the number of steps done. Raises OSError on a full disk."""
+        ...
+
+    def flush(self) -> None:
+        """Have what was taken so far outlive this process, where that costs little."""
         ...
 
     def close(self) -> None:
@@ -28,13 +33,16 @@ class JsonLines:
     """metrics.jsonl in the run directory."""
 
     def __init__(self, run: RunDirectory) -> None:
-        self._path = run.metrics
+        self._lines = LineWriter(run.metrics)
 
     def write(self, line: Mapping[str, Any]) -> None:
-        append_line(self._path, line)
+        self._lines.write(line)
+
+    def flush(self) -> None:
+        self._lines.flush()
 
     def close(self) -> None:
-        """Every line is on disk already."""
+        self._lines.close()
 
 
 class TensorBoard:
@@ -56,6 +64,9 @@ class TensorBoard:
     def write(self, line: Mapping[str, Any]) -> None:
         for name, value in _numbers(line).items():
             self._writer.add_scalar(name, value, line["step"])
+
+    def flush(self) -> None:
+        self._writer.flush()
 
     def close(self) -> None:
         self._writer.close()
@@ -95,6 +106,9 @@ class WeightsAndBiases:
             self._newest = line["step"]
             self._run.log(_numbers(line), step=line["step"])
 
+    def flush(self) -> None:
+        """A process of W&B's own has it already."""
+
     def close(self) -> None:
         self._run.finish()
 
@@ -108,19 +122,25 @@ class Sinks:
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Give ``line`` to all of them."""
+        self._each(lambda sink: sink.write(line))
+
+    def flush(self) -> None:
+        """Have all of them put in safety what they were given."""
+        self._each(lambda sink: sink.flush())
+
+    def close(self) -> None:
+        """Have all of them send what they hold back."""
+        self._each(lambda sink: sink.close())
+
+    def _each(self, act: Callable[[Sink], None]) -> None:
         for number, sink in enumerate(self._sinks):
             try:
-                sink.write(line)
+                act(sink)
             except Exception as error:
                 if number not in self._failed:
                     name = "metrics" if isinstance(sink, JsonLines) else type(sink).__name__
                     print(f"hpcrun: {name} are not written: {error}", file=sys.stderr, flush=True)
                 self._failed.add(number)
-
-    def close(self) -> None:
-        """Have all of them send what they hold back."""
-        for sink in self._sinks:
-            sink.close()
 
 
 def build_sinks(run: RunDirectory, config: Config, start: int) -> Sinks:

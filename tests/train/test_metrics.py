@@ -156,9 +156,16 @@ def test_a_sink_that_fails_says_so_once_and_the_others_go_on(
         def write(self, line: object) -> None:
             raise OSError("no space")
 
+        def flush(self) -> None:
+            """It holds nothing back."""
+
+        def close(self) -> None:
+            raise OSError("no space for the rest either")
+
     sinks = Sinks([Full(), JsonLines(run)])
     sinks.write({"step": 1})
     sinks.write({"step": 2})
+    sinks.close()
     assert read_lines(run.metrics) == [{"step": 1}, {"step": 2}]
     assert capsys.readouterr().err == "hpcrun: Full are not written: no space\n"
 

@@ -268,6 +268,8 @@ def test_gradients_that_stay_not_finite_end_the_run_with_the_rank_they_come_from
     cause = first_cause(list(failures.values()), [])
     assert (cause.rank, cause.step, cause.cascade) == (1, 3, 1)
     assert read_json(runs.run("not-finite").nonfinite(3))["in_a_row"] == 2
+    # The last of them written right before the end.
+    assert [line["step"] for line in read_lines(runs.run("not-finite").metrics)] == [2, 4]
 
 
 def test_each_rank_is_profiled_in_the_window_and_its_costly_operations_are_told(runs):

@@ -1,0 +1,88 @@
+"""A log of lines that nobody has to wait for: a thread appends them to the file."""
+
+import os
+import threading
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hpcrun.run.files import append_lines, json_line
+
+_PAUSE = 0.2
+_MOST_WAITING = 1000
+
+
+class LineWriter:
+    """Appends JSON lines to a file, as :func:`append_line` does, beside the thread that writes them.
+
+    A line is in the file at once, or where another was appended just before, with all that came since
+    in one go ``_PAUSE`` seconds later: opening and closing the file, without which readers elsewhere see
+    nothing on NFS, costs more than the lines. A process that is killed outright loses those that wait.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._waiting: deque[bytes] = deque()
+        self._appending = threading.Lock()
+        self._some, self._over = threading.Event(), threading.Event()
+        self._error: OSError | None = None
+        self._process = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="hpcrun-lines", daemon=True)
+        self._thread.start()
+
+    def write(self, value: Mapping[str, Any]) -> None:
+        """Have ``value`` appended.
+
+        Raises:
+            OSError: the disk refused lines written before, or this one where very many wait.
+        """
+        self._waiting.append(json_line(value))
+        if len(self._waiting) > _MOST_WAITING:
+            self._append()
+        self._some.set()
+        self._raise()
+
+    def flush(self) -> None:
+        """Return when all lines are in the file; raises OSError where the disk refused any."""
+        self._append()
+        self._raise()
+
+    def close(self) -> None:
+        """:meth:`flush`, and end the thread."""
+        if self._inherited:
+            return
+        self._over.set()
+        self._some.set()
+        self._thread.join()
+        self.flush()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            self._some.wait()
+            self._some.clear()
+            self._append()
+            self._over.wait(_PAUSE)
+
+    def _append(self) -> None:
+        if self._inherited:
+            return
+        with self._appending:
+            lines = [self._waiting.popleft() for _ in range(len(self._waiting))]
+            if not lines:
+                return
+            try:
+                append_lines(self._path, b"".join(lines))
+            except OSError as error:
+                # Whoever is next to write or flush hears of it, and not this thread.
+                self._error = error
+
+    @property
+    def _inherited(self) -> bool:
+        """Whether this is a fork of the process: it has no thread, and the lines are its parent's."""
+        return os.getpid() != self._process
+
+    def _raise(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error

@@ -1,0 +1,107 @@
+"""Lines that a thread appends."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcrun.run import line_writer
+from hpcrun.run.files import read_lines
+from hpcrun.run.line_writer import LineWriter
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[LineWriter]:
+    writer = LineWriter(tmp_path / "log")
+    yield writer
+    writer.close()
+
+
+def test_what_was_written_is_there_after_a_flush_in_order_and_once(
+    log: LineWriter, tmp_path: Path
+) -> None:
+    for n in range(300):
+        log.write({"n": n})
+        if n % 50 == 0:
+            log.flush()
+            assert len(read_lines(tmp_path / "log")) == n + 1
+    log.close()
+    assert [line["n"] for line in read_lines(tmp_path / "log")] == list(range(300))
+
+
+def test_who_follows_the_file_sees_lines_without_a_flush(log: LineWriter, tmp_path: Path) -> None:
+    for n in range(3):
+        log.write({"n": n})
+    until = time.monotonic() + 60
+    while time.monotonic() < until and len(read_lines(tmp_path / "log")) < 3:
+        time.sleep(0.01)
+    assert [line["n"] for line in read_lines(tmp_path / "log")] == [0, 1, 2]
+
+
+def test_lines_that_come_faster_than_anybody_reads_share_a_write(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(line_writer, "_PAUSE", 3600.0)
+    appended: list[int] = []
+    append = line_writer.append_lines
+
+    def counting(path: Path, lines: bytes) -> None:
+        appended.append(lines.count(b"\n"))
+        append(path, lines)
+
+    monkeypatch.setattr(line_writer, "append_lines", counting)
+    log = LineWriter(tmp_path / "log")
+    for n in range(2500):
+        log.write({"n": n})
+    log.close()
+    assert sum(appended) == 2500
+    # All but the first of the thread's: a write whenever a thousand wait, and the rest.
+    assert len(appended) <= 4
+    assert max(appended) <= 1001
+
+
+def test_a_full_disk_is_told_to_the_one_who_writes(tmp_path: Path) -> None:
+    (tmp_path / "log").symlink_to("/dev/full")
+    log = LineWriter(tmp_path / "log")
+
+    def say(n: int) -> None:
+        log.write({"n": n})
+        log.flush()
+
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space left"):
+            say(1)
+    (tmp_path / "log").unlink()
+    say(2)
+    log.close()
+    assert read_lines(tmp_path / "log") == [{"n": 2}]
+
+
+def test_lines_end_one_that_was_torn_and_are_as_json_wants_them(
+    log: LineWriter, tmp_path: Path
+) -> None:
+    (tmp_path / "log").write_text('{"n": 1')
+    log.write({"n": float("nan")})
+    log.flush()
+    assert json.loads((tmp_path / "log").read_text().splitlines()[1]) == {"n": None}
+
+
+def test_a_fork_of_the_process_repeats_no_line(
+    log: LineWriter, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(line_writer, "_PAUSE", 3600.0)
+    log.write({"n": 1})
+    log.flush()
+    log.write({"n": 2})
+    child = os.fork()
+    if child == 0:
+        try:
+            log.close()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    log.flush()
+    assert [line["n"] for line in read_lines(tmp_path / "log")] == [1, 2]
