@@ -16,10 +16,12 @@ _BACKWARD = 2
 """A backward pass takes about twice a forward pass: products for the inputs, and for the weights."""
 
 # Peak FLOP/s of dense matrix products by a part of torch's device name, the more special name first.
-# From the vendor's data sheets (A100: 2021, H100: 2023, H200: 2024, L40S and L4: 2023, A40, A30, A10:
-# 2021, V100: 2020, T4: 2019); figures that they state with sparsity are halved.
+# From the vendors' data sheets (GB200 and B200: 2025, A100: 2021, H100: 2023, H200: 2024, L40S and L4: 2023,
+# A40, A30: 2021, V100: 2020, T4: 2019, MI300X: 2023); figures that they state with sparsity are halved.
 _T = 1e12
 _PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
+    ("GB200", {"bf16": 2500 * _T, "fp16": 2500 * _T, "tf32": 1250 * _T, "fp32": 80 * _T}),
+    ("B200", {"bf16": 2250 * _T, "fp16": 2250 * _T, "tf32": 1100 * _T, "fp32": 75 * _T}),
     ("GH200", {"bf16": 989 * _T, "fp16": 989 * _T, "tf32": 494 * _T, "fp32": 67 * _T}),
     ("H200 NVL", {"bf16": 835 * _T, "fp16": 835 * _T, "tf32": 417 * _T, "fp32": 60 * _T}),
     ("H200", {"bf16": 989 * _T, "fp16": 989 * _T, "tf32": 494 * _T, "fp32": 67 * _T}),
@@ -34,11 +36,14 @@ _PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
     ("V100-SXM2", {"fp16": 125 * _T, "fp32": 15.7 * _T}),
     ("V100-PCIE", {"fp16": 112 * _T, "fp32": 14 * _T}),
     ("T4", {"fp16": 65 * _T, "fp32": 8.1 * _T}),
+    ("MI300X", {"bf16": 1307 * _T, "fp16": 1307 * _T, "fp32": 163 * _T}),
 )
 
 
 def peak_of(device_name: str, dtype: str) -> float | None:
     """The device's peak in FLOP/s for ``dtype`` (as in AMPConfig); None where it is not known."""
+    if " MIG " in device_name:
+        return None  # a part of the device, called by the name of the whole
     for name, peaks in _PEAKS:
         # As a whole word: an A10G is no A10, an L40 no L4.
         if re.search(rf"\b{name}\b", device_name):
