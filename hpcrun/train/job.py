@@ -40,10 +40,10 @@ def run_rank(path: Path, flag: StopFlag) -> int:
         config = load_resolved(run.config)
         _enter_folder(run)
         distributed = describe(config)
+        by_hand = scheduler(os.environ) == "direct"
+        job = _launch(config, distributed) if by_hand else distributed.job_id
     except UserError as error:
         return _refuse(error)
-    by_hand = scheduler(os.environ) == "direct"
-    job = _launch(distributed) if by_hand else distributed.job_id
     attempt = Attempt(str(job), distributed.restart_count)
     code = _attempt(run, attempt, config, distributed, flag)
     if by_hand and distributed.rank == 0:
@@ -51,9 +51,25 @@ def run_rank(path: Path, flag: StopFlag) -> int:
     return code
 
 
-def _launch(distributed: DistributedConfig) -> str:
-    """What stands for the job where there is none: the process that started the ranks of this node."""
-    return f"pid{os.getpid() if distributed.world_size == 1 else os.getppid()}"
+def _launch(config: Config, distributed: DistributedConfig) -> str:
+    """What stands for the job where there is none: the process that started the ranks of rank 0's node.
+
+    All nodes have to call it alike, or what a rank leaves behind is looked for in another folder.
+    """
+    own = f"pid{os.getpid() if distributed.world_size == 1 else os.getppid()}"
+    # Elsewhere nobody holds a store yet: rank 0 itself makes it when training begins.
+    if distributed.num_nodes == 1 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return own
+    # It comes before torch, and finds nothing left to do when it comes again.
+    _prepare_environment(distributed, bind=config.train.affinity and not config.command)
+    from hpcrun.train.process_group import said_by_rank_zero
+
+    try:
+        return said_by_rank_zero(distributed, f"hpcrun/launch/{distributed.restart_count}", own)
+    except RuntimeError as error:
+        line = (str(error).splitlines() or [""])[0]
+        print(f"hpcrun: rank 0 does not say what it is called: {line}", file=sys.stderr, flush=True)
+        return own
 
 
 def _attempt(

@@ -137,6 +137,28 @@ def second_store(config: DistributedConfig, prefix: str, *, timeout: float = 10.
     return PrefixStore(prefix, store)
 
 
+def said_by_rank_zero(
+    config: DistributedConfig, key: str, word: str, *, timeout: float = 60.0
+) -> str:
+    """Rank 0's ``word`` on all ranks, through the store that torchrun's agent holds before any group.
+
+    Raises:
+        RuntimeError: the store cannot be reached, or rank 0 said nothing within ``timeout`` seconds.
+    """
+    store = TCPStore(
+        config.master_addr,
+        config.master_port,
+        is_master=False,
+        timeout=datetime.timedelta(seconds=timeout),
+        wait_for_workers=False,
+    )
+    if config.rank == 0:
+        store.set(key, word)
+        return word
+    said: bytes = store.get(key)
+    return said.decode()
+
+
 def select_device(config: DistributedConfig) -> torch.device:
     """This rank's device, made the current one: local rank modulo visible devices, or the CPU."""
     if not config.device_ids:

@@ -157,6 +157,31 @@ def test_cancel_and_preempt_reach_a_run_that_torchrun_has_started(tmp_path: Path
         assert jobs.result(run)["state"] == "stopped"
 
 
+def test_a_failure_under_another_hosts_torchrun_is_the_runs_cause(
+    tmp_path: Path, free_port: int
+) -> None:
+    fault = {"rank": 1, "call": 3}
+    run = prepare(tmp_path, "apart", job__nodes=2, job__gpus=1, model__fault=fault)
+    torchrun = (
+        *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"),
+        *("--master-addr=127.0.0.1", f"--master-port={free_port}", "--max-restarts=0"),
+    )
+    # One host or two: what starts the ranks of a node is a process of its own.
+    hosts = [
+        begin(tmp_path, *torchrun, f"--node-rank={node}", "-m", "hpcrun.worker", str(run.path))
+        for node in (1, 0)
+    ]
+    codes = [host.wait(120) for host in hosts]
+    assert all(codes)
+    (ended,) = jobs.events(run, "ended")
+    assert ended.cause == "crash"
+    assert "rank 1 on" in jobs.result(run)["reason"]
+    assert "ValueError: the data of call 3 is broken" in jobs.result(run)["reason"]
+    assert ended.attempt is not None
+    (folder,) = (path for path in run.logs.iterdir() if path.name.startswith("pid"))
+    assert folder == run.job_logs(ended.attempt.job)
+
+
 def test_the_multinode_tool_refuses_what_cannot_be(tmp_path: Path) -> None:
     tool = str(TOOLS / "train_multinode.sh")
     for words, told in (
