@@ -1,6 +1,7 @@
 """The door of every rank: ``python -m hpcrun.worker RUN``, whatever launched it."""
 
 import atexit
+import faulthandler
 import os
 import sys
 from pathlib import Path
@@ -29,6 +30,8 @@ def main() -> NoReturn:
     """Install the signal flags before anything slow, then train or hand over to submitit."""
     STOP.install()
     outlive_full_disk()
+    # Where C code ends the process, the log shall say which line called it.
+    faulthandler.enable(file=2)
     if sys.argv[1:2] == ["--submitit"]:
         from submitit.core.logger import get_logger
         from submitit.core.submission import process_job

@@ -21,7 +21,8 @@ _POLL = 0.2
 # How often the scheduler is asked whether the job lives: squeue is shared by everyone.
 _ASK_LOCAL, _ASK_SLURM = 1.0, 15.0
 # Every save, and the failures that only follow from another rank's: the end tells of the first.
-_NOISE = re.compile(r"hpcrun: (saved step|rank \d+ lost its peers)")
+# What a rank says of a hang is the reason that the end gives.
+_NOISE = re.compile(r"hpcrun: (saved step|rank \d+ lost its peers|no progress for )")
 # 128 + SIGINT, as shells have it.
 _INTERRUPTED = 130
 

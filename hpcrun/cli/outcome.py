@@ -1,5 +1,6 @@
 """How a run that has ended is told on the screen."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.history import last_committed
 from hpcrun.lifecycle.settle import batch_log
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.endings import read_exits, read_failures, read_hang
+from hpcrun.run.endings import last_words, read_exits, read_failures, read_hang
 from hpcrun.run.events import Attempt, Event, read_events
 from hpcrun.run.files import read_json
 
@@ -98,7 +99,11 @@ def _print_evidence(run: RunDirectory) -> None:
     folder = run.attempt_logs(attempt.job, attempt.restart)
     # Of the rank that the reason names: the others' tracebacks tell of lost connections.
     cause = first_cause(
-        read_failures(folder), read_exits(folder), batch_log(run, attempt), read_hang(folder)
+        read_failures(folder),
+        read_exits(folder),
+        batch_log(run, attempt),
+        read_hang(folder),
+        partial(last_words, folder),
     )
     if cause is not None and cause.traceback:
         print(cause.traceback.rstrip())

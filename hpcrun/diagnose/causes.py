@@ -7,9 +7,10 @@ connection, an aborted communicator, a watchdog): these are counted, not shown.
 import math
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from hpcrun.diagnose.known import explained
 from hpcrun.run.endings import Exit, Failure, Hang
 
 _CASCADE = re.compile(
@@ -97,6 +98,7 @@ def first_cause(
     exits: Sequence[Exit],
     batch_log: str = "",
     hang: Hang | None = None,
+    last_words: Callable[[int], str | None] = lambda _: None,
 ) -> Diagnosis | None:
     """The earliest thing that went wrong by itself; None when nothing left a trace.
 
@@ -105,6 +107,7 @@ def first_cause(
         exits: the watcher's records, in the order seen.
         batch_log: what srun and slurmstepd printed for this attempt.
         hang: what the watchdogs left, if they ended it.
+        last_words: what is in a rank's log of its end by a signal.
     """
     real = [failure for failure in failures if not is_cascade(failure)]
     killed = [ended for ended in exits if ended.signal is not None and not ended.induced]
@@ -116,7 +119,8 @@ def first_cause(
         first = killed[0]
         others = len({failure.rank for failure in failures} - {first.rank})
         return Diagnosis(
-            f"rank {first.rank} on {first.host} was killed by {signal_name(first.signal)}",
+            f"rank {first.rank} on {first.host} was killed by {signal_name(first.signal)}"
+            + _why(last_words(first.rank)),
             first.rank,
             first.host,
             _last_step(failures),
@@ -127,9 +131,10 @@ def first_cause(
         return _from_failure(real[0], failures)
     told = _first_told(batch_log, {failure.rank for failure in failures})
     if told:
+        rank = int(re.split(r"[,\-]", told["tasks"])[0])
         return Diagnosis(
-            _told_by_srun(told["tasks"], told["host"], told["what"]),
-            int(re.split(r"[,\-]", told["tasks"])[0]),
+            _told_by_srun(told["tasks"], told["host"], told["what"]) + _why(last_words(rank)),
+            rank,
             told["host"],
             _last_step(failures),
             None,
@@ -168,6 +173,10 @@ def _told_by_srun(tasks: str, host: str, what: str) -> str:
     return f"rank {tasks} on {host} was killed by {signal_name(number)}"
 
 
+def _why(words: str | None) -> str:
+    return f": {explained(words) or words}" if words else ""
+
+
 def signal_name(number: int | None) -> str:
     """``SIGKILL`` for 9; the number itself for one without a name."""
     try:
@@ -180,8 +189,9 @@ def _from_failure(first: Failure, failures: Sequence[Failure]) -> Diagnosis:
     headline = first.message.strip().splitlines()[0] if first.message.strip() else "no message"
     at = f" at {first.where}" if first.where else ""
     kind = "out of memory" if first.kind in _OUT_OF_MEMORY else first.kind
+    told = explained(first.message) or f"{headline}{at}"
     return Diagnosis(
-        f"rank {first.rank} on {first.host}: {kind}: {headline}{at}",
+        f"rank {first.rank} on {first.host}: {kind}: {told}",
         first.rank,
         first.host,
         first.step,

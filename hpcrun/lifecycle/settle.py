@@ -7,6 +7,7 @@ cluster's controller): a rank that was killed can decide nothing.
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from hpcrun.diagnose.causes import Diagnosis, first_cause, scheduler_word
@@ -16,7 +17,7 @@ from hpcrun.lifecycle.history import Cause, all_lives, asked_to_end, last_commit
 from hpcrun.lifecycle.policy import Budgets, Decision, decide
 from hpcrun.run.commits import newest_commit
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.endings import read_exits, read_failures, read_hang
+from hpcrun.run.endings import last_words, read_exits, read_failures, read_hang
 from hpcrun.run.events import Attempt, Event, read_events, record_event
 from hpcrun.run.files import read_json, write_json
 
@@ -67,7 +68,13 @@ def settle(
     """
     events = with_lost_announcement(run)
     folder = run.attempt_logs(attempt.job, attempt.restart)
-    diagnosis = first_cause(read_failures(folder), read_exits(folder), batch_log, read_hang(folder))
+    diagnosis = first_cause(
+        read_failures(folder),
+        read_exits(folder),
+        batch_log,
+        read_hang(folder),
+        partial(last_words, folder),
+    )
     cause, line = judge(
         events, attempt, exit_code, scheduler, batch_log, diagnosis, limit_near=limit_near
     )

@@ -6,6 +6,7 @@ A failure record is written by the failing process itself; an exit line by whoev
 
 import contextlib
 import os
+import re
 import socket
 import time
 import traceback
@@ -14,6 +15,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hpcrun.run.files import append_line, read_json, read_lines, write_json
+
+_TERMINATED = re.compile(
+    r"terminate called after throwing an instance of '(?P<kind>[^']+)'\n\s*what\(\): +(?P<what>[^\n]+)"
+)
+_LOG_END = 1 << 16
+"""Bytes: what other threads print after such words is less."""
 
 _Ending = TypeVar("_Ending", "Failure", "Exit")
 
@@ -104,6 +111,17 @@ def read_exits(folder: Path) -> list[Exit]:
     """How the tasks of one attempt ended, in the order they were seen."""
     found = (_whole(Exit, line) for line in read_lines(folder / "exits.jsonl"))
     return [ended for ended in found if ended]
+
+
+def last_words(folder: Path, rank: int) -> str | None:
+    """What C++ code said in the rank's log when it ended the process, of which Python hears nothing."""
+    try:
+        with (folder / f"rank-{rank:05d}.log").open("rb") as log:
+            log.seek(max(0, os.fstat(log.fileno()).st_size - _LOG_END))
+            found = _TERMINATED.search(log.read().decode(errors="replace"))
+    except OSError:
+        return None
+    return f"{found['kind']}: {found['what'].strip()[:500]}" if found else None
 
 
 def stacks_path(folder: Path, rank: int) -> Path:

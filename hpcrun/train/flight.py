@@ -5,6 +5,7 @@ ranks are compared by ``torchfrtrace FOLDER --prefix flight-nccl-rank-``.
 """
 
 import contextlib
+import math
 import os
 import pickle
 from collections.abc import Iterator
@@ -12,6 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from torch._C import _distributed_c10d as c10d
+
+_LATEST = 32
+"""Collectives of a group that are told: ranks that differ stop soon after."""
+
+_SAME_SIZE = ("all_reduce", "allreduce", "all_gather", "reduce_scatter", "broadcast")
 
 _DUMPS = {"nccl": "_dump_nccl_trace", "gloo": "_dump_fr_trace"}
 
@@ -22,21 +28,30 @@ def turn_on() -> None:
         os.environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000")
 
 
-def dump(folder: Path, rank: int) -> dict[str, int]:
-    """Write ``flight-nccl-rank-3`` and the like; return the last collective begun in each group.
+def dump(folder: Path, rank: int) -> dict[str, list[tuple[int, str]]]:
+    """Write ``flight-nccl-rank-3`` and the like; return the latest collectives begun in each group.
 
-    A recorder that cannot be read is passed over: whoever asks has little time left.
+    They come in order, such as ``{"gloo/0": [(43, "all_reduce of 144")]}``, with a size where no rank's may
+    differ. A recorder that cannot be read is passed over: whoever asks has little time left.
     """
-    begun: dict[str, int] = {}
+    begun: dict[str, dict[int, str]] = {}
     for kind, data in _recorded():
         with contextlib.suppress(OSError):
             (folder / f"flight-{kind}-rank-{rank}").write_bytes(data)
         # What this process itself has just made: no foreign pickle.
         for entry in pickle.loads(data).get("entries", ()):
             if not entry.get("is_p2p"):
-                group = f"{kind}/{entry['process_group'][0]}"
-                begun[group] = max(begun.get(group, 0), int(entry["collective_seq_id"]))
-    return begun
+                group = begun.setdefault(f"{kind}/{entry['process_group'][0]}", {})
+                group[int(entry["collective_seq_id"])] = _named(entry)
+    return {group: sorted(told.items())[-_LATEST:] for group, told in begun.items()}
+
+
+def _named(entry: dict[str, Any]) -> str:
+    name = str(entry.get("profiling_name", "")).rpartition(":")[2].strip("_")
+    sizes = entry.get("input_sizes") or []
+    if name.removesuffix("_base") not in _SAME_SIZE or len(sizes) != 1:
+        return name
+    return f"{name} of {math.prod(sizes[0])}"
 
 
 def _recorded() -> Iterator[tuple[str, bytes]]:

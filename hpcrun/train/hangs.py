@@ -1,5 +1,6 @@
 """Which rank to look at when none makes progress: a pure judgement of what each one answers."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -14,7 +15,7 @@ class Answer:
     """What a rank says of itself when the alarm is raised.
 
     ``idle``: seconds since it last moved. ``at``: the innermost line of its main thread outside torch.
-    ``begun``: the last collective that it has begun in each process group, by number.
+    ``begun``: the latest collectives that it has begun in each process group, by number, in order.
     """
 
     host: str
@@ -22,7 +23,7 @@ class Answer:
     doing: str
     idle: float
     at: str
-    begun: Mapping[str, int] = field(default_factory=dict)
+    begun: Mapping[str, Sequence[tuple[int, str]]] = field(default_factory=dict)
 
     def as_record(self) -> dict[str, Any]:
         """Plain data, from which ``Answer(**data)`` is made again."""
@@ -37,7 +38,8 @@ def judge_hang(
     A rank that does not answer is silent: stopped, gone, or in code that lets no other thread run. One
     that answers is behind if it has begun the fewest steps, or the fewest collectives of a process group:
     the others wait in the one that it has not begun. Where a rank is silent, those collectives may wait
-    for it, and say nothing of the others.
+    for it, and say nothing of the others. Ranks whose collectives of one number differ wait for each other
+    whoever is behind.
 
     Args:
         answers: by rank, of those that answered; at least one.
@@ -46,17 +48,32 @@ def judge_hang(
         idle: seconds without progress, on the rank that raised the alarm.
     """
     silent = [rank for rank in range(len(hosts)) if rank not in answers]
-    behind = [] if silent else _behind(answers)
+    late = [] if silent else _late(answers)
+    # Each late in another group: they wait for each other, and none of them alone is at fault.
+    mutual = len(late) == len(answers) > 1
+    crossed = _crossed(answers)
+    behind = [] if mutual or crossed else late
     step = max((it.step for it in answers.values() if it.step is not None), default=None)
     words = [f"{_named(rank, hosts)} does not answer" for rank in silent]
     words += [f"{_named(rank, hosts)} is behind, {_place(answers[rank], step)}" for rank in behind]
-    if not words:
+    if crossed:
+        words += _grouped(
+            {r: f"came to {it} at {answers[r].at}" for r, it in crossed.items()}, hosts
+        )
+    elif mutual:
+        words += _grouped({r: f"is {_place(it, step)}" for r, it in answers.items()}, hosts)
+    elif not words:
         rank, first = min(answers.items())
         who = "it" if len(hosts) == 1 else f"all ranks are equally far, rank {rank}"
         words = [f"{who} is {_place(first, step)}"]
     hidden = len(words) - _NAMED_AT_MOST
     told = words[:_NAMED_AT_MOST] + ([f"and {hidden} more"] if hidden > 0 else [])
-    first_rank = next(iter([*silent, *behind]), 0 if len(hosts) == 1 else None)
+    if crossed or mutual:
+        told.append(
+            "these never meet; all ranks need the same collectives in the same order (fsdp: the same blocks, "
+            "ddp: gradients of the same parameters)"
+        )
+    first_rank = next(iter([*silent, *_minority(crossed), *behind]), 0 if len(hosts) == 1 else None)
     where = "before the first step" if step is None else f"in step {step}"
     return Hang(
         rank=first_rank,
@@ -67,18 +84,47 @@ def judge_hang(
     )
 
 
-def _behind(answers: Mapping[int, Answer]) -> list[int]:
-    """The ranks furthest back; none where that are all."""
+def _late(answers: Mapping[int, Answer]) -> list[int]:
+    """The ranks furthest back by steps, or else by the collectives of any group; none where nobody is."""
     steps = {rank: -1 if it.step is None else it.step for rank, it in answers.items()}
     if len(set(steps.values())) > 1:
         return _last(steps)
     late: set[int] = set()
     for group in {group for answer in answers.values() for group in answer.begun}:
-        begun = {rank: it.begun[group] for rank, it in answers.items() if group in it.begun}
+        begun = {rank: it.begun[group][-1][0] for rank, it in answers.items() if group in it.begun}
         if len(set(begun.values())) > 1:
             late.update(_last(begun))
-    # Each behind in another group: they wait for each other, and none of them alone is at fault.
-    return sorted(late) if len(late) < len(answers) else []
+    return sorted(late)
+
+
+def _crossed(answers: Mapping[int, Answer]) -> dict[int, str]:
+    """What each rank began at the first place where that differs; nothing where it never does."""
+    for group in sorted({group for answer in answers.values() for group in answer.begun}):
+        begun = {rank: dict(it.begun.get(group, ())) for rank, it in answers.items()}
+        for number in sorted({number for told in begun.values() for number in told}):
+            found = {rank: told[number] for rank, told in sorted(begun.items()) if number in told}
+            if len(set(found.values())) > 1:
+                return found
+    return {}
+
+
+def _minority(crossed: Mapping[int, str]) -> list[int]:
+    """Those who went a way of their own, where the others are more."""
+    ways = Counter(crossed.values()).most_common()
+    if len(ways) < 2 or ways[-1][1] == ways[0][1]:
+        return []
+    return [rank for rank, way in crossed.items() if way == ways[-1][0]]
+
+
+def _grouped(told: Mapping[int, str], hosts: Sequence[str | None]) -> list[str]:
+    """A phrase for all ranks of which the same is told, by the first of them."""
+    ranks: dict[str, list[int]] = {}
+    for rank in sorted(told):
+        ranks.setdefault(told[rank], []).append(rank)
+    return [
+        f"{_named(alike[0], hosts)}{f' and {len(alike) - 1} more' if alike[1:] else ''} {words}"
+        for words, alike in ranks.items()
+    ]
 
 
 def _last(reached: Mapping[int, int]) -> list[int]:

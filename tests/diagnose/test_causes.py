@@ -1,6 +1,7 @@
 """The first cause is told, and what only follows from it is counted."""
 
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,15 @@ from hpcrun.diagnose.causes import (
     scheduler_word,
     signal_name,
 )
-from hpcrun.run.endings import Exit, Failure, Hang, read_hang, record_hang, stacks_path
+from hpcrun.run.endings import (
+    Exit,
+    Failure,
+    Hang,
+    last_words,
+    read_hang,
+    record_hang,
+    stacks_path,
+)
 
 _GLOO = "[/pytorch/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:60045"
 
@@ -86,6 +95,67 @@ def test_a_kill_that_the_watcher_ordered_is_no_cause() -> None:
     told = first_cause([failure(0, 2.0)], [killed(1, 1.0, induced=True)])
     assert told is not None
     assert told.rank == 0
+
+
+# Recorded from torch 2.13: FSDP over gloo, a parameter of one rank without a gradient.
+ABORTED = """terminate called after throwing an instance of 'gloo::EnforceNotMet'
+  what():  [enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:456] op.preamble.length <= \
+op.nbytes. 324 vs 128. Received data size doesn't match expected size. Is there a distributed collective \
+mismatch in your code?
+"""
+
+
+def test_what_c_plus_plus_says_at_its_end_is_found_in_the_log_and_explained(tmp_path: Path) -> None:
+    (tmp_path / "rank-00002.log").write_text(
+        f"hpcrun: step 1\n{ABORTED}Fatal Python error: Aborted\n"
+    )
+    words = partial(last_words, tmp_path)
+    told = first_cause(
+        [failure(0, 5.2, "RuntimeError", _GLOO)], [killed(2, 5.0, 6)], last_words=words
+    )
+    assert told is not None
+    assert told.line.startswith(
+        "rank 2 on n1 was killed by SIGABRT: Received data size doesn't match expected size: ranks came to "
+        "different collectives, "
+    )
+    assert (told.rank, told.cascade) == (2, 1)
+    by_srun = first_cause(
+        [], [], "srun: error: n1: task 2: Aborted (core dumped)\n", last_words=words
+    )
+    assert by_srun is not None
+    assert by_srun.line == told.line
+
+
+def test_words_that_nobody_knows_are_told_as_they_are(tmp_path: Path) -> None:
+    log = "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n"
+    (tmp_path / "rank-00001.log").write_text(log)
+    told = first_cause([], [killed(1, 5.0, 6)], last_words=partial(last_words, tmp_path))
+    assert told is not None
+    assert told.line == "rank 1 on n0 was killed by SIGABRT: std::bad_alloc: std::bad_alloc"
+    assert last_words(tmp_path, 3) is None
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        (
+            "Expected to have finished reduction in the prior iteration before starting a new one. This "
+            "error indicates that your module has parameters that were not used in producing loss. You can",
+            "Expected to have finished reduction in the prior iteration: in the step before, parameters had "
+            "no gradient that DDP waits for; if that is meant, set train.find_unused_parameters=true",
+        ),
+        (
+            "Detected mismatch between collectives on ranks. Rank 0 is running collective: "
+            "CollectiveFingerPrint(SequenceNumber=44, OpType=_REDUCE_SCATTER_BASE, TensorShape=[144], ",
+            "Detected mismatch between collectives on ranks: ranks came to different collectives, ",
+        ),
+    ],
+)
+def test_torchs_long_words_are_told_with_what_to_do(message: str, told: str) -> None:
+    found = first_cause([failure(1, 1.0, "RuntimeError", message)], [])
+    assert found is not None
+    assert found.line.startswith(f"rank 1 on n0: RuntimeError: {told}")
+    assert not is_cascade(failure(1, 1.0, "RuntimeError", message))
 
 
 def test_a_failure_before_a_kill_is_the_cause() -> None:

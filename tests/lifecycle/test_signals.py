@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -52,6 +53,25 @@ def test_the_worker_survives_a_signal_in_its_first_moments() -> None:
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "WARNING set()"
+
+
+def test_the_log_of_a_worker_that_c_code_ends_says_which_line_called_it(tmp_path: Path) -> None:
+    code = textwrap.dedent(
+        """
+        import os, sys
+        from hpcrun import worker
+        def train_here(run):
+            os.abort()
+        worker.train_here = train_here
+        sys.argv = ["worker", "RUN"]
+        worker.main()
+        """
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert ended.returncode == -signal.SIGABRT
+    assert "in train_here" in ended.stderr
 
 
 AGREEMENT = textwrap.dedent(

@@ -1,7 +1,5 @@
 """Who is named when nothing moves, and how long that takes; whole hangs are played in ``test_runs.py``."""
 
-import pytest
-
 from hpcrun.train.hangs import Answer, judge_hang
 from hpcrun.train.position import Position
 from hpcrun.train.watchdog import Patience
@@ -10,7 +8,13 @@ HOSTS = ["n0", "n0", "n1", "n1"]
 
 
 def answer(step: int | None = 7, at: str = "a.py:1 in f", **begun: int) -> Answer:
-    return Answer("n0", step, "training", 300.0, at, begun)
+    told = {group: [(number, "all_reduce of 8")] for group, number in begun.items()}
+    return Answer("n0", step, "training", 300.0, at, told)
+
+
+def came_to(*collectives: str, first: int = 20) -> Answer:
+    told = list(enumerate(collectives, first))
+    return Answer("n0", 7, "training", 300.0, "a.py:1 in f", {"gloo/0": told})
 
 
 def test_a_rank_that_has_begun_fewer_steps_is_behind() -> None:
@@ -35,6 +39,26 @@ def test_those_that_wait_at_different_depths_of_one_exchange_are_not_behind() ->
     assert judge_hang(answers, HOSTS, 5.0, 300.0).line.count("is behind") == 1
 
 
+def test_ranks_whose_collectives_differ_are_told_and_the_one_of_its_own_way_named() -> None:
+    gather, reduce = "all_gather of 72", "all_reduce of 144"
+    answers = {0: came_to(gather, gather), 1: came_to(gather, gather), 3: came_to(gather, gather)}
+    hang = judge_hang(answers | {2: came_to(gather, reduce)}, HOSTS, 5.0, 300.0)
+    assert (hang.rank, hang.host) == (2, "n1")
+    assert hang.line == (
+        "no progress for 300 s in step 7: rank 0 on n0 and 2 more came to all_gather of 72 at a.py:1 in f; "
+        "rank 2 on n1 came to all_reduce of 144 at a.py:1 in f; "
+        "these never meet; all ranks need the same collectives in the same order (fsdp: the same blocks, "
+        "ddp: gradients of the same parameters)"
+    )
+    two = {0: came_to(gather, reduce, reduce), 1: came_to(gather, gather)}
+    assert judge_hang(two, HOSTS[:2], 5.0, 300.0).rank is None
+
+
+def test_ranks_that_have_forgotten_what_others_remember_do_not_differ() -> None:
+    answers = {0: came_to("barrier", "broadcast of 1"), 1: came_to("broadcast of 1", first=21)}
+    assert "equally far" in judge_hang(answers, HOSTS[:2], 5.0, 300.0).line
+
+
 def test_only_a_rank_that_does_not_answer_is_named_where_there_is_one() -> None:
     answers = {0: answer(world=2), 1: answer(world=1), 2: answer(world=2)}
     hang = judge_hang(answers, [*HOSTS[:3], None], 5.0, 300.0)
@@ -42,13 +66,21 @@ def test_only_a_rank_that_does_not_answer_is_named_where_there_is_one() -> None:
     assert hang.line.endswith("in step 7: rank 3 does not answer")
 
 
-@pytest.mark.parametrize(
-    "answers", [[answer(world=2)] * 2, [answer(world=2, other=1), answer(world=1, other=2)]]
-)
-def test_nobody_is_named_where_all_wait_alike_or_for_each_other(answers: list[Answer]) -> None:
-    hang = judge_hang(dict(enumerate(answers)), ["n0", "n1"], 5.0, 300.0)
+def test_nobody_is_named_where_all_wait_alike() -> None:
+    hang = judge_hang({0: answer(world=2), 1: answer(world=2)}, ["n0", "n1"], 5.0, 300.0)
     assert (hang.rank, hang.host) == (None, None)
     assert "all ranks are equally far" in hang.line
+
+
+def test_nobody_is_named_where_ranks_wait_for_each_other_in_groups_that_differ() -> None:
+    # Recorded: DDP, a parameter without gradient on rank 1, which has come to a save.
+    answers = {0: answer(world=9, control=18), 1: answer(at="b.py:2 in g", world=8, control=19)}
+    hang = judge_hang(answers, ["n0", "n1"], 5.0, 300.0)
+    assert (hang.rank, hang.host) == (None, None)
+    assert (
+        "rank 0 on n0 is training at a.py:1 in f; rank 1 on n1 is training at b.py:2" in hang.line
+    )
+    assert "; these never meet; " in hang.line
 
 
 def test_a_rank_alone_is_the_one_and_many_are_counted() -> None:

@@ -1,0 +1,85 @@
+"""The program that ``test_crossed.py`` starts: ranks that come to different collectives after some steps.
+
+``python -m tests.train.crossed FOLDER`` leaves a settled run directory for each way in the folder.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from torch import nn
+
+from hpcrun import get_rank
+from hpcrun.config import override_layer, resolve, to_yaml
+from hpcrun.lifecycle import exitcodes
+from hpcrun.lifecycle.policy import Budgets
+from hpcrun.lifecycle.settle import settle
+from hpcrun.run.directory import create
+from hpcrun.run.endings import Exit, record_exit
+from hpcrun.run.events import Attempt
+from tests.train import runs
+from tests.train.forks import fork_ranks
+from tests.train.zoo import Regression
+
+RUNS = {
+    "parameter": ["train.parallel=fsdp", "model.leaves_out=parameter"],
+    "block": ["train.parallel=fsdp", "model.leaves_out=block", "train.hang_after=1"],
+    "copies": ["train.parallel=ddp", "model.leaves_out=parameter", "checkpoint.every=0"],
+}
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.widen, self.shrink = nn.Linear(8, 9), nn.Linear(9, 8)
+
+    def forward(self, x, whole=True):
+        return self.shrink(self.widen(x)) if whole else self.widen(x)[:, :8]
+
+
+class Net(nn.Module):
+    """From its fourth pass on, rank 1 leaves out a part of the last block, or all of it."""
+
+    def __init__(self, leaves_out):
+        super().__init__()
+        self.enter, self.leave = nn.Linear(4, 8), nn.Linear(8, 1)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.leaves_out, self.passes = leaves_out, 0
+
+    def forward(self, x):
+        self.passes += self.training
+        left_out = self.leaves_out if self.passes >= 4 and get_rank() == 1 else None
+        first, last = self.blocks
+        x = first(self.enter(x))
+        return self.leave(x if left_out == "block" else last(x, left_out is None))
+
+
+class LeavesOut(Regression):
+    def build_model(self):
+        return Net(self.config.model.own["leaves_out"])
+
+
+def main(folder: Path) -> None:
+    """Play every way and settle it, as a controller that sees the processes end."""
+    for name, overrides in RUNS.items():
+        common = [*runs.COMMON, "task=tests.train.crossed:LeavesOut"]
+        config = resolve([override_layer([*common, *overrides])])
+        run = create(folder / name, to_yaml(config), {"created": time.time()})
+        logs = run.attempt_logs(name, 0)
+        logs.mkdir(parents=True)
+
+        def play(rank, run=run, logs=logs):
+            log = os.open(logs / f"rank-{rank:05d}.log", os.O_WRONLY | os.O_CREAT, 0o600)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            runs.play(rank, run.path, 0)
+
+        for rank, code in enumerate(fork_ranks(2, play)):
+            if code < 0:
+                record_exit(logs, Exit(rank, "local0", time.time(), None, -code, False))
+        settle(run, Attempt(name, 0), exitcodes.FAILED, Budgets(crash=0, hang=0))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,56 @@
+"""Ranks that come to different collectives, later than in the first step: how such runs end."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcrun.run.files import read_json
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("crossed")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.train.crossed", str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "cause", "reason"),
+    [
+        (
+            "parameter",
+            "crash",
+            r"rank [01] on local0 was killed by SIGABRT: Received data size doesn't match expected size: "
+            r"ranks came to different collectives, .*; under fsdp let all run the same blocks, .* \(1 other ",
+        ),
+        (
+            "block",
+            "hang",
+            r"no progress for 1 s in step 3: rank 0 on \S+ came to all_gather of \d+ at \S+ in _backward; "
+            r"rank 1 on \S+ came to \S+ of \d+ at \S+ in _backward; these never meet; ",
+        ),
+        (
+            "copies",
+            "crash",
+            r"rank 1 on \S+: RuntimeError: Expected to have finished reduction in the prior iteration: "
+            r".* set train.find_unused_parameters=true, else take them out of the model \(1 other rank ",
+        ),
+    ],
+)
+def test_the_first_cause_is_told_with_what_to_do(folder, name, cause, reason):
+    result = read_json(folder / name / "result.json")
+    assert (result["state"], result["cause"]) == ("failed", cause)
+    assert re.match(reason, result["reason"]), result["reason"]
