@@ -1,0 +1,1 @@
+"""The parts of ``gpu.py``, each of which runs in a process of its own."""

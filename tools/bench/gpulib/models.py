@@ -1,0 +1,96 @@
+"""A GPT of a size with random weights, its trainer and its batches, made where they are used."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gpulib.sizes import BF16, Size, kept_in
+from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.config import AMPConfig
+from hpcrun.tasks.gpt import GPT
+from hpcrun.tasks.options import LanguageModelShape
+from hpcrun.train.preparation import Preparation
+from hpcrun.train.trainer import DistributedAMPTrainer
+
+
+def build(size: Size, device: torch.device, dtype: torch.dtype) -> GPT:
+    """The model with random weights, made on the device: on the host 7 billion take minutes."""
+    shape = LanguageModelShape(
+        layers=size.layers, width=size.width, heads=size.heads, context=size.context
+    )
+    with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        model = _Hollow(shape)
+    model = model.to(dtype).to_empty(device=device)
+    made = torch.Generator(device).manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim < 2:
+                weight.fill_(1.0)
+            else:
+                weight.normal_(std=0.02 / math.sqrt(2 * size.layers), generator=made)
+    return model
+
+
+class _Hollow(GPT):
+    def _initialise(self, layers: int, generator: torch.Generator) -> None:
+        """Meta tensors have no values."""
+
+
+def next_byte(model: nn.Module, batch: Tensor) -> Tensor:
+    """The language model's loss."""
+    return F.cross_entropy(model(batch[:, :-1]).float().flatten(0, 1), batch[:, 1:].flatten())
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), fused=True)
+
+
+def batches(size: Size, device: torch.device, count: int) -> list[Tensor]:
+    """Random bytes: the arithmetic is the same, and nothing has to be read."""
+    made = torch.Generator(device).manual_seed(1)
+    shape = (size.batch, size.context + 1)
+    return [torch.randint(0, 256, shape, device=device, generator=made) for _ in range(count)]
+
+
+def one_rank(device: torch.device) -> DistributedConfig:
+    """A world of one on ``device``."""
+    on_gpu = device.type == "cuda"
+    return DistributedConfig(
+        backend="nccl" if on_gpu else "gloo",
+        device_ids=(device.index,) if on_gpu and device.index is not None else (),
+    )
+
+
+def trainer_for(
+    size: Size, device: torch.device, *, compiled: bool
+) -> tuple[DistributedAMPTrainer, str]:
+    """The trainer, and the precision in which its weights are kept.
+
+    Raises:
+        MemoryError: not even half-precision weights fit with their gradients and moments.
+    """
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 2**40
+    kept = kept_in(size, free)
+    if kept is None:
+        need = size.parameters * BF16 / 1e9
+        raise MemoryError(
+            f"{need:.0f} GB of weights, gradients and moments do not fit {free / 1e9:.0f} GB that are free; "
+            "leave this size out"
+        )
+    trainer = DistributedAMPTrainer(
+        build(size, device, torch.float32 if kept == "fp32" else torch.bfloat16),
+        adamw,
+        distributed=one_rank(device),
+        parallel="single",
+        amp=AMPConfig(dtype="bf16"),
+        clip_norm=1.0,
+        device=device,
+        preparation=Preparation(
+            checkpointing="full" if size.recompute else "none",
+            compile="default" if compiled else None,
+        ),
+    )
+    trainer.wrap_model()
+    return trainer, kept

@@ -1,0 +1,321 @@
+"""What is measured and compared: each part a function of a job, which returns plain figures."""
+
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from gpulib.models import adamw, batches, build, next_byte, one_rank, trainer_for
+from gpulib.sizes import SIZES, Size
+from hpcrun.config import AMPConfig
+from hpcrun.train.flops import peak_here
+from hpcrun.train.sharding import Sharded
+from hpcrun.train.strategies import Replicated, Strategy
+from hpcrun.train.trainer import AMPTrainer, DistributedAMPTrainer
+
+Figures = dict[str, Any]
+
+_WARM = 3
+"""Steps before the timed ones: compilation, the allocator, the first step's moments."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one process is to do. ``batch``: samples a step, in place of the size's own."""
+
+    part: str
+    device: str
+    size: str
+    batch: int
+    steps: int
+    compiled: bool
+    folder: str
+
+    @property
+    def model(self) -> Size:
+        return replace(SIZES[self.size], batch=self.batch)
+
+
+def say(text: str) -> None:
+    """A line for whoever watches."""
+    print(f"gpu: {text}", file=sys.stderr, flush=True)
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def speed(job: Job, device: torch.device) -> Figures:
+    """Medians over the timed steps, of whole training steps with nothing else between them."""
+    size = job.model
+    say(f"{job.size}: making {size.parameters / 1e9:.3f} B random weights")
+    trainer, weights = trainer_for(size, device, compiled=job.compiled)
+    data = batches(size, device, 4)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    what = "compiling, which may take minutes, and the first step" if job.compiled else "first step"
+    say(f"{job.size}: {what}")
+    seconds: list[float] = []
+    for step in range(_WARM + job.steps):
+        wait(device)
+        began = time.perf_counter()
+        result = trainer.training_step([data[step % len(data)]], next_byte)
+        wait(device)
+        seconds.append(time.perf_counter() - began)
+        if step in (0, _WARM - 1) or (step + 1 - _WARM) % 10 == 0:
+            say(f"{job.size}: step {step + 1} of {_WARM + job.steps} took {seconds[-1]:.3f} s")
+    typical = statistics.median(seconds[_WARM:])
+    tokens = size.batch * size.context / typical
+    peak = peak_here(device, "bf16", None)
+    on_gpu = device.type == "cuda"
+    return {
+        "parameters": sum(parameter.numel() for parameter in trainer.module.parameters()),
+        "weights": weights,
+        "batch": size.batch,
+        "context": size.context,
+        "step_seconds": typical,
+        "tokens_per_second": tokens,
+        "mfu": None if peak is None else tokens * size.flops_per_token / peak,
+        "peak_gigabytes": torch.cuda.max_memory_allocated(device) / 1e9 if on_gpu else None,
+        "first_step_seconds": seconds[0],
+        "loss": result.loss.item(),
+    }
+
+
+def checkpoint(job: Job, device: torch.device) -> Figures:
+    """What a checkpoint of a training's whole state takes from it, the second one, whose memory is there.
+
+    Then it is restored over weights that have gone on, and compared with those that were saved.
+    """
+    size = job.model
+    folder = Path(tempfile.mkdtemp(prefix="hpcrun-bench-", dir=job.folder or None))
+    try:
+        _require_room(folder, size)
+        say(f"checkpoint: some steps of {job.size}, and two saves into {folder}")
+        trainer, _ = trainer_for(size, device, compiled=job.compiled)
+        return _saves(trainer, batches(size, device, 2), device, folder, job.steps)
+    finally:
+        shutil.rmtree(folder)
+
+
+def _require_room(folder: Path, size: Size) -> None:
+    # Weights and two moments, at most in fp32, twice.
+    need, free = 2 * 12 * size.parameters, shutil.disk_usage(folder).free
+    if free < 1.05 * need:
+        raise OSError(
+            f"{folder.parent} has {free / 1e9:.0f} GB free, and two checkpoints take {need / 1e9:.0f} GB; "
+            "name another folder with --dir"
+        )
+
+
+def _saves(
+    trainer: DistributedAMPTrainer,
+    data: list[Tensor],
+    device: torch.device,
+    folder: Path,
+    steps: int,
+) -> Figures:
+    def some_steps(count: int) -> float:
+        wait(device)
+        began = time.perf_counter()
+        for step in range(count):
+            trainer.training_step([data[step % 2]], next_byte)
+        wait(device)
+        return time.perf_counter() - began
+
+    some_steps(_WARM)
+    plain = some_steps(steps) / steps
+    figures: Figures = {"step_seconds_without": plain}
+    parameters = list(trainer.module.parameters())
+    saved: list[Tensor] = []
+    for number in (1, 2):
+        saved.clear()
+        saved += (parameter.detach().clone() for parameter in parameters)
+        wait(device)
+        began = time.perf_counter()
+        trainer.start_checkpoint(folder, number)
+        called = time.perf_counter() - began
+        engine, beside = trainer._engine(folder), 0
+        while not (outcomes := engine.poll()):
+            some_steps(1)
+            beside += 1
+        outcome = outcomes[-1]
+        if not outcome.ok:
+            raise RuntimeError(f"the checkpoint was not written: {outcome.error}")
+        say(f"checkpoint: {outcome.bytes / 1e9:.2f} GB committed after {outcome.seconds:.2f} s")
+        figures |= {
+            "gigabytes": outcome.bytes / 1e9,
+            "call_seconds": called,
+            "stalled_seconds": outcome.stalled,
+            "committed_seconds": outcome.seconds,
+            "steps_beside": beside,
+            "notes": list(outcome.notes),
+        }
+    some_steps(1)
+    began = time.perf_counter()
+    restored = trainer.load_checkpoint(folder)
+    wait(device)
+    figures["restore_seconds"] = time.perf_counter() - began
+    figures["restored"] = restored is not None and all(
+        torch.equal(value, parameter) for value, parameter in zip(saved, parameters, strict=True)
+    )
+    figures["copy_seconds"] = _copy_seconds(parameters, device)
+    if not figures["restored"]:
+        figures["wrong"] = "the restored weights are not those that were saved"
+    return figures
+
+
+def _copy_seconds(parameters: list[nn.Parameter], device: torch.device) -> float:
+    """The least that it could take: the weights alone, to memory that the device copies to best."""
+    host = [torch.empty_like(p, device="cpu", pin_memory=device.type == "cuda") for p in parameters]
+    wait(device)
+    began = time.perf_counter()
+    for target, source in zip(host, parameters, strict=True):
+        target.copy_(source.detach(), non_blocking=True)
+    wait(device)
+    return time.perf_counter() - began
+
+
+@dataclass(frozen=True)
+class _Learnt:
+    losses: list[Tensor]
+    weights: list[Tensor]
+    scale: float
+
+
+def parity(_job: Job, device: torch.device) -> Figures:
+    """Whether fp16 training has the bits of torch's own loop: losses, weights and scale after 50 steps.
+
+    Torch's loop runs twice: where it does not repeat itself, nothing can be said.
+    """
+    say("fp16 loss scaling: 50 small steps against torch's own loop")
+    # Not only with a warning: then attention's backward pass adds in any order.
+    torch.use_deterministic_algorithms(True)
+    size = SIZES["tiny"]
+    data = batches(size, device, 4)
+    amp = AMPConfig(dtype="fp16", init_scale=2.0**20, growth_interval=5)
+    model = build(size, device, torch.float32)
+    trainer = AMPTrainer(model, adamw, amp=amp, clip_norm=1.0, device=device)
+    losses = [trainer.training_step([data[step % 4]], next_byte).loss for step in range(50)]
+    trainer.gate.settle()
+    ours = _Learnt(losses, list(model.parameters()), trainer.scaler.get_scale())
+    theirs, again = (_torchs_own(size, device, data, amp) for _ in range(2))
+    figures: Figures = {
+        "equal": _first_difference(ours, theirs) is None,
+        "first_difference": _first_difference(ours, theirs),
+        "torch_repeats": _first_difference(theirs, again) is None,
+        "overflows": trainer.gate.skipped,
+    }
+    if figures["torch_repeats"] and not figures["equal"]:
+        figures["wrong"] = (
+            f"fp16 training differs from torch's own loop from step {figures['first_difference']} on"
+        )
+    return figures
+
+
+def _torchs_own(size: Size, device: torch.device, data: list[Tensor], amp: AMPConfig) -> _Learnt:
+    model = build(size, device, torch.float32)
+    optimizer = adamw(model)
+    scaler = torch.amp.GradScaler(
+        device.type, init_scale=amp.init_scale, growth_interval=amp.growth_interval
+    )
+    losses = []
+    for step in range(50):
+        with torch.autocast(device.type, dtype=torch.float16):
+            loss = next_byte(model, data[step % 4])
+        torch.autograd.backward(scaler.scale(loss))
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(loss.detach())
+    return _Learnt(losses, list(model.parameters()), scaler.get_scale())
+
+
+def _first_difference(one: _Learnt, other: _Learnt) -> int | None:
+    """The step whose loss differs first; that after the last where only what it left differs."""
+    for step, (a, b) in enumerate(zip(one.losses, other.losses, strict=True), start=1):
+        if not torch.equal(a, b):
+            return step
+    weights = zip(one.weights, other.weights, strict=True)
+    same = one.scale == other.scale and all(torch.equal(a, b) for a, b in weights)
+    return None if same else len(one.losses) + 1
+
+
+class _Alone(DistributedAMPTrainer):
+    """Shares its work as told also where there is nobody to share it with."""
+
+    def _choose_strategy(self) -> Strategy:
+        if self.parallel == "single":
+            return Strategy()
+        if self.parallel == "ddp":
+            return Replicated(self.distributed)
+        return Sharded(self.distributed, self._fsdp, self.amp.dtype)
+
+
+def world(_job: Job, device: torch.device) -> Figures:
+    """Whether DDP and FSDP in a process group of one rank learn what a single process does."""
+    say("DDP and FSDP: ten small steps in a world of one")
+    torch.use_deterministic_algorithms(True)
+    size, rank = SIZES["tiny"], one_rank(device)
+    data = batches(size, device, 4)
+
+    def losses(parallel: Any) -> list[float]:
+        trainer = _Alone(
+            build(size, device, torch.float32),
+            adamw,
+            distributed=rank,
+            parallel=parallel,
+            amp=AMPConfig(dtype="fp32"),
+            clip_norm=1.0,
+            device=device,
+        )
+        trainer.wrap_model()
+        steps = [trainer.training_step([data[step % 4]], next_byte) for step in range(10)]
+        return [step.loss.item() for step in steps]
+
+    with tempfile.TemporaryDirectory() as place:
+        # A file and not a port: any port may be another's.
+        dist.init_process_group(
+            rank.backend,
+            init_method=(Path(place) / "meeting").as_uri(),
+            rank=0,
+            world_size=1,
+            timeout=timedelta(seconds=60),
+        )
+        try:
+            plain = losses("single")
+            furthest = {
+                name: max(abs(a - b) for a, b in zip(losses(name), plain, strict=True))
+                for name in ("ddp", "fsdp")
+            }
+        finally:
+            dist.destroy_process_group()
+    figures: Figures = {"backend": rank.backend, "furthest": furthest}
+    # Not `>`: that is false for a loss that is not a number.
+    far = [name for name, distance in furthest.items() if not distance < 1e-4]
+    if far:
+        figures["wrong"] = (
+            f"{' and '.join(far)} in a world of one learn another thing than one process"
+        )
+    return figures
+
+
+PARTS: dict[str, Callable[[Job, torch.device], Figures]] = {
+    "parity": parity,
+    "world": world,
+    "speed": speed,
+    "checkpoint": checkpoint,
+}

@@ -1,0 +1,46 @@
+"""The models that are measured. Without torch: the front names them before anything heavy is imported."""
+
+from dataclasses import dataclass
+
+FP32, BF16 = 16, 8
+"""Bytes that a parameter takes with its gradient and Adam's two moments, by how it is kept."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model and its batch: samples of ``context`` bytes that a step takes at once."""
+
+    layers: int
+    width: int
+    heads: int
+    context: int
+    batch: int
+    recompute: bool
+
+    @property
+    def parameters(self) -> int:
+        """Weights of the blocks and the embedding; norms left out."""
+        return 12 * self.layers * self.width**2 + 256 * self.width
+
+    @property
+    def flops_per_token(self) -> float:
+        """Six a parameter, and the attention's products (Chowdhery et al. 2022, PaLM, appendix B)."""
+        return 6 * self.parameters + 12 * self.layers * self.width * self.context
+
+
+SIZES = {
+    "tiny": Size(2, 64, 4, 64, 4, recompute=False),
+    "1b": Size(20, 2048, 16, 2048, 8, recompute=False),
+    "7b": Size(34, 4096, 32, 2048, 4, recompute=True),
+}
+
+
+def kept_in(size: Size, free: float) -> str | None:
+    """The precision of the weights on a device with ``free`` bytes: fp32, bf16, or None: neither fits.
+
+    What is left is for activations: a fifth of the device, or with bf16, whose activations are
+    smaller as well, a tenth.
+    """
+    if size.parameters * FP32 < 0.8 * free:
+        return "fp32"
+    return "bf16" if size.parameters * BF16 < 0.9 * free else None
