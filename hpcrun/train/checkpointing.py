@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -27,6 +28,7 @@ from hpcrun.train.stepping import StepGate
 class Checkpointing(ABC):
     """Saving and loading for a trainer, which has the attributes below; one rank's engine unless told."""
 
+    device: torch.device
     module: nn.Module
     model: nn.Module
     gate: StepGate
@@ -176,13 +178,21 @@ class Checkpointing(ABC):
         return self._engines[folder]
 
     def _make_engine(self, folder: Path) -> CheckpointEngine:
-        return folder_engine(folder, owner="0-0", rank=0, world_size=1, group=None)
+        return folder_engine(
+            folder, owner="0-0", rank=0, world_size=1, group=None, device=self.device
+        )
 
 
 def folder_engine(
-    folder: Path, *, owner: str, rank: int, world_size: int, group: Any
+    folder: Path,
+    *,
+    owner: str,
+    rank: int,
+    world_size: int,
+    group: Any,
+    device: torch.device | None = None,
 ) -> CheckpointEngine:
-    """An engine for a folder in a loop of one's own. Collective."""
+    """An engine for a folder in a loop of one's own, whose state is on ``device``. Collective."""
     # Without a run directory nothing keeps two processes apart that call themselves alike.
     store = CheckpointStore(folder, f"{owner}-{secrets.token_hex(3)}")
     together = Together(rank, world_size, group)
@@ -193,7 +203,10 @@ def folder_engine(
         group=group,
         still_mine=_nobody_else,
         tidy=tidying(store, Retention()),
-        staging=Staging(ranks_on_host=together.on_this_host()),
+        staging=Staging(
+            ranks_on_host=together.on_this_host(),
+            pinned=device is not None and device.type == "cuda",
+        ),
     )
 
 

@@ -209,6 +209,7 @@ class DistributedAMPTrainer(AMPTrainer):
             rank=self.distributed.rank,
             world_size=self.distributed.world_size,
             group=self.control_group(),
+            device=self.device,
         )
 
     def _settle_buckets(self, micro_batches: Sequence[Any], loss: LossFunction) -> None:

@@ -204,6 +204,16 @@ def test_two_processes_in_one_folder_never_write_one_draft(tmp_path):
     assert len({engine._store.begin(1) for engine in trainers} | drafts) == 4
 
 
+def test_a_trainer_on_a_gpu_saves_by_way_of_page_locked_memory(tmp_path):
+    pinned = [
+        folder_engine(
+            tmp_path, owner="7-0", rank=0, world_size=1, group=None, device=torch.device(kind)
+        )._staging._pinned
+        for kind in ("cpu", "cuda")
+    ]
+    assert pinned == [False, True]
+
+
 def test_another_training_is_not_taken_for_saved_where_one_was(tmp_path):
     with Checkpointer(tmp_path, **parts()) as ckpt:
         ckpt.save(1)
