@@ -15,6 +15,7 @@ mypy
 mypy --strict tools/devclusterlib
 lint-imports
 # Three at a time even on two cores: much of a test on a real Slurm is waiting. A file stays on one
-# worker, and each worker has a cluster of its own. Of two -m, or -n, pytest takes the last.
+# worker, and each worker has a cluster of its own. Of two -m, or -n, pytest takes the last. What
+# skips says why (-rs).
 exec python -m pytest -n "${HPCRUN_TEST_WORKERS:-3}" --dist loadfile --no-loadscope-reorder \
-    -m "not slow" "$@"
+    -rs -m "not slow" "$@"

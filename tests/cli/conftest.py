@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -71,14 +70,8 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
 
 
 @pytest.fixture
-def as_somebody() -> Iterator[tuple[Path, list[str]]]:
-    """A folder of root's that others may read, and the words that make a command somebody else's."""
-    words: list[str] = []
-    if os.geteuid() == 0:
-        if shutil.which("setpriv") is None:
-            pytest.skip("setpriv (util-linux) is not installed")
-        words = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-    place = Path(tempfile.mkdtemp(prefix="hpcrun-"))
-    place.chmod(0o755)
-    yield prepare(place), words
-    shutil.rmtree(place)
+def refusable() -> list[str]:
+    """What makes a command one that file permissions can refuse, which they cannot root's."""
+    if os.geteuid() != 0:
+        return []
+    return ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
