@@ -267,7 +267,7 @@ def test_a_python_with_torch_alone_measures(tmp_path: Path) -> None:
     done = measure()
     assert done.returncode == 0, done.stderr
     assert "installing numpy, pydantic, xxhash, pyyaml into " in done.stderr
-    assert len(done.stdout.splitlines()) == 5, done.stdout
+    assert len(done.stdout.splitlines()) == 6, done.stdout
     assert "NO" not in done.stdout
     again = measure("--parts", "parity", "--json")
     assert again.returncode == 0, again.stderr

@@ -7,6 +7,7 @@ left as it is. Parts, each in a process of its own, so that one that fails costs
 
 parity       fp16 loss scaling against torch's own loop, bit by bit
 world        DDP and FSDP in an NCCL world of one against a single process
+repeat       two equal trainings against each other, bit by bit
 speed        GPTs of about 1 and 7 billion parameters (bf16, torch.compile, fused AdamW) on random
              bytes; their weights are kept in fp32 where they fit with gradients and moments, else in bf16
 checkpoint   the stall of an asynchronous checkpoint of the first size, and whether it restores
@@ -35,7 +36,7 @@ from typing import Any
 from gpulib.sizes import SIZES
 from libraries import TRAINING, Unavailable, provide
 
-PARTS = ("parity", "world", "speed", "checkpoint")
+PARTS = ("parity", "world", "repeat", "speed", "checkpoint")
 Told = dict[str, Any]
 
 
@@ -133,11 +134,20 @@ def world_line(figures: Told) -> str:
     )
 
 
+def repeat_line(figures: Told) -> str:
+    said = {True: "yes", False: "NO"}
+    return (
+        f"two equal trainings end with the same bits: {said[figures['as_in_a_run']]} as train.deterministic "
+        f"sets torch, {said[figures['strict']]} where it refuses all other kernels"
+    )
+
+
 LINES: dict[str, Callable[[Told], str]] = {
     "speed": speed_line,
     "checkpoint": checkpoint_line,
     "parity": parity_line,
     "world": world_line,
+    "repeat": repeat_line,
 }
 
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gpulib.models import adamw, batches, build, next_byte, one_rank, trainer_for
-from gpulib.sizes import SIZES, Size
+from gpulib.sizes import REPEATED, SIZES, Size
 from hpcrun.config import AMPConfig
 from hpcrun.train.flops import peak_here
 from hpcrun.train.sharding import Sharded
@@ -254,6 +254,32 @@ def _first_difference(one: _Learnt, other: _Learnt) -> int | None:
     return None if same else len(one.losses) + 1
 
 
+def repeat(job: Job, device: torch.device) -> Figures:
+    """Whether a training repeats itself to the bit: as hpcrun's loop sets torch, and as strictly as can be."""
+    say("the same five steps twice, with deterministic kernels")
+    size = SIZES["tiny"] if job.size == "tiny" else REPEATED
+    data = batches(size, device, 1)
+
+    def learnt(warn_only: bool) -> list[Tensor]:
+        torch.use_deterministic_algorithms(True, warn_only=warn_only)
+        model = build(size, device, torch.float32)
+        trainer = AMPTrainer(
+            model, adamw, amp=AMPConfig(dtype="bf16"), clip_norm=1.0, device=device
+        )
+        for _ in range(5):
+            trainer.training_step(data, next_byte)
+        return list(model.parameters())
+
+    def repeats(warn_only: bool) -> bool:
+        pairs = zip(learnt(warn_only), learnt(warn_only), strict=True)
+        return all(torch.equal(one, other) for one, other in pairs)
+
+    figures: Figures = {"as_in_a_run": repeats(warn_only=True), "strict": repeats(warn_only=False)}
+    if not figures["as_in_a_run"]:
+        figures["wrong"] = "two equal trainings, with train.deterministic=true, end with other bits"
+    return figures
+
+
 class _Alone(DistributedAMPTrainer):
     """Shares its work as told also where there is nobody to share it with."""
 
@@ -316,6 +342,7 @@ def world(_job: Job, device: torch.device) -> Figures:
 PARTS: dict[str, Callable[[Job, torch.device], Figures]] = {
     "parity": parity,
     "world": world,
+    "repeat": repeat,
     "speed": speed,
     "checkpoint": checkpoint,
 }

@@ -34,6 +34,9 @@ SIZES = {
     "7b": Size(34, 4096, 32, 2048, 4, recompute=True),
 }
 
+REPEATED = Size(2, 512, 8, 1024, 4, recompute=False)
+"""Large enough that attention's backward pass shares a sum out over many blocks of the device."""
+
 
 def kept_in(size: Size, free: float) -> str | None:
     """The precision of the weights on a device with ``free`` bytes: fp32, bf16, or None: neither fits.
