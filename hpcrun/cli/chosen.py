@@ -3,6 +3,7 @@
 import argparse
 import os
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hpcrun.config import (
     Problem,
     file_layer,
     flag_layer,
+    idle_lines,
     locate,
     override_layer,
     profile_layer,
@@ -71,6 +73,8 @@ def choose_config(arguments: argparse.Namespace) -> Config:
     if command:
         layers.append(flag_layer({"command": (command, "after --")}))
     config = resolve(layers)
+    for line in idle_lines(config, layers):
+        print(f"hpcrun: {line}", file=sys.stderr)
     if config.command:
         return config
     where = locate(layers)

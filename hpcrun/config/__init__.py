@@ -8,7 +8,13 @@ from hpcrun.config.fields import check_name
 from hpcrun.config.layers import Layer, file_layer, flag_layer, locate, override_layer
 from hpcrun.config.problems import ConfigError, Problem
 from hpcrun.config.profile import profile_layer, profile_path
-from hpcrun.config.resolve import check_options, load_resolved, resolve, with_task_options
+from hpcrun.config.resolve import (
+    check_options,
+    idle_lines,
+    load_resolved,
+    resolve,
+    with_task_options,
+)
 from hpcrun.config.schema import Checkpoint, Config, Job, Restarts
 from hpcrun.config.training import (
     FSDP,
@@ -40,6 +46,7 @@ __all__ = [
     "check_options",
     "file_layer",
     "flag_layer",
+    "idle_lines",
     "json_schema",
     "load_resolved",
     "locate",

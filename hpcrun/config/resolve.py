@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from hpcrun.config.idle import idle_keys
 from hpcrun.config.layers import DEFAULTS, Layer, file_layer, given_key, merge
 from hpcrun.config.messages import unknown, words
 from hpcrun.config.problems import ConfigError, Problem
@@ -34,6 +35,11 @@ def resolve(layers: Iterable[Layer]) -> Config:
         found = [([key], text) for key, text in (words(it, known) for it in error.errors())]
     else:
         found = list(_contradictions(config))
+        found += [
+            ([one.key], one.text)
+            for one in idle_keys(config, merged.where)
+            if one.because_of not in merged.where
+        ]
         if not found:
             return config
     order = {key: number for number, key in enumerate(merged.where)}
@@ -44,6 +50,12 @@ def resolve(layers: Iterable[Layer]) -> Config:
         place = merged.where.get(given, DEFAULTS)
         problems.append((order.get(given, len(order)), Problem(place, keys[0], text)))
     raise ConfigError(problem for _, problem in sorted(problems, key=lambda it: it[0]))
+
+
+def idle_lines(config: Config, layers: Iterable[Layer]) -> list[str]:
+    """A line for each key of ``layers`` that does nothing in ``config``, because of another given one."""
+    where = merge(layers).where
+    return [str(Problem(where[one.key], one.key, one.text)) for one in idle_keys(config, where)]
 
 
 def load_resolved(path: str | Path) -> Config:

@@ -1,0 +1,142 @@
+"""What is asked for in vain is refused where it was forgotten, and told where it was chosen."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hpcrun.cli.main import guarded
+from hpcrun.config import (
+    Config,
+    ConfigError,
+    file_layer,
+    idle_lines,
+    load_resolved,
+    override_layer,
+    resolve,
+    to_yaml,
+)
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+# A key that does nothing, what makes it so, and a value with which it does something.
+IDLE = [
+    ("train.lr_base_batch=64", "train.lr_scaling=none", "train.lr_scaling=sqrt"),
+    ("train.min_delta=0.1", "train.patience=null", "train.patience=3"),
+    ("train.powersgd_rank=4", "train.compression=none", "train.compression=powersgd"),
+    ("train.powersgd_start=10", "train.compression=none", "train.compression=powersgd"),
+    ("train.compile_mode=max-autotune", "train.compile=false", "train.compile=true"),
+    (
+        "train.checkpoint_blocks=3",
+        "train.activation_checkpointing=none",
+        "train.activation_checkpointing=every",
+    ),
+    ("optim.momentum=0.5", "optim.name=adamw", "optim.name=sgd"),
+    ("optim.decay_steps=9", "optim.schedule=cosine", "optim.schedule=wsd"),
+    ("amp.init_scale=64", "amp.dtype=fp32", "amp.dtype=fp16"),
+    ("amp.growth_interval=64", "amp.dtype=fp32", "amp.dtype=fp16"),
+    ("amp.dynamic=false", "amp.dtype=fp32", "amp.dtype=fp16"),
+    ("fsdp.min_parameters=500", "fsdp.wrap=blocks", "fsdp.wrap=size"),
+    ("train.profile=2000-2001", "train.steps=1000", "train.steps=3000"),
+]
+# Idle by a value that nobody has by default.
+CHOSEN = [
+    ("train.broadcast_buffers=false", "train.parallel=fsdp", "train.parallel=auto"),
+    ("train.gradient_as_bucket_view=false", "train.parallel=single", "train.parallel=ddp"),
+    ("train.find_unused_parameters=true", "train.parallel=single", "train.parallel=fsdp"),
+    ("train.nonfinite_limit=3", "train.nonfinite=stop", "train.nonfinite=skip"),
+    ("train.hang_start=60", "train.hang_after=null", "train.hang_after=30"),
+    ("fsdp.cpu_offload=true", "train.parallel=ddp", "train.parallel=auto"),
+    ("fsdp.reduce_dtype=null", "train.parallel=single", "train.parallel=fsdp"),
+    ("optim.betas=[0.8, 0.9]", "optim.name=sgd", "optim.name=adam"),
+    ("optim.eps=1e-6", "optim.name=sgd", "optim.name=adam"),
+    ("optim.final_lr_fraction=0.5", "optim.schedule=constant", "optim.schedule=linear"),
+    ("data.prefetch=4", "data.workers=0", "data.workers=1"),
+    ("checkpoint.minutes=5", "checkpoint.auto=true", "checkpoint.auto=false"),
+]
+# What some of them need besides.
+ALSO = ["train.validate_every=5"]
+
+
+def resolved(*overrides: str) -> tuple[Config, list[str]]:
+    layers = [override_layer([*ALSO, *overrides])]
+    config = resolve(layers)
+    return config, idle_lines(config, layers)
+
+
+@pytest.mark.parametrize(("key", "because", "_"), IDLE)
+def test_a_key_without_what_it_needs_is_refused_in_one_line(key: str, because: str, _: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        resolved(key)
+    line = str(refused.value)
+    assert line.startswith(f"command line: {key.partition('=')[0]}: ")
+    assert because in line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize(("key", "because", "enough"), IDLE + CHOSEN)
+def test_where_both_keys_are_given_the_run_goes_on_and_a_line_tells(
+    key: str, because: str, enough: str
+) -> None:
+    _, lines = resolved(key, because)
+    assert [line.split(": ")[:2] for line in lines] == [["command line", key.partition("=")[0]]]
+    assert because in lines[0]
+    assert resolved(key, enough)[1] == []
+
+
+@pytest.mark.parametrize(("key", "because", "_"), IDLE + CHOSEN)
+def test_a_runs_own_config_is_read_whatever_it_holds_in_vain(
+    key: str, because: str, _: str, tmp_path: Path
+) -> None:
+    config, _lines = resolved(key, because)
+    written = tmp_path / "config.yaml"
+    written.write_text(to_yaml(config))
+    assert load_resolved(written) == config
+    plain = tmp_path / "plain.yaml"
+    plain.write_text(to_yaml(Config()))
+    assert idle_lines(load_resolved(plain), [file_layer(plain)]) == []
+
+
+def test_a_default_that_is_spelt_out_is_no_wish() -> None:
+    assert (
+        resolved("amp.init_scale=65536", "fsdp.min_parameters=1000000", "optim.momentum=0.9")[1]
+        == []
+    )
+
+
+def test_a_value_of_one_layer_may_lie_idle_because_of_the_next(tmp_path: Path) -> None:
+    file = tmp_path / "half.yaml"
+    file.write_text("amp:\n  dtype: fp16\n  init_scale: 64\n")
+    layers = [file_layer(file), override_layer(["amp.dtype=bf16"])]
+    assert idle_lines(resolve(layers), layers) == [
+        f"{file}:3: amp.init_scale: has no effect with amp.dtype=bf16; leave it out, or set that to fp16"
+    ]
+
+
+def test_the_commands_tell_it_beside_their_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HPCRUN_PROFILE", "")
+    show = ["config", "show", "--json", "task=classifier", "amp.init_scale=64"]
+    assert guarded([*show, "amp.dtype=bf16"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["amp"]["init_scale"] == 64
+    assert said.err.startswith(
+        "hpcrun: command line: amp.init_scale: has no effect with amp.dtype=bf16; "
+    )
+    assert guarded(show) == 2
+    assert "has no effect with amp.dtype=fp32" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.yaml")), ids=lambda file: file.stem)
+def test_the_configs_that_are_shipped_ask_for_nothing_in_vain(file: Path) -> None:
+    layers = [file_layer(file)]
+    assert idle_lines(resolve(layers), layers) == []
+
+
+def test_a_command_of_the_users_own_reads_what_it_likes() -> None:
+    layers = [override_layer(["command=[python, train.py]", "amp.init_scale=64"])]
+    assert idle_lines(resolve(layers), layers) == []
