@@ -81,6 +81,12 @@ class MetricsLog:
         if done % self._every and not last:
             self._watch.sampling = (done + 1) % self._every == 0
             return
+        self.rest(done, result)
+
+    def rest(self, done: int, result: StepResult) -> None:
+        """Log the steps since the last line, if any; ``result``: that of the last of them. Collective."""
+        if not self._losses:
+            return
         # One wait for the device; to sum up a few numbers is quicker here than there.
         losses = torch.stack(self._losses).tolist()
         self._losses = []

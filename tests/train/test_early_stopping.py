@@ -25,7 +25,7 @@ IMPORTED_ONCE = runs.IMPORTED_ONCE  # and not by every fork again
 SETTINGS = [
     *("task=tests.train.zoo:Judged", "job.gpus=1", "job.cpu=true", "train.batch_size=8"),
     *("train.steps=40", "train.validate_every=2", "train.patience=2", "train.ema=0.5"),
-    *("checkpoint.every=3", "checkpoint.keep=1", "checkpoint.keep_best=1"),
+    *("checkpoint.every=3", "checkpoint.keep=1", "checkpoint.keep_best=1", "train.log_every=4"),
 ]
 
 
@@ -123,6 +123,8 @@ def test_the_run_is_finished_early_with_its_best_step_also_when_it_was_interrupt
         assert (end.step, end.fields["early"]) == (10, True)
         lines = [line for line in read_lines(run.metrics) if "validation_loss" in line]
         assert [line["step"] for line in lines] == [2, 4, 6, 8, 10]
+        losses = [line["step"] for line in read_lines(run.metrics) if "loss" in line]
+        assert losses == [4, 8, 10]
     said = (tmp_path / "calm-logs" / "0" / "rank-0.log").read_text()
     assert "hpcrun: stopped early at step 10: 2 validations without a better loss; the best" in said
 
