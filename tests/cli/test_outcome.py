@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.cli.follow import facts_of
+from hpcrun.cli.follow import facts_of, follow
 from hpcrun.cli.outcome import print_end, print_result
+from hpcrun.config import Config
 from hpcrun.lifecycle import exitcodes
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import Exit, record_exit, record_failure
@@ -35,6 +36,25 @@ def test_numbers_come_first_then_texts_and_tables(
         "    |  2  8",
         f"  result           {run.result}",
     ]
+
+
+def test_what_a_rank_says_of_a_hang_is_told_once_by_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, attempt = RunDirectory(tmp_path), Attempt("1", 0)
+    logs = run.attempt_logs("1", 0)
+    logs.mkdir(parents=True)
+    line = "no progress for 300 s in step 7: rank 1 on n1 does not answer"
+    (logs / "rank-00000.log").write_text(
+        f"hpcrun: starting at step 0\nhpcrun: {line}; stacks in x\n"
+    )
+    record_event(run, "submitted", executor="local", job="1")
+    record_event(run, "opened", attempt=attempt)
+    write_json(run.result, {"state": "failed", "cause": "hang", "reason": line})
+    assert follow(run, Config(), stop_on_interrupt=False) == exitcodes.FAILED
+    said = capsys.readouterr().out
+    assert "starting at step 0" in said
+    assert said.count("no progress for 300 s") == 1
 
 
 def _fail(folder: Path, rank: int, error: Exception) -> None:
