@@ -141,6 +141,14 @@ PARITY = {"equal": True, "first_difference": None, "torch_repeats": True, "overf
 WORLD = {"backend": "nccl", "furthest": {"ddp": 0.0, "fsdp": 2e-7}}
 
 
+def test_the_largest_model_comes_last() -> None:
+    wanted = gpu.arguments().parse_args([])
+    order = [(job["part"], job["size"], job["batch"]) for job in gpu.jobs(wanted)]
+    assert order[-3:] == [("speed", "1b", 8), ("checkpoint", "1b", 8), ("speed", "7b", 4)]
+    wanted = gpu.arguments().parse_args(["--parts", "speed", "--sizes", "7b"])
+    assert [job["part"] for job in gpu.jobs(wanted)] == ["speed"]
+
+
 def test_a_failed_part_costs_the_others_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

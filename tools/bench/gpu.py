@@ -48,12 +48,14 @@ def jobs(wanted: argparse.Namespace) -> list[Told]:
         "compiled": not wanted.no_compile,
         "folder": "" if wanted.dir is None else str(wanted.dir.resolve()),
     }
-    found = []
-    for part in PARTS:
-        if part in wanted.parts:
-            for size in wanted.sizes if part == "speed" else wanted.sizes[:1]:
-                found.append({**common, "part": part, "size": size, "batch": SIZES[size].batch})
-    return found
+    # All of the first size before the others: they take longest, and fit least.
+    order = [(part, wanted.sizes[0]) for part in PARTS]
+    order += [("speed", size) for size in wanted.sizes[1:]]
+    return [
+        {**common, "part": part, "size": size, "batch": SIZES[size].batch}
+        for part, size in order
+        if part in wanted.parts
+    ]
 
 
 def perform(job: Told, environ: dict[str, str], limit: float) -> Told:

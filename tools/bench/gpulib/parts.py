@@ -255,7 +255,7 @@ def _first_difference(one: _Learnt, other: _Learnt) -> int | None:
 
 
 def repeat(job: Job, device: torch.device) -> Figures:
-    """Whether a training repeats itself to the bit: as hpcrun's loop sets torch, and as strictly as it can."""
+    """Whether a training repeats itself to the bit: as hpcrun's loop sets torch, and strictly."""
     say("the same five steps twice, with deterministic kernels")
     size = SIZES["tiny"] if job.size == "tiny" else REPEATED
     data = batches(size, device, 1)
