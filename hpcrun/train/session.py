@@ -246,7 +246,23 @@ def _open_task(
             f"train.patience: {type(task).__name__} has no validation set to judge by; give it one, or "
             "leave patience out"
         )
+    elif distributed.rank == 0:
+        for key in _in_vain(config):
+            print(
+                f"hpcrun: {key}: has no effect: {type(task).__name__} has no validation set",
+                flush=True,
+            )
     return model, dataset, validation_set
+
+
+def _in_vain(config: Config) -> list[str]:
+    """What is asked for that needs validations."""
+    wanted = {
+        "train.validate_every": config.train.validate_every,
+        "train.validate_batches": config.train.validate_batches,
+        "checkpoint.keep_best": config.checkpoint.keep_best,
+    }
+    return [key for key, value in wanted.items() if value]
 
 
 def _build_trainer(

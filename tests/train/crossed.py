@@ -1,4 +1,4 @@
-"""The program that ``test_crossed.py`` starts: ranks that come to different collectives after some steps.
+"""The program that ``test_crossed.py`` starts: ranks that come to different collectives.
 
 ``python -m tests.train.crossed FOLDER`` leaves a settled run directory for each way in the folder.
 """
@@ -25,6 +25,7 @@ from tests.train.zoo import Regression
 RUNS = {
     "parameter": ["train.parallel=fsdp", "model.leaves_out=parameter"],
     "block": ["train.parallel=fsdp", "model.leaves_out=block", "train.hang_after=1"],
+    "at-once": ["train.parallel=fsdp", "model.leaves_out=block", "model.since=1"],
     "copies": ["train.parallel=ddp", "model.leaves_out=parameter", "checkpoint.every=0"],
 }
 
@@ -39,17 +40,17 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """From its fourth pass on, rank 1 leaves out a part of the last block, or all of it."""
+    """From one pass on, rank 1 leaves out a part of the last block, or all of it."""
 
-    def __init__(self, leaves_out):
+    def __init__(self, leaves_out, since):
         super().__init__()
         self.enter, self.leave = nn.Linear(4, 8), nn.Linear(8, 1)
         self.blocks = nn.ModuleList(Block() for _ in range(2))
-        self.leaves_out, self.passes = leaves_out, 0
+        self.leaves_out, self.since, self.passes = leaves_out, since, 0
 
     def forward(self, x):
         self.passes += self.training
-        left_out = self.leaves_out if self.passes >= 4 and get_rank() == 1 else None
+        left_out = self.leaves_out if self.passes >= self.since and get_rank() == 1 else None
         first, last = self.blocks
         x = first(self.enter(x))
         return self.leave(x if left_out == "block" else last(x, left_out is None))
@@ -57,7 +58,8 @@ class Net(nn.Module):
 
 class LeavesOut(Regression):
     def build_model(self):
-        return Net(self.config.model.own["leaves_out"])
+        wanted = self.config.model.own
+        return Net(wanted["leaves_out"], wanted.get("since", 4))
 
 
 def main(folder: Path) -> None:

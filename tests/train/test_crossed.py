@@ -1,4 +1,4 @@
-"""Ranks that come to different collectives, later than in the first step: how such runs end."""
+"""Ranks that come to different collectives, at once or after some steps: how such runs end."""
 
 import re
 import subprocess
@@ -41,6 +41,12 @@ def folder(tmp_path_factory):
             "hang",
             r"no progress for 1 s in step 3: rank 0 on \S+ came to all_gather of \d+ at \S+ in _backward; "
             r"rank 1 on \S+ came to \S+ of \d+ at \S+ in _backward; these never meet; ",
+        ),
+        (
+            "at-once",
+            "bad-input",
+            r"train.parallel: under fsdp the ranks gather weights .* here rank 0 comes to blocks.1 where "
+            r"rank 1 \(\S+\) comes to the end of its forward pass; ",
         ),
         (
             "copies",

@@ -142,3 +142,12 @@ def test_patience_without_a_validation_set_is_refused(make, tmp_path):
     assert (
         "hpcrun: train.patience: Regression has no validation set to judge by; give it one" in said
     )
+
+
+def test_what_needs_validations_is_told_to_do_nothing_without_a_validation_set(make, tmp_path):
+    run = make("blind", "task=tests.train.zoo:Regression", "train.patience=null", "train.steps=2")
+    assert attempt(run, tmp_path / "logs") == exitcodes.DONE
+    said = (tmp_path / "logs" / "0" / "rank-0.log").read_text()
+    for key in ("train.validate_every", "checkpoint.keep_best"):
+        assert f"hpcrun: {key}: has no effect: Regression has no validation set\n" in said
+    assert "train.validate_batches" not in said
