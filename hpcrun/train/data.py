@@ -1,6 +1,6 @@
 """Batches for a rank, from any step on: in the order that order.py fixes, or from a stream (streams.py)."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,7 +13,8 @@ from hpcrun.train.batching import Batching, Uneven
 from hpcrun.train.loaders import reseed, start_worker
 from hpcrun.train.streams import Shape, StreamState, StreamSteps, require_stream
 
-Place = tuple[int, int]  # (global position, dataset index)
+Places = list[Sequence[int]]
+"""The samples of a micro-batch: a sequence of their global positions, and one of their dataset indices."""
 
 _PLACES_AT_ONCE = 4096
 
@@ -41,8 +42,8 @@ class Steps(Protocol):
         ...
 
 
-class _MicroBatches(Sampler[list[Place]]):
-    """The micro-batches of one rank from a step to the end, as lists of places."""
+class _MicroBatches(Sampler[Places]):
+    """The places of the micro-batches of one rank from a step to the end."""
 
     def __init__(
         self, dataset_size: int, steps: range, rank: int, batching: Batching, seed: int
@@ -50,7 +51,7 @@ class _MicroBatches(Sampler[list[Place]]):
         self._size, self._steps, self._seed = dataset_size, steps, seed
         self._rank, self._batching = rank, batching
 
-    def __iter__(self) -> Iterator[list[Place]]:
+    def __iter__(self) -> Iterator[Places]:
         # Many steps at once: a call of numpy's costs as much for one sample as for hundreds.
         at_once = max(
             1, _PLACES_AT_ONCE // max(1, self._batching.batch_size // self._batching.ranks)
@@ -61,43 +62,39 @@ class _MicroBatches(Sampler[list[Place]]):
                 for step in range(first, min(first + at_once, self._steps.stop))
                 for positions in self._batching.positions(step, self._rank)
             ]
-            together = np.concatenate(parts)
-            indices = order.samples(together, self._size, self._seed)
+            indices = order.samples(np.concatenate(parts), self._size, self._seed)
             start = 0
             for part in parts:
-                # Only now: thousands of pairs at once would drive the step's data out of the caches, and
-                # have the garbage collector walk them again and again.
-                taken = indices[start : start + len(part)]
-                yield list(zip(part.tolist(), taken.tolist(), strict=True))
-                start += len(part)
+                # Only now: thousands of numbers at once would drive the step's data out of the caches.
+                end, position = start + len(part), int(part[0])
+                yield [range(position, position + len(part)), indices[start:end].tolist()]
+                start = end
 
 
 class Placed(Dataset[Any]):
-    """The user's dataset, asked by place.
+    """The user's dataset, asked for the samples of a micro-batch.
 
-    In a loader's worker process the generators are re-seeded from the sample's position.
+    In a loader's worker process the generators are re-seeded from each sample's position.
     """
 
     def __init__(self, dataset: Dataset[Any], seed: int) -> None:
         self._dataset, self._seed = dataset, seed
+        self._at_once = getattr(dataset, "__getitems__", None)
 
-    def __getitem__(self, place: Place) -> Any:
-        position, index = place
-        if get_worker_info() is not None:
-            reseed(self._seed, position)
-        return self._dataset[index]
-
-    def __getitems__(self, places: list[Place]) -> list[Any]:
+    def __getitems__(self, places: Places) -> list[Any]:
         """A whole batch, as torch's loader asks first; by the dataset's own ``__getitems__`` if any."""
+        positions, indices = places
         if get_worker_info() is not None:
-            return [self[place] for place in places]
-        at_once = getattr(self._dataset, "__getitems__", None)
-        indices = [index for _, index in places]
-        if at_once is not None:
-            found: list[Any] = at_once(indices)
+            return list(map(self._seeded, positions, indices))
+        if self._at_once is not None:
+            found: list[Any] = self._at_once(indices)
             return found
         dataset = self._dataset
         return [dataset[index] for index in indices]
+
+    def _seeded(self, position: int, index: int) -> Any:
+        reseed(self._seed, position)
+        return self._dataset[index]
 
 
 def require_trainable(dataset: Dataset[Any], ranks: int, workers: int) -> None:

@@ -104,10 +104,11 @@ class TimedSteps:
 
     def __init__(self, steps: Steps, watch: Stopwatch) -> None:
         self._steps, self._watch = steps, watch
+        self._iterator = iter(steps)
 
     def __next__(self) -> list[Any]:
         began = time.perf_counter()
-        micro_batches = next(self._steps)
+        micro_batches = next(self._iterator)
         self._watch.waited(time.perf_counter() - began)
         return micro_batches
 

@@ -58,7 +58,7 @@ class ValidationData:
             self._counts += [0] * lacking
         workers = min(workers, len(chunks)) if len(chunks) > 1 else 0
         # In loader processes the generators follow from the sample, as in training.
-        places = [[(index, index) for index in chunk] for chunk in chunks]
+        places = [[chunk, chunk] for chunk in chunks]
         self._loader: DataLoader[Any] | None = DataLoader(
             Placed(dataset, seed=0),
             batch_sampler=places,
