@@ -11,25 +11,31 @@ from hpcrun.errors import UserError
 _OPAQUE = "CheckpointFunctionBackward"
 
 
-def unreached(loss: Tensor, parameters: Iterable[tuple[str, nn.Parameter]]) -> list[str]:
-    """The names of those parameters that are trained, but from which no path leads to ``loss``.
-
-    None, where a part of the paths cannot be seen.
-    """
+def reached(loss: Tensor) -> set[Any] | None:
+    """The nodes of autograd's graph that lead to ``loss``; None where a part of the paths cannot be seen."""
     seen: set[Any] = set()
     waiting: list[Any] = [loss.grad_fn]
-    reached: set[int] = set()
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
         if type(node).__name__ == _OPAQUE:
-            return []
-        if hasattr(node, "variable"):
-            reached.add(id(node.variable))
+            return None
         waiting += [following for following, _ in node.next_functions]
-    return [name for name, p in parameters if p.requires_grad and id(p) not in reached]
+    return seen
+
+
+def unreached(loss: Tensor, parameters: Iterable[tuple[str, nn.Parameter]]) -> list[str]:
+    """The names of those parameters that are trained, but from which no path leads to ``loss``.
+
+    None, where a part of the paths cannot be seen.
+    """
+    nodes = reached(loss)
+    if nodes is None:
+        return []
+    used = {id(node.variable) for node in nodes if hasattr(node, "variable")}
+    return [name for name, p in parameters if p.requires_grad and id(p) not in used]
 
 
 def require_all_used(loss: Tensor, module: nn.Module) -> None:

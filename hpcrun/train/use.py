@@ -5,7 +5,7 @@ skips a part, or has no gradient for a parameter, its next collective meets anot
 gloo ends the process, NCCL waits, and where the sizes happen to be equal the numbers are mixed up.
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
 from functools import partial
 from typing import Any, NoReturn
 
@@ -14,10 +14,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
 
 from hpcrun.run.endings import node_name
 from hpcrun.train.errors import known_to_all
-from hpcrun.train.unused import shortened, unreached
+from hpcrun.train.unused import reached, shortened, unreached
 
 _RECOMPUTED = "_checkpoint_wrapped_module."
 
@@ -37,6 +38,7 @@ class ShardedUse:
         self._whole: dict[str, nn.Parameter] = {}
         self._learned: set[str] = set()
         self._used: set[str] = set()
+        self._results: defaultdict[str, list[Any]] = defaultdict(list)
         self._hooks: list[Any] = []
         self._group: Any = None
         self._rank = 0
@@ -49,9 +51,10 @@ class ShardedUse:
         self._group, self._rank = group, rank
         if not self._may_differ:
             self._hooks += self._learn_parameters()
-        for place, part in enumerate(self._parts.values()):
-            come = partial(self._come_to, place)
+        for place, (name, part) in enumerate(self._parts.items()):
+            come, note = partial(self._come_to, place), partial(self._note_results, name)
             self._hooks.append(part.register_forward_pre_hook(come, prepend=True))
+            self._hooks.append(part.register_forward_hook(note))
 
     def begin(self, *, last: bool) -> None:
         """A micro-batch begins, the last one of its step or another."""
@@ -68,7 +71,8 @@ class ShardedUse:
         self._come_to(len(self._parts))
         # Recomputing enters parts again, each rank when it gets there.
         self._forward = False
-        self._compare_gradients(unreached(value, self._whole.items()))
+        self._compare_gradients(value)
+        self._results.clear()
         if self._last:
             self._group = None
             for hook in self._hooks:
@@ -108,8 +112,10 @@ class ShardedUse:
             "same parts in the same order, and multiply by zero what shall not count"
         )
 
-    def _compare_gradients(self, missing: Sequence[str]) -> None:
-        idle = [name for name in self._parts if self._idle(name, missing)]
+    def _compare_gradients(self, value: Tensor) -> None:
+        missing, nodes = unreached(value, self._whole.items()), reached(value)
+        # A part that is backpropagated through takes its turn, also if none of its parameters has a gradient.
+        idle = [name for name, ends in self._results.items() if nodes and not nodes & {*ends}]
         words = self._told_by_all((node_name(), idle, missing))
         idle_everywhere = set.intersection(*(set(parts) for _, parts, _ in words))
         missing_everywhere = set.intersection(*(set(names) for _, _, names in words))
@@ -128,10 +134,10 @@ class ShardedUse:
                     self._rank,
                 )
 
-    def _idle(self, part: str, missing: Sequence[str]) -> bool:
-        """Whether nothing of the part has come into the loss."""
-        inside = {name for name in self._whole if name.startswith(f"{part}.")}
-        return bool(inside) and inside <= set(missing)
+    def _note_results(self, part: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        if self._forward:
+            found = (leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
+            self._results[part] += [leaf.grad_fn for leaf in found if leaf.grad_fn is not None]
 
     def _refuse(self, told: str) -> NoReturn:
         raise known_to_all(

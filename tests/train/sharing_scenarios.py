@@ -197,6 +197,31 @@ class Choosy(Net):
         return self.leave(x if left_out == "parameters" else x + self.spare(x))
 
 
+class Adapted(Choosy):
+    """Blocks of which a part alone is trained, and left out by some."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fixed, self.adapter = nn.Linear(13, 13).requires_grad_(False), nn.Linear(13, 13)
+
+        def forward(self, x, adapted):
+            x = x + self.fixed(x).tanh()
+            return x + self.adapter(x) if adapted else x
+
+    def __init__(self, choose):
+        super().__init__(choose)
+        self.blocks = nn.ModuleList(self.Block() for _ in range(2))
+
+    def forward(self, x):
+        left_out = self.choose(int(self.passes), dist.get_rank())
+        self.passes += 1
+        x = self.enter(x)
+        for block in self.blocks:
+            x = block(x, left_out is None)
+        return self.leave(x + self.spare(x))
+
+
 def on_rank_1(what):
     return lambda _pass, rank: what if rank == 1 else None
 
@@ -213,8 +238,8 @@ def every_other_time(number, _rank):
 def unused_when_sharded(rank):
     """What is said to ranks that differ, and the weights of trainings that may."""
 
-    def train(way, choose, *, unused):
-        made = trainer(way, rank, make=lambda _: Choosy(choose), unused=unused)
+    def train(way, choose, *, unused, make=Choosy):
+        made = trainer(way, rank, make=lambda _: make(choose), unused=unused)
         for step in batches(way, rank, 0, 8):
             made.training_step(step, loss)
         whole = made.whole_module()
@@ -238,6 +263,9 @@ def unused_when_sharded(rank):
         found[name] = train(Way("ddp", 2), choose, unused=True)
         for way in (Way("fsdp", 2, recompute="full"), Way("fsdp", 2, reshard=False)):
             found[f"{name} {way.name}"] = train(way, choose, unused=unused)
+        found[f"{name} adapted"] = [
+            train(Way(kind, 2), choose, unused=True, make=Adapted) for kind in ("ddp", "fsdp")
+        ]
         # Pairs of passes are a step: some parameters have a gradient of the first one only.
         found[f"{name} accumulated"] = [
             train(Way(kind, 2, accumulation=2), choose, unused=True) for kind in ("ddp", "fsdp")
