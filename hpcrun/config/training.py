@@ -131,7 +131,8 @@ class Train(Section):
         description="Seconds without a step until a job has hung, at most half of timeout; null: never.",
     )
     hang_start: Positive = Field(
-        default=1800.0, description="As hang_after, for a first step, a validation and a save."
+        default=1800.0,
+        description="As hang_after, for building the model, a first step, validation, save.",
     )
     stop_check_every: Count = Field(
         default=1, description="Steps between two agreements of the ranks on whether to stop."

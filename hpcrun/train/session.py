@@ -76,9 +76,13 @@ def train(
     group = process_group.control_group(distributed)
     task = together(lambda: load_task(config), rank=distributed.rank, group=group)
     _prepare_data(task, distributed)
-    model, dataset, validation_set = together(
-        lambda: _open_task(task, config, distributed), rank=distributed.rank, group=group
-    )
+    with (
+        position.at("building the model and its data"),
+        watching(run, attempt, config, distributed, position, 0),
+    ):
+        model, dataset, validation_set = together(
+            lambda: _open_task(task, config, distributed), rank=distributed.rank, group=group
+        )
     device = process_group.select_device(distributed)
     measured = measure(config, task, model, device)
     parallel = resolve_parallel(config, model, distributed, group, _trained_by(run, distributed))

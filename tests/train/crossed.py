@@ -1,4 +1,4 @@
-"""The program that ``test_crossed.py`` starts: ranks that come to different collectives.
+"""The program that ``test_crossed.py`` starts: ranks that do not come to each other.
 
 ``python -m tests.train.crossed FOLDER`` leaves a settled run directory for each way in the folder.
 """
@@ -26,6 +26,7 @@ RUNS = {
     "parameter": ["train.parallel=fsdp", "model.leaves_out=parameter"],
     "block": ["train.parallel=fsdp", "model.leaves_out=block", "train.hang_after=1"],
     "at-once": ["train.parallel=fsdp", "model.leaves_out=block", "model.since=1"],
+    "building": ["model.leaves_out=building", "train.hang_after=1", "train.hang_start=1"],
     "copies": ["train.parallel=ddp", "model.leaves_out=parameter", "checkpoint.every=0"],
 }
 
@@ -59,6 +60,8 @@ class Net(nn.Module):
 class LeavesOut(Regression):
     def build_model(self):
         wanted = self.config.model.own
+        if wanted["leaves_out"] == "building" and get_rank() == 1:
+            time.sleep(600)
         return Net(wanted["leaves_out"], wanted.get("since", 4))
 
 

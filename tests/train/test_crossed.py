@@ -1,4 +1,4 @@
-"""Ranks that come to different collectives, at once or after some steps: how such runs end."""
+"""Ranks that come to different collectives, or not to any: how such runs end."""
 
 import re
 import subprocess
@@ -47,6 +47,12 @@ def folder(tmp_path_factory):
             "bad-input",
             r"train.parallel: under fsdp the ranks gather weights .* here rank 0 comes to blocks.1 where "
             r"rank 1 \(\S+\) comes to the end of its forward pass; ",
+        ),
+        (
+            "building",
+            "hang",
+            r"no progress for 1 s before the first step: rank 1 on \S+ is behind, building the model and its "
+            r"data at crossed.py:\d+ in build_model; ",
         ),
         (
             "copies",
