@@ -1,11 +1,18 @@
 """Batches for a rank, from any step on: in the order that order.py fixes, or from a stream (streams.py)."""
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Sampler,
+    default_collate,
+    get_worker_info,
+)
 
 from hpcrun.errors import UserError
 from hpcrun.train import order
@@ -163,9 +170,14 @@ def training_steps(
             f"train.uneven: drop would leave out all of the {size} samples, which make no batch of "
             f"{batch_size}; use a smaller train.batch_size, or another train.uneven"
         )
+    placed, places = Placed(dataset, seed), _MicroBatches(size, steps, rank, batching, seed)
+    if not workers and not pin_memory:
+        # What a loader does in its own process, without what it does for others.
+        here = (default_collate(placed.__getitems__(batch)) for batch in places)
+        return _Indexed(_by_step(here, steps, batching), batching)
     loader: DataLoader[Any] = DataLoader(
-        Placed(dataset, seed),
-        batch_sampler=_MicroBatches(size, steps, rank, batching, seed),
+        placed,
+        batch_sampler=places,
         num_workers=workers,
         pin_memory=pin_memory,
         prefetch_factor=prefetch if workers else None,
@@ -218,7 +230,7 @@ class _Indexed:
 
 
 def _by_step(
-    loader: "DataLoader[Any]", steps: range, batching: Batching
+    loader: Iterable[Any], steps: range, batching: Batching
 ) -> Generator[list[Any], None, None]:
     batches = iter(loader)
     for step in steps:
