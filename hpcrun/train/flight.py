@@ -48,7 +48,8 @@ def dump(folder: Path, rank: int) -> dict[str, list[tuple[int, str]]]:
 
 def _named(entry: dict[str, Any]) -> str:
     name = str(entry.get("profiling_name", "")).rpartition(":")[2].strip("_")
-    sizes = entry.get("input_sizes") or []
+    # Into several tensors, each rank may give another size.
+    sizes = entry.get("output_sizes") or []
     if name.removesuffix("_base") not in _SAME_SIZE or len(sizes) != 1:
         return name
     return f"{name} of {math.prod(sizes[0])}"

@@ -24,9 +24,9 @@ from tests.train.zoo import Regression
 
 RUNS = {
     "parameter": ["train.parallel=fsdp", "model.leaves_out=parameter"],
-    "block": ["train.parallel=fsdp", "model.leaves_out=block", "train.hang_after=1"],
+    "block": ["train.parallel=fsdp", "model.leaves_out=block", "train.hang_after=2"],
     "at-once": ["train.parallel=fsdp", "model.leaves_out=block", "model.since=1"],
-    "building": ["model.leaves_out=building", "train.hang_after=1", "train.hang_start=1"],
+    "building": ["model.leaves_out=building", "train.hang_after=2", "train.hang_start=2"],
     "copies": ["train.parallel=ddp", "model.leaves_out=parameter", "checkpoint.every=0"],
 }
 
