@@ -57,7 +57,7 @@ def print_end(run: RunDirectory) -> int:
         now = jobs.state(run)
         if now.word != "stopped":
             print(f"hpcrun: {run.name} ended without a result: {now.detail}; {_continue(run)}")
-            _print_evidence(run)
+            _print_evidence(run, None)
             return exitcodes.FAILED
         result = {"state": "stopped", "step": last_committed(read_events(run))}
     state, cause = str(result.get("state")), str(result.get("cause"))
@@ -72,7 +72,7 @@ def print_end(run: RunDirectory) -> int:
         )
         return exitcodes.UNFINISHED
     print(f"hpcrun: {run.name} failed: {result.get('reason')}")
-    _print_evidence(run)
+    _print_evidence(run, cause)
     return _CAUSES.get(cause, exitcodes.FAILED)
 
 
@@ -92,7 +92,7 @@ def describe_restart(event: Event) -> str:
     return f"hpcrun: {reason}; {decision}"
 
 
-def _print_evidence(run: RunDirectory) -> None:
+def _print_evidence(run: RunDirectory, ended: str | None) -> None:
     attempt = _last_attempt(run)
     if attempt is None:
         return
@@ -105,7 +105,8 @@ def _print_evidence(run: RunDirectory) -> None:
         read_hang(folder),
         partial(last_words, folder),
     )
-    if cause is not None and cause.traceback:
+    # Of bad input the line says all: whoever has a traceback was only left behind.
+    if cause is not None and cause.traceback and ended != "bad-input":
         print(cause.traceback.rstrip())
     print(f"  logs  {folder}")
 

@@ -80,7 +80,7 @@ def words(error: ErrorDetails, known: Collection[str]) -> tuple[str, str]:
     if error["input"] is None:
         return key, "may not be null; give it a value or leave the key out"
     if kind == "literal_error":
-        choices = str(context["expected"]).replace("'", "")
+        choices = str(context["expected"]).replace("'", "").replace("True, False", "true, false")
         return key, f"should be {choices}, not {value}{_near_choice(choices, error['input'])}"
     if kind in _LIMITS:
         name, phrase = _LIMITS[kind]

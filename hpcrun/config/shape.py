@@ -55,7 +55,7 @@ def _kind(annotation: Any) -> Kind:
         return "list"
     if origin is dict:
         return "mapping"
-    if annotation is str or origin is Literal:
+    if annotation is str or (origin is Literal and True not in get_args(annotation)):
         return "text"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "section"

@@ -122,8 +122,9 @@ class Train(Section):
     channels_last: bool = Field(
         default=False, description="Lay images out as NHWC, which convolutions on GPUs like."
     )
-    deterministic: bool = Field(
-        default=True, description="Use only kernels that give the same bits."
+    deterministic: Literal[True, False, "warn"] = Field(
+        default=True,
+        description="Only kernels that give the same bits; warn: torch warns of others, false: takes any.",
     )
     timeout: Positive = Field(default=600.0, description="Seconds until a collective is given up.")
     hang_after: Positive | None = Field(

@@ -46,7 +46,7 @@ class Diagnosis:
     """The first cause in one line, the rank and host it points at, its step and its traceback.
 
     ``cascade`` counts the ranks whose failures only follow from it. ``hang``: nothing failed, but a
-    watchdog ended ranks that made no progress.
+    watchdog ended ranks that made no progress. ``bad_input``: no other start would help.
     """
 
     line: str
@@ -56,10 +56,13 @@ class Diagnosis:
     traceback: str | None
     cascade: int
     hang: bool = False
+    bad_input: bool = False
 
 
 # Our own, with advice; torch's; Python's.
 _OUT_OF_MEMORY = ("OutOfMemory", "OutOfMemoryError", "MemoryError")
+# Our own, of a kernel that train.deterministic does not allow, on whichever rank comes to it.
+_BAD_INPUT = "NotDeterministic"
 
 # What points at the machine and not at the program.
 _NODE_FAULT = re.compile(
@@ -190,13 +193,15 @@ def _from_failure(first: Failure, failures: Sequence[Failure]) -> Diagnosis:
     at = f" at {first.where}" if first.where else ""
     kind = "out of memory" if first.kind in _OUT_OF_MEMORY else first.kind
     told = explained(first.message) or f"{headline}{at}"
+    bad_input = first.kind == _BAD_INPUT
     return Diagnosis(
-        f"rank {first.rank} on {first.host}: {kind}: {told}",
+        f"rank {first.rank} on {first.host}: {told if bad_input else f'{kind}: {told}'}",
         first.rank,
         first.host,
         first.step,
         first.traceback,
         len({failure.rank for failure in failures} - {first.rank}),
+        bad_input=bad_input,
     )
 
 

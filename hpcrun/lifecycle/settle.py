@@ -193,8 +193,9 @@ def judge(
         return _stopped(stopped, word, limit_near)
     if "refused" in mine:
         return Cause.EXHAUSTED, str(mine["refused"].fields.get("reason", "refused"))
-    if "bad-input" in mine or exit_code == exitcodes.BAD_INPUT:
-        why = mine["bad-input"].fields.get("reason") if "bad-input" in mine else None
+    blamed = diagnosis.line if diagnosis is not None and diagnosis.bad_input else None
+    if "bad-input" in mine or blamed or exit_code == exitcodes.BAD_INPUT:
+        why = mine["bad-input"].fields.get("reason") if "bad-input" in mine else blamed
         return Cause.BAD_INPUT, str(why or "bad input; the log says what")
     if word in _BY_SCHEDULER:
         return _BY_SCHEDULER[word], f"{word}, before a checkpoint could be written"

@@ -11,6 +11,10 @@ class SaysAll(RuntimeError):
     """A stop by design: its text says all, and where it was raised would only hide that."""
 
 
+class NotDeterministic(UserError, SaysAll):
+    """A kernel that train.deterministic does not allow: any rank may come to it, alone, at any step."""
+
+
 class PeerFailed(RuntimeError):
     """Another rank has failed, and says itself how."""
 

@@ -24,7 +24,7 @@ from hpcrun.run.endings import record_failure
 from hpcrun.run.events import Attempt, note
 from hpcrun.run.files import read_json
 from hpcrun.run.snapshot import recorded_snapshot, snapshot_command
-from hpcrun.train.errors import SaysAll, ToldByRankZero, known_to_all
+from hpcrun.train.errors import NotDeterministic, SaysAll, ToldByRankZero, known_to_all
 from hpcrun.train.position import Position
 
 
@@ -102,7 +102,7 @@ def _attempt(
             )
         require_fit(config, distributed)
         _prepare_environment(distributed, bind=config.train.affinity)
-        _prepare_training(config, distributed)
+        _say_without_gpu(distributed)
         from hpcrun.train.session import train
 
         return train(run, attempt, config, distributed, flag, position)
@@ -110,10 +110,12 @@ def _attempt(
         return exitcodes.BAD_INPUT
     except UserError as error:
         if distributed.rank == 0:
+            end_helpers()  # As in _fail: a step may have come to it.
             note(run, "bad-input", attempt, reason=str(error))
             return _refuse(error)
         # Only this rank's trouble (its node lacks a GPU, say): elsewhere another start may help.
-        return _fail(run, attempt, distributed.rank, error, position)
+        code = _fail(run, attempt, distributed.rank, error, position)
+        return exitcodes.BAD_INPUT if isinstance(error, NotDeterministic) else code
     # A task that calls sys.exit(0) is not done: nothing but the end of training may say so.
     except (Exception, SystemExit) as error:
         return _fail(run, attempt, distributed.rank, error, position)
@@ -201,10 +203,7 @@ def _prepare_environment(distributed: DistributedConfig, *, bind: bool) -> None:
         os.environ.update(gloo_interface(os.environ))
 
 
-def _prepare_training(config: Config, distributed: DistributedConfig) -> None:
-    if config.train.deterministic:
-        # cuBLAS: reproducible only with a fixed workspace (torch.use_deterministic_algorithms).
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+def _say_without_gpu(distributed: DistributedConfig) -> None:
     if distributed.rank == 0 and not distributed.device_ids:
         seen = visible_gpus(os.environ)
         why = "no GPU is visible" if not seen else "job.cpu asks for it"

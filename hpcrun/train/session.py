@@ -27,6 +27,7 @@ from hpcrun.train.batching import Batching, accumulation_of
 from hpcrun.train.checkpoints import build_engine, build_interval
 from hpcrun.train.compression import compression
 from hpcrun.train.data import length, require_trainable, training_steps
+from hpcrun.train.determinism import choose_kernels, refusals_told
 from hpcrun.train.early_stopping import EarlyStopping
 from hpcrun.train.ending import finished, stopped
 from hpcrun.train.errors import known_to_all
@@ -56,6 +57,7 @@ _PREPARE_AT_MOST = 86400.0
 """Seconds: a download may take hours, and what has hung for a day will not come."""
 
 
+@refusals_told()
 def train(
     run: RunDirectory,
     attempt: Attempt,
@@ -70,7 +72,7 @@ def train(
         UserError: the task, its data or the description of the ranks is wrong.
         Exception: whatever the task or a peer's end raises.
     """
-    torch.use_deterministic_algorithms(config.train.deterministic, warn_only=True)
+    choose_kernels(config.train.deterministic)
     flight.turn_on()
     distributed = process_group.join_run(distributed, run, attempt, timeout=config.train.timeout)
     group = process_group.control_group(distributed)

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from hpcrun.errors import UserError
 from hpcrun.run.endings import node_name
+from hpcrun.train.determinism import refusals_told
 from hpcrun.train.errors import PeerFailed, known_to_all
 
 T = TypeVar("T")
@@ -32,7 +33,8 @@ def together(compute: Callable[[], T], *, rank: int, group: Any) -> T:
     error: Exception | None = None
     told: str | None = None
     try:
-        value = compute()
+        with refusals_told():
+            value = compute()
     except Exception as raised:
         error = raised
         told = str(raised) if isinstance(raised, UserError) else None

@@ -95,6 +95,17 @@ def test_no_traceback_is_shown_of_a_rank_that_only_lost_its_peers(
     assert not any("PeerFailed" in line for line in evidence)
 
 
+def test_of_bad_input_no_traceback_is_shown_of_those_that_it_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, folder = RunDirectory(tmp_path), RunDirectory(tmp_path).attempt_logs("1", 0)
+    record_event(run, "opened", attempt=Attempt("1", 0))
+    write_json(run.result, {"state": "failed", "cause": "bad-input", "reason": "train.x: no"})
+    _fail(folder, 1, RuntimeError("Connection closed by peer"))
+    assert print_end(run) == exitcodes.BAD_INPUT
+    assert capsys.readouterr().out.splitlines()[1:] == [f"  logs  {folder}"]
+
+
 def test_a_loss_that_is_not_finite_is_told_as_such() -> None:
     line = {"step": 3, "loss": None, "tokens_per_second": 1234.5, "gradient_norm": None}
     assert facts_of(line) == {"loss": "nan", "tokens/s": "1,234"}

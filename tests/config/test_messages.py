@@ -92,6 +92,10 @@ def test_a_slip_in_any_key_leads_back_to_it(key: str) -> None:
         ("train: {steps: true}", "train.steps: should be a number, not true"),
         ("train: {steps: [1]}", "train.steps: should be a whole number, not [1]"),
         ("train: {steps: {a: 1}}", 'train.steps: should be a whole number, not {"a": 1}'),
+        (
+            "train: {deterministic: warm}",
+            "train.deterministic: should be true, false or warn, not 'warm'",
+        ),
         ("train: {lr: fast}", "train.lr: should be a number, not 'fast'"),
         ("train: {lr: yes}", "train.lr: should be a number, not 'yes'"),
         ("train: {lr: .nan}", "train.lr: should be a finite number, not NaN"),

@@ -1,5 +1,6 @@
 """Causes of ends, from what the ranks, the watcher and the scheduler leave behind."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import Exit, Hang, record_exit, record_failure, record_hang
 from hpcrun.run.events import Attempt, read_events, record_event
 from hpcrun.run.files import read_json
+from hpcrun.train.errors import NotDeterministic
 
 FIRST = Attempt("7", 0)
 
@@ -179,6 +181,17 @@ def test_bad_input_is_told_again_and_not_repeated(run: RunDirectory) -> None:
     record_event(run, "bad-input", attempt=FIRST, reason="task: no such thing")
     verdict = judged(run, exitcodes.BAD_INPUT)
     assert (verdict.cause, verdict.line) == (Cause.BAD_INPUT, "task: no such thing")
+    assert not verdict.decision.restart
+
+
+def test_bad_input_that_one_rank_alone_came_to_is_told_in_its_name(run: RunDirectory) -> None:
+    folder = run.attempt_logs("7", 0)
+    record_failure(folder, 1, NotDeterministic("train.deterministic: no"), 3)
+    record_failure(folder, 0, raised("Connection closed by peer"), 3)
+    # srun kills the others, and returns the highest code.
+    verdict = judged(run, 137)
+    assert verdict.cause is Cause.BAD_INPUT
+    assert re.fullmatch(r"rank 1 on \S+: train.deterministic: no", verdict.line)
     assert not verdict.decision.restart
 
 

@@ -122,6 +122,11 @@ RUNS = {
     "hangs": ["task=HangsOnRank1", "train.hang_after=2"],
     "hangs-holding-lock": ["task=HangsOnRank1", "train.hang_after=2", "model.holds_lock=true"],
     "few-samples": ["task=FewSamples", "train.batch_size=16"],
+    "kernel-prepare": ["task=RefusedKernel", "model.at=prepare"],
+    "kernel-backward": ["task=RefusedKernel", "model.at=backward", "data.workers=1"],
+    "kernel-rank-1": ["task=RefusedKernel", "model.at=rank-1"],
+    "kernel-validation": ["task=RefusedKernel", "model.at=validation"],
+    "kernel-warned": ["task=RefusedKernel", "model.at=backward", "train.deterministic=warn"],
 }
 
 # Started with two ranks, whatever the config was checked against.

@@ -343,5 +343,31 @@ def test_a_rank_that_hangs_is_named_its_stack_kept_and_the_run_ended_to_start_ag
     assert re.search(f"no progress for 2 s in step 2: {told}$", verdict.line), verdict.line
 
 
+@pytest.mark.parametrize("at", ["prepare", "backward", "validation", "rank-1"])
+def test_a_kernel_that_strict_determinism_refuses_is_bad_input_wherever_it_is_come_to(runs, at):
+    name = f"kernel-{at}"
+    # Of two that come to it one may be gone before the other has all of its last gradients.
+    (codes,) = runs.codes(name)
+    assert exitcodes.BAD_INPUT in codes
+    assert "Traceback" not in runs.said(name) + runs.said(name, rank=1)
+    line = (
+        runs.said(name, rank=codes.index(exitcodes.BAD_INPUT))
+        .splitlines()[-1]
+        .partition("train.deterministic: ")[2]
+    )
+    assert re.match(
+        r"torch has no deterministic implementation of put_, called at \S+zoo.py:", line
+    )
+    assert "train.deterministic=warn" in line
+    verdict = settle(runs.run(name), Attempt(name, 0), max(codes), Budgets())
+    assert (verdict.cause, verdict.decision.restart) == (Cause.BAD_INPUT, False)
+    assert verdict.line.endswith(line)
+
+
+def test_a_kernel_that_torch_only_warns_of_goes_on(runs):
+    assert runs.codes("kernel-warned") == DONE
+    assert "put_ does not have a deterministic implementation" in runs.said("kernel-warned")
+
+
 def test_a_run_in_which_nothing_hangs_keeps_no_stacks(runs):
     assert not list(runs.run("calm").logs.glob("*/*/stacks-*"))

@@ -121,6 +121,29 @@ class RaisesOnRank1(Regression):
             raise ValueError("a defect in the loss")
 
 
+class RefusedKernel(Validated):
+    """Calls, at ``model.at``, an operation that no device has a deterministic kernel for."""
+
+    def prepare(self):
+        self.put("prepare")
+
+    def mishap(self):
+        if self.calls == 3:
+            self.put(f"rank-{get_rank()}")
+
+    def loss(self, model, batch):
+        loss = super().loss(model, batch)
+        if not model.training:
+            self.put("validation")
+        elif self.calls == 3:
+            loss.register_hook(lambda _: self.put("backward"))
+        return loss
+
+    def put(self, at):
+        if at == self.config.model.own["at"]:
+            torch.zeros(2).put_(torch.tensor([0, 1]), torch.ones(2))
+
+
 class HalfUsed(Regression):
     """Its model holds a layer that it does not use."""
 

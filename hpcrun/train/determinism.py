@@ -1,0 +1,85 @@
+"""What train.deterministic asks of torch, and what is said where a kernel cannot give it.
+
+Torch names the kernel that it refuses, and not the key that asked for the refusal.
+"""
+
+import contextlib
+import os
+import re
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.utils.deterministic
+
+from hpcrun.errors import UserError
+from hpcrun.train.errors import NotDeterministic
+
+_REFUSED = re.compile(r"(?P<kernel>\w[\w ]*) does not have a deterministic implementation, but")
+_PLACE = re.compile(r'^ *File "([^"\n]+)", line (\d+)', re.MULTILINE)
+_CUBLAS = "not deterministic because it uses CuBLAS"
+_REMEDY = (
+    "or accept other last bits after an interruption: train.deterministic=warn under another --name, "
+    "or `deterministic: warn` in this run's config.yaml, and resume it"
+)
+_TORCH, _OURS = (f"{path}{os.sep}" for path in (Path(torch.__file__).parent, Path(__file__).parent))
+
+
+def choose_kernels(wanted: Literal[True, False, "warn"]) -> None:
+    """Let this process compute as train.deterministic says; to be called before it uses a GPU.
+
+    Only where torch raises is attention's backward pass deterministic, and cuDNN's attention left alone:
+    where it warns, it keeps the faster ones.
+    """
+    if wanted:
+        # cuBLAS reads it when it is first used, and older torch refuses cuBLAS without it.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(wanted is not False, warn_only=wanted == "warn")
+    # Else all memory that is taken would first be filled, so that a kernel that reads what nobody has
+    # written reads the same: bits depend on that only where a kernel is wrong, and every step pays for it.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def refusals_told() -> Iterator[None]:
+    """Let torch's refusal of a kernel in the block say what to do; raises :class:`NotDeterministic`."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        line = _line(error)
+        if line is None:
+            raise
+        raise NotDeterministic(line) from None
+
+
+def _line(error: Exception) -> str | None:
+    text = str(error)
+    refused = _REFUSED.search(text)
+    if refused:
+        return (
+            f"train.deterministic: torch has no deterministic implementation of {refused['kernel']}"
+            f"{_called_at(error)}; use another operation, {_REMEDY}"
+        )
+    if _CUBLAS in text:
+        found = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
+        return (
+            f"train.deterministic: CUBLAS_WORKSPACE_CONFIG is {found!r}, and cuBLAS repeats itself only with "
+            f":4096:8 or :16:8; leave the variable out, {_REMEDY}"
+        )
+    return None
+
+
+def _called_at(error: Exception) -> str:
+    """The innermost line that is neither torch's nor ours; none where the backward pass came to it."""
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    # A loader process's traceback is in the text, and so is the line that the compiler was at.
+    for file, line in reversed([*frames, *_PLACE.findall(str(error))]):
+        if file.startswith(_OURS):
+            break
+        if not file.startswith((_TORCH, "<")):
+            return f", called at {file}:{line}"
+    return ""

@@ -1,0 +1,111 @@
+"""What torch is told by train.deterministic, and how its refusal of a kernel is told on."""
+
+import os
+import re
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from hpcrun.errors import UserError
+from hpcrun.train.determinism import choose_kernels, refusals_told
+from hpcrun.train.errors import NotDeterministic
+
+
+@pytest.fixture(autouse=True)
+def torch_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+
+
+def put() -> torch.Tensor:
+    return torch.zeros(1).put_(torch.tensor([0]), torch.ones(1))
+
+
+PUT = put.__code__.co_firstlineno + 1
+
+
+class Putting(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return put()
+
+
+@pytest.mark.parametrize(("wanted", "fixed"), [(True, ":4096:8"), (False, None)])
+def test_cublas_gets_a_fixed_workspace_unless_another_is_asked_for(wanted, fixed, monkeypatch):
+    choose_kernels(wanted)
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":0:0"
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    choose_kernels(wanted)
+    assert os.environ.get("CUBLAS_WORKSPACE_CONFIG") == fixed
+
+
+@pytest.mark.parametrize(
+    ("wanted", "mode"), [(True, "error"), ("warn", "warn"), (False, "default")]
+)
+def test_torch_raises_warns_or_takes_any_and_writes_no_memory_in_advance(wanted, mode):
+    choose_kernels(wanted)
+    assert torch.get_deterministic_debug_mode() == ["default", "warn", "error"].index(mode)
+    assert not torch.utils.deterministic.fill_uninitialized_memory
+
+
+def test_a_refused_kernel_is_named_with_the_line_that_calls_it():
+    choose_kernels(True)
+    with pytest.raises(NotDeterministic) as told, refusals_told():
+        put()
+    assert f" of put_, called at {__file__}:{PUT}; use another operation, or " in str(told.value)
+
+
+def test_a_refusal_in_a_loader_process_is_told_too():
+    choose_kernels(True)
+    place = f"of put_, called at {re.escape(__file__)}:{PUT};"
+    with pytest.raises(NotDeterministic, match=place), refusals_told():
+        list(DataLoader(Putting(), num_workers=1))
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        # torch.compile of torch 2.13.
+        (
+            "RuntimeError when making fake tensor call\n  Explanation: Dynamo failed to run FX node "
+            "with fake tensors: call_function <function max_unpool2d at 0x7f>(*(2), **{}): got RuntimeError("
+            '"max_unpooling2d_forward_out does not have a deterministic implementation, but you set '
+            "'torch.use_deterministic_algorithms(True)'.\n\nfrom user code:\n"
+            '   File "/home/me/model.py", line 4, in forward\n    y = F.max_unpool2d(y, i, 2)\n',
+            "torch has no deterministic implementation of max_unpooling2d_forward_out, called at "
+            "/home/me/model.py:4; ",
+        ),
+        (
+            "median CUDA with indices output does not have a deterministic implementation, but you set "
+            "'torch.use_deterministic_algorithms(True)'.",
+            "torch has no deterministic implementation of median CUDA with indices output, called at",
+        ),
+        # torch before 2.10.
+        (
+            "Deterministic behavior was enabled with either `torch.use_deterministic_algorithms(True)` or "
+            "`at::Context::setDeterministicAlgorithms(true)`, but this operation is not deterministic "
+            "because it uses CuBLAS and you have CUDA >= 10.2. To enable deterministic behavior in this",
+            "CUBLAS_WORKSPACE_CONFIG is ':0:0', and cuBLAS repeats itself only with :4096:8 or :16:8",
+        ),
+    ],
+)
+def test_torchs_words_are_known_wherever_they_are_wrapped(said, told):
+    with (
+        pytest.raises(NotDeterministic, match=f"^train.deterministic: {re.escape(told)}") as raised,
+        refusals_told(),
+    ):
+        raise RuntimeError(said)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shapes differ"), UserError("put_ is not there")])
+def test_other_errors_pass_as_they_are(error):
+    with pytest.raises(type(error)) as raised, refusals_told():
+        raise error
+    assert raised.value is error
