@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from gpulib.models import adamw, batches, build, next_byte, one_rank, trainer_for
 from gpulib.sizes import REPEATED, SIZES, Size
 from hpcrun.config import AMPConfig
+from hpcrun.train.determinism import choose_kernels
 from hpcrun.train.flops import peak_here
 from hpcrun.train.sharding import Sharded
 from hpcrun.train.strategies import Replicated, Strategy
@@ -200,8 +201,7 @@ def parity(_job: Job, device: torch.device) -> Figures:
     Torch's loop runs twice: where it does not repeat itself, nothing can be said.
     """
     say("fp16 loss scaling: 50 small steps against torch's own loop")
-    # Not only with a warning: then attention's backward pass adds in any order.
-    torch.use_deterministic_algorithms(True)
+    choose_kernels(True)
     size = SIZES["tiny"]
     data = batches(size, device, 4)
     amp = AMPConfig(dtype="fp16", init_scale=2.0**20, growth_interval=5)
@@ -255,27 +255,37 @@ def _first_difference(one: _Learnt, other: _Learnt) -> int | None:
 
 
 def repeat(job: Job, device: torch.device) -> Figures:
-    """Whether a training repeats itself to the bit: as hpcrun's loop sets torch, and strictly."""
-    say("the same five steps twice, with deterministic kernels")
+    """Whether a training repeats itself to the bit as a run sets torch, and what that takes a step."""
+    say("the same eight steps twice, with each value of train.deterministic")
     size = SIZES["tiny"] if job.size == "tiny" else REPEATED
     data = batches(size, device, 1)
 
-    def learnt(warn_only: bool) -> list[Tensor]:
-        torch.use_deterministic_algorithms(True, warn_only=warn_only)
+    def learnt(wanted: Literal[True, False, "warn"]) -> tuple[list[Tensor], float]:
+        choose_kernels(wanted)
         model = build(size, device, torch.float32)
         trainer = AMPTrainer(
             model, adamw, amp=AMPConfig(dtype="bf16"), clip_norm=1.0, device=device
         )
-        for _ in range(5):
+        seconds: list[float] = []
+        for _ in range(_WARM + 5):
+            wait(device)
+            began = time.perf_counter()
             trainer.training_step(data, next_byte)
-        return list(model.parameters())
+            wait(device)
+            seconds.append(time.perf_counter() - began)
+        return list(model.parameters()), min(seconds[_WARM:])
 
-    def repeats(warn_only: bool) -> bool:
-        pairs = zip(learnt(warn_only), learnt(warn_only), strict=True)
-        return all(torch.equal(one, other) for one, other in pairs)
+    def tried(wanted: Literal[True, False, "warn"]) -> tuple[bool, float]:
+        (ones, first), (others, second) = learnt(wanted), learnt(wanted)
+        same = all(torch.equal(one, other) for one, other in zip(ones, others, strict=True))
+        return same, min(first, second)
 
-    figures: Figures = {"as_in_a_run": repeats(warn_only=True), "strict": repeats(warn_only=False)}
-    if not figures["as_in_a_run"]:
+    found = {"true": tried(True), "warn": tried("warn"), "false": tried(False)}
+    figures: Figures = {
+        "equal": {value: same for value, (same, _) in found.items()},
+        "step_seconds": {value: seconds for value, (_, seconds) in found.items()},
+    }
+    if not figures["equal"]["true"]:
         figures["wrong"] = "two equal trainings, with train.deterministic=true, end with other bits"
     return figures
 
@@ -294,7 +304,7 @@ class _Alone(DistributedAMPTrainer):
 def world(_job: Job, device: torch.device) -> Figures:
     """Whether DDP and FSDP in a process group of one rank learn what a single process does."""
     say("DDP and FSDP: ten small steps in a world of one")
-    torch.use_deterministic_algorithms(True)
+    choose_kernels(True)
     size, rank = SIZES["tiny"], one_rank(device)
     data = batches(size, device, 4)
 
