@@ -1,0 +1,72 @@
+"""The loop itself, with small parts around it."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from hpcrun.config import Config
+from hpcrun.lifecycle.agreement import StopAgreement
+from hpcrun.lifecycle.signals import StopReason
+from hpcrun.run import line_writer
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.files import read_lines
+from hpcrun.train.amp_trainer import AMPTrainer
+from hpcrun.train.early_stopping import EarlyStopping
+from hpcrun.train.flops import FlopCounter
+from hpcrun.train.loop import Loop
+from hpcrun.train.metrics import Measured, MetricsLog
+from hpcrun.train.position import Position
+from hpcrun.train.sinks import JsonLines, Sinks
+from hpcrun.train.throughput import Stopwatch
+
+
+class Saving:
+    """Saves nothing, but looks what is in the file of metrics when it is asked to."""
+
+    def __init__(self, run):
+        self._run, self.found = run, {}
+
+    def look(self):
+        pass
+
+    def due(self, done):
+        return done == 3
+
+    def start(self, done):
+        self.found[done] = [line["step"] for line in read_lines(self._run.metrics)]
+
+    finish = start
+
+
+@pytest.mark.parametrize("last", [5, 4])
+def test_every_save_finds_the_lines_of_its_steps_written(tmp_path, monkeypatch, last):
+    # Left alone, the thread writes the first line, if it is quick, and no other.
+    monkeypatch.setattr(line_writer, "_PAUSE", 3600.0)
+    run = RunDirectory(tmp_path)
+    config = Config.model_validate({"train": {"steps": 5, "log_every": 1}})
+    trainer = AMPTrainer(nn.Linear(2, 1), lambda m: torch.optim.SGD(m.parameters()), device="cpu")
+    loss = lambda model, batch: model(batch).mean()  # noqa: E731
+    watch = Stopwatch(trainer.device)
+    sinks, saver, position = Sinks([JsonLines(run)]), Saving(run), Position()
+    task = SimpleNamespace(unit="samples", units_per_sample=1)
+    measured = Measured(watch, FlopCounter(None, None), loss, None)
+    loop = Loop(
+        config=config,
+        steps=range(5),
+        batches=iter([[torch.ones(3, 2)]] * 5),
+        take=lambda _, micro_batches: trainer.training_step(micro_batches, loss),
+        agreement=StopAgreement(None),
+        reason_to_stop=lambda: StopReason.WARNING if position.step == last - 1 else StopReason.NONE,
+        validate=lambda: None,
+        early=EarlyStopping(None, 0.0),
+        metrics=MetricsLog(config, task, trainer, measured, sinks, group=None, restart=0),
+        saver=saver,
+        nonfinite=SimpleNamespace(look=lambda _: None, settle=lambda: None),
+        profile=SimpleNamespace(before=lambda _: None, close=lambda: None),
+        position=position,
+    )
+    loop.run()
+    sinks.close()
+    assert saver.found == {3: [1, 2, 3], last: list(range(1, last + 1))}
