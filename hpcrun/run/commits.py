@@ -24,18 +24,20 @@ class Commit:
 def newest_commit(run: RunDirectory) -> Commit | None:
     """The newest checkpoint that has a manifest, whose hashes nobody compares here; None without any.
 
-    Raises:
-        OSError: the folder is there and cannot be read.
+    What cannot be read does not count: a restore passes it over too, and is who tells of it.
     """
     try:
         names = [path.name for path in run.checkpoints.iterdir()]
-    except FileNotFoundError:
+    except OSError:
         return None
     steps = sorted(
         (int(match[1]) for match in map(_COMMITTED.fullmatch, names) if match), reverse=True
     )
     for step in steps:
-        manifest = read_json(run.checkpoints / f"step-{step:09d}" / "manifest.json") or {}
+        try:
+            manifest = read_json(run.checkpoints / f"step-{step:09d}" / "manifest.json") or {}
+        except OSError:
+            continue
         owner, created = manifest.get("owner"), manifest.get("created")
         if isinstance(owner, str) and isinstance(created, int | float):
             return Commit(step, owner, float(created))

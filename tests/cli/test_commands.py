@@ -270,6 +270,17 @@ def test_the_debug_executor_trains_in_the_process_and_tells_its_end(folder: Path
     assert "not today" in told
 
 
+def test_a_manifest_that_cannot_be_read_costs_its_step_and_no_start(finished_copy: Path) -> None:
+    run = RunDirectory(finished_copy / "runs" / "done")
+    run.result.unlink()
+    (run.checkpoints / "step-000000040" / "manifest.json").mkdir(parents=True)
+    again = jobs.hpcrun("resume", "done", cwd=finished_copy)
+    assert again.returncode == 0, again.stderr
+    assert "step 40 passed over: " in again.stdout
+    assert "resumed from step 10" in again.stdout
+    assert [event.cause for event in jobs.events(run, "ended")] == ["finished", "finished"]
+
+
 def test_a_job_of_this_machine_is_told_from_a_process_with_its_number(tmp_path: Path) -> None:
     status = local_job.JobStatus("1", "RUNNING", 0, os.getpid(), 12.5, [])
     assert not local_job.is_alive(status)

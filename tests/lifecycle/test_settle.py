@@ -12,7 +12,7 @@ from hpcrun.lifecycle.history import Cause, successor
 from hpcrun.lifecycle.opening import Refused, open_attempt
 from hpcrun.lifecycle.policy import Budgets
 from hpcrun.lifecycle.scheduler import JobView, word_of
-from hpcrun.lifecycle.settle import SchedulerWord, Verdict, settle
+from hpcrun.lifecycle.settle import SchedulerWord, Verdict, settle, settle_by_hand
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import Exit, Hang, record_exit, record_failure, record_hang
 from hpcrun.run.events import Attempt, read_events, record_event
@@ -175,6 +175,23 @@ def test_a_commit_that_a_dead_node_kept_from_being_announced_is_progress(run: Ru
     with pytest.raises(Refused, match="committed no new step"):
         open_attempt(run, Attempt("7", 2), patient)
     assert (read_json(run.result) or {})["step"] == 20
+
+
+def test_a_checkpoint_that_cannot_be_read_keeps_no_attempt_from_its_end_or_its_start(
+    run: RunDirectory,
+) -> None:
+    commit(run, 30)
+    commit(run, 40)
+    manifest = run.checkpoints / "step-000000040" / "manifest.json"
+    manifest.unlink()
+    manifest.mkdir()
+    assert judged(run, 137).step == 30
+    run.checkpoints.rename(run.path / "elsewhere")
+    run.checkpoints.write_text("a file")
+    open_attempt(run, Attempt("7", 1), Budgets())
+    settle_by_hand(run, Attempt("7", 1), 1)
+    ended = [event for event in read_events(run) if event.what == "ended"]
+    assert [event.attempt for event in ended] == [FIRST, Attempt("7", 1)]
 
 
 def test_bad_input_is_told_again_and_not_repeated(run: RunDirectory) -> None:
