@@ -24,6 +24,9 @@ from hpcrun.run.files import read_json, write_atomic, write_json
 from hpcrun.run.owner import SubmissionLock
 from hpcrun.run.snapshot import take_snapshot
 
+# Each wants this command to end; a closed terminal only that nobody watches.
+_ENDINGS = frozenset({signal.SIGINT, signal.SIGTERM})
+
 
 def hand_over(
     run: RunDirectory,
@@ -43,7 +46,7 @@ def hand_over(
 
     Raises:
         UserError: it is being run already, or cannot be written or submitted; nothing has changed.
-        KeyboardInterrupt: Ctrl-C meanwhile; nothing has changed, or it says which job stays.
+        KeyboardInterrupt: Ctrl-C or SIGTERM meanwhile; nothing has changed, or it says which job stays.
     """
     from hpcrun.worker import Worker
 
@@ -69,14 +72,14 @@ def hand_over(
                         executor,
                         Worker(str(run.path)),
                         after,
-                        interrupted=lambda: signal.SIGINT in signals,
+                        interrupted=lambda: not _ENDINGS.isdisjoint(signals),
                     )
                     if signal.SIGINT in signals and jobs.withdraw(
                         run, submitted.executor, submitted.job_id
                     ):
                         ours.append(submitted.job_id)
                         _stop_if_interrupted(signals)
-    if submitted is not None and signal.SIGINT in signals:
+    if submitted is not None and not _ENDINGS.isdisjoint(signals):
         raise KeyboardInterrupt(
             f"job {submitted.job_id} is submitted and stays; `hpcrun cancel {handle(run)}` ends it"
         )
@@ -122,7 +125,7 @@ def _put_back_on_failure(run: RunDirectory) -> Iterator[None]:
 
 
 def _stop_if_interrupted(signals: list[signal.Signals]) -> None:
-    if signal.SIGINT in signals:
+    if not _ENDINGS.isdisjoint(signals):
         raise KeyboardInterrupt("nothing was submitted")
 
 

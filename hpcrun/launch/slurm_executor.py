@@ -5,18 +5,25 @@ submitit keeps what it is good at (pickling, job folders, the call of sbatch). I
 to find the cause of a failure.
 """
 
+import contextlib
+import io
 import os
 import signal
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from submitit import Job
 from submitit.slurm.slurm import SlurmExecutor
 
 from hpcrun.cluster.environment import scrub
 from hpcrun.launch.batch_script import BatchRequest, batch_script
+
+# Seconds without an answer after which a person wonders.
+_SILENCE = 5.0
 
 
 class RequeueingSlurmExecutor(SlurmExecutor):
@@ -38,7 +45,8 @@ class RequeueingSlurmExecutor(SlurmExecutor):
         return sbatch_command(submission_file_path, dict(os.environ))
 
     def _submit_command(self, command: str) -> Job[Any]:
-        with _unheard():
+        # submitit prints sbatch's words as well as raising them.
+        with _unheard(), _told_if_slow(sys.stderr), contextlib.redirect_stderr(io.StringIO()):
             return super()._submit_command(command)
 
     def _get_job_id_from_submission_command(  # type: ignore[override]
@@ -62,6 +70,25 @@ def _unheard() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _told_if_slow(stream: TextIO) -> Iterator[None]:
+    """Say what a long block waits for, and what ends it: SIGQUIT, which is never made to wait.
+
+    To be entered under the mask: the thread that tells would take the signals else.
+    """
+    line = (
+        "hpcrun: sbatch has not answered yet; Ctrl-C waits for its answer. Ctrl-\\ does not: then look with "
+        "`squeue --me` whether the job is there\n"
+    )
+    telling = threading.Timer(_SILENCE, stream.write, [line])
+    telling.daemon = True
+    telling.start()
+    try:
+        yield
+    finally:
+        telling.cancel()
 
 
 def sbatch_command(script: Path, environ: dict[str, str]) -> list[str]:

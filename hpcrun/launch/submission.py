@@ -1,7 +1,5 @@
 """From a run directory to a job: choose who runs it, and hand it over."""
 
-import contextlib
-import io
 import os
 import shutil
 import sys
@@ -200,9 +198,7 @@ def _submit_slurm(
     give_up = time.monotonic() + _PATIENCE
     while True:
         try:
-            # submitit prints sbatch's words as well as raising them.
-            with contextlib.redirect_stderr(io.StringIO()):
-                return Submitted("slurm", str(executor.submit(payload).job_id))
+            return Submitted("slurm", str(executor.submit(payload).job_id))
         except (FailedJobError, FailedSubmissionError) as error:
             words = " ".join(str(error).split())
             if _NOT_REACHED not in words or time.monotonic() > give_up:
