@@ -55,7 +55,7 @@ class Loop:
             micro_batches = next(self.batches)
             result = self.take(step, micro_batches)
             done = step + 1
-            self.metrics.step(done, result, last=done == train.steps)
+            self.metrics.step(done, result)
             self.nonfinite.look(result)
             best = self._validate(done)
             self.saver.look()

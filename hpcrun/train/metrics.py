@@ -69,19 +69,19 @@ class MetricsLog:
         """
         self._trainer, self._sinks, self._group, self._restart = trainer, sinks, group, restart
         self._watch, self._flops, self._peak = measured.watch, measured.flops, measured.peak
-        self._every, self._samples = config.train.log_every, config.train.batch_size
+        self._every, self._end = config.train.log_every, config.train.steps
+        self._samples = config.train.batch_size
         self._unit, self._units = task.unit, config.train.batch_size * task.units_per_sample
         self._losses: list[Tensor] = []
         self._hosts = _hosts(group)
         self._stragglers = StragglerWatch(self._hosts)
 
-    def step(self, done: int, result: StepResult, last: bool) -> None:
+    def step(self, done: int, result: StepResult) -> None:
         """Note the result of a step, ``done`` of them being finished. Collective at logged steps."""
         self._losses.append(result.loss)
-        if done % self._every and not last:
-            self._watch.sampling = (done + 1) % self._every == 0
-            return
-        self.rest(done, result)
+        if self._is_logged(done):
+            self.rest(done, result)
+        self._watch.sample(self._is_logged(done + 1))
 
     def rest(self, done: int, result: StepResult) -> None:
         """Log the steps since the last line, if any; ``result``: that of the last of them. Collective."""
@@ -109,6 +109,9 @@ class MetricsLog:
     def paused(self) -> contextlib.AbstractContextManager[None]:
         """Leave the time of the block out of the next line's rates (a save, a validation)."""
         return self._watch.paused()
+
+    def _is_logged(self, done: int) -> bool:
+        return done % self._every == 0 or done == self._end
 
     def _gather(self, loss: float, lap: Lap) -> list[list[float]] | None:
         """Every rank's loss, seconds (step, data, own) and bytes, on rank 0; None elsewhere."""

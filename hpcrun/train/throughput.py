@@ -31,14 +31,14 @@ class Stopwatch:
 
     def __init__(self, device: torch.device) -> None:
         self._since = time.perf_counter()
-        self._waited = self._forward = 0.0
+        self._waited = self._forward = self._sampled = 0.0
         self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
         self._passes = 0
         if device.type == "cuda":
             event: Any = torch.cuda.Event
             self._events = event(enable_timing=True), event(enable_timing=True)
-        self.sampling = False
-        """CUDA: measure the next step's forward pass; on the CPU all are measured."""
+        # The first step may be one that is logged: nobody knows yet.
+        self._sampling = True
 
     def start(self) -> None:
         """Measure from here on: what came before was preparation."""
@@ -51,6 +51,12 @@ class Stopwatch:
     def waited(self, seconds: float) -> None:
         """Add ``seconds`` of waiting for data."""
         self._waited += seconds
+
+    def sample(self, wanted: bool) -> None:
+        """CUDA: whether to measure the forward passes of the next step; on the CPU all are measured."""
+        self._sampling = wanted
+        if wanted:
+            self._passes = 0
 
     def timed(self, loss: LossFunction) -> LossFunction:
         """``loss``, with the time of each forward pass taken."""
@@ -69,7 +75,7 @@ class Stopwatch:
         self, loss: LossFunction, start: torch.cuda.Event, end: torch.cuda.Event
     ) -> LossFunction:
         def timed(model: nn.Module, batch: Any) -> Tensor:
-            if not self.sampling:
+            if not self._sampling:
                 return loss(model, batch)
             self._passes += 1
             start.record()
@@ -90,9 +96,12 @@ class Stopwatch:
         """The means of the last ``steps`` steps; starts anew. The device must have finished them."""
         now = time.perf_counter()
         forward = self._forward / steps
-        if self._events is not None and self._passes:
-            start, end = self._events
-            forward = start.elapsed_time(end) / 1e3 * self._passes
+        if self._events is not None:
+            if self._passes:
+                start, end = self._events
+                self._sampled = start.elapsed_time(end) / 1e3 * self._passes
+            # Where training ends at a step that nobody foresaw, the last that was measured stands for it.
+            forward = self._sampled
         data = self._waited / steps
         lap = Lap((now - self._since) / steps, data, data + forward)
         self._since, self._waited, self._forward, self._passes = now, 0.0, 0.0, 0

@@ -2,6 +2,8 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,10 +14,12 @@ from hpcrun.config import Config
 from hpcrun.errors import UserError
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import read_lines, write_json
+from hpcrun.train.amp_trainer import AMPTrainer
 from hpcrun.train.flops import FlopCounter, peak_here, peak_of, samples_in, twin
+from hpcrun.train.metrics import Measured, MetricsLog
 from hpcrun.train.sinks import JsonLines, Sinks, TensorBoard, build_sinks, wandb_id
 from hpcrun.train.stragglers import StragglerWatch, straggler
-from hpcrun.train.throughput import Stopwatch
+from hpcrun.train.throughput import Lap, Stopwatch
 
 
 @pytest.fixture
@@ -58,6 +62,78 @@ def test_the_stopwatch_gives_means_and_leaves_pauses_out(monkeypatch: pytest.Mon
     watch.waited(0.5)
     lap = watch.lap(2)
     assert (lap.step, lap.data, lap.own) == (8.0, 0.25, 1.25)
+
+
+class Event:
+    """A CUDA event of a device whose clock the forward passes turn."""
+
+    now = 0.0
+
+    def __init__(self, enable_timing: bool) -> None:
+        self.at = 0.0
+
+    def record(self) -> None:
+        self.at = Event.now
+
+    def elapsed_time(self, other: "Event") -> float:
+        return (other.at - self.at) * 1e3
+
+
+class Training:
+    """Steps of a line of one weight, and the lines that are logged of them."""
+
+    def __init__(self, device: str = "cpu", **train: Any) -> None:
+        self.lines: list[dict[str, Any]] = []
+        config = Config.model_validate({"train": train})
+        task = SimpleNamespace(unit="samples", units_per_sample=1)
+        self.watch = Stopwatch(torch.device(device))
+        self.loss = self.watch.timed(self.passing)
+        line = nn.Linear(1, 1, bias=False)
+        self.trainer = AMPTrainer(line, torch.optim.SGD(line.parameters(), 0.0), device="cpu")
+        measured = Measured(self.watch, FlopCounter(None, None), self.loss, None)
+        sinks = SimpleNamespace(write=self.lines.append)
+        self.log = MetricsLog(config, task, self.trainer, measured, sinks, group=None, restart=0)
+        self.done = 0
+
+    def passing(self, model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        Event.now += batch.mean().item()
+        return model(batch).mean() * 0 + batch.mean()
+
+    def step(self, *values: float) -> None:
+        batches = [torch.tensor([[float(value)]]) for value in values]
+        self.done += 1
+        self.log.step(self.done, self.trainer.training_step(batches, self.loss))
+
+
+@pytest.mark.parametrize(
+    ("every", "logged"), [(1, [1, 2, 3, 4, 5, 6, 7]), (2, [2, 4, 6, 7]), (5, [5, 7])]
+)
+def test_a_gpu_measures_the_forward_passes_of_each_step_that_is_logged(
+    monkeypatch: pytest.MonkeyPatch, every: int, logged: list[int]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    training = Training("cuda", steps=7, log_every=every)
+    lap, own = training.watch.lap, []
+
+    def noted(steps: int) -> Lap:
+        own.append(lap(steps).own)
+        return Lap(1.0, 0.0, own[-1])
+
+    monkeypatch.setattr(training.watch, "lap", noted)
+    for step in range(1, 8):
+        training.step(step, step)
+    assert [line["step"] for line in training.lines] == logged
+    assert own == pytest.approx([2.0 * step for step in logged])
+
+
+def test_a_gpu_has_its_last_measurement_where_training_ends_unforeseen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    training = Training("cuda", steps=7, log_every=3)
+    for step in range(1, 5):
+        training.step(step)
+    assert training.watch.lap(1).own == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize(
