@@ -39,10 +39,14 @@ def build_optimizer(model: nn.Module, config: Config) -> Optimizer:
 def has_fused(kind: type[Optimizer], parameters: list[nn.Parameter]) -> bool:
     """Whether this torch has a fused kernel of the optimiser ``kind`` for all of ``parameters``.
 
-    Which devices and precisions have one differs between versions of torch: a step of one number tells.
+    Which devices, precisions and sharded tensors have one differs between versions of torch: a step of
+    zeros like the smallest parameter of each sort tells.
     """
-    for device, dtype in {(p.device, p.dtype) for p in parameters}:
-        trial = nn.Parameter(torch.zeros(1, device=device, dtype=dtype))
+    smallest: dict[tuple[Any, ...], nn.Parameter] = {}
+    for parameter in sorted(parameters, key=nn.Parameter.numel):
+        smallest.setdefault((type(parameter), parameter.device, parameter.dtype), parameter)
+    for parameter in smallest.values():
+        trial = nn.Parameter(torch.zeros_like(parameter))
         trial.grad = torch.zeros_like(trial)
         make: Any = kind
         try:

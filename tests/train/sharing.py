@@ -95,8 +95,8 @@ def flat(module):
 
 
 def trainer(
-    way, rank, *, make=Net, optimizer=None, dropout=0.0, seed=0, offload=False, unused=False,
-    classes=("Block", "Linear"),
+    way, rank, *, make=Net, build=adamw, optimizer=None, dropout=0.0, seed=0, offload=False,
+    unused=False, classes=("Block", "Linear"),
 ):  # fmt: skip
     """A wrapped trainer, the ranks in two nodes."""
     torch.manual_seed(seed)
@@ -105,7 +105,7 @@ def trainer(
     module = make(dropout)
     made = DistributedAMPTrainer(
         module,
-        adamw if optimizer is None else optimizer(module.parameters()),
+        build if optimizer is None else optimizer(module.parameters()),
         distributed=DistributedConfig(
             world_size=way.ranks,
             rank=rank,

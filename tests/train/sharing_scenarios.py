@@ -9,7 +9,9 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hpcrun.config import override_layer, resolve
 from hpcrun.errors import UserError
+from hpcrun.train.optimiser import build_optimizer
 from hpcrun.train.sharding import mesh_over
 from hpcrun.train.validation import validate
 from hpcrun.train.validation_data import ValidationData
@@ -273,6 +275,26 @@ def unused_when_sharded(rank):
     return found
 
 
+OPTIMISERS = {
+    name: [f"optim.name={name.partition(' ')[0]}", "train.lr=0.01", f"optim.momentum={momentum}"]
+    for name, momentum in (("adamw", 0.9), ("adam", 0.9), ("sgd", 0.9), ("sgd without", 0.0))
+}
+
+
+def every_optimiser(rank):
+    """The weights after three steps of each, replicated and sharded, with kernels as the defaults say."""
+    found = {}
+    for name, wanted in OPTIMISERS.items():
+        config = resolve([override_layer(wanted)])
+        for way in (Way("ddp", 2), Way("fsdp", 2), Way("fsdp", 2, shard="hybrid")):
+            made = trainer(way, rank, build=lambda model, c=config: build_optimizer(model, c))
+            for step in batches(way, rank, 0, 3):
+                made.training_step(step, loss)
+            whole = made.whole_module()
+            found.setdefault(name, []).append([] if whole is None else flat(whole))
+    return found
+
+
 def refusals(rank):
     """What a trainer says to what does not fit together."""
     found = []
@@ -292,5 +314,6 @@ SCENARIOS = {
         refusals,
         offloading_from_the_cpu,
         running_statistics_in_bf16,
+        every_optimiser,
     ],
 }

@@ -14,6 +14,7 @@ import torch
 
 from tests.train.equivalence import interrupted_ways, more_interrupted_ways, more_ways, ways
 from tests.train.sharing import Way
+from tests.train.sharing_scenarios import OPTIMISERS
 
 ROOT = Path(__file__).parents[2]
 
@@ -132,6 +133,14 @@ def test_norms_with_running_statistics_are_computed_alike_in_half_precision(resu
     for copies, *sharded in results["running_statistics_in_bf16"]:
         for losses in sharded:
             assert losses == pytest.approx(copies, rel=0.02)
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_every_optimiser_takes_the_same_steps_sharded_with_the_kernels_it_has(results, name):
+    rank_0, _ = results["every_optimiser"]
+    copies, *sharded = map(torch.tensor, rank_0[name])
+    for weights in sharded:
+        torch.testing.assert_close(weights, copies, rtol=0.0, atol=WEIGHTS["fp32"])
 
 
 def test_unused_parameters_are_named_before_anybody_waits_for_their_gradients(results):
