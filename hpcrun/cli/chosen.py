@@ -12,6 +12,7 @@ from hpcrun.config import (
     Config,
     ConfigError,
     Problem,
+    check_name,
     file_layer,
     flag_layer,
     idle_lines,
@@ -108,9 +109,11 @@ def _default_name(file: Path | None, command: list[str], task: Any) -> tuple[str
     if file is not None:
         return file.stem, str(file)
     if not command:
-        name = str(task).rpartition(":")[2]
-        # What is no name is no task either, and said once.
-        return name if name.isidentifier() else "run", "command line"
+        try:
+            return check_name(str(task).rpartition(":")[2].lstrip("_")), "command line"
+        except ValueError:
+            # Nobody gave it; what is wrong with the task is said of the task.
+            return "run", "command line"
     # `python train.py --lr 1`: the script, not the interpreter, is what a person would call it.
     scripts = [word for word in command if word.endswith((".py", ".sh"))]
     return Path((scripts or command)[0]).stem, "after --"

@@ -97,6 +97,10 @@ def test_without_a_config_a_task_of_ones_own_begins_with_the_plain_defaults(fold
     plain = Config.model_validate(asked | {"job": {"executor": "local"}})
     assert own == plain.model_dump(mode="json")
     assert shown("task=classifier")["name"] == "classifier"
+    with (folder / "probe.py").open("a") as probe:
+        probe.write("\n_Hidden = type('_Hidden', (Probe,), {})\n__ = type('__', (Probe,), {})\n")
+    assert shown("task=probe:_Hidden")["name"] == "Hidden"
+    assert shown("task=probe:__")["name"] == "run"
     quick = shown("task=language-model")
     assert (quick["name"], quick["train"]["steps"]) == ("quickstart", 300)
 
