@@ -55,6 +55,13 @@ class Batching:
         first = epoch * self.epoch + within * self.batch_size
         return range(first, min(first + self.batch_size, (epoch + 1) * self.epoch))
 
+    def samples(self, steps: range) -> int:
+        """How many all of ``steps`` take together."""
+        if self.uneven in ("across", "drop"):
+            return len(steps) * self.batch_size
+        # No sample is left out between them.
+        return self.span(steps.stop).start - self.span(steps.start).start
+
     def micro_batches(self, step: int) -> int:
         """How many each rank takes at ``step``: fewer where an epoch's last batch is short."""
         if self.uneven in ("across", "drop"):

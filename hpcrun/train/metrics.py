@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hpcrun.config import Config
 from hpcrun.run.endings import node_name
+from hpcrun.train.batching import Batching
 from hpcrun.train.flops import FlopCounter, peak_here, twin
 from hpcrun.train.sinks import Sinks
 from hpcrun.train.stragglers import StragglerWatch
@@ -31,7 +32,10 @@ def mean_over_ranks(total: float, count: float, group: Any) -> float:
 
 @dataclass(frozen=True)
 class Measured:
-    """What is measured of each step. ``loss`` is the task's; ``peak`` in FLOP/s, None for no MFU."""
+    """What is measured of each step. ``loss`` is the task's.
+
+    ``peak``: of all devices that a rank drives, in FLOP/s; None for no MFU.
+    """
 
     watch: Stopwatch
     flops: FlopCounter
@@ -43,6 +47,8 @@ def measure(config: Config, task: Task, model: nn.Module, device: torch.device) 
     """Put what measures around the task's loss; before ``model`` is moved, prepared or wrapped."""
     watch = Stopwatch(device)
     peak = peak_here(device, config.amp.dtype, config.watch.peak_flops)
+    if peak is not None and device.type == "cuda" and config.train.parallel == "dp":
+        peak *= torch.cuda.device_count()
     flops = FlopCounter(None if peak is None else twin(model), task.flops_per_sample)
     return Measured(watch, flops, watch.timed(flops.counting(task.loss)), peak)
 
@@ -55,7 +61,8 @@ class MetricsLog:
         config: Config,
         task: Task,
         trainer: AMPTrainer,
-        measured: "Measured",
+        batching: Batching,
+        measured: Measured,
         sinks: Sinks | None,
         *,
         group: Any,
@@ -70,8 +77,8 @@ class MetricsLog:
         self._trainer, self._sinks, self._group, self._restart = trainer, sinks, group, restart
         self._watch, self._flops, self._peak = measured.watch, measured.flops, measured.peak
         self._every, self._end = config.train.log_every, config.train.steps
-        self._samples = config.train.batch_size
-        self._unit, self._units = task.unit, config.train.batch_size * task.units_per_sample
+        self._batching = batching
+        self._unit, self._units_per_sample = task.unit, task.units_per_sample
         self._losses: list[Tensor] = []
         self._hosts = _hosts(group)
         self._stragglers = StragglerWatch(self._hosts)
@@ -91,10 +98,11 @@ class MetricsLog:
         losses = torch.stack(self._losses).tolist()
         self._losses = []
         loss = sum(losses) / len(losses)
-        lap = self._watch.lap(len(losses))
+        steps = range(done - len(losses), done)
+        lap = self._watch.lap(len(steps))
         ranks = self._gather(loss, lap)
         if ranks is not None:
-            self._log(done, result, ranks)
+            self._log(done, result, self._batching.samples(steps) / len(steps), ranks)
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Give ``line`` to the sinks, on rank 0."""
@@ -127,7 +135,8 @@ class MetricsLog:
         dist.gather(mine, found, group=self._group)
         return [one.tolist() for one in found]
 
-    def _log(self, done: int, result: StepResult, ranks: list[list[float]]) -> None:
+    def _log(self, done: int, result: StepResult, samples: float, ranks: list[list[float]]) -> None:
+        """Write the line, on rank 0; ``samples``: of a step, over all ranks."""
         losses, steps, waits, own, memory = (list(column) for column in zip(*ranks, strict=True))
         step = max(steps)
         line: dict[str, Any] = {
@@ -136,13 +145,13 @@ class MetricsLog:
             "restart": self._restart,
             "loss": sum(losses) / len(losses),
             "lr": float(result.learning_rate),
-            f"{self._unit}_per_second": round(self._units / step, 1),
+            f"{self._unit}_per_second": round(samples * self._units_per_sample / step, 1),
             "step_time": _rounded(step),
             "data_wait": _rounded(max(waits)),
             "memory_gb": round(max(memory) / 1e9, 3),
         }
         if self._peak is not None and self._flops.per_sample is not None:
-            achieved = self._flops.per_sample * self._samples / step
+            achieved = self._flops.per_sample * samples / step
             line["mfu"] = _rounded(achieved / (self._peak * len(ranks)))
         if len(ranks) > 1:
             slowest = own.index(max(own))

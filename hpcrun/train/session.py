@@ -141,7 +141,14 @@ def train(
         group=group,
     )
     metrics = MetricsLog(
-        config, task, trainer, measured, sinks, group=group, restart=attempt.restart
+        config,
+        task,
+        trainer,
+        batches.batching,
+        measured,
+        sinks,
+        group=group,
+        restart=attempt.restart,
     )
     saver = Saver(
         run,

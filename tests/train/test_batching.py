@@ -37,6 +37,7 @@ def test_every_sample_of_every_epoch_counts_once(batch_size, ranks, accumulation
     found = [position for step in range(steps) for position in taken(batching, step)]
     assert sorted(found) == list(range(len(found)))
     assert len(found) == (steps * batch_size if uneven == "across" else 2 * epoch)
+    assert batching.samples(range(1, steps)) == len(found) - len(batching.span(0))
 
 
 @settings(max_examples=60)
@@ -52,6 +53,7 @@ def test_dropping_leaves_out_the_end_of_each_epoch_and_nothing_else(
         for position in taken(batching, step)
     ]
     assert sorted(found) == [*range(whole), *range(epoch, epoch + whole)]
+    assert batching.samples(range(2 * batching.steps_per_epoch)) == len(found)
 
 
 @settings(max_examples=60)

@@ -13,6 +13,7 @@ from hpcrun.run import line_writer
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import read_lines
 from hpcrun.train.amp_trainer import AMPTrainer
+from hpcrun.train.batching import Batching
 from hpcrun.train.early_stopping import EarlyStopping
 from hpcrun.train.flops import FlopCounter
 from hpcrun.train.loop import Loop
@@ -52,6 +53,7 @@ def test_every_save_finds_the_lines_of_its_steps_written(tmp_path, monkeypatch, 
     sinks, saver, position = Sinks([JsonLines(run)]), Saving(run), Position()
     task = SimpleNamespace(unit="samples", units_per_sample=1)
     measured = Measured(watch, FlopCounter(None, None), loss, None)
+    batching = Batching(3, ranks=1)
     loop = Loop(
         config=config,
         steps=range(5),
@@ -61,7 +63,7 @@ def test_every_save_finds_the_lines_of_its_steps_written(tmp_path, monkeypatch, 
         reason_to_stop=lambda: StopReason.WARNING if position.step == last - 1 else StopReason.NONE,
         validate=lambda: None,
         early=EarlyStopping(None, 0.0),
-        metrics=MetricsLog(config, task, trainer, measured, sinks, group=None, restart=0),
+        metrics=MetricsLog(config, task, trainer, batching, measured, sinks, group=None, restart=0),
         saver=saver,
         nonfinite=SimpleNamespace(look=lambda _: None, settle=lambda: None),
         profile=SimpleNamespace(before=lambda _: None, close=lambda: None),

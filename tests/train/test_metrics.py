@@ -15,8 +15,9 @@ from hpcrun.errors import UserError
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import read_lines, write_json
 from hpcrun.train.amp_trainer import AMPTrainer
+from hpcrun.train.batching import Batching
 from hpcrun.train.flops import FlopCounter, peak_here, peak_of, samples_in, twin
-from hpcrun.train.metrics import Measured, MetricsLog
+from hpcrun.train.metrics import Measured, MetricsLog, measure
 from hpcrun.train.sinks import JsonLines, Sinks, TensorBoard, build_sinks, wandb_id
 from hpcrun.train.stragglers import StragglerWatch, straggler
 from hpcrun.train.throughput import Lap, Stopwatch
@@ -82,17 +83,20 @@ class Event:
 class Training:
     """Steps of a line of one weight, and the lines that are logged of them."""
 
-    def __init__(self, device: str = "cpu", **train: Any) -> None:
+    def __init__(self, device: str = "cpu", batching: Batching | None = None, **train: Any) -> None:
         self.lines: list[dict[str, Any]] = []
         config = Config.model_validate({"train": train})
-        task = SimpleNamespace(unit="samples", units_per_sample=1)
+        task = SimpleNamespace(unit="tokens", units_per_sample=6)
         self.watch = Stopwatch(torch.device(device))
         self.loss = self.watch.timed(self.passing)
         line = nn.Linear(1, 1, bias=False)
         self.trainer = AMPTrainer(line, torch.optim.SGD(line.parameters(), 0.0), device="cpu")
-        measured = Measured(self.watch, FlopCounter(None, None), self.loss, None)
+        measured = Measured(self.watch, FlopCounter(None, 10.0), self.loss, 1e6)
         sinks = SimpleNamespace(write=self.lines.append)
-        self.log = MetricsLog(config, task, self.trainer, measured, sinks, group=None, restart=0)
+        batching = batching or Batching(1, ranks=1)
+        self.log = MetricsLog(
+            config, task, self.trainer, batching, measured, sinks, group=None, restart=0
+        )
         self.done = 0
 
     def passing(self, model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
@@ -134,6 +138,29 @@ def test_a_gpu_has_its_last_measurement_where_training_ends_unforeseen(
     for step in range(1, 5):
         training.step(step)
     assert training.watch.lap(1).own == pytest.approx(3.0)
+
+
+def test_rates_count_the_samples_that_there_were_in_an_epochs_last_batch() -> None:
+    # Batches of 4, 1, 4, 1.
+    training = Training(batching=Batching(4, ranks=1, uneven="pad", epoch=5), steps=4, log_every=3)
+    for _ in range(4):
+        training.step(1.0)
+    for line, samples in zip(training.lines, (3.0, 1.0), strict=True):
+        seconds = line["step_time"]
+        assert line["tokens_per_second"] * seconds == pytest.approx(6 * samples, rel=1e-2)
+        assert line["mfu"] * seconds == pytest.approx(10 * samples / 1e6, rel=1e-2)
+
+
+@pytest.mark.parametrize(("parallel", "peak"), [("single", 2e9), ("dp", 8e9)])
+def test_one_process_for_all_gpus_has_the_peak_of_them_all(
+    monkeypatch: pytest.MonkeyPatch, parallel: str, peak: float
+) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    config = Config.model_validate({"train": {"parallel": parallel}, "watch": {"peak_flops": 2e9}})
+    task = SimpleNamespace(loss=None, flops_per_sample=1.0)
+    assert measure(config, task, nn.Identity(), torch.device("cuda")).peak == peak
+    assert measure(config, task, nn.Identity(), torch.device("cpu")).peak == 2e9
 
 
 @pytest.mark.parametrize(
