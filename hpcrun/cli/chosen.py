@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import hpcrun.tasks
+from hpcrun.cli.runs import runs_dir
 from hpcrun.config import (
     Config,
     ConfigError,
@@ -24,6 +25,7 @@ from hpcrun.config import (
     with_task_options,
 )
 from hpcrun.errors import UserError
+from hpcrun.run.directory import RunDirectory
 from hpcrun.tasks import BUILTIN, options_for
 from hpcrun.tasks.finding import task_path
 
@@ -73,7 +75,13 @@ def choose_config(arguments: argparse.Namespace) -> Config:
     layers.append(flag_layer(_flags(arguments)))
     if command:
         layers.append(flag_layer({"command": (command, "after --")}))
-    config = resolve(layers)
+    try:
+        config = resolve(layers)
+    except ConfigError as error:
+        # A refusal that is younger than a run is to keep nobody from continuing it.
+        if error.meant is None or not _has_run(arguments, error.meant):
+            raise
+        config = error.meant
     for line in idle_lines(config, layers):
         print(f"hpcrun: {line}", file=sys.stderr)
     if config.command:
@@ -87,6 +95,13 @@ def choose_config(arguments: argparse.Namespace) -> Config:
     except ValueError as error:
         raise ConfigError([Problem(where("task"), "task", str(error))]) from error
     return config.model_copy(update={"task": path})
+
+
+def _has_run(arguments: argparse.Namespace, config: Config) -> bool:
+    """Whether a run of that name is there; whether it is one of that config is not asked."""
+    if config.name is None or "runs_dir" not in arguments:
+        return False
+    return RunDirectory(runs_dir(arguments) / config.name).exists()
 
 
 def _refuse_stray_files(overrides: list[str]) -> None:

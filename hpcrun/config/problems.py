@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcrun.errors import UserError
+
+if TYPE_CHECKING:
+    from hpcrun.config.schema import Config
 
 _LONGEST_VALUE = 60  # characters of a refused value that are shown: a line has to stay readable
 
@@ -25,10 +28,14 @@ class Problem:
 
 
 class ConfigError(UserError):
-    """A config that cannot be used; the text has one line for each of `problems`."""
+    """A config that cannot be used; the text has one line for each of `problems`.
 
-    def __init__(self, problems: Iterable[Problem]) -> None:
+    `meant` is the config where all that is wrong with it is that keys of it do nothing.
+    """
+
+    def __init__(self, problems: Iterable[Problem], meant: Config | None = None) -> None:
         self.problems = tuple(problems)
+        self.meant = meant
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 

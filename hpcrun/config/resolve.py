@@ -28,6 +28,7 @@ def resolve(layers: Iterable[Layer]) -> Config:
     a file its lines, gave them.
     """
     merged = merge(layers)
+    meant = None
     try:
         config = Config.model_validate(merged.values)
     except ValidationError as error:
@@ -35,6 +36,7 @@ def resolve(layers: Iterable[Layer]) -> Config:
         found = [([key], text) for key, text in (words(it, known) for it in error.errors())]
     else:
         found = list(_contradictions(config))
+        meant = None if found else config
         found += [
             ([one.key], one.text)
             for one in idle_keys(config, merged.where)
@@ -49,7 +51,7 @@ def resolve(layers: Iterable[Layer]) -> Config:
         given = next(filter(None, (given_key(key, merged.where) for key in keys)), "")
         place = merged.where.get(given, DEFAULTS)
         problems.append((order.get(given, len(order)), Problem(place, keys[0], text)))
-    raise ConfigError(problem for _, problem in sorted(problems, key=lambda it: it[0]))
+    raise ConfigError((it for _, it in sorted(problems, key=lambda it: it[0])), meant)
 
 
 def idle_lines(config: Config, layers: Iterable[Layer]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hpcrun.cli.main import COMMANDS
+from hpcrun.cli.main import COMMANDS, guarded
 from hpcrun.config import Config
 from hpcrun.launch import local_job
 from hpcrun.run.directory import RunDirectory
@@ -103,6 +103,24 @@ def test_without_a_config_a_task_of_ones_own_begins_with_the_plain_defaults(fold
     assert shown("task=probe:__")["name"] == "run"
     quick = shown("task=language-model")
     assert (quick["name"], quick["train"]["steps"]) == ("quickstart", 300)
+
+
+def test_a_key_that_does_nothing_keeps_nobody_from_continuing_the_run_that_has_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "old.yaml").write_text("task: probe:Probe\ntrain:\n  min_delta: 0.1\n")
+    line = ["submit", "--prepare", "--no-snapshot", "-c", "old.yaml"]
+    assert guarded(line) == 2
+    # As if made when nobody refused it.
+    assert guarded([*line, "train.patience=null"]) == 0
+    capsys.readouterr()
+    assert guarded(line) == 0
+    assert "old.yaml:3: train.min_delta: has no effect" in capsys.readouterr().err
+    assert guarded([*line, "train.lr=0.5"]) == 2
+    assert "is a run of another config (train.lr: " in capsys.readouterr().err
+    assert guarded([*line, "--name", "new"]) == 2
+    assert guarded(["config", "show", "-c", "old.yaml"]) == 2
 
 
 def test_help_fits_a_terminal(folder: Path) -> None:
