@@ -27,6 +27,7 @@ from hpcrun.checkpoint.errors import CheckpointError
 _LEAVES = (type(None), bool, int, float, str, bytes)
 _WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module")
 _MAPPINGS = (dict, OrderedDict, Counter)
+_KERNELS = ("fused", "foreach")
 
 
 def capture_shared(
@@ -200,13 +201,17 @@ def _apply_optimizer(
         # Not strict: a parameter that never had a gradient has no state, rightly.
         copied: dict[str, Any] = {
             "state": {name: dict(moments) for name, moments in saved["state"].items()},
-            "param_groups": [dict(group) for group in groups],
+            # Which kernel is taken is this one's affair: another device may not have the other.
+            "param_groups": [
+                dict(old) | {key: new[key] for key in _KERNELS if key in new}
+                for old, new in zip(groups, optimizer.param_groups, strict=True)
+            ],
         }
         set_optimizer_state_dict(model, optimizer, copied, options=options)
         return
     optimizer.state.clear()
     for old, new in zip(groups, optimizer.param_groups, strict=True):
-        new.update(old)
+        new.update({key: value for key, value in old.items() if key not in _KERNELS})
 
 
 def _require_same_groups(saved: dict[str, Any], model: nn.Module, optimizer: Optimizer) -> None:

@@ -136,6 +136,17 @@ def test_names_are_canonical_whether_compiled_or_not():
     require_equal(capture_shared(again.model, again.optimizer, extra={}), compiled)
 
 
+@pytest.mark.parametrize("steps", [0, 3])
+def test_which_kernel_steps_is_not_the_checkpoints_affair(steps):
+    saved, resumed = Training("adamw"), Training("adamw", seed=5)
+    for group in saved.optimizer.param_groups:
+        group |= {"fused": True, "foreach": False}
+    saved.train(steps)
+    resumed.apply(saved.capture())
+    assert {group["fused"] for group in resumed.optimizer.param_groups} == {None}
+    resumed.train(1)
+
+
 def test_a_checkpoint_of_another_model_is_refused_by_the_name_that_differs():
     shared = Training().capture()
     with pytest.raises(CheckpointError, match=r"frozen has shape \(8,\) in the checkpoint, \(6,\)"):
