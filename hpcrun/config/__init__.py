@@ -3,7 +3,7 @@
 Imports no torch, so that every command that does not train answers at once.
 """
 
-from hpcrun.config.compare import training_differences, training_fingerprint
+from hpcrun.config.compare import differing, training_differences, training_fingerprint, ways
 from hpcrun.config.fields import check_name
 from hpcrun.config.layers import Layer, file_layer, flag_layer, locate, override_layer
 from hpcrun.config.problems import ConfigError, Problem
@@ -44,6 +44,7 @@ __all__ = [
     "Watch",
     "check_name",
     "check_options",
+    "differing",
     "file_layer",
     "flag_layer",
     "idle_lines",
@@ -57,5 +58,6 @@ __all__ = [
     "to_yaml",
     "training_differences",
     "training_fingerprint",
+    "ways",
     "with_task_options",
 ]

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from hpcrun.config.schema import Config
@@ -9,6 +10,18 @@ from hpcrun.config.schema import Config
 # Where and how often it runs, not what it computes.
 _MAY_CHANGE = frozenset({"name", "job", "restarts", "watch"})
 _MAY_CHANGE_IN_TRAIN = frozenset({"timeout", "hang_after", "hang_start", "profile", "affinity"})
+# How the same sums are computed: a checkpoint does not remember these, and the samples stay in order.
+_WAYS = (
+    *("train.micro_batch", "train.accumulation"),
+    *("train.activation_checkpointing", "train.checkpoint_blocks"),
+    *("train.parallel", "train.find_unused_parameters", "train.gradient_as_bucket_view"),
+    *("fsdp.shard", "fsdp.wrap", "fsdp.min_parameters", "fsdp.classes"),
+    *("fsdp.reshard_after_forward", "fsdp.cpu_offload"),
+    *("train.compile", "train.compile_mode", "train.deterministic", "optim.fused"),
+    *("data.workers", "data.prefetch"),
+)
+# PowerSGD remembers errors by DDP's buckets, and what moves gradients between these would mix them up.
+_WAYS_WITH_BUCKETS = ("train.micro_batch", "train.accumulation", "data.workers", "data.prefetch")
 
 
 def training_fingerprint(config: Config) -> str:
@@ -20,12 +33,29 @@ def training_fingerprint(config: Config) -> str:
 def training_differences(old: Config, new: Config) -> list[str]:
     """The keys that decide the weights and differ, each as ``train.lr: 0.001 -> 0.003``."""
     before, after = _flat(_essence(old)), _flat(_essence(new))
+    either_way = _ways(old) & _ways(new)
+    told = differing(before, after)
+    return [line for line in told if line.partition(":")[0] not in either_way]
+
+
+def ways(config: Config) -> dict[str, Any]:
+    """What a resume may change and bits depend on: how the sums are computed, and not which."""
+    values = _flat(config.model_dump(mode="json"))
+    return {key: values[key] for key in _WAYS}
+
+
+def differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """The keys whose values differ, each as ``train.lr: 0.001 -> 0.003``."""
     missing = "absent"
     return [
         f"{key}: {before.get(key, missing)} -> {after.get(key, missing)}"
         for key in sorted(before.keys() | after.keys())
         if before.get(key, missing) != after.get(key, missing)
     ]
+
+
+def _ways(config: Config) -> frozenset[str]:
+    return frozenset(_WAYS_WITH_BUCKETS if config.train.compression == "powersgd" else _WAYS)
 
 
 def _essence(config: Config) -> dict[str, Any]:

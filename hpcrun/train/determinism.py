@@ -21,8 +21,8 @@ _REFUSED = re.compile(r"(?P<kernel>\w[\w ]*) does not have a deterministic imple
 _PLACE = re.compile(r'^ *File "([^"\n]+)", line (\d+)', re.MULTILINE)
 _CUBLAS = "not deterministic because it uses CuBLAS"
 _REMEDY = (
-    "or accept other last bits after an interruption: train.deterministic=warn under another --name, "
-    "or `deterministic: warn` in this run's config.yaml, and resume it"
+    "or accept other last bits after an interruption: train.deterministic=warn with the command of "
+    "this run, which it then goes on with"
 )
 _TORCH, _OURS = (f"{path}{os.sep}" for path in (Path(torch.__file__).parent, Path(__file__).parent))
 

@@ -10,7 +10,12 @@ import torch
 
 from hpcrun.config import Config
 from hpcrun.train.batching import Batching, accumulation_for
+from hpcrun.train.parallel import only_ddp
 
+_HOW = (
+    "the command of this run with it, and with the same --name, goes on from the last checkpoint; only what "
+    "says so needs a new run"
+)
 _CPU_WORDS = ("can't allocate memory", "DefaultCPUAllocator: not enough memory")
 
 
@@ -23,7 +28,7 @@ class Usage:
     """What decides how much memory a step takes.
 
     ``micro_batch``: samples that a rank takes at once; 0 before the first step, while the model is put
-    on its device.
+    on its device. ``accumulation``: the config's own. ``only_ddp``: a key that keeps it from being sharded.
     """
 
     batch_size: int
@@ -34,6 +39,10 @@ class Usage:
     dtype: str
     cpu_offload: bool
     cuda: bool
+    accumulation: int = 1
+    compression: str = "none"
+    only_ddp: str | None = None
+    compile_mode: str | None = None
 
 
 def usage(
@@ -49,17 +58,26 @@ def usage(
         dtype=config.amp.dtype,
         cpu_offload=config.fsdp.cpu_offload,
         cuda=cuda,
+        accumulation=config.train.accumulation,
+        compression=config.train.compression,
+        only_ddp=only_ddp(config),
+        compile_mode=config.train.compile_mode if config.train.compile else None,
     )
 
 
 def advice(now: Usage) -> Iterator[str]:
-    """What to set, the cheapest first: each line names keys, their values, and what they cost."""
+    """What to set, the cheapest first: each line names keys, their values, and what they cost.
+
+    What stands in one line goes together: without the rest of it, the config would be refused.
+    """
     if now.micro_batch:
         yield from _smaller_activations(now)
     if now.ranks > 1 and now.parallel != "fsdp":
+        other = " train.compile_mode=default" if now.compile_mode == "reduce-overhead" else ""
+        without = f"; in a new run without {now.only_ddp}, which needs ddp" if now.only_ddp else ""
         yield (
-            f"train.parallel=fsdp keeps 1/{now.ranks} of weights, gradients and optimiser state "
-            f"on each rank, where {now.parallel} keeps all"
+            f"train.parallel=fsdp{other} keeps 1/{now.ranks} of weights, gradients and optimiser state "
+            f"on each rank, where {now.parallel} keeps all{without}"
         )
     if now.parallel == "fsdp" and not now.cpu_offload and now.cuda:
         yield "fsdp.cpu_offload=true keeps weights and optimiser on the CPU, and is much slower"
@@ -72,19 +90,22 @@ def _smaller_activations(now: Usage) -> Iterator[str]:
     if now.micro_batch > 1:
         half = (now.micro_batch + 1) // 2
         parts = accumulation_for(now.batch_size, now.ranks, half)
+        instead = " train.accumulation=1" if now.accumulation > 1 else ""
         yield (
-            f"train.micro_batch={half} takes {half} samples at once instead of {now.micro_batch}, in {parts} "
-            f"micro-batches a step; the batch of {now.batch_size} stays what it is"
+            f"train.micro_batch={half}{instead} takes {half} samples at once instead of {now.micro_batch}, "
+            f"in {parts} micro-batches a step; the batch of {now.batch_size} stays what it is"
         )
     if now.dtype in ("fp32", "tf32") and now.cuda:
-        yield "amp.dtype=bf16 halves the activations, on a GPU of 2020 or later"
+        yield "amp.dtype=bf16 halves the activations, on a GPU of 2020 or later; in a new run"
+    # Its error feedback is kept by buckets, which a resume must find as they were.
+    where = "; in a new run" if now.compression == "powersgd" else ""
     if now.checkpointing == "none":
         yield (
             "train.activation_checkpointing=full keeps only each block's input, "
-            "and computes the rest again, for about a third more time"
+            f"and computes the rest again, for about a third more time{where}"
         )
     elif now.checkpointing in ("every", "selective"):
-        yield f"train.activation_checkpointing=full keeps less than {now.checkpointing}"
+        yield f"train.activation_checkpointing=full keeps less than {now.checkpointing}{where}"
 
 
 def is_out_of_memory(error: BaseException) -> TypeGuard[Exception]:
@@ -109,7 +130,7 @@ def explaining(now: Usage, folder: Path, rank: int) -> Iterator[None]:
 def explained(error: Exception, now: Usage, folder: Path, rank: int) -> OutOfMemory:
     """The error to raise instead of ``error``; CUDA's books are written to ``folder``."""
     first, *_ = str(error).strip().splitlines() or [type(error).__name__]
-    lines = [*advice(now), *_snapshot(folder, rank)]
+    lines = [*advice(now), _HOW, *_snapshot(folder, rank)]
     return OutOfMemory("\n  ".join([first, *lines])).with_traceback(error.__traceback__)
 
 

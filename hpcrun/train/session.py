@@ -15,7 +15,7 @@ from hpcrun.checkpoint.outcome import Restored
 from hpcrun.cluster.deadline import end_time, query_end_time
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.cluster.launchers import in_local_cluster, job_id
-from hpcrun.config import Config, training_fingerprint
+from hpcrun.config import Config, differing, training_fingerprint, ways
 from hpcrun.errors import UserError
 from hpcrun.lifecycle.agreement import StopAgreement
 from hpcrun.lifecycle.deadline import DeadlineWatch
@@ -132,7 +132,7 @@ def train(
     )
     if trainer.is_main_process:
         # Only now: the data may refuse to go on from there.
-        _announce(run, attempt, restored, start, trainer)
+        _announce(run, attempt, config, restored, start, trainer)
         for line in (*batches.batching.lines(), *learning_rate_lines(config)):
             print(f"hpcrun: {line}", flush=True)
     sinks = together(
@@ -158,7 +158,11 @@ def train(
         interval=build_interval(run, config, distributed, group, lambda: saver.costs),
         batches=batches,
         early=early,
-        meta={"fingerprint": training_fingerprint(config), "torch": torch.__version__},
+        meta={
+            "fingerprint": training_fingerprint(config),
+            "torch": torch.__version__,
+            "ways": ways(config),
+        },
         saved=restored.step if restored else None,
     )
     deadline = _watch_deadline(config, trainer)
@@ -358,6 +362,7 @@ def _trained_by(run: RunDirectory, distributed: DistributedConfig) -> str | None
 def _announce(
     run: RunDirectory,
     attempt: Attempt,
+    config: Config,
     restored: Restored | None,
     start: int,
     trainer: DistributedAMPTrainer,
@@ -367,6 +372,13 @@ def _announce(
     if restored is not None and restored.own is None:
         line = (
             "random states are derived anew from seed, rank and step; the order of samples goes on"
+        )
+        print(f"hpcrun: {line}", flush=True)
+    changed = differing(restored.meta.get("ways", {}), ways(config)) if restored else []
+    if restored is not None and "ways" in restored.meta and changed:
+        line = (
+            f"other than when step {start} was saved: {'; '.join(changed)}; the samples and the sums over "
+            "them stay the same, but not the bits, nor where random draws such as dropout's fall"
         )
         print(f"hpcrun: {line}", flush=True)
     ranks = trainer.distributed.world_size

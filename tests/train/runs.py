@@ -54,6 +54,8 @@ POWERSGD = [
 RUNS = {
     "calm": ["task=Regression"],
     "stopped": ["task=Regression", "model.stop_at=5"],
+    "calm-exact": ["task=Exact"],
+    "other-way": ["task=Exact", "model.stop_at=5"],
     "calm-loaders": ["task=Regression", "data.workers=2", "train.accumulation=2"],
     "stopped-loaders": [
         "task=Regression",
@@ -129,6 +131,14 @@ RUNS = {
     "kernel-warned": ["task=RefusedKernel", "model.at=backward", "train.deterministic=warn"],
 }
 
+# What a person changes in a run that has stopped.
+LATER = {
+    "other-way": [
+        *("model.stop_at=99", "train.micro_batch=1", "train.activation_checkpointing=full"),
+        *("train.parallel=fsdp", "optim.fused=false"),
+    ],
+}
+
 # Started with two ranks, whatever the config was checked against.
 MISFITS = {
     "single": ["task=Regression", "job.gpus=1", "train.parallel=single"],
@@ -179,6 +189,9 @@ def main(folder: Path) -> None:
         attempts = []
         while not attempts or attempts[-1] == [75, 75]:
             restart = len(attempts)
+            if restart and name in LATER:
+                later = override_layer([*COMMON, *text.split(), *LATER[name]])
+                run.config.write_text(to_yaml(resolve([later])))
             attempts.append(
                 fork_ranks(2, lambda rank, run=run, n=restart: play(rank, run.path, n), logs)
             )

@@ -1,17 +1,21 @@
 """Advice for a rank that ran out of memory, from numbers to lines."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from hpcrun.config import override_layer, resolve, training_differences
+from hpcrun.train.batching import Batching, accumulation_of
 from hpcrun.train.memory_advice import (
     OutOfMemory,
     Usage,
     advice,
     explaining,
     is_out_of_memory,
+    usage,
 )
 
 USAGE = Usage(
@@ -47,6 +51,36 @@ def test_only_what_is_not_done_yet_is_advised() -> None:
     assert "1/4 of weights" in everything
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["train.accumulation=2"],
+        ["train.micro_batch=8"],
+        ["train.compile=true", "train.compile_mode=reduce-overhead"],
+    ],
+)
+def test_what_is_advised_continues_a_run_that_has_begun(settings: list[str]) -> None:
+    begun = ["job.gpus=2", "train.batch_size=32", *settings]
+    config = resolve([override_layer(begun)])
+    batching = Batching(32, 2, accumulation_of(config.train, 2))
+    now = usage(config, batching, ranks=2, parallel="ddp", cuda=True)
+    followed = set()
+    for line in advice(now):
+        keys = [word for word in line.split() if re.fullmatch(r"[a-z]+\.\w+=\w+", word)]
+        new = {word.partition("=")[0] for word in keys}
+        kept = [setting for setting in begun if setting.partition("=")[0] not in new]
+        changed = resolve([override_layer([*kept, *keys])])
+        assert (not training_differences(config, changed)) == ("new run" not in line)
+        followed |= new
+    assert {"train.micro_batch", "train.activation_checkpointing", "train.parallel"} <= followed
+
+
+def test_what_compression_stands_against_is_for_a_new_run() -> None:
+    lines = told(only_ddp="train.compression", compression="powersgd").splitlines()
+    (whole,) = [line for line in lines if not line.endswith(("new run", "which needs ddp"))]
+    assert whole.startswith("train.micro_batch=8")
+
+
 def test_one_sample_on_one_rank_with_everything_on_still_gets_advice() -> None:
     left = told(micro_batch=1, ranks=1, checkpointing="full", dtype="bf16", cuda=False)
     assert "more GPUs" in left
@@ -78,7 +112,7 @@ def test_lack_of_memory_is_told_from_other_errors(error: Exception, expected: bo
 
 def test_a_real_refusal_of_the_allocator_is_explained(tmp_path: Path) -> None:
     with (
-        pytest.raises(OutOfMemory, match=r"train\.micro_batch=8") as caught,
+        pytest.raises(OutOfMemory, match=r"train\.micro_batch=8[^$]*same --name") as caught,
         explaining(USAGE, tmp_path, rank=0),
     ):
         torch.empty(1 << 60, dtype=torch.uint8)

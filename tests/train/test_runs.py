@@ -9,8 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from hpcrun.checkpoint.export import load_model, newest_readable
+from hpcrun.checkpoint.store import CheckpointStore
 from hpcrun.diagnose.causes import first_cause, is_cascade
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.history import Cause
@@ -92,6 +95,22 @@ def test_a_stop_changes_no_bit_although_the_samples_are_random(runs, kind):
     undisturbed = jobs.final_state(runs.run(f"calm{kind}"))
     assert undisturbed
     assert jobs.final_state(runs.run(f"stopped{kind}")) == undisturbed
+
+
+def test_the_same_sums_may_be_computed_another_way_from_a_checkpoint_on(runs):
+    assert runs.codes("other-way") == STOPPED_ONCE
+    last, other = (model_at_the_end(runs.run(name)) for name in ("calm-exact", "other-way"))
+    assert last.keys() == other.keys()
+    for name, value in last.items():
+        torch.testing.assert_close(other[name], value, rtol=1e-4, atol=1e-6)
+    (line,) = (line for line in runs.said("other-way").splitlines() if "other than when" in line)
+    assert "train.micro_batch: None -> 1; train.parallel: auto -> fsdp; the samples and" in line
+    assert "other than when" not in runs.said("stopped")
+
+
+def model_at_the_end(run):
+    store = CheckpointStore(run.checkpoints, "test-0")
+    return load_model(store, newest_readable(store))
 
 
 def test_a_signal_to_one_rank_stops_all_at_one_step_and_the_run_goes_on_there(runs):

@@ -51,6 +51,21 @@ class Regression(Task):
         """For those that derive from it."""
 
 
+class Exact(Regression):
+    """The same without anything random, and with blocks."""
+
+    class Known(Noisy):
+        def __getitem__(self, index):
+            return torch.randn(4, generator=torch.Generator().manual_seed(index))
+
+    def build_model(self):
+        blocks = [nn.Linear(8, 8) for _ in range(2)]
+        return nn.Sequential(nn.Linear(4, 8), nn.Sequential(*blocks), nn.Tanh(), nn.Linear(8, 1))
+
+    def train_dataset(self):
+        return self.Known()
+
+
 class Validated(Regression):
     def validation_dataset(self):
         return Noisy(3)
