@@ -63,7 +63,7 @@ class Loop:
                 with self._saving():
                     self.saver.start(done)
             if self.early.due:
-                self.metrics.rest(done, result)
+                self.metrics.rest(done)
                 break
         self.profile.close()
         self.nonfinite.settle()

@@ -3,13 +3,13 @@
 import contextlib
 import resource
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from hpcrun.config import Config
 from hpcrun.run.endings import node_name
@@ -28,6 +28,16 @@ def mean_over_ranks(total: float, count: float, group: Any) -> float:
     if group is not None:
         dist.all_reduce(both, group=group)
     return float(both[0] / both[1])
+
+
+def mean_loss(results: Sequence[StepResult]) -> float:
+    """The mean over the steps that were taken; where none was, over all. Waits for the device, once."""
+    # To sum up a few numbers is quicker here than there.
+    losses: list[float] = torch.stack([result.loss for result in results]).tolist()
+    taken = [
+        loss for loss, result in zip(losses, results, strict=True) if not result.verdict.peek()
+    ]
+    return sum(taken or losses) / len(taken or losses)
 
 
 @dataclass(frozen=True)
@@ -79,30 +89,28 @@ class MetricsLog:
         self._every, self._end = config.train.log_every, config.train.steps
         self._batching = batching
         self._unit, self._units_per_sample = task.unit, task.units_per_sample
-        self._losses: list[Tensor] = []
+        self._results: list[StepResult] = []
         self._hosts = _hosts(group)
         self._stragglers = StragglerWatch(self._hosts)
 
     def step(self, done: int, result: StepResult) -> None:
         """Note the result of a step, ``done`` of them being finished. Collective at logged steps."""
-        self._losses.append(result.loss)
+        self._results.append(result)
         if self._is_logged(done):
-            self.rest(done, result)
+            self.rest(done)
         self._watch.sample(self._is_logged(done + 1))
 
-    def rest(self, done: int, result: StepResult) -> None:
-        """Log the steps since the last line, if any; ``result``: that of the last of them. Collective."""
-        if not self._losses:
+    def rest(self, done: int) -> None:
+        """Log the steps since the last line, if any, ``done`` being finished. Collective."""
+        results, self._results = self._results, []
+        if not results:
             return
-        # One wait for the device; to sum up a few numbers is quicker here than there.
-        losses = torch.stack(self._losses).tolist()
-        self._losses = []
-        loss = sum(losses) / len(losses)
-        steps = range(done - len(losses), done)
+        loss = mean_loss(results)
+        steps = range(done - len(results), done)
         lap = self._watch.lap(len(steps))
         ranks = self._gather(loss, lap)
         if ranks is not None:
-            self._log(done, result, self._batching.samples(steps) / len(steps), ranks)
+            self._log(done, results[-1], self._batching.samples(steps) / len(steps), ranks)
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Give ``line`` to the sinks, on rank 0."""

@@ -39,6 +39,10 @@ class Verdict:
         assert self._skipped is not None
         return self._skipped
 
+    def peek(self) -> bool:
+        """As ``skipped``, but nothing follows from it yet, so that nobody who counts misses one."""
+        return self._gate.found_last() if self._skipped is None else self._skipped
+
 
 class StepGate:
     """Takes optimiser steps, but those whose gradients are not finite.
@@ -118,6 +122,11 @@ class StepGate:
             verdict, self._pending = self._pending, None
             found, scale = self._readback.read()
             self._record(verdict, found > 0, scale)
+
+    def found_last(self) -> bool:
+        """Whether the step whose verdict is on its way is skipped; waits for it, and records nothing."""
+        assert self._readback is not None
+        return self._readback.read()[0] > 0
 
     def state_dict(self) -> dict[str, Any]:
         """The scaler's state and the counters: plain numbers."""

@@ -1,5 +1,6 @@
 """The parts of what is logged: time, arithmetic, stragglers, and where it goes."""
 
+import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from hpcrun.train.batching import Batching
 from hpcrun.train.flops import FlopCounter, peak_here, peak_of, samples_in, twin
 from hpcrun.train.metrics import Measured, MetricsLog, measure
 from hpcrun.train.sinks import JsonLines, Sinks, TensorBoard, build_sinks, wandb_id
+from hpcrun.train.stepping import StepGate
 from hpcrun.train.stragglers import StragglerWatch, straggler
 from hpcrun.train.throughput import Lap, Stopwatch
 
@@ -90,7 +92,8 @@ class Training:
         self.watch = Stopwatch(torch.device(device))
         self.loss = self.watch.timed(self.passing)
         line = nn.Linear(1, 1, bias=False)
-        self.trainer = AMPTrainer(line, torch.optim.SGD(line.parameters(), 0.0), device="cpu")
+        optimizer = torch.optim.SGD(line.parameters(), 0.0, momentum=0.9, fused=True)
+        self.trainer = AMPTrainer(line, optimizer, device="cpu")
         measured = Measured(self.watch, FlopCounter(None, 10.0), self.loss, 1e6)
         sinks = SimpleNamespace(write=self.lines.append)
         batching = batching or Batching(1, ranks=1)
@@ -101,7 +104,7 @@ class Training:
 
     def passing(self, model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         Event.now += batch.mean().item()
-        return model(batch).mean() * 0 + batch.mean()
+        return model(batch * 0).mean() + batch.mean()
 
     def step(self, *values: float) -> None:
         batches = [torch.tensor([[float(value)]]) for value in values]
@@ -149,6 +152,21 @@ def test_rates_count_the_samples_that_there_were_in_an_epochs_last_batch() -> No
         seconds = line["step_time"]
         assert line["tokens_per_second"] * seconds == pytest.approx(6 * samples, rel=1e-2)
         assert line["mfu"] * seconds == pytest.approx(10 * samples / 1e6, rel=1e-2)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_step_that_was_skipped_has_no_part_in_the_loss(
+    monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    if late:
+        monkeypatch.setattr(StepGate, "late_on", frozenset({"cpu"}))
+    training = Training(steps=99, log_every=3)
+    for value in (1.0, math.nan, 4.0, 2.0, 2.0, math.nan, math.nan, math.nan, math.nan):
+        training.step(value)
+        # Whoever looks at each verdict in its turn finds them as they were.
+        assert training.trainer.gate.pending == (late and training.done > 1)
+    losses = [line["loss"] for line in training.lines]
+    assert losses == [2.5, 2.0, pytest.approx(math.nan, nan_ok=True)]
 
 
 @pytest.mark.parametrize(("parallel", "peak"), [("single", 2e9), ("dp", 8e9)])
