@@ -65,7 +65,7 @@ class Loop:
             if self.early.due:
                 self.metrics.rest(done)
                 break
-        self.profile.close()
+        self.profile.close(self.early.end(train.steps))
         self.nonfinite.settle()
         with self._saving():
             self.saver.finish(self.early.end(train.steps))

@@ -37,29 +37,30 @@ class Profile:
         position: Position,
     ) -> None:
         """``window`` as the config has it; ``start``: the step that this process begins at."""
-        self._folder, self._window, self._rank = run.profile, window, rank
+        self._folder, self._rank = run.profile, rank
         self._cuda, self._watch, self._position = device.type == "cuda", watch, position
         steps = steps_of(window)
         self._last = steps.stop
         self._next = max(steps.start, start) if start < steps.stop else _NEVER
+        self._first = self._next
         self._profiler: Any = None
 
     def before(self, step: int) -> None:
         """At the beginning of every step."""
         if step == self._next:
-            self._turn()
+            self._turn(step)
 
-    def close(self) -> None:
-        """After the last step, which may lie in the window."""
+    def close(self, done: int) -> None:
+        """After the last of ``done`` steps, which may lie in the window."""
         if self._profiler is not None:
-            self._turn()
+            self._turn(done)
 
-    def _turn(self) -> None:
+    def _turn(self, done: int) -> None:
         with self._position.at("profiling"), self._watch.paused():
             if self._profiler is None:
                 self._begin()
             else:
-                self._end()
+                self._end(done)
 
     def _begin(self) -> None:
         kinds = torch.profiler.ProfilerActivity
@@ -69,7 +70,7 @@ class Profile:
         self._profiler.start()
         self._next = self._last
 
-    def _end(self) -> None:
+    def _end(self, done: int) -> None:
         profiler, self._profiler, self._next = self._profiler, None, _NEVER
         if self._cuda:
             torch.cuda.synchronize()
@@ -85,14 +86,17 @@ class Profile:
         except (OSError, RuntimeError) as error:
             print(f"hpcrun: the profile is not written: {error}", file=sys.stderr, flush=True)
         if self._rank == 0:
-            print(self._in_short(operations, kind), flush=True)
+            print(self._in_short(operations, kind, done), flush=True)
 
-    def _in_short(self, operations: Any, kind: str) -> str:
+    def _in_short(self, operations: Any, kind: str, done: int) -> str:
         times = {it.key: getattr(it, kind) for it in operations}
         total = sum(times.values()) or 1.0
         top = sorted(times.items(), key=lambda item: -item[1])[:_SHOWN]
         where = "GPU" if self._cuda else "CPU"
-        lines = [f"hpcrun: profile of steps {self._window}, by {where} time, in {self._folder}"]
+        first = self._first + 1
+        # Not the window as it was asked for: an attempt may have begun, and training ended, within it.
+        steps = f"step {done}" if done == first else f"steps {first}-{done}"
+        lines = [f"hpcrun: profile of {steps}, by {where} time, in {self._folder}"]
         lines += [
             f"hpcrun:   {spent / total:4.0%}  {spent / 1e3:8.1f} ms  {name}" for name, spent in top
         ]

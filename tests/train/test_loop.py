@@ -66,7 +66,7 @@ def test_every_save_finds_the_lines_of_its_steps_written(tmp_path, monkeypatch, 
         metrics=MetricsLog(config, task, trainer, batching, measured, sinks, group=None, restart=0),
         saver=saver,
         nonfinite=SimpleNamespace(look=lambda _: None, settle=lambda: None),
-        profile=SimpleNamespace(before=lambda _: None, close=lambda: None),
+        profile=SimpleNamespace(before=lambda _: None, close=lambda _: None),
         position=position,
     )
     loop.run()

@@ -11,13 +11,13 @@ from hpcrun.train.profiling import Profile, steps_of
 from hpcrun.train.throughput import Stopwatch
 
 
-def profile(folder: Path, window: str | None, start: int) -> Profile:
+def profile(folder: Path, window: str | None, start: int, rank: int = 1) -> Profile:
     device = torch.device("cpu")
     return Profile(
         RunDirectory(folder),
         window,
         start,
-        rank=1,
+        rank=rank,
         device=device,
         watch=Stopwatch(device),
         position=Position(),
@@ -35,7 +35,7 @@ def test_nothing_happens_without_the_window(tmp_path: Path, window: str | None, 
     watched = profile(tmp_path, window, start)
     for step in range(start, start + 5):
         watched.before(step)
-    watched.close()
+    watched.close(start + 5)
     assert not list(tmp_path.iterdir())
 
 
@@ -43,6 +43,26 @@ def test_a_window_that_the_end_cuts_off_is_written_too(tmp_path: Path) -> None:
     watched = profile(tmp_path, "2-30", start=4)
     watched.before(4)
     torch.ones(3).cumsum(0)
-    watched.close()
+    watched.close(5)
     assert "aten::cumsum" in (tmp_path / "profile" / "operations-rank-00001.txt").read_text()
     assert (tmp_path / "profile" / "trace-rank-00001.json.gz").stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("window", "start", "steps", "told"),
+    [("2-4", 0, 9, "steps 2-4,"), ("2-4", 2, 9, "steps 3-4,"), ("2-9", 3, 4, "step 4,")],
+)
+def test_the_steps_told_are_those_that_were_profiled(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    window: str,
+    start: int,
+    steps: int,
+    told: str,
+) -> None:
+    watched = profile(tmp_path, window, start, rank=0)
+    for step in range(start, steps):
+        watched.before(step)
+        torch.ones(3).cumsum(0)
+    watched.close(steps)
+    assert capsys.readouterr().out.startswith(f"hpcrun: profile of {told}")
