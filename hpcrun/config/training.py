@@ -126,7 +126,10 @@ class Train(Section):
         default=True,
         description="Only kernels that give the same bits; warn: torch warns of others, false: takes any.",
     )
-    timeout: Positive = Field(default=600.0, description="Seconds until a collective is given up.")
+    timeout: Positive = Field(
+        default=600.0,
+        description="Seconds until a collective is given up where no watchdog watches.",
+    )
     hang_after: Positive | None = Field(
         default=300.0,
         description="Seconds without a step until a job has hung, at most half of timeout; null: never.",

@@ -14,6 +14,8 @@ from typing import Any
 
 from torch._C import _distributed_c10d as c10d
 
+from hpcrun.train.process_group import group_names
+
 _LATEST = 32
 """Collectives of a group that are told: ranks that differ stop soon after."""
 
@@ -32,14 +34,18 @@ def dump(folder: Path, rank: int) -> dict[str, list[tuple[int, str]]]:
     """Write ``flight-nccl-rank-3`` and the like; return the latest collectives begun in each group.
 
     They come in order, such as ``{"gloo/0": [(43, "all_reduce of 144")]}``, with a size where no rank's may
-    differ. A recorder that cannot be read is passed over: whoever asks has little time left.
+    differ; a group of this rank in which it has begun nothing has an empty list. A recorder that cannot be
+    read is passed over: whoever asks has little time left.
     """
     begun: dict[str, dict[int, str]] = {}
     for kind, data in _recorded():
-        with contextlib.suppress(OSError):
-            (folder / f"flight-{kind}-rank-{rank}").write_bytes(data)
+        begun.update({f"{kind}/{name}": {} for name in group_names()})
         # What this process itself has just made: no foreign pickle.
-        for entry in pickle.loads(data).get("entries", ()):
+        entries = pickle.loads(data).get("entries", ())
+        if entries:
+            with contextlib.suppress(OSError):
+                (folder / f"flight-{kind}-rank-{rank}").write_bytes(data)
+        for entry in entries:
             if not entry.get("is_p2p"):
                 group = begun.setdefault(f"{kind}/{entry['process_group'][0]}", {})
                 group[int(entry["collective_seq_id"])] = _named(entry)
@@ -61,5 +67,5 @@ def _recorded() -> Iterator[tuple[str, bytes]]:
         data = None
         with contextlib.suppress(RuntimeError):
             data = read() if read is not None else None
-        if data and pickle.loads(data).get("entries"):
+        if data:
             yield kind, data

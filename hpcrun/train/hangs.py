@@ -15,7 +15,8 @@ class Answer:
     """What a rank says of itself when the alarm is raised.
 
     ``idle``: seconds since it last moved. ``at``: the innermost line of its main thread outside torch.
-    ``begun``: the latest collectives that it has begun in each process group, by number, in order.
+    ``begun``: the latest collectives that it has begun in each process group of its own, by number, in
+    order; empty before the first.
     """
 
     host: str
@@ -91,7 +92,8 @@ def _late(answers: Mapping[int, Answer]) -> list[int]:
         return _last(steps)
     late: set[int] = set()
     for group in {group for answer in answers.values() for group in answer.begun}:
-        begun = {rank: it.begun[group][-1][0] for rank, it in answers.items() if group in it.begun}
+        told = {rank: it.begun[group] for rank, it in answers.items() if group in it.begun}
+        begun = {rank: latest[-1][0] if latest else -1 for rank, latest in told.items()}
         if len(set(begun.values())) > 1:
             late.update(_last(begun))
     return sorted(late)

@@ -1,8 +1,10 @@
 """The process group: joining it, leaving it, and the few questions that any code asks of it."""
 
+import contextlib
 import datetime
 import os
 import socket
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -112,6 +114,25 @@ def control_group(config: DistributedConfig, *, timeout: float | None = None) ->
     return dist.new_group(backend="gloo", timeout=limit)
 
 
+@contextlib.contextmanager
+def waiting_at_least(seconds: float) -> Iterator[None]:
+    """Within the block no collective of any group is given up sooner: somebody else ends what hangs."""
+    before = [(backend, backend.options._timeout) for backend in _backends()]
+    least = datetime.timedelta(seconds=seconds)
+    for backend, limit in before:
+        backend._set_default_timeout(max(limit, least))
+    try:
+        yield
+    finally:
+        for backend, limit in before:
+            backend._set_default_timeout(limit)
+
+
+def group_names() -> list[str]:
+    """What torch calls the process groups of which this rank is a member."""
+    return [group.group_name for group in _groups()]
+
+
 def second_store(config: DistributedConfig, prefix: str, *, timeout: float = 10.0) -> Any:
     """A connection of its own to the ranks' key-value store: for a thread, while others wait in theirs.
 
@@ -187,6 +208,19 @@ def get_world_size() -> int:
 def is_main_process() -> bool:
     """Whether this is rank 0, which logs and writes what is written once."""
     return get_rank() == 0
+
+
+def _groups() -> list[Any]:
+    # Also those that DeviceMesh makes for itself: torch lists them in no other place.
+    return list(dist.distributed_c10d._world.pg_map)
+
+
+def _backends() -> list[Any]:
+    """Those of all groups whose time limit can be read and set."""
+    found = [group._get_backend(device) for group in _groups() for device in group._device_types]
+    # With TORCH_DISTRIBUTED_DEBUG=DETAIL gloo's and NCCL's are wrapped.
+    bare = {id(it): it for it in (getattr(one, "wrapped_pg", one) for one in found)}
+    return [it for it in bare.values() if hasattr(getattr(it, "options", None), "_timeout")]
 
 
 def _listen(address: str, owner: str) -> socket.socket:

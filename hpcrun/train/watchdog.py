@@ -15,10 +15,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NoReturn, Protocol
+from typing import IO, NoReturn, Protocol
 
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.cluster.launchers import scheduler
@@ -56,7 +56,7 @@ class Patience:
 
     @classmethod
     def of(cls, hang_after: float, hang_start: float, timeout: float) -> "Patience":
-        """At most half of the collectives' ``timeout``: they would fail first, and name nobody."""
+        """At most half of the collectives' ``timeout`` in a step: whoever shortens one means both."""
         step = min(hang_after, timeout / 2)
         return cls(step, max(step, hang_start))
 
@@ -74,6 +74,21 @@ class Patience:
     def answer(self) -> float:
         """Seconds that the ranks have to answer an alarm."""
         return min(10.0, max(0.2, self.step / 4))
+
+    @property
+    def end(self) -> float:
+        """Seconds within which whatever does not move has ended, whoever had to end it."""
+        return self.other + self.unheard + self.alarm
+
+    @property
+    def unheard(self) -> float:
+        """Seconds beyond what is allowed until C code takes the thread for stopped."""
+        return self.answer + 3 * self.tick
+
+    @property
+    def alarm(self) -> float:
+        """Seconds from an alarm to the end of the process, at most."""
+        return 4 * self.answer + 12 * self.tick
 
 
 class Watchdog:
@@ -132,7 +147,7 @@ class Watchdog:
         seen, since = self._place(), time.monotonic()
         while True:
             allowed = self._patience.allowed(self._position, self._start)
-            self._arm(allowed + self._patience.answer + 3 * self._patience.tick)
+            self._arm(allowed + self._patience.unheard)
             if self._over.wait(self._patience.tick):
                 return
             now = time.monotonic()
@@ -152,7 +167,7 @@ class Watchdog:
     def _end(self, idle: float) -> NoReturn:
         self._alarmed = True
         # The store may be where it hangs.
-        self._arm(4 * self._patience.answer + 12 * self._patience.tick)
+        self._arm(self._patience.alarm)
         first = self._raise_alarm()
         step, doing = self._place()
         print(
@@ -236,6 +251,7 @@ class Watchdog:
             time.sleep(self._patience.tick / 2)
 
 
+@contextlib.contextmanager
 def watching(
     run: RunDirectory,
     attempt: Attempt,
@@ -243,27 +259,32 @@ def watching(
     distributed: DistributedConfig,
     position: Position,
     start: int,
-) -> contextlib.AbstractContextManager[Any]:
-    """The watchdog that the config asks for; none where a person may be at a breakpoint."""
+) -> Iterator[None]:
+    """Within the block the watchdog that the config asks for; none where a person may be at a breakpoint."""
     train = config.train
     if train.hang_after is None or config.job.executor == "debug":
-        return contextlib.nullcontext()
+        yield
+        return
 
     def farewell() -> None:
         # Batch scripts and the local cluster settle an attempt themselves.
         if distributed.rank == 0 and scheduler(os.environ) == "direct":
             settle_by_hand(run, attempt, exitcodes.FAILED)
 
-    return Watchdog(
+    patience = Patience.of(train.hang_after, train.hang_start, train.timeout)
+    watchdog = Watchdog(
         position,
         start,
-        Patience.of(train.hang_after, train.hang_start, train.timeout),
+        patience,
         run.attempt_logs(attempt.job, attempt.restart),
         rank=distributed.rank,
         world_size=distributed.world_size,
         store=process_group.second_store(distributed, f"hang-{attempt.owner}"),
         farewell=farewell,
     )
+    # Collectives that gave up before it would name nobody, and count as a crash.
+    with process_group.waiting_at_least(patience.end), watchdog:
+        yield
 
 
 def _written(path: Path) -> bool:

@@ -20,13 +20,23 @@ from hpcrun.run.endings import Exit, record_exit
 from hpcrun.run.events import Attempt
 from tests.train import runs
 from tests.train.forks import fork_ranks
-from tests.train.zoo import Regression
+from tests.train.zoo import Noisy, Regression
+
+# Longer than ranks that share their cores with all the others may take for a step.
+QUICK = ["train.hang_after=5", "train.hang_start=5"]
+# What may take longer than a collective.
+LATE = ["train.timeout=8", "train.hang_after=2", "train.hang_start=9"]
 
 RUNS = {
     "parameter": ["train.parallel=fsdp", "model.leaves_out=parameter"],
-    "block": ["train.parallel=fsdp", "model.leaves_out=block", "train.hang_after=2"],
+    "block": ["train.parallel=fsdp", "model.leaves_out=block", *QUICK],
     "at-once": ["train.parallel=fsdp", "model.leaves_out=block", "model.since=1"],
-    "building": ["model.leaves_out=building", "train.hang_after=2", "train.hang_start=2"],
+    "building": ["model.leaves_out=building", *QUICK],
+    "first-pass": ["train.parallel=fsdp", "model.leaves_out=pass-1", *QUICK],
+    "first-step": ["train.parallel=ddp", "model.leaves_out=pass-2", *LATE],
+    "validating": [
+        *("train.parallel=fsdp", "model.leaves_out=validating", "train.validate_every=1", *LATE)
+    ],
     "copies": ["train.parallel=ddp", "model.leaves_out=parameter", "checkpoint.every=0"],
 }
 
@@ -60,9 +70,23 @@ class Net(nn.Module):
 class LeavesOut(Regression):
     def build_model(self):
         wanted = self.config.model.own
-        if wanted["leaves_out"] == "building" and get_rank() == 1:
-            time.sleep(600)
+        self.come_to("building")
         return Net(wanted["leaves_out"], wanted.get("since", 4))
+
+    def validation_dataset(self):
+        return Noisy(3)
+
+    def loss(self, model, batch):
+        if not model.training:
+            self.come_to("validating")
+        return super().loss(model, batch)
+
+    def mishap(self):
+        self.come_to(f"pass-{self.calls}")
+
+    def come_to(self, place):
+        if self.config.model.own["leaves_out"] == place and get_rank() == 1:
+            time.sleep(600)
 
 
 def play(name: str, folder: Path) -> None:

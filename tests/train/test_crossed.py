@@ -39,7 +39,7 @@ def folder(tmp_path_factory):
         (
             "block",
             "hang",
-            r"no progress for 2 s in step 3: rank 0 on \S+ came to all_gather of \d+ at \S+ in _backward; "
+            r"no progress for .* in step 3: rank 0 on \S+ came to all_gather of \d+ at \S+ in _backward; "
             r"rank 1 on \S+ came to \S+ of \d+ at \S+ in _backward; these never meet; ",
         ),
         (
@@ -51,8 +51,25 @@ def folder(tmp_path_factory):
         (
             "building",
             "hang",
-            r"no progress for 2 s before the first step: rank 1 on \S+ is behind, building the model and its "
-            r"data at crossed.py:\d+ in build_model; ",
+            r"no progress for .* before the first step: rank 1 on \S+ is behind, building the model and its "
+            r"data at crossed.py:\d+ in come_to; ",
+        ),
+        # It has begun nothing in the group that the others compare in.
+        (
+            "first-pass",
+            "hang",
+            r"no progress for .* in step 0: rank 1 on \S+ is behind, training at crossed.py:\d+ in come_to",
+        ),
+        # The collectives wait for the watchdog.
+        (
+            "first-step",
+            "hang",
+            r"no progress for .* in step 0: rank 1 on \S+ is behind, training at crossed.py:\d+ in come_to",
+        ),
+        (
+            "validating",
+            "hang",
+            r"no progress for .* in step 0: rank 1 on \S+ is behind, validating at crossed.py:\d+ in come_to",
         ),
         (
             "copies",

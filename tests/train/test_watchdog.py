@@ -1,5 +1,11 @@
 """Who is named when nothing moves, and how long that takes; whole hangs are played in ``test_runs.py``."""
 
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from hpcrun.train import process_group
 from hpcrun.train.hangs import Answer, judge_hang
 from hpcrun.train.position import Position
 from hpcrun.train.watchdog import Patience
@@ -32,6 +38,14 @@ def test_within_one_step_the_rank_with_fewer_collectives_is_behind() -> None:
     hang = judge_hang(answers, HOSTS, 5.0, 300.0)
     assert (hang.rank, hang.host) == (1, "n0")
     assert hang.line.endswith("rank 1 on n0 is behind, training at a.py:1 in f")
+
+
+def test_a_member_of_a_group_that_has_begun_nothing_in_it_is_behind() -> None:
+    nothing = Answer(
+        "n0", 7, "training", 300.0, "a.py:1 in f", {"world": [(9, "barrier")], "pair": []}
+    )
+    answers = {0: answer(world=9, pair=1), 1: nothing, 2: answer(world=9), 3: answer(world=9)}
+    assert judge_hang(answers, HOSTS, 5.0, 300.0).rank == 1
 
 
 def test_those_that_wait_at_different_depths_of_one_exchange_are_not_behind() -> None:
@@ -109,3 +123,22 @@ def test_the_watchdog_is_done_before_a_collective_gives_up() -> None:
         patience = Patience.of(300.0, 1800.0, timeout)
         # Fired, answered, judged, and the silent ranks' stacks waited for.
         assert patience.step + patience.tick + 2 * patience.answer < timeout
+
+
+def test_collectives_of_all_groups_wait_for_the_watchdog_and_then_as_before() -> None:
+    one = dist.HashStore()
+    dist.init_process_group("gloo", store=one, rank=0, world_size=1, timeout=timedelta(seconds=600))
+    try:
+        dist.new_group(backend="gloo", timeout=timedelta(days=1))
+        assert limits() == [600, 86400]
+        with process_group.waiting_at_least(1925.0):
+            assert limits() == [1925, 86400]
+        assert limits() == [600, 86400]
+    finally:
+        dist.destroy_process_group()
+
+
+def limits() -> list[float]:
+    groups = dist.distributed_c10d._world.pg_map
+    backends = [group._get_backend(torch.device("cpu")) for group in groups]
+    return [backend.options._timeout.total_seconds() for backend in backends]
