@@ -27,6 +27,8 @@ class Idle:
 
 _Rule = tuple[tuple[str, ...], str, Callable[[Any], bool], str]
 
+_LIMIT: _Rule = (("train.nonfinite_limit",), "train.nonfinite", lambda it: it == "stop", "skip")
+
 _RULES: tuple[_Rule, ...] = (
     (("train.lr_base_batch",), "train.lr_scaling", lambda it: it == "none", "sqrt or linear"),
     (("train.min_delta",), "train.patience", lambda it: it is None, "a number of validations"),
@@ -43,7 +45,6 @@ _RULES: tuple[_Rule, ...] = (
         lambda it: it != "every",
         "every",
     ),
-    (("train.nonfinite_limit",), "train.nonfinite", lambda it: it == "stop", "skip"),
     (("train.hang_start",), "train.hang_after", lambda it: it is None, "a number of seconds"),
     (
         ("train.broadcast_buffers", "train.gradient_as_bucket_view"),
@@ -101,7 +102,9 @@ def idle_keys(config: Config, given: Collection[str]) -> Iterator[Idle]:
     if config.command:
         return  # The command reads what it likes.
     told = set()
-    for keys, other, idles, remedy in _RULES:
+    # Where the loss scale is dynamic, its overflows are no reason to stop before the limit.
+    scaled = config.amp.dtype == "fp16" and config.amp.dynamic
+    for keys, other, idles, remedy in _RULES if scaled else (*_RULES, _LIMIT):
         value = _value(config, other)
         for key in keys if idles(value) else ():
             if key in given and key not in told and _value(config, key) != _default(key):

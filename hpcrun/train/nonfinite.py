@@ -9,10 +9,10 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from hpcrun.config import Config
@@ -41,6 +41,19 @@ class NotFinite(SaysAll):
     """
 
 
+@dataclass(frozen=True)
+class _Found:
+    """What one rank has to say of a step."""
+
+    host: str
+    loss: float
+
+    @property
+    def lost(self) -> bool:
+        """Whether the loss itself is not finite, of which no loss scale is the cause."""
+        return not math.isfinite(self.loss)
+
+
 class NonFiniteWatch:
     """Looks at every step's verdict, as soon as it is known."""
 
@@ -62,15 +75,15 @@ class NonFiniteWatch:
         """
         self._run, self._attempt, self._trainer = run, attempt, trainer
         self._rank, self._group, self._samples = rank, group, samples
-        # An overflow is how a dynamic scale finds its height: only many in a row are a trouble.
-        self._expected = trainer.scaler.is_enabled() and config.amp.dynamic
-        stop = config.train.nonfinite == "stop" and not self._expected
-        self._limit = 1 if stop else config.train.nonfinite_limit
-        self._key = "train.nonfinite" if stop else "train.nonfinite_limit"
+        # An overflow is how a dynamic scale finds its height: only many in a row are a trouble. Losses
+        # are looked at before they are scaled.
+        self._scaled = trainer.scaler.is_enabled() and config.amp.dynamic
+        self._stops = config.train.nonfinite == "stop"
+        self._limit = config.train.nonfinite_limit
         self._first = start - trainer.gate.steps
         self._seen = trainer.gate.skipped
-        self._losses: deque[Tensor] = deque(maxlen=2)
-        self._dumps = 0
+        self._results: deque[StepResult] = deque(maxlen=2)
+        self._dumps, self._told = 0, False
 
     def look(self, result: StepResult) -> None:
         """After every step, on every rank.
@@ -79,7 +92,7 @@ class NonFiniteWatch:
             NotFinite: it is time to stop, and this rank has something to say about it.
             PeerFailed: it is, and another rank says why.
         """
-        self._losses.append(result.loss)
+        self._results.append(result)
         if self._trainer.gate.skipped != self._seen:
             self._act()
 
@@ -91,30 +104,36 @@ class NonFiniteWatch:
 
     def _act(self) -> None:
         gate = self._trainer.gate
-        self._seen = gate.skipped
+        new, self._seen = gate.skipped - self._seen, gate.skipped
         in_a_row = gate.skipped_in_row
-        stop = in_a_row >= self._limit
-        fresh = in_a_row == 1 and not self._expected and self._dumps < DUMPS
-        if not stop and not fresh:
+        self._told = self._told and in_a_row > new
+        fresh = not self._told and self._dumps < DUMPS
+        many = in_a_row >= self._limit
+        if not (fresh or many or self._stops):
             return
-        self._dumps += 1
+        ranks = self._gather(self._results[-2 if gate.pending else -1])
+        overflow = self._scaled and not any(rank.lost for rank in ranks)
+        stop = many or (self._stops and not overflow)
+        if overflow and not stop:
+            return
+        self._dumps, self._told = self._dumps + 1, True
         step = self._first + gate.steps - 1
-        ranks = self._gather(self._losses[-2 if gate.pending else -1].item())
         if self._rank == 0:
             self._dump(step, in_a_row, ranks)
         if stop:
-            self._stop(step, in_a_row, ranks)
+            key = "train.nonfinite_limit" if overflow or not self._stops else "train.nonfinite"
+            self._stop(step, in_a_row, ranks, key)
 
-    def _gather(self, loss: float) -> list[tuple[float, str]]:
-        """Each rank's loss and host."""
-        mine = loss, node_name()
+    def _gather(self, result: StepResult) -> list[_Found]:
+        """What each rank has to say of the step that gave this one ``result``."""
+        mine = _Found(node_name(), result.loss.item())
         if self._group is None:
             return [mine]
         found: list[Any] = [None] * dist.get_world_size(self._group)
         dist.all_gather_object(found, mine, group=self._group)
         return found
 
-    def _dump(self, step: int, in_a_row: int, ranks: list[tuple[float, str]]) -> None:
+    def _dump(self, step: int, in_a_row: int, ranks: list[_Found]) -> None:
         path = self._run.nonfinite(step)
         content = {
             "step": step,
@@ -122,15 +141,15 @@ class NonFiniteWatch:
             "time": round(time.time(), 3),
             "job": self._attempt.job,
             "restart": self._attempt.restart,
-            "loss_scale": self._trainer.scaler.get_scale() if self._expected else None,
+            "loss_scale": self._trainer.scaler.get_scale() if self._scaled else None,
             "ranks": [
                 {
                     "rank": rank,
-                    "host": host,
-                    "loss": loss if math.isfinite(loss) else str(loss),
+                    "host": found.host,
+                    "loss": str(found.loss) if found.lost else found.loss,
                     "samples": self._samples(step, rank) if self._samples else None,
                 }
-                for rank, (loss, host) in enumerate(ranks)
+                for rank, found in enumerate(ranks)
             ],
         }
         try:
@@ -144,29 +163,29 @@ class NonFiniteWatch:
             file=sys.stderr,
             flush=True,
         )
-        bad = [rank for rank, (loss, _) in enumerate(ranks) if not math.isfinite(loss)]
+        bad = [rank for rank, found in enumerate(ranks) if found.lost]
         note(self._run, "nonfinite", self._attempt, step=step, in_a_row=in_a_row, ranks=bad)
 
-    def _stop(self, step: int, in_a_row: int, ranks: list[tuple[float, str]]) -> None:
-        bad = [rank for rank, (loss, _) in enumerate(ranks) if not math.isfinite(loss)] or [0]
+    def _stop(self, step: int, in_a_row: int, ranks: list[_Found], key: str) -> None:
+        bad = [rank for rank, found in enumerate(ranks) if found.lost] or [0]
         if self._rank not in bad:
             raise PeerFailed(f"gradients are not finite at step {step}; rank {bad[0]} says more")
         row = f", {in_a_row} steps in a row" if in_a_row > 1 else ""
         name = self._run.nonfinite(step).relative_to(self._run.path)
         raise NotFinite(
-            f"gradients are not finite at step {step}{row} ({self._key}); {_whose(ranks)}; look at the "
+            f"gradients are not finite at step {step}{row} ({key}); {_whose(ranks)}; look at the "
             f"samples in {name}, at train.lr, or compute in more precision (amp.dtype)"
         )
 
 
-def _whose(ranks: list[tuple[float, str]]) -> str:
+def _whose(ranks: list[_Found]) -> str:
     """Whose loss it comes from, as far as the losses tell."""
-    bad = [(rank, loss, host) for rank, (loss, host) in enumerate(ranks) if not math.isfinite(loss)]
+    bad = [(rank, found) for rank, found in enumerate(ranks) if found.lost]
     if not bad:
         return "every rank's loss is finite"
-    rank, loss, host = bad[0]
+    rank, found = bad[0]
     more = f", and of {len(bad) - 1} more" if len(bad) > 1 else ""
-    return f"the loss of rank {rank} on {host} is {loss}{more}"
+    return f"the loss of rank {rank} on {found.host} is {found.loss}{more}"
 
 
 def samples_of(dataset: Dataset[Any], batching: Batching, seed: int) -> Samples | None:

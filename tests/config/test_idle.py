@@ -106,6 +106,13 @@ def test_a_default_that_is_spelt_out_is_no_wish() -> None:
     )
 
 
+def test_with_a_dynamic_scale_overflows_have_their_limit_also_where_a_bad_loss_stops() -> None:
+    keys = ["train.nonfinite=stop", "train.nonfinite_limit=50", "amp.dtype=fp16"]
+    assert resolved(*keys)[1] == []
+    (line,) = resolved(*keys, "amp.dynamic=false")[1]
+    assert "train.nonfinite_limit: has no effect with train.nonfinite=stop" in line
+
+
 def test_a_value_of_one_layer_may_lie_idle_because_of_the_next(tmp_path: Path) -> None:
     file = tmp_path / "half.yaml"
     file.write_text("amp:\n  dtype: fp16\n  init_scale: 64\n")

@@ -15,8 +15,12 @@ import torch.distributed as dist
 from torch import nn
 
 from hpcrun.cluster.distributed import DistributedConfig
-from hpcrun.config import AMPConfig
+from hpcrun.config import AMPConfig, override_layer, resolve
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Attempt
 from hpcrun.train.compression import compression
+from hpcrun.train.errors import PeerFailed
+from hpcrun.train.nonfinite import NonFiniteWatch, NotFinite
 from hpcrun.train.stepping import StepGate
 from hpcrun.train.trainer import DistributedAMPTrainer
 from tests.train.forks import fork_ranks
@@ -136,6 +140,30 @@ def bad_gradients(rank, folder):
     return found
 
 
+def bad_losses_under_fp16(rank, folder):
+    """An overflow, and later a loss of rank 1 that is no number: what stops each rank, and when."""
+    config = resolve([override_layer(["train.nonfinite=stop", "amp.dtype=fp16"])])
+    found = []
+    for late in (frozenset({"cuda"}), frozenset({"cpu"})):
+        StepGate.late_on = late
+        made = trainer(rank, amp=FP16)
+        group, run = made.control_group(), RunDirectory(folder)
+        watch = NonFiniteWatch(
+            run, Attempt("7", 0), config, made, start=0, rank=rank, group=group, samples=None
+        )
+        try:
+            for number, step in enumerate(batches(rank, 4)):
+                bad = {1: overflowing, 3: spoiled}.get(number, loss)
+                watch.look(made.training_step(step, bad))
+            watch.settle()
+        except (NotFinite, PeerFailed) as error:
+            found.append([type(error).__name__, str(error)])
+        dist.barrier()  # Rank 0 writes, and rank 1 does not wait for it.
+        found[-1].append([path.name for path in (folder / "nonfinite").iterdir()])
+    StepGate.late_on = frozenset({"cuda"})
+    return found
+
+
 def whole(made):
     return torch.cat([p.detach().flatten() for p in made.module.parameters()])
 
@@ -209,7 +237,13 @@ def powersgd_after_a_bad_step(rank, folder):
     return {"skipped": [skipped, last], "digest": digest(made)}
 
 
-SCENARIOS = [bad_gradients, compressed, powersgd_resumes, powersgd_after_a_bad_step]
+SCENARIOS = [
+    bad_gradients,
+    bad_losses_under_fp16,
+    compressed,
+    powersgd_resumes,
+    powersgd_after_a_bad_step,
+]
 
 
 def play(rank, folder):

@@ -53,6 +53,15 @@ def test_a_verdict_read_a_step_later_gives_every_rank_the_same_bits(results):
             assert found["digest"] == rank[name.replace("late", "at once")]["digest"]
 
 
+def test_a_bad_loss_on_one_rank_is_told_from_an_overflow(results):
+    first, second = results["bad_losses_under_fp16"]
+    for (peer, _, _), (kind, text, dumps) in zip(first, second, strict=True):
+        assert (peer, kind) == ("PeerFailed", "NotFinite")
+        assert text.startswith("gradients are not finite at step 3 (train.nonfinite); the loss of")
+        assert dumps == ["step-3.json"]
+    assert len(second) == 2
+
+
 @pytest.mark.parametrize(
     ("kind", "least", "most"),
     [

@@ -43,13 +43,18 @@ class Training:
         )
 
     def go(self, pattern):
-        """A step for each letter: ``.`` a good one, ``x`` one that is not finite."""
+        """A step for each letter: ``.`` a good one, ``x`` a loss that is no number, ``o`` an overflow."""
         watch = self.watch()
+
+        def loss(model, batch):
+            value = model(batch).mean()
+            if letter == "o":
+                value.register_hook(lambda gradient: gradient * torch.inf)
+            return value
+
         for letter in pattern:
             factor = torch.nan if letter == "x" else 1.0
-            batch = torch.ones(3, 2) * factor
-            result = self.trainer.training_step([batch], lambda model, b: model(b).mean())
-            watch.look(result)
+            watch.look(self.trainer.training_step([torch.ones(3, 2) * factor], loss))
         watch.settle()
 
     def dumps(self):
@@ -131,11 +136,24 @@ def test_overflows_of_a_dynamic_scale_are_no_news_until_there_are_too_many(
 ):
     amp = ["amp.dtype=fp16", "train.nonfinite_limit=4"]
     training = Training(tmp_path, *overrides, *amp, amp=AMPConfig(dtype="fp16"))
-    training.go("xxx.xxx.")
+    training.go("ooo.ooo.")
     assert (training.dumps(), capsys.readouterr().err) == ([], "")
     with pytest.raises(NotFinite, match=r"4 steps in a row \(train.nonfinite_limit\)"):
-        training.go("xxxx")
+        training.go("oooo")
     assert len(training.dumps()) == 1
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_loss_that_is_no_number_is_no_overflow(tmp_path, monkeypatch, late):
+    if late:
+        monkeypatch.setattr(StepGate, "late_on", frozenset({"cpu"}))
+    amp = AMPConfig(dtype="fp16")
+    training = Training(tmp_path, "amp.dtype=fp16", amp=amp)
+    training.go(".ooxxo.ox.")
+    assert training.dumps() == [3, 8]
+    training = Training(tmp_path, "amp.dtype=fp16", "train.nonfinite=stop", amp=amp)
+    with pytest.raises(NotFinite, match=r"at step 4, 3 steps in a row \(train.nonfinite\)"):
+        training.go("..oox")
 
 
 def test_a_fixed_scale_that_overflows_obeys_the_policy(tmp_path):
@@ -143,7 +161,7 @@ def test_a_fixed_scale_that_overflows_obeys_the_policy(tmp_path):
     fixed = ["train.nonfinite=stop", "amp.dtype=fp16", "amp.dynamic=false"]
     training = Training(tmp_path, *fixed, amp=amp)
     with pytest.raises(NotFinite, match=r"at step 1 \(train.nonfinite\)"):
-        training.go(".x")
+        training.go(".o")
     assert training.trainer.scaler.get_scale() == amp.init_scale
 
 
