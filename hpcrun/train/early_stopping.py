@@ -47,6 +47,17 @@ class EarlyStopping:
         self.best, self.best_step = loss, step
         return True
 
+    def told(self) -> str:
+        """Why training ends, once it is due."""
+        wanted, best = "a better loss", ""
+        if self.min_delta and self.reference is not None:
+            # Not below the best one, which may have come since.
+            wanted = f"a loss {self.min_delta:g} (train.min_delta) below {self.reference:.6g}"
+        if self.best is not None:
+            best = f"; the best was {self.best:.6g}, at step {self.best_step}"
+        validations = "1 validation" if self.waited == 1 else f"{self.waited} validations"
+        return f"at step {self.seen}: {validations} without {wanted}{best}"
+
     def state_dict(self) -> dict[str, Any]:
         """What was seen, as plain data; not what was asked for."""
         return {key: value for key, value in asdict(self).items() if key not in _ASKED}

@@ -76,7 +76,7 @@ def finished(
         )
         note(run, "finished", attempt, step=steps, **({"early": True} if early.due else {}))
         if early.due:
-            print(f"hpcrun: stopped early {_why(early)}", flush=True)
+            print(f"hpcrun: stopped early {early.told()}", flush=True)
     return exitcodes.DONE
 
 
@@ -85,14 +85,7 @@ def _best(early: EarlyStopping) -> dict[str, Any]:
     if early.best is None:
         return {}
     best = {"step": early.best_step, "validation_loss": early.best}
-    return {"best": best, **({"stopped_early": _why(early)} if early.due else {})}
-
-
-def _why(early: EarlyStopping) -> str:
-    best = (
-        "" if early.best is None else f"; the best was {early.best:.6g}, at step {early.best_step}"
-    )
-    return f"at step {early.seen}: {early.waited} validations without a better loss{best}"
+    return {"best": best, **({"stopped_early": early.told()} if early.due else {})}
 
 
 def _report(

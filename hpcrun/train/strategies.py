@@ -82,6 +82,13 @@ class Scattered(Strategy):
     """One process for all GPUs it sees (torch.nn.DataParallel); on the CPU it is that one process."""
 
     def wrap(self, module: nn.Module, mode: CompileMode | None) -> nn.Module:
+        if not any(parameter.is_cuda for parameter in module.parameters()):
+            print(
+                "hpcrun: parallel=dp has no GPUs to drive from one process here; it trains on the CPU, as "
+                "`single` does",
+                flush=True,
+            )
+            return module
         devices = torch.cuda.device_count()
         print(
             "hpcrun: parallel=dp drives all GPUs from one process, for quick tries: ddp, with one rank for "

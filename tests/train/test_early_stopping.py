@@ -49,6 +49,20 @@ def test_a_loss_that_falls_by_less_than_min_delta_is_the_best_but_worth_no_wait(
     assert (early.best, early.reference, early.waited) == (4.6, 4.6, 0)
 
 
+def test_the_loss_that_was_not_undercut_is_named_beside_the_best():
+    early, _, _ = seen([3.0, 2.8, 2.5], patience=2, min_delta=0.6)
+    assert early.told() == (
+        "at step 3: 2 validations without a loss 0.6 (train.min_delta) below 3; the best was 2.5, at step 3"
+    )
+    early, _, _ = seen([3.0, 2.8, 3.5, 2.8], patience=2)
+    assert (
+        early.told()
+        == "at step 4: 2 validations without a better loss; the best was 2.8, at step 2"
+    )
+    early, _, _ = seen([float("nan")], patience=1, min_delta=0.6)
+    assert early.told() == "at step 1: 1 validation without a better loss"
+
+
 def test_a_loss_that_is_no_number_is_never_better():
     early, best, due = seen([float("nan"), 5.0, float("inf"), float("nan")], patience=2)
     assert best == [False, True, False, False]
@@ -116,6 +130,7 @@ def test_the_run_is_finished_early_with_its_best_step_also_when_it_was_interrupt
             2.0,
         )
         assert result["best"] == {"step": 6, "validation_loss": 1.0}
+        assert (result["report_step"], result["report"]["asked"]) == (6, 6)
         assert result["stopped_early"].startswith("at step 10: 2 validations")
         store = CheckpointStore(run.checkpoints, "test-0")
         assert store.steps() == [10, 6]
@@ -131,8 +146,17 @@ def test_the_run_is_finished_early_with_its_best_step_also_when_it_was_interrupt
     # What crashed between its last checkpoint and its result has nothing left to train.
     calm.result.unlink()
     assert attempt(calm, tmp_path / "calm-logs", 1) == exitcodes.DONE
-    assert read_json(calm.result)["best"] == results[0]["best"]
+    again = read_json(calm.result)
+    assert again == results[0] | {"time": again["time"]}
     assert store.steps() == [10, 6]
+
+    # Damage of the best is no reason to report on what was read of it.
+    (share,) = (calm.checkpoints / "step-000000006").glob("*.data")
+    share.write_bytes(bytes(share.stat().st_size))
+    calm.result.unlink()
+    assert attempt(calm, tmp_path / "calm-logs", 2) == exitcodes.DONE
+    last = read_json(calm.result)
+    assert (last["report_step"], last["report"]["asked"], last["report"]["loss"]) == (10, 10, 2.0)
 
 
 def test_patience_without_a_validation_set_is_refused(make, tmp_path):

@@ -1,5 +1,7 @@
 """Which way of sharing the work is taken, what is gathered at once, and the copy that a report sees."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -13,6 +15,7 @@ from hpcrun.train import parallel, sharding
 from hpcrun.train.memory import Need
 from hpcrun.train.parallel import decide, moments, resolve_parallel
 from hpcrun.train.sharding import layout, units
+from hpcrun.train.strategies import Scattered
 from hpcrun.train.trainer import AMPTrainer, DistributedAMPTrainer
 from hpcrun.train.unused import unreached
 from hpcrun.train.whole import filled, hollow
@@ -85,7 +88,7 @@ def test_one_rank_has_nothing_to_decide_nor_to_shard(capsys):
     assert "nothing in fsdp applies" in capsys.readouterr().out
 
 
-def test_dp_on_the_cpu_trains_as_one_process_and_names_what_is_better(capsys):
+def test_dp_on_the_cpu_trains_as_one_process_and_says_so(capsys):
     def begin(parallel):
         torch.manual_seed(0)
         made = DistributedAMPTrainer(Net(), adamw, device="cpu", parallel=parallel)
@@ -97,8 +100,22 @@ def test_dp_on_the_cpu_trains_as_one_process_and_names_what_is_better(capsys):
     assert capsys.readouterr().out == ""
     assert begin("dp") == plain
     (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(
+        "hpcrun: parallel=dp has no GPUs to drive from one process here; it trains"
+    )
+
+
+def test_dp_names_what_is_better_with_the_gpus_there_are(monkeypatch, capsys):
+    class OnAGpu(nn.Module):
+        def parameters(self, recurse=True):
+            yield SimpleNamespace(is_cuda=True)
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    module = OnAGpu()
+    assert Scattered().wrap(module, None) is module
+    (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("hpcrun: parallel=dp drives all GPUs from one process")
-    assert "ddp" in line
+    assert "ddp, with one rank for each of them (1 here)" in line
 
 
 @pytest.mark.parametrize("parallel", ["single", "ddp", "fsdp"])
