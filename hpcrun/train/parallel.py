@@ -64,11 +64,7 @@ def resolve_parallel(
     dist.broadcast_object_list(before, src=0, group=group)
     chosen, line = decide(
         config,
-        memory.need(
-            ((p.numel(), p.element_size(), p.requires_grad) for p in model.parameters()),
-            moments=moments(config),
-            bucket_view=config.train.gradient_as_bucket_view,
-        ),
+        need(config, model),
         _least(_device_memory(distributed), group),
         before[0],
     )
@@ -106,11 +102,15 @@ def only_ddp(config: Config) -> str | None:
     return "train.channels_last" if train.channels_last else None
 
 
-def moments(config: Config) -> int:
-    """Tensors as large as the weights that are kept beside them and their gradients."""
-    # An average of the weights is one more, and so is what PowerSGD has yet to send.
-    train = config.train
-    return _MOMENTS[config.optim.name] + (train.ema is not None) + (train.compression == "powersgd")
+def need(config: Config, model: nn.Module) -> memory.Need:
+    """What training ``model`` with DDP keeps, by what ``config`` asks for."""
+    return memory.need(
+        ((p.numel(), p.element_size(), p.requires_grad) for p in model.parameters()),
+        moments=_MOMENTS[config.optim.name],
+        bucket_view=config.train.gradient_as_bucket_view,
+        average=config.train.ema is not None,
+        unsent=config.train.compression == "powersgd",
+    )
 
 
 def _device_memory(distributed: DistributedConfig) -> int:

@@ -13,7 +13,7 @@ from hpcrun.config.training import FSDP
 from hpcrun.errors import UserError
 from hpcrun.train import parallel, sharding
 from hpcrun.train.memory import Need
-from hpcrun.train.parallel import decide, moments, resolve_parallel
+from hpcrun.train.parallel import decide, need, resolve_parallel
 from hpcrun.train.sharding import layout, units
 from hpcrun.train.strategies import Scattered
 from hpcrun.train.trainer import AMPTrainer, DistributedAMPTrainer
@@ -72,10 +72,16 @@ def test_what_an_older_torch_cannot_do_sharded_auto_leaves_to_ddp_and_fsdp_refus
         sharding._fill_unused(Net())
 
 
-def test_what_is_kept_beside_the_weights_is_counted():
-    assert moments(config()) == 2
-    assert moments(config("optim.name=sgd")) == 1
-    assert moments(config("train.ema=0.99", "train.compression=powersgd")) == 4
+def test_what_is_kept_beside_the_weights_is_counted_and_named():
+    net = nn.Linear(5, 5, bias=False)
+    assert need(config(), net) == Need(100, 100, 200)
+    assert need(config("optim.name=sgd"), net) == Need(100, 100, 100)
+    more = config("train.ema=0.99", "train.compression=powersgd")
+    assert need(more, net) == Need(100, 100, 200, average=100, unsent=100)
+    assert (
+        "200 B of optimiser state + 100 B of averaged weights + 100 B of gradients that PowerSGD has yet to "
+        "send = 600 B a rank, of 1.0 kB" in decide(more, need(more, net), 1000)[1]
+    )
 
 
 def test_one_rank_has_nothing_to_decide_nor_to_shard(capsys):
