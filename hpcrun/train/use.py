@@ -6,6 +6,7 @@ gloo ends the process, NCCL waits, and where the sizes happen to be equal the nu
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -38,6 +39,8 @@ class ShardedUse:
         self._whole: dict[str, nn.Parameter] = {}
         self._learned: set[str] = set()
         self._used: set[str] = set()
+        self._reached: set[str] = set()
+        self._given: defaultdict[str, list[Any]] = defaultdict(list)
         self._results: defaultdict[str, list[Any]] = defaultdict(list)
         self._hooks: list[Any] = []
         self._group: Any = None
@@ -52,9 +55,12 @@ class ShardedUse:
         if not self._may_differ:
             self._hooks += self._learn_parameters()
         for place, (name, part) in enumerate(self._parts.items()):
-            come, note = partial(self._come_to, place), partial(self._note_results, name)
+            come = partial(self._come_to, place)
             self._hooks.append(part.register_forward_pre_hook(come, prepend=True))
-            self._hooks.append(part.register_forward_hook(note))
+            # After torch's own, which puts its turn in the backward pass into what the part is given.
+            given, results = partial(self._note_given, name), partial(self._note_results, name)
+            self._hooks.append(part.register_forward_pre_hook(given, with_kwargs=True))
+            self._hooks.append(part.register_forward_hook(results))
 
     def begin(self, *, last: bool) -> None:
         """A micro-batch begins, the last one of its step or another."""
@@ -72,6 +78,7 @@ class ShardedUse:
         # Recomputing enters parts again, each rank when it gets there.
         self._forward = False
         self._compare_gradients(value)
+        self._given.clear()
         self._results.clear()
         if self._last:
             self._group = None
@@ -95,6 +102,8 @@ class ShardedUse:
                 if not used:
                     parameter.grad = None
 
+    # A block that its model compiles has its hooks traced as well.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _come_to(self, place: int, *_: Any) -> None:
         """Compare where the ranks are: at a part that gathers its weights, or at the end."""
         if self._group is None or not self._forward:
@@ -113,31 +122,52 @@ class ShardedUse:
         )
 
     def _compare_gradients(self, value: Tensor) -> None:
-        missing, nodes = unreached(value, self._whole.items()), reached(value)
+        nodes = reached(value)
+        self._reached |= self._whole.keys() - unreached(value, self._whole.items())
+        # Gradients wait for the last micro-batch to be reduced, and any of the step's may have made them.
+        missing = [
+            name
+            for name, parameter in self._whole.items()
+            if self._last and parameter.requires_grad and name not in self._reached
+        ]
         # A part that is backpropagated through takes its turn, also if none of its parameters has a gradient.
         idle = [name for name, ends in self._results.items() if nodes and not nodes & {*ends}]
-        words = self._told_by_all((node_name(), idle, missing))
-        idle_everywhere = set.intersection(*(set(parts) for _, parts, _ in words))
-        missing_everywhere = set.intersection(*(set(names) for _, _, names in words))
-        for rank, (host, parts, _) in enumerate(words):
-            if alone := [name for name in parts if name not in idle_everywhere]:
-                self._refuse(
-                    f"the loss of rank {rank} ({host}) depends on nothing of {alone[0]}, and that of others "
-                    "does; let what it gives count on all ranks, be it times zero"
-                )
-        for rank, (host, _, names) in enumerate(words):
-            alone = [name for name in names if name not in missing_everywhere]
-            if alone and not self._may_differ:
+        # Where the pass does not get out at its front, a part reduces after the root and not before it.
+        late = [
+            name
+            for name, ends in self._given.items()
+            if self._last and nodes and not nodes & {*ends}
+        ]
+        words = self._told_by_all((node_name(), idle, late, missing))
+        hosts, *kinds = zip(*words, strict=True)
+        idle_alone, late_alone, missing_alone = map(_alone, kinds)
+        for rank, parts in idle_alone:
+            self._refuse(
+                f"the loss of rank {rank} ({hosts[rank]}) depends on nothing of {parts[0]}, and that of "
+                "others does; let what it gives count on all ranks, be it times zero"
+            )
+        for rank, parts in late_alone:
+            self._refuse(
+                f"the loss of rank {rank} ({hosts[rank]}) does not depend on what {parts[0]} is given, and "
+                "that of others does; let it count on all ranks, be it times zero"
+            )
+        for rank, names in missing_alone:
+            if not self._may_differ:
                 raise known_to_all(
-                    f"train.find_unused_parameters: the loss of rank {rank} ({host}) does not depend on "
-                    f"{shortened(alone)}, and that of other ranks does; set it to true",
+                    f"train.find_unused_parameters: the loss of rank {rank} ({hosts[rank]}) does not depend "
+                    f"on {shortened(names)}, and that of other ranks does; set it to true",
                     self._rank,
                 )
 
-    def _note_results(self, part: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _note_given(self, part: str, _module: nn.Module, *given: Any) -> None:
         if self._forward:
-            found = (leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
-            self._results[part] += [leaf.grad_fn for leaf in found if leaf.grad_fn is not None]
+            self._given[part] += _ends(given)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _note_results(self, part: str, _module: nn.Module, _given: Any, output: Any) -> None:
+        if self._forward:
+            self._results[part] += _ends(output)
 
     def _refuse(self, told: str) -> NoReturn:
         raise known_to_all(
@@ -152,7 +182,7 @@ class ShardedUse:
         return words
 
     def _learn_parameters(self) -> list[Any]:
-        """Note each part's parameters when it runs for the first time; returns the hooks for it."""
+        """Note each part's parameters when it first runs with them trained; returns the hooks for it."""
         # Before torch's own, which takes the gathered weights away.
         return [
             part.register_forward_hook(partial(self._learn, name), prepend=True)
@@ -163,18 +193,40 @@ class ShardedUse:
     def _learn(self, part: str, module: nn.Module, *_: Any) -> None:
         if part in self._learned:
             return
-        self._learned.add(part)
+        frozen = False
         for inner, parameter in module.named_parameters(prefix=part):
             name = _plain(inner)
-            if isinstance(parameter, DTensor) or not parameter.requires_grad or name in self._whole:
+            if isinstance(parameter, DTensor) or name in self._whole:
+                continue
+            if not parameter.requires_grad:
+                frozen = True
                 continue
             self._whole[name] = parameter
             if self._may_differ:
                 mark: Any = parameter.register_post_accumulate_grad_hook
                 mark(partial(self._mark, name))
+        # What is frozen may be trained later: such a part is looked through each time that it runs.
+        if not frozen:
+            self._learned.add(part)
 
     def _mark(self, name: str, _: Tensor) -> None:
         self._used.add(name)
+
+
+def _ends(values: Any) -> list[Any]:
+    """The nodes of autograd's graph that made the tensors in ``values``."""
+    found = (leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor))
+    return [leaf.grad_fn for leaf in found if leaf.grad_fn is not None]
+
+
+def _alone(named: Sequence[Sequence[str]]) -> list[tuple[int, list[str]]]:
+    """Of the names that each rank gives: ranks, and what they name that not all do."""
+    everywhere = set.intersection(*map(set, named))
+    return [
+        (rank, only)
+        for rank, names in enumerate(named)
+        if (only := [name for name in names if name not in everywhere])
+    ]
 
 
 def _plain(name: str) -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import tempfile
 
 import torch
 import torch.distributed as dist
@@ -193,6 +194,7 @@ class Choosy(Net):
         left_out = self.choose(int(self.passes), dist.get_rank())
         self.passes += 1
         x = self.enter(x)
+        x = x.detach() if left_out == "what is given" else x
         for block in self.blocks if left_out != "last block" else self.blocks[:-1]:
             before, x = x, block(x)
         x = before if left_out == "its result" else x
@@ -233,6 +235,11 @@ def not_always(number, rank):
     return "parameters" if rank in ((1,), (0, 1), (), (0,))[number % 4] else None
 
 
+def in_turn(number, rank):
+    """Parameters that one of two ranks does without, and in the next pass the other."""
+    return "parameters" if (number + rank) % 2 else None
+
+
 def every_other_time(number, _rank):
     return "parameters" if number % 2 else None
 
@@ -259,8 +266,15 @@ def unused_when_sharded(rank):
             ("parameters", (False,)),
             ("its result", (False, True)),
             ("last block", (False, True)),
+            ("what is given", (False, True)),
         )
     }
+    # The ranks differ in each pass, and not in a step of two.
+    found["in turn"] = [
+        train(Way(kind, 2, accumulation=2), in_turn, unused=kind == "ddp", make=make)
+        for make in (Choosy, Adapted)
+        for kind in ("ddp", "fsdp")
+    ]
     for name, choose, unused in (("some", not_always, True), ("all", every_other_time, False)):
         found[name] = train(Way("ddp", 2), choose, unused=True)
         for way in (Way("fsdp", 2, recompute="full"), Way("fsdp", 2, reshard=False)):
@@ -295,6 +309,56 @@ def every_optimiser(rank):
     return found
 
 
+def thawing(model, batch):
+    """The loss of a model whose last block is trained from the fourth pass on."""
+    for parameter in model.blocks[-1].parameters():
+        parameter.requires_grad_(int(model.passes) >= 3)
+    return loss(model, batch)
+
+
+def unfreezing_when_sharded(rank):
+    """Weights where ranks may not differ and where they may; these resumed before the thaw and after it."""
+    way = Way("fsdp", 2)
+
+    def train(made, first, last):
+        for step in batches(way, rank, first, last):
+            made.training_step(step, thawing)
+        return made
+
+    def weights(made):
+        whole = made.whole_module()
+        return [] if whole is None else flat(whole)
+
+    found = [weights(train(trainer(way, rank), 0, 6))]
+    with tempfile.TemporaryDirectory() as folder:
+        folders = [folder]
+        dist.broadcast_object_list(folders, src=0)
+        calm, saves = trainer(way, rank, unused=True), {2: f"{folders[0]}/2", 4: f"{folders[0]}/4"}
+        for step, place in saves.items():
+            train(calm, step - 2, step).save_checkpoint(place, step)
+        found.append(weights(train(calm, 4, 6)))
+        for step, place in saves.items():
+            again = trainer(way, rank, seed=1, unused=True)
+            again.load_checkpoint(place)
+            found.append(weights(train(again, step, 6)))
+    return found
+
+
+class OwnCompiler(Net):
+    """Blocks that it compiles by itself, and that must not fall apart."""
+
+    def __init__(self, dropout=0.0):
+        super().__init__(dropout)
+        for block in self.blocks:
+            block.compile(fullgraph=True, backend="eager")
+
+
+def blocks_with_a_compiler_of_their_own(rank):
+    way = Way("fsdp", 2)
+    made = trainer(way, rank, make=OwnCompiler, unused=True)
+    return [made.training_step(step, loss).loss.item() for step in batches(way, rank, 0, 2)]
+
+
 def refusals(rank):
     """What a trainer says to what does not fit together."""
     found = []
@@ -311,6 +375,8 @@ SCENARIOS = {
     2: [
         unused_parameters,
         unused_when_sharded,
+        unfreezing_when_sharded,
+        blocks_with_a_compiler_of_their_own,
         refusals,
         offloading_from_the_cpu,
         running_statistics_in_bf16,

@@ -162,12 +162,36 @@ def test_a_rank_that_uses_less_of_a_sharded_model_is_named_before_anybody_waits_
         ("parameters", "train.find_unused_parameters: the loss of rank 1 "),
         ("its result", f"{beginning}the loss of rank 1 "),
         ("last block", f"{beginning}rank 0 comes to blocks.1 where rank 1 "),
+        ("what is given", f"{beginning}the loss of rank 1 "),
     ):
         assert all(said.startswith(f"UserError: {line}") for said in first[what])
         assert all(said.startswith(f"ToldByRankZero: {line}") for said in second[what])
     assert "does not depend on spare.weight, spare.bias, " in first["parameters"][0]
     assert "depends on nothing of blocks.1, " in first["its result"][0]
     assert "comes to the end of its forward pass; " in first["last block"][0]
+    assert "does not depend on what blocks.0 is given, " in first["what is given"][0]
+
+
+def test_ranks_that_do_without_parameters_in_turn_train_sharded_as_in_copies(results):
+    of_root, of_root_sharded, of_blocks, of_blocks_sharded = results["unused_when_sharded"][0][
+        "in turn"
+    ]
+    for copies, sharded in ((of_root, of_root_sharded), (of_blocks, of_blocks_sharded)):
+        assert copies
+        torch.testing.assert_close(
+            torch.tensor(sharded), torch.tensor(copies), rtol=0.0, atol=WEIGHTS["fp32"]
+        )
+
+
+def test_a_block_unfrozen_later_is_trained_sharded_and_resumed_with_the_same_bits(results):
+    plain, *differing = results["unfreezing_when_sharded"][0]
+    assert plain
+    assert differing == [plain] * 3
+
+
+def test_blocks_with_a_compiler_of_their_own_are_compared_outside_of_it(results):
+    for losses in results["blocks_with_a_compiler_of_their_own"]:
+        assert len(losses) == 2
 
 
 @pytest.mark.parametrize("who", ["some", "all"])
