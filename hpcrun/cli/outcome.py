@@ -25,9 +25,25 @@ def print_result(run: RunDirectory) -> None:
     long = {key: value for key, value in report.items() if "\n" in value}
     short = {key: value for key, value in report.items() if key not in long}
     if "validation_loss" not in report and result.get("validation_loss") is not None:
-        short["validation_loss"] = _shown(result["validation_loss"])
+        loss = (
+            result["best"]["validation_loss"] if _of_the_best(result) else result["validation_loss"]
+        )
+        short["validation_loss"] = _shown(loss)
     if "stopped_early" in result:
         short["stopped_early"] = _shown(result["stopped_early"])
+    if _told_apart(result):
+        best = result["best"]
+        mine, others = (
+            ("; the figures are of it", "")
+            if _of_the_best(result)
+            else ("", "; the figures are of it")
+        )
+        short["best"] = (
+            f"step {best['step']}, validation loss {_shown(best['validation_loss'])}{mine}"
+        )
+        short["last"] = (
+            f"step {result['steps']}, validation loss {_shown(result['validation_loss'])}{others}"
+        )
     width = max(map(len, short), default=0)
     for key, value in short.items():
         print(f"  {key.replace('_', ' '):<{width}}  {value}")
@@ -35,6 +51,16 @@ def print_result(run: RunDirectory) -> None:
         print(f"  {key.replace('_', ' ')}:")
         print("\n".join(f"    | {line}" for line in value.splitlines()))
     print(f"  {'result':<{width}}  {run.result}")
+
+
+def _told_apart(result: dict[str, Any]) -> bool:
+    """Whether another step than the last had the lowest validation loss."""
+    return "best" in result and result["best"]["step"] != result.get("steps")
+
+
+def _of_the_best(result: dict[str, Any]) -> bool:
+    """Whether the report is of the weights with the lowest validation loss, and these are not the last."""
+    return _told_apart(result) and result.get("report_step", result["steps"]) != result["steps"]
 
 
 def _shown(value: Any) -> str:

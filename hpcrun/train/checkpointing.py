@@ -101,16 +101,20 @@ class Checkpointing(ABC):
             state.alike(self.model),
         )
 
-    def load_checkpoint(self, where: Path | str | CheckpointEngine) -> Restored | None:
+    def load_checkpoint(
+        self, where: Path | str | CheckpointEngine, skip: Collection[int] = ()
+    ) -> Restored | None:
         """Restore the newest valid checkpoint, or return None when there is none. Collective.
 
         The random generators are restored with it: make datasets, loaders and their iterators before,
+        ``skip``: steps not to consider.
+
         or give the loaders a generator of their own.
 
         Raises:
             CheckpointError: what was read does not fit this model.
         """
-        restored = self._engine(where).restore(self._template())
+        restored = self._engine(where).restore(self._template(), skip)
         if restored is not None:
             state.apply_shared(
                 restored.shared,

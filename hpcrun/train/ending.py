@@ -4,8 +4,10 @@ import json
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from typing import Any
 
+from hpcrun.checkpoint.errors import CheckpointError
 from hpcrun.config import Config
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.signals import StopReason
@@ -13,6 +15,7 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note
 from hpcrun.run.files import write_json
 from hpcrun.run.owner import require_ownership
+from hpcrun.train.best import Weights
 from hpcrun.train.early_stopping import EarlyStopping
 from hpcrun.train.saver import Saver
 from hpcrun.train.task import Task
@@ -46,8 +49,11 @@ def finished(
     saver: Saver,
     early: EarlyStopping,
     validation_loss: float | None,
+    put_best_back: Callable[[Weights], Weights],
 ) -> int:
     """Write result.json on rank 0, and return the exit code.
+
+    ``put_best_back``: gives the trainer the weights that the report is to be of; collective.
 
     A report that fails takes nothing from a training that is done: result.json says why there is none.
 
@@ -56,9 +62,17 @@ def finished(
     """
     if saver.failed is not None:
         return exitcodes.SAVE_FAILED
-    with trainer.averaged():
-        report, error = _report(task, trainer, validation_loss)
     steps = early.end(config.train.steps)
+    shown = last = Weights(steps, validation_loss)
+    report: dict[str, Any] = {}
+    try:
+        if type(task).report is not Task.report:
+            shown = put_best_back(last)
+    except CheckpointError as trouble:
+        error: str | None = f"the weights to report on cannot be read any more: {trouble}"
+    else:
+        with trainer.averaged():
+            report, error = _report(task, trainer, shown.validation_loss)
     if trainer.is_main_process:
         # What the last step needed may have been committed before the run was taken over.
         require_ownership(run, attempt)
@@ -70,6 +84,7 @@ def finished(
                 "validation_loss": validation_loss,
                 **_best(early),
                 "report": report,
+                "report_step": shown.step,
                 **({"report_error": error} if error else {}),
                 "time": round(time.time(), 3),
             },
@@ -77,6 +92,11 @@ def finished(
         note(run, "finished", attempt, step=steps, **({"early": True} if early.due else {}))
         if early.due:
             print(f"hpcrun: stopped early {early.told()}", flush=True)
+        if shown != last:
+            print(
+                f"hpcrun: the report is of step {shown.step}, the best; {steps} is the last",
+                flush=True,
+            )
     return exitcodes.DONE
 
 

@@ -12,6 +12,8 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from hpcrun.checkpoint.outcome import Restored
+from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.checkpoint.together import Together
 from hpcrun.cluster.deadline import end_time, query_end_time
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.cluster.launchers import in_local_cluster, job_id
@@ -24,6 +26,7 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note, read_events
 from hpcrun.train import flight, process_group
 from hpcrun.train.batching import Batching, accumulation_of
+from hpcrun.train.best import Weights, put_best_back
 from hpcrun.train.checkpoints import build_engine, build_interval
 from hpcrun.train.compression import compression
 from hpcrun.train.data import length, require_trainable, training_steps
@@ -241,7 +244,15 @@ def train(
     if stop:
         code = stopped(run, attempt, stop, saver, trainer)
     else:
-        code = finished(run, attempt, config, task, trainer, saver, early, loss)
+
+        def best(last: Weights) -> Weights:
+            if not config.checkpoint.keep_best:
+                return last
+            store = CheckpointStore(run.checkpoints, attempt.owner)
+            ranks = Together(distributed.rank, distributed.world_size, group)
+            return put_best_back(trainer, engine, store, early, last, ranks)
+
+        code = finished(run, attempt, config, task, trainer, saver, early, loss, best)
     _leave(group)
     return code
 

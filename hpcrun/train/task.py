@@ -72,7 +72,11 @@ class Task(ABC):
         return None
 
     def report(self, model: "nn.Module", validation_loss: float | None) -> dict[str, Any]:
-        """What to show and keep in result.json when training is done. Called on rank 0 only."""
+        """What to show and keep in result.json when training is done. Called on rank 0 only.
+
+        ``model`` has the weights with the lowest ``validation_loss`` if ``checkpoint.keep_best`` has kept
+        them, otherwise the last ones.
+        """
         return {}
 
 

@@ -38,6 +38,23 @@ def test_numbers_come_first_then_texts_and_tables(
     ]
 
 
+@pytest.mark.parametrize("of", [40, 50])
+def test_the_best_and_the_last_are_told_apart_and_whose_the_figures_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], of: int
+) -> None:
+    run, best = RunDirectory(tmp_path), {"step": 40, "validation_loss": 0.125}
+    result = {"steps": 50, "validation_loss": 0.25, "best": best, "report_step": of}
+    write_json(run.result, result | {"report": {"accuracy": 0.5}})
+    print_result(run)
+    mine = "; the figures are of it"
+    assert capsys.readouterr().out.splitlines()[:-1] == [
+        "  accuracy         0.5000",
+        f"  validation loss  {'0.1250' if of == 40 else '0.2500'}",
+        f"  best             step 40, validation loss 0.1250{mine if of == 40 else ''}",
+        f"  last             step 50, validation loss 0.2500{mine if of == 50 else ''}",
+    ]
+
+
 def test_what_a_rank_says_of_a_hang_is_told_once_by_the_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

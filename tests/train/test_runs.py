@@ -12,7 +12,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from hpcrun.checkpoint.export import load_model, newest_readable
+from hpcrun.checkpoint.export import best_readable, load_model, newest_readable
 from hpcrun.checkpoint.store import CheckpointStore
 from hpcrun.diagnose.causes import first_cause, is_cascade
 from hpcrun.lifecycle import exitcodes
@@ -108,9 +108,22 @@ def test_the_same_sums_may_be_computed_another_way_from_a_checkpoint_on(runs):
     assert "other than when" not in runs.said("stopped")
 
 
-def model_at_the_end(run):
+def test_the_report_is_of_the_best_weights_that_are_kept_and_the_last_stay_the_newest(runs):
+    assert runs.codes("best") == DONE
+    result = read_json(runs.run("best").result)
+    assert (result["steps"], result["validation_loss"]) == (10, 2.0)
+    assert (result["best"], result["report_step"]) == ({"step": 6, "validation_loss": 1.0}, 6)
+    best = model_at_the_end(runs.run("best"), best_readable, averaged=True)
+    asked, weight = best["asked"].item(), best["body.weight"].sum().item()
+    assert result["report"] == {"weight": weight, "asked": asked, "loss": 1.0}
+    assert asked == 6
+    assert "hpcrun: the report is of step 6, the best; 10 is the last\n" in runs.said("best")
+    assert model_at_the_end(runs.run("best"))["asked"] == 10
+
+
+def model_at_the_end(run, which=newest_readable, **options):
     store = CheckpointStore(run.checkpoints, "test-0")
-    return load_model(store, newest_readable(store))
+    return load_model(store, which(store), **options)
 
 
 def test_a_signal_to_one_rank_stops_all_at_one_step_and_the_run_goes_on_there(runs):

@@ -319,6 +319,13 @@ class Judged(Regression):
         if self.calls == self.config.model.own.get("stop_here"):
             os.kill(os.getpid(), signal.SIGTERM)
 
+    def report(self, model, validation_loss):
+        return {
+            "weight": model.body.weight.sum().item(),
+            "asked": int(model.asked),
+            "loss": validation_loss,
+        }
+
 
 class HangsOnRank1(Regression):
     """At the fourth call: asleep, or in C code that holds the interpreter's lock."""
