@@ -32,13 +32,14 @@ class StepResult:
 
     Of a weighted step ``loss`` is this rank's part: the mean over ranks is the weighted mean.
     ``gradient_norm`` is None without clipping. ``learning_rate``: the one the step was taken with, of
-    the first parameter group.
+    the first parameter group. ``weighed``: of a weighted step, each micro-batch's own loss and its factor.
     """
 
     loss: Tensor
     gradient_norm: Tensor | None
     verdict: Verdict
     learning_rate: float
+    weighed: Sequence[tuple[Tensor, Weight]] = ()
 
     @property
     def skipped(self) -> bool:
@@ -89,6 +90,7 @@ class AMPTrainer(Checkpointing):
         self._scheduler: LRScheduler | None = None
         self._ema = ema
         self._average: WeightAverage | None = None
+        self._weighed: list[tuple[Tensor, Weight]] = []
         self._engines: dict[Path, CheckpointEngine] = {}
 
     @property
@@ -191,6 +193,7 @@ class AMPTrainer(Checkpointing):
         self, micro_batches: Sequence[Any], weights: Sequence[Weight] | None, total: float | None
     ) -> Sequence[Weight] | None:
         """What to multiply the losses with; None: all alike."""
+        self._weighed = []
         if not micro_batches:
             raise ValueError("a training step needs at least one micro-batch")
         if weights is None:
@@ -214,6 +217,7 @@ class AMPTrainer(Checkpointing):
                 with self.autocast():
                     value = loss(self.model, to_device(batch, self.device))
                     if factors is not None:
+                        self._weighed.append((value.detach(), factors[index]))
                         value = weighted(value, factors[index])
                     elif parts > 1:
                         value = value / parts
@@ -234,7 +238,7 @@ class AMPTrainer(Checkpointing):
         # What optimizer.zero_grad() does, without the mark for the profiler that costs more than that.
         for parameter in trained_by(optimizer):
             parameter.grad = None
-        return StepResult(total, norm, verdict, learning_rate)
+        return StepResult(total, norm, verdict, learning_rate, self._weighed)
 
     def _clip(self) -> Tensor:
         assert self.clip_norm is not None

@@ -25,6 +25,7 @@ from hpcrun.train.batching import Batching
 from hpcrun.train.data import length
 from hpcrun.train.errors import PeerFailed, SaysAll
 from hpcrun.train.trainer import AMPTrainer, StepResult
+from hpcrun.train.weighting import without_loss
 
 Samples = Callable[[int, int], list[list[int]]]
 """The dataset's indices that a rank takes at a step, a list for each micro-batch."""
@@ -47,6 +48,8 @@ class _Found:
 
     host: str
     loss: float
+    without_loss: list[int]
+    """The micro-batches that weigh nothing and have no loss."""
 
     @property
     def lost(self) -> bool:
@@ -114,7 +117,7 @@ class NonFiniteWatch:
         ranks = self._gather(self._results[-2 if gate.pending else -1])
         overflow = self._scaled and not any(rank.lost for rank in ranks)
         stop = many or (self._stops and not overflow)
-        if overflow and not stop:
+        if not stop and overflow and not (fresh and _weightless(ranks)):
             return
         self._dumps, self._told = self._dumps + 1, True
         step = self._first + gate.steps - 1
@@ -126,7 +129,7 @@ class NonFiniteWatch:
 
     def _gather(self, result: StepResult) -> list[_Found]:
         """What each rank has to say of the step that gave this one ``result``."""
-        mine = _Found(node_name(), result.loss.item())
+        mine = _Found(node_name(), result.loss.item(), without_loss(result.weighed))
         if self._group is None:
             return [mine]
         found: list[Any] = [None] * dist.get_world_size(self._group)
@@ -172,9 +175,12 @@ class NonFiniteWatch:
             raise PeerFailed(f"gradients are not finite at step {step}; rank {bad[0]} says more")
         row = f", {in_a_row} steps in a row" if in_a_row > 1 else ""
         name = self._run.nonfinite(step).relative_to(self._run.path)
+        more = (
+            "" if _weightless(ranks) else ", at train.lr, or compute in more precision (amp.dtype)"
+        )
         raise NotFinite(
             f"gradients are not finite at step {step}{row} ({key}); {_whose(ranks)}; look at the "
-            f"samples in {name}, at train.lr, or compute in more precision (amp.dtype)"
+            f"samples in {name}{more}"
         )
 
 
@@ -182,10 +188,22 @@ def _whose(ranks: list[_Found]) -> str:
     """Whose loss it comes from, as far as the losses tell."""
     bad = [(rank, found) for rank, found in enumerate(ranks) if found.lost]
     if not bad:
-        return "every rank's loss is finite"
+        return _weightless(ranks) or "every rank's loss is finite"
     rank, found = bad[0]
     more = f", and of {len(bad) - 1} more" if len(bad) > 1 else ""
     return f"the loss of rank {rank} on {found.host} is {found.loss}{more}"
+
+
+def _weightless(ranks: list[_Found]) -> str | None:
+    """What a micro-batch that counts for nothing may have to do with it, where no other loss is amiss."""
+    for rank, found in enumerate(ranks):
+        if found.without_loss and not any(other.lost for other in ranks):
+            return (
+                f"micro-batch {found.without_loss[0]} of rank {rank} on {found.host} weighs 0 and its loss "
+                "is not finite, so that its gradients may not be either: let the loss divide by at least 1, "
+                "as in (l * m).sum() / m.sum().clamp(min=1)"
+            )
+    return None
 
 
 def samples_of(dataset: Dataset[Any], batching: Batching, seed: int) -> Samples | None:

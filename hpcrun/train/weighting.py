@@ -1,5 +1,6 @@
 """How much the mean loss of each micro-batch counts where they do not hold equally many samples or tokens."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -42,6 +43,19 @@ def weighted(loss: Tensor, factor: Weight) -> Tensor:
     if not isinstance(factor, Tensor):
         return loss * factor
     return torch.where(factor > 0, loss * factor, 0.0)
+
+
+def without_loss(weighed: Sequence[tuple[Tensor, Weight]]) -> list[int]:
+    """Which of these losses with their factors :func:`weighted` has left out as means of nothing.
+
+    Their gradients may be no numbers either, as those of ``x.sum() / n`` with n zero, whatever the factor.
+    Waits for the device.
+    """
+    return [
+        index
+        for index, (loss, factor) in enumerate(weighed)
+        if float(factor) == 0 and not math.isfinite(loss.item())
+    ]
 
 
 def share_gradients(

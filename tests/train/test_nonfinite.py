@@ -1,5 +1,6 @@
 """What the watch over gradients does with a step that is not finite: one process, every policy."""
 
+import contextlib
 import json
 
 import numpy as np
@@ -9,6 +10,7 @@ from torch import nn
 
 from hpcrun.config import AMPConfig, override_layer, resolve
 from hpcrun.run.directory import RunDirectory
+from hpcrun.run.endings import node_name
 from hpcrun.run.events import Attempt, read_events
 from hpcrun.train import order
 from hpcrun.train.batching import Batching
@@ -163,6 +165,33 @@ def test_a_fixed_scale_that_overflows_obeys_the_policy(tmp_path):
     with pytest.raises(NotFinite, match=r"at step 1 \(train.nonfinite\)"):
         training.go(".o")
     assert training.trainer.scaler.get_scale() == amp.init_scale
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_a_micro_batch_that_weighs_nothing_is_named_where_its_loss_is_a_mean_of_nothing(
+    tmp_path, capsys, dtype
+):
+    amp = AMPConfig(dtype=dtype)
+    training = Training(tmp_path, "train.nonfinite=stop", f"amp.dtype={dtype}", amp=amp)
+    masks = [torch.ones(3), torch.zeros(3)]
+
+    def step(least):
+        def loss(model, mask):
+            return (model(torch.ones(3, 2)).squeeze(-1) * mask).sum() / mask.sum().clamp(min=least)
+
+        weights = [mask.sum() for mask in masks]
+        training.watch().look(training.trainer.training_step(masks, loss, weights))
+
+    step(least=1)
+    assert capsys.readouterr().err == ""
+    named = f"micro-batch 1 of rank 0 on {node_name()} weighs 0 and its loss is not finite"
+    # Under fp16 it may as well be an overflow, beside a loss that does without a gradient there.
+    with contextlib.nullcontext() if dtype == "fp16" else pytest.raises(NotFinite) as stopped:
+        step(least=0)
+    assert named in capsys.readouterr().err
+    if dtype == "fp32":
+        assert named in str(stopped.value)
+        assert "train.lr" not in str(stopped.value)
 
 
 def test_a_full_disk_costs_the_dump_and_not_the_training(tmp_path, capsys):
