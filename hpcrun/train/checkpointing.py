@@ -1,5 +1,6 @@
 """The trainers' checkpoints: what of a trainer is saved, and how it comes back."""
 
+import os
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
@@ -106,9 +107,9 @@ class Checkpointing(ABC):
     ) -> Restored | None:
         """Restore the newest valid checkpoint, or return None when there is none. Collective.
 
-        The random generators are restored with it: make datasets, loaders and their iterators before,
         ``skip``: steps not to consider.
 
+        The random generators are restored with it: make datasets, loaders and their iterators before,
         or give the loaders a generator of their own.
 
         Raises:
@@ -127,7 +128,8 @@ class Checkpointing(ABC):
             if fresh is not None:
                 restored = replace(restored, notes=(*restored.notes, fresh))
             if restored.own is not None:
-                self._apply_own(restored.own)
+                told = self._apply_own(restored.own)
+                restored = replace(restored, notes=(*restored.notes, *told))
             lost = self._restore_compression(restored.own)
             if lost is not None:
                 restored = replace(restored, notes=(*restored.notes, lost))
@@ -159,15 +161,37 @@ class Checkpointing(ABC):
 
     def _capture_own(self) -> dict[str, Any]:
         own = state.capture_rank()
+        if self.device.type == "cpu":
+            own["threads"] = torch.get_num_threads()
         if self._buffers_differ:
             own["buffers"] = capture_buffers(self.module)
         return own
 
-    def _apply_own(self, own: dict[str, Any]) -> None:
+    def _apply_own(self, own: dict[str, Any]) -> list[str]:
         # Saved by another way of sharing the work, the buffers may be alike on all ranks.
         if self._buffers_differ and "buffers" in own:
             apply_buffers(own["buffers"], self.module)
-        state.apply_rank(own)
+        notes = state.apply_rank(own)
+        threads = self._keep_threads(own.get("threads"))
+        return notes if threads is None else [*notes, threads]
+
+    def _keep_threads(self, saved: int | None) -> str | None:
+        """Compute with as many threads as the checkpoint's rank; a line where that is news.
+
+        On the CPU they decide where a sum is cut in parts, and with that its last bits: another node,
+        or another number of ranks on it, must not.
+        """
+        here = torch.get_num_threads()
+        if self.device.type != "cpu" or saved in (None, here):
+            return None
+        cpus = available_cpus()
+        if saved > cpus:
+            return (
+                f"threads of a rank: {here}, and {saved} when it was saved, for which {cpus} CPUs are too "
+                "few: the last bits may differ"
+            )
+        torch.set_num_threads(saved)
+        return f"threads of a rank: {saved}, as when it was saved, for the same bits (here: {here})"
 
     def _restore_compression(self, own: dict[str, Any] | None) -> str | None:
         """Give the gradients' compression its memory back; a line if that is lost."""
@@ -212,6 +236,11 @@ def folder_engine(
             pinned=device is not None and device.type == "cuda",
         ),
     )
+
+
+def available_cpus() -> int:
+    """How many CPUs this process may run on."""
+    return len(os.sched_getaffinity(0))
 
 
 def _nobody_else() -> None:

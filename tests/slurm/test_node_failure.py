@@ -39,7 +39,11 @@ def test_the_run_goes_on_elsewhere_from_its_last_commit(bench, calm, fault, node
 def test_a_live_orphan_that_goes_on_saving_is_fenced(bench, calm):
     # On one node, so that every rank of it survives Slurm's daemons there, and its batch script too.
     run = bench.submit(
-        "ghost", **{"job.nodes": 1, "job.gpus": 4}, model__pause=0.6, checkpoint__every=2
+        "ghost",
+        # Threads decide the last bits: as many a rank as on the two nodes of the run it is compared with.
+        **{"job.nodes": 1, "job.gpus": 4, "job.cpus_per_task": 1},
+        model__pause=0.6,
+        checkpoint__every=2,
     )
     bench.wait_for_step(run, 5)
     job = bench.job(run)

@@ -8,6 +8,7 @@ from torch import nn
 
 from hpcrun.checkpoint.errors import CheckpointError
 from hpcrun.config import AMPConfig
+from hpcrun.train import checkpointing
 from hpcrun.train.trainer import AMPTrainer
 
 FP16 = AMPConfig(dtype="fp16", init_scale=1024.0, growth_interval=1000)
@@ -222,3 +223,27 @@ def test_a_checkpoint_of_another_model_is_refused_by_the_name_of_a_difference(tm
 def test_one_process_is_not_distributed_and_is_the_main_one():
     trainer = AMPTrainer(net(), sgd, device="cpu")
     assert (trainer.is_distributed, trainer.is_main_process) == (False, True)
+
+
+def test_a_rank_on_the_cpu_keeps_the_threads_of_its_checkpoint_where_there_are_cpus(
+    tmp_path, monkeypatch
+):
+    here = torch.get_num_threads()
+    try:
+        torch.set_num_threads(here + 2)
+        AMPTrainer(net(), sgd, device="cpu").save_checkpoint(tmp_path, 1)
+        for cpus, threads, told in (
+            (here + 2, here + 2, f"threads of a rank: {here + 2}, as when it was saved"),
+            (
+                here + 1,
+                here,
+                f"{here + 2} when it was saved, for which {here + 1} CPUs are too few",
+            ),
+        ):
+            torch.set_num_threads(here)
+            monkeypatch.setattr(checkpointing, "available_cpus", lambda cpus=cpus: cpus)
+            (note,) = AMPTrainer(net(), sgd, device="cpu").load_checkpoint(tmp_path).notes
+            assert torch.get_num_threads() == threads
+            assert told in note
+    finally:
+        torch.set_num_threads(here)
