@@ -86,17 +86,22 @@ def judge_hang(
 
 
 def _late(answers: Mapping[int, Answer]) -> list[int]:
-    """The ranks furthest back by steps, or else by the collectives of any group; none where nobody is."""
+    """The ranks furthest back by steps, or else by the collectives of any group; none where nobody is.
+
+    One that is late in a group while it waits in another for somebody is left out, unless all are so.
+    """
     steps = {rank: -1 if it.step is None else it.step for rank, it in answers.items()}
     if len(set(steps.values())) > 1:
         return _last(steps)
     late: set[int] = set()
+    waiting: set[int] = set()
     for group in {group for answer in answers.values() for group in answer.begun}:
         told = {rank: it.begun[group] for rank, it in answers.items() if group in it.begun}
         begun = {rank: latest[-1][0] if latest else -1 for rank, latest in told.items()}
         if len(set(begun.values())) > 1:
             late.update(_last(begun))
-    return sorted(late)
+            waiting.update(begun.keys() - _last(begun))
+    return sorted(late - waiting or late)
 
 
 def _crossed(answers: Mapping[int, Answer]) -> dict[int, str]:

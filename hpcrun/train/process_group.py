@@ -218,9 +218,13 @@ def _groups() -> list[Any]:
 def _backends() -> list[Any]:
     """Those of all groups whose time limit can be read and set."""
     found = [group._get_backend(device) for group in _groups() for device in group._device_types]
-    # With TORCH_DISTRIBUTED_DEBUG=DETAIL gloo's and NCCL's are wrapped.
+    # With TORCH_DISTRIBUTED_DEBUG=DETAIL gloo's and NCCL's are wrapped in one without a setter.
     bare = {id(it): it for it in (getattr(one, "wrapped_pg", one) for one in found)}
-    return [it for it in bare.values() if hasattr(getattr(it, "options", None), "_timeout")]
+    return [
+        it
+        for it in bare.values()
+        if hasattr(it, "_set_default_timeout") and hasattr(getattr(it, "options", None), "_timeout")
+    ]
 
 
 def _listen(address: str, owner: str) -> socket.socket:

@@ -1,7 +1,9 @@
 """Who is named when nothing moves, and how long that takes; whole hangs are played in ``test_runs.py``."""
 
 from datetime import timedelta
+from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -46,6 +48,12 @@ def test_a_member_of_a_group_that_has_begun_nothing_in_it_is_behind() -> None:
     )
     answers = {0: answer(world=9, pair=1), 1: nothing, 2: answer(world=9), 3: answer(world=9)}
     assert judge_hang(answers, HOSTS, 5.0, 300.0).rank == 1
+
+
+def test_a_rank_that_itself_waits_for_another_is_not_behind_in_a_group_of_its_own() -> None:
+    # Two pairs of a hybrid mesh: rank 1 stands still, and rank 0, which waits for it, keeps rank 2 waiting.
+    answers = {0: answer(left=5, even=3), 1: answer(left=4, odd=3), 2: answer(right=5, even=4)}
+    assert judge_hang(answers | {3: answer(right=5, odd=4)}, HOSTS, 5.0, 300.0).rank == 1
 
 
 def test_those_that_wait_at_different_depths_of_one_exchange_are_not_behind() -> None:
@@ -125,8 +133,10 @@ def test_the_watchdog_is_done_before_a_collective_gives_up() -> None:
         assert patience.step + patience.tick + 2 * patience.answer < timeout
 
 
-def test_collectives_of_all_groups_wait_for_the_watchdog_and_then_as_before() -> None:
-    one = dist.HashStore()
+@pytest.mark.parametrize("debug", [dist.DebugLevel.OFF, dist.DebugLevel.DETAIL])
+def test_collectives_of_all_groups_wait_for_the_watchdog_and_then_as_before(debug: Any) -> None:
+    before, one = dist.get_debug_level(), dist.HashStore()
+    dist.set_debug_level(debug)
     dist.init_process_group("gloo", store=one, rank=0, world_size=1, timeout=timedelta(seconds=600))
     try:
         dist.new_group(backend="gloo", timeout=timedelta(days=1))
@@ -136,9 +146,11 @@ def test_collectives_of_all_groups_wait_for_the_watchdog_and_then_as_before() ->
         assert limits() == [600, 86400]
     finally:
         dist.destroy_process_group()
+        dist.set_debug_level(before)
 
 
 def limits() -> list[float]:
     groups = dist.distributed_c10d._world.pg_map
     backends = [group._get_backend(torch.device("cpu")) for group in groups]
-    return [backend.options._timeout.total_seconds() for backend in backends]
+    bare = (getattr(backend, "wrapped_pg", backend) for backend in backends)
+    return [backend.options._timeout.total_seconds() for backend in bare]
