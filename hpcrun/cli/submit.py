@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hpcrun.checkpoint.store import CheckpointStore
 from hpcrun.cli.chosen import choose_config
 from hpcrun.cli.handover import hand_over
 from hpcrun.cli.output import print_json
@@ -183,15 +184,18 @@ def _finished(run: RunDirectory, config: Config) -> dict[str, Any] | None:
     Raises:
         RunError: it trains something else.
     """
-    differences = training_differences(load(run.config), config)
+    result = read_json(run.result)
+    done = result is not None and result.get("state") == "finished"
+    steps = CheckpointStore(run.checkpoints, "submit-0").steps()
+    stands = None if done else max(steps, default=0)
+    differences = training_differences(load(run.config), config, stands)
     if differences:
         shown = "; ".join(differences[:3]) + (" …" if len(differences) > 3 else "")
         raise RunError(
             f"{run.path}: is a run of another config ({shown}); choose another --name, or continue it "
             f"as it is with `hpcrun resume {handle(run)}`"
         )
-    result = read_json(run.result)
-    return result if result is not None and result.get("state") == "finished" else None
+    return result if done else None
 
 
 def say_finished(run: RunDirectory, result: dict[str, Any], as_json: bool) -> int:

@@ -15,6 +15,7 @@ from hpcrun.config.resolve import (
     resolve,
     with_task_options,
 )
+from hpcrun.config.schedule import decay_begins
 from hpcrun.config.schema import Checkpoint, Config, Job, Restarts
 from hpcrun.config.training import (
     FSDP,
@@ -44,6 +45,7 @@ __all__ = [
     "Watch",
     "check_name",
     "check_options",
+    "decay_begins",
     "differing",
     "file_layer",
     "flag_layer",

@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from hpcrun.config.schedule import decay_begins
 from hpcrun.config.schema import Config
 
 # Where and how often it runs, not what it computes.
@@ -22,6 +23,8 @@ _WAYS = (
 )
 # PowerSGD remembers errors by DDP's buckets, and what moves gradients between these would mix them up.
 _WAYS_WITH_BUCKETS = ("train.micro_batch", "train.accumulation", "data.workers", "data.prefetch")
+# What is free until the learning rate begins to come down.
+_LENGTH = ("train.steps", "optim.schedule", "optim.decay_steps", "optim.final_lr_fraction")
 
 
 def training_fingerprint(config: Config) -> str:
@@ -30,10 +33,15 @@ def training_fingerprint(config: Config) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def training_differences(old: Config, new: Config) -> list[str]:
-    """The keys that decide the weights and differ, each as ``train.lr: 0.001 -> 0.003``."""
+def training_differences(old: Config, new: Config, stands: int | None = None) -> list[str]:
+    """The keys that decide the weights and differ, each as ``train.lr: 0.001 -> 0.003``.
+
+    ``stands``: the steps taken so far, if more are to come: keys that none of them has felt do not count.
+    """
     before, after = _flat(_essence(old)), _flat(_essence(new))
     either_way = _ways(old) & _ways(new)
+    if stands is not None and _open(old, new, stands):
+        either_way |= frozenset(_LENGTH)
     told = differing(before, after)
     return [line for line in told if line.partition(":")[0] not in either_way]
 
@@ -52,6 +60,12 @@ def differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
         for key in sorted(before.keys() | after.keys())
         if before.get(key, missing) != after.get(key, missing)
     ]
+
+
+def _open(old: Config, new: Config, stands: int) -> bool:
+    """Whether after so many steps a training may still become as long as ``new`` wants it."""
+    felt = min(decay_begins(old), decay_begins(new))
+    return stands < min(old.train.steps, new.train.steps) and (not stands or stands < felt)
 
 
 def _ways(config: Config) -> frozenset[str]:

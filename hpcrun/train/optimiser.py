@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from hpcrun.config import Config
+from hpcrun.config import Config, decay_begins
 
 
 def build_optimizer(model: nn.Module, config: Config) -> Optimizer:
@@ -91,13 +91,12 @@ def learning_rate_factor(config: Config) -> Callable[[int], float]:
     warm-up, stable, decay, Hu et al. 2024, linear over the last ``decay_steps``)."""
     warmup, steps = config.optim.warmup_steps, config.train.steps
     floor, schedule = config.optim.final_lr_fraction, config.optim.schedule
-    decay = config.optim.decay_steps or max(1, steps // 10)
-    first = max(warmup, steps - decay) if schedule == "wsd" else warmup
+    first = decay_begins(config)
 
     def factor(step: int) -> float:
         if step < warmup:
             return (step + 1) / warmup
-        if step < first or schedule == "constant":
+        if step < first:
             return 1.0
         progress = min(1.0, (step - first) / max(1, steps - first))
         if schedule == "cosine":

@@ -246,6 +246,22 @@ def test_the_same_name_with_another_config_is_refused(finished_copy: Path) -> No
     require_one_line(done, "is a run of another config", "train.lr", "hpcrun resume done")
 
 
+def test_a_run_may_become_longer_until_its_learning_rate_comes_down(finished_copy: Path) -> None:
+    run = RunDirectory(finished_copy / "runs" / "done")
+    longer = [*submit_line(finished_copy, "done", train__steps=40), "optim.schedule=wsd"]
+    require_one_line(jobs.hpcrun(*longer, cwd=finished_copy), "of another config", "train.steps")
+    # As if it had stopped at its only checkpoint, of step 10.
+    begun = run.config.read_text().replace("steps: 10\n", "steps: 20\n")
+    begun = re.sub(r"(?m)^  log: .*$", f"  log: {finished_copy}", begun)
+    run.config.write_text(begun.replace("schedule: cosine", "schedule: constant"))
+    run.result.unlink()
+    prepared = jobs.hpcrun(*longer, "--prepare", cwd=finished_copy)
+    assert prepared.returncode == 0, prepared.stderr
+    assert "steps: 40\n" in run.config.read_text()
+    shorter = [*longer, "--prepare", "train.steps=11"]
+    require_one_line(jobs.hpcrun(*shorter, cwd=finished_copy), "train.steps: 40 -> 11")
+
+
 def test_a_folder_that_is_no_run_is_not_written_into(folder: Path) -> None:
     (folder / "runs" / "taken").mkdir(parents=True)
     (folder / "runs" / "file").write_text("")

@@ -56,11 +56,15 @@ RUNS = {
     "stopped": ["task=Regression", "model.stop_at=5"],
     "calm-exact": ["task=Exact"],
     "other-way": ["task=Exact", "model.stop_at=5"],
-    "calm-loaders": ["task=Regression", "data.workers=2", "train.accumulation=2"],
+    "calm-loaders": [
+        *("task=Regression", "data.workers=2", "train.accumulation=2"),
+        *("optim.schedule=wsd", "optim.decay_steps=2"),
+    ],
     "stopped-loaders": [
         "task=Regression",
         "data.workers=2",
         "train.accumulation=2",
+        *("train.steps=30", "optim.schedule=wsd"),
         "model.stop_at=9",
     ],
     "validated": ["task=Validated", "train.validate_every=3"],
@@ -137,6 +141,8 @@ RUNS = {
 
 # What a person changes in a run that has stopped.
 LATER = {
+    # The rate was the peak until then, and comes down from step 6 on.
+    "stopped-loaders": ["train.steps=8", "optim.decay_steps=2"],
     "other-way": [
         *("model.stop_at=99", "train.micro_batch=1", "train.activation_checkpointing=full"),
         *("train.parallel=fsdp", "optim.fused=false"),
