@@ -27,7 +27,10 @@ def test_the_run_goes_on_elsewhere_from_its_last_commit(bench, calm, fault, node
     bench.wait_for_step(run, 12)
     getattr(bench.slurm, fault)(node)
     assert bench.wait_for_end(run, timeout=240) == "COMPLETED", bench.story(run)
-    assert bench.causes(run) == ["node-failure", "finished"]
+    first_cause, last_cause = bench.causes(run)
+    # A node without a link, Slurm misses when it pings it; the ranks may lose their patience earlier.
+    assert first_cause in (("node-failure", "hang") if fault == "cut_link" else ("node-failure",))
+    assert last_cause == "finished"
     assert bench.slurm.restarts(bench.job(run)) == 1
     first, second = jobs.events(run, "started")
     assert (first.step, (second.step or 0) >= 10) == (0, True)

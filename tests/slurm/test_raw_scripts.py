@@ -42,7 +42,8 @@ def outcome(run: RunDirectory) -> tuple[object, list[str | None]]:
 def test_a_preempted_raw_job_is_followed_and_ends_as_the_undisturbed_one(
     bench: Bench, undisturbed: dict[str, bytes | str]
 ) -> None:
-    run = bench.prepare("rough", model__pause=0.05)
+    # Long enough for two questions on a busy machine.
+    run = bench.prepare("rough", model__pause=0.2)
     job = bench.sbatch(*TWO_BY_TWO, str(SBATCH / "train.sbatch"), "runs/rough")
     bench.wait_for_step(run, 5)
     assert (bench.status("rough")["job"], bench.status("rough")["state"]) == (job, "running")

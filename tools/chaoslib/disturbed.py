@@ -174,20 +174,18 @@ class Chaos:
         ]
         return lives[-1:] == ["started"] and self.slurm.state(self.job()) == "RUNNING"
 
-    def mend_nodes(self) -> None:
-        """Give back the nodes that Slurm has lost patience with, as an administrator does."""
-
-        def whole() -> bool:
-            states = devcluster.node_states(self.slurm.handle)
-            for node, state in states.items():
-                if state.startswith(("down", "drain")):
-                    self.slurm.resume_node(node)
-            return bool(states) and all(
-                state.startswith(("idle", "alloc", "mix")) and devcluster.registered(state)
-                for state in states.values()
-            )
-
-        self.wait(whole, "a node did not come back")
+    def has_all_nodes(self) -> bool:
+        """Whether Slurm has all nodes; those it has lost patience with, and with them perhaps the run's,
+        it is given back, as an administrator does.
+        """
+        states = devcluster.node_states(self.slurm.handle)
+        for node, state in states.items():
+            if state.startswith(("down", "drain")):
+                self.slurm.resume_node(node)
+        return bool(states) and all(
+            state.startswith(("idle", "alloc", "mix")) and devcluster.registered(state)
+            for state in states.values()
+        )
 
     def starts_again(self) -> bool:
         """Whether an attempt is under way, once its requeued job is told not to wait.

@@ -13,6 +13,9 @@ from tests import jobs
 
 from .disturbed import LIMIT_MINUTES, STEPS_PER_FAULT, Chaos
 
+# Seconds; a node that is lost meanwhile, nobody can tell.
+MOST_WITHOUT_CONTROLLER = 60.0
+
 
 @dataclass(frozen=True)
 class Met:
@@ -39,7 +42,13 @@ def kill_rank(chaos: Chaos) -> str:
     """SIGKILL one rank."""
     ends = len(chaos.ends())
     node = chaos.dice.choice(chaos.nodes())
-    victims = sorted(pid for pid in chaos.slurm.processes(node) if jobs.is_rank(pid))
+    victims: list[int] = []
+
+    def found() -> bool:
+        victims[:] = sorted(pid for pid in chaos.slurm.processes(node) if jobs.is_rank(pid))
+        return bool(victims)
+
+    chaos.wait(found, f"no rank on {node}")
     os.kill(chaos.dice.choice(victims), signal.SIGKILL)
     chaos.wait_for_end(ends)
     return f"on {node}"
@@ -83,17 +92,19 @@ def stop_controller(chaos: Chaos) -> str:
     chaos.slurm.stop_daemon("slurmctld")
     until = time.monotonic() + seconds
 
-    def unharmed() -> bool:
-        return chaos.step() >= at + 5
+    def enough() -> bool:
+        gone_on, late = chaos.step() >= at + 5, time.monotonic() > until + MOST_WITHOUT_CONTROLLER
+        # An attempt that just then ends by itself can only be judged, and started again, with it.
+        return time.monotonic() > until and (gone_on or late or len(chaos.ends()) > ends)
 
     try:
-        # An attempt that just then ends by itself can only be judged, and started again, with it.
-        chaos.wait(
-            lambda: time.monotonic() > until and (unharmed() or len(chaos.ends()) > ends),
-            "the run did not go on without slurmctld",
-        )
+        chaos.wait(enough, "the run did not go on without slurmctld")
     finally:
         chaos.slurm.start_daemon("slurmctld")
+    went_on = chaos.step() >= at + 5
+    chaos.wait(
+        lambda: went_on or len(chaos.ends()) > ends, "the run did not go on without slurmctld"
+    )
     return f"for {seconds} s and more"
 
 
@@ -168,10 +179,14 @@ def disturb(chaos: Chaos, plan: list[Planned]) -> list[Met]:
 
 def _meet(chaos: Chaos, planned: Planned) -> Met:
     chaos.wait(
-        lambda: chaos.step() >= planned.step and chaos.is_running(),
-        f"step {planned.step} was not reached",
+        lambda: (
+            chaos.step() >= planned.step
+            and chaos.starts_again()
+            and chaos.has_all_nodes()
+            and chaos.is_running()
+        ),
+        f"step {planned.step} was not reached with all nodes",
     )
-    chaos.mend_nodes()
     fault = FAULTS[planned.fault]
     at, begun, ends = chaos.step(), time.monotonic(), len(chaos.ends())
     detail = fault.strike(chaos)
