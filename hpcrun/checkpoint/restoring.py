@@ -55,10 +55,9 @@ def restore(
         manifest, found, error = together.from_rank_0(lambda: _choose(store, together, skipped))
         notes += found
         if error is None and manifest is None and notes:
-            error = (
-                f"{store.root}: no checkpoint there is whole: {'; '.join(notes)}; move the "
-                "folder away to start from step 0"
-            )
+            error = f"{store.root}: no checkpoint there is whole: {'; '.join(notes)}"
+            if not skip:
+                error += "; move the folder away to start from step 0"
         if error is not None:
             raise CheckpointError(error)
         if manifest is None:

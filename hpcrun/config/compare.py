@@ -22,7 +22,10 @@ _WAYS = (
     *("data.workers", "data.prefetch"),
 )
 # PowerSGD remembers errors by DDP's buckets, and what moves gradients between these would mix them up.
-_WAYS_WITH_BUCKETS = ("train.micro_batch", "train.accumulation", "data.workers", "data.prefetch")
+_WAYS_WITH_BUCKETS = (
+    *("train.micro_batch", "train.accumulation", "data.workers", "data.prefetch"),
+    *("train.deterministic", "optim.fused"),
+)
 # What is free until the learning rate begins to come down.
 _LENGTH = ("train.steps", "optim.schedule", "optim.decay_steps", "optim.final_lr_fraction")
 

@@ -179,10 +179,11 @@ class Checkpointing(ABC):
         """Compute with as many threads as the checkpoint's rank; a line where that is news.
 
         On the CPU they decide where a sum is cut in parts, and with that its last bits: another node,
-        or another number of ranks on it, must not.
+        or another number of ranks on it, must not, where equal bits are asked of torch.
         """
         here = torch.get_num_threads()
-        if self.device.type != "cpu" or saved in (None, here):
+        wanted = torch.are_deterministic_algorithms_enabled()
+        if not wanted or self.device.type != "cpu" or saved in (None, here):
             return None
         cpus = available_cpus()
         if saved > cpus:
@@ -191,7 +192,10 @@ class Checkpointing(ABC):
                 "few: the last bits may differ"
             )
         torch.set_num_threads(saved)
-        return f"threads of a rank: {saved}, as when it was saved, for the same bits (here: {here})"
+        return (
+            f"threads of a rank: {saved}, as when it was saved, for the same bits; {here}, as this start "
+            "would have it, with train.deterministic=false"
+        )
 
     def _restore_compression(self, own: dict[str, Any] | None) -> str | None:
         """Give the gradients' compression its memory back; a line if that is lost."""

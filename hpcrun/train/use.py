@@ -131,25 +131,21 @@ class ShardedUse:
             if self._last and parameter.requires_grad and name not in self._reached
         ]
         # A part that is backpropagated through takes its turn, also if none of its parameters has a gradient.
-        idle = [name for name, ends in self._results.items() if nodes and not nodes & {*ends}]
+        idle = [name for name, ends in self._results.items() if _apart(nodes, ends)]
         # Where the pass does not get out at its front, a part reduces after the root and not before it.
-        late = [
-            name
-            for name, ends in self._given.items()
-            if self._last and nodes and not nodes & {*ends}
-        ]
+        late = [name for name, ends in self._given.items() if self._last and _apart(nodes, ends)]
         words = self._told_by_all((node_name(), idle, late, missing))
         hosts, *kinds = zip(*words, strict=True)
         idle_alone, late_alone, missing_alone = map(_alone, kinds)
         for rank, parts in idle_alone:
             self._refuse(
-                f"the loss of rank {rank} ({hosts[rank]}) depends on nothing of {parts[0]}, and that of "
+                f"the loss of rank {rank} ({hosts[rank]}) depends on nothing of {_first(parts)}, and that of "
                 "others does; let what it gives count on all ranks, be it times zero"
             )
         for rank, parts in late_alone:
             self._refuse(
-                f"the loss of rank {rank} ({hosts[rank]}) does not depend on what {parts[0]} is given, and "
-                "that of others does; let it count on all ranks, be it times zero"
+                f"the loss of rank {rank} ({hosts[rank]}) does not depend on what {_first(parts)} is given, "
+                "and that of others does; let it count on all ranks, be it times zero"
             )
         for rank, names in missing_alone:
             if not self._may_differ:
@@ -227,6 +223,16 @@ def _alone(named: Sequence[Sequence[str]]) -> list[tuple[int, list[str]]]:
         for rank, names in enumerate(named)
         if (only := [name for name in names if name not in everywhere])
     ]
+
+
+def _apart(nodes: set[Any] | None, ends: Sequence[Any]) -> bool:
+    """Whether none of ``ends`` is among ``nodes``; False where these cannot be seen."""
+    return nodes is not None and not nodes & {*ends}
+
+
+def _first(parts: Sequence[str]) -> str:
+    """What to call the outermost of ``parts``: the whole has no name of its own."""
+    return "the model" if "" in parts else parts[0]
 
 
 def _plain(name: str) -> str:

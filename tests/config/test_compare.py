@@ -71,3 +71,4 @@ def test_the_length_is_open_until_the_learning_rate_comes_down(begun, change, st
 def test_powersgd_finds_its_errors_in_the_buckets_that_they_were_made_in():
     change = "train.micro_batch=4 train.parallel=ddp train.compile=true"
     assert refused(change, "train.compression=powersgd") == ["train.compile", "train.parallel"]
+    assert refused("train.deterministic=warn", "train.compression=powersgd") == []

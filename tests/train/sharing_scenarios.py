@@ -244,13 +244,19 @@ def every_other_time(number, _rank):
     return "parameters" if number % 2 else None
 
 
+def loss_of_nothing(model, batch):
+    loss(model, batch)
+    return torch.zeros((), requires_grad=True)
+
+
 def unused_when_sharded(rank):
     """What is said to ranks that differ, and the weights of trainings that may."""
 
     def train(way, choose, *, unused, make=Choosy):
         made = trainer(way, rank, make=lambda _: make(choose), unused=unused)
+        of_nothing = choose(0, rank) == "any of it"
         for step in batches(way, rank, 0, 8):
-            made.training_step(step, loss)
+            made.training_step(step, loss_of_nothing if of_nothing else loss)
         whole = made.whole_module()
         return [] if whole is None else flat(whole)
 
@@ -267,6 +273,7 @@ def unused_when_sharded(rank):
             ("its result", (False, True)),
             ("last block", (False, True)),
             ("what is given", (False, True)),
+            ("any of it", (False,)),
         )
     }
     # The ranks differ in each pass, and not in a step of two.

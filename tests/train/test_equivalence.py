@@ -163,6 +163,7 @@ def test_a_rank_that_uses_less_of_a_sharded_model_is_named_before_anybody_waits_
         ("its result", f"{beginning}the loss of rank 1 "),
         ("last block", f"{beginning}rank 0 comes to blocks.1 where rank 1 "),
         ("what is given", f"{beginning}the loss of rank 1 "),
+        ("any of it", f"{beginning}the loss of rank 1 "),
     ):
         assert all(said.startswith(f"UserError: {line}") for said in first[what])
         assert all(said.startswith(f"ToldByRankZero: {line}") for said in second[what])
@@ -170,6 +171,7 @@ def test_a_rank_that_uses_less_of_a_sharded_model_is_named_before_anybody_waits_
     assert "depends on nothing of blocks.1, " in first["its result"][0]
     assert "comes to the end of its forward pass; " in first["last block"][0]
     assert "does not depend on what blocks.0 is given, " in first["what is given"][0]
+    assert "depends on nothing of the model, " in first["any of it"][0]
 
 
 def test_ranks_that_do_without_parameters_in_turn_train_sharded_as_in_copies(results):
