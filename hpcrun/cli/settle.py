@@ -74,6 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
         scheduler=word,
         batch_log=log,
         limit_near=_limit_near(view, float(config.job.signal_lead)),
+        # A cancelled job is COMPLETING by now, and one that Slurm has requeued is PENDING.
+        nobody_asked=view is not None and view.state == "RUNNING",
     )
     print(f"hpcrun: {verdict.cause.value}: {verdict.line}", flush=True)
     print(f"hpcrun: {verdict.decision.reason}", flush=True)

@@ -54,6 +54,7 @@ def settle(
     scheduler: SchedulerWord | None = None,
     batch_log: str = "",
     limit_near: bool = False,
+    nobody_asked: bool = False,
 ) -> Verdict:
     """Judge the attempt, append ``ended`` to the event log, and write result.json if this is the end.
 
@@ -62,6 +63,7 @@ def settle(
         scheduler: the scheduler's own word for why it ended the job, where it gave one.
         batch_log: what srun and slurmstepd printed.
         limit_near: the job's time was nearly up, which is what a warning signal then meant.
+        nobody_asked: to the scheduler the job runs on, so that a SIGTERM was no cancellation of it.
 
     Raises:
         OSError: the run directory cannot be written.
@@ -76,7 +78,14 @@ def settle(
         partial(last_words, folder),
     )
     cause, line = judge(
-        events, attempt, exit_code, scheduler, batch_log, diagnosis, limit_near=limit_near
+        events,
+        attempt,
+        exit_code,
+        scheduler,
+        batch_log,
+        diagnosis,
+        limit_near=limit_near,
+        nobody_asked=nobody_asked,
     )
     step = last_committed(events)
     crashed = diagnosis if cause is Cause.CRASH else None
@@ -172,6 +181,7 @@ def judge(
     diagnosis: Diagnosis | None,
     *,
     limit_near: bool = False,
+    nobody_asked: bool = False,
 ) -> tuple[Cause, str]:
     """The cause of the attempt's end and one line about it; see :func:`settle` for the arguments.
 
@@ -190,7 +200,7 @@ def judge(
         why = mine["save-failed"].fields.get("reason") if "save-failed" in mine else None
         return Cause.SAVE_FAILED, f"the last checkpoint was not written: {why or 'see the log'}"
     if stopped:
-        return _stopped(stopped, word, limit_near)
+        return _stopped(stopped, word, limit_near, nobody_asked)
     if "refused" in mine:
         return Cause.EXHAUSTED, str(mine["refused"].fields.get("reason", "refused"))
     blamed = diagnosis.line if diagnosis is not None and diagnosis.bad_input else None
@@ -208,12 +218,17 @@ def judge(
     return Cause.CRASH, f"exit code {exit_code}, and no rank left a word"
 
 
-def _stopped(event: Event, word: str | None, limit_near: bool) -> tuple[Cause, str]:
+def _stopped(
+    event: Event, word: str | None, limit_near: bool, nobody_asked: bool
+) -> tuple[Cause, str]:
     saved = f"stopped and saved at step {event.step}"
     if event.step is None:
         saved = "the script was told to stop"
     if word in _BY_SCHEDULER:
         return _BY_SCHEDULER[word], f"{word}: {saved}"
+    if event.cause == "terminate" and nobody_asked:
+        # Another step's end that came late, say: an srun ends its step by name, and so the next start's too.
+        return Cause.CRASH, f"SIGTERM, though nobody has cancelled the job: {saved}"
     if event.cause == "terminate":
         return Cause.CANCELLED, f"SIGTERM: {saved}"
     if event.cause == "deadline" or limit_near:

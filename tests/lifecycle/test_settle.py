@@ -141,6 +141,19 @@ def test_an_agreed_stop_is_judged_by_who_asked_for_it(
     assert (read_json(run.result) is None) is restart
 
 
+def test_a_sigterm_that_came_while_the_job_runs_on_is_no_cancellation(run: RunDirectory) -> None:
+    record_event(run, "saved", attempt=FIRST, step=10)
+    record_event(run, "stopped", attempt=FIRST, cause="terminate", step=10, committed=True)
+    verdict = settle(run, FIRST, exitcodes.UNFINISHED, Budgets(), nobody_asked=True)
+    assert (verdict.cause, verdict.decision.restart) == (Cause.CRASH, True)
+    assert (
+        verdict.line == "SIGTERM, though nobody has cancelled the job: stopped and saved at step 10"
+    )
+    record_event(run, "cancelled", attempt=FIRST)
+    verdict = settle(run, FIRST, exitcodes.UNFINISHED, Budgets(), nobody_asked=True)
+    assert (verdict.cause, verdict.decision.restart) == (Cause.CANCELLED, False)
+
+
 def test_a_stop_whose_save_failed_is_not_requeued_blindly(run: RunDirectory) -> None:
     record_event(run, "save-failed", attempt=FIRST, step=10, reason="disk full")
     record_event(run, "stopped", attempt=FIRST, cause="warning", step=None, committed=False)

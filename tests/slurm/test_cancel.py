@@ -33,6 +33,19 @@ def test_cancelled_it_saves_stops_and_resumes_to_the_same_bits(bench, calm, by):
     assert bench.slurm.restarts(job) == 0
 
 
+@pytest.mark.slow
+def test_a_sigterm_without_a_cancellation_costs_a_requeue_and_no_bit(bench, calm):
+    run = bench.submit("hit", model__pause=0.1)
+    bench.wait_for_step(run, 13)
+    bench.slurm.run(["scancel", "--signal=TERM", bench.job(run)])
+    assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
+    assert bench.causes(run) == ["crash", "finished"]
+    assert bench.slurm.restarts(bench.job(run)) == 1
+    (stopped,) = jobs.events(run, "stopped")
+    assert [event.step for event in jobs.events(run, "started")] == [0, stopped.step]
+    assert jobs.final_state(run) == jobs.final_state(calm)
+
+
 def test_cancelled_at_once_it_is_not_started_again(bench):
     run = bench.submit("ended", model__pause=0.1, checkpoint__every=0)
     bench.wait_for_step(run, 3)
