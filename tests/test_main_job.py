@@ -73,6 +73,8 @@ def test_a_crash_at_one_step_twice_stops_with_the_reason_and_the_traceback(tmp_p
     assert len(jobs.events(run, "opened")) == 2
 
 
+# On the real Slurm its like runs by default.
+@pytest.mark.slow
 def test_cancelled_then_resumed_by_the_same_line_it_ends_the_same(tmp_path: Path) -> None:
     calm = jobs.submit_probe(tmp_path, "calm")
     jobs.wait_for_end(calm)

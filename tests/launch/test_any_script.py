@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from hpcrun.launch import jobs as run_jobs
@@ -41,6 +42,8 @@ def outcome(run: RunDirectory) -> tuple[object, list[str | None]]:
     return jobs.result(run).get("state"), ends
 
 
+# On the real Slurm its like runs by default.
+@pytest.mark.slow
 def test_a_plain_ddp_script_is_preempted_crashes_and_ends_as_if_nothing_had_happened(
     tmp_path: Path,
 ) -> None:
