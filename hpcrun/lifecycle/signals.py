@@ -80,9 +80,27 @@ def end_helpers() -> None:
     They ignore SIGTERM, which is all that torch and multiprocessing would send them before waiting: five
     seconds for each, and then without end.
     """
-    import multiprocessing
-
     # torch's handler of this signal raises when a worker is killed.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    kill_helpers()
+
+
+def kill_helpers() -> None:
+    """Send SIGKILL to what this process started through multiprocessing, from any thread.
+
+    Not to what its parent started: multiprocessing's list survives a fork, and holds the parent's
+    DataLoader workers in a process that was forked beside them.
+    """
+    import multiprocessing
+
     for helper in multiprocessing.active_children():
-        helper.kill()
+        if helper.pid is not None and _is_child(helper.pid):
+            helper.kill()
+
+
+def _is_child(pid: int) -> bool:
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True

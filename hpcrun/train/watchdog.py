@@ -10,7 +10,6 @@ runs, puts it off again and again.
 import contextlib
 import faulthandler
 import json
-import multiprocessing
 import os
 import sys
 import threading
@@ -25,6 +24,7 @@ from hpcrun.cluster.launchers import scheduler
 from hpcrun.config import Config
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.settle import settle_by_hand
+from hpcrun.lifecycle.signals import kill_helpers
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import node_name, record_hang, stacks_path
 from hpcrun.run.events import Attempt
@@ -191,8 +191,7 @@ class Watchdog:
         if self._rank == 0:
             # The store is in this process: the others shall hear that they may go.
             time.sleep(self._patience.tick)
-        for helper in multiprocessing.active_children():
-            helper.kill()
+        kill_helpers()
         os._exit(exitcodes.FAILED)
 
     def _raise_alarm(self) -> bool:

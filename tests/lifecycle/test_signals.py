@@ -1,16 +1,18 @@
 """Handlers that only set a flag, and a stop that all ranks read at one step."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from hpcrun.lifecycle.signals import StopFlag, StopReason
+from hpcrun.lifecycle.signals import StopFlag, StopReason, end_helpers, kill_helpers
 
 
 @pytest.fixture
@@ -110,3 +112,18 @@ def test_all_ranks_stop_at_the_same_step_for_the_same_reason(free_port: int) -> 
     ]
     told = [rank.communicate(timeout=60)[0].strip() for rank in ranks]
     assert told == ["18 WARNING"] * 3
+
+
+def test_a_process_ends_its_own_helpers_and_not_those_of_the_process_it_was_forked_from():
+    helper = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
+    helper.start()
+    child = os.fork()
+    if child == 0:
+        end_helpers()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    helper.join(0.2)
+    assert helper.is_alive()
+    kill_helpers()
+    helper.join(10)
+    assert helper.exitcode == -signal.SIGKILL
