@@ -20,16 +20,13 @@ from torch.nn import functional as F
 
 from hpcrun.config import Config
 from hpcrun.tasks import digits
+from hpcrun.tasks.digits_task import Batch, DigitsTask
 from hpcrun.tasks.options import AutoencoderData, AutoencoderShape
-from hpcrun.train.task import Task
 
 PIXELS = digits.SIDE**2
 SHADES = " .:-=+*#%@"
 SHOWN = 5
 """Test images in the report's picture."""
-
-Batch = list[Tensor]
-"""Images [B, 1, 8, 8], classes [B], numbers [B]."""
 
 
 @dataclass(frozen=True)
@@ -43,28 +40,16 @@ class Bound:
     code: Tensor
 
 
-class Autoencoder(Task):
+class Autoencoder(DigitsTask):
     """Compression of scikit-learn's handwritten digits to a few numbers each."""
-
-    unit = "images"
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.shape = AutoencoderShape.model_validate(config.model.own)
-        self.options = AutoencoderData.model_validate(config.data.own)
-
-    def prepare(self) -> None:
-        """Raises UserError where scikit-learn is missing."""
-        digits.require()
+        self.options: AutoencoderData = AutoencoderData.model_validate(config.data.own)
 
     def build_model(self) -> nn.Module:
         return Network(self.shape)
-
-    def train_dataset(self) -> digits.Digits:
-        return self._splits.train
-
-    def validation_dataset(self) -> digits.Digits:
-        return self._splits.validation
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """The negative bound in nats per image, with one draw of each image's code.
@@ -82,7 +67,7 @@ class Autoencoder(Task):
 
     def report(self, model: nn.Module, validation_loss: float | None) -> dict[str, Any]:
         """The bound's parts on the test split, what independent pixels cost, and a picture."""
-        test = self._splits.test
+        test = self.splits.test
         logits, mean, spread = reconstructed(model, test.images, self._own_noise(test.numbers))
         parts = bound(test.images, logits, mean, spread)
         shown = logits.sigmoid().view_as(test.images)
@@ -95,18 +80,14 @@ class Autoencoder(Task):
             "test_pixels": parts.pixels.mean().item(),
             "test_code": parts.code.mean().item(),
             "test_squared_error": (shown - test.images).square().mean().item(),
-            "independent_pixels": independent_pixels(self._splits.train.images, test.images),
+            "independent_pixels": independent_pixels(self.splits.train.images, test.images),
             "reconstructions": picture(test.images[:SHOWN], shown[:SHOWN]),
         }
 
     @cached_property
-    def _splits(self) -> digits.Splits:
-        return digits.splits(self.options.validation_fraction, self.options.test_fraction)
-
-    @cached_property
     def _noise(self) -> Tensor:
         generator = torch.Generator().manual_seed(self.config.seed)
-        count = sum(map(len, vars(self._splits).values()))
+        count = sum(map(len, vars(self.splits).values()))
         return torch.randn(count, self.shape.latent, generator=generator)
 
     def _own_noise(self, numbers: Tensor) -> Tensor:

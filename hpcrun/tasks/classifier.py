@@ -6,7 +6,6 @@ helps (``train.patience``), and reports accuracy and confusions on images that d
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,35 +14,20 @@ from torch.nn import functional as F
 
 from hpcrun.config import Config
 from hpcrun.tasks import digits
+from hpcrun.tasks.digits_task import Batch, DigitsTask
 from hpcrun.tasks.options import ClassifierShape, DigitsData
-from hpcrun.train.task import Task
-
-Batch = list[Tensor]
-"""Images [B, 1, 8, 8], classes [B], numbers [B]."""
 
 
-class Classifier(Task):
+class Classifier(DigitsTask):
     """Recognition of scikit-learn's handwritten digits."""
-
-    unit = "images"
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.shape = ClassifierShape.model_validate(config.model.own)
         self.options = DigitsData.model_validate(config.data.own)
 
-    def prepare(self) -> None:
-        """Raises UserError where scikit-learn is missing."""
-        digits.require()
-
     def build_model(self) -> nn.Module:
         return Network(self.shape)
-
-    def train_dataset(self) -> digits.Digits:
-        return self._splits.train
-
-    def validation_dataset(self) -> digits.Digits:
-        return self._splits.validation
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Mean cross-entropy in nats per image."""
@@ -53,7 +37,7 @@ class Classifier(Task):
 
     def report(self, model: nn.Module, validation_loss: float | None) -> dict[str, Any]:
         """Accuracy on the test split, and its confusions: a row for each digit, a column for each answer."""
-        test = self._splits.test
+        test = self.splits.test
         answers = answered(model, test.images)
         table = torch.zeros(digits.CLASSES, digits.CLASSES, dtype=torch.int64)
         table.index_put_((test.classes, answers), torch.tensor(1), accumulate=True)
@@ -64,10 +48,6 @@ class Classifier(Task):
             "test_images": len(test),
             "confusion_matrix": table.tolist(),
         }
-
-    @cached_property
-    def _splits(self) -> digits.Splits:
-        return digits.splits(self.options.validation_fraction, self.options.test_fraction)
 
 
 class Network(nn.Module):

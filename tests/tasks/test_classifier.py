@@ -35,7 +35,7 @@ def test_the_confusions_are_those_of_the_test_split_and_the_report_is_plain_data
         model.answer.weight.zero_()
         model.answer.bias.copy_(F.one_hot(torch.tensor(3), 10))
     report = learner.report(model, None)
-    test = learner._splits.test
+    test = learner.splits.test
     table = torch.tensor(report["confusion_matrix"])
     # It always answers 3, whatever it sees.
     assert table[:, 3].tolist() == test.classes.bincount(minlength=10).tolist()
@@ -47,7 +47,7 @@ def test_the_confusions_are_those_of_the_test_split_and_the_report_is_plain_data
 
 def test_testing_drops_nothing_out_and_leaves_mode_and_random_state_alone():
     learner = task(dropout=0.9)
-    model, images = learner.build_model().train(), learner._splits.test.images
+    model, images = learner.build_model().train(), learner.splits.test.images
     before = torch.get_rng_state()
     assert torch.equal(answered(model, images), answered(model, images))
     assert torch.equal(torch.get_rng_state(), before)
