@@ -1,0 +1,92 @@
+"""What holds for every model of language: shape, causality, and draws that a seed decides."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from hpcrun.tasks.bdh import BDH
+from hpcrun.tasks.gpt import GPT
+from hpcrun.tasks.options import LanguageModelShape
+
+CONTEXT = 12
+SHAPES = {
+    "gpt": LanguageModelShape(layers=2, heads=2, width=32, context=CONTEXT),
+    "bdh": LanguageModelShape(kind="bdh", layers=2, heads=2, width=16, context=CONTEXT, neurons=64),
+}
+KINDS: dict[str, type[GPT] | type[BDH]] = {"gpt": GPT, "bdh": BDH}
+
+Build = Callable[..., nn.Module]
+
+
+@pytest.fixture(params=["gpt", "bdh"])
+def build(request: pytest.FixtureRequest) -> Build:
+    kind = request.param
+
+    def built(seed: int = 0, **other: object) -> nn.Module:
+        return KINDS[kind](SHAPES[kind].model_copy(update=other), seed=seed)
+
+    return built
+
+
+def tokens(count: int = 3, length: int = CONTEXT) -> torch.Tensor:
+    return torch.randint(0, 256, (count, length), generator=torch.Generator().manual_seed(1))
+
+
+def test_logits_have_one_row_a_position_and_one_column_a_byte(build: Build):
+    assert build()(tokens()).shape == (3, CONTEXT, 256)
+
+
+def test_a_later_byte_never_changes_an_earlier_prediction(build: Build):
+    model, seen = build().eval(), tokens()
+    other = seen.clone()
+    other[:, 7] = (other[:, 7] + 1) % 256
+    before, after = model(seen), model(other)
+    torch.testing.assert_close(before[:, :7], after[:, :7])
+    assert not torch.allclose(before[:, 7:], after[:, 7:])
+
+
+def test_the_same_seed_gives_the_same_weights_whatever_was_drawn_before(build: Build):
+    torch.manual_seed(1)
+    first = build(seed=5).state_dict()
+    torch.rand(7)
+    second, other = build(seed=5).state_dict(), build(seed=6).state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    drawn = [name for name in first if "norm" not in name]
+    assert not any(torch.equal(first[name], other[name]) for name in drawn)
+
+
+def test_a_fresh_model_is_about_as_unsure_as_can_be(build: Build):
+    seen = tokens(8, CONTEXT + 1)
+    loss = F.cross_entropy(build()(seen[:, :-1]).flatten(0, 1), seen[:, 1:].flatten())
+    assert loss.item() == pytest.approx(math.log(256), abs=0.1)
+
+
+def test_two_trainings_with_one_seed_end_with_the_same_bits(build: Build):
+    def trained() -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        model = build(seed=1, dropout=0.2)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        for _ in range(5):
+            loss = F.cross_entropy(model(tokens()).flatten(0, 1), tokens().flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return model.state_dict()
+
+    first, second = trained(), trained()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_dropout_draws_from_the_global_generator_in_training_and_never_in_evaluation(build: Build):
+    model, seen = build(dropout=0.5), tokens()
+    torch.manual_seed(0)
+    first, second = model(seen), model(seen)
+    torch.manual_seed(0)
+    assert torch.equal(model(seen), first)
+    assert not torch.equal(first, second)
+    model.eval()
+    assert torch.equal(model(seen), model(seen))
