@@ -34,6 +34,9 @@ from hpcrun.checkpoint.tree import split
 
 _SAME, _CHANGED, _FAILED = range(3)
 
+WRITERS = "hpcrun checkpoint writers"
+"""What the group is called whose limit is a save's own, whatever limits the others are given."""
+
 
 class CheckpointEngine:
     """Saves and restores one run's state, with all its ranks.
@@ -69,7 +72,7 @@ class CheckpointEngine:
         beside = None
         if world_size > 1:
             limit = datetime.timedelta(seconds=timeout)
-            beside = dist.new_group(backend="gloo", timeout=limit)
+            beside = dist.new_group(backend="gloo", timeout=limit, group_desc=WRITERS)
         self._saving = Saving(store, Together(rank, world_size, beside), still_mine, tidy)
         self._key: Any = None
         self._plan: Plan | None = None

@@ -136,7 +136,7 @@ class Train(Section):
     )
     hang_start: Positive = Field(
         default=1800.0,
-        description="As hang_after, for building the model, a first step, validation, save.",
+        description="As hang_after, for a first step and all beside the steps; prepare: 48 times that.",
     )
     stop_check_every: Count = Field(
         default=1, description="Steps between two agreements of the ranks on whether to stop."

@@ -1,16 +1,18 @@
-"""What train.deterministic asks of torch, and what is said where a kernel cannot give it.
+"""Seeds, what train.deterministic asks of torch, and what is said where a kernel cannot give it.
 
 Torch names the kernel that it refuses, and not the key that asked for the refusal.
 """
 
 import contextlib
 import os
+import random
 import re
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.utils.deterministic
 
@@ -25,6 +27,19 @@ _REMEDY = (
     "this run, which it then goes on with"
 )
 _TORCH, _OURS = (f"{path}{os.sep}" for path in (Path(torch.__file__).parent, Path(__file__).parent))
+
+
+def seed_alike(seed: int) -> None:
+    """Seed every generator that a dataset or a model may draw from."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def seed_rank(seed: int, rank: int, step: int) -> None:
+    """Generators of a rank that has none to restore: a function of where it stands, and of nothing else."""
+    mixed = np.random.SeedSequence([seed, rank, step]).generate_state(2, np.uint32)
+    seed_alike(int(mixed[0]) << 31 ^ int(mixed[1]))
 
 
 def choose_kernels(wanted: Literal[True, False, "warn"]) -> None:

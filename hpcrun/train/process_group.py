@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from hpcrun.checkpoint.engine import WRITERS
 from hpcrun.cluster.addresses import reachable
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.cluster.errors import ClusterError
@@ -116,16 +117,28 @@ def control_group(config: DistributedConfig, *, timeout: float | None = None) ->
 
 @contextlib.contextmanager
 def waiting_at_least(seconds: float) -> Iterator[None]:
-    """Within the block no collective of any group is given up sooner: somebody else ends what hangs."""
-    before = [(backend, backend.options._timeout) for backend in _backends()]
+    """Within the block no collective of any group is given up sooner: somebody else ends what hangs.
+
+    But for those of the checkpoints' writers, on which nobody waits: a save that is given up is told, and
+    training goes on.
+
+    NCCL first sets a group up in its first collective. The others then wait for its first rank in the store,
+    by the store's limit, which is raised too; what follows has no limit of torch's. So torch's source has it:
+    with NCCL itself it has not been tried.
+    """
+    before = [(backend._set_default_timeout, backend.options._timeout) for backend in _backends()]
+    if dist.is_initialized():
+        # The groups' stores are prefixes of this one, and share its connection with its limit.
+        store: Any = dist.distributed_c10d._get_default_store()
+        before.append((store.set_timeout, store.timeout))
     least = datetime.timedelta(seconds=seconds)
-    for backend, limit in before:
-        backend._set_default_timeout(max(limit, least))
+    for set_limit, limit in before:
+        set_limit(max(limit, least))
     try:
         yield
     finally:
-        for backend, limit in before:
-            backend._set_default_timeout(limit)
+        for set_limit, limit in before:
+            set_limit(limit)
 
 
 def group_names() -> list[str]:
@@ -216,8 +229,9 @@ def _groups() -> list[Any]:
 
 
 def _backends() -> list[Any]:
-    """Those of all groups whose time limit can be read and set."""
-    found = [group._get_backend(device) for group in _groups() for device in group._device_types]
+    """Those of all groups whose time limit can be read and set, and is not the checkpoints' own."""
+    waiting = [group for group in _groups() if group.group_desc != WRITERS]
+    found = [group._get_backend(device) for group in waiting for device in group._device_types]
     # With TORCH_DISTRIBUTED_DEBUG=DETAIL gloo's and NCCL's are wrapped in one without a setter.
     bare = {id(it): it for it in (getattr(one, "wrapped_pg", one) for one in found)}
     return [

@@ -2,10 +2,8 @@
 
 import contextlib
 import os
-import random
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -30,7 +28,7 @@ from hpcrun.train.best import Weights, put_best_back
 from hpcrun.train.checkpoints import build_engine, build_interval
 from hpcrun.train.compression import compression
 from hpcrun.train.data import length, require_trainable, training_steps
-from hpcrun.train.determinism import choose_kernels, refusals_told
+from hpcrun.train.determinism import choose_kernels, refusals_told, seed_alike, seed_rank
 from hpcrun.train.early_stopping import EarlyStopping
 from hpcrun.train.ending import finished, stopped
 from hpcrun.train.errors import known_to_all
@@ -41,7 +39,7 @@ from hpcrun.train.metrics import MetricsLog, measure
 from hpcrun.train.nonfinite import NonFiniteWatch, samples_of
 from hpcrun.train.optimiser import build_optimizer, build_schedule, learning_rate_lines
 from hpcrun.train.parallel import Parallel, resolve_parallel
-from hpcrun.train.position import Position
+from hpcrun.train.position import PREPARING, TRAINING, Position
 from hpcrun.train.precision import shortfall
 from hpcrun.train.preparation import Preparation
 from hpcrun.train.profiling import Profile
@@ -54,10 +52,10 @@ from hpcrun.train.together import together
 from hpcrun.train.trainer import DistributedAMPTrainer
 from hpcrun.train.validation import validate
 from hpcrun.train.validation_data import ValidationData
-from hpcrun.train.watchdog import watching
+from hpcrun.train.watchdog import At, watching
 
 _PREPARE_AT_MOST = 86400.0
-"""Seconds: a download may take hours, and what has hung for a day will not come."""
+"""Seconds without a watchdog: a download may take hours, and what has hung for a day will not come."""
 
 
 @refusals_told()
@@ -79,15 +77,35 @@ def train(
     flight.turn_on()
     distributed = process_group.join_run(distributed, run, attempt, timeout=config.train.timeout)
     group = process_group.control_group(distributed)
-    task = together(lambda: load_task(config), rank=distributed.rank, group=group)
-    _prepare_data(task, distributed)
-    with (
-        position.at("building the model and its data"),
-        watching(run, attempt, config, distributed, position, 0),
-    ):
+    with watching(run, attempt, config, distributed, position) as at:
+        code = _train(run, attempt, config, distributed, flag, position, group, at)
+        # Together: srun ends the others as soon as one task exits with another code than 0.
+        with at("leaving"):
+            if group is not None:
+                dist.barrier(group=group)
+        process_group.cleanup_distributed()
+    return code
+
+
+def _train(
+    run: RunDirectory,
+    attempt: Attempt,
+    config: Config,
+    distributed: DistributedConfig,
+    flag: StopFlag,
+    position: Position,
+    group: Any,
+    at: At,
+) -> int:
+    with at("importing the task"):
+        task = together(lambda: load_task(config), rank=distributed.rank, group=group)
+    _prepare_data(task, distributed, at)
+    with at("building the model and its data"):
         model, dataset, validation_set = together(
             lambda: _open_task(task, config, distributed), rank=distributed.rank, group=group
         )
+    # While all have just met: making its group waits less long than the watchdog does.
+    engine = build_engine(run, attempt, config, distributed, group)
     device = process_group.select_device(distributed)
     measured = measure(config, task, model, device)
     parallel = resolve_parallel(config, model, distributed, group, _trained_by(run, distributed))
@@ -99,12 +117,13 @@ def train(
         return explaining(used, logs, distributed.rank)
 
     with short_of_memory(None):
-        trainer = _build_trainer(config, model, distributed, parallel)
-        engine = build_engine(run, attempt, config, distributed, group)
-        restored = trainer.load_checkpoint(engine)
-    start = restored.step if restored else 0
+        with at("wrapping the model"):
+            trainer = _build_trainer(config, model, distributed, parallel)
+        with at("restoring"):
+            restored = trainer.load_checkpoint(engine)
+    start = position.start = restored.step if restored else 0
     if restored is None or restored.own is None:
-        _seed_rank(config.seed, distributed.rank, start)
+        seed_rank(config.seed, distributed.rank, start)
     early = EarlyStopping(config.train.patience, config.train.min_delta)
     if restored is not None:
         early.load_state_dict(restored.shared["extra"].get("early_stopping", early.state_dict()))
@@ -226,35 +245,33 @@ def train(
         ),
         position=position,
     )
-    with (
-        short_of_memory(batches.batching),
-        watching(run, attempt, config, distributed, position, start),
-    ):
+    with short_of_memory(batches.batching), at(TRAINING):
         measured.watch.start()
         try:
             stop = loop.run()
         finally:
             metrics.flush()
-    loop.agreement.settle()
-    loop.batches.close()
+    with at("ending"):
+        loop.agreement.settle()
+        loop.batches.close()
     seen = early.seen == early.end(config.train.steps)
-    loss = early.loss if stop or seen else validation_loss()
-    if validation is not None:
-        validation.close()
+    with at("validating"):
+        loss = early.loss if stop or seen else validation_loss()
+        if validation is not None:
+            validation.close()
     if stop:
-        code = stopped(run, attempt, stop, saver, trainer)
-    else:
+        return stopped(run, attempt, stop, saver, trainer)
 
-        def best(last: Weights) -> Weights:
-            if not config.checkpoint.keep_best:
-                return last
-            store = CheckpointStore(run.checkpoints, attempt.owner)
-            ranks = Together(distributed.rank, distributed.world_size, group)
+    def best(last: Weights) -> Weights:
+        if not config.checkpoint.keep_best:
+            return last
+        store = CheckpointStore(run.checkpoints, attempt.owner)
+        ranks = Together(distributed.rank, distributed.world_size, group)
+        with at("restoring the best weights"):
             return put_best_back(trainer, engine, store, early, last, ranks)
 
-        code = finished(run, attempt, config, task, trainer, saver, early, loss, best)
-    _leave(group)
-    return code
+    with at("making the report"):
+        return finished(run, attempt, config, task, trainer, saver, early, loss, best)
 
 
 def _open_task(
@@ -262,7 +279,7 @@ def _open_task(
 ) -> tuple[nn.Module, "Dataset[Any]", "Dataset[Any] | None"]:
     """The task's model and its two datasets, of which none is empty or cannot be entered again."""
     # Alike on every rank, so that the weights are the same before any is compared.
-    _seed(config.seed)
+    seed_alike(config.seed)
     model = task.build_model()
     dataset, validation_set = task.train_dataset(), task.validation_dataset()
     workers = worker_processes(config, os.environ)
@@ -328,11 +345,12 @@ def _build_trainer(
     return trainer
 
 
-def _prepare_data(task: Task, distributed: DistributedConfig) -> None:
+def _prepare_data(task: Task, distributed: DistributedConfig, at: At) -> None:
     """Rank 0 makes the data, however long it takes: the others wait in a group of its own patience."""
     patient = process_group.control_group(distributed, timeout=_PREPARE_AT_MOST)
     work = task.prepare if distributed.rank == 0 else _nothing
-    together(work, rank=distributed.rank, group=patient)
+    with at(PREPARING):
+        together(work, rank=distributed.rank, group=patient)
     if patient is not None:
         dist.destroy_process_group(patient)
 
@@ -348,18 +366,6 @@ def _stream_state(restored: Restored | None) -> StreamState | None:
 
 def _nothing() -> None:
     """What the other ranks do while rank 0 prepares."""
-
-
-def _seed(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-
-
-def _seed_rank(seed: int, rank: int, step: int) -> None:
-    """Generators of a rank that has none to restore: a function of where it stands, and of nothing else."""
-    mixed = np.random.SeedSequence([seed, rank, step]).generate_state(2, np.uint32)
-    _seed(int(mixed[0]) << 31 ^ int(mixed[1]))
 
 
 def _trained_by(run: RunDirectory, distributed: DistributedConfig) -> str | None:
@@ -409,10 +415,3 @@ def _watch_deadline(config: Config, trainer: DistributedAMPTrainer) -> DeadlineW
         return found or end_time(os.environ)
 
     return DeadlineWatch(ask, lead=float(config.job.signal_lead))
-
-
-def _leave(group: Any) -> None:
-    """Leave together: srun ends the others as soon as one task exits with another code than 0."""
-    if group is not None:
-        dist.barrier(group=group)
-    process_group.cleanup_distributed()

@@ -30,9 +30,14 @@ from hpcrun.run.endings import node_name, record_hang, stacks_path
 from hpcrun.run.events import Attempt
 from hpcrun.train import flight, process_group
 from hpcrun.train.hangs import Answer, judge_hang
-from hpcrun.train.position import TRAINING, Position
+from hpcrun.train.position import PREPARING, TRAINING, Position
 
 _TORCH = f"{os.sep}torch{os.sep}"
+_PREPARES = 48
+"""Times ``hang_start`` for ``Task.prepare``, which may download for hours: a day, unless that is changed."""
+
+At = Callable[[str], contextlib.AbstractContextManager[None]]
+"""What a part of the work is done in: whoever looks knows its name, and collectives wait for the watchdog."""
 
 
 class Store(Protocol):
@@ -49,21 +54,27 @@ class Store(Protocol):
 
 @dataclass(frozen=True)
 class Patience:
-    """Seconds without progress: in a step, and where nothing says how long the work may take."""
+    """Seconds without progress: in a step, where nothing says how long the work may take, in ``prepare``."""
 
     step: float
     other: float
+    prepare: float
 
     @classmethod
     def of(cls, hang_after: float, hang_start: float, timeout: float) -> "Patience":
         """At most half of the collectives' ``timeout`` in a step: whoever shortens one means both."""
         step = min(hang_after, timeout / 2)
-        return cls(step, max(step, hang_start))
+        other = max(step, hang_start)
+        return cls(step, other, max(other, _PREPARES * hang_start))
 
-    def allowed(self, position: Position, start: int) -> float:
-        """What holds for a process that began at step ``start``: its first step may compile."""
-        moving = position.step is not None and position.step > start
-        return self.step if moving and position.doing == TRAINING else self.other
+    def allowed(self, position: Position) -> float:
+        """What holds where a process stands: the first of its steps may compile."""
+        moving = position.step is not None and position.step > position.start
+        return self.step if moving and position.doing == TRAINING else self.around(position.doing)
+
+    def around(self, work: str) -> float:
+        """What holds for ``work`` beside the steps, and for the longest of these."""
+        return self.prepare if work == PREPARING else self.other
 
     @property
     def tick(self) -> float:
@@ -75,10 +86,9 @@ class Patience:
         """Seconds that the ranks have to answer an alarm."""
         return min(10.0, max(0.2, self.step / 4))
 
-    @property
-    def end(self) -> float:
-        """Seconds within which whatever does not move has ended, whoever had to end it."""
-        return self.other + self.unheard + self.alarm
+    def end(self, work: str) -> float:
+        """Seconds within which whatever does not move in ``work`` has ended, whoever had to end it."""
+        return self.around(work) + self.unheard + self.alarm
 
     @property
     def unheard(self) -> float:
@@ -97,7 +107,6 @@ class Watchdog:
     def __init__(
         self,
         position: Position,
-        start: int,
         patience: Patience,
         folder: Path,
         *,
@@ -106,14 +115,14 @@ class Watchdog:
         store: Store | None,
         farewell: Callable[[], None],
     ) -> None:
-        """Watch ``position``, which begins at step ``start``.
+        """Watch ``position``.
 
         Args:
             folder: the attempt's logs.
             store: this rank's own connection to the store of all; None: it watches alone.
             farewell: called before this rank ends the process, when all is written.
         """
-        self._position, self._start, self._patience = position, start, patience
+        self._position, self._patience = position, patience
         self._folder, self._rank, self._world_size = folder, rank, world_size
         self._store, self._farewell = store, farewell
         self._host = node_name()
@@ -146,7 +155,7 @@ class Watchdog:
     def _watch(self) -> None:
         seen, since = self._place(), time.monotonic()
         while True:
-            allowed = self._patience.allowed(self._position, self._start)
+            allowed = self._patience.allowed(self._position)
             self._arm(allowed + self._patience.unheard)
             if self._over.wait(self._patience.tick):
                 return
@@ -257,12 +266,15 @@ def watching(
     config: Config,
     distributed: DistributedConfig,
     position: Position,
-    start: int,
-) -> Iterator[None]:
-    """Within the block the watchdog that the config asks for; none where a person may be at a breakpoint."""
+) -> Iterator[At]:
+    """Within the block the watchdog that the config asks for; none where a person may be at a breakpoint.
+
+    What it gives is for the parts of the work. A group that is made in one waits for the watchdog from the
+    next part on.
+    """
     train = config.train
     if train.hang_after is None or config.job.executor == "debug":
-        yield
+        yield position.at
         return
 
     def farewell() -> None:
@@ -273,7 +285,6 @@ def watching(
     patience = Patience.of(train.hang_after, train.hang_start, train.timeout)
     watchdog = Watchdog(
         position,
-        start,
         patience,
         run.attempt_logs(attempt.job, attempt.restart),
         rank=distributed.rank,
@@ -281,9 +292,15 @@ def watching(
         store=process_group.second_store(distributed, f"hang-{attempt.owner}"),
         farewell=farewell,
     )
-    # Collectives that gave up before it would name nobody, and count as a crash.
-    with process_group.waiting_at_least(patience.end), watchdog:
-        yield
+
+    @contextlib.contextmanager
+    def at(work: str) -> Iterator[None]:
+        # Collectives that gave up before it would name nobody, and count as a crash.
+        with process_group.waiting_at_least(patience.end(work)), position.at(work):
+            yield
+
+    with watchdog, process_group.waiting_at_least(patience.end(position.doing)):
+        yield at
 
 
 def _written(path: Path) -> bool:

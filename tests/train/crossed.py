@@ -6,6 +6,7 @@
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from torch import nn
@@ -31,7 +32,16 @@ RUNS = {
     "parameter": ["train.parallel=fsdp", "model.leaves_out=parameter"],
     "block": ["train.parallel=fsdp", "model.leaves_out=block", *QUICK],
     "at-once": ["train.parallel=fsdp", "model.leaves_out=block", "model.since=1"],
+    "importing": ["model.leaves_out=importing", *QUICK],
+    # Rank 0 prepares: for 48 times hang_start.
+    "preparing": ["model.leaves_out=preparing", "train.hang_after=5", "train.hang_start=0.12"],
     "building": ["model.leaves_out=building", *QUICK],
+    "wrapping": ["model.leaves_out=wrapping", "train.parallel=ddp", *LATE],
+    "restoring": [
+        *("train.parallel=ddp", "model.leaves_out=restoring", "model.since=99", "model.stop_at=3"),
+        *QUICK,
+    ],
+    "reporting": ["model.leaves_out=reporting", "train.steps=2", *LATE],
     "first-pass": ["train.parallel=fsdp", "model.leaves_out=pass-1", *QUICK],
     "first-step": ["train.parallel=ddp", "model.leaves_out=pass-2", *LATE],
     "validating": [
@@ -53,11 +63,17 @@ class Block(nn.Module):
 class Net(nn.Module):
     """From one pass on, rank 1 leaves out a part of the last block, or all of it."""
 
-    def __init__(self, leaves_out, since):
+    def __init__(self, leaves_out, since, come_to):
         super().__init__()
+        self.come_to = come_to
+        self.register_load_state_dict_pre_hook(lambda *_: come_to("restoring"))
         self.enter, self.leave = nn.Linear(4, 8), nn.Linear(8, 1)
         self.blocks = nn.ModuleList(Block() for _ in range(2))
         self.leaves_out, self.since, self.passes = leaves_out, since, 0
+
+    def to(self, *args, **kwargs):
+        self.come_to("wrapping")
+        return super().to(*args, **kwargs)
 
     def forward(self, x):
         self.passes += self.training
@@ -68,10 +84,17 @@ class Net(nn.Module):
 
 
 class LeavesOut(Regression):
+    def __init__(self, config):
+        super().__init__(config)
+        self.come_to("importing")
+
+    def prepare(self):
+        self.come_to("preparing", rank=0)
+
     def build_model(self):
         wanted = self.config.model.own
         self.come_to("building")
-        return Net(wanted["leaves_out"], wanted.get("since", 4))
+        return Net(wanted["leaves_out"], wanted.get("since", 4), self.come_to)
 
     def validation_dataset(self):
         return Noisy(3)
@@ -84,29 +107,37 @@ class LeavesOut(Regression):
     def mishap(self):
         self.come_to(f"pass-{self.calls}")
 
-    def come_to(self, place):
-        if self.config.model.own["leaves_out"] == place and get_rank() == 1:
+    def report(self, model, validation_loss):
+        self.come_to("reporting", rank=0)
+        return {}
+
+    def come_to(self, place, rank=1):
+        if self.config.model.own["leaves_out"] == place and get_rank() == rank:
             time.sleep(600)
 
 
 def play(name: str, folder: Path) -> None:
-    """Play one way and settle it, as a controller that sees the processes end."""
+    """Play one way, again if it was stopped, and settle it, as a controller that sees the processes end."""
     common = [*runs.COMMON, "task=tests.train.crossed:LeavesOut"]
     config = resolve([override_layer([*common, *RUNS[name]])])
     run = create(folder / name, to_yaml(config), {"created": time.time()})
-    logs = run.attempt_logs(name, 0)
-    logs.mkdir(parents=True)
-
-    def rank(number: int) -> None:
-        log = os.open(logs / f"rank-{number:05d}.log", os.O_WRONLY | os.O_CREAT, 0o600)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        runs.play(number, run.path, 0)
-
-    for number, code in enumerate(fork_ranks(2, rank)):
+    attempt, codes = Attempt(name, -1), [exitcodes.UNFINISHED] * 2
+    while codes == [exitcodes.UNFINISHED] * 2:
+        attempt = Attempt(name, attempt.restart + 1)
+        logs = run.attempt_logs(name, attempt.restart)
+        logs.mkdir(parents=True)
+        codes = fork_ranks(2, partial(play_rank, run.path, attempt.restart, logs))
+    for number, code in enumerate(codes):
         if code < 0:
             record_exit(logs, Exit(number, "local0", time.time(), None, -code, False))
-    settle(run, Attempt(name, 0), exitcodes.FAILED, Budgets(crash=0, hang=0))
+    settle(run, attempt, exitcodes.FAILED, Budgets(crash=0, hang=0))
+
+
+def play_rank(run: Path, restart: int, logs: Path, number: int) -> None:
+    log = os.open(logs / f"rank-{number:05d}.log", os.O_WRONLY | os.O_CREAT, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    runs.play(number, run, restart)
 
 
 def main(folder: Path) -> int:

@@ -83,3 +83,22 @@ def test_the_first_cause_is_told_with_what_to_do(folder, name, cause, reason):
     result = read_json(folder / name / "result.json")
     assert (result["state"], result["cause"]) == ("failed", cause)
     assert re.match(reason, result["reason"]), result["reason"]
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "work"),
+    [
+        ("importing", 1, "importing the task"),
+        ("preparing", 0, "preparing the data"),
+        ("wrapping", 1, "wrapping the model"),
+        ("restoring", 1, "restoring"),
+        ("reporting", 0, "making the report"),
+    ],
+)
+def test_a_rank_that_hangs_before_the_steps_or_after_them_is_named_with_its_work(
+    folder, name, rank, work
+):
+    result = read_json(folder / name / "result.json")
+    assert (result["state"], result["cause"]) == ("failed", "hang")
+    assert f": rank {rank} on " in result["reason"]
+    assert f" is behind, {work} at crossed.py:" in result["reason"]

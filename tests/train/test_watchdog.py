@@ -1,15 +1,18 @@
 """Who is named when nothing moves, and how long that takes; whole hangs are played in ``test_runs.py``."""
 
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from hpcrun.checkpoint.engine import CheckpointEngine
+from hpcrun.checkpoint.store import CheckpointStore
 from hpcrun.train import process_group
 from hpcrun.train.hangs import Answer, judge_hang
-from hpcrun.train.position import Position
+from hpcrun.train.position import PREPARING, TRAINING, Position
 from hpcrun.train.watchdog import Patience
 
 HOSTS = ["n0", "n0", "n1", "n1"]
@@ -115,15 +118,24 @@ def test_a_rank_alone_is_the_one_and_many_are_counted() -> None:
 
 def test_a_first_step_a_save_and_a_validation_may_take_longer() -> None:
     patience = Patience.of(300.0, 1800.0, 1e6)
-    position = Position()
-    assert patience.allowed(position, 40) == 1800
-    position.step = 40
-    assert patience.allowed(position, 40) == 1800
-    position.step = 41
-    assert patience.allowed(position, 40) == 300
-    with position.at("saving"):
-        assert patience.allowed(position, 40) == 1800
-    assert patience.allowed(position, 40) == 300
+    position = Position(start=40)
+    assert patience.allowed(position) == 1800
+    with position.at(TRAINING):
+        position.step = 40
+        assert patience.allowed(position) == 1800
+        position.step = 41
+        assert patience.allowed(position) == 300
+        with position.at("saving"):
+            assert patience.allowed(position) == 1800
+        assert patience.allowed(position) == 300
+    assert patience.allowed(position) == 1800
+
+
+def test_preparing_may_take_a_day_and_collectives_wait_for_it() -> None:
+    patience = Patience.of(300.0, 1800.0, 600.0)
+    with (position := Position()).at(PREPARING):
+        assert patience.allowed(position) == 86400
+    assert patience.end("saving") < 2000 < 86400 < patience.end(PREPARING)
 
 
 def test_the_watchdog_is_done_before_a_collective_gives_up() -> None:
@@ -134,16 +146,28 @@ def test_the_watchdog_is_done_before_a_collective_gives_up() -> None:
 
 
 @pytest.mark.parametrize("debug", [dist.DebugLevel.OFF, dist.DebugLevel.DETAIL])
-def test_collectives_of_all_groups_wait_for_the_watchdog_and_then_as_before(debug: Any) -> None:
+def test_whatever_waits_in_a_group_waits_for_the_watchdog_and_then_as_before_but_no_save(
+    tmp_path: Path, debug: Any
+) -> None:
     before, one = dist.get_debug_level(), dist.HashStore()
     dist.set_debug_level(debug)
     dist.init_process_group("gloo", store=one, rank=0, world_size=1, timeout=timedelta(seconds=600))
     try:
+        one.set_timeout(timedelta(seconds=500))
         dist.new_group(backend="gloo", timeout=timedelta(days=1))
-        assert limits() == [600, 86400]
+        CheckpointEngine(
+            CheckpointStore(tmp_path, "test-0"),
+            rank=0,
+            world_size=2,
+            group=None,
+            still_mine=lambda: None,
+            tidy=lambda _: [],
+            timeout=1800.0,
+        )
+        assert limits() == [500, 600, 86400, 1800]
         with process_group.waiting_at_least(1925.0):
-            assert limits() == [1925, 86400]
-        assert limits() == [600, 86400]
+            assert limits() == [1925, 1925, 86400, 1800]
+        assert limits() == [500, 600, 86400, 1800]
     finally:
         dist.destroy_process_group()
         dist.set_debug_level(before)
@@ -153,4 +177,18 @@ def limits() -> list[float]:
     groups = dist.distributed_c10d._world.pg_map
     backends = [group._get_backend(torch.device("cpu")) for group in groups]
     bare = (getattr(backend, "wrapped_pg", backend) for backend in backends)
-    return [backend.options._timeout.total_seconds() for backend in bare]
+    store: Any = dist.distributed_c10d._get_default_store()
+    found = [store.timeout, *(backend.options._timeout for backend in bare)]
+    return [limit.total_seconds() for limit in found]
+
+
+def test_a_group_waits_in_the_store_by_the_limit_of_the_store_of_all() -> None:
+    one = dist.HashStore()
+    dist.init_process_group("gloo", store=one, rank=0, world_size=1)
+    try:
+        dist.new_group(backend="gloo")
+        stores = [store for _, store in dist.distributed_c10d._world.pg_map.values()]
+        with process_group.waiting_at_least(1925.0):
+            assert [store.timeout.total_seconds() for store in stores] == [1925, 1925]
+    finally:
+        dist.destroy_process_group()
