@@ -128,7 +128,7 @@ class Restarts(Section):
     hang: FromZero | None = Field(default=3, description="After a rank made no progress.")
     no_progress: Count | None = Field(
         default=3,
-        description="Restarts in a row without a newly committed step, whatever the cause.",
+        description="Restarts in a row without a new commit, or without the report, whatever the cause.",
     )
     same_step: Count | None = Field(default=2, description="Crashes at one and the same step.")
 

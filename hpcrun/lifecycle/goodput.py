@@ -97,7 +97,7 @@ class _Account:
             seconds = float(event.fields.get("seconds", 0.0))
             self._spend(event.time - seconds, "productive")
             self._spend(event.time, "checkpoint")
-        elif event.what in ("stopped", "finished"):
+        elif event.what in ("stopped", "trained", "finished"):
             # What follows the last commit of an orderly end computes nothing more.
             self._spend(event.time, "start_up")
             self._state = "start_up"

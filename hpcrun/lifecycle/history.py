@@ -26,7 +26,8 @@ class Cause(str, Enum):
 class Life:
     """One attempt: where it began, how far it got on disk, and how it ended (cause None: unknown yet).
 
-    ``crash_step`` is the step that was being computed when it crashed, if it did.
+    ``crash_step`` is the step that was being computed when it crashed, if it did. ``trained``: it came to the
+    end of the training, after which only the report was left to do.
     """
 
     attempt: Attempt
@@ -36,11 +37,14 @@ class Life:
     cause: Cause | None = None
     crash_step: int | None = None
     ended: float | None = None
+    trained: bool = False
 
     @property
     def progressed(self) -> bool:
-        """Whether it committed a step beyond the one it began at."""
-        return self.committed is not None and self.committed > (self.begun_at or 0)
+        """Whether it committed a step beyond the one it began at, or there were none left to take."""
+        return self.trained or (
+            self.committed is not None and self.committed > (self.begun_at or 0)
+        )
 
 
 def lives(events: Sequence[Event]) -> list[Life]:
@@ -87,6 +91,8 @@ def _with_event(life: Life, event: Event) -> Life:
         return replace(life, begun_at=event.step)
     if event.what == "saved":
         return replace(life, committed=event.step)
+    if event.what == "trained":
+        return replace(life, trained=True)
     if event.what == "ended":
         return replace(
             life,

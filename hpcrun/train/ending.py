@@ -8,11 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 from hpcrun.checkpoint.errors import CheckpointError
+from hpcrun.checkpoint.together import Together
 from hpcrun.config import Config
 from hpcrun.lifecycle import exitcodes
+from hpcrun.lifecycle.history import lives
 from hpcrun.lifecycle.signals import StopReason
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, note
+from hpcrun.run.events import Attempt, note, read_events
 from hpcrun.run.files import write_json
 from hpcrun.run.owner import require_ownership
 from hpcrun.train.best import Weights
@@ -50,8 +52,9 @@ def finished(
     early: EarlyStopping,
     validation_loss: float | None,
     put_best_back: Callable[[Weights], Weights],
+    ranks: Together,
 ) -> int:
-    """Write result.json on rank 0, and return the exit code.
+    """Write result.json on rank 0, and return the exit code. Collective.
 
     ``put_best_back``: gives the trainer the weights that the report is to be of; collective.
 
@@ -65,14 +68,20 @@ def finished(
     steps = early.end(config.train.steps)
     shown = last = Weights(steps, validation_loss)
     report: dict[str, Any] = {}
-    try:
-        if type(task).report is not Task.report:
-            shown = put_best_back(last)
-    except CheckpointError as trouble:
-        error: str | None = f"the weights to report on cannot be read any more: {trouble}"
-    else:
-        with trainer.averaged():
-            report, error = _report(task, trainer, shown.validation_loss)
+    error = ranks.from_rank_0(lambda: _given_up(run, attempt, config.restarts.no_progress))
+    if trainer.is_main_process:
+        note(run, "trained", attempt, step=steps)
+        if error is not None:
+            print(f"hpcrun: {error}", file=sys.stderr, flush=True)
+    if error is None:
+        try:
+            if type(task).report is not Task.report:
+                shown = put_best_back(last)
+        except CheckpointError as trouble:
+            error = f"the weights to report on cannot be read any more: {trouble}"
+        else:
+            with trainer.averaged():
+                report, error = _report(task, trainer, shown.validation_loss)
     if trainer.is_main_process:
         # What the last step needed may have been committed before the run was taken over.
         require_ownership(run, attempt)
@@ -98,6 +107,18 @@ def finished(
                 flush=True,
             )
     return exitcodes.DONE
+
+
+def _given_up(run: RunDirectory, attempt: Attempt, limit: int | None) -> str | None:
+    """Why no report is made: it was the end of as many of the job's attempts as may pass without progress."""
+    ended = sum(life.trained for life in lives(read_events(run)) if life.attempt != attempt)
+    if limit is None or ended < limit:
+        return None
+    attempts = "1 attempt" if ended == 1 else f"{ended} attempts"
+    return (
+        f"no report: {attempts} ended while it was made (restarts.no_progress); the training is done all the "
+        f"same; remove {run.result.name}, and `hpcrun resume` tries again"
+    )
 
 
 def _best(early: EarlyStopping) -> dict[str, Any]:

@@ -261,17 +261,17 @@ def _train(
             validation.close()
     if stop:
         return stopped(run, attempt, stop, saver, trainer)
+    ranks = Together(distributed.rank, distributed.world_size, group)
 
     def best(last: Weights) -> Weights:
         if not config.checkpoint.keep_best:
             return last
         store = CheckpointStore(run.checkpoints, attempt.owner)
-        ranks = Together(distributed.rank, distributed.world_size, group)
         with at("restoring the best weights"):
             return put_best_back(trainer, engine, store, early, last, ranks)
 
     with at("making the report"):
-        return finished(run, attempt, config, task, trainer, saver, early, loss, best)
+        return finished(run, attempt, config, task, trainer, saver, early, loss, best, ranks)
 
 
 def _open_task(

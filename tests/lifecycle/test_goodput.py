@@ -38,6 +38,12 @@ def test_a_crash_costs_what_came_after_the_last_commit() -> None:
     assert account.ettr == pytest.approx(17 / 57)
 
 
+def test_nothing_is_lost_with_a_report_that_was_not_made() -> None:
+    log = [*CRASHED_ONCE[:4], event("trained", 125), *CRASHED_ONCE[4:]]
+    account, before = goodput(log, now=1000.0), goodput(CRASHED_ONCE, now=1000.0)
+    assert (account.recomputed, account.start_up) == (0, before.start_up + 7)
+
+
 def test_the_time_in_which_nobody_wanted_it_is_idle_and_not_in_the_ratio() -> None:
     log = [
         event("submitted", 0),

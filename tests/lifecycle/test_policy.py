@@ -72,6 +72,18 @@ def test_restarts_without_a_new_commit_stop_the_run_whatever_the_cause() -> None
     assert decide([*stuck, life(Cause.PREEMPTION, begun=10, committed=20)], Budgets()).restart
 
 
+def test_attempts_that_had_only_the_report_left_to_make_are_not_without_progress() -> None:
+    log = [
+        event(what, restart, cause="preemption" if what == "ended" else None, step=10)
+        for restart in range(4)
+        for what in ("opened", "started", "trained", "ended")
+    ]
+    assert decide(lives(log), Budgets(no_progress=3)).restart
+    # Those that ended while they restored are.
+    rest = [one for one in log if one.what != "trained" or one.attempt == Attempt("1", 0)]
+    assert not decide(lives(rest), Budgets(no_progress=3)).restart
+
+
 def event(what: str, restart: int = 0, job: str = "1", **more: object) -> Event:
     step = more.pop("step", None)
     cause = more.pop("cause", None)

@@ -5,6 +5,7 @@
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -109,6 +110,14 @@ RUNS = {
     "unused": ["task=HalfUsed"],
     "report-raises": ["task=ReportRaises"],
     "report-tensor": ["task=ReportHoldsTensor"],
+    "report-killed": [
+        *(
+            "task=KilledInReport",
+            "train.steps=4",
+            "train.validate_every=2",
+            "restarts.no_progress=2",
+        )
+    ],
     "exits-with-zero": ["task=ExitsWithZero"],
     "loaders-failure": ["task=FailsWhileLoadersRead", "data.workers=1"],
     "loaders-hang": ["task=FailsWhileALoaderHangs", "data.workers=1"],
@@ -197,7 +206,7 @@ def main(folder: Path) -> None:
         logs.mkdir()
         began = time.monotonic()
         attempts = []
-        while not attempts or attempts[-1] == [75, 75]:
+        while not attempts or attempts[-1] == [75, 75] or -signal.SIGKILL in attempts[-1]:
             restart = len(attempts)
             if restart and name in LATER:
                 later = override_layer([*COMMON, *text.split(), *LATER[name]])

@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -255,6 +256,16 @@ def test_a_report_that_fails_takes_nothing_from_a_training_that_is_done(runs, na
     assert (result["state"], result["report"]) == ("finished", {})
     assert result["report_error"].startswith(reason)
     assert reason in runs.said(name)
+
+
+def test_a_training_that_is_done_is_finished_without_the_report_that_attempts_keep_ending_in(runs):
+    *killed, last = runs.codes("report-killed")
+    assert [codes[0] for codes in killed] == 2 * [-signal.SIGKILL]
+    assert last == [exitcodes.DONE] * 2
+    result = read_json(runs.run("report-killed").result)
+    assert (result["state"], result["steps"], result["report"]) == ("finished", 4, {})
+    assert result["validation_loss"] > 0
+    assert result["report_error"].startswith("no report: 2 attempts ended while it was made (rest")
 
 
 def test_a_task_that_exits_with_0_is_not_taken_for_a_finished_one(runs):
