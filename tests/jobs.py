@@ -1,5 +1,6 @@
 """Starting and disturbing whole jobs on the local cluster, for the tests that need one."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -26,6 +27,7 @@ import json, os, time
 import torch
 from torch import nn
 from torch.utils.data import Dataset
+from hpcrun.lifecycle.signals import STOP
 from hpcrun.train.task import Task
 
 
@@ -60,6 +62,7 @@ class Probe(Task):
             if fault:
                 self.meet(fault)
             time.sleep(self.config.model.own.get("pause", 0.0))
+            self.wait_while_held()
         return (model(values).squeeze(-1) - values.sum(-1)).square().mean()
 
     def note(self, indices):
@@ -68,6 +71,20 @@ class Probe(Task):
         )
         with open(os.path.join(self.config.data.own["log"], name), "a") as log:
             log.write(json.dumps(indices.tolist()) + "\\n")
+
+    def wait_while_held(self):
+        # Not for good: a test that has died must not leave a run that waits.
+        late = time.monotonic() + 5
+        hold = os.path.join(self.config.data.own["log"], "hold")
+        while time.monotonic() < late:
+            try:
+                with open(hold) as asked:
+                    deaf = asked.read() == "deaf"
+            except FileNotFoundError:
+                return
+            if STOP.reason and not deaf:
+                return
+            time.sleep(0.02)
 
     def meet(self, fault):
         self.calls = getattr(self, "calls", 0) + 1
@@ -162,6 +179,29 @@ def wait_for_step(run: RunDirectory, step: int, restart: int | None = None) -> N
         )
 
     wait_for(reached, why=f"step {step} of {run.name}")
+
+
+@contextlib.contextmanager
+def held(run: RunDirectory, deaf: bool = False) -> Iterator[None]:
+    """Have a probe run all but stand still, so that what a test does to it meets it on any machine.
+
+    Every micro-batch waits until this is over, its rank has a signal (unless ``deaf``), or five seconds
+    have passed.
+    """
+    hold = run.path.parents[1] / "hold"
+    hold.write_text("deaf" if deaf else "")
+    try:
+        yield
+    finally:
+        hold.unlink()
+
+
+@contextlib.contextmanager
+def held_at(run: RunDirectory, step: int, restart: int | None = None) -> Iterator[None]:
+    """As `held`, once rank 0 has logged ``step`` (in attempt ``restart``)."""
+    wait_for_step(run, step, restart)
+    with held(run):
+        yield
 
 
 def wait_for_end(run: RunDirectory, timeout: float = 120) -> None:

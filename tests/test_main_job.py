@@ -17,14 +17,14 @@ def test_three_interruptions_change_no_bit_and_no_sample(tmp_path: Path) -> None
     assert (read_json(calm.result) or {})["state"] == "finished"
 
     rough = jobs.submit_probe(tmp_path, "rough", **shape, model__pause=0.03)
-    jobs.wait_for_step(rough, 7)
-    done = jobs.hpcrun("preempt", "rough", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    jobs.wait_for_step(rough, 19, restart=1)
-    os.kill(jobs.job_status(rough).tasks[5], signal.SIGKILL)
-    jobs.wait_for_step(rough, 26, restart=2)
-    # To one rank alone: the others must hear of it and stop at the same step.
-    os.kill(jobs.job_status(rough).tasks[2], signal.SIGUSR2)
+    with jobs.held_at(rough, 7):
+        done = jobs.hpcrun("preempt", "rough", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    with jobs.held_at(rough, 19, restart=1):
+        os.kill(jobs.job_status(rough).tasks[5], signal.SIGKILL)
+    with jobs.held_at(rough, 26, restart=2):
+        # To one rank alone: the others must hear of it and stop at the same step.
+        os.kill(jobs.job_status(rough).tasks[2], signal.SIGUSR2)
     jobs.wait_for_end(rough)
 
     assert (read_json(rough.result) or {})["state"] == "finished"
@@ -44,12 +44,13 @@ def test_three_interruptions_change_no_bit_and_no_sample(tmp_path: Path) -> None
 
 
 def test_a_killed_rank_ends_the_job_within_seconds_with_the_cause_first(tmp_path: Path) -> None:
-    run = jobs.submit_probe(tmp_path, "killed", model__pause=0.05)
-    jobs.wait_for_step(run, 3)
-    victim = jobs.job_status(run).tasks[3]
-    others = [pid for pid in jobs.job_status(run).tasks if pid != victim]
-    os.kill(victim, signal.SIGKILL)
-    jobs.wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in others), timeout=10)
+    run = jobs.submit_probe(tmp_path, "killed", model__pause=0.05, train__timeout=600)
+    with jobs.held_at(run, 3):
+        victim = jobs.job_status(run).tasks[3]
+        others = [pid for pid in jobs.job_status(run).tasks if pid != victim]
+        os.kill(victim, signal.SIGKILL)
+    # Seconds, where torch would wait for its own time-out of ten minutes.
+    jobs.wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in others), timeout=120)
     jobs.wait_for_end(run)
     first = jobs.events(run, "ended")[0]
     assert first.cause == "crash"
@@ -79,8 +80,8 @@ def test_cancelled_then_resumed_by_the_same_line_it_ends_the_same(tmp_path: Path
     calm = jobs.submit_probe(tmp_path, "calm")
     jobs.wait_for_end(calm)
     run = jobs.submit_probe(tmp_path, "halted", model__pause=0.05)
-    jobs.wait_for_step(run, 9)
-    done = jobs.hpcrun("cancel", "halted", cwd=tmp_path)
+    with jobs.held_at(run, 9):
+        done = jobs.hpcrun("cancel", "halted", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "is stopped at step" in done.stdout
     assert (read_json(run.result) or {})["state"] == "stopped"
@@ -117,10 +118,10 @@ def test_a_controller_that_is_killed_takes_its_ranks_along_and_the_run_resumes(
     tmp_path: Path,
 ) -> None:
     run = jobs.submit_probe(tmp_path, "orphaned", model__pause=0.05, checkpoint__every=5)
-    jobs.wait_for_step(run, 12)
-    status = jobs.job_status(run)
-    os.kill(status.pid, signal.SIGKILL)
-    jobs.wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in status.tasks), 10)
+    with jobs.held_at(run, 12):
+        status = jobs.job_status(run)
+        os.kill(status.pid, signal.SIGKILL)
+    jobs.wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in status.tasks), 40)
     told = jobs.hpcrun("status", "orphaned", cwd=tmp_path)
     assert "lost" in told.stdout
     done = jobs.hpcrun("resume", "orphaned", "--detach", cwd=tmp_path)

@@ -131,7 +131,7 @@ def test_help_fits_a_terminal(folder: Path) -> None:
 
 
 def test_a_live_run_has_one_job_and_is_preempted_cancelled_and_resumed(folder: Path) -> None:
-    line = submit_line(folder, "live", model__pause=0.05, train__steps=400)
+    line = submit_line(folder, "live", model__pause=0.05, train__steps=4000)
     begun = jobs.hpcrun(*line, "--detach", cwd=folder)
     assert begun.returncode == 0, begun.stderr
     for what in ("logs -f live", "status live", "cancel live", "resume live"):

@@ -12,16 +12,16 @@ from tests import jobs
 from tests.cli.conftest import tiny_config
 from tests.cli.terminal import Terminal
 
-_BAR = r"(\d+)%\|[^\r]*\| step (\d+)/400, loss \d+\.\d{4}, samples/s [\d,]+, ETA \d\d:\d\d"
+_BAR = r"(\d+)%\|[^\r]*\| step (\d+)/4000, loss \d+\.\d{4}, samples/s [\d,]+, ETA \d\d:\d\d"
 
 
 @pytest.fixture
 def start(folder: Path) -> Iterator[Callable[..., Terminal]]:
-    """Submit the run ``long`` (400 steps, two ranks) from a new terminal, as often as is asked."""
+    """Submit the run ``long`` (4000 steps, two ranks) from a new terminal, as often as is asked."""
     opened: list[Terminal] = []
 
     def submit(**terminal: str | int) -> Terminal:
-        settings = tiny_config(folder, train__steps=400, model__pause=0.05)
+        settings = tiny_config(folder, train__steps=4000, model__pause=0.05)
         command = ["submit", "-c", "empty.yaml", "--name", "long", *settings]
         opened.append(Terminal(folder, *command, **terminal))  # type: ignore[arg-type]
         return opened[-1]
@@ -55,12 +55,13 @@ def test_ctrl_c_saves_and_stops_and_the_same_line_goes_on_and_twice_ends_it_at_o
     # A terminal without a cursor gets lines instead of a bar.
     screen = start(term="dumb")
     screen.read_until(f"resumed from step {step}, 2 ranks")
-    told = screen.read_until(r"\nstep (\d+)/400: loss \d+\.\d{4}, samples/s [\d,]+")
+    told = screen.read_until(r"\nstep (\d+)/4000: loss \d+\.\d{4}, samples/s [\d,]+")
     assert int(told[1]) > step
-    screen.press_ctrl_c()
-    screen.read_until("saving a checkpoint")
-    screen.press_ctrl_c()
-    screen.read_until("ending it at once; it continues from its last checkpoint")
+    with jobs.held(run, deaf=True):
+        screen.press_ctrl_c()
+        screen.read_until("saving a checkpoint")
+        screen.press_ctrl_c()
+        screen.read_until("ending it at once; it continues from its last checkpoint")
     assert screen.end() == 75
     assert "\r" not in screen.text.replace("\r\n", "")
 

@@ -115,7 +115,7 @@ def test_the_torchrun_tool_is_seen_interrupted_and_continued_by_the_same_line(
     (tmp_path / "probe.yaml").write_text("{}\n")
     settings = [
         word
-        for word in jobs.probe_config(tmp_path, **TWO | {"model.pause": 0.2})
+        for word in jobs.probe_config(tmp_path, **TWO | {"model.pause": 0.05})
         if not word.startswith("job.")
     ]
     line = (
@@ -124,9 +124,9 @@ def test_the_torchrun_tool_is_seen_interrupted_and_continued_by_the_same_line(
     )
     run = RunDirectory(tmp_path / "runs" / "probe")
     first = begin(tmp_path, *line)
-    jobs.wait_for_step(run, 2)
-    assert '"state": "running"' in jobs.hpcrun("status", "--json", "probe", cwd=tmp_path).stdout
-    first.send_signal(signal.SIGINT)
+    with jobs.held_at(run, 2):
+        assert '"state": "running"' in jobs.hpcrun("status", "--json", "probe", cwd=tmp_path).stdout
+        first.send_signal(signal.SIGINT)
     first.wait(60)
     assert jobs.result(run)["state"] == "stopped", jobs.result(run)
     assert begin(tmp_path, *line).wait(120) == 0

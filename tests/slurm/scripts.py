@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +85,7 @@ class Bench:
     def preempt_everything(self) -> None:
         """Take all nodes for a moment, for a job that matters more."""
         urgent = self.sbatch("--partition=urgent", "--nodes=4", "--exclusive", "--wrap", "sleep 1")
-        self.slurm.wait_state(urgent)
+        self.slurm.wait_state(urgent, timeout=ENDED)
 
     def wait_for_step(self, run: RunDirectory, step: int, restart: int = 0) -> None:
         """Wait until rank 0 has logged ``step`` in attempt ``restart``."""
@@ -93,6 +95,13 @@ class Bench:
             return any(x["step"] >= step and x.get("restart") == restart for x in lines)
 
         self.slurm.wait_until(reached, ENDED, lambda: f"step {step}: {self.told(run)}")
+
+    @contextlib.contextmanager
+    def held_at(self, run: RunDirectory, step: int, restart: int = 0) -> Iterator[None]:
+        """The run at ``step``, which it does not leave before the test has done what it means to do to it."""
+        self.wait_for_step(run, step, restart)
+        with jobs.held(run):
+            yield
 
     def wait_for_end(self, job: str, state: str = "COMPLETED") -> None:
         """Wait until the job is in ``state``: a requeued job passes through other final states."""

@@ -45,15 +45,15 @@ def test_a_node_that_fails_a_second_time_is_left_out(slurm: SlurmCluster, folder
         hpcrun(slurm, folder, "submit", "-c", "empty.yaml", "--name", "run", "--json", *settings)
     )
     run = RunDirectory(Path(told["run"]))
-    jobs.wait_for_step(run, 20)
-    node = slurm.scontrol_show_job(told["job_id"])["NodeList"]
     # Its first failure was another run's.
     blame = (
         "import sys; from pathlib import Path; from hpcrun.cluster.ledger import blame;"
         "blame(Path(sys.argv[1]), sys.argv[2], 'killed by SIGBUS', 'another run')"
     )
-    slurm.run([slurm.python, "-c", blame, str(ledger), node])
-    os.kill(next(filter(jobs.is_rank, slurm.processes(node))), signal.SIGKILL)
+    with jobs.held_at(run, 20):
+        node = slurm.scontrol_show_job(told["job_id"])["NodeList"]
+        slurm.run([slurm.python, "-c", blame, str(ledger), node])
+        os.kill(next(filter(jobs.is_rank, slurm.processes(node))), signal.SIGKILL)
 
     slurm.wait_restarts(told["job_id"], 1, timeout=90)
     shown = slurm.scontrol_show_job(told["job_id"])

@@ -12,13 +12,13 @@ pytestmark = pytest.mark.slurm
 @pytest.mark.parametrize("by", ["hpcrun", "scancel"])
 def test_cancelled_it_saves_stops_and_resumes_to_the_same_bits(bench, calm, by):
     run = bench.submit("halted", model__pause=0.05)
-    bench.wait_for_step(run, 13)
-    job = bench.job(run)
-    if by == "scancel":
-        bench.slurm.run(["scancel", job])
-    else:
-        told = bench.hpcrun("cancel", "halted").stdout
-        assert "halted is stopped at step" in told
+    with bench.held_at(run, 13):
+        job = bench.job(run)
+        if by == "scancel":
+            bench.slurm.run(["scancel", job])
+        else:
+            told = bench.hpcrun("cancel", "halted").stdout
+            assert "halted is stopped at step" in told
     assert bench.wait_for_end(run) == "CANCELLED", bench.story(run)
     (stopped,) = jobs.events(run, "stopped")
     assert stopped.fields["committed"]
@@ -36,8 +36,8 @@ def test_cancelled_it_saves_stops_and_resumes_to_the_same_bits(bench, calm, by):
 @pytest.mark.slow
 def test_a_sigterm_without_a_cancellation_costs_a_requeue_and_no_bit(bench, calm):
     run = bench.submit("hit", model__pause=0.1)
-    bench.wait_for_step(run, 13)
-    bench.slurm.run(["scancel", "--signal=TERM", bench.job(run)])
+    with bench.held_at(run, 13):
+        bench.slurm.run(["scancel", "--signal=TERM", bench.job(run)])
     assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
     assert bench.causes(run) == ["crash", "finished"]
     assert bench.slurm.restarts(bench.job(run)) == 1
@@ -48,8 +48,8 @@ def test_a_sigterm_without_a_cancellation_costs_a_requeue_and_no_bit(bench, calm
 
 def test_cancelled_at_once_it_is_not_started_again(bench):
     run = bench.submit("ended", model__pause=0.1, checkpoint__every=0)
-    bench.wait_for_step(run, 3)
-    told = bench.hpcrun("cancel", "--now", "ended").stdout
+    with bench.held_at(run, 3):
+        told = bench.hpcrun("cancel", "--now", "ended").stdout
     assert "killed" in told
     assert "ended is stopped" in told
     assert not jobs.events(run, "saved")
@@ -74,8 +74,8 @@ def test_a_job_that_waits_is_cancelled_by_either_road_and_never_lost(bench):
 @pytest.mark.slow
 def test_a_requeued_job_that_waits_for_its_start_is_cancelled_for_good(bench):
     run = bench.submit("again", model__pause=0.05)
-    bench.wait_for_step(run, 3)
-    bench.hpcrun("preempt", "again")
+    with bench.held_at(run, 3):
+        bench.hpcrun("preempt", "again")
     bench.slurm.wait_state(bench.job(run), "PENDING")
     assert "restart 1 after preemptions" in str(jobs.events(run, "ended")[0].fields["decision"])
     assert "pending" in bench.hpcrun("status", "again").stdout

@@ -20,12 +20,12 @@ pytestmark = pytest.mark.slurm
 
 def test_a_stop_that_cannot_save_ends_with_74_is_not_requeued_and_goes_on_when_mended(bench, calm):
     run = bench.submit("full", model__pause=0.05, checkpoint__every=5)
-    bench.wait_for_step(run, 12)
-    job = bench.job(run)
-    # As a disk that has filled up meanwhile: nothing new can be made beside the checkpoints there are.
-    run.checkpoints.chmod(0o500)
-    try:
+    with bench.held_at(run, 12):
+        job = bench.job(run)
+        # As a disk that has filled up meanwhile: nothing new can be made beside the checkpoints there are.
+        run.checkpoints.chmod(0o500)
         bench.hpcrun("preempt", "full")
+    try:
         assert bench.wait_for_end(run) == "FAILED", bench.story(run)
     finally:
         run.checkpoints.chmod(0o700)
@@ -72,12 +72,12 @@ def batch_scripts(site: cluster.SlurmCluster) -> list[int]:
 def test_a_requeue_that_no_controller_takes_ends_with_75(site, calm):
     bench = Bench(site)
     run = bench.submit("alone", model__pause=0.03)
-    bench.wait_for_step(run, 14)
-    job = bench.job(run)
-    (victim,) = bench.pids(run, 1)
-    assert batch_scripts(site)
-    site.stop_daemon("slurmctld")
-    os.kill(victim, signal.SIGKILL)
+    with bench.held_at(run, 14):
+        job = bench.job(run)
+        (victim,) = bench.pids(run, 1)
+        assert batch_scripts(site)
+        site.stop_daemon("slurmctld")
+        os.kill(victim, signal.SIGKILL)
     site.wait_until(lambda: not batch_scripts(site), 900, lambda: bench.story(run))
     site.start_daemon("slurmctld")
     if dict(site.handle.spec.settings).get("RequeueExit") is None:

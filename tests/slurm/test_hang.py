@@ -14,9 +14,9 @@ pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 def test_a_stopped_rank_is_named_and_the_job_restarts_once_with_the_same_bits(bench, calm):
     run = bench.submit("hanging", model__pause=0.03, train__hang_after=5)
-    bench.wait_for_step(run, 14)
-    (victim,) = bench.pids(run, 3)
-    os.kill(victim, signal.SIGSTOP)
+    with bench.held_at(run, 14):
+        (victim,) = bench.pids(run, 3)
+        os.kill(victim, signal.SIGSTOP)
     state = bench.wait_for_end(run)
     first = jobs.events(run, "ended")[0]
     assert (first.cause, first.fields["host"]) == ("hang", "node2")

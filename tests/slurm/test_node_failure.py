@@ -24,8 +24,8 @@ pytestmark = pytest.mark.slurm
 )
 def test_the_run_goes_on_elsewhere_from_its_last_commit(bench, calm, fault, node):
     run = bench.submit("hit", model__pause=0.2, checkpoint__every=5)
-    bench.wait_for_step(run, 12)
-    getattr(bench.slurm, fault)(node)
+    with bench.held_at(run, 12):
+        getattr(bench.slurm, fault)(node)
     assert bench.wait_for_end(run, timeout=240) == "COMPLETED", bench.story(run)
     first_cause, last_cause = bench.causes(run)
     # A node without a link, Slurm misses when it pings it; the ranks may lose their patience earlier.

@@ -11,7 +11,7 @@ from tests import jobs
 
 from . import cluster
 from .cluster import Partition
-from .training import Bench
+from .training import PATIENCE, Bench
 
 pytestmark = pytest.mark.slurm
 
@@ -49,8 +49,9 @@ def preempt(site: cluster.SlurmCluster) -> str:
 def test_an_urgent_job_costs_a_requeue_and_no_bit(site, calm):
     bench = Bench(site)
     run = bench.submit("moved", model__pause=0.05)
-    bench.wait_for_step(run, 13)
-    urgent = preempt(site)
+    with bench.held_at(run, 13):
+        urgent = preempt(site)
+        site.wait_state(urgent, timeout=PATIENCE)
     state = bench.wait_for_end(run)
     assert site.state(urgent) == "COMPLETED"
     assert (state, site.restarts(bench.job(run))) == ("COMPLETED", 1), bench.story(run)

@@ -42,13 +42,12 @@ def outcome(run: RunDirectory) -> tuple[object, list[str | None]]:
 def test_a_preempted_raw_job_is_followed_and_ends_as_the_undisturbed_one(
     bench: Bench, undisturbed: dict[str, bytes | str]
 ) -> None:
-    # Long enough for two questions on a busy machine.
-    run = bench.prepare("rough", model__pause=0.2)
+    run = bench.prepare("rough", model__pause=0.05)
     job = bench.sbatch(*TWO_BY_TWO, str(SBATCH / "train.sbatch"), "runs/rough")
-    bench.wait_for_step(run, 5)
-    assert (bench.status("rough")["job"], bench.status("rough")["state"]) == (job, "running")
-    assert "starting at step 0, 4 ranks" in bench.hpcrun("logs", "rough")
-    bench.preempt_everything()
+    with bench.held_at(run, 5):
+        assert (bench.status("rough")["job"], bench.status("rough")["state"]) == (job, "running")
+        assert "starting at step 0, 4 ranks" in bench.hpcrun("logs", "rough")
+        bench.preempt_everything()
     bench.wait_for_end(job)
     assert outcome(run) == ("finished", ["preemption", "finished"]), bench.told(run)
     assert bench.slurm.restarts(job) == 1
@@ -63,8 +62,8 @@ def test_the_prepared_line_trains_and_continues_what_was_cancelled(
     line = shlex.split(bench.hpcrun("submit", "--prepare", *bench.same("halted")).splitlines()[-1])
     assert line[0] == "sbatch"
     first = bench.sbatch(*line[1:])
-    bench.wait_for_step(run, 5)
-    bench.hpcrun("cancel", "halted")
+    with bench.held_at(run, 5):
+        bench.hpcrun("cancel", "halted")
     bench.wait_for_end(first, "CANCELLED")
     assert outcome(run) == ("stopped", ["cancelled"]), bench.told(run)
     second = bench.sbatch(*line[1:])
@@ -81,11 +80,11 @@ def test_under_torchrun_a_warned_or_preempted_job_ends_with_the_same_state(
     run = bench.prepare(name, model__pause=0.05)
     shape = ("--nodes=2", "--ntasks-per-node=1", "--export=ALL,RANKS=2")
     job = bench.sbatch(*shape, str(SBATCH / "train_torchrun.sbatch"), f"runs/{name}")
-    bench.wait_for_step(run, 5)
-    if warned:
-        bench.hpcrun("preempt", name)
-    else:
-        bench.preempt_everything()
+    with bench.held_at(run, 5):
+        if warned:
+            bench.hpcrun("preempt", name)
+        else:
+            bench.preempt_everything()
     bench.wait_for_end(job)
     assert outcome(run) == ("finished", ["preemption", "finished"]), bench.told(run)
     assert jobs.final_state(run) == undisturbed
@@ -104,10 +103,10 @@ def test_each_element_of_an_array_requeues_itself_and_keeps_its_own_budget(bench
         str(SBATCH / "sweep_array.sbatch"),
         *(f"runs/{name}" for name in names),
     )
-    for run in runs:
-        bench.wait_for_step(run, 5)
-    assert bench.status("sweep-1")["job"] == f"{array}_1"
-    bench.hpcrun("preempt", "sweep-1")
+    bench.wait_for_step(runs[0], 5)
+    with bench.held_at(runs[1], 5):
+        assert bench.status("sweep-1")["job"] == f"{array}_1"
+        bench.hpcrun("preempt", "sweep-1")
     for element in range(2):
         bench.wait_for_end(f"{array}_{element}")
     assert outcome(runs[0]) == ("finished", ["finished"]), bench.told(runs[0])
@@ -129,9 +128,9 @@ def test_a_heterogeneous_job_is_requeued_and_resumes_as_one(bench: Bench) -> Non
     run = bench.prepare("het", job__nodes=1, job__gpus=3, train__batch_size=36, model__pause=0.05)
     components = ("--nodes=1", "--ntasks=2", ":", "--nodes=1", "--ntasks=1")
     job = bench.sbatch(*components, str(SBATCH / "train.sbatch"), "runs/het")
-    bench.wait_for_step(run, 5)
-    assert (bench.status("het")["job"], bench.status("het")["state"]) == (job, "running")
-    bench.hpcrun("preempt", "het")
+    with bench.held_at(run, 5):
+        assert (bench.status("het")["job"], bench.status("het")["state"]) == (job, "running")
+        bench.hpcrun("preempt", "het")
     bench.wait_for_end(job)
     assert outcome(run) == ("finished", ["preemption", "finished"]), bench.told(run)
     assert [event.fields["ranks"] for event in jobs.events(run, "opened")] == [3, 3]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,13 @@ class Bench:
             )
 
         self.wait_until(reached, PATIENCE, lambda: f"step {step}: {self.story(run)}")
+
+    @contextlib.contextmanager
+    def held_at(self, run: RunDirectory, step: int, restart: int | None = None) -> Iterator[None]:
+        """The run at ``step``, which it does not leave before the test has done what it means to do to it."""
+        self.wait_for_step(run, step, restart)
+        with jobs.held(run):
+            yield
 
     def wait_for_end(self, run: RunDirectory, timeout: float = PATIENCE) -> str:
         """Wait for the run's final word and its job's end; return Slurm's state."""
