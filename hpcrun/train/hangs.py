@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hpcrun.run.endings import Hang
+from hpcrun.train.position import TRAINING
 
 _NAMED_AT_MOST = 4
 
@@ -74,6 +75,8 @@ def judge_hang(
             "these never meet; all ranks need the same collectives in the same order (fsdp: the same blocks, "
             "ddp: gradients of the same parameters)"
         )
+    if all(it.doing != TRAINING for it in answers.values()):
+        told.append("what rightly takes longer needs a longer train.hang_start")
     first_rank = next(iter([*silent, *_minority(crossed), *behind]), 0 if len(hosts) == 1 else None)
     where = "before the first step" if step is None else f"in step {step}"
     return Hang(

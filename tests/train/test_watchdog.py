@@ -1,5 +1,6 @@
 """Who is named when nothing moves, and how long that takes; whole hangs are played in ``test_runs.py``."""
 
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,14 @@ def test_a_rank_alone_is_the_one_and_many_are_counted() -> None:
     assert alone.line == "no progress for 2 s before the first step: it is training at a.py:1 in f"
     many = judge_hang({9: answer()}, ["n0"] * 10, 5.0, 2.0)
     assert many.line.endswith("rank 3 on n0 does not answer; and 5 more")
+
+
+def test_what_is_done_beside_the_steps_is_told_with_the_key_that_gives_it_longer() -> None:
+    answers = {0: answer(world=2), 1: answer(world=3)}
+    beside = {rank: replace(it, doing="validating") for rank, it in answers.items()}
+    key = "; what rightly takes longer needs a longer train.hang_start"
+    assert judge_hang(beside, HOSTS[:2], 5.0, 1800.0).line.endswith(key)
+    assert key not in judge_hang(answers, HOSTS[:2], 5.0, 300.0).line
 
 
 def test_a_first_step_a_save_and_a_validation_may_take_longer() -> None:
