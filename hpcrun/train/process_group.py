@@ -19,6 +19,7 @@ from hpcrun.cluster.ports import port_candidates
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 from hpcrun.run.rendezvous import publish_master, wait_for_master
+from hpcrun.train.native_threads import GLOO_WORKERS, wait_until_idle
 
 
 def setup_distributed(
@@ -203,8 +204,13 @@ def select_device(config: DistributedConfig) -> torch.device:
 
 
 def cleanup_distributed() -> None:
-    """Leave the process group, if there is one."""
+    """Leave the process group, if there is one, for a process that may end right after it.
+
+    A thread of gloo's hands back the tensors of a collective after those who waited for it went on, and
+    needs the interpreter for that: at an interpreter's end it aborts the process.
+    """
     if dist.is_available() and dist.is_initialized():
+        wait_until_idle(GLOO_WORKERS)
         dist.destroy_process_group()
 
 

@@ -1,0 +1,66 @@
+"""A process that ends right after its last collective, while a thread of gloo still holds its tensor."""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from hpcrun.train.native_threads import wait_until_idle
+
+# Gloo's thread is the last to hold the tensor, and takes its time to let it go. The group outlives its
+# destruction, as one does of which DDP knows.
+ENDS_AT_ONCE = """
+import os, sys, threading, time
+import torch, torch.distributed as dist
+from hpcrun.train.process_group import cleanup_distributed
+
+class Slow:
+    def __del__(self):
+        letting_go.set()
+        until = time.monotonic() + 0.5
+        while time.monotonic() < until:
+            pass
+        print("let go", flush=True)
+
+rank = 0 if os.fork() else 1
+store = dist.FileStore(sys.argv[1], 2)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+tensor = torch.ones(1)
+if rank == 1:
+    store.wait(["only gloo has it"])
+    dist.all_reduce(tensor)
+    os._exit(0)
+letting_go, kept = threading.Event(), dist.group.WORLD
+tensor.slow = Slow()
+dist.all_reduce(tensor, async_op=True)
+del tensor
+store.set("only gloo has it", "")
+letting_go.wait()
+cleanup_distributed()
+"""
+
+
+def test_a_process_that_has_left_its_group_may_end_at_once(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS_AT_ONCE, str(tmp_path / "store")],
+        cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "let go\n"), done.stderr
+
+
+def test_threads_that_run_are_waited_for_within_the_patience_and_absent_ones_are_not():
+    enough = threading.Event()
+
+    def spin():
+        Path("/proc/thread-self/comm").write_text("spins")
+        ready.set()
+        while not enough.is_set():
+            pass
+
+    ready, spinning = threading.Event(), threading.Thread(target=spin)
+    spinning.start()
+    ready.wait()
+    assert not wait_until_idle("spins", patience=0.05)
+    enough.set()
+    spinning.join()
+    assert wait_until_idle("spins")
