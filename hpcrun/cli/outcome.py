@@ -44,6 +44,8 @@ def print_result(run: RunDirectory) -> None:
         short["last"] = (
             f"step {result['steps']}, validation loss {_shown(result['validation_loss'])}{others}"
         )
+    if "report_error" in result:
+        short["report"] = result["report_error"]
     width = max(map(len, short), default=0)
     for key, value in short.items():
         print(f"  {key.replace('_', ' '):<{width}}  {value}")

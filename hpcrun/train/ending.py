@@ -72,13 +72,13 @@ def finished(
     if trainer.is_main_process:
         note(run, "trained", attempt, step=steps)
         if error is not None:
-            print(f"hpcrun: {error}", file=sys.stderr, flush=True)
+            print(f"hpcrun: report: {error}", file=sys.stderr, flush=True)
     if error is None:
         try:
             if type(task).report is not Task.report:
                 shown = put_best_back(last)
         except CheckpointError as trouble:
-            error = f"the weights to report on cannot be read any more: {trouble}"
+            error = f"none: the weights to report on cannot be read any more: {trouble}"
         else:
             with trainer.averaged():
                 report, error = _report(task, trainer, shown.validation_loss)
@@ -116,7 +116,7 @@ def _given_up(run: RunDirectory, attempt: Attempt, limit: int | None) -> str | N
         return None
     attempts = "1 attempt" if ended == 1 else f"{ended} attempts"
     return (
-        f"no report: {attempts} ended while it was made (restarts.no_progress); the training is done all the "
+        f"none: {attempts} ended while it was made (restarts.no_progress); the training is done all the "
         f"same; remove {run.result.name}, and `hpcrun resume` tries again"
     )
 

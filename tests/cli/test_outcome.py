@@ -38,6 +38,18 @@ def test_numbers_come_first_then_texts_and_tables(
     ]
 
 
+def test_why_there_is_no_report_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, error = RunDirectory(tmp_path), "MyTask.report() raised KeyError: 'accuracy'"
+    write_json(
+        run.result, {"steps": 5, "validation_loss": 0.5, "report": {}, "report_error": error}
+    )
+    print_result(run)
+    assert capsys.readouterr().out.splitlines()[:-1] == [
+        "  validation loss  0.5000",
+        f"  report           {error}",
+    ]
+
+
 @pytest.mark.parametrize("of", [40, 50])
 def test_the_best_and_the_last_are_told_apart_and_whose_the_figures_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], of: int
