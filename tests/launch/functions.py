@@ -17,7 +17,8 @@ def say_which(fails: int | None = None) -> str:
     if rank == fails:
         os._exit(7)
     if fails is not None:
-        time.sleep(30)
+        # Longer than anybody waits for the end of the job.
+        time.sleep(600)
     return f"{rank} with {os.environ.get('MARK', '')}"
 
 
@@ -27,9 +28,13 @@ def wait_for_signal(folder: str) -> str:
     for number in (signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, lambda number, _: got.append(number))
     rank, life = os.environ["SLURM_PROCID"], os.environ.get("SLURM_RESTART_COUNT", "0")
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM, signal.SIGUSR2])
     (Path(folder) / f"ready-{rank}-{life}").touch()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 600
     while not got and life == "0" and time.monotonic() < deadline:
         time.sleep(0.02)
-    (Path(folder) / f"got-{rank}-{life}").write_text(" ".join(map(str, got)))
+    said = Path(folder) / f"{rank}-{life}"
+    said.write_text(" ".join(map(str, got)))
+    # Whole, for who waits for the name.
+    said.rename(said.with_name(f"got-{said.name}"))
     return life

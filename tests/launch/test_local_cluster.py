@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,7 +58,7 @@ def status_of(job: LocalClusterJob) -> JobStatus:
 
 def wait_for_files(folder: Path, pattern: str, count: int = 4) -> None:
     """Wait until each task has left its file."""
-    jobs.wait_for(lambda: len(list(folder.glob(pattern))) == count, 30, pattern)
+    jobs.wait_for(lambda: len(list(folder.glob(pattern))) == count, why=pattern)
 
 
 def test_every_task_gets_slurms_variables_and_gives_its_result_back(submit: Submit) -> None:
@@ -74,7 +73,7 @@ def test_every_task_gets_slurms_variables_and_gives_its_result_back(submit: Subm
         assert task["SLURM_STEP_NODELIST"] == "local[0-1]"
         assert task["SLURM_STEP_TASKS_PER_NODE"] == "2(x2)"
         assert "SLURM_RESTART_COUNT" not in task
-    jobs.wait_for(lambda: job.state == "COMPLETED", 10)
+    jobs.wait_for(lambda: job.state == "COMPLETED")
 
 
 def test_setup_and_environment_reach_every_task_and_a_failing_setup_ends_it(
@@ -83,16 +82,14 @@ def test_setup_and_environment_reach_every_task_and_a_failing_setup_ends_it(
     job = submit(say_which, setup=['export MARK="it\'s $((40 + 2))"'])
     assert job.results() == [f"{rank} with it's 42" for rank in range(4)]
     broken = submit(say_which, setup=["cd /nonexistent/place"])
-    jobs.wait_for(lambda: broken.state == "FAILED", 20)
+    jobs.wait_for(lambda: broken.state == "FAILED")
     log = folder_of(broken) / "restart-0" / "rank-00000.log"
     assert "/nonexistent/place" in log.read_text()
 
 
 def test_a_task_that_fails_ends_the_others_and_its_exit_code_is_kept_first(submit: Submit) -> None:
-    begun = time.monotonic()
     job = submit(say_which, 2)
-    jobs.wait_for(lambda: job.state == "FAILED", 20)
-    assert time.monotonic() - begun < 20
+    jobs.wait_for(lambda: job.state == "FAILED")
     first, *others = read_exits(folder_of(job) / "restart-0")
     assert (first.rank, first.code, first.induced, first.host) == (2, 7, False, "local1")
     assert {(ended.signal, ended.induced) for ended in others} == {(signal.SIGKILL, True)}
@@ -104,7 +101,7 @@ def test_cancel_sends_sigterm_and_the_job_is_cancelled(submit: Submit, tmp_path:
     job.cancel()
     wait_for_files(tmp_path, "got-*-0")
     assert {path.read_text() for path in tmp_path.glob("got-*")} == {str(int(signal.SIGTERM))}
-    jobs.wait_for(lambda: job.state == "CANCELLED", 10)
+    jobs.wait_for(lambda: job.state == "CANCELLED")
     with pytest.raises(LaunchError, match="is not running on this machine"):
         job.cancel()
 
@@ -117,15 +114,17 @@ def test_a_preemption_sends_sigterm_and_starts_the_job_again(
     job._interrupt()
     wait_for_files(tmp_path, "got-*-1")
     assert {path.read_text() for path in tmp_path.glob("got-*-0")} == {str(int(signal.SIGTERM))}
-    jobs.wait_for(lambda: job.state == "COMPLETED", 20)
+    jobs.wait_for(lambda: job.state == "COMPLETED")
     assert status_of(job).restart == 1
 
 
 def test_a_time_limit_sends_sigusr2_ahead(submit: Submit, tmp_path: Path) -> None:
-    job = submit(wait_for_signal, str(tmp_path), timeout_min=1, signal_lead=54.0)
+    # Six seconds from the start: on a busy machine the signal comes before the task can take it.
+    early = ['set -- env --block-signal=USR2 "$@"']
+    job = submit(wait_for_signal, str(tmp_path), timeout_min=1, signal_lead=54.0, setup=early)
     wait_for_files(tmp_path, "got-*-0")
     assert {path.read_text() for path in tmp_path.glob("got-*")} == {str(int(signal.SIGUSR2))}
-    jobs.wait_for(lambda: job.state == "COMPLETED", 10)
+    jobs.wait_for(lambda: job.state == "COMPLETED")
 
 
 def test_tasks_do_not_outlive_a_controller_that_is_killed(submit: Submit, tmp_path: Path) -> None:
@@ -134,8 +133,8 @@ def test_tasks_do_not_outlive_a_controller_that_is_killed(submit: Submit, tmp_pa
     status = status_of(job)
     assert len(status.tasks) == 4
     os.kill(status.pid, signal.SIGKILL)
-    jobs.wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in status.tasks), 10)
-    jobs.wait_for(lambda: job.state == "NODE_FAIL", 10)
+    jobs.wait_for(lambda: all(map(jobs.has_ended, status.tasks)))
+    jobs.wait_for(lambda: job.state == "NODE_FAIL")
 
 
 def request(**changes: Any) -> JobRequest:
