@@ -20,6 +20,9 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Event, read_events
 from hpcrun.run.files import read_json, read_lines
 
+PATIENCE = 300.0
+"""Seconds for whatever comes: a machine that is busy with other work takes minutes for a start."""
+
 PROBE = '''
 """A small task with everything that a resume can get wrong: dropout, batch norm, several gradient buckets."""
 
@@ -111,7 +114,8 @@ def probe_config(folder: Path, **changes: Any) -> list[str]:
         "train.batch_size": 32,
         "train.accumulation": 2,
         "train.log_every": 1,
-        "train.timeout": 60,
+        # Half of it is what a step may take.
+        "train.timeout": 600,
         "optim.warmup_steps": 5,
         "checkpoint.every": 15,
         "data.log": str(folder),
@@ -125,7 +129,7 @@ def probe_config(folder: Path, **changes: Any) -> list[str]:
 
 
 def hpcrun(
-    *arguments: str, cwd: Path, timeout: float = 120, env: dict[str, str] | None = None
+    *arguments: str, cwd: Path, timeout: float = PATIENCE, env: dict[str, str] | None = None
 ) -> "subprocess.CompletedProcess[str]":
     """Run the `hpcrun` program as a person would, and return what it said."""
     return subprocess.run(
@@ -161,7 +165,7 @@ def job_status(run: RunDirectory) -> JobStatus:
     return status
 
 
-def wait_for(what: Callable[[], bool], timeout: float = 60, why: str = "") -> None:
+def wait_for(what: Callable[[], bool], timeout: float = PATIENCE, why: str = "") -> None:
     """Wait until ``what`` is true."""
     deadline = time.monotonic() + timeout
     while not what():
@@ -204,7 +208,7 @@ def held_at(run: RunDirectory, step: int, restart: int | None = None) -> Iterato
         yield
 
 
-def wait_for_end(run: RunDirectory, timeout: float = 120) -> None:
+def wait_for_end(run: RunDirectory, timeout: float = PATIENCE) -> None:
     """Wait until no job holds the run."""
     wait_for(lambda: not jobs.state(run).live, timeout, f"the end of {run.name}")
 
@@ -265,6 +269,15 @@ def samples_by_step(
             mine = batches[number * accumulation : (number + 1) * accumulation]
             assert found.setdefault(step, mine) == mine, f"step {step} saw other samples"
     return found
+
+
+def has_ended(pid: int) -> bool:
+    """Whether the process has ended, also where nobody has asked for its exit code yet."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+    return stat.rpartition(")")[2].split()[0] in "ZX"
 
 
 def is_rank(pid: int) -> bool:

@@ -43,7 +43,7 @@ def test_every_command_runs(number: int, folder: Path) -> None:
     text = COMMANDS[number]
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", text],
-        cwd=folder, env=environ, capture_output=True, text=True, timeout=240, check=False,
+        cwd=folder, env=environ, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("nothing is submitted") == text.count("--dry-run")

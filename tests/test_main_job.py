@@ -50,7 +50,7 @@ def test_a_killed_rank_ends_the_job_within_seconds_with_the_cause_first(tmp_path
         others = [pid for pid in jobs.job_status(run).tasks if pid != victim]
         os.kill(victim, signal.SIGKILL)
     # Seconds, where torch would wait for its own time-out of ten minutes.
-    jobs.wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in others), timeout=120)
+    jobs.wait_for(lambda: all(map(jobs.has_ended, others)), timeout=120)
     jobs.wait_for_end(run)
     first = jobs.events(run, "ended")[0]
     assert first.cause == "crash"
@@ -121,7 +121,7 @@ def test_a_controller_that_is_killed_takes_its_ranks_along_and_the_run_resumes(
     with jobs.held_at(run, 12):
         status = jobs.job_status(run)
         os.kill(status.pid, signal.SIGKILL)
-    jobs.wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in status.tasks), 40)
+    jobs.wait_for(lambda: all(map(jobs.has_ended, status.tasks)))
     told = jobs.hpcrun("status", "orphaned", cwd=tmp_path)
     assert "lost" in told.stdout
     done = jobs.hpcrun("resume", "orphaned", "--detach", cwd=tmp_path)

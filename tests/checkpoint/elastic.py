@@ -143,7 +143,7 @@ def run_rank(folder, number, kind, rank, world, until):
     if world > 1:
         store = dist.FileStore(str(folder / f"rendezvous-{number}"), world)
         dist.init_process_group(
-            "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60)
+            "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=300)
         )
     result = phase(folder, kind, rank, world, until)
     (folder / f"phase-{number}-{rank}.json").write_text(json.dumps(result))

@@ -403,7 +403,7 @@ def play(scenarios, rank, world_size, folder):
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / f"rendezvous-{world_size}"), world_size)
     dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=30)
+        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=300)
     )
     results = {}
     for scenario in scenarios:

@@ -21,7 +21,7 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("elastic")
     program = [sys.executable, "-m", "tests.checkpoint.elastic", str(folder)]
     ended = subprocess.run(
-        program, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+        program, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
     )
     assert ended.returncode == 0, ended.stderr
     return json.loads((folder / "results.json").read_text())

@@ -21,7 +21,7 @@ def played(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     program = [sys.executable, "-m", "tests.checkpoint.ranks", str(folder)]
     ended = subprocess.run(
-        program, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        program, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
     )
     assert ended.returncode == 0, ended.stderr
     results = {}

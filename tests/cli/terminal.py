@@ -12,6 +12,8 @@ import termios
 import time
 from pathlib import Path
 
+from tests.jobs import PATIENCE
+
 
 class Terminal:
     """`hpcrun ARGUMENTS` in the foreground of a pseudo-terminal (pty(7)), ``columns`` wide."""
@@ -32,7 +34,7 @@ class Terminal:
         size = struct.pack("HHHH", 24, columns, 0, 0)
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, size)
 
-    def read_until(self, pattern: str, timeout: float = 60.0) -> "re.Match[str]":
+    def read_until(self, pattern: str, timeout: float = PATIENCE) -> "re.Match[str]":
         """Wait until ``pattern`` is shown after what was looked for before; fail after ``timeout`` s."""
         deadline = time.monotonic() + timeout
         while True:
@@ -54,7 +56,7 @@ class Terminal:
         os.close(self._master)
         os.waitpid(self._pid, 0)
 
-    def end(self, timeout: float = 60.0) -> int:
+    def end(self, timeout: float = PATIENCE) -> int:
         """Wait for the end, with all that was shown in ``text``; return the exit code."""
         deadline = time.monotonic() + timeout
         while self._read(0.1):

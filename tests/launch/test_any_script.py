@@ -15,7 +15,7 @@ from tests import jobs, scripts_of_others
 def start(folder: Path, name: str, *command: str, options: tuple[str, ...] = ()) -> RunDirectory:
     """Submit ``command`` on two nodes of one rank and leave it running."""
     shape = ("--nodes", "2", "--gpus", "1", "--cpu", "--executor", "local", "--detach")
-    more = ("--name", name, "job.requeue_delay=0.1", "train.timeout=60", *options)
+    more = ("--name", name, "job.requeue_delay=0.1", *options)
     done = jobs.hpcrun("submit", *shape, *more, "--", *command, cwd=folder)
     assert done.returncode == 0, done.stderr
     return RunDirectory(folder / "runs" / name)

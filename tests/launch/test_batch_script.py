@@ -42,7 +42,7 @@ class Desk:
             },
             capture_output=True,
             text=True,
-            timeout=20,
+            timeout=120,
             check=False,
         )
 

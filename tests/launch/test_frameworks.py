@@ -49,9 +49,9 @@ def test_a_framework_finds_its_ranks_and_survives_a_preemption(
     )
     assert submitted.returncode == 0, submitted.stderr
     run = RunDirectory(tmp_path / "runs" / "train")
-    jobs.wait_for(lambda: "epoch 2" in log(run, 0), timeout=120)
+    jobs.wait_for(lambda: "epoch 2" in log(run, 0))
     jobs.hpcrun("preempt", "train", cwd=tmp_path)
-    jobs.wait_for_end(run, timeout=180)
+    jobs.wait_for_end(run)
     ends = [event.cause for event in jobs.events(run, "ended")]
     assert (jobs.result(run).get("state"), ends) == ("finished", ["preemption", "finished"])
     assert "rank 1 of 2 epoch 0\n" in log(run, 0, rank=1)

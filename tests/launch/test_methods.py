@@ -60,7 +60,10 @@ def test_a_launcher_of_torchs_trains_a_prepared_run(
 ) -> None:
     run = prepare(tmp_path, "ours")
     words = [word.replace("PORT", str(free_port)) for word in launcher]
-    assert begin(tmp_path, sys.executable, *words, "hpcrun.worker", str(run.path)).wait(120) == 0
+    assert (
+        begin(tmp_path, sys.executable, *words, "hpcrun.worker", str(run.path)).wait(jobs.PATIENCE)
+        == 0
+    )
     assert jobs.result(run)["state"] == "finished"
     assert [event.cause for event in jobs.events(run, "ended")] == ["finished"]
     assert jobs.final_state(run) == trained
@@ -69,7 +72,7 @@ def test_a_launcher_of_torchs_trains_a_prepared_run(
 def test_plain_python_trains_a_run_of_one_rank(tmp_path: Path) -> None:
     run = prepare(tmp_path, "alone", job__gpus=1)
     worker = (sys.executable, "-m", "hpcrun.worker", str(run.path))
-    assert begin(tmp_path, *worker).wait(120) == 0
+    assert begin(tmp_path, *worker).wait(jobs.PATIENCE) == 0
     assert jobs.result(run)["state"] == "finished"
 
 
@@ -86,7 +89,7 @@ def rank(number, ranks, port):
         master_port=port, launch_method="spawn",
     )
     config.validate(check_port=True)
-    setup_distributed(config, timeout=60)
+    setup_distributed(config)
     total = torch.tensor([float(number + 1)])
     dist.all_reduce(total)
     assert total.item() == 3.0, total
@@ -103,7 +106,7 @@ def test_ranks_of_mp_spawn_join_by_a_config_filled_by_hand(tmp_path: Path, free_
     (tmp_path / "spawn.py").write_text(SPAWN)
     done = subprocess.run(
         [sys.executable, "spawn.py", str(free_port)],
-        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+        cwd=tmp_path, capture_output=True, text=True, timeout=jobs.PATIENCE, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "spawned\n"), done.stderr
 
@@ -127,9 +130,9 @@ def test_the_torchrun_tool_is_seen_interrupted_and_continued_by_the_same_line(
     with jobs.held_at(run, 2):
         assert '"state": "running"' in jobs.hpcrun("status", "--json", "probe", cwd=tmp_path).stdout
         first.send_signal(signal.SIGINT)
-    first.wait(60)
+    first.wait(jobs.PATIENCE)
     assert jobs.result(run)["state"] == "stopped", jobs.result(run)
-    assert begin(tmp_path, *line).wait(120) == 0
+    assert begin(tmp_path, *line).wait(jobs.PATIENCE) == 0
     assert [event.cause for event in jobs.events(run, "ended")] == ["cancelled", "finished"]
     assert jobs.final_state(run) == trained
     again = subprocess.run(
@@ -152,7 +155,7 @@ def test_cancel_and_preempt_reach_a_run_that_torchrun_has_started(tmp_path: Path
         jobs.wait_for(lambda known=before: len(jobs.events(run, "started")) > known)
         done = jobs.hpcrun(command, "reached", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-        assert process.wait(60) != 0
+        assert process.wait(jobs.PATIENCE) != 0
         assert jobs.events(run, "ended")[-1].cause == cause
         assert jobs.result(run)["state"] == "stopped"
 
@@ -171,7 +174,7 @@ def test_a_failure_under_another_hosts_torchrun_is_the_runs_cause(
         begin(tmp_path, *torchrun, f"--node-rank={node}", "-m", "hpcrun.worker", str(run.path))
         for node in (1, 0)
     ]
-    codes = [host.wait(120) for host in hosts]
+    codes = [host.wait(jobs.PATIENCE) for host in hosts]
     assert all(codes)
     (ended,) = jobs.events(run, "ended")
     assert ended.cause == "crash"

@@ -110,12 +110,14 @@ def test_all_ranks_stop_at_the_same_step_for_the_same_reason(free_port: int) -> 
         )
         for rank in range(3)
     ]
-    told = [rank.communicate(timeout=60)[0].strip() for rank in ranks]
+    told = [rank.communicate(timeout=300)[0].strip() for rank in ranks]
     assert told == ["18 WARNING"] * 3
 
 
 def test_a_process_ends_its_own_helpers_and_not_those_of_the_process_it_was_forked_from():
-    helper = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
+    helper = multiprocessing.get_context("fork").Process(
+        target=time.sleep, args=(600,), daemon=True
+    )
     helper.start()
     child = os.fork()
     if child == 0:
@@ -125,5 +127,5 @@ def test_a_process_ends_its_own_helpers_and_not_those_of_the_process_it_was_fork
     helper.join(0.2)
     assert helper.is_alive()
     kill_helpers()
-    helper.join(10)
+    helper.join()
     assert helper.exitcode == -signal.SIGKILL

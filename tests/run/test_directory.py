@@ -43,7 +43,7 @@ def test_of_submissions_at_once_exactly_one_makes_the_run(tmp_path: Path) -> Non
     workers = [context.Process(target=_create, args=(tmp_path / "a", queue)) for _ in range(6)]
     for worker in workers:
         worker.start()
-    answers = sorted(queue.get(timeout=20) for _ in workers)
+    answers = sorted(queue.get(timeout=300) for _ in workers)
     for worker in workers:
         worker.join()
     assert answers == ["made"] + ["refused"] * 5

@@ -21,6 +21,8 @@ from devclusterlib.spec import ClusterSpec  # noqa: E402
 from devclusterlib.spec import Partition as Partition  # noqa: E402  (tests name some)
 
 POLL_S = 0.1
+# Seconds for whatever comes: a machine that is busy with other work takes minutes for a start.
+PATIENCE = 300.0
 # States that Slurm does not leave by itself. A requeued job passes through some of them as well,
 # so waiting for one of these is only safe where no requeue is on its way.
 FINAL_STATES = frozenset(
@@ -76,7 +78,7 @@ class SlurmCluster:
         user: str | None = None,
         cwd: str | os.PathLike[str] | None = None,
         env: Mapping[str, str] | None = None,
-        timeout: float = 60.0,
+        timeout: float = PATIENCE,
         check: bool = True,
         stdin: str | None = None,
     ) -> subprocess.CompletedProcess[str]:
@@ -168,7 +170,7 @@ class SlurmCluster:
         return int(self.scontrol_show_job(job_id)["Restarts"])
 
     def wait_state(
-        self, job_id: str, states: str | Collection[str] = FINAL_STATES, timeout: float = 60.0
+        self, job_id: str, states: str | Collection[str] = FINAL_STATES, timeout: float = PATIENCE
     ) -> str:
         """Wait until the job is in one of ``states`` and return which."""
         wanted = {states} if isinstance(states, str) else set(states)
@@ -179,7 +181,7 @@ class SlurmCluster:
         )
         return self.state(job_id)
 
-    def wait_restarts(self, job_id: str, count: int, timeout: float = 60.0) -> None:
+    def wait_restarts(self, job_id: str, count: int, timeout: float = PATIENCE) -> None:
         """Wait until the job was requeued ``count`` times and runs again, or has ended for good.
 
         Slurm counts a restart while the old attempt is still COMPLETING, before PENDING.
@@ -203,7 +205,7 @@ class SlurmCluster:
     @staticmethod
     def wait_until(
         condition: Callable[[], bool],
-        timeout: float = 60.0,
+        timeout: float = PATIENCE,
         explain: Callable[[], str] = lambda: "what we waited for did not come",
     ) -> None:
         """Return as soon as ``condition`` holds; fail with ``explain`` after ``timeout`` seconds."""
@@ -223,7 +225,7 @@ class SlurmCluster:
     def cancel_all(self) -> None:
         """Cancel every job of the job user and wait until their processes have gone."""
         self.admin("scancel", f"--user={self.user}")
-        self.wait_until(lambda: not self.admin("squeue", "--noheader").strip(), 60)
+        self.wait_until(lambda: not self.admin("squeue", "--noheader").strip())
 
     def node_state(self, node: str) -> str:
         """The node's state as sinfo says it, ``idle`` or ``down*``."""
@@ -288,7 +290,7 @@ class SlurmCluster:
                 self.resume_node(node)
         self.wait_until(
             lambda: set(devcluster.node_states(self.handle).values()) == {"idle"},
-            60,
+            PATIENCE,
             lambda: json.dumps(devcluster.node_states(self.handle)),
         )
 
@@ -303,7 +305,7 @@ def start(name: str, **options: object) -> SlurmCluster:
 
     spec = ClusterSpec(name=name, **options)  # type: ignore[arg-type]
     command = [str(TOOLS / "devcluster"), "up", f"--owner-pid={os.getpid()}", *arguments_of(spec)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     if done.returncode != 0:
         raise RuntimeError(done.stderr.strip())
     return SlurmCluster(devcluster.load(name))
@@ -311,13 +313,15 @@ def start(name: str, **options: object) -> SlurmCluster:
 
 def stop(name: str) -> None:
     """Take the cluster down."""
-    subprocess.run([str(TOOLS / "devcluster"), "down", f"--name={name}"], timeout=120, check=True)
+    subprocess.run(
+        [str(TOOLS / "devcluster"), "down", f"--name={name}"], timeout=PATIENCE, check=True
+    )
 
 
 def remove_abandoned() -> None:
     """Remove the clusters of test runs that were killed."""
     command = [str(TOOLS / "devcluster"), "down", "--abandoned"]
-    subprocess.run(command, timeout=120, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(command, timeout=PATIENCE, check=True, stdout=subprocess.DEVNULL)
 
 
 def can_read(user: str, interpreter: str) -> bool:

@@ -13,10 +13,10 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import read_lines
 from tests import jobs
 
-from .cluster import SlurmCluster
+from .cluster import PATIENCE, SlurmCluster
 
 SBATCH = Path(__file__).resolve().parents[2] / "sbatch"
-ENDED = 240.0  # seconds: two slow cores, and a requeue takes 7 of them
+ENDED = 600.0  # seconds: two slow cores that others keep busy, and a requeue takes 7 of them
 
 
 class Bench:
@@ -36,7 +36,7 @@ class Bench:
         self.slurm.run(["tee", str(path)], stdin=text)
         return path
 
-    def hpcrun(self, *arguments: str, check: bool = True, timeout: float = 90) -> str:
+    def hpcrun(self, *arguments: str, check: bool = True, timeout: float = PATIENCE) -> str:
         """What `hpcrun` says, with its complaints, when the job user types it here."""
         done = self.slurm.run(
             [self.slurm.python, "-m", "hpcrun", *arguments],

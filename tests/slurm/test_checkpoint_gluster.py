@@ -38,7 +38,7 @@ def saves(gluster, host, folder, *arguments):
 
 def check(gluster, host, folder):
     process = saves(gluster, host, folder)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=cluster.PATIENCE)
     assert process.returncode == 0, err
     return [int(step) for step in out.split()[1:]]
 
@@ -83,7 +83,7 @@ def test_a_server_that_stops_in_the_middle_of_a_save_costs_that_save_and_no_othe
     read_until("writing")
     read_until("saved")
     writer.terminate()
-    writer.communicate(timeout=60)
+    writer.communicate(timeout=cluster.PATIENCE)
     announced = [int(line.split()[1]) for line in lines if line.startswith("saved")]
     print(f"the server's absence was told: {told}; saved {announced}")
     assert announced[:2] == [1, 2]
@@ -98,7 +98,7 @@ def test_two_incarnations_that_write_at_once_on_two_hosts_leave_only_whole_check
         saves(gluster, host, "both", owner, 1, 12, 0.0)
         for host, owner in (("node1", "7-0"), ("node2", "7-1"))
     ]
-    ends = [process.communicate(timeout=240) for process in both]
+    ends = [process.communicate(timeout=cluster.PATIENCE) for process in both]
     assert [process.returncode for process in both] == [0, 0], ends
     announced = {
         int(line.split()[1])

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
 from tests import jobs
+
+from .cluster import PATIENCE
 
 pytestmark = pytest.mark.slurm
 
@@ -23,8 +24,8 @@ def test_a_killed_rank_ends_all_at_once_and_the_job_restarts_once_with_the_same_
         os.kill(victim, signal.SIGKILL)
     killed = time.time()
     # srun notices, Slurm kills: seconds, where torch would wait for its own time-out of ten minutes.
-    jobs.wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in others), timeout=120)
-    bench.wait_until(lambda: bench.causes(run) != [], 60, lambda: bench.story(run))
+    jobs.wait_for(lambda: all(map(jobs.has_ended, others)), timeout=120)
+    bench.wait_until(lambda: bench.causes(run) != [], PATIENCE, lambda: bench.story(run))
     assert jobs.events(run, "ended")[0].time - killed < 180
     state = bench.wait_for_end(run)
     first = jobs.events(run, "ended")[0]
@@ -88,7 +89,7 @@ def test_a_requeue_waits_for_a_controller_that_is_away(bench, calm):
         bench.slurm.stop_daemon("slurmctld")
         os.kill(victim, signal.SIGKILL)
     bench.wait_until(
-        lambda: jobs.events(run, "requeue-failed") != [], 90, lambda: "it was not tried"
+        lambda: jobs.events(run, "requeue-failed") != [], PATIENCE, lambda: "it was not tried"
     )
     bench.slurm.start_daemon("slurmctld")
     assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)

@@ -81,7 +81,7 @@ def test_a_requeue_that_no_controller_takes_ends_with_75(site, calm):
     site.wait_until(lambda: not batch_scripts(site), 900, lambda: bench.story(run))
     site.start_daemon("slurmctld")
     if dict(site.handle.spec.settings).get("RequeueExit") is None:
-        assert site.wait_state(job, timeout=120) == "FAILED", bench.story(run)
+        assert site.wait_state(job) == "FAILED", bench.story(run)
         assert site.scontrol_show_job(job)["ExitCode"] == "75:0"
         assert "`hpcrun resume` continues it" in bench.hpcrun("status", "alone").stdout
         bench.hpcrun("resume", "alone")

@@ -7,7 +7,7 @@ import pytest
 from hpcrun.run.directory import RunDirectory
 from tests import jobs
 
-from .cluster import SlurmCluster
+from .cluster import PATIENCE, SlurmCluster
 from .scripts import SBATCH, Bench
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -42,7 +42,7 @@ def test_the_multinode_tool_trains_one_run_on_two_hosts_and_both_stop_together(
                 [slurm.python, "-m", "hpcrun", "cancel", "pair"],
                 host="node2", cwd=bench.folder, env=env,
             )  # fmt: skip
-        return [host.wait(120) for host in hosts]
+        return [host.wait(PATIENCE) for host in hosts]
 
     assert all(start()), bench.told(run)
     assert jobs.result(run)["state"] == "stopped"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests import jobs
+
+from .cluster import PATIENCE
 
 pytestmark = pytest.mark.slurm
 
@@ -26,7 +26,7 @@ def test_the_run_goes_on_elsewhere_from_its_last_commit(bench, calm, fault, node
     run = bench.submit("hit", model__pause=0.2, checkpoint__every=5)
     with bench.held_at(run, 12):
         getattr(bench.slurm, fault)(node)
-    assert bench.wait_for_end(run, timeout=240) == "COMPLETED", bench.story(run)
+    assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
     first_cause, last_cause = bench.causes(run)
     # A node without a link, Slurm misses when it pings it; the ranks may lose their patience earlier.
     assert first_cause in (("node-failure", "hang") if fault == "cut_link" else ("node-failure",))
@@ -59,10 +59,10 @@ def test_a_live_orphan_that_goes_on_saving_is_fenced(bench, calm):
     def opened() -> list[int]:
         return [event.attempt.restart for event in jobs.events(run, "opened") if event.attempt]
 
-    bench.wait_until(lambda: opened() == [0, 1], 90, lambda: bench.story(run))
+    bench.wait_until(lambda: opened() == [0, 1], PATIENCE, lambda: bench.story(run))
     # It went on training after its node was given up, and its commits of that time count.
     assert len(jobs.events(run, "saved")) > saved
-    state = bench.wait_for_end(run, timeout=240)
+    state = bench.wait_for_end(run)
     assert (state, bench.slurm.restarts(job)) == ("COMPLETED", 1), bench.story(run)
     assert bench.causes(run) == ["node-failure", "finished"]
     # The fence: whatever the ghost still announced was there when its successor looked.
@@ -73,5 +73,5 @@ def test_a_live_orphan_that_goes_on_saving_is_fenced(bench, calm):
     assert f"{job}-1 owns this run now; {job}-0 stops writing" in ghost
     # Its batch script lives on as well, and hears from srun that the node is lost: it must not requeue.
     assert "hpcrun: node-failure" in bench.batch_log(run).partition(f"attempt {job}-1")[0]
-    assert not any(Path(f"/proc/{pid}").exists() for pid in orphans)
+    assert all(map(jobs.has_ended, orphans))
     assert jobs.final_state(run) == jobs.final_state(calm)

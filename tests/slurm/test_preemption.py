@@ -10,8 +10,8 @@ import pytest
 from tests import jobs
 
 from . import cluster
-from .cluster import Partition
-from .training import PATIENCE, Bench
+from .cluster import PATIENCE, Partition
+from .training import Bench
 
 pytestmark = pytest.mark.slurm
 
@@ -71,7 +71,7 @@ def test_killed_before_it_could_save_it_still_counts_as_preempted(slurm, bench):
     # A step that takes longer than KillWait: no rank gets to see its flag in time.
     alone = {"train.steps": 1, "train.accumulation": 1, "optim.warmup_steps": 0}
     run = bench.submit("slow", model__pause=25.0, **alone)
-    bench.wait_until(lambda: jobs.events(run, "started") != [], 120, lambda: bench.story(run))
+    bench.wait_until(lambda: jobs.events(run, "started") != [], PATIENCE, lambda: bench.story(run))
     slurm.sbatch("-p", "urgent", "-N4", "--exclusive", "--output=/dev/null", "--wrap", "sleep 1")
     assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
     assert bench.causes(run) == ["preemption", "finished"]

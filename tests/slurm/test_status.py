@@ -37,12 +37,12 @@ def test_what_squeue_has_forgotten_sacct_still_tells(forgetful):
     def forgotten() -> bool:
         return not forgetful.admin("squeue", "--noheader", "--states=all").strip()
 
-    forgetful.wait_until(forgotten, 120)
-    forgetful.wait_until(lambda: len(forgetful.sacct(",".join(jobs))) == 2, 30)
+    forgetful.wait_until(forgotten)
+    forgetful.wait_until(lambda: len(forgetful.sacct(",".join(jobs))) == 2)
     told = bench.hpcrun("status").stdout
     assert told.count("stopped") == 2
     assert told.count("cancelled; `hpcrun resume` continues it") == 2
     forgetful.stop_daemon("slurmdbd")
-    without = bench.hpcrun("status", timeout=30).stdout
+    without = bench.hpcrun("status").stdout
     assert without.count("stopped") == 2
     assert without.count("has gone from Slurm while it waited") == 2

@@ -14,7 +14,7 @@ import pytest
 from hpcrun.run.directory import RunDirectory
 from tests import jobs
 
-from .cluster import SlurmCluster
+from .cluster import PATIENCE, SlurmCluster
 
 pytestmark = pytest.mark.slurm
 NEEDED = ("sbatch", "srun", "setsid", "env", "git")
@@ -36,7 +36,7 @@ def line(slurm: SlurmCluster, runs: Path, name: str, *more: str) -> list[str]:
 def submit(slurm: SlurmCluster, runs: Path, name: str, *more: str) -> "tuple[int, str, str]":
     """Submit a job of one rank that does nothing, and return exit code and both outputs."""
     command = line(slurm, runs, name, *more)
-    done = slurm.run(command, cwd=slurm.shared, check=False, timeout=180)
+    done = slurm.run(command, cwd=slurm.shared, check=False)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -125,7 +125,7 @@ def test_what_a_terminal_sends_while_sbatch_asks_leaves_no_job_without_a_record(
             os.killpg(foreground, key)
     finally:
         controller.resume()
-    _, told = submitting.communicate(timeout=60)
+    _, told = submitting.communicate(timeout=PATIENCE)
     added = [job for job in slurm.squeue() if job["jobid"] not in before]
     if key == signal.SIGINT and cancels:
         assert told.splitlines()[-1] == "hpcrun: interrupted: nothing was submitted"
@@ -160,7 +160,7 @@ def test_an_sbatch_that_is_stuck_is_told_with_the_key_that_gives_it_up(
         os.killpg(foreground, signal.SIGINT)
         assert submitting.poll() is None
         os.killpg(foreground, signal.SIGQUIT)
-        submitting.wait(timeout=60)
+        submitting.wait(timeout=PATIENCE)
         slurm.wait_until(lambda: not processes(slurm, "login", "sbatch"))
     finally:
         controller.resume()
@@ -184,7 +184,7 @@ def test_who_interrupts_ends_the_wait_for_a_controller_that_is_away(
             if "impatient" in process.cmdline()
         )
         waiting.send_signal(key)
-        _, told = submitting.communicate(timeout=60)
+        _, told = submitting.communicate(timeout=PATIENCE)
     finally:
         slurm.start_daemon("slurmctld")
     assert told.splitlines()[-1] == "hpcrun: interrupted: nothing was submitted"

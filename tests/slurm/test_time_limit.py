@@ -15,7 +15,7 @@ LONG = {"model.pause": 0.5, "job.signal_lead": 20}
 
 def test_it_stops_before_the_limit_and_requeues_itself_until_it_is_done(bench, calm):
     run = bench.submit("limited", **{"job.time": 1, **LONG})
-    assert bench.wait_for_end(run, timeout=400) == "COMPLETED", bench.story(run)
+    assert bench.wait_for_end(run, timeout=600) == "COMPLETED", bench.story(run)
     causes = bench.causes(run)
     assert len(causes) >= 2
     assert causes == ["time-limit"] * (len(causes) - 1) + ["finished"]
@@ -29,7 +29,7 @@ def test_a_limit_that_is_extended_while_it_runs_is_used(bench):
     run = bench.submit("extended", **{"job.time": 1, **LONG})
     bench.wait_for_step(run, 1)
     bench.slurm.admin("scontrol", "update", f"jobid={bench.job(run)}", "TimeLimit=10")
-    assert bench.wait_for_end(run, timeout=400) == "COMPLETED", bench.story(run)
+    assert bench.wait_for_end(run, timeout=600) == "COMPLETED", bench.story(run)
     assert bench.causes(run) == ["finished"]
 
 
@@ -37,7 +37,7 @@ def test_a_limit_that_is_cut_while_it_runs_is_met(bench, calm):
     run = bench.submit("cut", **{"job.time": 30, **LONG})
     bench.wait_for_step(run, 1)
     bench.slurm.run(["scontrol", "update", f"jobid={bench.job(run)}", "TimeLimit=1"])
-    assert bench.wait_for_end(run, timeout=400) == "COMPLETED", bench.story(run)
+    assert bench.wait_for_end(run, timeout=600) == "COMPLETED", bench.story(run)
     causes = bench.causes(run)
     assert len(causes) >= 2
     assert set(causes[:-1]) == {"time-limit"}

@@ -13,7 +13,7 @@ import pytest
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import read_json
 
-from .training import PATIENCE, Bench
+from .training import Bench
 
 pytestmark = pytest.mark.slurm
 
@@ -50,7 +50,7 @@ def test_the_main_line_trains_on_two_hosts_over_their_own_network(bench):
         "hpcrun resume wide",
     ):
         assert expected in submitted.stdout
-    followed = bench.hpcrun("logs", "-f", "wide", timeout=PATIENCE)
+    followed = bench.hpcrun("logs", "-f", "wide")
     assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
     assert "hpcrun: wide: starting at step 0, 4 ranks" in followed.stdout
     seen = [facts(bench, rank) for rank in range(4)]
@@ -69,7 +69,7 @@ def test_the_main_line_trains_on_two_hosts_over_their_own_network(bench):
 
 
 def test_follow_shows_a_slurm_run_to_its_end(bench, calm):
-    told = bench.hpcrun(*bench.arguments("seen", "--follow"), timeout=PATIENCE)
+    told = bench.hpcrun(*bench.arguments("seen", "--follow"))
     assert "hpcrun: seen is finished" in told.stdout
     assert read_json(bench.run("seen").result) == {
         **bench.result(calm),
@@ -181,7 +181,7 @@ def test_status_asks_squeue_once_for_all_runs_and_lives_without_a_controller(ben
     # sacct does not answer on this cluster: it has no accounting.
     bench.slurm.stop_daemon("slurmctld")
     try:
-        without = bench.hpcrun("status", env=counting, timeout=30).stdout
+        without = bench.hpcrun("status", env=counting).stdout
     finally:
         bench.slurm.start_daemon("slurmctld")
     assert without.count("Slurm does not answer now") == 3

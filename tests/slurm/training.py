@@ -19,7 +19,7 @@ from hpcrun.run.events import read_events
 from hpcrun.run.files import read_json, read_lines
 from tests import jobs
 
-from .cluster import FINAL_STATES, SlurmCluster
+from .cluster import FINAL_STATES, PATIENCE, SlurmCluster
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -46,9 +46,6 @@ class Watched(Probe):
         with open(os.path.join(self.config.data.own["log"], "facts-" + os.environ["RANK"]), "w") as out:
             json.dump(facts, out)
 '''
-
-# Enough for a start of four torch processes on two busy cores.
-PATIENCE = 150.0
 
 _numbers = itertools.count()
 
@@ -79,7 +76,7 @@ class Bench:
         *arguments: str,
         check: bool = True,
         env: Mapping[str, str] | None = None,
-        timeout: float = 120,
+        timeout: float = PATIENCE,
     ) -> subprocess.CompletedProcess[str]:
         """Run `hpcrun` on the login host, in the folder."""
         return self.slurm.run(

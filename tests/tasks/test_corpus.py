@@ -171,7 +171,7 @@ def test_two_processes_packing_to_one_place_at_once_leave_one_whole_corpus(
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join()
     assert [process.exitcode for process in processes] == [0, 0]
     assert corpus.verify(place).sha256 == packed.sha256
     assert list(place.parent.iterdir()) == [place]

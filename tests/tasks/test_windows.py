@@ -66,7 +66,7 @@ def test_a_forked_reader_opens_the_file_for_itself(windows):
 
     process = multiprocessing.get_context("fork").Process(target=read)
     process.start()
-    process.join(30)
+    process.join()
     assert results.get() == (expected, True, process.pid)
     assert windows._opened_by == os.getpid()
 

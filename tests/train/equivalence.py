@@ -156,7 +156,7 @@ def joined(play, folder, rank, ranks):
     if ranks > 1:
         store = dist.FileStore(str(folder / f"rendezvous-{ranks}"), ranks)
         dist.init_process_group(
-            "gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60)
+            "gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=300)
         )
     found = play(rank, ranks)
     (folder / f"results-{ranks}-{rank}.json").write_text(json.dumps(found))

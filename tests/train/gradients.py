@@ -250,7 +250,7 @@ def play(rank, folder):
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "rendezvous"), 2)
     dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60)
+        "gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=300)
     )
     results = {}
     for scenario in SCENARIOS:

@@ -413,7 +413,7 @@ def play(world_size, rank, folder):
     # A group even for one rank: the scenarios themselves average over ranks.
     store = dist.FileStore(str(folder / f"rendezvous-{world_size}"), world_size)
     dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=60)
+        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=300)
     )
     results = {}
     for scenario in SCENARIOS[world_size]:

@@ -30,7 +30,7 @@ def disturbed(script, tmp_path_factory):
     folder = tmp_path_factory.mktemp("disturbed")
     subprocess.run(
         [sys.executable, "-m", "tests.train.own_loops", str(script), str(folder)],
-        cwd=ROOT, timeout=180, check=True,
+        cwd=ROOT, timeout=600, check=True,
     )  # fmt: skip
     codes = json.loads((folder / "codes.json").read_text())
 
@@ -46,7 +46,7 @@ def undisturbed(script, launcher, folder):
     done = subprocess.run(
         [sys.executable, *launcher, str(script)],
         cwd=folder, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-        timeout=120, check=False,
+        timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()

@@ -324,7 +324,7 @@ def play(rank, folder):
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "rendezvous"), WORLD)
     dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=WORLD, timeout=timedelta(seconds=60)
+        "gloo", store=store, rank=rank, world_size=WORLD, timeout=timedelta(seconds=300)
     )
     results = {scenario.__name__: scenario(rank) for scenario in COMPARED}
     for name, options in RESUMED.items():
