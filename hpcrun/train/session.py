@@ -122,6 +122,7 @@ def _train(
         with at("restoring"):
             restored = trainer.load_checkpoint(engine)
     start = position.start = restored.step if restored else 0
+    task._reached(start)
     if restored is None or restored.own is None:
         seed_rank(config.seed, distributed.rank, start)
     early = EarlyStopping(config.train.patience, config.train.min_delta)

@@ -41,10 +41,15 @@ class Taking:
 
     def __call__(self, step: int, micro_batches: Sequence[Any]) -> StepResult:
         """The step number ``step``, with this rank's micro-batches. Collective."""
-        trainer, loss = self._trainer, self._loss
         if self._plain:
-            return trainer.training_step(micro_batches, loss)
-        batching = self._batching
+            result = self._trainer.training_step(micro_batches, self._loss)
+        else:
+            result = self._weighted(step, micro_batches)
+        self._task._reached(step + 1)
+        return result
+
+    def _weighted(self, step: int, micro_batches: Sequence[Any]) -> StepResult:
+        trainer, loss, batching = self._trainer, self._loss, self._batching
         counts = batching.weights(step, self._rank)
         weights, total = self._weights(micro_batches, counts), None
         if weights is None and counts is not None:

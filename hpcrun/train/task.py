@@ -19,6 +19,10 @@ class Task(ABC):
     One object is made on every rank. Whatever is random about a sample must come from its index or
     from the global generators of torch, numpy and random: these are saved with the checkpoint, and
     in the processes of a data loader they are seeded anew for each sample, from its position.
+
+    A task keeps no state of its own: a resumed training begins with a new object, and :meth:`loss` is
+    asked more often than steps are taken. What changes over a training, such as a weight that is warmed
+    up, is a function of :attr:`step`; what is learned belongs into the model, as a parameter or a buffer.
     """
 
     unit: str = "samples"
@@ -30,9 +34,25 @@ class Task(ABC):
     flops_per_sample: float | None = None
     """Floating-point operations of a training step per sample, for MFU; None: counted by torch."""
 
+    # Mangled, so that no attribute of a user's own class can be meant.
+    __step = 0
+
     def __init__(self, config: Config) -> None:
         """``config``: the resolved one; ``config.model`` and ``config.data`` hold the task's own keys."""
         self.config = config
+
+    @property
+    def step(self) -> int:
+        """The steps taken so far, in the whole training: the number of the one that is computed, from 0.
+
+        For :meth:`loss`, :meth:`weight` and :meth:`report`. A dataset must not ask for it: loader
+        processes read ahead.
+        """
+        return self.__step
+
+    def _reached(self, step: int) -> None:
+        """For the loop: ``step`` steps have been taken."""
+        self.__step = step
 
     def prepare(self) -> None:
         """Make the data ready. Called on rank 0 only, before any rank opens it."""

@@ -163,7 +163,7 @@ def test_auto_tells_its_arithmetic_once(runs):
 
 def test_a_sharded_model_is_validated_and_reported_on_as_a_whole(runs):
     result = read_json(runs.run("calm-fsdp").result)
-    assert result["report"] == {"module": "Sequential", "weights": 65, "output": 2}
+    assert result["report"] == {"module": "Sequential", "weights": 65, "output": 2, "step": 8}
     assert result == read_json(runs.run("stopped-fsdp").result) | {"time": result["time"]}
     lines = read_lines(runs.run("calm-fsdp").metrics)
     assert [line["step"] for line in lines if "validation_loss" in line] == [3, 6, 8]
