@@ -1,41 +1,95 @@
-"""The watch on the job's end, with a scheduler that changes its mind."""
+"""The watch on the job's end, with a scheduler that changes its mind, on a clock of the test's own."""
 
-import time
+import threading
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from hpcrun.lifecycle import deadline
 from hpcrun.lifecycle.deadline import DeadlineWatch
 
 
-def test_an_extension_that_comes_shortly_before_the_stop_is_heard(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(DeadlineWatch, "_shortest", 0.05)
-    begun = time.time()
-    ends = [begun + 10.6]
+class Clock:
+    """Stands still but for the pauses of the watch, each of which waits for ``tick``."""
 
-    watch = DeadlineWatch(lambda: ends[0], lead=10.0, refresh=300.0)
-    time.sleep(0.3)
-    ends[0] = begun + 3600
-    while time.time() < begun + 0.8:
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+        self._watch: DeadlineWatch | None = None
+
+    def time(self) -> float:
+        return self.now
+
+    def start(self, end_time: Callable[[], float | None], **options: float) -> DeadlineWatch:
+        """A watch whose thread has been taken away: `tick` does its work."""
+        self._watch = DeadlineWatch(end_time, **options)
+        self._watch.close()
+        self._watch._thread.join()
+        return self._watch
+
+    def tick(self) -> None:
+        """Let one pause of the watch pass, and what it does after it."""
+        assert self._watch is not None
+        pauses: Iterator[bool] = iter((False, True))
+
+        def wait(seconds: float) -> bool:
+            over = next(pauses)
+            self.now += 0.0 if over else seconds
+            return over
+
+        self._watch._stop.wait = wait  # type: ignore[method-assign,assignment]
+        self._watch._watch()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(deadline, "time", clock)
+    return clock
+
+
+def test_an_extension_that_comes_shortly_before_the_stop_is_heard(clock: Clock) -> None:
+    ends = [clock.now + 3600.0]
+    watch = clock.start(lambda: ends[0], lead=10.0, refresh=300.0)
+    while clock.now < ends[0] - 10.0 - 5.0:
+        clock.tick()
         assert not watch.due()
-        time.sleep(0.02)
-    watch.close()
+    ends[0] += 3600.0
+    clock.tick()
+    clock.now = ends[0] - 3600.0
+    assert not watch.due()
 
 
 def test_it_is_due_a_lead_before_the_end_and_a_scheduler_that_is_silent_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch,
+    clock: Clock,
 ) -> None:
-    monkeypatch.setattr(DeadlineWatch, "_shortest", 0.05)
-    answers: list[float | None] = [time.time() + 5.3]
-    watch = DeadlineWatch(lambda: answers.pop() if answers else None, lead=5.0, refresh=300.0)
-    assert not watch.due()
-    time.sleep(0.4)
+    end = clock.now + 20.0
+    answers: list[float | None] = [end]
+    watch = clock.start(lambda: answers.pop() if answers else None, lead=5.0, refresh=300.0)
+    while clock.now < end - 5.0:
+        assert not watch.due()
+        clock.tick()
     assert watch.due()
-    watch.close()
 
 
-def test_a_job_without_a_limit_is_never_due() -> None:
-    watch = DeadlineWatch(lambda: None, lead=5.0)
+def test_a_job_without_a_limit_is_never_due(clock: Clock) -> None:
+    watch = clock.start(lambda: None, lead=5.0)
     assert not watch.due()
+    clock.tick()
+    assert clock.now == 1_000_300.0
+    assert not watch.due()
+
+
+def test_its_thread_asks_by_itself_until_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DeadlineWatch, "_shortest", 0.001)
+    asked, enough = [0], threading.Event()
+
+    def end_time() -> float:
+        asked[0] += 1
+        if asked[0] == 3:
+            enough.set()
+        return 0.0
+
+    watch = DeadlineWatch(end_time, lead=0.0)
+    assert enough.wait(60)
     watch.close()
+    watch._thread.join()
