@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
-from hpcrun.checkpoint.state import canonical
+from hpcrun.checkpoint.names import bare, named_buffers
 
 
 def broadcast(model: nn.Module) -> bool:
@@ -27,6 +27,5 @@ def apply_buffers(saved: dict[str, Tensor], model: nn.Module) -> None:
 
 def _persistent(model: nn.Module) -> dict[str, Tensor]:
     # Others are made anew by the model, and may have grown meanwhile (caches of positions).
-    state = get_model_state_dict(model).keys()
-    buffers = {canonical(name): buffer for name, buffer in model.named_buffers()}
-    return {name: buffer for name, buffer in buffers.items() if name in state}
+    state = get_model_state_dict(bare(model)).keys()
+    return {name: buffer for name, buffer in named_buffers(model) if name in state}

@@ -1,8 +1,8 @@
 """What of a training is saved, and how it is put back.
 
 Everything here is tensors and plain data, so that a checkpoint loads with ``weights_only`` and runs
-no code. Names are canonical, as torch's distributed state-dict helpers give them (no ``module.`` of
-DDP, no ``_orig_mod.`` of a compiled module): a checkpoint does not remember how it was trained.
+no code. Names are canonical, without what wrappers put into them (``module.`` of DDP, ``_orig_mod.`` of
+a compiled module): a checkpoint does not remember how it was trained.
 """
 
 import random
@@ -23,9 +23,9 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from hpcrun.checkpoint.errors import CheckpointError
+from hpcrun.checkpoint.names import bare, named_parameters
 
 _LEAVES = (type(None), bool, int, float, str, bytes)
-_WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module")
 _MAPPINGS = (dict, OrderedDict, Counter)
 _KERNELS = ("fused", "foreach")
 
@@ -52,6 +52,7 @@ def capture_shared(
         CheckpointError: something is neither a tensor nor plain data; the text says where.
     """
     options = StateDictOptions()
+    model = bare(model)
     try:
         weights = get_model_state_dict(model, options=options)
         shared = {
@@ -79,16 +80,8 @@ def alike(model: nn.Module) -> Callable[[str], bool]:
     Parameters, their averages and what the optimizer knows of them have. Buffers need not: each rank's
     batch norm has seen other samples.
     """
-    names = set()
-    for name, _ in model.named_parameters(remove_duplicate=False):
-        names.add(f"model/{canonical(name)}")
-    # A part of the user's own that has a wrapper's name only makes rank 0 write what it holds.
+    names = {f"model/{name}" for name, _ in named_parameters(model, remove_duplicate=False)}
     return lambda name: name in names or name.startswith(("optimizer/state/", "ema/"))
-
-
-def canonical(name: str) -> str:
-    """The name of a parameter or buffer without what wrappers put into it."""
-    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
 def template(model: nn.Module, optimizer: Optimizer) -> Callable[[Collection[str]], dict[str, Any]]:
@@ -97,6 +90,8 @@ def template(model: nn.Module, optimizer: Optimizer) -> Callable[[Collection[str
     torch gives a fresh optimizer a state by a step of zero gradients, which a training that starts
     anew must not make: so it is made only when the names say that there is something to load.
     """
+
+    model = bare(model)
 
     def tensors(names: Collection[str]) -> dict[str, Any]:
         found: dict[str, Any] = {"model": get_model_state_dict(model)}
@@ -121,6 +116,7 @@ def apply_shared(
     Raises:
         CheckpointError: it was taken of another model or optimizer; the text names a difference.
     """
+    model = bare(model)
     _require_same_names(shared["model"], model)
     # A whole state is dealt out to the shards; shards and tensors that are whole are taken as they are.
     whole = not any(isinstance(value, DTensor) for value in shared["model"].values())
@@ -216,8 +212,8 @@ def _apply_optimizer(
 
 def _require_same_groups(saved: dict[str, Any], model: nn.Module, optimizer: Optimizer) -> None:
     names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(canonical(name))
+    for name, parameter in named_parameters(model, remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
     pairs = zip(saved["param_groups"], optimizer.param_groups, strict=True)
     for index, (old, new) in enumerate(pairs):
         if len(old["params"]) != len(new["params"]):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from hpcrun.checkpoint.state import canonical
+from hpcrun.checkpoint.names import named_parameters
 
 
 class WeightAverage:
@@ -21,8 +21,8 @@ class WeightAverage:
     def __init__(self, model: nn.Module, decay: float) -> None:
         """``model``: as it is trained, wrapped or sharded. ``decay``: what stays of an average in a step."""
         trained = {
-            canonical(name): parameter
-            for name, parameter in model.named_parameters()
+            name: parameter
+            for name, parameter in named_parameters(model)
             if parameter.requires_grad and parameter.is_floating_point()
         }
         self._averages = {name: value.detach().clone() for name, value in trained.items()}

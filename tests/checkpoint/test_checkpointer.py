@@ -138,16 +138,17 @@ def test_ranks_that_hear_of_a_failure_at_different_times_ask_for_the_same_saves(
 
 
 class Normed(nn.Module):
-    """A batch norm, and a cache that grows with what it has seen."""
+    """A batch norm whose names are the last layer's but for DDP's own, and a cache that grows with use."""
 
     def __init__(self):
         super().__init__()
-        self.norm, self.last = nn.BatchNorm1d(2), nn.Linear(2, 1)
+        self.module = nn.ModuleDict({"last": nn.BatchNorm1d(2)})
+        self.last = nn.Linear(2, 1)
         self.register_buffer("cache", torch.zeros(1).expand(2), persistent=False)
 
     def forward(self, x):
         self.cache = torch.zeros(9)
-        return self.last(self.norm(x))
+        return self.last(self.module["last"](x))
 
 
 def test_each_rank_gets_its_own_buffers_back_where_they_differ(tmp_path):
@@ -166,8 +167,10 @@ def test_each_rank_gets_its_own_buffers_back_where_they_differ(tmp_path):
         ckpt.wait()
         after, ckpt = build(rank)
         assert ckpt.restore() == 1
-        assert torch.equal(after.module.norm.running_mean, model.module.norm.running_mean)
-        assert after.module.norm.running_mean[0] == pytest.approx(0.1 * (rank + 1))
+        there, here = model.module.state_dict(), after.module.state_dict()
+        assert all(torch.equal(here[name], value) for name, value in there.items())
+        mean = here["module.last.running_mean"]
+        assert mean[0] == pytest.approx(0.1 * (rank + 1))
 
     logs = tmp_path / "logs"
     logs.mkdir()

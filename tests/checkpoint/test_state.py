@@ -22,7 +22,7 @@ OPTIMIZERS = {
 
 
 class Net(nn.Module):
-    """Tied weights, a buffer that training changes, dropout, a frozen and an unused parameter."""
+    """Tied weights, a buffer that training changes, dropout, a frozen and an unused part, named as DDP's."""
 
     def __init__(self, width=8):
         super().__init__()
@@ -30,7 +30,7 @@ class Net(nn.Module):
         self.norm = nn.BatchNorm1d(width)
         self.last = nn.Linear(width, width, bias=False)
         self.last.weight = self.first.weight
-        self.unused = nn.Linear(2, 2)
+        self.module = nn.Linear(2, 2)
         self.frozen = nn.Parameter(torch.ones(width), requires_grad=False)
 
     def forward(self, x):
@@ -127,7 +127,9 @@ def test_names_are_canonical_whether_compiled_or_not():
     training.model = torch.compile(training.model, backend="eager")
     training.train(1)
     compiled = capture_shared(training.model, training.optimizer, extra={})
-    assert plain["model"].keys() == compiled["model"].keys()
+    assert plain["model"].keys() == compiled["model"].keys() == Net().state_dict().keys()
+    scattered = capture_shared(nn.DataParallel(training.model), training.optimizer, extra={})
+    require_equal(scattered, compiled)
     names = set(compiled["optimizer"]["state"])
     assert names == {"first.weight", "first.bias", "norm.weight", "norm.bias"}
     again = Training(seed=5)

@@ -153,3 +153,8 @@ def test_a_parameter_that_is_trained_only_now_begins_its_average_at_its_value(tm
 def test_names_do_not_tell_of_wrappers():
     compiled = torch.compile(net(), backend="eager")
     assert "0.weight" in WeightAverage(compiled, 0.9).tensors()
+
+
+def test_a_part_that_has_the_name_of_a_wrapper_keeps_it():
+    average = WeightAverage(nn.ModuleDict({"module": nn.Linear(2, 1)}), 0.9)
+    assert average.tensors().keys() == {"module.weight", "module.bias"}

@@ -11,7 +11,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hpcrun.checkpoint.state import canonical
+from hpcrun.checkpoint.names import named_parameters
 from hpcrun.errors import UserError
 from hpcrun.train.blocks import blocks, by_class, by_size, unshared
 from hpcrun.train.preparation import Preparation, compile_in_place, prepare
@@ -149,7 +149,7 @@ def test_names_in_a_checkpoint_do_not_tell_of_it():
     plain = list(net.state_dict())
     prepare(net, Preparation("full"))
     assert list(net.state_dict()) == plain
-    assert [canonical(name) for name, _ in net.named_parameters()] == [
+    assert [name for name, _ in named_parameters(net)] == [
         name for name, _ in Net().named_parameters()
     ]
 
