@@ -1,6 +1,8 @@
 """Fixtures that several rooms' tests share."""
 
+import contextlib
 import os
+import random
 import socket
 from pathlib import Path
 
@@ -23,10 +25,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def free_port() -> int:
-    """A TCP port of loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port of loopback that nobody listens on.
+
+    Out of the range from which the kernel gives a port to whoever asks for any: between this and its
+    use, another test's connection would take it.
+    """
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    candidates = list(range(max(1024, lowest - 8000), lowest))
+    random.SystemRandom().shuffle(candidates)
+    for port in candidates:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
 
 
 @pytest.fixture(autouse=True)
