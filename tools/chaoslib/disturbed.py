@@ -85,6 +85,8 @@ class Chaos:
                 "job.nodes": NODES, "job.gpus": self.ranks, "job.executor": "slurm",
                 "job.time": LIMIT_MINUTES, "job.signal_lead": WARNING_LEAD,
                 "train.steps": self.steps, "checkpoint.every": save_every,
+                # Half of it, and ranks that a cut link parts give up.
+                "train.timeout": 60,
                 # Faults are not the run's own, and may strike before the next commit.
                 "restarts.crash": None, "restarts.node_failure": None, "restarts.hang": None,
                 "restarts.no_progress": None,
