@@ -23,9 +23,13 @@ def loss_factors(
         weights: of this rank's micro-batches, scalars.
         total: the sum over all micro-batches of all ranks where it is known; None sums them up, which
             is collective.
+
+    Raises:
+        ValueError: a weight is no scalar, or a number below zero, or ``total`` leaves no room for it.
     """
+    _require_weights(weights, total)
     if total is not None and not any(isinstance(weight, Tensor) for weight in weights):
-        return [weight * ranks / total for weight in weights]
+        return [weight * ranks / (total or 1.0) for weight in weights]
     # Counts of tokens outgrow the 24 bits of a float.
     own = torch.stack([_on(weight, device) for weight in weights])
     everything = own.sum()
@@ -73,6 +77,26 @@ def share_gradients(
         dist.broadcast(gradient, src=0)
         if wanting:
             parameter.grad = gradient
+
+
+def _require_weights(weights: Sequence[Weight], total: float | None) -> None:
+    # Of a tensor only what is known without waiting for its device.
+    for index, weight in enumerate(weights):
+        if isinstance(weight, Tensor):
+            if weight.numel() != 1:
+                raise ValueError(
+                    f"the weight of micro-batch {index} has the shape {list(weight.shape)}, and a scalar is "
+                    "wanted, such as its sum"
+                )
+        elif not weight >= 0:
+            raise ValueError(
+                f"the weight of micro-batch {index} is {weight:g}, which is not 0 or more"
+            )
+        elif weight and total is not None and not total > 0:
+            raise ValueError(
+                f"total={total:g} is not the sum of the weights over all ranks: that of micro-batch {index} "
+                f"is {weight:g}"
+            )
 
 
 def _on(weight: Weight, device: torch.device) -> Tensor:

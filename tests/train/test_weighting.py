@@ -62,6 +62,28 @@ def test_a_step_without_a_token_changes_nothing():
     assert result.loss.item() == 0.0
 
 
+@pytest.mark.parametrize("total", [None, 0])
+def test_where_no_micro_batch_counts_the_step_changes_nothing(total):
+    module = net()
+    before = module.weight.clone()
+    parts = rows(batch([1, 2]), [(0, 1), (1, 2)])
+    AMPTrainer(module, sgd, device="cpu").training_step(parts, loss, [0, 0], total)
+    assert torch.equal(module.weight, before)
+
+
+@pytest.mark.parametrize(
+    ("weight", "total", "told"),
+    [
+        (torch.ones(5), None, r"micro-batch 0 has the shape \[5\], and a scalar is wanted"),
+        (-1.0, None, "micro-batch 0 is -1, which is not 0 or more"),
+        (2, 0, "total=0 is not the sum of the weights over all ranks"),
+    ],
+)
+def test_a_weight_that_cannot_count_is_refused(weight, total, told):
+    with pytest.raises(ValueError, match=told):
+        AMPTrainer(net(), sgd, device="cpu").training_step([batch([0])], loss, [weight], total)
+
+
 def test_weights_are_as_many_as_micro_batches():
     with pytest.raises(ValueError, match="1 micro-batches, but 2 weights"):
         AMPTrainer(net(), sgd, device="cpu").training_step([batch([0])], loss, [1.0, 1.0])
