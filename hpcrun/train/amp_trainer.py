@@ -1,6 +1,7 @@
 """One optimiser step, right in every detail, on one device."""
 
 import contextlib
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,10 +66,15 @@ class AMPTrainer(Checkpointing):
 
         Args:
             optimizer: the optimiser, or a function that makes it from the wrapped model (which
-                sharding needs, because it replaces the parameters).
+                sharding needs, because it replaces the parameters). Its ``step()`` takes no closure.
             clip_norm: the global gradient norm to clip to; None: no clipping.
-            scheduler: makes the learning-rate schedule; it is stepped after every step that was taken.
+            scheduler: makes the learning-rate schedule; its ``step()``, without a metric, is called after
+                every step that was taken.
             ema: the decay of an average of the weights, which takes in every step that was taken.
+
+        Raises:
+            ValueError: an optimiser or a schedule that steps otherwise; of one that is made by a function,
+                when it is made.
         """
         if device is None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -79,6 +85,10 @@ class AMPTrainer(Checkpointing):
             raise ValueError(
                 "sharding replaces the parameters that this optimizer has; give a function that makes it"
             )
+        if isinstance(optimizer, Optimizer):
+            _require_plain_step(optimizer)
+        if isinstance(scheduler, LRScheduler):
+            raise ValueError("give a function that makes the schedule from the optimizer")
         self.module = self._strategy.place(model, self.device)
         self.model: nn.Module = self.module
         self.clip_norm = clip_norm
@@ -117,6 +127,7 @@ class AMPTrainer(Checkpointing):
 
         A sharded model comes as a copy, on the device if it fits there, and on the CPU otherwise.
         """
+        self._require_final_parameters()
         return self._strategy.whole(self.module, self.device)
 
     @property
@@ -128,8 +139,11 @@ class AMPTrainer(Checkpointing):
     def optimizer(self) -> Optimizer:
         """The optimiser, made at the first call from the model as it is wrapped by then."""
         if self._optimizer is None:
+            self._require_final_parameters()
             made = self._make_optimizer
-            self._optimizer = made if isinstance(made, Optimizer) else made(self.model)
+            optimizer = made if isinstance(made, Optimizer) else made(self.model)
+            _require_plain_step(optimizer)
+            self._optimizer = optimizer
             if self._ema is not None:
                 self._average = WeightAverage(self.model, self._ema)
         return self._optimizer
@@ -152,7 +166,9 @@ class AMPTrainer(Checkpointing):
     def scheduler(self) -> LRScheduler | None:
         """The learning-rate schedule, if one was given, where it stands after the last step."""
         if self._scheduler is None and self._make_scheduler is not None:
-            self._scheduler = self._make_scheduler(self.optimizer)
+            scheduler = self._make_scheduler(self.optimizer)
+            _require_plain_step(scheduler)
+            self._scheduler = scheduler
         self.gate.settle()
         return self._scheduler
 
@@ -176,6 +192,8 @@ class AMPTrainer(Checkpointing):
     ) -> StepResult:
         """Accumulate the gradients of ``micro_batches`` and take one optimiser step.
 
+        Gradients that the optimiser's parameters have by then, as of another model's loss, do not count.
+
         Args:
             micro_batches: what ``loss`` takes, on any device.
             loss: returns the mean loss over a batch's samples, a scalar.
@@ -184,23 +202,42 @@ class AMPTrainer(Checkpointing):
             total: the sum of the weights over all ranks, where it is known.
 
         Raises:
-            ValueError: there are no micro-batches, or not as many weights.
+            ValueError: there are no micro-batches, or not as many weights, or these are not scalars from
+                zero up.
+            TypeError: ``micro_batches`` is no list or other sequence.
         """
-        factors = self._factors(micro_batches, weights, total)
+        factors = self._begin(micro_batches, loss, weights, total)
         return self._update(self._backward(micro_batches, loss, factors))
 
-    def _factors(
-        self, micro_batches: Sequence[Any], weights: Sequence[Weight] | None, total: float | None
+    def _begin(
+        self,
+        micro_batches: Sequence[Any],
+        loss: LossFunction,
+        weights: Sequence[Weight] | None,
+        total: float | None,
     ) -> Sequence[Weight] | None:
-        """What to multiply the losses with; None: all alike."""
-        self._weighed = []
+        """Begin a step with clean gradients; what to multiply its losses with, or None: all alike."""
+        if not isinstance(micro_batches, (list, tuple)):
+            _require_sequence(micro_batches)
         if not micro_batches:
             raise ValueError("a training step needs at least one micro-batch")
+        self._settle(micro_batches[0], loss)
+        self._clear()
+        self._weighed = []
         if weights is None:
             return None
         if len(weights) != len(micro_batches):
             raise ValueError(f"{len(micro_batches)} micro-batches, but {len(weights)} weights")
         return loss_factors(weights, total, ranks=self._ranks, device=self.device)
+
+    def _settle(self, batch: Any, loss: LossFunction) -> None:
+        """Do what must be done once before the first step."""
+
+    def _clear(self) -> None:
+        # What optimizer.zero_grad() does, without the mark for the profiler that costs more than that.
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
 
     def _backward(
         self,
@@ -235,9 +272,7 @@ class AMPTrainer(Checkpointing):
         _ = self.scheduler
         learning_rate = optimizer.param_groups[0]["lr"]
         norm, verdict = self.gate.step(optimizer, self._clip if self.clip_norm else None)
-        # What optimizer.zero_grad() does, without the mark for the profiler that costs more than that.
-        for parameter in trained_by(optimizer):
-            parameter.grad = None
+        self._clear()
         return StepResult(total, norm, verdict, learning_rate, self._weighed)
 
     def _clip(self) -> Tensor:
@@ -253,6 +288,9 @@ class AMPTrainer(Checkpointing):
     def _choose_strategy(self) -> Strategy:
         return Strategy()
 
+    def _require_final_parameters(self) -> None:
+        """Raise RuntimeError where wrapping the model will replace its parameters."""
+
     def _leave_evaluation(self) -> None:
         # Only where it was entered: parts that the user keeps in it (frozen norms) stay so.
         if not (self.model.training and self.module.training):
@@ -262,3 +300,32 @@ class AMPTrainer(Checkpointing):
 def trained_by(optimizer: Optimizer) -> list[nn.Parameter]:
     """All parameters of the optimiser, in the order of its groups."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _require_sequence(micro_batches: Any) -> None:
+    if not isinstance(micro_batches, Sequence):
+        raise TypeError(
+            "training_step takes a list of micro-batches, be it [batch], and this is a "
+            f"{type(micro_batches).__name__}"
+        )
+
+
+def _require_plain_step(stepped: Optimizer | LRScheduler) -> None:
+    """Raises ValueError where a step needs to be given something, as a closure or a metric."""
+    needed = [
+        parameter.name
+        for parameter in list(inspect.signature(type(stepped).step).parameters.values())[1:]
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    if not needed:
+        return
+    instead = (
+        "make it in your loop, of trainer.optimizer, and step it there"
+        if isinstance(stepped, LRScheduler)
+        else "take one that steps with the gradients that are there, as SGD and Adam do"
+    )
+    raise ValueError(
+        f"a training step has nothing to give to {type(stepped).__name__}.step({', '.join(needed)}); "
+        f"{instead}"
+    )

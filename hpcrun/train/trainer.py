@@ -33,7 +33,13 @@ __all__ = ["AMPTrainer", "DistributedAMPTrainer", "LossFunction", "StepResult"]
 
 
 class DistributedAMPTrainer(AMPTrainer):
-    """The same over many ranks, which share the work in one of several ways."""
+    """The same over many ranks, which share the work in one of several ways.
+
+    Of several ranks the order is :meth:`setup_distributed`, :meth:`wrap_model`, then all else.
+    :meth:`training_step` averages gradients over ranks at the last micro-batch; ``weights`` are this
+    rank's: all ranks give some, or none does. Its first call of a process asks ``loss`` once more than it
+    takes steps, and puts back what that changed: gradients, buffers and random generators.
+    """
 
     def __init__(
         self,
@@ -117,33 +123,14 @@ class DistributedAMPTrainer(AMPTrainer):
             UserError: the model has not what the preparation or the sharding asks for.
         """
         if not self._wrapped:
-            self._wrapped = True
             self._strategy.remember(self.module)
             prepare(self.module, self._preparation)
             self.model = self._strategy.wrap(self.module, self._preparation.compile)
             if self._compression is not None and isinstance(self.model, DistributedDataParallel):
                 self._compression.attach(self.model)
                 self.gate.at_once = self._compression.at_once
+            self._wrapped = True
         return self.model
-
-    def training_step(
-        self,
-        micro_batches: Sequence[Any],
-        loss: LossFunction,
-        weights: Sequence[Weight] | None = None,
-        total: float | None = None,
-    ) -> StepResult:
-        """As :meth:`AMPTrainer.training_step`, gradients averaged over ranks at the last micro-batch.
-
-        ``weights`` are this rank's: all ranks give some, or none does. The first call of a process asks
-        ``loss`` once more than it takes steps, and puts back what that changed: gradients, buffers and
-        random generators.
-        """
-        if not self._buckets_settled:
-            self._settle_buckets(micro_batches, loss)
-            if self._strategy.collective_forward:
-                self._strategy.compare(self.control_group())
-        return super().training_step(micro_batches, loss, weights, total)
 
     def joined_step(
         self,
@@ -160,9 +147,7 @@ class DistributedAMPTrainer(AMPTrainer):
         Raises:
             ValueError: the ranks do not share the work by DDP.
         """
-        if not self._buckets_settled:
-            self._settle_buckets(micro_batches, loss)
-        factors = self._factors(micro_batches, weights, total)
+        factors = self._begin(micro_batches, loss, weights, total)
         idle = not any(isinstance(weight, Tensor) or weight for weight in weights)
         value = torch.zeros((), device=self.device)
         with self._strategy.join(self.model):
@@ -212,16 +197,34 @@ class DistributedAMPTrainer(AMPTrainer):
             device=self.device,
         )
 
-    def _settle_buckets(self, micro_batches: Sequence[Any], loss: LossFunction) -> None:
-        """Let DDP find its final bucket layout before the first step that counts."""
-        self._buckets_settled = True
-        if not micro_batches or not self._strategy.unsettled(self.model):
+    def _require_final_parameters(self) -> None:
+        if self._strategy.replaces_parameters and not self._wrapped:
+            raise RuntimeError(
+                "sharding replaces the model's parameters: call setup_distributed() and wrap_model() before "
+                "load_checkpoint(), save_checkpoint() and all else that asks for the optimizer or the weights"
+            )
+
+    def _settle(self, batch: Any, loss: LossFunction) -> None:
+        if self._buckets_settled:
             return
+        if self.is_distributed and not self._wrapped:
+            raise RuntimeError(
+                f"the {self.distributed.world_size} ranks would each train a model of their own: call "
+                "setup_distributed() and wrap_model() before training_step()"
+            )
+        self._buckets_settled = True
+        if self._strategy.unsettled(self.model):
+            self._settle_buckets(batch, loss)
+        if self._strategy.collective_forward:
+            self._strategy.compare(self.control_group())
+
+    def _settle_buckets(self, batch: Any, loss: LossFunction) -> None:
+        """Let DDP find its final bucket layout before the first step that counts."""
 
         def forward() -> Tensor:
             self._leave_evaluation()
             with self.autocast():
-                return loss(self.model, to_device(micro_batches[0], self.device))
+                return loss(self.model, to_device(batch, self.device))
 
         settle_buckets(
             self.module,

@@ -1,7 +1,9 @@
-"""The program that ``test_own_loop.py`` starts: the page's script alone and on two ranks, disturbed.
+"""The program that ``test_own_loop.py`` starts: the page's script alone and on two ranks, disturbed, and
+two ranks that do what the page says beside it.
 
-``python -m tests.train.own_loops SCRIPT FOLDER`` leaves ``NAME-PART-rank-0.log`` and ``codes.json`` in the
-folder. The ranks see torchrun's variables; torchrun itself would import torch again for each.
+``python -m tests.train.own_loops SCRIPT FOLDER`` leaves ``NAME-PART/rank-0.log``, ``codes.json`` and
+``beside-RANK.json`` in the folder. The ranks see torchrun's variables; torchrun itself would import torch
+again for each.
 """
 
 import builtins
@@ -16,7 +18,8 @@ from pathlib import Path
 import torch
 import torch._dynamo
 
-from hpcrun import DistributedAMPTrainer
+from hpcrun import DistributedAMPTrainer, cleanup_distributed
+from tests.train import gan
 from tests.train.forks import fork_ranks
 
 # Each part goes on from the checkpoints of the one before: the line after which rank 0 gets the signal.
@@ -27,16 +30,7 @@ IMPORTED_ONCE = (DistributedAMPTrainer, torch._dynamo)
 
 def play(rank: int, world_size: int, port: int, script: Path, disturbance) -> None:
     """Be one rank of the script."""
-    torch.set_num_threads(1)
-    if world_size > 1:
-        os.environ |= {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(world_size),
-            "LOCAL_WORLD_SIZE": str(world_size),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-        }
+    surround(rank, world_size, port)
     if disturbance is not None:
         line, number = disturbance
         original = builtins.print
@@ -48,6 +42,60 @@ def play(rank: int, world_size: int, port: int, script: Path, disturbance) -> No
 
         builtins.print = disturbed
     runpy.run_path(str(script), run_name="__main__")
+
+
+def surround(rank: int, world_size: int, port: int) -> None:
+    """Give this process a rank's surroundings."""
+    torch.set_num_threads(1)
+    if world_size > 1:
+        os.environ |= {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(world_size),
+            "LOCAL_WORLD_SIZE": str(world_size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+
+
+def beside(rank: int, port: int, folder: Path) -> None:
+    """Be one of two ranks with two trainers, and with one that is used too early."""
+    surround(rank, 2, port)
+    found = {parallel: sharing_by(parallel, rank, folder) for parallel in ("ddp", "fsdp")}
+    (folder / f"beside-{rank}.json").write_text(json.dumps(found))
+    cleanup_distributed()
+
+
+def sharing_by(parallel, rank: int, folder: Path) -> dict[str, object]:
+    """What two trainers learn, and what one says that is not wrapped."""
+
+    def trainer(net, make):
+        made = DistributedAMPTrainer(net, make, parallel=parallel, device="cpu")
+        made.setup_distributed()
+        return made
+
+    def wrapped(net, make):
+        made = trainer(net, make)
+        made.wrap_model()
+        return made
+
+    early = trainer(gan.nets()[0], gan.sgd)
+    return {
+        "gan": gan.by_trainers(wrapped, rank, 2).tolist(),
+        "step": refused(lambda: early.training_step([torch.ones(2, 3)], gan.generators_loss)),
+        "optimizer": refused(lambda: early.optimizer),
+        "load": refused(lambda: early.load_checkpoint(folder / "none")),
+        "whole": refused(early.whole_module),
+    }
+
+
+def refused(ask) -> str | None:
+    """What ``ask`` is answered with where the order of calls is wrong."""
+    try:
+        ask()
+    except RuntimeError as error:
+        return str(error)
+    return None
 
 
 def free_port() -> int:
@@ -73,6 +121,8 @@ def main(script: Path, folder: Path) -> None:
                 lambda rank, w=world_size, p=port, d=disturbance: play(rank, w, p, script, d),
                 logs,
             )
+    port = free_port()
+    codes["beside"] = fork_ranks(2, lambda rank: beside(rank, port, folder))
     (folder / "codes.json").write_text(json.dumps(codes))
 
 

@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from tests.train import gan
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "own-loop.md"
@@ -25,17 +28,23 @@ def script(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def disturbed(script, tmp_path_factory):
-    """Gives the exit codes and rank 0's first and last lines of a part of a disturbed training."""
+def played(script, tmp_path_factory):
+    """The folder that the program leaves."""
     folder = tmp_path_factory.mktemp("disturbed")
     subprocess.run(
         [sys.executable, "-m", "tests.train.own_loops", str(script), str(folder)],
         cwd=ROOT, timeout=600, check=True,
     )  # fmt: skip
-    codes = json.loads((folder / "codes.json").read_text())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def disturbed(played):
+    """Gives the exit codes and rank 0's first and last lines of a part of a disturbed training."""
+    codes = json.loads((played / "codes.json").read_text())
 
     def part(name):
-        lines = (folder / name / "rank-0.log").read_text().splitlines()
+        lines = (played / name / "rank-0.log").read_text().splitlines()
         return codes[name], lines[0], lines[-1]
 
     return part
@@ -78,3 +87,30 @@ def test_with_torchrun_a_killed_rank_and_a_signal_to_one_rank_change_no_bit_eith
     assert (codes, first) == ([75, 75], "2 ranks, from step 100")
     # Both had stopped one step later, when they had agreed on it.
     assert disturbed("two-2") == ([0, 0], "2 ranks, from step 151", weights)
+
+
+@pytest.fixture(scope="module")
+def beside(played):
+    """What each of the two ranks found."""
+    assert json.loads((played / "codes.json").read_text())["beside"] == [0, 0]
+    return [json.loads((played / f"beside-{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_trainers_whose_losses_go_through_each_other_s_nets_train_as_by_hand(beside, parallel):
+    for found in beside:
+        torch.testing.assert_close(torch.tensor(found[parallel]["gan"]), gan.by_hand())
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_several_ranks_without_a_wrapped_model_are_refused_a_step(beside, parallel):
+    for found in beside:
+        assert "2 ranks would each train a model of their own" in found[parallel]["step"]
+        assert "wrap_model() before training_step()" in found[parallel]["step"]
+
+
+def test_what_belongs_to_the_weights_is_not_made_before_these_are_sharded(beside):
+    for found in beside:
+        for asked in ("optimizer", "load", "whole"):
+            assert "call setup_distributed() and wrap_model() before" in found["fsdp"][asked]
+            assert found["ddp"][asked] is None

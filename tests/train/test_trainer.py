@@ -10,6 +10,7 @@ from hpcrun.checkpoint.errors import CheckpointError
 from hpcrun.config import AMPConfig
 from hpcrun.train import checkpointing
 from hpcrun.train.trainer import AMPTrainer
+from tests.train import gan
 
 FP16 = AMPConfig(dtype="fp16", init_scale=1024.0, growth_interval=1000)
 
@@ -76,6 +77,39 @@ def test_four_micro_batches_are_worth_one_batch_of_four_times_the_size():
 def test_a_step_without_micro_batches_is_refused():
     with pytest.raises(ValueError, match="at least one micro-batch"):
         AMPTrainer(net(), sgd, device="cpu").training_step([], loss)
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [(torch.ones(4, 2), "Tensor"), (batch(4), "dict"), (iter([batch(4)]), "list_iterator")],
+)
+def test_a_batch_in_the_place_of_a_list_of_them_is_refused(given, kind):
+    with pytest.raises(TypeError, match=rf"a list of micro-batches, be it \[batch\], .* {kind}$"):
+        AMPTrainer(net(), sgd, device="cpu").training_step(given, loss)
+
+
+def test_a_gradient_of_another_model_s_loss_does_not_count():
+    ours = gan.by_trainers(lambda net, make: AMPTrainer(net, make, device="cpu"))
+    assert torch.equal(ours, gan.by_hand())
+
+
+def test_an_optimiser_that_asks_for_a_closure_is_refused():
+    module = net()
+    with pytest.raises(ValueError, match=r"LBFGS.step\(closure\); take one .* as SGD and Adam do"):
+        AMPTrainer(module, torch.optim.LBFGS(module.parameters()), device="cpu")
+    made = AMPTrainer(module, lambda model: torch.optim.LBFGS(model.parameters()), device="cpu")
+    with pytest.raises(ValueError, match=r"LBFGS.step\(closure\)"):
+        made.training_step([batch(4)], loss)
+
+
+def test_a_schedule_that_asks_for_a_metric_or_is_made_already_is_refused():
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
+    made = AMPTrainer(net(), sgd, scheduler=plateau, device="cpu")
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"ReduceLROnPlateau.step\(metrics\); make it in your"):
+            made.training_step([batch(4)], loss)
+    with pytest.raises(ValueError, match="a function that makes the schedule"):
+        AMPTrainer(net(), sgd, scheduler=halves(sgd(net())), device="cpu")
 
 
 @pytest.mark.parametrize("amp", [AMPConfig(), FP16])
