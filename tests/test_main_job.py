@@ -100,14 +100,13 @@ def test_cancelled_then_resumed_by_the_same_line_it_ends_the_same(tmp_path: Path
 def test_a_time_limit_is_met_early_and_the_run_ends_over_several_allocations(
     tmp_path: Path,
 ) -> None:
-    run = jobs.submit_probe(
-        tmp_path,
-        "limited",
-        # Room for a start-up of 15 seconds, and more work than one allocation has after one of five.
-        **{"job.time": "0:26", "job.signal_lead": 6, "train.steps": 100},
-        model__pause=0.2,
-    )
-    jobs.wait_for_end(run, timeout=400)
+    # Half a minute for a start: a busy machine takes long, and three allocations without a step are the last.
+    limit = {"job.time": "0:45", "job.signal_lead": 15}
+    run = jobs.submit_probe(tmp_path, "limited", **limit, model__pause=0.05)
+    with jobs.held_at(run, 3):
+        before = len(jobs.events(run, "ended"))
+        jobs.wait_for(lambda: len(jobs.events(run, "ended")) > before)
+    jobs.wait_for_end(run)
     causes = [event.cause for event in jobs.events(run, "ended")]
     assert causes[-1] == "finished"
     assert set(causes[:-1]) == {"time-limit"}
