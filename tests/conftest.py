@@ -1,12 +1,12 @@
 """Fixtures that several rooms' tests share."""
 
-import contextlib
 import os
-import random
-import socket
+import secrets
 from pathlib import Path
 
 import pytest
+
+from hpcrun.cluster.ports import is_free, port_candidates
 
 # Those that wait most take longest: begun last, one of them would keep the other workers waiting.
 _LONGEST = ("slurm/test_chaos", "slurm/", "test_main_job", "launch/", "test_quickstart", "tools/")
@@ -30,14 +30,8 @@ def free_port() -> int:
     Out of the range from which the kernel gives a port to whoever asks for any: between this and its
     use, another test's connection would take it.
     """
-    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    candidates = list(range(max(1024, lowest - 8000), lowest))
-    random.SystemRandom().shuffle(candidates)
-    for port in candidates:
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("no port is free")
+    candidates = port_candidates(str(secrets.randbelow(2**26)))
+    return next(port for port in candidates if is_free("127.0.0.1", port))
 
 
 @pytest.fixture(autouse=True)

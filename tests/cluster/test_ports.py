@@ -58,15 +58,16 @@ def test_the_ephemeral_range_is_the_kernels(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("listener", ["127.0.0.1", "0.0.0.0"])
-def test_a_port_is_free_until_someone_listens_and_again_after(listener: str) -> None:
+def test_a_port_is_free_until_someone_listens_and_again_after(
+    listener: str, free_port: int
+) -> None:
     with socket.socket() as server:
-        server.bind((listener, 0))
-        port = server.getsockname()[1]
+        server.bind((listener, free_port))
         server.listen(1)
-        assert not is_free("", port)
-        assert not is_free("127.0.0.1", port)
-    assert is_free("", port)
-    assert is_free("127.0.0.1", port)
+        assert not is_free("", free_port)
+        assert not is_free("127.0.0.1", free_port)
+    assert is_free("", free_port)
+    assert is_free("127.0.0.1", free_port)
 
 
 def test_a_listener_on_ipv6_is_noticed() -> None:
