@@ -24,8 +24,9 @@ __all__ = [
     "JobInfo",
     "JobRecord",
     "RequeueError",
-    "available",
     "classify_requeue_error",
+    "cluster_name",
+    "configured",
     "is_unknown_job",
     "parse_sacct",
     "parse_sbatch",
@@ -137,12 +138,25 @@ def _plain_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return kept | {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
 
 
-def available(timeout: float = 3.0) -> bool:
-    """Tell whether jobs can go to Slurm here: sbatch is on PATH and a controller answers."""
+def configured(timeout: float = 3.0) -> bool:
+    """Tell whether jobs go to Slurm here: sbatch is on PATH, and knows a cluster.
+
+    Its controller may be slow, or away: who has a cluster does not mean to compute on its login host.
+    """
     if shutil.which("sbatch") is None:
         return False
-    ping = run(["scontrol", "ping"], timeout=timeout)
-    return ping.returncode == 0 and re.search(r"\bUP\b", ping.stdout) is not None
+    return "configuration source" not in run(["scontrol", "ping"], timeout=timeout).stderr
+
+
+def cluster_name(timeout: float = 6.0) -> str | None:
+    """The name of the cluster whose controller answers here; None where none does."""
+    return parse_cluster_name(run(["scontrol", "show", "config"], timeout=timeout).stdout)
+
+
+def parse_cluster_name(text: str) -> str | None:
+    """Read ``ClusterName`` from what ``scontrol show config`` prints; None where it is not there."""
+    found = re.search(r"^ClusterName\s*=\s*(\S+)", text, re.MULTILINE)
+    return found and found[1]
 
 
 def _checked(job_id: str) -> str:

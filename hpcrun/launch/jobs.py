@@ -36,7 +36,8 @@ _FULL = 16_384
 class RunState:
     """Where a run stands. ``word`` is one of new, pending, running, finished, stopped, failed, lost.
 
-    ``detail`` says more in plain words; ``live``: a job holds the run now.
+    ``detail`` says more in plain words; ``live``: a job holds the run now. ``cluster``: where to ask for
+    it, if that is not this cluster: a number that two clusters know is two jobs.
     """
 
     word: str
@@ -44,6 +45,7 @@ class RunState:
     live: bool
     executor: str | None
     job: str | None
+    cluster: str | None = None
 
 
 def current_job(run: RunDirectory) -> tuple[str, str] | None:
@@ -68,7 +70,37 @@ def states(runs: Iterable[RunDirectory]) -> list[RunState]:
     """The state of each run, with one call to squeue, and one to sacct, for all of them together."""
     jobs = [(run, current_job(run)) for run in runs]
     known, answered = _slurm_states([job for _, (who, job) in _given(jobs) if who == "slurm"])
-    return [_state(run, job, known, answered) for run, job in jobs]
+    clusters = [_cluster(run, *given) for run, given in _given(jobs)]
+    here = slurm.cluster_name(_PATIENCE) if answered and any(clusters) else None
+    return [
+        elsewhere
+        if job and (elsewhere := _elsewhere(run, job, here)) is not None
+        else _state(run, job, known, answered)
+        for run, job in jobs
+    ]
+
+
+def _cluster(run: RunDirectory, executor: str, job: str) -> str | None:
+    """The cluster that the job was given to, where that is known."""
+    if executor != "slurm":
+        return None
+    told = [
+        event.fields for event in read_events(run) if event.attempt and event.attempt.job == job
+    ]
+    return next((str(fields["cluster"]) for fields in reversed(told) if "cluster" in fields), None)
+
+
+def _elsewhere(run: RunDirectory, job: tuple[str, str], here: str | None) -> RunState | None:
+    """The state of a run whose job is on another cluster, as far as its files tell; else None."""
+    cluster = _cluster(run, *job)
+    if here is None or cluster in (None, here):
+        return None
+    ended = _by_result(read_json(run.result), *job)
+    if ended is not None:
+        return ended
+    if _cancelled(run, job[1]):
+        return RunState("stopped", "cancelled; `hpcrun resume` continues it", False, *job)
+    return RunState(_by_events(run), f"on cluster {cluster}; ask there", True, *job, cluster)
 
 
 def _given(
@@ -100,9 +132,18 @@ def cancel(run: RunDirectory) -> str:
 def kill(run: RunDirectory) -> str:
     """End the run's job at once, without a checkpoint. Returns what was done.
 
+    A job on another cluster is out of reach: it is written off, so that the run can go on here.
+
     Raises:
         LaunchError: it is not running, or the scheduler refused.
     """
+    now = state(run)
+    if now.job is not None and now.cluster is not None:
+        _note_cancelled(run, now.job)
+        return (
+            f"job {now.job} on cluster {now.cluster} is written off, and not ended: where it runs on, it "
+            "writes nothing any more once another job has the run"
+        )
     executor, job, waiting = _live_job(run)
     if _told_here(run, executor, job, local_job.KILL, signal.SIGKILL):
         return f"job {job}: killed"
@@ -168,6 +209,11 @@ def _live_job(run: RunDirectory) -> tuple[str, str, bool]:
     now = state(run)
     if not now.live or now.executor is None or now.job is None:
         raise LaunchError(f"{run.name}: is not running ({now.word}); nothing was done")
+    if now.cluster is not None:
+        raise LaunchError(
+            f"{run.name}: job {now.job} is on cluster {now.cluster}, and this is another one; do it there, "
+            "or, if that one is gone for good, write it off with `hpcrun cancel --now`"
+        )
     if now.executor == "debug":
         raise LaunchError(f"{run.name}: runs in a terminal ({now.job}); end it there with Ctrl-C")
     return now.executor, now.job, now.word == "pending"

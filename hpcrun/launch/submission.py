@@ -36,18 +36,17 @@ class Submitted:
 
 
 def choose_executor(config: Config) -> ExecutorName:
-    """Who runs the job: what the config says, or with ``auto`` Slurm where it answers.
+    """Who runs the job: what the config says, or with ``auto`` Slurm where there is one.
 
     Raises:
         LaunchError: there are fewer GPUs than ranks.
     """
     wanted = config.job.executor
     if wanted == "auto":
-        wanted = "slurm" if slurm.available() else "local"
+        wanted = "slurm" if slurm.configured() else "local"
         if wanted == "local" and shutil.which("sbatch") is not None:
             print(
-                "hpcrun: Slurm is installed here but does not answer: the job runs on this machine; "
-                "with --executor slurm it waits for Slurm",
+                "hpcrun: Slurm is installed here, and knows no cluster: the job runs on this machine",
                 file=sys.stderr,
             )
     if wanted == "local":
@@ -148,7 +147,11 @@ def submit(
         OSError: the run directory cannot be written; no job is left.
         KeyboardInterrupt: ``interrupted`` said so; no job is left.
     """
+    place: dict[str, Any] = {}
     if executor == "slurm":
+        # Before, because of a job that was handed over there has to be a line at once.
+        if (cluster := slurm.cluster_name()) is not None:
+            place = {"cluster": cluster}
         handed = _submit_slurm(run, with_dependency(config, after), payload, interrupted)
     else:
         handed = _submit_local(run, config, payload, after)
@@ -160,6 +163,7 @@ def submit(
             job=handed.job_id,
             nodes=config.job.nodes,
             gpus=config.job.gpus,
+            **place,
         )
     except OSError as error:
         _take_back(run, handed, error)
@@ -208,7 +212,8 @@ def _submit_slurm(
                 _take_back(run, Submitted("slurm", executor.accepted), error)
             raise
         print(
-            f"hpcrun: Slurm's controller does not answer; trying for {_PATIENCE:.0f} s",
+            f"hpcrun: Slurm's controller does not answer; trying for {_PATIENCE:.0f} s "
+            "(--executor local trains on this machine)",
             file=sys.stderr,
         )
         again = time.monotonic() + _PAUSE

@@ -1,5 +1,6 @@
 """The beginning of an attempt: close what the one before left open, ask the policy, take ownership."""
 
+import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -69,7 +70,10 @@ def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts:
     if not history:
         # What an earlier job came to; `submit` has removed it, sbatch by hand has not.
         run.result.unlink(missing_ok=True)
-    record_event(run, "opened", attempt=attempt, host=socket.gethostname(), **facts)
+    cluster = os.environ.get("SLURM_CLUSTER_NAME")
+    place = {"cluster": cluster} if cluster else {}
+    told: dict[str, Any] = {"host": socket.gethostname(), **place, **facts}
+    record_event(run, "opened", attempt=attempt, **told)
 
 
 def _end_of(

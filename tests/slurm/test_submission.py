@@ -28,7 +28,7 @@ def runs(slurm: SlurmCluster) -> Path:
 def line(slurm: SlurmCluster, runs: Path, name: str, *more: str) -> list[str]:
     """What submits a job of one rank that does nothing."""
     return [
-        slurm.python, "-m", "hpcrun", "submit", "--name", name, "--cpu", "--executor", "slurm",
+        slurm.python, "-m", "hpcrun", "submit", "--name", name, "--cpu",
         "--nodes", "1", "--gpus", "1", "--runs-dir", str(runs), "--json", *more, "--", "true",
     ]  # fmt: skip
 

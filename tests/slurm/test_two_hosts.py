@@ -192,3 +192,23 @@ def test_status_asks_squeue_once_for_all_runs_and_lives_without_a_controller(ben
         assert "cancelled while it waited" in done.stdout
         assert "continues it" in done.stdout
     assert bench.hpcrun("status").stdout.count("stopped") == 3
+
+
+def test_a_job_of_another_cluster_is_not_taken_for_the_one_of_that_number_here(bench):
+    run = bench.submit("away", **{"job.sbatch_args": ["--hold"]})
+    theirs = bench.job(run)
+    # As if it had been submitted from another cluster that shares the folder.
+    run.events.write_text(run.events.read_text().replace(f'"{bench.slurm.name}"', '"elsewhere"'))
+    assert "on cluster elsewhere" in bench.hpcrun("status", "away").stdout
+    for command in ("cancel", "resume"):
+        refused = bench.hpcrun(command, "away", check=False)
+        assert refused.returncode == 2, refused.stdout
+        assert f"job {theirs} " in refused.stderr
+        assert "on cluster elsewhere" in refused.stderr
+    assert "is written off" in bench.hpcrun("cancel", "--now", "away").stdout
+    assert bench.slurm.state(theirs) == "PENDING"
+    bench.hpcrun("resume", "away")
+    assert bench.job(run) != theirs
+    assert "pending" in bench.hpcrun("status", "away").stdout
+    bench.hpcrun("cancel", "away")
+    bench.slurm.run(["scancel", theirs])
