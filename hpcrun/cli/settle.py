@@ -19,12 +19,18 @@ from hpcrun.cluster.avoid import nodes_to_avoid
 from hpcrun.cluster.launchers import in_local_cluster, job_id
 from hpcrun.cluster.ledger import blame, ledger_path
 from hpcrun.config import Job, load_resolved
-from hpcrun.diagnose.causes import blames_node
+from hpcrun.diagnose.causes import blames_node, scheduler_word
 from hpcrun.lifecycle import exitcodes
-from hpcrun.lifecycle.history import Cause, successor
+from hpcrun.lifecycle.history import Cause, asked_to_end, last_committed, successor
 from hpcrun.lifecycle.policy import Budgets, without_progress
-from hpcrun.lifecycle.scheduler import JobView, look_at, requeue, word_of
-from hpcrun.lifecycle.settle import SchedulerWord, Verdict, batch_log, settle
+from hpcrun.lifecycle.scheduler import JobView, end_of, requeue
+from hpcrun.lifecycle.settle import (
+    SchedulerWord,
+    Verdict,
+    batch_log,
+    settle,
+    write_final_word,
+)
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.events import Attempt, note, read_events
 
@@ -58,12 +64,11 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"hpcrun: {newer.owner} has taken over; {attempt.owner} leaves it alone", flush=True)
         return exitcodes.FAILED
     local = in_local_cluster(os.environ)
-    log = batch_log(directory, attempt)
     word: SchedulerWord | None = arguments.scheduler
     view = None
     if word is None and not local:
-        view = look_at(job)
-        word = cast("SchedulerWord | None", word_of(view, attempt, log))
+        view, told = end_of(attempt, lambda: batch_log(directory, attempt))
+        word = cast("SchedulerWord | None", told)
     config = load_resolved(directory.config)
     budgets = Budgets(**config.restarts.model_dump())
     verdict = settle(
@@ -72,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.exit_code,
         without_progress(budgets) if config.command else budgets,
         scheduler=word,
-        batch_log=log,
+        batch_log=batch_log(directory, attempt),
         limit_near=_limit_near(view, float(config.job.signal_lead)),
         # A cancelled job is COMPLETING by now, and one that Slurm has requeued is PENDING.
         nobody_asked=view is not None and view.state == "RUNNING",
@@ -86,13 +91,33 @@ def run(arguments: argparse.Namespace) -> int:
 
     def failed(kind: str, words: str) -> None:
         note(directory, "requeue-failed", attempt, cause=kind, reason=words)
-        print(f"hpcrun: not requeued yet: {words}", file=sys.stderr, flush=True)
+        what = "not cancelled" if kind == "cancel" else "not requeued yet"
+        print(f"hpcrun: {what}: {words}", file=sys.stderr, flush=True)
 
-    if not requeue(attempt, failed):
+    def asked() -> str | None:
+        if asked_to_end(read_events(directory), attempt):
+            return "cancelled"
+        return scheduler_word(batch_log(directory, attempt))
+
+    became = requeue(attempt, failed, asked)
+    if became == "refused":
         return exitcodes.UNFINISHED
+    if became == "cancelled":
+        return _cancelled_after_all(directory, attempt, verdict)
     # Only a pending job can be told; a signal no longer ends this process (see the batch script).
     _keep_away(directory, attempt, verdict, config.job)
     return exitcodes.DONE
+
+
+def _cancelled_after_all(run: RunDirectory, attempt: Attempt, verdict: Verdict) -> int:
+    """Take back the start that the verdict has promised: somebody has cancelled the job meanwhile."""
+    print("hpcrun: cancelled meanwhile: it is not started again", flush=True)
+    events = read_events(run)
+    if not asked_to_end(events, attempt):
+        note(run, "cancelled", attempt)
+    reason = f"cancelled while it was to start again after {verdict.cause.value}"
+    write_final_word(run, Cause.CANCELLED, verdict.line, reason, last_committed(events))
+    return exitcodes.TERMINATED
 
 
 def _keep_away(run: RunDirectory, attempt: Attempt, verdict: Verdict, job: Job) -> None:
@@ -118,7 +143,8 @@ def _keep_away(run: RunDirectory, attempt: Attempt, verdict: Verdict, job: Job) 
 
 def _limit_near(view: JobView | None, lead: float) -> bool:
     """Whether a warning signal that came now was the one sent ahead of the time limit."""
-    if view is None or view.end_time is None or view.preempted:
+    # A cancellation cuts the end time to its own moment.
+    if view is None or view.end_time is None or view.preempted or view.state != "RUNNING":
         return False
     return view.end_time - time.time() <= lead + _EARLY
 

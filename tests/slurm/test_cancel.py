@@ -46,6 +46,30 @@ def test_a_sigterm_without_a_cancellation_costs_a_requeue_and_no_bit(bench, calm
     assert jobs.final_state(run) == jobs.final_state(calm)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("by", ["hpcrun", "scancel"])
+def test_a_cancellation_that_meets_the_requeue_sticks(bench, by):
+    late = bench.folder / "late"
+    late.mkdir()
+    (late / "scontrol").write_text(
+        '#!/bin/bash\n[ "$1" != requeue ] || sleep 3\nexec /usr/bin/scontrol "$@"\n'
+    )
+    (late / "scontrol").chmod(0o755)
+    setup = [f"export PATH={late}:$PATH"]
+    run = bench.submit("met", model__pause=0.05, **{"job.setup": setup})
+    with bench.held_at(run, 3):
+        bench.hpcrun("preempt", "met")
+    jobs.wait_for(lambda: bool(jobs.events(run, "ended")))
+    if by == "scancel":
+        bench.slurm.run(["scancel", bench.job(run)])
+    else:
+        bench.hpcrun("cancel", "--no-wait", "met")
+    assert bench.wait_for_end(run) == "CANCELLED", bench.story(run)
+    assert bench.causes(run) == ["preemption"]
+    assert "stopped" in bench.hpcrun("status", "met").stdout
+    assert len(jobs.events(run, "opened")) == 1
+
+
 def test_cancelled_at_once_it_is_not_started_again(bench):
     run = bench.submit("ended", model__pause=0.1, checkpoint__every=0)
     with bench.held_at(run, 3):
