@@ -1,20 +1,36 @@
 """A batch is whatever the dataset's samples were collated to; only its tensors move."""
 
+import copy
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+_PLAIN = (list, tuple, dict)
+
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """``batch`` with every tensor in it on ``device``; dicts, lists and tuples are walked."""
+    """``batch`` with every tensor in it on ``device``; dicts, lists, tuples and data classes are walked.
+
+    What moves itself does so: a PackedSequence keeps a part on the CPU, others are more than the dict or
+    the tuple that they derive from.
+    """
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
+    if type(batch) not in _PLAIN and callable(getattr(batch, "to", None)):
+        # Some move in place, and the arithmetic of a step is counted on a device of no numbers.
+        return copy.copy(batch).to(device)
     if isinstance(batch, Mapping):
         return {key: to_device(value, device) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(to_device(value, device) for value in batch))
     if isinstance(batch, list | tuple):
         return type(batch)(to_device(value, device) for value in batch)
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        moved = copy.copy(batch)
+        for field in dataclasses.fields(batch):
+            object.__setattr__(moved, field.name, to_device(getattr(batch, field.name), device))
+        return moved
     return batch

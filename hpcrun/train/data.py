@@ -1,6 +1,6 @@
 """Batches for a rank, from any step on: in the order that order.py fixes, or from a stream (streams.py)."""
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -144,6 +144,7 @@ def training_steps(
     saved: StreamState | None = None,
     uneven: Uneven = "across",
     prefetch: int = 2,
+    collate: Callable[[list[Any]], Any] = default_collate,
 ) -> Steps:
     """The micro-batches of this rank for each step of ``steps``; close it to end its workers.
 
@@ -153,6 +154,7 @@ def training_steps(
         saved: for a stream, where it stood after ``steps.start`` steps.
         uneven: what becomes of an epoch's last, incomplete batch: see ``train.uneven``.
         prefetch: batches that each of the workers reads ahead.
+        collate: makes a micro-batch of its samples.
 
     Raises:
         UserError: at once, if the dataset has no samples or no length, or is a stream that cannot go on,
@@ -161,7 +163,7 @@ def training_steps(
     if isinstance(dataset, IterableDataset):
         require_stream(dataset, world_size, workers)
         batching = _of_stream(dataset, Batching(batch_size, world_size, accumulation, uneven))
-        shape = Shape(rank, batching, workers, prefetch)
+        shape = Shape(rank, batching, workers, prefetch, collate)
         return StreamSteps(dataset, steps, shape, seed=seed, pin_memory=pin_memory, saved=saved)
     size = length(dataset)
     batching = Batching(batch_size, world_size, accumulation, uneven, size)
@@ -173,11 +175,12 @@ def training_steps(
     placed, places = Placed(dataset, seed), _MicroBatches(size, steps, rank, batching, seed)
     if not workers and not pin_memory:
         # What a loader does in its own process, without what it does for others.
-        here = (default_collate(placed.__getitems__(batch)) for batch in places)
+        here = (collate(placed.__getitems__(batch)) for batch in places)
         return _Indexed(_by_step(here, steps, batching), batching)
     loader: DataLoader[Any] = DataLoader(
         placed,
         batch_sampler=places,
+        collate_fn=collate,
         num_workers=workers,
         pin_memory=pin_memory,
         prefetch_factor=prefetch if workers else None,

@@ -10,6 +10,40 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from hpcrun.config import Config, decay_begins
+from hpcrun.errors import UserError
+from hpcrun.train.task import Task
+
+
+def optimizer_of(task: Task, model: nn.Module, config: Config) -> Optimizer:
+    """The task's own optimiser, or the one that the config names.
+
+    Raises:
+        UserError: the task's is none, or not of the parameters that are trained.
+    """
+    own = task.build_optimizer(model)
+    if own is None:
+        return build_optimizer(model, config)
+    where = f"task: {type(task).__name__}.build_optimizer()"
+    if not isinstance(own, Optimizer):
+        raise UserError(
+            f"{where} gave a {type(own).__name__}; return a torch.optim.Optimizer, or None for the one that "
+            "optim names"
+        )
+    held = {id(parameter) for group in own.param_groups for parameter in group["params"]}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and id(parameter) not in held:
+            raise UserError(
+                f"{where} leaves out {name}, which requires a gradient; put it into a group, or set its "
+                "requires_grad=False in build_model"
+            )
+    if held - {id(parameter) for parameter in model.parameters()}:
+        raise UserError(
+            f"{where} has parameters that the model does not have; take those of the model that it is given, "
+            "since sharding replaces the ones that build_model made"
+        )
+    for group in own.param_groups:
+        group["lr"] *= peak_learning_rate(config) / config.train.lr
+    return own
 
 
 def build_optimizer(model: nn.Module, config: Config) -> Optimizer:
@@ -68,16 +102,18 @@ def peak_learning_rate(config: Config) -> float:
     return train.lr * (ratio if train.lr_scaling == "linear" else math.sqrt(ratio))
 
 
-def learning_rate_lines(config: Config) -> Iterator[str]:
+def learning_rate_lines(config: Config, optimizer: Optimizer) -> Iterator[str]:
     """How the peak came about, where it is not the one that the config names."""
     train = config.train
     if train.lr_scaling == "none":
         return
     rule = "the square root of " if train.lr_scaling == "sqrt" else ""
-    yield (
-        f"peak learning rate {peak_learning_rate(config):.4g}: train.lr {train.lr:.4g} times {rule}"
-        f"batch {train.batch_size} / lr_base_batch {train.lr_base_batch}"
-    )
+    peak = peak_learning_rate(config)
+    rates = list(dict.fromkeys(group.get("initial_lr", peak) for group in optimizer.param_groups))
+    told = f"peak learning rate {peak:.4g}: train.lr {train.lr:.4g}"
+    if rates != [peak]:
+        told = f"peak learning rates {', '.join(f'{rate:.4g}' for rate in rates)}: the task's"
+    yield f"{told} times {rule}batch {train.batch_size} / lr_base_batch {train.lr_base_batch}"
 
 
 def build_schedule(optimizer: Optimizer, config: Config) -> LambdaLR:

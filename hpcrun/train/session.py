@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 from hpcrun.checkpoint.outcome import Restored
 from hpcrun.checkpoint.store import CheckpointStore
@@ -25,23 +25,20 @@ from hpcrun.run.events import Attempt, note, read_events
 from hpcrun.train import flight, process_group
 from hpcrun.train.batching import Batching, accumulation_of
 from hpcrun.train.best import Weights, put_best_back
+from hpcrun.train.building import build_trainer
 from hpcrun.train.checkpoints import build_engine, build_interval
-from hpcrun.train.compression import compression
 from hpcrun.train.data import length, require_trainable, training_steps
 from hpcrun.train.determinism import choose_kernels, refusals_told, seed_alike, seed_rank
 from hpcrun.train.early_stopping import EarlyStopping
 from hpcrun.train.ending import finished, stopped
-from hpcrun.train.errors import known_to_all
 from hpcrun.train.loaders import worker_processes
 from hpcrun.train.loop import Loop
 from hpcrun.train.memory_advice import explaining, usage
 from hpcrun.train.metrics import MetricsLog, measure
 from hpcrun.train.nonfinite import NonFiniteWatch, samples_of
-from hpcrun.train.optimiser import build_optimizer, build_schedule, learning_rate_lines
-from hpcrun.train.parallel import Parallel, resolve_parallel
+from hpcrun.train.optimiser import learning_rate_lines
+from hpcrun.train.parallel import resolve_parallel
 from hpcrun.train.position import PREPARING, TRAINING, Position
-from hpcrun.train.precision import shortfall
-from hpcrun.train.preparation import Preparation
 from hpcrun.train.profiling import Profile
 from hpcrun.train.saver import Saver
 from hpcrun.train.sinks import build_sinks
@@ -118,7 +115,7 @@ def _train(
 
     with short_of_memory(None):
         with at("wrapping the model"):
-            trainer = _build_trainer(config, model, distributed, parallel)
+            trainer = build_trainer(config, task, model, distributed, parallel)
         with at("restoring"):
             restored = trainer.load_checkpoint(engine)
     start = position.start = restored.step if restored else 0
@@ -130,6 +127,8 @@ def _train(
         early.load_state_dict(restored.shared["extra"].get("early_stopping", early.state_dict()))
     steps = range(start, early.end(config.train.steps))
     accumulation = accumulation_of(config.train, distributed.world_size)
+    # Not the task's where it has none of its own: a loader process may be given a copy of all of it.
+    collate = default_collate if type(task).collate is Task.collate else task.collate
     batches = together(
         lambda: training_steps(
             dataset,
@@ -144,6 +143,7 @@ def _train(
             saved=_stream_state(restored),
             uneven=config.train.uneven,
             prefetch=config.data.prefetch,
+            collate=collate,
         ),
         rank=distributed.rank,
         group=group,
@@ -156,7 +156,8 @@ def _train(
     if trainer.is_main_process:
         # Only now: the data may refuse to go on from there.
         _announce(run, attempt, config, restored, start, trainer)
-        for line in (*batches.batching.lines(), *learning_rate_lines(config)):
+        rates = learning_rate_lines(config, trainer.optimizer)
+        for line in (*batches.batching.lines(), *rates):
             print(f"hpcrun: {line}", flush=True)
     sinks = together(
         lambda: build_sinks(run, config, start) if trainer.is_main_process else None,
@@ -208,6 +209,7 @@ def _train(
             workers=worker_processes(config, os.environ),
             prefetch=config.data.prefetch,
             pin_memory=trainer.device.type == "cuda",
+            collate=collate,
         )
     )
 
@@ -309,41 +311,6 @@ def _in_vain(config: Config) -> list[str]:
         "checkpoint.keep_best": config.checkpoint.keep_best,
     }
     return [key for key, value in wanted.items() if value]
-
-
-def _build_trainer(
-    config: Config, model: nn.Module, distributed: DistributedConfig, parallel: Parallel
-) -> DistributedAMPTrainer:
-    wanted = config.train
-    trainer = DistributedAMPTrainer(
-        model,
-        lambda model: build_optimizer(model, config),
-        distributed=distributed,
-        amp=config.amp,
-        clip_norm=config.train.clip_norm,
-        scheduler=lambda optimizer: build_schedule(optimizer, config),
-        ema=wanted.ema,
-        parallel=parallel,
-        fsdp=config.fsdp,
-        compression=compression(
-            wanted.compression, rank=wanted.powersgd_rank, start=wanted.powersgd_start
-        ),
-        preparation=Preparation(
-            checkpointing=wanted.activation_checkpointing,
-            every=wanted.checkpoint_blocks,
-            compile=wanted.compile_mode if wanted.compile else None,
-            channels_last=wanted.channels_last,
-        ),
-    )
-    less = shortfall(config.amp, trainer.device)
-    if less is not None and trainer.is_main_process:
-        print(f"hpcrun: {less}", flush=True)
-    try:
-        trainer.wrap_model()
-    except UserError as error:
-        # What a model lacks it lacks on every rank.
-        raise known_to_all(str(error), distributed.rank) from error
-    return trainer
 
 
 def _prepare_data(task: Task, distributed: DistributedConfig, at: At) -> None:

@@ -14,7 +14,7 @@ is saved is the state that came with the last one that training has taken.
 """
 
 import pickle
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
@@ -45,12 +45,13 @@ class StreamState:
 
 @dataclass(frozen=True)
 class Shape:
-    """How many samples go where, and who reads them: ``prefetch`` batches ahead each."""
+    """How many samples go where, who reads them, ``prefetch`` batches ahead each, and what batches them."""
 
     rank: int
     batching: Batching
     workers: int
     prefetch: int = 2
+    collate: Callable[[list[Any]], Any] = default_collate
 
     @property
     def readers(self) -> int:
@@ -220,7 +221,7 @@ class _Feed(IterableDataset[_Item]):
                 number += 1
                 if (number - 1) % shape.readers != worker:
                     continue
-                batch = default_collate([reader.sample(int(position)) for position in positions])
+                batch = shape.collate([reader.sample(int(position)) for position in positions])
                 state = None
                 if positions is shares[-1]:
                     reader.advance((step + 1) * shape.batching.batch_size)
@@ -235,7 +236,7 @@ class _Feed(IterableDataset[_Item]):
             if number < self.first:
                 yield None, None, None
                 continue
-            batch = default_collate([reader.sample() for _ in range(shares[number % len(shares)])])
+            batch = shape.collate([reader.sample() for _ in range(shares[number % len(shares)])])
             yield batch, self._state(reader), None
 
     def _state(self, reader: "_Reader") -> bytes | None:

@@ -10,6 +10,7 @@ from hpcrun.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+    from torch.optim import Optimizer
     from torch.utils.data import Dataset
 
 
@@ -63,7 +64,7 @@ class Task(ABC):
 
     @abstractmethod
     def train_dataset(self) -> "Dataset[Any]":
-        """A map-style dataset, or a stream; its items are what ``torch.utils.data.default_collate`` accepts.
+        """A map-style dataset, or a stream; its items are what :meth:`collate` accepts.
 
         A stream is an ``IterableDataset`` with ``state_dict()`` and ``load_state_dict(state)``, which says
         by ``shards_itself`` whether each rank iterates samples of its own: docs/checkpointing.md, Streams.
@@ -71,6 +72,27 @@ class Task(ABC):
 
     def validation_dataset(self) -> "Dataset[Any] | None":
         """A map-style dataset to validate on, or None for no validation."""
+        return None
+
+    def collate(self, samples: list[Any]) -> Any:
+        """The batch of ``samples``, one or more: ``torch.utils.data.default_collate``, which stacks them.
+
+        For training and for validation, in the loader processes where there are any. Of what it gives, what
+        has a ``to(device)`` is moved to the device, also within dicts, lists, tuples and data classes.
+        """
+        from torch.utils.data import default_collate
+
+        return default_collate(samples)
+
+    def build_optimizer(self, model: "nn.Module") -> "Optimizer | None":
+        """An optimiser of your own, or None for the one that ``optim`` names.
+
+        The schedule and ``train.lr_scaling`` multiply each group's own learning rate.
+
+        Args:
+            model: as :meth:`build_model` made it, on its device, its parameters those that are trained:
+                under FSDP they are sharded by now.
+        """
         return None
 
     @abstractmethod

@@ -1,11 +1,11 @@
 """What is validated on: every sample on exactly one rank, the same ones each time, none padded."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from hpcrun.train import order
 from hpcrun.train.data import Placed, length
@@ -31,6 +31,7 @@ class ValidationData:
         workers: int = 0,
         prefetch: int = 2,
         pin_memory: bool = False,
+        collate: Callable[[list[Any]], Any] = default_collate,
     ) -> None:
         """Choose the samples; nothing is read yet.
 
@@ -41,6 +42,7 @@ class ValidationData:
             alike: give all ranks as many batches; those beyond a rank's own hold a sample that counts 0.
             workers: loader processes, at most; 0 reads in this one.
             prefetch: batches that each of them reads ahead.
+            collate: makes a batch of its samples.
         """
         size = length(dataset)
         chosen: Any = range(size)
@@ -62,6 +64,7 @@ class ValidationData:
         self._loader: DataLoader[Any] | None = DataLoader(
             Placed(dataset, seed=0),
             batch_sampler=places,
+            collate_fn=collate,
             num_workers=workers,
             persistent_workers=workers > 0,
             prefetch_factor=prefetch if workers else None,

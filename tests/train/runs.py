@@ -90,8 +90,8 @@ RUNS = {
         *("task=Judged", "train.steps=40", "train.validate_every=2", "train.patience=2"),
         *("train.ema=0.5", "checkpoint.keep=1", "checkpoint.keep_best=1"),
     ],
-    "calm-uneven": ["task=Validated", *UNEVEN],
-    "stopped-uneven": ["task=Validated", *UNEVEN, "model.stop_at=9"],
+    "calm-uneven": ["task=Ragged", *UNEVEN],
+    "stopped-uneven": ["task=Ragged", *UNEVEN, "model.stop_at=9"],
     "calm-fsdp": ["task=ReportsItsWeights", "train.parallel=fsdp", "train.validate_every=3"],
     "stopped-fsdp": [
         "task=ReportsItsWeights",

@@ -4,16 +4,20 @@ import multiprocessing
 import os
 import random
 import signal
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import Dataset, IterableDataset
 
 from hpcrun.config import override_layer, resolve
 from hpcrun.errors import UserError
+from hpcrun.train.batch import to_device
 from hpcrun.train.data import length, training_steps
 from hpcrun.train.loaders import worker_processes
 from hpcrun.train.validation_data import ValidationData
@@ -258,3 +262,43 @@ def test_loader_processes_follow_from_the_cores_of_a_rank(overrides, given, proc
     wanted = resolve([override_layer(overrides)])
     environ = {} if given is None else {"SLURM_CPUS_PER_TASK": given}
     assert worker_processes(wanted, environ) == processes
+
+
+class Pair(NamedTuple):
+    a: torch.Tensor
+    b: str
+
+
+@dataclass(frozen=True)
+class Sentence:
+    words: torch.Tensor
+    name: str
+
+
+class Graph:
+    """A batch that is moved in place, as some are."""
+
+    def __init__(self):
+        self.nodes = torch.ones(3)
+
+    def to(self, device):
+        self.nodes = self.nodes.to(device)
+        return self
+
+
+def test_whatever_a_batch_is_made_of_moves_and_leaves_the_batch_where_it_was():
+    packed = pack_sequence([torch.ones(3), torch.ones(2)])
+    batch = {
+        "pair": Pair(torch.ones(2), "a"),
+        "deeper": [Sentence(torch.ones(2), "b"), (Graph(), packed, None, 3)],
+    }
+    moved = to_device(batch, torch.device("meta"))
+    sentence, (graph, parts, *others) = moved["deeper"]
+    assert (moved["pair"].b, sentence.name, others) == ("a", "b", [None, 3])
+    for tensor in (moved["pair"].a, sentence.words, graph.nodes, parts.data):
+        assert tensor.is_meta
+    # Where torch wants it.
+    assert parts.batch_sizes.device.type == "cpu"
+    kept = batch["deeper"]
+    assert not kept[0].words.is_meta
+    assert not kept[1][0].nodes.is_meta

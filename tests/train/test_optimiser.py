@@ -5,12 +5,14 @@ import torch
 from torch import nn
 
 from hpcrun.config import override_layer, resolve
+from hpcrun.errors import UserError
 from hpcrun.train.optimiser import (
     build_optimizer,
     build_schedule,
     has_fused,
     learning_rate_factor,
     learning_rate_lines,
+    optimizer_of,
     peak_learning_rate,
 )
 
@@ -78,10 +80,55 @@ def test_the_peak_grows_with_the_batch_as_asked_and_that_is_told(rule, peak, lin
         f"train.lr_scaling={rule}",
     )
     assert peak_learning_rate(wanted) == pytest.approx(peak)
-    assert build_optimizer(nn.Linear(2, 2), wanted).param_groups[0]["lr"] == pytest.approx(peak)
-    told = list(learning_rate_lines(wanted))
+    optimizer = build_optimizer(nn.Linear(2, 2), wanted)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(peak)
+    build_schedule(optimizer, wanted)
+    told = list(learning_rate_lines(wanted, optimizer))
     assert len(told) == len(line)
     assert all(one.startswith(start) for one, start in zip(told, line, strict=True))
+
+
+class Own:
+    """What is asked of a task for its optimiser."""
+
+    def __init__(self, make):
+        self.build_optimizer = make
+
+
+def test_the_schedule_and_the_scaling_multiply_each_groups_own_rate():
+    wanted = config(
+        *("train.lr=0.5", "train.batch_size=128", "train.lr_base_batch=32"),
+        *("train.lr_scaling=linear", "train.steps=4", "optim.schedule=linear"),
+    )
+    model = nn.Linear(2, 2)
+    groups = [{"params": [model.weight], "lr": 0.1}, {"params": [model.bias], "lr": 0.01}]
+    optimizer = optimizer_of(Own(lambda _: torch.optim.SGD(groups)), model, wanted)
+    schedule = build_schedule(optimizer, wanted)
+    (told,) = learning_rate_lines(wanted, optimizer)
+    assert told == "peak learning rates 0.4, 0.04: the task's times batch 128 / lr_base_batch 32"
+    for _ in range(4):
+        optimizer.step()
+        schedule.step()
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.04, 0.004])
+
+
+def test_a_tasks_optimiser_is_of_what_is_trained_or_refused():
+    model, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    sgd = torch.optim.SGD
+    for make, line in (
+        (lambda model: model.parameters(), "gave a generator; return a torch.optim.Optimizer, or"),
+        (lambda model: sgd([model.weight]), "leaves out bias, which requires a gradient; put it"),
+        (
+            lambda model: sgd([*model.parameters(), other.bias]),
+            "has parameters that the model does",
+        ),
+    ):
+        with pytest.raises(UserError) as refused:
+            optimizer_of(Own(make), model, config())
+        assert str(refused.value).startswith(f"task: Own.build_optimizer() {line}")
+    assert type(optimizer_of(Own(lambda _: None), model, config())) is torch.optim.AdamW
+    model.bias.requires_grad = False
+    optimizer_of(Own(lambda model: sgd([model.weight])), model, config())
 
 
 @pytest.mark.parametrize("name", ["adamw", "adam", "sgd"])

@@ -169,6 +169,15 @@ def test_a_sharded_model_is_validated_and_reported_on_as_a_whole(runs):
     assert [line["step"] for line in lines if "validation_loss" in line] == [3, 6, 8]
 
 
+@pytest.mark.parametrize("name", ["stopped-uneven", "stopped-fsdp"])
+def test_a_tasks_own_optimiser_keeps_its_groups_and_their_rates(runs, name):
+    state = jobs.final_state(runs.run(name))
+    rates = {value for key, value in state.items() if key.endswith("initial_lr")}
+    assert rates == {"0.01", "0.001"}
+    scheduled = {value for key, value in state.items() if "base_lrs" in key}
+    assert scheduled == rates
+
+
 @pytest.mark.parametrize("name", ["raises-ddp", "raises-fsdp"])
 def test_a_rank_that_raises_in_a_step_ends_the_others_and_is_the_cause(runs, name):
     assert runs.codes(name) == FAILED

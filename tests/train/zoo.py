@@ -75,6 +75,38 @@ class Validated(Regression):
         return Noisy(3)
 
 
+class Short(Noisy):
+    """The same of unlike lengths: batches of them have to be made."""
+
+    def __getitem__(self, index):
+        return super().__getitem__(index)[: 1 + index % 4]
+
+
+class Padded(Regression):
+    def collate(self, samples):
+        return torch.stack([nn.functional.pad(one, (0, 4 - len(one))) for one in samples])
+
+
+class Ragged(Padded):
+    """Its samples need a collate function, its model an optimiser of its own: a frozen layer, a slow one."""
+
+    def build_model(self):
+        model = super().build_model()
+        model[0].bias.requires_grad = False
+        return model
+
+    def train_dataset(self):
+        return Short()
+
+    def validation_dataset(self):
+        return Short(3)
+
+    def build_optimizer(self, model):
+        slow = {"params": model[0].parameters(), "lr": 0.001, "weight_decay": 0.0}
+        rest = {"params": [*model[1].parameters(), *model[3].parameters()]}
+        return torch.optim.AdamW([rest, slow], lr=0.01, weight_decay=0.1)
+
+
 class PrepareRefuses(Regression):
     def prepare(self):
         raise UserError("data.path: there is nothing at /nowhere; download it first")
@@ -184,7 +216,9 @@ class HalfUsed(Regression):
 
 
 class ReportsItsWeights(Validated):
-    """Its report needs the whole model, and calls it on rank 0 alone."""
+    """Its report needs the whole model, and calls it on rank 0 alone. An optimiser of its own trains it."""
+
+    build_optimizer = Ragged.build_optimizer
 
     def report(self, model, validation_loss):
         with torch.no_grad():
@@ -271,9 +305,11 @@ class OwnSamples(OneOrder):
         self.samples = Noisy(9 + 2 * get_rank())
 
 
-class Streaming(Regression):
+class Streaming(Padded):
     def train_dataset(self):
-        return OneOrder()
+        stream = OneOrder()
+        stream.samples = Short(13)
+        return stream
 
 
 class StreamingItsOwn(Regression):
