@@ -27,7 +27,8 @@ class Life:
     """One attempt: where it began, how far it got on disk, and how it ended (cause None: unknown yet).
 
     ``crash_step`` is the step that was being computed when it crashed, if it did. ``trained``: it came to the
-    end of the training, after which only the report was left to do.
+    end of the training, after which only the report was left to do. ``killed``: a script that died of the
+    signal to stop, so that it has what it had saved before, if anything.
     """
 
     attempt: Attempt
@@ -38,6 +39,7 @@ class Life:
     crash_step: int | None = None
     ended: float | None = None
     trained: bool = False
+    killed: bool = False
 
     @property
     def progressed(self) -> bool:
@@ -93,6 +95,8 @@ def _with_event(life: Life, event: Event) -> Life:
         return replace(life, committed=event.step)
     if event.what == "trained":
         return replace(life, trained=True)
+    if event.what == "stopped":
+        return replace(life, killed=bool(event.fields.get("killed")))
     if event.what == "ended":
         return replace(
             life,

@@ -21,11 +21,16 @@ class Budgets:
     hang: int | None = 3
     no_progress: int | None = 3
     same_step: int | None = 2
+    unsaved: int | None = None
 
 
 def without_progress(budgets: Budgets) -> Budgets:
-    """The budgets of a script: how far it gets, and where it crashes, nobody sees."""
-    return replace(budgets, no_progress=None, same_step=None)
+    """The budgets of a script: how far it gets, and where it crashes, nobody sees.
+
+    But one that dies of the warning before its time limit, again and again, may begin from the start each
+    time: ``unsaved`` such ends in a row are as many as a task may have without progress.
+    """
+    return replace(budgets, no_progress=None, same_step=None, unsaved=budgets.no_progress)
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,14 @@ def decide(history: Sequence[Life], budgets: Budgets) -> Decision:
         return Decision(
             False, f"{idle} attempts in a row committed no new step (restarts.no_progress)"
         )
+    unsaved = _unsaved_limits(history)
+    if budgets.unsaved is not None and unsaved >= budgets.unsaved:
+        return Decision(
+            False,
+            f"{unsaved} times in a row the script died of the warning before its time limit, which saves "
+            "nothing (restarts.no_progress): have it save on SIGUSR2, then `hpcrun resume`; if it saves "
+            "every now and then, set restarts.no_progress=null",
+        )
     if cause is Cause.CRASH:
         repeated = _crashes_at_step(history, last.crash_step)
         if budgets.same_step is not None and repeated >= budgets.same_step:
@@ -92,6 +105,8 @@ def decide(history: Sequence[Life], budgets: Budgets) -> Decision:
         key = cause.value.replace("-", "_")
         return Decision(False, f"{count} {word}, {limit} allowed (restarts.{key})")
     allowed = "any number" if limit is None else str(limit)
+    if unsaved and budgets.unsaved is not None and cause is Cause.TIME_LIMIT:
+        allowed = f"{budgets.unsaved} in a row where the script dies of it: restarts.no_progress"
     return Decision(True, f"restart {count} after {_WORDS[cause][1]} ({allowed} allowed)")
 
 
@@ -101,6 +116,16 @@ def _idle_restarts(history: Sequence[Life]) -> int:
         if life.progressed:
             break
         count += 1
+    return count
+
+
+def _unsaved_limits(history: Sequence[Life]) -> int:
+    """Preemptions are passed over: between two of them a script may get to its end from the start."""
+    count = 0
+    for life in reversed(history):
+        if not life.killed:
+            break
+        count += life.cause is Cause.TIME_LIMIT
     return count
 
 

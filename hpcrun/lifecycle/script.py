@@ -27,6 +27,8 @@ from hpcrun.run.files import read_json
 from hpcrun.run.rendezvous import publish_master, wait_for_master
 
 _SIGNAL_OF = {StopReason.TERMINATE: signal.SIGTERM, StopReason.WARNING: signal.SIGUSR2}
+# A shell ends with 128 + n where its child died of signal n.
+_KILLED = frozenset(code for number in _SIGNAL_OF.values() for code in (-number, 128 + number))
 
 _TICK = 0.2
 # A peer on another node may hear a signal, and die of it, before this one does.
@@ -84,7 +86,8 @@ def run_script(
         print(f"hpcrun: the script was told to stop ({how})", file=sys.stderr, flush=True)
         if config.rank == 0:
             cause = flag.reason.name.lower()
-            note(run, "stopped", attempt, cause=cause, committed=True, exit_code=code)
+            killed = {"killed": True} if code in _KILLED else {}
+            note(run, "stopped", attempt, cause=cause, committed=True, exit_code=code, **killed)
         return exitcodes.DONE
     if code:
         _record(run, attempt, config.rank, command, code)

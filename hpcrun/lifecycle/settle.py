@@ -223,7 +223,8 @@ def _stopped(
 ) -> tuple[Cause, str]:
     saved = f"stopped and saved at step {event.step}"
     if event.step is None:
-        saved = "the script was told to stop"
+        killed = event.fields.get("killed")
+        saved = "the script died of the signal" if killed else "the script was told to stop"
     if word in _BY_SCHEDULER:
         return _BY_SCHEDULER[word], f"{word}: {saved}"
     if event.cause == "terminate" and nobody_asked:

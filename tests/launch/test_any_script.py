@@ -85,6 +85,8 @@ def test_a_script_without_handlers_dies_of_a_preemption_and_starts_again(tmp_pat
     (tmp_path / "enough").touch()
     jobs.wait_for_end(run)
     assert outcome(run) == ("finished", ["preemption"] * 4 + ["finished"])
+    # What it had saved before is all there is: time limits that it dies of are counted.
+    assert [event.fields["killed"] for event in jobs.events(run, "stopped")] == [True] * 4
 
 
 def all_started(folder: Path, times: int) -> bool:

@@ -3,7 +3,7 @@
 import pytest
 
 from hpcrun.lifecycle.history import Cause, Life, last_committed, lives
-from hpcrun.lifecycle.policy import Budgets, decide
+from hpcrun.lifecycle.policy import Budgets, decide, without_progress
 from hpcrun.run.events import Attempt, Event
 
 
@@ -53,6 +53,40 @@ def test_hangs_have_a_budget_of_their_own() -> None:
 
 def test_a_budget_of_none_is_unlimited() -> None:
     assert decide(progress([Cause.TIME_LIMIT] * 500), Budgets()).restart
+
+
+def script_ends(*causes: Cause, killed: bool = True) -> list[Life]:
+    """Lives of a script, whose steps nobody sees."""
+    return [
+        Life(Attempt("1", n), 0.0, cause=cause, killed=killed) for n, cause in enumerate(causes)
+    ]
+
+
+def test_a_script_that_dies_of_every_warning_before_its_limit_is_given_up_with_the_remedy() -> None:
+    budgets = without_progress(Budgets())
+    early = decide(script_ends(Cause.TIME_LIMIT), budgets)
+    assert early.restart
+    assert "3 in a row where the script dies of it: restarts.no_progress" in early.reason
+    # A preemption in between has saved nothing either.
+    limits = (Cause.TIME_LIMIT, Cause.PREEMPTION, Cause.TIME_LIMIT)
+    assert decide(script_ends(*limits), budgets).restart
+    told = decide(script_ends(*limits, Cause.TIME_LIMIT), budgets)
+    assert not told.restart
+    assert told.reason.startswith("3 times in a row the script died of the warning")
+    assert "have it save on SIGUSR2" in told.reason
+    assert "restarts.no_progress=null" in told.reason
+    assert decide(
+        script_ends(*[Cause.TIME_LIMIT] * 9), without_progress(Budgets(no_progress=None))
+    ).restart
+
+
+def test_a_script_that_minds_the_warning_or_is_preempted_goes_on_without_end() -> None:
+    budgets = without_progress(Budgets())
+    assert decide(script_ends(*[Cause.TIME_LIMIT] * 9, killed=False), budgets).restart
+    assert decide(script_ends(*[Cause.PREEMPTION] * 9), budgets).restart
+    saved = script_ends(Cause.TIME_LIMIT, killed=False)
+    deaths = script_ends(Cause.TIME_LIMIT, Cause.TIME_LIMIT)
+    assert decide([*deaths, *saved, *deaths], budgets).restart
 
 
 def test_two_crashes_at_one_step_stop_the_run() -> None:
