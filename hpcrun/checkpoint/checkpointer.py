@@ -1,22 +1,29 @@
 """The engine for any training loop: a folder, a model, an optimizer, and three calls."""
 
+import math
 import os
 import re
 import secrets
 import warnings
+import weakref
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hpcrun.checkpoint.arguments import require_arguments, require_step
 from hpcrun.checkpoint.buffers import apply_buffers, broadcast, capture_buffers
 from hpcrun.checkpoint.engine import CheckpointEngine
 from hpcrun.checkpoint.errors import CheckpointError, CheckpointWarning
-from hpcrun.checkpoint.interval import EverySeconds, EverySteps, Interval
+from hpcrun.checkpoint.extra import fill, shards, taken
+from hpcrun.checkpoint.interval import EverySeconds, EverySteps, Interval, pays
+from hpcrun.checkpoint.lock import FolderLock
+from hpcrun.checkpoint.native_threads import GLOO_WORKERS, wait_until_idle
 from hpcrun.checkpoint.outcome import SaveOutcome
 from hpcrun.checkpoint.retention import Retention, tidying
 from hpcrun.checkpoint.staging import Staging
@@ -31,25 +38,39 @@ from hpcrun.checkpoint.state import (
 from hpcrun.checkpoint.store import CheckpointStore
 from hpcrun.checkpoint.tier import Stage
 from hpcrun.checkpoint.together import Together
+from hpcrun.checkpoint.tree import split
+
+_PATIENCE = 60.0
+"""Seconds that a rank which ends by an exception waits for its save: a peer may never come to it."""
 
 
 class Checkpointer:
     """Saves and restores a training of your own, on one process or on all ranks of torch.distributed.
 
     Use it as a context manager: leaving the block waits for the save under way. Every method is
-    collective: all ranks call it, with the same step.
+    collective: all ranks call it, with the same step. Making one that saves at intervals makes the
+    folder, and is refused where another training saves.
 
     Args:
-        folder: where the checkpoints lie; made when missing.
+        folder: where the checkpoints lie; made when missing, with those above it.
         model: bare, in DDP, compiled, or sharded by ``fully_shard``.
         optimizer: made after the model was sharded.
         scaler: a ``GradScaler``, if there is one.
         scheduler: a learning-rate scheduler, if there is one.
-        extra: plain data and tensors of your own, read at each save and filled by :meth:`restore`.
-        every: steps between saves; 0: only :meth:`save` saves.
+        extra: plain data, tensors and whatever has ``state_dict()`` and ``load_state_dict()``, read at
+            each save. :meth:`restore` fills objects and tensors in place, and replaces plain data.
+        every: a save at each multiple of so many steps, or the first step after it; 0: only
+            :meth:`save` saves.
         minutes: minutes between saves instead.
+        failure_hours: mean hours between two failures of your jobs; the time between saves is then what
+            loses least, by Young's formula.
         retention: which checkpoints stay.
         stage_dir: a fast folder of this node that a save goes to first, and from there to ``folder``.
+        host_memory: gigabytes for a snapshot, each rank; None: half of what the machine has free.
+
+    Raises:
+        CheckpointError: an argument that cannot work, a state that cannot be saved, or a folder that
+            another training saves to or everybody may write to. On all ranks.
     """
 
     def __init__(
@@ -63,8 +84,10 @@ class Checkpointer:
         extra: dict[str, Any] | None = None,
         every: int = 100,
         minutes: float | None = None,
+        failure_hours: float | None = None,
         retention: Retention | None = None,
         stage_dir: Path | str | None = None,
+        host_memory: float | None = None,
     ) -> None:
         ready = dist.is_available() and dist.is_initialized()
         rank = dist.get_rank() if ready else 0
@@ -74,7 +97,20 @@ class Checkpointer:
         self._model, self._optimizer = model, optimizer
         self._parts = {"scaler": scaler, "scheduler": scheduler}
         self.extra: dict[str, Any] = {} if extra is None else extra
-        store = self._store = CheckpointStore(Path(folder), _owner())
+        self._retention = Retention() if retention is None else retention
+        # A training that changes its folder would save to another one.
+        store = self._store = CheckpointStore(Path(folder).absolute(), _owner())
+        self._lock = FolderLock(store.root)
+        self._costs: list[tuple[float, float]] = []
+        with self._together.agreed():
+            every = require_arguments(
+                model, optimizer, self.extra, every, minutes, failure_hours, host_memory
+            )
+            split(self._capture())
+        self._together.from_rank_0(store.require_private)
+        self._claimed = bool(every) or minutes is not None or failure_hours is not None
+        if self._claimed:
+            self._together.from_rank_0(self._claim)
         pinned = any(parameter.is_cuda for parameter in model.parameters())
         self._engine = CheckpointEngine(
             store,
@@ -82,15 +118,24 @@ class Checkpointer:
             world_size=world_size,
             group=group,
             still_mine=_nobody_else,
-            tidy=tidying(store, retention or Retention()),
+            tidy=tidying(store, self._retention),
             staging=Staging(
+                limit=None if host_memory is None else int(host_memory * 1e9),
                 ranks_on_host=self._together.on_this_host(),
                 pinned=pinned,
             ),
-            stage=None if stage_dir is None else Stage(Path(stage_dir)),
+            stage=None if stage_dir is None else Stage(Path(stage_dir).absolute()),
         )
         self._interval: Interval = EverySteps(every)
-        if minutes is not None:
+        if failure_hours is not None:
+            costs = self._costs  # not through `self`, which would then outlive its last user
+
+            def best() -> float:
+                stalled, written = costs[0] if costs else (None, None)
+                return pays(stalled, written, 3600.0 * failure_hours)
+
+            self._interval = EverySeconds(best, self._together)
+        elif minutes is not None:
             self._interval = EverySeconds(lambda: 60.0 * minutes, self._together)
         # Only what all ranks learn at the same call decides whether to save: not what `poll` tells.
         self._begun = False
@@ -100,6 +145,8 @@ class Checkpointer:
         """What the last restore had to say: damaged files passed over, another number of ranks."""
         self.outcome: SaveOutcome | None = None
         """How the last save ended that is known of."""
+        # Also for who never enters the block: an interpreter must not end under a thread that saves.
+        weakref.finalize(self, _leave, self._engine, self._lock, self._together)
 
     def restore(self) -> int:
         """Load the newest whole checkpoint, and return how many steps were done: 0 without any.
@@ -112,58 +159,67 @@ class Checkpointer:
         """
         self._take(self._engine.wait())
         self._begun = True
-        restored = self._engine.restore(template(self._model, self._optimizer))
+        restored = self._engine.restore(self._template)
         if restored is None:
             return 0
         extra = apply_shared(restored.shared, self._model, self._optimizer, **self._parts)
-        self.extra.clear()
-        self.extra.update(extra)
-        self.notes = restored.notes
+        notes = list(restored.notes)
+        fill(self.extra, extra, notes)
         if restored.own is not None:
             if "buffers" in restored.own and not broadcast(self._model):
                 apply_buffers(restored.own["buffers"], self._model)
-            self.notes += tuple(apply_rank(restored.own))
+            notes += apply_rank(restored.own)
+        self.notes = tuple(notes)
         self._asked = self._saved = restored.step
         return restored.step
 
-    def maybe_save(self, step: int) -> bool:
+    def maybe_save(self, step: int, *, metric: float | Tensor | None = None) -> bool:
         """Save beside the training if it is time, after ``step`` steps; returns whether it was.
 
-        A save that fails is told by ``outcome`` and a warning, and made good by the next.
+        A save that fails is told by ``outcome`` and a warning, and made good by the next. ``metric``: as
+        for :meth:`save`.
         """
+        step = require_step(step)
         self._take(self._engine.poll())
         if not self._interval.due(step) or step == self._asked:
             return False
-        self.save(step)
+        self.save(step, metric=metric)
         return True
 
-    def save(self, step: int) -> None:
+    def save(self, step: int, *, metric: float | Tensor | None = None) -> None:
         """Save the state after ``step`` steps beside the training, unless it is saved already.
 
+        Args:
+            metric: what ``Retention(best=…)`` compares: lower is better, or higher where the name of its
+                ``metric`` begins with ``-``. Rank 0's counts.
+
         Raises:
-            CheckpointError: the state is not plain data; or, on all ranks, checkpoints were there
-                before and :meth:`restore` was not called.
+            CheckpointError: on all ranks: checkpoints were there before and :meth:`restore` was not
+                called, or another training saves to the folder.
         """
+        step = require_step(step)
         if not self._begun:
             self._together.from_rank_0(self._require_none)
             self._begun = True
+        if not self._claimed:
+            self._together.from_rank_0(self._claim)
+            self._claimed = True
         if step == self._asked:
             self._take(self._engine.wait())
             if step == self._saved:
                 return
+        meta = {"step": step} | self._score(metric)
         shared: dict[str, Any] = {}
         trouble: Exception | None = None
         try:
-            shared = capture_shared(self._model, self._optimizer, **self._parts, extra=self.extra)
+            shared = self._capture()
         except Exception as error:  # the others may have none, and would wait
             trouble = error
         own = capture_rank()
         if self._together.world_size > 1 and not broadcast(self._model):
             own["buffers"] = capture_buffers(self._model)
-        self._engine.start(step, shared, own, {"step": step}, alike(self._model), trouble)
+        self._engine.start(step, shared, own, meta, alike(self._model), trouble)
         self._asked = step
-        if trouble is not None:
-            raise trouble
 
     def wait(self) -> SaveOutcome | None:
         """Wait for the save under way; returns how the last one ended.
@@ -188,12 +244,41 @@ class Checkpointer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is None:
-            self.wait()
-        elif self._together.world_size == 1:
-            self._take(self._engine.wait())
-        # Otherwise a peer may be gone, and waiting for it would hide the error; what is under way is
-        # committed whole or not at all.
+        ended = isinstance(error, SystemExit)
+        try:
+            if error is None or (isinstance(error, SystemExit) and not error.code):
+                self.wait()  # an exit code of 0 would say that all is done
+            else:
+                alone = self._together.world_size == 1
+                self._take(self._engine.wait(None if alone or ended else _PATIENCE))
+                if self._engine.under_way:
+                    text = f"step {self._asked} was not saved within {_PATIENCE:g} s"
+                    warnings.warn(text, CheckpointWarning, stacklevel=2)
+        finally:
+            self._claimed = False
+            _leave(self._engine, self._lock, self._together)
+
+    def _capture(self) -> dict[str, Any]:
+        return capture_shared(self._model, self._optimizer, **self._parts, extra=taken(self.extra))
+
+    def _template(self, names: Collection[str]) -> dict[str, Any]:
+        found = template(self._model, self._optimizer)(names)
+        sharded = shards(self.extra)
+        return found | ({"extra": sharded} if sharded else {})
+
+    def _score(self, metric: float | Tensor | None) -> dict[str, float]:
+        if metric is None:
+            if self._retention.best and self._together.rank == 0:
+                self._warn(
+                    "Retention(best=…) compares what save(step, metric=…) is given: nothing yet"
+                )
+            return {}
+        value = float(metric)
+        return {self._retention.metric.removeprefix("-"): value} if math.isfinite(value) else {}
+
+    def _claim(self) -> None:
+        self._store.make_root()
+        self._lock.take()
 
     def _require_none(self) -> None:
         # A step that is there already is kept and not written again: those of another training would stay.
@@ -209,14 +294,29 @@ class Checkpointer:
     def _take(self, outcomes: list[SaveOutcome]) -> None:
         for outcome in outcomes:
             self._note(outcome)
-            if not outcome.ok and self._together.rank == 0:
-                text = f"step {outcome.step} was not saved: {outcome.error}"
-                warnings.warn(text, CheckpointWarning, stacklevel=3)
+            if not outcome.ok:
+                self._warn(f"step {outcome.step} was not saved: {outcome.error}")
 
     def _note(self, outcome: SaveOutcome) -> None:
         self.outcome = outcome
+        for note in outcome.notes:
+            self._warn(f"step {outcome.step}: {note}")
         if outcome.ok:
             self._saved = outcome.step
+            self._costs[:] = [(outcome.stalled, outcome.seconds)]
+
+    def _warn(self, text: str) -> None:
+        if self._together.rank == 0:
+            warnings.warn(text, CheckpointWarning, stacklevel=4)
+
+
+def _leave(engine: CheckpointEngine, lock: FolderLock, together: Together) -> None:
+    """Let a process end that has saved: nothing of it may wait for the interpreter then."""
+    engine.wait(None if together.world_size == 1 else _PATIENCE)
+    if together.world_size > 1:
+        wait_until_idle(GLOO_WORKERS, patience=2.0)
+    if not engine.under_way:
+        lock.close()
 
 
 def _owner() -> str:

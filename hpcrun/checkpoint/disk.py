@@ -24,6 +24,19 @@ def sync_directory(fs: FileSystem, folder: Path) -> None:
         fs.close(descriptor)
 
 
+def make_directories(fs: FileSystem, folder: Path) -> None:
+    """Make ``folder`` and those above it, durably, as far as they are missing; raises OSError."""
+    try:
+        fs.make_directory(folder)
+    except FileExistsError:
+        return
+    except FileNotFoundError:
+        make_directories(fs, folder.parent)
+        with suppress(FileExistsError):  # another process was faster
+            fs.make_directory(folder)
+    sync_directory(fs, folder.parent)
+
+
 def patiently(call: Callable[[], int], patience: float) -> int:
     """What ``call`` returns, tried again for ``patience`` seconds while a name is not there (yet).
 

@@ -147,16 +147,24 @@ class CheckpointEngine:
 
     def poll(self) -> list[SaveOutcome]:
         """The saves that have ended and were not told yet. Does not wait; differs between ranks."""
-        if self._thread is None or not self._thread.is_alive():
+        if not self.under_way:
             ended = self._join()
             self._untold += [ended] if ended else []
         told, self._untold = self._untold, []
         return told
 
-    def wait(self) -> list[SaveOutcome]:
-        """As :meth:`poll`, once nothing is under way: then it is the same on all ranks."""
+    @property
+    def under_way(self) -> bool:
+        """Whether a save is. Differs between ranks."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def wait(self, patience: float | None = None) -> list[SaveOutcome]:
+        """As :meth:`poll`, once nothing is under way: then it is the same on all ranks.
+
+        ``patience``: seconds to wait, where a peer may never come to the save; None: as long as it takes.
+        """
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(patience)
         return self.poll()
 
     def save(

@@ -7,6 +7,7 @@ the store touches the disk in any other way, so that counting these calls counts
 import errno
 import os
 import secrets
+import stat
 from pathlib import Path
 
 
@@ -55,8 +56,16 @@ class FileSystem:
         return os.write(descriptor, data)
 
     def open(self, path: Path) -> int:
-        """A descriptor for reading; a symbolic link is refused, it could lead out of the folder."""
-        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        """A descriptor for reading a file; a symbolic link is refused, it could lead out of the folder.
+
+        So is what is no file: a named pipe would have its reader wait for ever.
+        """
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(path, flags)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OSError(errno.EINVAL, "not a regular file")
+        return descriptor
 
     def open_directory(self, path: Path) -> int:
         """A descriptor to fsync the names in ``path`` through."""

@@ -27,14 +27,19 @@ class Interval(Protocol):
 
 
 class EverySteps:
-    """At the multiples of ``every`` steps; 0: never."""
+    """At the multiples of ``every`` steps, or at the first step asked for after one; 0: never."""
 
     def __init__(self, every: int) -> None:
         self._every = every
+        self._before: int | None = None
 
     def due(self, done: int) -> bool:
-        """Whether ``done`` is one."""
-        return bool(self._every) and done % self._every == 0
+        """Whether ``done`` is one, or none was asked for since the last one passed."""
+        if not self._every:
+            return False
+        before, self._before = self._before, done
+        passed = before is not None and done // self._every > before // self._every
+        return passed or done % self._every == 0
 
 
 class EverySeconds:

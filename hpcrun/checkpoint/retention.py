@@ -23,6 +23,10 @@ class Retention:
     metric: str = "validation_loss"
 
     def __post_init__(self) -> None:
+        for name in ("keep", "every", "best"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 0:
+                raise CheckpointError(f"{name}={value!r}: not a number of checkpoints or steps")
         if self.keep < 1:
             raise CheckpointError(f"keep={self.keep}: at least one checkpoint must be kept")
 

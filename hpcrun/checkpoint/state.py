@@ -26,6 +26,8 @@ from hpcrun.checkpoint.errors import CheckpointError
 from hpcrun.checkpoint.names import bare, named_parameters
 
 _LEAVES = (type(None), bool, int, float, str, bytes)
+# Bits of an integer that `weights_only` reads again (pickle's LONG1 has 255 bytes, one bit is the sign).
+_LONGEST = 2039
 _MAPPINGS = (dict, OrderedDict, Counter)
 _KERNELS = ("fused", "foreach")
 
@@ -285,6 +287,10 @@ def require_plain(value: Any, where: str) -> None:
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise CheckpointError(
             f"{where}: a {kind} cannot be saved; only tensors, numbers, text, lists and dictionaries can"
+        )
+    elif type(value) is int and value.bit_length() > _LONGEST:
+        raise CheckpointError(
+            f"{where}: an integer of {value.bit_length()} bits cannot be saved, nor one above {_LONGEST}"
         )
     for key, child in children:
         require_plain(child, f"{where}.{key}" if where else str(key))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.checkpoint.committed import CommittedSteps, step_name
-from hpcrun.checkpoint.disk import delete, patiently, sync_directory
+from hpcrun.checkpoint.disk import delete, make_directories, patiently, sync_directory
 from hpcrun.checkpoint.draft import DraftFile
 from hpcrun.checkpoint.errors import (
     CheckpointError,
@@ -66,6 +66,11 @@ class CheckpointStore(CommittedSteps):
         self._rooted = False
 
     # Writing
+
+    def make_root(self) -> None:
+        """Make the folder, and those above it that are missing; raises CheckpointError."""
+        with explained("be made", self.root):
+            make_directories(self._fs, self.root)
 
     def begin(self, step: int) -> Path:
         """A fresh, empty draft for ``step``; for rank 0. An own draft left over is removed first.

@@ -15,6 +15,7 @@ import xxhash
 
 from hpcrun.checkpoint.errors import CheckpointError, amount, explained
 from hpcrun.checkpoint.filesystem import LOCAL, FileSystem
+from hpcrun.checkpoint.forks import close_in_children
 
 _BLOCK = 8 << 20
 _SECTOR = 4096
@@ -89,6 +90,7 @@ class Stored:
         self._fs, self._folder, self._descriptor = fs, folder, descriptor
         self._sums = sums
         self.size, self.hashes = size, hashes
+        close_in_children(self)
 
     def blocks(self) -> Iterator[memoryview]:
         """The content, a block at a time in memory that is used again for the next.
@@ -117,7 +119,9 @@ class Stored:
 
     def close(self) -> None:
         """Free the space."""
-        _close(self._fs, self._descriptor)
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            _close(self._fs, descriptor)
 
 
 def _close(fs: FileSystem, descriptor: int) -> None:

@@ -4,7 +4,8 @@ No exception of one rank leaves it while the others wait in a collective.
 """
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -46,6 +47,24 @@ class Together:
             raise failure
         result: T = value
         return result
+
+    @contextmanager
+    def agreed(self) -> Iterator[None]:
+        """What the block raises on one rank is raised on all. Collective, at the end of the block.
+
+        Raises:
+            CheckpointError: with the text of the first, where the own block raised nothing.
+        """
+        trouble: Exception | None = None
+        try:
+            yield
+        except Exception as error:  # the others are waiting to hear
+            trouble = error
+        told = self.gather(None if trouble is None else self.named(trouble))
+        if trouble is not None:
+            raise trouble
+        if troubles := [text for text in told if text]:
+            raise CheckpointError(first_of(troubles))
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's ``value``, on every rank. Collective."""

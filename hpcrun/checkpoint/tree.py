@@ -19,7 +19,7 @@ def split(state: Any) -> tuple[Any, dict[str, torch.Tensor]]:
     """``state`` with a mark in the place of each tensor, and the tensors by name (``model/0.weight``).
 
     Raises:
-        CheckpointError: two tensors would have one name.
+        CheckpointError: two tensors would have one name, or a key is the mark.
     """
     tensors: dict[str, torch.Tensor] = {}
 
@@ -30,6 +30,8 @@ def split(state: Any) -> tuple[Any, dict[str, torch.Tensor]]:
             tensors[name] = value
             return {_MARK: name}
         if isinstance(value, dict):
+            if _MARK in value:
+                raise CheckpointError(f"{name}: the key {_MARK!r} cannot be saved")
             return _alike(
                 value, {key: walk(child, _below(name, key)) for key, child in value.items()}
             )

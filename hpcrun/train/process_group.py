@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from hpcrun.checkpoint.engine import WRITERS
+from hpcrun.checkpoint.native_threads import GLOO_WORKERS, wait_until_idle
 from hpcrun.cluster.addresses import reachable
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.cluster.errors import ClusterError
@@ -19,7 +20,6 @@ from hpcrun.cluster.ports import port_candidates
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 from hpcrun.run.rendezvous import publish_master, wait_for_master
-from hpcrun.train.native_threads import GLOO_WORKERS, wait_until_idle
 
 
 def setup_distributed(

@@ -3,9 +3,10 @@
 import contextlib
 import os
 import re
+import shutil
+import sys
 import threading
 import warnings
-from contextlib import nullcontext
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -17,11 +18,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hpcrun.checkpoint import checkpointer
 from hpcrun.checkpoint.checkpointer import Checkpointer
 from hpcrun.checkpoint.errors import CheckpointError, CheckpointWarning
 from hpcrun.checkpoint.interval import EverySeconds, EverySteps, pays, young
 from hpcrun.checkpoint.retention import Retention
-from hpcrun.checkpoint.staging import Staging
 from hpcrun.checkpoint.together import Together
 from hpcrun.train.checkpointing import folder_engine
 from tests.train.forks import fork_ranks
@@ -67,28 +68,47 @@ def parts():
     return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
 
 
+def block(folder):
+    """Nothing can be saved there until it is unlinked."""
+    shutil.rmtree(folder)
+    folder.write_text("in the way")
+
+
 def test_a_failed_save_is_raised_on_leaving_and_the_step_can_be_saved_again(tmp_path):
-    place = tmp_path / "file"
-    place.write_text("in the way")
-    with pytest.raises(CheckpointError, match="step 1 was not saved"):  # noqa: SIM117
-        with Checkpointer(place / "checkpoints", **parts()) as ckpt:
+    place = tmp_path / "not" / "there"
+
+    def train(ends):
+        with Checkpointer(place, **parts()) as ckpt:
+            block(place)
             ckpt.save(1)
+            ends()
+
+    # An exit code of 0 would say that all is done.
+    for ends in (bool, sys.exit):
+        with pytest.raises(CheckpointError, match="step 1 was not saved"):
+            train(ends)
+        place.unlink()
+    ckpt = Checkpointer(place, **parts())
+    block(place)
+    ckpt.save(1)
+    with pytest.raises(CheckpointError, match="step 1 was not saved"):
+        ckpt.wait()
     place.unlink()
-    place.mkdir()
     ckpt.save(1)
     assert ckpt.wait().ok
 
 
 def test_ranks_that_hear_of_a_failure_at_different_times_ask_for_the_same_saves(tmp_path):
-    place = tmp_path / "file"
-    place.write_text("in the way")
+    place = tmp_path / "checkpoints"
 
     def play(rank):
         torch.set_num_threads(1)
         store = dist.FileStore(str(tmp_path / "rendezvous"), 2)
         patience = timedelta(seconds=300)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=patience)
-        ckpt = Checkpointer(place / "checkpoints", **parts(), every=1)
+        ckpt = Checkpointer(place, **parts(), every=1)
+        if rank == 0:
+            block(place)
         assert ckpt._engine._staging._ranks_on_host == 2
         heard, run = threading.Event(), ckpt._engine._saving.run
 
@@ -112,25 +132,41 @@ def test_ranks_that_hear_of_a_failure_at_different_times_ask_for_the_same_saves(
         dist.barrier()
         if rank == 0:
             place.unlink()
-            place.mkdir()
         dist.barrier()
         ckpt.save(1)
         assert ckpt.wait().ok
         ckpt.save(1)
         assert not ckpt.maybe_save(1)
-        # What one rank cannot save is an error there, and no hang of the other.
+        # What one rank cannot save is told as any failure, and no hang of the other.
         ckpt.extra["best"] = np.float64(1) if rank else 1.0
-        with (
-            pytest.raises(CheckpointError, match=r"best: a numpy\.float64")
-            if rank
-            else nullcontext()
-        ):
-            ckpt.save(2)
+        ckpt.save(2)
         with pytest.raises(CheckpointError, match=r"step 2 was not saved: rank 1 .*numpy\.float64"):
             ckpt.wait()
         ckpt.extra["best"] = 2.0
         ckpt.save(2)
         assert ckpt.wait().ok
+
+        def leave(step, end):
+            with ckpt:
+                ckpt.save(step)
+                raise end
+
+        for step, end in ((3, SystemExit(0)), (4, SystemExit(3)), (5, KeyError("a bug"))):
+            with pytest.raises(type(end)):
+                leave(step, end)
+            assert (ckpt.outcome.ok, ckpt.outcome.step) == (True, step)
+        # Who waits for a peer that does not come to it ends all the same.
+        coming = threading.Event()
+        ckpt._engine._saving.run = lambda task: (coming.wait(300 * rank), run(task))[1]
+        checkpointer._PATIENCE = 0.1
+        given_up = pytest.warns(CheckpointWarning, match="step 6 was not saved within 0.1 s")
+        with given_up, pytest.raises(KeyError):
+            leave(6, KeyError("a bug"))
+        dist.barrier()
+        coming.set()
+        ckpt._engine.wait()
+        with pytest.raises(CheckpointError, match=r"" if rank else r"rank 1 .*model: is a str"):
+            Checkpointer(place, **parts() | ({"model": "m"} if rank else {}), every=0)
 
     logs = tmp_path / "logs"
     logs.mkdir()
@@ -161,10 +197,11 @@ def test_each_rank_gets_its_own_buffers_back_where_they_differ(tmp_path):
         torch.set_num_threads(1)
         store = dist.FileStore(str(tmp_path / "rendezvous"), 2)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-        model, ckpt = build(rank)
+        model, ckpt = build(rank)  # gives the folder back when nobody has it any more
         model(torch.full((4, 2), float(rank + 1))).sum().backward()
         ckpt.save(1)
         ckpt.wait()
+        del ckpt
         after, ckpt = build(rank)
         assert ckpt.restore() == 1
         there, here = model.module.state_dict(), after.module.state_dict()
@@ -198,7 +235,7 @@ def test_what_is_under_way_is_committed_when_the_only_process_is_interrupted(tmp
 
 
 def test_two_processes_in_one_folder_never_write_one_draft(tmp_path):
-    first, second = (Checkpointer(tmp_path, **parts()) for _ in range(2))
+    first, second = (Checkpointer(tmp_path, **parts(), every=0) for _ in range(2))
     drafts = {ckpt._engine._store.begin(1) for ckpt in (first, second)}
     assert len(drafts) == 2
     trainers = [
@@ -245,7 +282,10 @@ def test_a_stage_folder_that_is_missing_is_told_and_done_without(tmp_path):
         with Checkpointer(tmp_path / "checkpoints", **parts(), stage_dir=stage) as ckpt:
             assert ckpt.restore() == step - 1
             ckpt.save(step)
-        assert ckpt.outcome.ok
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                ckpt.wait()
+        assert len(told) == (step == 1)
         assert [f"{stage}: cannot hold the save" in note for note in ckpt.outcome.notes] == [
             True
         ] * (step == 1)
@@ -254,12 +294,13 @@ def test_a_stage_folder_that_is_missing_is_told_and_done_without(tmp_path):
 
 
 def test_a_snapshot_beyond_the_memory_budget_is_written_while_training_waits(tmp_path):
-    ckpt = Checkpointer(tmp_path / "checkpoints", **parts())
-    ckpt._engine._staging = Staging(limit=10)
+    ckpt = Checkpointer(tmp_path / "checkpoints", **parts(), host_memory=1e-8)
     ckpt.save(1)
-    outcome = ckpt.wait()
+    with pytest.warns(CheckpointWarning, match="step 1: written while training waited"):
+        outcome = ckpt.wait()
     assert "exceed the memory budget of 10 B" in outcome.notes[0]
     assert outcome.stalled == outcome.seconds
+    del ckpt
     assert Checkpointer(tmp_path / "checkpoints", **parts()).restore() == 1
 
 
@@ -273,7 +314,10 @@ def test_time_is_turned_into_steps_that_follow_the_pace():
             saves.append(now[0])
     assert len(saves) == 13
     assert all(57 <= b - a <= 66 for a, b in pairwise(saves))
-    assert [n for n in range(1, 9) if EverySteps(3).due(n)] == [3, 6]
+    steps = EverySteps(3)
+    assert [n for n in range(1, 9) if steps.due(n)] == [3, 6]
+    steps = EverySteps(10)
+    assert [n for n in range(1, 60, 7) if steps.due(n)] == [15, 22, 36, 43, 50]
     assert not EverySteps(0).due(0)
 
 

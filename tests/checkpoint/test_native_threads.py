@@ -5,7 +5,7 @@ import sys
 import threading
 from pathlib import Path
 
-from hpcrun.train.native_threads import wait_until_idle
+from hpcrun.checkpoint.native_threads import wait_until_idle
 
 # Gloo's thread is the last to hold the tensor, and takes its time to let it go. The group outlives its
 # destruction, as one does of which DDP knows.

@@ -1,0 +1,87 @@
+"""One training at a time saves into a folder: a lock that ends with its process, however it ends.
+
+Two would sweep each other's drafts, and the second to reach a step would have its state dropped for the
+first one's. A run directory has its owner for that; a bare folder has this.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+import time
+from pathlib import Path
+
+from hpcrun.checkpoint.errors import CheckpointError, explained
+from hpcrun.checkpoint.forks import close_in_children
+
+LOCK = ".lock"
+
+# flock(2), and what Lustre without its mount option and NFS without its daemon answer.
+_NONE_HERE = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+
+
+class FolderLock:
+    """The lock of ``folder``, not taken yet."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / LOCK
+        self._descriptor = -1
+
+    def take(self, patience: float = 3.0) -> None:
+        """Take it, unless it is taken here already. Where the file system has no locks, nothing happens.
+
+        Args:
+            patience: seconds for another process to end, as that of an attempt before may just be doing.
+
+        Raises:
+            CheckpointError: another process has it, or this one for another ``Checkpointer``.
+        """
+        if self._descriptor >= 0:
+            return
+        with explained("be locked", self._path):
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(self._path, flags, 0o600)
+            try:
+                self._lock(descriptor, time.monotonic() + patience)
+            except BaseException:
+                os.close(descriptor)
+                raise
+        self._descriptor = descriptor
+        close_in_children(self)
+
+    def close(self) -> None:
+        """Give it back."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def _lock(self, descriptor: int, deadline: float) -> None:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                who = os.pread(descriptor, 1000, 0).decode(errors="replace").strip()
+                if who == _name():
+                    raise CheckpointError(
+                        f"{self._path.parent}: another Checkpointer of this process saves there; give each "
+                        "its own folder, or leave the other's block first"
+                    ) from None
+                if time.monotonic() > deadline:
+                    raise CheckpointError(
+                        f"{self._path.parent}: another training saves there ({who or 'unknown'}); give each "
+                        f"its own folder, or end the other; if its node is gone, remove {self._path}"
+                    ) from None
+            except OSError as error:
+                if error.errno in _NONE_HERE:
+                    return
+                raise
+            time.sleep(0.1)
+        with contextlib.suppress(OSError):  # a full disk; the name is only for people
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, _name().encode(), 0)
+
+
+def _name() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"

@@ -1,0 +1,213 @@
+"""What a Checkpointer is given: wrong words told at once, a folder of its own, a state that follows."""
+
+import contextlib
+import os
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from hpcrun.checkpoint.checkpointer import Checkpointer
+from hpcrun.checkpoint.errors import CheckpointError, CheckpointWarning
+from hpcrun.checkpoint.lock import FolderLock
+from hpcrun.checkpoint.retention import Retention
+from tests.train.forks import fork_ranks
+
+
+def parts(**more):
+    model = nn.Linear(2, 2)
+    return {"model": model, "optimizer": torch.optim.Adam(model.parameters()), **more}
+
+
+def stranger():
+    model = nn.Linear(2, 2)
+    return torch.optim.SGD([*model.parameters(), nn.Parameter(torch.ones(3))], lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ({"every": -1}, "every=-1"),
+        ({"every": 2.5}, r"every=2\.5"),
+        ({"minutes": 0}, "minutes=0"),
+        ({"minutes": float("nan")}, "minutes=nan"),
+        ({"failure_hours": "1"}, "failure_hours='1'"),
+        ({"host_memory": -1}, "host_memory=-1"),
+        ({"optimizer": []}, "optimizer: is a list"),
+        ({"extra": ["best"]}, "extra: is a list"),
+        ({"optimizer": stranger()}, "parameters that the model has not"),
+        ({"extra": {"seen": {1}}}, r"extra\.seen: a builtins\.set cannot be saved"),
+        (
+            {"extra": {"big": [1 << 3000]}},
+            r"extra\.big\.0: an integer of 3001 bits cannot be saved",
+        ),
+        ({"extra": {"a": {"\0tensor": "model/weight"}}}, "extra/a: the key '.*tensor'"),
+        ({"extra": {"o": stranger().state_dict()}}, r"extra\.o: .* give the optimizer itself"),
+    ],
+)
+def test_what_cannot_work_is_told_when_it_is_made(tmp_path, words, told):
+    with pytest.raises(CheckpointError, match=told):
+        Checkpointer(tmp_path / "checkpoints", **parts() | words)
+    assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("words", [{"keep": 1.5}, {"every": -1}, {"best": True}])
+def test_a_retention_counts_in_whole_numbers(words):
+    with pytest.raises(CheckpointError, match=f"{next(iter(words))}=.*: not a number"):
+        Retention(**words)
+
+
+def test_steps_are_whole_numbers_of_any_kind(tmp_path):
+    with Checkpointer(tmp_path, **parts(), every=2) as ckpt:
+        assert ckpt.maybe_save(np.int64(2))
+        assert ckpt.maybe_save(torch.tensor(4))
+        with pytest.raises(TypeError, match=r"step=6\.0: not a whole number"):
+            ckpt.maybe_save(6.0)
+        with pytest.raises(CheckpointError, match="cannot be negative"):
+            ckpt.save(-1)
+
+
+def test_what_comes_to_be_unsavable_does_not_end_the_training(tmp_path):
+    ckpt = Checkpointer(tmp_path, **parts(), every=1)
+    ckpt.extra["best"] = np.float64(1)
+    assert ckpt.maybe_save(1)
+    ckpt._engine._thread.join()
+    with pytest.warns(CheckpointWarning, match=r"step 1 was not saved: .*best: a numpy\.float64"):
+        ckpt.maybe_save(1)
+    ckpt.extra["best"] = 1.0
+    assert ckpt.maybe_save(2)
+    assert ckpt.wait().ok
+
+
+def averaged(folder, until):
+    """Three ways to name what goes with a model, trained until that step."""
+    torch.manual_seed(0)
+    given = parts()
+    model, head = given["model"], nn.Linear(2, 1)
+    averages = AveragedModel(model), AveragedModel(model)
+    second = torch.optim.Adam(head.parameters())
+    seen = {"losses": [torch.zeros(2)], "count": 0}
+    extra = {
+        "whole": averages[0], "live": averages[1].state_dict(), "head": [head, second], "seen": seen,
+    }  # fmt: skip
+    with Checkpointer(folder, **given, extra=extra, every=1) as ckpt:
+        for step in range(ckpt.restore(), until):
+            for optimizer in (given["optimizer"], second):
+                optimizer.zero_grad()
+            x = torch.full((1, 2), step + 1.0)
+            head(model(x)).sum().backward()
+            for optimizer in (given["optimizer"], second):
+                optimizer.step()
+            for average in averages:
+                average.update_parameters(model)
+            seen["losses"][0] += model.weight.detach()[0]
+            seen["count"] += 1
+            ckpt.maybe_save(step + 1)
+    return [
+        *averages[0].state_dict().values(), *averages[1].state_dict().values(), *head.parameters(),
+        *seen["losses"], torch.tensor(seen["count"]),
+    ]  # fmt: skip
+
+
+def test_what_goes_with_the_model_follows_it_over_every_restart(tmp_path):
+    calm = averaged(tmp_path / "calm", 6)
+    for until in (2, 4, 6):
+        rough = averaged(tmp_path / "rough", until)
+    assert len(rough) == len(calm)
+    assert all(torch.equal(one, other) for one, other in zip(rough, calm, strict=True))
+
+
+def test_what_cannot_be_filled_is_noted(tmp_path):
+    extra = {"history": torch.zeros(1), "gone": 1}
+    with Checkpointer(tmp_path, **parts(), extra=extra) as ckpt:
+        extra["history"] = torch.ones(3)
+        ckpt.save(1)
+    extra = {"history": torch.zeros(1), "new": nn.Linear(1, 1)}
+    with Checkpointer(tmp_path, **parts(), extra=extra) as ckpt:
+        ckpt.restore()
+    assert extra["history"].shape == (3,)
+    assert extra["gone"] == 1
+    assert [note.split(":")[0] for note in ckpt.notes] == ["extra.history", "extra.new"]
+    with (
+        Checkpointer(tmp_path, **parts(), extra={"history": nn.Linear(1, 1)}) as ckpt,
+        pytest.raises(CheckpointError, match=r"extra\.history: does not take its state"),
+    ):
+        ckpt.restore()
+
+
+def test_the_best_by_a_metric_stays_and_none_given_is_told(tmp_path):
+    keep = Retention(keep=1, best=1, metric="-accuracy")
+    with Checkpointer(tmp_path, **parts(), retention=keep, every=1) as ckpt:
+        for step, accuracy in ((1, 0.5), (2, torch.tensor(0.75)), (3, float("nan")), (4, 0.25)):
+            ckpt.maybe_save(step, metric=accuracy)
+        ckpt.wait()
+        assert ckpt._store.steps() == [4, 2]
+        assert ckpt._store.manifest(2).meta == {"step": 2, "accuracy": 0.75}
+        with pytest.warns(CheckpointWarning, match=r"compares what save\(step, metric"):
+            ckpt.save(5)
+
+
+def test_a_folder_is_saved_to_by_one_training_at_a_time(tmp_path):
+    folder = tmp_path / "missing" / "checkpoints"
+    with Checkpointer(folder, **parts()) as first:
+        with pytest.raises(
+            CheckpointError, match="another Checkpointer of this process saves there"
+        ):
+            Checkpointer(folder, **parts())
+
+        def play(_):
+            with pytest.raises(
+                CheckpointError, match=rf"\(process {os.getppid()} on .*\); give each"
+            ):
+                FolderLock(folder).take(patience=0)
+
+        assert fork_ranks(1, play) == [0]
+        assert Checkpointer(folder, **parts(), every=0).restore() == 0  # reads, and may go on
+        with pytest.raises(CheckpointError, match="another Checkpointer"):
+            Checkpointer(folder, **parts(), every=0).save(1)
+        first.save(1)
+        assert first.wait().ok
+    with Checkpointer(folder, **parts()) as second:
+        assert second.restore() == 1
+
+
+def test_a_forked_worker_keeps_neither_the_folder_nor_a_save_s_room(tmp_path):
+    ckpt = Checkpointer(tmp_path / "checkpoints", **parts(), stage_dir=tmp_path)
+    stored = ckpt._engine._stage.put(5, memoryview(b"12345"), lambda: [])
+
+    def play(_):
+        held = []
+        for entry in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                held.append(entry.readlink())
+        assert not [path for path in held if path.is_relative_to(tmp_path)]
+
+    assert fork_ranks(1, play) == [0]
+    assert bytes(next(iter(stored.blocks()))) == b"12345"
+    stored.close()
+
+
+def test_a_training_that_changes_its_folder_saves_where_it_began(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with Checkpointer("checkpoints", **parts(), stage_dir="fast") as ckpt:
+        monkeypatch.chdir("/")
+        ckpt.save(1)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            ckpt.wait()
+    assert (tmp_path / "checkpoints" / "step-000000001").is_dir()
+    assert str(tmp_path / "fast") in str(told[0].message)
+
+
+def test_failures_and_what_saves_cost_give_the_interval(tmp_path):
+    with Checkpointer(tmp_path, **parts(), failure_hours=1.0) as ckpt:
+        assert ckpt._interval._seconds() == pytest.approx(
+            189.7, abs=0.1
+        )  # a save taken to cost 5 s
+        ckpt.save(1)
+        ckpt.wait()
+        assert ckpt._interval._seconds() == 30.0
