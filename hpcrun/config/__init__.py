@@ -3,7 +3,13 @@
 Imports no torch, so that every command that does not train answers at once.
 """
 
-from hpcrun.config.compare import differing, training_differences, training_fingerprint, ways
+from hpcrun.config.compare import (
+    differing,
+    lengths_left,
+    training_differences,
+    training_fingerprint,
+    ways,
+)
 from hpcrun.config.fields import check_name
 from hpcrun.config.layers import Layer, file_layer, flag_layer, locate, override_layer
 from hpcrun.config.problems import ConfigError, Problem
@@ -51,6 +57,7 @@ __all__ = [
     "flag_layer",
     "idle_lines",
     "json_schema",
+    "lengths_left",
     "load_resolved",
     "locate",
     "override_layer",

@@ -5,12 +5,18 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from hpcrun.config.schedule import decay_begins
+from hpcrun.config.schedule import decay_begins, least_steps
 from hpcrun.config.schema import Config
 
-# Where and how often it runs, not what it computes.
-_MAY_CHANGE = frozenset({"name", "job", "restarts", "watch"})
-_MAY_CHANGE_IN_TRAIN = frozenset({"timeout", "hang_after", "hang_start", "profile", "affinity"})
+# Where it runs, how often it saves and what it tells, not what it computes.
+_MAY_CHANGE = frozenset({"name", "job", "restarts", "checkpoint", "watch"})
+# Nor do these: two end a training that they do not like, and change nothing in one that ends well.
+_MAY_CHANGE_IN_TRAIN = frozenset(
+    {
+        *("timeout", "hang_after", "hang_start", "profile", "affinity"),
+        *("log_every", "stop_check_every", "nonfinite", "nonfinite_limit"),
+    }
+)
 # How the same sums are computed: a checkpoint does not remember these, and the samples stay in order.
 _WAYS = (
     *("train.micro_batch", "train.accumulation"),
@@ -28,6 +34,10 @@ _WAYS_WITH_BUCKETS = (
 )
 # What is free until the learning rate begins to come down.
 _LENGTH = ("train.steps", "optim.schedule", "optim.decay_steps", "optim.final_lr_fraction")
+# What only looks at the weights, where neither the end nor the best of them hangs on it.
+_VALIDATION = ("train.validate_every", "train.validate_batches")
+# Whether the best weights are kept is for good, and not how many.
+_BEST = "checkpoint.keep_best"
 
 
 def training_fingerprint(config: Config) -> str:
@@ -41,12 +51,33 @@ def training_differences(old: Config, new: Config, stands: int | None = None) ->
 
     ``stands``: the steps taken so far, if more are to come: keys that none of them has felt do not count.
     """
-    before, after = _flat(_essence(old)), _flat(_essence(new))
-    either_way = _ways(old) & _ways(new)
+    free = _ways(old) & _ways(new)
+    if not _judged(old) and not _judged(new):
+        free |= frozenset(_VALIDATION)
+    if old.checkpoint.keep_best and new.checkpoint.keep_best:
+        free |= {_BEST}
     if stands is not None and _open(old, new, stands):
-        either_way |= frozenset(_LENGTH)
-    told = differing(before, after)
-    return [line for line in told if line.partition(":")[0] not in either_way]
+        free |= frozenset(_LENGTH)
+    told = differing(_essence(old), _essence(new))
+    return [line for line in told if line.partition(":")[0] not in free]
+
+
+def lengths_left(old: Config, new: Config, stands: int) -> str | None:
+    """What length a run may still have after ``stands`` steps, in words; None if that of ``new`` is one."""
+    refused = training_differences(old, new, stands)
+    if not any(line.partition(":")[0] in _LENGTH for line in refused):
+        return None
+    least = least_steps(new, stands)
+    if stands >= old.train.steps:
+        return "there are no more to take, and it becomes no longer"
+    if stands >= decay_begins(old):
+        return (
+            f"since step {decay_begins(old):.0f} its learning rate comes down towards step "
+            f"{old.train.steps}, which stays its last"
+        )
+    if least is None:
+        return f"with optim.schedule={new.optim.schedule} the learning rate would have come down already"
+    return f"with optim.schedule={new.optim.schedule} train.steps may be {least} or more"
 
 
 def ways(config: Config) -> dict[str, Any]:
@@ -75,11 +106,16 @@ def _ways(config: Config) -> frozenset[str]:
     return frozenset(_WAYS_WITH_BUCKETS if config.train.compression == "powersgd" else _WAYS)
 
 
+def _judged(config: Config) -> bool:
+    """Whether validations decide when the training ends, or which of its weights are the best."""
+    return config.train.patience is not None or config.checkpoint.keep_best > 0
+
+
 def _essence(config: Config) -> dict[str, Any]:
     values = config.model_dump(mode="json", exclude=set(_MAY_CHANGE))
     for key in _MAY_CHANGE_IN_TRAIN:
         del values["train"][key]
-    return values
+    return _flat(values) | {_BEST: config.checkpoint.keep_best}
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

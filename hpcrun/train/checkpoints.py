@@ -1,11 +1,13 @@
 """The checkpoint engine and its interval as the config asks for them."""
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from hpcrun.checkpoint.engine import CheckpointEngine
+from hpcrun.checkpoint.errors import CheckpointError
 from hpcrun.checkpoint.interval import EverySeconds, EverySteps, Interval, pays
 from hpcrun.checkpoint.retention import Retention, tidying
 from hpcrun.checkpoint.staging import Staging
@@ -41,10 +43,21 @@ def build_engine(
         world_size=distributed.world_size,
         group=group,
         still_mine=lambda: require_ownership(run, attempt),
-        tidy=tidying(store, Retention(wanted.keep, wanted.keep_every, wanted.keep_best)),
+        tidy=_tidying(store, config),
         staging=staging,
         stage=None if wanted.stage_dir is None else Stage(Path(wanted.stage_dir)),
     )
+
+
+def make_room(run: RunDirectory, attempt: Attempt, config: Config, step: int) -> None:
+    """Remove what the config does not keep any more, now that ``step`` is restored; for rank 0.
+
+    Where the disk is full, no save would come so far as to do it.
+    """
+    try:
+        _tidying(CheckpointStore(run.checkpoints, attempt.owner), config)(step)
+    except CheckpointError as error:
+        print(f"hpcrun: {error}", file=sys.stderr, flush=True)
 
 
 def build_interval(
@@ -69,6 +82,11 @@ def build_interval(
         seconds = wanted.minutes * 60
         return EverySeconds(lambda: seconds, together)
     return EverySteps(wanted.every)
+
+
+def _tidying(store: CheckpointStore, config: Config) -> Callable[[int], list[str]]:
+    wanted = config.checkpoint
+    return tidying(store, Retention(wanted.keep, wanted.keep_every, wanted.keep_best))
 
 
 def failure_seconds(events: Sequence[Event], now: float) -> float:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from hpcrun.checkpoint.state import apply_rank, capture_rank
+
 
 @contextlib.contextmanager
 def kept_buffers(module: nn.Module) -> Iterator[None]:
@@ -31,6 +33,14 @@ def kept_gradients(module: nn.Module) -> Iterator[None]:
     yield
     for parameter, gradient in kept:
         parameter.grad = gradient
+
+
+@contextlib.contextmanager
+def kept_generators() -> Iterator[None]:
+    """Put the random generators back after the block, so that what it draws is nobody else's."""
+    kept = capture_rank()
+    yield
+    apply_rank(kept)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from hpcrun.train.batch import to_device
 from hpcrun.train.metrics import mean_over_ranks
 from hpcrun.train.task import Task
 from hpcrun.train.trainer import AMPTrainer
-from hpcrun.train.untouched import evaluating, kept_buffers
+from hpcrun.train.untouched import evaluating, kept_buffers, kept_generators
 
 
 @torch.no_grad()
@@ -26,13 +26,15 @@ def validate(
     The bare module is asked, not its DDP wrapper: ranks may have unequal numbers of batches. A sharded one
     needs all ranks in each forward pass: those with fewer batches join in with one that counts nothing. It
     is the model as rank 0 saves it, with averaged weights if they are kept: other ranks' own buffers
-    (running statistics) are put aside meanwhile.
+    (running statistics) are put aside meanwhile. The random numbers of training go on as if it had not been:
+    how often it is done decides no weight.
 
     Args:
         data: this rank's batches and the samples in each (``ValidationData``).
     """
     total, count = 0.0, 0.0
-    with trainer.averaged(), evaluating(trainer.module), kept_buffers(trainer.module):
+    module = trainer.module
+    with trainer.averaged(), evaluating(module), kept_buffers(module), kept_generators():
         if group is not None:
             for buffer in trainer.module.buffers():
                 dist.broadcast(buffer, src=0)

@@ -2,7 +2,16 @@
 
 import pytest
 
-from hpcrun.config import override_layer, resolve, training_differences
+from hpcrun.config import (
+    Config,
+    lengths_left,
+    override_layer,
+    resolve,
+    training_differences,
+    ways,
+)
+from hpcrun.config.schedule import least_steps
+from hpcrun.config.shape import known_keys
 
 BEGUN = ["job.gpus=2", "train.batch_size=32"]
 
@@ -72,3 +81,127 @@ def test_powersgd_finds_its_errors_in_the_buckets_that_they_were_made_in():
     change = "train.micro_batch=4 train.parallel=ddp train.compile=true"
     assert refused(change, "train.compression=powersgd") == ["train.compile", "train.parallel"]
     assert refused("train.deterministic=warn", "train.compression=powersgd") == []
+
+
+# What each key of the schema is to a run that has begun. The weights do not hang on these:
+FREE = {
+    *("name", "job.*", "restarts.*", "watch.*"),
+    *("checkpoint.every", "checkpoint.minutes", "checkpoint.auto", "checkpoint.keep"),
+    *("checkpoint.keep_every", "checkpoint.host_memory", "checkpoint.stage_dir"),
+    *("train.timeout", "train.hang_after", "train.hang_start", "train.profile", "train.affinity"),
+    *("train.log_every", "train.stop_check_every", "train.nonfinite", "train.nonfinite_limit"),
+}
+# Not where validations decide neither the end nor the best:
+FREE_IF_NOTHING_IS_JUDGED = {"train.validate_every", "train.validate_batches"}
+# Only their last bits:
+ROUNDING = set(ways(Config()))
+# As far as they were felt:
+LENGTH = {"train.steps", "optim.schedule", "optim.decay_steps", "optim.final_lr_fraction"}
+DECIDES = {
+    *("task", "command", "seed", "model", "data"),
+    *("train.batch_size", "train.uneven", "train.lr", "train.lr_scaling", "train.lr_base_batch"),
+    *("train.clip_norm", "train.patience", "train.min_delta", "train.ema"),
+    *(
+        "train.broadcast_buffers",
+        "train.compression",
+        "train.powersgd_rank",
+        "train.powersgd_start",
+    ),
+    *("train.channels_last", "fsdp.param_dtype", "fsdp.reduce_dtype", "fsdp.buffer_dtype"),
+    *("optim.name", "optim.betas", "optim.eps", "optim.weight_decay", "optim.momentum"),
+    *("optim.warmup_steps", "checkpoint.keep_best"),
+    *("amp.dtype", "amp.init_scale", "amp.growth_factor", "amp.backoff_factor"),
+    *("amp.growth_interval", "amp.dynamic"),
+}
+SECTIONS = {"job", "restarts", "train", "fsdp", "optim", "amp", "checkpoint", "watch"}
+
+
+def decided(key):
+    section = key.partition(".")[0]
+    return f"{section}.*" if f"{section}.*" in FREE else key
+
+
+def changed(config, key):
+    """``config`` with another value of ``key``, valid or not."""
+    section, _, leaf = key.rpartition(".")
+    part = getattr(config, section) if section else config
+    value = getattr(part, leaf)
+    if key in ("model", "data"):
+        other = value.model_validate(value.model_dump() | {"own": 1})
+    elif isinstance(value, int | float):
+        other = not value if isinstance(value, bool) else value + 1
+    else:
+        other = ["other"] if isinstance(value, list | tuple) else 7 if value is None else "other"
+    part = part.model_copy(update={leaf: other})
+    return config.model_copy(update={section: part}) if section else part
+
+
+def test_every_key_of_the_schema_is_decided():
+    keys = {decided(key) for key in known_keys(Config) if key not in SECTIONS}
+    all_decided = [FREE, FREE_IF_NOTHING_IS_JUDGED, ROUNDING, LENGTH, DECIDES]
+    assert keys == set().union(*all_decided)
+    assert len(keys) == sum(map(len, all_decided))
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+@pytest.mark.parametrize("judged", ["", "train.patience=3 train.validate_every=5"])
+def test_what_is_decided_holds(judged):
+    old = resolve([override_layer(["optim.warmup_steps=9", *judged.split()])])
+    free = FREE | ROUNDING | LENGTH | (set() if judged else FREE_IF_NOTHING_IS_JUDGED)
+    for key in known_keys(Config):
+        if key not in SECTIONS:
+            new = changed(old, key)
+            assert new != old, key
+            assert bool(training_differences(old, new, 3)) == (decided(key) not in free), key
+
+
+def test_of_the_best_weights_one_may_keep_more_or_fewer_but_not_begin_or_stop():
+    some, fewer, none = (
+        resolve([override_layer([f"checkpoint.keep_best={n}"])]) for n in (3, 1, 0)
+    )
+    assert training_differences(some, fewer) == []
+    assert training_differences(some, none) == ["checkpoint.keep_best: 3 -> 0"]
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        "optim.schedule=constant",
+        "optim.schedule=wsd",
+        "optim.schedule=wsd optim.decay_steps=7",
+        "optim.schedule=wsd optim.decay_steps=7 optim.warmup_steps=15",
+        "optim.warmup_steps=12",
+    ],
+)
+def test_the_least_length_that_is_told_is_the_least_that_is_taken(schedule):
+    line = [*schedule.split(), "train.steps=200"]
+    old = resolve([override_layer([*line, "optim.schedule=constant", "optim.decay_steps=null"])])
+    for stands in (*range(1, 30), 59, 99):
+        new = resolve([override_layer(line)])
+        lengths = [new.train.model_copy(update={"steps": n}) for n in range(22, 140)]
+        taken = [
+            it.steps
+            for it in lengths
+            if not lengths_left(old, new.model_copy(update={"train": it}), stands)
+        ]
+        least = least_steps(new, stands)
+        assert (min(taken) == max(least, 22)) if taken else least is None
+
+
+def test_what_length_is_left_is_told_with_its_reason():
+    def left(old, new, stands):
+        old, new = (resolve([override_layer(line.split())]) for line in (old, new))
+        return lengths_left(old, new, stands)
+
+    constant, wsd = "optim.schedule=constant", "train.steps=20 optim.schedule=wsd"
+    assert left(wsd, f"{wsd} train.steps=40 train.lr=1", 17) is None
+    assert left(wsd, f"{wsd} train.steps=40", 19) == (
+        "since step 18 its learning rate comes down towards step 20, which stays its last"
+    )
+    assert left(wsd, f"{wsd} train.steps=14", 13) == (
+        "with optim.schedule=wsd train.steps may be 15 or more"
+    )
+    assert "would have come down already" in left(constant, "optim.schedule=cosine", 5)
+    assert left(f"{constant} train.steps=9", constant, 9) == (
+        "there are no more to take, and it becomes no longer"
+    )

@@ -16,8 +16,9 @@ from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.signals import STOP
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, Event, read_events, record_event
-from hpcrun.train.checkpoints import build_interval, failure_seconds
+from hpcrun.train.checkpoints import build_interval, failure_seconds, make_room
 from hpcrun.train.job import run_rank
+from tests.checkpoint import faults
 from tests.train.forks import fork_ranks
 
 COMMON = [
@@ -132,3 +133,19 @@ def test_a_run_that_never_failed_is_taken_to_fail_once_a_day():
     # The clock was set back by days in between: no negative time is trained, and no square root fails.
     assert failure_seconds([started], 1000.0 - 9 * 86400) == 86400
     assert failure_seconds([replace(started, time=1e6), crashed], 1e6) == 86400 / 2
+
+
+def test_a_start_removes_what_is_kept_no_more_for_a_full_disk_lets_no_save_do_it(tmp_path, capsys):
+    run = create(tmp_path / "run", to_yaml(configured()), {"created": time.time()})
+    store = CheckpointStore(run.checkpoints, "test-0")
+    for step in range(1, 6):
+        faults.save(store, step)
+    make_room(run, Attempt("7", 0), configured("checkpoint.keep=2"), step=3)
+    assert kept(run) == [5, 4, 3]
+    make_room(run, Attempt("7", 0), configured("checkpoint.keep=1"), step=5)
+    assert kept(run) == [5]
+    (run.checkpoints / "step-000000005").rename(run.path / "moved")
+    run.checkpoints.rmdir()
+    run.checkpoints.write_text("no folder")
+    make_room(run, Attempt("7", 0), configured(), step=5)
+    assert "cannot be listed" in capsys.readouterr().err

@@ -1,7 +1,10 @@
 """One optimiser step on one device, against the same step written out by hand."""
 
 import copy
+import random
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -10,6 +13,7 @@ from hpcrun.checkpoint.errors import CheckpointError
 from hpcrun.config import AMPConfig
 from hpcrun.train import checkpointing
 from hpcrun.train.trainer import AMPTrainer
+from hpcrun.train.validation import validate
 from tests.train import gan
 
 FP16 = AMPConfig(dtype="fp16", init_scale=1024.0, growth_interval=1000)
@@ -282,3 +286,14 @@ def test_a_rank_on_the_cpu_keeps_the_threads_of_its_checkpoint_where_there_are_c
     finally:
         torch.use_deterministic_algorithms(False)
         torch.set_num_threads(here)
+
+
+def test_what_a_validation_draws_at_random_is_none_of_the_training_s():
+    def drawing(model, batch):
+        return loss(model, batch) + torch.rand(()) + random.random() + np.random.rand()
+
+    trainer = AMPTrainer(net(dropout=0.2), sgd, device="cpu")
+    before = [torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[2]]
+    task = SimpleNamespace(loss=drawing, weight=lambda _: None)
+    validate(trainer, task, [(batch(4), 4)], group=None)
+    assert [torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[2]] == before
