@@ -1,7 +1,7 @@
 """Giving a run to a job, all or nothing: what fails or is interrupted on the way leaves no half-made run.
 
-A run directory that this command made is removed again; one that was there before gets its config and
-its result back.
+A run directory that this command made is removed again; one that was there before gets its config,
+its record and its result back.
 """
 
 import contextlib
@@ -10,9 +10,10 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+from hpcrun.cli.continuing import shortened
 from hpcrun.cli.interrupts import noted
 from hpcrun.cli.runs import handle
 from hpcrun.config import Config, to_yaml
@@ -33,6 +34,7 @@ def hand_over(
     config: Config,
     executor: ExecutorName,
     *,
+    admit: Callable[[], AbstractContextManager[Sequence[str]]],
     make: Callable[[], object] | None = None,
     snapshot: bool = True,
     after: Sequence[RunDirectory] = (),
@@ -40,6 +42,8 @@ def hand_over(
     """Submit ``run``; None where nobody is to run it (prepared), or this process (debug).
 
     Args:
+        admit: around the submission, when nobody else can begin one: raises where ``run`` is not to go on
+            with ``config``, and gives what differs in the one whose place it takes.
         make: makes the run directory, where there is none yet.
         snapshot: keep a copy of the code.
         after: runs that have to finish first.
@@ -58,7 +62,7 @@ def hand_over(
         directory.refuse_if_writable_by_others(run)
         with SubmissionLock(run):
             _refuse_live(run)
-            with _put_back_on_failure(run):
+            with _put_back_on_failure(run), admit() as replaced:
                 if snapshot:
                     _keep_code(run)
                 # A resume may ask for other nodes: the ranks read what the newest submission said.
@@ -79,6 +83,12 @@ def hand_over(
                     ):
                         ours.append(submitted.job_id)
                         _stop_if_interrupted(signals)
+    if replaced:
+        print(
+            f"hpcrun: {run.name}: no step of its config was saved, and this one takes its place: "
+            f"{shortened(replaced)}",
+            file=sys.stderr,
+        )
     if submitted is not None and not _ENDINGS.isdisjoint(signals):
         raise KeyboardInterrupt(
             f"job {submitted.job_id} is submitted and stays; `hpcrun cancel {handle(run)}` ends it"
@@ -113,13 +123,16 @@ def _made(run: RunDirectory, ours: list[str], make: Callable[[], object] | None)
 
 @contextmanager
 def _put_back_on_failure(run: RunDirectory) -> Iterator[None]:
-    before = {path: path.read_bytes() for path in (run.config, run.result) if path.exists()}
+    files = (run.config, run.result, run.record, run.diff)
+    before = {path: path.read_bytes() if path.exists() else None for path in files}
     try:
         yield
     except BaseException:
         for path, content in before.items():
             with contextlib.suppress(OSError):
-                if not path.exists() or path.read_bytes() != content:
+                if content is None:
+                    path.unlink(missing_ok=True)
+                elif not path.exists() or path.read_bytes() != content:
                     write_atomic(path, content)
         raise
 
@@ -131,6 +144,11 @@ def _stop_if_interrupted(signals: list[signal.Signals]) -> None:
 
 def _refuse_live(run: RunDirectory) -> None:
     now = jobs.state(run)
+    if now.cluster is not None:
+        raise RunError(
+            f"{run.name}: job {now.job} on cluster {now.cluster} has it already; watch and end it there, or, "
+            f"if that cluster is gone for good, write it off with `hpcrun cancel --now {handle(run)}`"
+        )
     if now.live:
         raise RunError(
             f"{run.name}: job {now.job} has it already ({now.word}); watch it with `hpcrun logs -f "

@@ -1,10 +1,11 @@
 """Continue a run from its newest checkpoint, as it was configured.
 
-It goes to Slurm where that answers, else it runs on this machine.
+It goes to Slurm where there is one, else it runs on this machine.
 """
 
 import argparse
 
+from hpcrun.cli.continuing import unchanged
 from hpcrun.cli.runs import add_run, find_run
 from hpcrun.cli.submit import require_one_way, say_finished, start
 from hpcrun.config import load_resolved
@@ -30,4 +31,5 @@ def run(arguments: argparse.Namespace) -> int:
     if result.get("state") == "finished":
         return say_finished(directory, result, arguments.json)
     config = load_resolved(directory.config)
-    return start(directory, config, submission.choose_executor(config), arguments)
+    executor = submission.choose_executor(config)
+    return start(directory, config, executor, arguments, lambda: unchanged(directory, config))

@@ -16,25 +16,24 @@ torchrun (tools/train_dist_torchrun.sh).
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from hpcrun.checkpoint.store import CheckpointStore
 from hpcrun.cli.chosen import choose_config
+from hpcrun.cli.continuing import Standing, compare, renewed, shortened
 from hpcrun.cli.handover import hand_over
 from hpcrun.cli.output import print_json
 from hpcrun.cli.runs import add_runs_dir, handle, runs_dir
-from hpcrun.config import Config, to_yaml, training_differences
-from hpcrun.config import load_resolved as load
+from hpcrun.config import Config, to_yaml
 from hpcrun.errors import UserError
 from hpcrun.launch import submission
 from hpcrun.launch.dependencies import still_to_wait_for, with_dependency
 from hpcrun.launch.raw_script import not_in_the_script, raw_command
 from hpcrun.launch.submission import ExecutorName, Submitted
 from hpcrun.run import directory, record
-from hpcrun.run.directory import RunDirectory, RunError
-from hpcrun.run.files import read_json
+from hpcrun.run.directory import RunDirectory
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,24 +97,28 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError("--prepare submits nothing; leave --follow out")
     config = choose_config(arguments)
     assert config.name is not None
-    path = runs_dir(arguments) / config.name
+    run_directory = RunDirectory(runs_dir(arguments) / config.name)
+    standing = compare(run_directory, config) if run_directory.exists() else None
     executor: ExecutorName = "prepared" if arguments.prepare else submission.choose_executor(config)
     if arguments.dry_run:
         shown = with_dependency(config, _after(arguments, executor))
-        return _show(RunDirectory(path), shown, executor, arguments.json)
-    run_directory = RunDirectory(path)
-    if run_directory.exists():
-        finished = _finished(run_directory, config)
-        if finished is not None:
-            return say_finished(run_directory, finished, arguments.json)
-        return start(run_directory, config, executor, arguments)
+        return _show(run_directory, shown, executor, standing, arguments.json)
     folder = Path.cwd()
 
-    def make() -> None:
+    def identity() -> tuple[dict[str, Any], str]:
         facts = record.describe([*sys.orig_argv], executor, folder)
-        directory.create(path, to_yaml(config), facts, record.uncommitted_diff(folder))
+        return facts, record.uncommitted_diff(folder)
 
-    return start(run_directory, config, executor, arguments, make)
+    def make() -> None:
+        directory.create(run_directory.path, to_yaml(config), *identity())
+
+    if standing is None:
+        return start(run_directory, config, executor, arguments, lambda: nullcontext(()), make)
+    if standing.finished is not None:
+        return say_finished(run_directory, standing.finished, arguments.json)
+    return start(
+        run_directory, config, executor, arguments, lambda: renewed(run_directory, config, identity)
+    )
 
 
 def require_one_way(arguments: argparse.Namespace) -> None:
@@ -129,9 +132,10 @@ def start(
     config: Config,
     executor: ExecutorName,
     arguments: argparse.Namespace,
+    admit: Callable[[], AbstractContextManager[Sequence[str]]],
     make: Callable[[], object] | None = None,
 ) -> int:
-    """Give ``run`` to a job, and follow it where wanted. ``make``: makes its directory first.
+    """Give ``run`` to a job, and follow it where wanted. ``admit`` and ``make``: see :func:`hand_over`.
 
     Raises:
         UserError: it is being run already, or cannot be submitted.
@@ -140,7 +144,9 @@ def start(
         raise UserError("--json shows no training; with --executor debug leave it out")
     snapshot = not getattr(arguments, "no_snapshot", False)
     after = _after(arguments, executor)
-    submitted = hand_over(run, config, executor, make=make, snapshot=snapshot, after=after)
+    submitted = hand_over(
+        run, config, executor, admit=admit, make=make, snapshot=snapshot, after=after
+    )
     if executor == "prepared":
         return _say_prepared(run, with_dependency(config, after), arguments.json)
     if submitted is None:
@@ -178,26 +184,6 @@ def _say_prepared(run: RunDirectory, config: Config, as_json: bool) -> int:
     return 0
 
 
-def _finished(run: RunDirectory, config: Config) -> dict[str, Any] | None:
-    """The result of a run that is done, or None when it is to be continued.
-
-    Raises:
-        RunError: it trains something else.
-    """
-    result = read_json(run.result)
-    done = result is not None and result.get("state") == "finished"
-    steps = CheckpointStore(run.checkpoints, "submit-0").steps()
-    stands = None if done else max(steps, default=0)
-    differences = training_differences(load(run.config), config, stands)
-    if differences:
-        shown = "; ".join(differences[:3]) + (" …" if len(differences) > 3 else "")
-        raise RunError(
-            f"{run.path}: is a run of another config ({shown}); choose another --name, or continue it "
-            f"as it is with `hpcrun resume {handle(run)}`"
-        )
-    return result if done else None
-
-
 def say_finished(run: RunDirectory, result: dict[str, Any], as_json: bool) -> int:
     """Tell of a run that there is nothing to continue, and what came out of it."""
     from hpcrun.cli.outcome import print_result
@@ -210,13 +196,23 @@ def say_finished(run: RunDirectory, result: dict[str, Any], as_json: bool) -> in
     return 0
 
 
-def _show(run: RunDirectory, config: Config, executor: ExecutorName, as_json: bool) -> int:
+def _show(
+    run: RunDirectory,
+    config: Config,
+    executor: ExecutorName,
+    standing: Standing | None,
+    as_json: bool,
+) -> int:
     script, text = submission.preview(run, config, executor), to_yaml(config)
     if as_json:
         shown = {"run": str(run.path), "executor": executor, "script": script}
         print_json(shown | {"config": config.model_dump(mode="json")})
         return 0
     print(f"# dry run: nothing is submitted or written\n# run directory: {run.path}")
+    if standing is not None and standing.finished is not None:
+        print("# it is finished already: nothing would be submitted")
+    elif standing is not None and standing.replaced:
+        print(f"# no step of its config was saved; replaced: {shortened(standing.replaced)}")
     print(f"# executor: {executor}\n\n{script}\n# {run.config}\n{text}", end="")
     return 0
 

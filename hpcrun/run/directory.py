@@ -102,6 +102,11 @@ class RunDirectory:
         """What is known of a step whose gradients were not finite: losses and samples (JSON)."""
         return self.path / "nonfinite" / f"step-{step}.json"
 
+    @property
+    def measured(self) -> tuple[Path, ...]:
+        """What a training tells of itself, step by step, beside its logs."""
+        return self.metrics, self.tensorboard, self.profile, self.nonfinite(0).parent
+
     def job_logs(self, job: str) -> Path:
         """The folder of one job's logs."""
         return self.logs / job

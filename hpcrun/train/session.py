@@ -20,6 +20,7 @@ from hpcrun.errors import UserError
 from hpcrun.lifecycle.agreement import StopAgreement
 from hpcrun.lifecycle.deadline import DeadlineWatch
 from hpcrun.lifecycle.signals import StopFlag, StopReason
+from hpcrun.run.commits import newest_commit
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note, read_events
 from hpcrun.train import flight, process_group
@@ -339,8 +340,10 @@ def _nothing() -> None:
 
 
 def _trained_by(run: RunDirectory, distributed: DistributedConfig) -> str | None:
-    """How the ranks of the attempt before shared the work, if there was one; rank 0 knows."""
+    """How the ranks of the attempt before shared the work, if anything of it was saved; rank 0 knows."""
     if distributed.rank != 0:
+        return None
+    if newest_commit(run) is None:
         return None
     started = [event for event in read_events(run) if event.what == "started"]
     return started[-1].fields.get("parallel") if started else None

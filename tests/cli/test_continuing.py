@@ -1,0 +1,103 @@
+"""What becomes of a run when its name is submitted with another config."""
+
+from pathlib import Path
+
+import pytest
+
+from hpcrun.cli.continuing import compare, renewed, unchanged
+from hpcrun.cli.main import guarded
+from hpcrun.config import load_resolved, override_layer, resolve
+from hpcrun.run.directory import RunDirectory, RunError
+from hpcrun.run.events import Attempt, record_event
+from hpcrun.run.files import read_json
+
+LINE = ["submit", "--prepare", "--no-snapshot", "--cpu", "task=probe:Probe", "--name", "one"]
+
+
+@pytest.fixture
+def run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
+    """A run that was prepared with ``train.lr=0.1``, in the working directory's ``runs``."""
+    monkeypatch.chdir(folder)
+    assert guarded([*LINE, "train.lr=0.1"]) == 0
+    return RunDirectory(folder / "runs" / "one")
+
+
+def content(run: RunDirectory) -> dict[Path, bytes]:
+    """Every file of ``run``."""
+    return {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+
+
+def test_a_config_of_which_nothing_was_saved_makes_room_for_another(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record_event(run, "submitted", attempt=Attempt("7", 0), executor="local")
+    run.metrics.write_text("the old one\n")
+    run.owner.write_text("{}")
+    run.diff.write_text("old")
+    before = content(run)
+    assert guarded([*LINE, "train.lr=0.2", "--dry-run"]) == 0
+    assert (
+        "no step of its config was saved; replaced: train.lr: 0.1 -> 0.2" in capsys.readouterr().out
+    )
+    assert content(run) == before
+    assert guarded([*LINE, "train.lr=0.2", "model.width=3"]) == 0
+    told = capsys.readouterr().err
+    assert "this one takes its place: model.width: absent -> 3; train.lr: 0.1 -> 0.2\n" in told
+    assert load_resolved(run.config).train.lr == 0.2
+    record = read_json(run.record) or {}
+    assert record["replaces"]["changed"] == ["model.width: absent -> 3", "train.lr: 0.1 -> 0.2"]
+    assert (run.job_logs("7") / "metrics.jsonl").read_text() == "the old one\n"
+    assert run.events in content(run)
+    # Nobody of before may commit any more, and no old patch belongs to the new record.
+    assert not any(path.exists() for path in (run.metrics, run.owner, run.diff))
+
+
+def test_a_run_that_has_saved_keeps_its_config(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Though the checkpoint itself is gone.
+    record_event(run, "saved", step=3, attempt=Attempt("7", 0))
+    before = content(run)
+    for how in ([], ["--dry-run"], ["--dry-run", "--json"]):
+        assert guarded([*LINE, "train.lr=0.2", *how]) == 2
+        assert "is a run of another config (train.lr: 0.1 -> 0.2)" in capsys.readouterr().err
+    assert content(run) == before
+    assert guarded([*LINE, "train.lr=0.1", "checkpoint.keep=1"]) == 0
+    assert load_resolved(run.config).checkpoint.keep == 1
+
+
+def test_a_script_that_has_begun_may_have_saved(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["submit", "--prepare", "--no-snapshot", "--name", "script", "--", "python", "x.py"]
+    assert guarded([*line, "--first"]) == 0
+    assert guarded([*line, "--second"]) == 0
+    assert "takes its place: command: " in capsys.readouterr().err
+    script = RunDirectory(run.path.with_name("script"))
+    record_event(script, "opened", attempt=Attempt("7", 0), executor="local")
+    assert guarded([*line, "--third"]) == 2
+    assert load_resolved(script.config).command[-1] == "--second"
+
+
+def test_a_submission_that_fails_puts_the_old_config_and_what_it_left_back(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.metrics.write_text("the old one\n")
+    run.tensorboard.mkdir()
+    (run.tensorboard / "events").write_text("x")
+    before = content(run)
+    monkeypatch.setenv("PATH", "")
+    line = [word for word in LINE if word != "--prepare"]
+    assert guarded([*line, "--executor", "slurm", "train.lr=0.2"]) == 2
+    assert "there is no sbatch on PATH" in capsys.readouterr().err
+    assert content(run) == before
+
+
+def test_what_was_saved_since_the_first_look_is_seen(run: RunDirectory) -> None:
+    other = resolve([override_layer(["train.lr=0.2", "task=probe:Probe", "job.cpu=true"])])
+    assert compare(run, other).replaced == ["train.lr: 0.1 -> 0.2"]
+    (run.checkpoints / "step-000000013").mkdir()
+    with pytest.raises(RunError, match=r"0\.1 -> 0\.2\); 13 steps are done; choose"):
+        renewed(run, other, lambda: ({}, "")).__enter__()
+    with pytest.raises(RunError, match="another config; resume it again"):
+        unchanged(run, other).__enter__()
