@@ -37,6 +37,7 @@ _OTHER_NAMES = {
     "time_limit": "job.time",
     "queue": "job.partition",
 }
+_EPOCHS = frozenset({"epochs", "epoch", "num_epochs", "max_epochs", "num_train_epochs", "n_epochs"})
 _KINDS = {
     "int_type": "a whole number",
     "int_parsing": "a whole number",
@@ -99,6 +100,11 @@ def unknown(key: str, known: Collection[str]) -> str:
     if key in known:  # a flat key in a file; nested, it would not be unknown
         section, _, leaf = key.rpartition(".")
         return f"unknown key; write it as `{leaf}` under `{section.replace('.', ': ')}:`"
+    if _folded(key.rpartition(".")[2]) in _EPOCHS and "train.steps" in known:
+        return (
+            "unknown key; training is counted in train.steps, of which an epoch has its samples divided by "
+            "train.batch_size: each start says how many"
+        )
     if near := nearest(key, known):
         return f"unknown key; did you mean {' or '.join(near)}?"
     section = key.rpartition(".")[0]

@@ -96,22 +96,25 @@ class Batching:
             return None
         return self.counts(step, rank)
 
-    def lines(self) -> Iterator[str]:
-        """What to tell the user at the start."""
+    def lines(self, steps: int) -> Iterator[str]:
+        """What to tell the user at the start of a training of ``steps`` steps."""
         parts = self.ranks * self.accumulation
         fewest = self.batch_size // parts
         each = f"{fewest}" if fewest == self.micro_batch else f"{fewest} or {self.micro_batch}"
         parallel = f"{_many(self.ranks, 'rank')} x {_many(self.accumulation, 'micro-batch')}"
         weighted = "" if fewest == self.micro_batch else ", weighted by samples"
         yield f"batch of {self.batch_size}: {parallel} x {each} samples{weighted}"
-        if self.uneven == "across" or self.epoch is None or not self._left_over:
+        if self.epoch is None:
             return
+        left = f"the last one has {self._left_over} samples, and ranks without"
         what = {
-            "drop": f"the last {self._left_over} are left out",
-            "pad": f"the last one has {self._left_over} samples, and ranks without weigh nothing",
-            "join": f"the last one has {self._left_over} samples, and ranks without wait in DDP's Join",
-        }[self.uneven]
-        yield f"epoch of {self.epoch} samples: {int(self.steps_per_epoch)} steps; {what}"
+            "across": "",
+            "drop": f"; the last {self._left_over} are left out",
+            "pad": f"; {left} weigh nothing",
+            "join": f"; {left} wait in DDP's Join",
+        }[self.uneven if self._left_over else "across"]
+        yield f"epoch of {_many(self.epoch, 'sample')}: {_about(self.steps_per_epoch, 'step')}{what}"
+        yield f"{_many(steps, 'step')} in all: {_about(steps / self.steps_per_epoch, 'epoch')}"
 
     @property
     def _left_over(self) -> int:
@@ -134,6 +137,13 @@ def _ceil(number: int, divisor: int) -> int:
     return -(-number // divisor)
 
 
+def _about(number: float, thing: str) -> str:
+    """With a decimal where it is not whole; in small numbers with two digits that say something."""
+    if number == int(number):
+        return _many(int(number), thing)
+    return f"{number:.1f} {thing}s" if number >= 1 else f"{number:.2g} {thing}s"
+
+
 def _many(number: int, thing: str) -> str:
-    ending = "" if number == 1 else "es" if thing.endswith("ch") else "s"
+    ending = "" if number == 1 else "es" if thing.endswith("tch") else "s"
     return f"{number} {thing}{ending}"

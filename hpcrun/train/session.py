@@ -160,7 +160,7 @@ def _train(
         # Only now: the data may refuse to go on from there.
         _announce(run, attempt, config, restored, start, trainer)
         rates = learning_rate_lines(config, trainer.optimizer)
-        for line in (*batches.batching.lines(), *rates):
+        for line in (*batches.batching.lines(config.train.steps), *rates):
             print(f"hpcrun: {line}", flush=True)
     sinks = together(
         lambda: build_sinks(run, config, start) if trainer.is_main_process else None,

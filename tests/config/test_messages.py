@@ -43,6 +43,10 @@ Write = Callable[..., str]
             "train:\n\n  learning_rate: 1",
             "run.yaml:3: train.learning_rate: unknown key; did you mean train.lr?",
         ),
+        (
+            "train: {num_epochs: 3}",
+            "run.yaml:1: train.num_epochs: unknown key; training is counted in train.steps, of which an epoch",
+        ),
         ("walltime: 1", "run.yaml:1: walltime: unknown key; did you mean job.time?"),
         (
             "train.lr: 1",

@@ -106,11 +106,20 @@ def test_fewer_ranks_take_the_same_batch_in_more_turns():
     [
         (Batching(32, 4, 2), ["batch of 32: 4 ranks x 2 micro-batches x 4 samples"]),
         (
+            Batching(32, 4, 2, "across", 100),
+            [
+                "batch of 32: 4 ranks x 2 micro-batches x 4 samples",
+                "epoch of 100 samples: 3.1 steps",
+                "12 steps in all: 3.8 epochs",
+            ],
+        ),
+        (
             Batching(32, 3, 2, "pad", 100),
             [
                 "batch of 32: 3 ranks x 2 micro-batches x 5 or 6 samples, weighted by samples",
                 "epoch of 100 samples: 4 steps; the last one has 4 samples, and ranks without weigh "
                 "nothing",
+                "12 steps in all: 3 epochs",
             ],
         ),
         (
@@ -118,16 +127,21 @@ def test_fewer_ranks_take_the_same_batch_in_more_turns():
             [
                 "batch of 32: 1 rank x 1 micro-batch x 32 samples",
                 "epoch of 100 samples: 3 steps; the last 4 are left out",
+                "12 steps in all: 4 epochs",
             ],
         ),
         (
-            Batching(25, 1, 1, "join", 100),
-            ["batch of 25: 1 rank x 1 micro-batch x 25 samples"],
+            Batching(250, 1, 1, "across", 100_000),
+            [
+                "batch of 250: 1 rank x 1 micro-batch x 250 samples",
+                "epoch of 100000 samples: 400 steps",
+                "12 steps in all: 0.03 epochs",
+            ],
         ),
     ],
 )
 def test_the_shares_are_told(batching, lines):
-    assert list(batching.lines()) == lines
+    assert list(batching.lines(12)) == lines
 
 
 @pytest.mark.parametrize(
