@@ -22,6 +22,7 @@ from hpcrun.config import Job, load_resolved
 from hpcrun.diagnose.causes import blames_node, scheduler_word
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.history import Cause, asked_to_end, last_committed, successor
+from hpcrun.lifecycle.holder import refusal
 from hpcrun.lifecycle.policy import Budgets, without_progress
 from hpcrun.lifecycle.scheduler import JobView, end_of, requeue
 from hpcrun.lifecycle.settle import (
@@ -63,6 +64,10 @@ def run(arguments: argparse.Namespace) -> int:
         # An orphan: its node was given up, and its run goes on elsewhere.
         print(f"hpcrun: {newer.owner} has taken over; {attempt.owner} leaves it alone", flush=True)
         return exitcodes.FAILED
+    refused = refusal(directory, attempt)
+    if refused is not None:
+        print(f"hpcrun: {refused}", flush=True)
+        return exitcodes.BAD_INPUT
     local = in_local_cluster(os.environ)
     word: SchedulerWord | None = arguments.scheduler
     view = None

@@ -17,6 +17,7 @@ from hpcrun.lifecycle.history import (
     last_committed,
     lives,
 )
+from hpcrun.lifecycle.holder import require_free
 from hpcrun.lifecycle.policy import Budgets, decide
 from hpcrun.lifecycle.settle import batch_log, with_lost_announcement, write_final_word
 from hpcrun.run.directory import RunDirectory
@@ -37,9 +38,12 @@ def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts:
     say otherwise: nothing of its own could say one.
 
     Raises:
+        Occupied: another job has the run, and keeps it.
         Refused: a budget is used up; result.json says which.
         OSError: the run directory cannot be written.
     """
+    if facts.get("executor") == "slurm":
+        require_free(run, attempt)
     events = with_lost_announcement(run)
     for life in all_lives(events):
         if life.cause is None and life.attempt != attempt:

@@ -14,6 +14,7 @@ from hpcrun.config import Config, load_resolved
 from hpcrun.diagnose.causes import is_cascade
 from hpcrun.errors import UserError
 from hpcrun.lifecycle import exitcodes
+from hpcrun.lifecycle.holder import Occupied
 from hpcrun.lifecycle.opening import open_attempt
 from hpcrun.lifecycle.policy import Budgets, without_progress
 from hpcrun.lifecycle.script import run_script
@@ -111,7 +112,8 @@ def _attempt(
     except UserError as error:
         if distributed.rank == 0:
             end_helpers()  # As in _fail: a step may have come to it.
-            note(run, "bad-input", attempt, reason=str(error))
+            if not isinstance(error, Occupied):
+                note(run, "bad-input", attempt, reason=str(error))
             return _refuse(error)
         # Only this rank's trouble (its node lacks a GPU, say): elsewhere another start may help.
         code = _fail(run, attempt, distributed.rank, error, position)

@@ -72,6 +72,20 @@ def test_the_prepared_line_trains_and_continues_what_was_cancelled(
     assert jobs.final_state(run) == undisturbed
 
 
+@pytest.mark.slow
+def test_the_line_typed_again_leaves_a_run_alone_that_has_its_job(bench: Bench) -> None:
+    run = bench.prepare("taken", model__pause=0.05)
+    job = bench.sbatch(*TWO_BY_TWO, str(SBATCH / "train.sbatch"), "runs/taken")
+    with bench.held_at(run, 3):
+        second = bench.sbatch(*TWO_BY_TWO, str(SBATCH / "train.sbatch"), "runs/taken")
+        bench.wait_for_end(second, "FAILED")
+    bench.wait_for_end(job)
+    assert outcome(run) == ("finished", ["finished"]), bench.told(run)
+    assert bench.slurm.scontrol_show_job(second)["ExitCode"] == "2:0"
+    told = (bench.folder / f"slurm-{second}.out").read_text()
+    assert f"taken: has job {job}, which job {second} leaves alone" in told
+
+
 @pytest.mark.parametrize("warned", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_under_torchrun_a_warned_or_preempted_job_ends_with_the_same_state(
     bench: Bench, undisturbed: dict[str, bytes | str], warned: bool

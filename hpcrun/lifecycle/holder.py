@@ -1,0 +1,72 @@
+"""Whether a run has another job that lives: one that a person submits beside it must not take it over.
+
+A newer attempt of the same job may, because Slurm starts no second one while the first has its nodes. Of
+another job nobody knows that but Slurm.
+"""
+
+import os
+from collections.abc import Sequence
+
+from hpcrun.errors import UserError
+from hpcrun.lifecycle.scheduler import look_at
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Attempt, Event, read_events, record_event
+
+# COMPLETING is not among them: it has been told to end, and its ranks find the new owner's name.
+_LIVE = frozenset(
+    {"PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING"}
+    | {"REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"}
+)
+
+
+class Occupied(UserError):
+    """Another job has the run, and keeps it."""
+
+
+def require_free(run: RunDirectory, attempt: Attempt) -> None:
+    """Return unless another job of this cluster holds the run, or waits to go on with it.
+
+    What the log says of the refusal belongs to no attempt, so that it changes nothing for the other job.
+
+    Raises:
+        Occupied: it does.
+        OSError: the run directory cannot be written.
+    """
+    job = _job_before(read_events(run), attempt)
+    view = look_at(job) if job is not None else None
+    if view is None or view.state not in _LIVE:
+        return
+    record_event(run, "occupied", refused=attempt.owner, holder=job)
+    raise Occupied(_line(run, attempt, str(job)))
+
+
+def refusal(run: RunDirectory, attempt: Attempt) -> str | None:
+    """The line with which `require_free` has refused ``attempt``, if it has."""
+    for event in read_events(run):
+        if event.what == "occupied" and event.fields.get("refused") == attempt.owner:
+            return _line(run, attempt, str(event.fields.get("holder")))
+    return None
+
+
+def _line(run: RunDirectory, attempt: Attempt, holder: str) -> str:
+    return (
+        f"{run.name}: has job {holder}, which job {attempt.job} leaves alone; follow it with `hpcrun logs "
+        "-f`, or end it with `hpcrun cancel` first"
+    )
+
+
+def _job_before(events: Sequence[Event], attempt: Attempt) -> str | None:
+    """The job of this cluster's Slurm that had the run last, unless it is over or the attempt's own."""
+    here, found = os.environ.get("SLURM_CLUSTER_NAME"), None
+    over: set[str] = set()
+    for event in events:
+        if event.attempt is None or event.attempt.job == attempt.job:
+            continue
+        job = event.attempt.job
+        if event.what in ("submitted", "opened") and event.fields.get("executor") == "slurm":
+            over.discard(job)
+            elsewhere = here is not None and event.fields.get("cluster", here) != here
+            found = None if elsewhere else job
+        elif event.what == "ended" and event.fields.get("restart_allowed") is False:
+            over.add(job)
+    return None if found in over else found

@@ -1,0 +1,80 @@
+"""A run that has a job keeps it when a person submits another one beside it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hpcrun.cli.main import guarded
+from hpcrun.lifecycle import exitcodes
+from hpcrun.lifecycle.holder import Occupied
+from hpcrun.lifecycle.opening import open_attempt
+from hpcrun.lifecycle.policy import Budgets
+from hpcrun.run.directory import RunDirectory, create
+from hpcrun.run.events import Attempt, read_events, record_event
+from hpcrun.run.files import read_json
+
+SECOND = Attempt("8", 0)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    run = create(tmp_path / "a", "x", {})
+    record_event(run, "submitted", attempt=Attempt("7", 0), executor="slurm")
+    open_attempt(run, Attempt("7", 0), Budgets(), executor="slurm")
+    return run
+
+
+def slurm_says(state: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = folder / "scontrol"
+    program.write_text(f"#!/bin/bash\necho 'JobId=7 JobState={state} Restarts=0'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "PENDING", "SUSPENDED"])
+def test_a_job_beside_a_live_one_is_refused_and_changes_nothing(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    slurm_says(state, tmp_path, monkeypatch)
+    before = read_events(run)
+    with pytest.raises(Occupied, match="a: has job 7, which job 8 leaves alone"):
+        open_attempt(run, SECOND, Budgets(), executor="slurm")
+    assert (read_json(run.owner) or {})["owner"] == "7-0"
+    monkeypatch.setenv("SLURM_JOB_ID", "8")
+    assert guarded(["settle", str(run.path), "--exit-code", "137"]) == exitcodes.BAD_INPUT
+    assert [event.what for event in read_events(run)[len(before) :]] == ["occupied"]
+    assert not run.result.exists()
+
+
+@pytest.mark.parametrize("state", ["COMPLETED", "COMPLETING", "CANCELLED", "NODE_FAIL"])
+def test_a_job_after_one_that_has_gone_goes_on_with_its_run(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    slurm_says(state, tmp_path, monkeypatch)
+    open_attempt(run, SECOND, Budgets(), executor="slurm")
+    assert (read_json(run.owner) or {})["owner"] == "8-0"
+
+
+def test_a_job_whose_last_word_is_said_holds_nothing_while_its_script_ends(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm_says("RUNNING", tmp_path, monkeypatch)
+    record_event(run, "ended", attempt=Attempt("7", 0), cause="cancelled", restart_allowed=False)
+    open_attempt(run, SECOND, Budgets(), executor="slurm")
+
+
+def test_the_next_start_of_the_same_job_asks_nobody(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm_says("RUNNING", tmp_path, monkeypatch)
+    open_attempt(run, Attempt("7", 1), Budgets(), executor="slurm")
+
+
+def test_a_number_of_another_cluster_is_another_job(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm_says("RUNNING", tmp_path, monkeypatch)
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "here")
+    record_event(run, "opened", attempt=Attempt("7", 1), executor="slurm", cluster="there")
+    open_attempt(run, SECOND, Budgets(), executor="slurm")
