@@ -58,12 +58,13 @@ class Loop:
             self.metrics.step(done, result)
             self.nonfinite.look(result)
             best = self._validate(done)
+            if self.early.due:
+                self.metrics.rest(done)
             self.saver.look()
             if self.saver.due(done) or (best and self.config.checkpoint.keep_best):
                 with self._saving():
                     self.saver.start(done)
             if self.early.due:
-                self.metrics.rest(done)
                 break
         self.profile.close(self.early.end(train.steps))
         self.nonfinite.settle()

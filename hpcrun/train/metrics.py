@@ -20,6 +20,7 @@ from hpcrun.train.stragglers import StragglerWatch
 from hpcrun.train.task import Task
 from hpcrun.train.throughput import Lap, Stopwatch
 from hpcrun.train.trainer import AMPTrainer, LossFunction, StepResult
+from hpcrun.train.window import LossWindow
 
 
 def mean_over_ranks(total: float, count: float, group: Any) -> float:
@@ -28,16 +29,6 @@ def mean_over_ranks(total: float, count: float, group: Any) -> float:
     if group is not None:
         dist.all_reduce(both, group=group)
     return float(both[0] / both[1])
-
-
-def mean_loss(results: Sequence[StepResult]) -> float:
-    """The mean over the steps that were taken; where none was, over all. Waits for the device, once."""
-    # To sum up a few numbers is quicker here than there.
-    losses: list[float] = torch.stack([result.loss for result in results]).tolist()
-    taken = [
-        loss for loss, result in zip(losses, results, strict=True) if not result.verdict.peek()
-    ]
-    return sum(taken or losses) / len(taken or losses)
 
 
 @dataclass(frozen=True)
@@ -89,28 +80,36 @@ class MetricsLog:
         self._every, self._end = config.train.log_every, config.train.steps
         self._batching = batching
         self._unit, self._units_per_sample = task.unit, task.units_per_sample
-        self._results: list[StepResult] = []
+        self._window = LossWindow(batching)
         self._hosts = _hosts(group)
         self._stragglers = StragglerWatch(self._hosts)
 
     def step(self, done: int, result: StepResult) -> None:
         """Note the result of a step, ``done`` of them being finished. Collective at logged steps."""
-        self._results.append(result)
+        self._window.add(result)
         if self._is_logged(done):
             self.rest(done)
         self._watch.sample(self._is_logged(done + 1))
 
     def rest(self, done: int) -> None:
         """Log the steps since the last line, if any, ``done`` being finished. Collective."""
-        results, self._results = self._results, []
+        results = self._window.results
         if not results:
             return
-        loss = mean_loss(results)
+        loss = self._window.mean(done)
         steps = range(done - len(results), done)
         lap = self._watch.lap(len(steps))
         ranks = self._gather(loss, lap)
         if ranks is not None:
             self._log(done, results[-1], self._batching.samples(steps) / len(steps), ranks)
+
+    def saved(self, done: int) -> list[float]:
+        """What a checkpoint after ``done`` steps holds of those that are in no line yet. Collective."""
+        return self._window.saved(done, self._group)
+
+    def restore(self, saved: Sequence[float]) -> None:
+        """Go on with what :meth:`saved` gave: the next line has the loss of these steps as well."""
+        self._window.restore(saved)
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Give ``line`` to the sinks, on rank 0."""

@@ -11,6 +11,7 @@ from hpcrun.run.events import Attempt, note
 from hpcrun.run.owner import Superseded
 from hpcrun.train.data import Steps
 from hpcrun.train.early_stopping import EarlyStopping
+from hpcrun.train.metrics import MetricsLog
 from hpcrun.train.trainer import AMPTrainer
 
 
@@ -32,17 +33,19 @@ class Saver:
         interval: Interval,
         batches: Steps,
         early: EarlyStopping,
+        metrics: MetricsLog,
         meta: dict[str, Any],
         saved: int | None,
     ) -> None:
         """``saved``: the step restored from, if any. ``batches`` tells where the data stands.
 
-        A checkpoint keeps the validation loss of its own step, if ``early`` has seen one there.
+        A checkpoint keeps the validation loss of its own step, if ``early`` has seen one there, and what
+        ``metrics`` has not logged yet.
         """
         self._run, self._attempt = run, attempt
         self._trainer, self._engine = trainer, engine
         self._interval, self._meta = interval, meta
-        self._batches, self._early = batches, early
+        self._batches, self._early, self._metrics = batches, early, metrics
         self.saved = saved
         self.costs: tuple[float, float] | None = None
         self.failed: str | None = None
@@ -64,7 +67,10 @@ class Saver:
         at = {"step": done, "samples": self._batches.batching.span(done).start}
         told = {"validation_loss": self._early.loss} if self._early.seen == done else {}
         stream = self._batches.saved(done)
-        extra = at | {"early_stopping": self._early.state_dict()}
+        extra = at | {
+            "early_stopping": self._early.state_dict(),
+            "metrics": self._metrics.saved(done),
+        }
         self._trainer.start_checkpoint(
             self._engine,
             done,

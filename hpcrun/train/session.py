@@ -177,6 +177,8 @@ def _train(
         group=group,
         restart=attempt.restart,
     )
+    if restored is not None:
+        metrics.restore(restored.shared["extra"].get("metrics", []))
     saver = Saver(
         run,
         attempt,
@@ -185,6 +187,7 @@ def _train(
         interval=build_interval(run, config, distributed, group, lambda: saver.costs),
         batches=batches,
         early=early,
+        metrics=metrics,
         meta={
             "fingerprint": training_fingerprint(config),
             "torch": torch.__version__,

@@ -169,6 +169,26 @@ def test_a_step_that_was_skipped_has_no_part_in_the_loss(
     assert losses == [2.5, 2.0, pytest.approx(math.nan, nan_ok=True)]
 
 
+def test_a_line_is_the_mean_over_its_samples_although_a_stop_lies_between() -> None:
+    # Batches of 4, 4, 1, 4, 4, 1, and the fifth is skipped.
+    shape = {"batching": Batching(4, ranks=1, uneven="pad", epoch=9), "steps": 6, "log_every": 5}
+    losses = (1.0, 2.0, 3.0, 4.0, math.nan, 5.0)
+    calm, first, second, third = (Training(**shape) for _ in range(4))
+    for loss in losses:
+        calm.step(loss)
+    for stopped, again, at in ((first, second, 2), (second, third, 4)):
+        for loss in losses[stopped.done : at]:
+            stopped.step(loss)
+        assert not stopped.lines
+        again.done = at
+        again.log.restore(stopped.log.saved(at))
+    for loss in losses[4:]:
+        third.step(loss)
+    assert [line["loss"] for line in calm.lines] == pytest.approx([31 / 13, 5.0])
+    assert [line["loss"] for line in third.lines] == pytest.approx([31 / 13, 5.0])
+    assert third.log.saved(6) == []
+
+
 @pytest.mark.parametrize(("parallel", "peak"), [("single", 2e9), ("dp", 8e9)])
 def test_one_process_for_all_gpus_has_the_peak_of_them_all(
     monkeypatch: pytest.MonkeyPatch, parallel: str, peak: float

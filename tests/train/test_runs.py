@@ -98,6 +98,17 @@ def test_a_stop_changes_no_bit_although_the_samples_are_random(runs, kind):
     assert jobs.final_state(runs.run(f"stopped{kind}")) == undisturbed
 
 
+@pytest.mark.parametrize("kind", ["", "-loaders", "-stream"])
+def test_the_lines_of_a_stopped_run_have_every_step_once_as_the_undisturbed_ones(runs, kind):
+    calm, stopped = (
+        {line["step"]: line["loss"] for line in read_lines(runs.run(name).metrics)}
+        for name in (f"calm{kind}", f"stopped{kind}")
+    )
+    (event,) = (one for one in read_events(runs.run(f"stopped{kind}")) if one.what == "stopped")
+    assert (event.step, list(stopped)) == (5, [2, 4, 6, 8])
+    assert stopped == pytest.approx(calm, rel=1e-12)
+
+
 def test_the_same_sums_may_be_computed_another_way_from_a_checkpoint_on(runs):
     assert runs.codes("other-way") == STOPPED_ONCE
     last, other = (model_at_the_end(runs.run(name)) for name in ("calm-exact", "other-way"))
