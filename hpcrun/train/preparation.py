@@ -14,11 +14,12 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from hpcrun.errors import UserError
 from hpcrun.train.blocks import blocks
+from hpcrun.train.recomputing import keeping_buffers
 
 CompileMode = Literal["default", "reduce-overhead", "max-autotune"]
 
@@ -100,18 +101,26 @@ def _checkpoint_activations(module: nn.Module, wanted: Preparation) -> None:
     if wanted.checkpointing == "every":
         found = found[:: wanted.every]
     for block in found:
-        if any(
-            isinstance(part, _BatchNorm) and part.track_running_stats for part in block.modules()
-        ):
+        if wanted.compile and any(_has_statistics(part) for part in block.modules()):
             raise UserError(
-                f"train.activation_checkpointing: {type(block).__name__} holds a batch norm, whose running "
-                "statistics would count every batch twice; set none, or use another norm"
+                f"train.activation_checkpointing: {type(block).__name__} holds running statistics, "
+                "which a compiled block may write twice; set none, or train.compile=false"
             )
     options: dict[str, Any] = {}
     if wanted.checkpointing == "selective":
         options["context_fn"] = partial(create_selective_checkpoint_contexts, _keep_costly)
-    chosen = {id(block): checkpoint_wrapper(block, **options) for block in found}
+    chosen = {
+        # What keeps buffers cannot look into a compiled block: `Buffers` in recomputing.py sees to those.
+        id(block): checkpoint_wrapper(
+            block, checkpoint_fn=None if wanted.compile else keeping_buffers(block), **options
+        )
+        for block in found
+    }
     _replace(module, lambda part: chosen.get(id(part)))
+
+
+def _has_statistics(part: nn.Module) -> bool:
+    return isinstance(part, _NormBase) and part.track_running_stats
 
 
 def _keep_costly(_context: Any, operation: Any, *_args: Any, **_options: Any) -> CheckpointPolicy:

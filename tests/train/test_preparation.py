@@ -15,6 +15,7 @@ from hpcrun.checkpoint.names import named_parameters
 from hpcrun.errors import UserError
 from hpcrun.train.blocks import blocks, by_class, by_size, unshared
 from hpcrun.train.preparation import Preparation, compile_in_place, prepare
+from hpcrun.train.recomputing import Buffers
 from hpcrun.train.trainer import AMPTrainer, DistributedAMPTrainer
 from tests.train.sharing import Block, Net, adamw, flat, loss
 
@@ -159,10 +160,73 @@ def test_a_model_without_blocks_has_nothing_to_checkpoint():
         prepare(nn.Linear(3, 3), Preparation("full"))
 
 
-def test_running_statistics_would_be_taken_twice():
-    net = nn.ModuleList(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)) for _ in range(2))
-    with pytest.raises(UserError, match="holds a batch norm"):
-        prepare(net, Preparation("selective"))
+class Centred(nn.Module):
+    """Takes off a running mean, which it makes anew or changes, and which a gradient needs."""
+
+    def __init__(self, *, anew):
+        super().__init__()
+        self.anew = anew
+        self.register_buffer("mean", torch.ones(3))
+        self.register_buffer("late", None)
+
+    def forward(self, x):
+        mean = 0.5 * self.mean + 0.5 * x.detach().mean(0)
+        if self.anew:
+            self.mean = self.late = mean
+        else:
+            self.mean.copy_(mean)
+        return x * self.mean.clone() - self.mean
+
+
+KEEPERS = {
+    "batch norm": lambda: nn.BatchNorm1d(3),
+    "spectral norm": lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3)),
+    "made anew": lambda: Centred(anew=True),
+    "changed": lambda: Centred(anew=False),
+}
+
+
+@pytest.mark.parametrize("checkpointing", ["full", "selective"])
+@pytest.mark.parametrize("keeper", list(KEEPERS))
+def test_what_a_block_writes_into_its_buffers_is_written_once(keeper, checkpointing):
+    def train(wanted):
+        torch.manual_seed(0)
+        net = nn.ModuleList(
+            nn.Sequential(nn.Linear(3, 3), KEEPERS[keeper](), nn.Tanh()) for _ in range(2)
+        )
+        prepare(net, wanted)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(3):
+            # A block that is passed twice has two second passes.
+            net[1](net[0](net[0](torch.randn(5, 3)))).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return {name: value.clone() for name, value in net.state_dict().items()}
+
+    plain, again = train(Preparation()), train(Preparation(checkpointing))
+    assert plain.keys() == again.keys()
+    assert [name for name, value in plain.items() if not torch.equal(again[name], value)] == []
+
+
+def test_a_compiled_block_that_writes_into_its_buffers_is_refused_and_one_with_a_mask_is_not():
+    wanted = Preparation("full", compile="default")
+    normed = nn.ModuleList(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)) for _ in range(2))
+    with pytest.raises(UserError, match="Sequential holds running statistics, which a compiled"):
+        prepare(normed, wanted)
+
+    def require_same(make):
+        net = nn.Sequential(*(nn.Sequential(nn.Linear(3, 3), make()) for _ in range(2)))
+        prepare(net, wanted)
+        buffers = Buffers(net)
+        net(torch.randn(2, 3))
+        buffers.require_same()
+
+    masked = nn.Linear(3, 3)
+    masked.register_buffer("mask", torch.ones(3, 3))
+    require_same(lambda: masked)
+    for keeper in ("made anew", "changed"):
+        with pytest.raises(UserError, match=r"Sequential changes its buffer 1\.mean in training"):
+            require_same(KEEPERS[keeper])
 
 
 def graphs_of(begin):
