@@ -61,7 +61,7 @@ def hand_over(
     ):
         directory.refuse_if_writable_by_others(run)
         with SubmissionLock(run):
-            _refuse_live(run)
+            refuse_live(run)
             with _put_back_on_failure(run), admit() as replaced:
                 if snapshot:
                     _keep_code(run)
@@ -142,7 +142,8 @@ def _stop_if_interrupted(signals: list[signal.Signals]) -> None:
         raise KeyboardInterrupt("nothing was submitted")
 
 
-def _refuse_live(run: RunDirectory) -> None:
+def refuse_live(run: RunDirectory) -> None:
+    """Raise RunError where a job has ``run``."""
     now = jobs.state(run)
     if now.cluster is not None:
         raise RunError(
@@ -160,9 +161,8 @@ def _keep_code(run: RunDirectory) -> None:
     """Copy the code of the submission's folder beside the run, and say so in its record."""
     facts = read_json(run.record) or {}
     try:
-        snapshot, why_not = take_snapshot(run, Path(str(facts.get("folder") or Path.cwd())))
-        if why_not:
-            words = f"no snapshot of the code: {why_not}; --no-snapshot says this is fine"
+        snapshot, words = take_snapshot(run, Path(str(facts.get("folder") or Path.cwd())))
+        if words:
             print(f"hpcrun: {words}", file=sys.stderr)
         code = snapshot and {
             "root": str(snapshot.root.relative_to(run.path)),
@@ -171,5 +171,6 @@ def _keep_code(run: RunDirectory) -> None:
         write_json(run.record, {**facts, "code": code})
     except OSError as error:
         raise RunError(
-            f"{run.code}: the code cannot be copied: {error.strerror}; free some space, or use --no-snapshot"
+            f"{error.filename or run.code}: cannot be copied beside the run: {error.strerror or error}; mend "
+            "that, or run the code as it lies with --no-snapshot"
         ) from error

@@ -23,7 +23,7 @@ from typing import Any
 
 from hpcrun.cli.chosen import choose_config
 from hpcrun.cli.continuing import Standing, compare, renewed, shortened
-from hpcrun.cli.handover import hand_over
+from hpcrun.cli.handover import hand_over, refuse_live
 from hpcrun.cli.output import print_json
 from hpcrun.cli.runs import add_runs_dir, handle, runs_dir
 from hpcrun.config import Config, to_yaml
@@ -101,6 +101,8 @@ def run(arguments: argparse.Namespace) -> int:
     standing = compare(run_directory, config) if run_directory.exists() else None
     executor: ExecutorName = "prepared" if arguments.prepare else submission.choose_executor(config)
     if arguments.dry_run:
+        if standing is not None and standing.replaced:
+            refuse_live(run_directory)
         shown = with_dependency(config, _after(arguments, executor))
         return _show(run_directory, shown, executor, standing, arguments.json)
     folder = Path.cwd()

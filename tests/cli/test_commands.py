@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from hpcrun.checkpoint.store import CheckpointStore
 from hpcrun.cli.main import COMMANDS, guarded
 from hpcrun.config import Config
 from hpcrun.launch import local_job
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import append_line, read_json
 from tests import jobs
+from tests.checkpoint import faults
 from tests.cli.conftest import tiny_config
 from tests.cli.test_bad_input import listing, require_one_line
 
@@ -311,10 +313,15 @@ def test_a_manifest_that_cannot_be_read_costs_its_step_and_no_start(finished_cop
     run = RunDirectory(finished_copy / "runs" / "done")
     run.result.unlink()
     (run.checkpoints / "step-000000040" / "manifest.json").mkdir(parents=True)
+    # One more than is kept now: nothing is saved after the last step, so that the start has to remove it.
+    faults.save(CheckpointStore(run.checkpoints, "test-0"), 5)
+    run.config.write_text(run.config.read_text().replace("  keep: 3\n", "  keep: 1\n"))
     again = jobs.hpcrun("resume", "done", cwd=finished_copy)
     assert again.returncode == 0, again.stderr
     assert "step 40 passed over: " in again.stdout
     assert "resumed from step 10" in again.stdout
+    kept = sorted(path.name for path in run.checkpoints.iterdir())
+    assert kept == ["step-000000010", "step-000000040"]
     assert [event.cause for event in jobs.events(run, "ended")] == ["finished", "finished"]
 
 

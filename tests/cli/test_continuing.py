@@ -1,12 +1,15 @@
 """What becomes of a run when its name is submitted with another config."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hpcrun.cli.continuing import compare, renewed, unchanged
 from hpcrun.cli.main import guarded
 from hpcrun.config import load_resolved, override_layer, resolve
+from hpcrun.launch.local_job import JobStatus, write_status
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.events import Attempt, record_event
 from hpcrun.run.files import read_json
@@ -40,6 +43,15 @@ def test_a_config_of_which_nothing_was_saved_makes_room_for_another(
         "no step of its config was saved; replaced: train.lr: 0.1 -> 0.2" in capsys.readouterr().out
     )
     assert content(run) == before
+    # As long as this process has it.
+    me = psutil.Process()
+    run.job_logs("7").mkdir()
+    live = JobStatus("7", "RUNNING", 0, me.pid, me.create_time(), [])
+    write_status(run.job_logs("7"), live)
+    for how in ([], ["--dry-run"]):
+        assert guarded([*LINE, "train.lr=0.2", *how]) == 2
+        assert "one: job 7 has it already" in capsys.readouterr().err
+    write_status(run.job_logs("7"), replace(live, state="FAILED"))
     assert guarded([*LINE, "train.lr=0.2", "model.width=3"]) == 0
     told = capsys.readouterr().err
     assert "this one takes its place: model.width: absent -> 3; train.lr: 0.1 -> 0.2\n" in told
