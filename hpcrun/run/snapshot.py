@@ -1,22 +1,27 @@
 """A copy of the code as it was submitted, so that a requeue a day later runs what was submitted.
 
 Everything that git would show a reader is copied: tracked files as they lie there, uncommitted changes
-included, and new ones that are not ignored. Data that git ignores is found where it was: the job's
-working folder does not change.
+included, new ones that are not ignored, and those of submodules. Data that git ignores is found where
+it was: the job's working folder does not change.
 """
 
+import itertools
 import os
 import shutil
-import subprocess
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import read_json
+from hpcrun.run.import_path import copied_path, folders_of
+from hpcrun.run.work_tree import shown_files, work_tree
 
 MOST_BYTES = 200 * 2**20
 MOST_FILES = 20_000
+# What a link leads to outside of the work tree, and what git ignores beside modules, may be data.
+_MOST_LINKED = 2**20
+_NO_PROBLEM = "--no-snapshot says this is fine"
 
 
 @dataclass(frozen=True)
@@ -28,11 +33,21 @@ class Snapshot:
 
     def copy_of(self, path: Path) -> Path | None:
         """The copy of ``path``, or None for what was not copied."""
-        try:
-            copied = self.root / path.absolute().relative_to(self.source)
-        except ValueError:
-            return None
-        return copied if copied.exists() else None
+        # As it is spelled first: a link in the work tree is one in the copy.
+        for spelled in (path.absolute(), Path(os.path.realpath(path))):
+            if spelled.is_relative_to(self.source):
+                copied = self.root / spelled.relative_to(self.source)
+                if copied.exists():
+                    return copied
+        return None
+
+
+@dataclass
+class _Plan:
+    """What goes into a copy: a file's place there and where it lies, a link's place and its text."""
+
+    files: dict[Path, Path] = field(default_factory=dict)
+    links: dict[Path, Path] = field(default_factory=dict)
 
 
 def recorded_snapshot(run: RunDirectory) -> Snapshot | None:
@@ -50,15 +65,21 @@ def snapshot_command(
     """``command``, to be run in ``folder``, with every file it names replaced by its copy.
 
     Returns:
-        The command, and variables for ``python -m``, whose module is looked up along PYTHONPATH instead
-        of in the working folder (PYTHONSAFEPATH: Python 3.11 and later).
+        The command, and variables for it: PYTHONPATH, where modules come from the work tree. For
+        ``python -m``, whose module is looked up along it instead of in the working folder
+        (PYTHONSAFEPATH: Python 3.11 and later).
     """
     words = [_copied_word(snapshot, word, folder) for word in command]
+    path = [
+        str(folder / entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry
+    ]
+    # Those that a .pth file or an import hook adds, as `pip install --editable` does, come after them.
+    path += [entry for entry in folders_of(command[0]) if snapshot.copy_of(folder / entry)]
+    found = copied_path(list(dict.fromkeys(path)), snapshot.copy_of)
     copied = snapshot.copy_of(folder)
-    if "-m" not in words[:4] or copied is None:
-        return words, {}
-    path = os.pathsep.join(filter(None, [str(copied), os.environ.get("PYTHONPATH")]))
-    return words, {"PYTHONSAFEPATH": "1", "PYTHONPATH": path}
+    if "-m" in words[:4] and copied is not None:
+        return words, {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join([str(copied), *found])}
+    return words, {"PYTHONPATH": os.pathsep.join(found)} if found != path else {}
 
 
 def _copied_word(snapshot: Snapshot, word: str, folder: Path) -> str:
@@ -74,32 +95,154 @@ def take_snapshot(run: RunDirectory, folder: Path) -> tuple[Snapshot | None, str
     """Copy the git work tree around ``folder`` into the run directory.
 
     Returns:
-        The snapshot, or None with the reason why there is none (empty: no git work tree).
+        The snapshot, or None where there is no git work tree; and what to tell of either, if anything.
 
     Raises:
+        RunError: git cannot list the files.
         OSError: the run directory cannot be written.
     """
-    top = _git(folder, "rev-parse", "--show-toplevel")
-    if top is None:
-        return None, ""
-    source = Path(os.fsdecode(top.rstrip(b"\n")))
-    listed = _git(source, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-    # A deleted file is still listed; a submodule is listed as its folder.
-    names = [name for name in (listed or b"").split(b"\0") if name]
-    files = [path for name in names if (path := source / os.fsdecode(name)).is_file()]
-    files = [path for path in files if not path.is_relative_to(run.path.parent)]
-    size = sum(path.lstat().st_size for path in files)
-    if len(files) > MOST_FILES or size > MOST_BYTES:
+    source, why_not = work_tree(folder)
+    if source is None:
+        return None, why_not and f"no snapshot of the code: {why_not}; {_NO_PROBLEM}"
+    plan = _plan(source, _not_of_runs(shown_files(source), source, folder, run.path))
+    size = sum(_size(path) for path in plan.files.values())
+    if len(plan.files) > MOST_FILES or size > MOST_BYTES:
         return None, (
-            f"{source} holds {len(files)} files of {size / 2**20:.0f} MiB for git, more than a snapshot "
-            f"takes ({MOST_FILES} files, {MOST_BYTES // 2**20} MiB)"
+            f"no snapshot of the code: {source} holds {len(plan.files)} files of {size / 2**20:.0f} MiB "
+            f"for git, more than a snapshot takes ({MOST_FILES} files, {MOST_BYTES // 2**20} MiB); "
+            f"{_NO_PROBLEM}"
         )
     root = _next_folder(run)
-    for path in files:
-        copy = root / path.relative_to(source)
+    try:
+        unreadable = _copy(plan, root)
+    except BaseException:
+        shutil.rmtree(root, ignore_errors=True)
+        raise
+    return Snapshot(root, source), _without(unreadable)
+
+
+def _copy(plan: _Plan, root: Path) -> list[Path]:
+    """Fill ``root``; returns the files that may not be read."""
+    unreadable = []
+    for place, path in plan.files.items():
+        copy = root / place
         copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(path, copy, follow_symlinks=False)
-    return Snapshot(root, source), ""
+        try:
+            shutil.copy2(path, copy)
+        except PermissionError as error:
+            if error.filename != str(path):
+                raise
+            unreadable.append(path)
+        except FileNotFoundError:
+            # An editor's own file, gone since it was listed.
+            if path.exists():
+                raise
+    for place, target in plan.links.items():
+        copy = root / place
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.symlink_to(target)
+    return unreadable
+
+
+def _without(unreadable: Sequence[Path]) -> str:
+    if not unreadable:
+        return ""
+    more = f" and {len(unreadable) - 1} more" if len(unreadable) > 1 else ""
+    return (
+        f"the snapshot of the code goes without {unreadable[0]}{more}: no permission to read; "
+        "mend that, or let git ignore it"
+    )
+
+
+def _plan(source: Path, shown: Iterable[Path]) -> _Plan:
+    plan = _Plan()
+    inner = {}
+    for path in shown:
+        place = path.relative_to(source)
+        if not path.is_symlink():
+            plan.files[place] = path
+            continue
+        target = Path(os.path.realpath(path))
+        if target.is_relative_to(source):
+            inner[place] = target
+        else:
+            _follow(plan, place, target, source)
+    _take_ignored_modules(plan, source)
+    folders = {folder for place in plan.files for folder in place.parents}
+    for place, target in inner.items():
+        there = target.relative_to(source)
+        if there in plan.files or there in folders:
+            plan.links[place] = Path(os.path.relpath(there, place.parent))
+        else:
+            _follow(plan, place, target, source)
+    # Git still lists the files of a folder that has become a link.
+    folders = {folder for place in plan.files for folder in place.parents}
+    for place in [place for place in plan.links if place in plan.files or place in folders]:
+        del plan.links[place]
+    return plan
+
+
+def _follow(plan: _Plan, place: Path, target: Path, source: Path) -> None:
+    """Take what a link at ``place`` leads to where that is code, else a link to where it lies."""
+    if target.is_dir() and _is_code(target) and not source.is_relative_to(target):
+        for path in itertools.islice(_below(target), MOST_FILES + 1):
+            _take(plan, place / path.relative_to(target), path)
+    elif target.exists():
+        _take(plan, place, target)
+
+
+def _take(plan: _Plan, place: Path, path: Path) -> None:
+    small = path.is_file() and _size(path) <= _MOST_LINKED
+    (plan.files if small else plan.links)[place] = path
+
+
+def _is_code(folder: Path) -> bool:
+    # A folder of data may have a million files.
+    with os.scandir(folder) as entries:
+        return any(entry.name.endswith(".py") for entry in itertools.islice(entries, 1000))
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name not in ("__pycache__", ".git")]
+        yield from (path for name in names if (path := Path(parent, name)).is_file())
+
+
+def _take_ignored_modules(plan: _Plan, source: Path) -> None:
+    """Modules beside copied ones are imported with them: extensions built there, a generated version."""
+    for folder in {place.parent for place in plan.files if place.suffix == ".py"}:
+        if not (source / folder).is_dir():
+            continue  # What a link leads to.
+        for path in (source / folder).iterdir():
+            place = folder / path.name
+            known = place in plan.files or place in plan.links
+            if path.suffix in (".py", ".so") and not known and path.is_file():
+                _take(plan, place, path)
+
+
+def _not_of_runs(paths: Iterable[Path], source: Path, folder: Path, run: Path) -> Iterator[Path]:
+    """Leave out what lies in a run directory, or beside this one: each run would hold all before it."""
+    runs = Path(os.path.realpath(run.parent))
+    # A runs directory that holds the code is known by its runs.
+    known = {source: False} | ({} if folder.is_relative_to(runs) else {runs: True})
+
+    def left_out(folder: Path) -> bool:
+        if folder not in known:
+            known[folder] = left_out(folder.parent) or _is_run(RunDirectory(folder))
+        return known[folder]
+
+    return (path for path in paths if not left_out(path.parent))
+
+
+def _is_run(run: RunDirectory) -> bool:
+    return run.exists() and run.logs.is_dir()
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _next_folder(run: RunDirectory) -> Path:
@@ -113,13 +256,3 @@ def _next_folder(run: RunDirectory) -> Path:
             number += 1
             continue
         return folder
-
-
-def _git(folder: Path, *arguments: str) -> bytes | None:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, timeout=30, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None

@@ -24,6 +24,7 @@ from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.endings import record_failure
 from hpcrun.run.events import Attempt, note
 from hpcrun.run.files import read_json
+from hpcrun.run.import_path import copied_path, folders
 from hpcrun.run.snapshot import recorded_snapshot, snapshot_command
 from hpcrun.train.errors import NotDeterministic, SaysAll, ToldByRankZero, known_to_all
 from hpcrun.train.position import Position
@@ -139,6 +140,9 @@ def _enter_folder(run: RunDirectory) -> None:
     snapshot = recorded_snapshot(run)
     copied = snapshot.copy_of(Path(folder)) if snapshot else None
     sys.path.insert(0, str(copied or folder))
+    if snapshot is not None:
+        # Also where PYTHONPATH or an editable install would lead to the code as it lies now.
+        sys.path[:] = copied_path(folders(), snapshot.copy_of)
 
 
 def _as_submitted(run: RunDirectory, command: list[str]) -> list[str]:

@@ -1,13 +1,16 @@
 """The code that a requeue runs is the code that was submitted."""
 
+import os
 import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from hpcrun.run import snapshot
-from hpcrun.run.directory import RunDirectory, create
-from hpcrun.run.snapshot import snapshot_command, take_snapshot
+from hpcrun.run import snapshot, work_tree
+from hpcrun.run.directory import RunDirectory, RunError, create
+from hpcrun.run.snapshot import Snapshot, snapshot_command, take_snapshot
 
 
 def git(folder: Path, *arguments: str) -> None:
@@ -41,21 +44,179 @@ def test_uncommitted_and_new_files_are_copied_and_ignored_and_deleted_ones_are_n
     (project / "src" / "task.py").write_text("new")
     (project / "src" / "added é.py").write_text("added")
     (project / "train.py").unlink()
-    taken, _ = take_snapshot(run, project / "src")
-    assert taken is not None
-    copied = {str(path.relative_to(taken.root)) for path in taken.root.rglob("*") if path.is_file()}
-    assert copied == {".gitignore", "src/task.py", "src/added é.py"}
-    assert (taken.root / "src" / "task.py").read_text() == "new"
-    assert taken.copy_of(project / "src") == taken.root / "src"
-    assert taken.copy_of(Path("/etc")) is None
+    found = taken(run, project / "src")
+    assert names(found) == {".gitignore", "src/task.py", "src/added é.py"}
+    assert (found.root / "src" / "task.py").read_text() == "new"
+    assert found.copy_of(project / "src") == found.root / "src"
+    assert found.copy_of(Path("/etc")) is None
+
+
+def taken(run: RunDirectory, folder: Path) -> Snapshot:
+    """A snapshot about which there was nothing to tell."""
+    found, words = take_snapshot(run, folder)
+    assert words == ""
+    assert found is not None
+    return found
+
+
+def names(found: Snapshot) -> set[str]:
+    """Its files and links, by their places."""
+    return {
+        str(path.relative_to(found.root))
+        for path in found.root.rglob("*")
+        if path.is_symlink() or path.is_file()
+    }
+
+
+def test_the_files_of_a_submodule_are_copied_as_they_lie(
+    project: Path, run: RunDirectory, tmp_path: Path
+) -> None:
+    library = tmp_path / "library"
+    library.mkdir()
+    (library / "core.py").write_text("committed")
+    (library / ".gitignore").write_text("*.bin\n")
+    git(library, "init", "-q")
+    git(library, "add", "-A")
+    git(library, "commit", "-qm", "first")
+    allow = ("-c", "protocol.file.allow=always")
+    git(project, *allow, "submodule", "add", "-q", str(library), "src/lib")
+    (project / "src" / "lib" / "core.py").write_text("changed")
+    (project / "src" / "lib" / "new.py").write_text("new")
+    (project / "src" / "lib" / "weights.bin").write_text("ignored")
+    found = taken(run, project)
+    assert {"src/lib/core.py", "src/lib/new.py"} <= names(found)
+    assert "src/lib/weights.bin" not in names(found)
+    assert (found.root / "src" / "lib" / "core.py").read_text() == "changed"
+
+
+def test_links_lead_to_copies_of_code_and_to_data_where_it_lies(
+    project: Path, run: RunDirectory, tmp_path: Path
+) -> None:
+    outside = tmp_path / "common"
+    (outside / "inner").mkdir(parents=True)
+    (outside / "tool.py").write_text("tool")
+    (outside / "inner" / "more.py").write_text("more")
+    (tmp_path / "set").mkdir()
+    (project / "package").symlink_to("src")
+    (project / "absolute").symlink_to(project / "src")
+    (project / "tool.py").symlink_to("../common/tool.py")
+    (project / "common").symlink_to(outside)
+    (project / "set").symlink_to(tmp_path / "set")
+    (project / "big").symlink_to("data/big.bin")
+    (project / "all").symlink_to(tmp_path)
+    (project / "nowhere").symlink_to("not there")
+    git(project, "add", "-A")
+    found = taken(run, project)
+    (project / "src" / "task.py").write_text("edited")
+    (outside / "tool.py").write_text("edited")
+    (outside / "inner" / "more.py").write_text("edited")
+    for name, text in (
+        ("package/task.py", "old"),
+        ("absolute/task.py", "old"),
+        ("tool.py", "tool"),
+        ("common/tool.py", "tool"),
+        ("common/inner/more.py", "more"),
+        ("big", "big"),
+    ):
+        assert (found.root / name).read_text() == text, name
+    assert (found.root / "set").resolve() == tmp_path / "set"
+    assert (found.root / "all").resolve() == tmp_path
+    assert "nowhere" not in names(found)
+
+
+def test_a_folder_that_became_a_link_is_copied(project: Path, run: RunDirectory) -> None:
+    (project / "src").rename(project / "moved")
+    (project / "src").symlink_to("moved")
+    assert (taken(run, project).root / "src" / "task.py").read_text() == "old"
+
+
+def test_ignored_modules_beside_copied_ones_are_copied(project: Path, run: RunDirectory) -> None:
+    with (project / ".gitignore").open("a") as ignore:
+        ignore.write("_version.py\n*.so\n*.log\n")
+    for name in ("_version.py", "_fast.so", "a.log"):
+        (project / "src" / name).write_text("1")
+    (project / "data" / "_version.py").write_text("1")
+    found = names(taken(run, project))
+    assert {"src/_version.py", "src/_fast.so"} <= found
+    assert not found & {"src/a.log", "data/_version.py"}
+
+
+def test_no_run_is_copied_wherever_its_runs_directory_lies(project: Path) -> None:
+    (project / ".gitignore").unlink()
+    (project / "other").mkdir()
+    other = create(project / "other" / "b", "x", {})
+    (other.code / "001").mkdir(parents=True)
+    (other.code / "001" / "train.py").write_text("of another run")
+    (project / "other" / "mine.py").write_text("mine")
+    beside = create(project / "c", "x", {})
+    assert names(taken(beside, project)) == {
+        *("data/big.bin", "src/task.py", "train.py", "other/mine.py"),
+    }
+
+
+def test_a_git_that_cannot_list_is_an_error_in_its_own_words(
+    project: Path, run: RunDirectory
+) -> None:
+    (project / ".git" / "index").write_bytes(b"junk, and more of it")
+    with pytest.raises(RunError, match=r"index file .*; mend that, or .* --no-snapshot"):
+        take_snapshot(run, project)
+    assert not run.code.exists()
+
+
+def test_a_git_that_does_not_answer_is_an_error(
+    project: Path, run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = tmp_path / "bin" / "git"
+    slow.parent.mkdir()
+    slow.write_text("#!/bin/sh\nexec sleep 600\n")
+    slow.chmod(0o755)
+    monkeypatch.setenv("PATH", str(slow.parent), prepend=os.pathsep)
+    monkeypatch.setattr(work_tree, "_PATIENCE", 0.1)
+    with pytest.raises(RunError, match=r"has not answered.* --no-snapshot"):
+        take_snapshot(run, project)
+
+
+def test_a_work_tree_of_somebody_else_is_told_with_what_trusts_it(
+    project: Path, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Git's own tests ask for it so.
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    found, words = take_snapshot(run, project)
+    assert found is None
+    assert "detected dubious ownership in repository" in words
+    assert f"git config --global --add safe.directory '{project}'" in words
+
+
+def test_a_file_that_may_not_be_read_is_left_out_and_named() -> None:
+    # Root may read everything, so a child does it that is nobody, where nobody may go.
+    with tempfile.TemporaryDirectory() as folder:
+        project = Path(folder)
+        for name in ("secret.txt", "train.py"):
+            (project / name).write_text("x")
+        (project / "secret.txt").chmod(0)
+        git(project, "init", "-q")
+        if os.geteuid() == 0:
+            for path in (project, *project.rglob("*")):
+                os.chown(path, 65534, 65534)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                if os.geteuid() == 0:
+                    os.setgid(65534)
+                    os.setuid(65534)
+                os.environ["HOME"] = folder
+                found, words = take_snapshot(create(project / "runs" / "a", "x", {}), project)
+                assert f"goes without {project / 'secret.txt'}: no permission" in words
+                assert found is not None
+                code = 0 if names(found) == {"train.py"} else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_each_submission_has_a_snapshot_of_its_own(project: Path, run: RunDirectory) -> None:
-    first, _ = take_snapshot(run, project)
-    second, _ = take_snapshot(run, project)
-    assert first is not None
-    assert second is not None
-    assert first.root != second.root
+    assert taken(run, project).root != taken(run, project).root
 
 
 def test_a_folder_without_git_has_no_snapshot_and_no_complaint(tmp_path: Path) -> None:
@@ -67,9 +228,9 @@ def test_a_repository_beyond_the_limit_is_said_and_not_copied(
     project: Path, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshot, "MOST_FILES", 2)
-    taken, why = take_snapshot(run, project)
-    assert taken is None
-    assert "3 files" in why
+    found, words = take_snapshot(run, project)
+    assert found is None
+    assert "3 files" in words
     assert not run.code.exists()
 
 
@@ -77,11 +238,32 @@ def test_a_command_runs_the_copies_of_its_code_and_the_data_where_it_lies(
     project: Path, run: RunDirectory
 ) -> None:
     (project / "data.csv").write_text("1")
-    taken, _ = take_snapshot(run, project)
-    assert taken is not None
-    command = ["python", "train.py", "--data", "data.csv", "missing.py"]
-    words, variables = snapshot_command(taken, command, project)
-    assert words == ["python", str(taken.root / "train.py"), "--data", "data.csv", "missing.py"]
+    found = taken(run, project)
+    command = [sys.executable, "train.py", "--data", "data.csv", "missing.py"]
+    words, variables = snapshot_command(found, command, project)
+    assert words == [
+        sys.executable,
+        str(found.root / "train.py"),
+        "--data",
+        "data.csv",
+        "missing.py",
+    ]
     assert variables == {}
-    _, variables = snapshot_command(taken, ["python", "-m", "src.task"], project)
-    assert variables["PYTHONPATH"].split(":")[0] == str(taken.root)
+    _, variables = snapshot_command(found, [sys.executable, "-m", "src.task"], project)
+    assert variables["PYTHONPATH"].split(":")[0] == str(found.root)
+
+
+def test_modules_come_from_the_copy_also_where_pythonpath_names_the_work_tree(
+    project: Path, run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "script.py").write_text("import task; print(task.__file__)")
+    (project / "src" / "task.py").write_text("")
+    found = taken(run, project)
+    for path in ("src", f"{tmp_path}:{project / 'src'}"):
+        monkeypatch.setenv("PYTHONPATH", path)
+        words, variables = snapshot_command(found, [sys.executable, "script.py"], project)
+        done = subprocess.run(
+            words, cwd=project, env={**os.environ, **variables}, check=True, capture_output=True
+        )
+        assert done.stdout.decode().strip() == str(found.root / "src" / "task.py")
+    assert variables["PYTHONPATH"].split(":")[0] == str(tmp_path)

@@ -1,0 +1,99 @@
+"""What git says of the work tree around a folder: where its top is, and which files it would show.
+
+An answer that git does not give is told in git's words: an empty list in its place would be taken for
+code that is not there.
+"""
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+from hpcrun.run.directory import RunError
+
+# Seconds: a cold network file system is asked for every file.
+_PATIENCE = 300.0
+
+
+def work_tree(folder: Path) -> tuple[Path | None, str]:
+    """The top folder of the work tree around ``folder``.
+
+    Returns:
+        The folder, or None with the reason (empty: there is no work tree).
+
+    Raises:
+        RunError: there is one, and git cannot read it.
+    """
+    if shutil.which("git") is None:
+        inside = any((parent / ".git").exists() for parent in (folder, *folder.parents))
+        return None, "there is no git on PATH to list it" if inside else ""
+    done = _git(folder, "rev-parse", "--show-toplevel")
+    if done.returncode == 0:
+        return Path(os.fsdecode(done.stdout.removesuffix(b"\n"))), ""
+    words = _words(done)
+    if "not a git repository (or any" in words or "must be run in a work tree" in words:
+        return None, ""
+    if "dubious ownership" in words:
+        named = words.partition("'")[2].partition("'")[0] or str(folder)
+        trust = f"git config --global --add safe.directory {shlex.quote(named)}"
+        return None, f"git says: {words}; if you trust its owner: `{trust}`"
+    raise _refusal(folder, words)
+
+
+def shown_files(top: Path) -> list[Path]:
+    """Files and links of the work tree: tracked ones, and new ones that are not ignored.
+
+    A submodule's are among them, and those of any other repository that lies inside.
+
+    Raises:
+        RunError: git cannot say.
+    """
+    done = _git(top, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    if done.returncode != 0:
+        raise _refusal(top, _words(done))
+    found = []
+    # In a merge, a file is listed once for each side.
+    for name in dict.fromkeys(filter(None, done.stdout.split(b"\0"))):
+        path = top / os.fsdecode(name)
+        # os.path asks without raising: a folder may be closed to this user.
+        if os.path.islink(path) or os.path.isfile(path):  # noqa: PTH113, PTH114
+            found.append(path)
+        elif os.path.lexists(path / ".git"):
+            found += shown_files(path)
+    return found
+
+
+def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_PATIENCE,
+            env={**os.environ, "LC_ALL": "C"},
+            check=False,
+        )
+    except OSError as error:
+        raise _refusal(folder, f"{error.filename}: {error.strerror}") from error
+    except subprocess.TimeoutExpired as error:
+        words = f"`git {arguments[0]}` has not answered for {_PATIENCE:.0f} s"
+        raise _refusal(folder, words) from error
+    if done.returncode in (-signal.SIGINT, -signal.SIGTERM):
+        # A terminal's Ctrl-C reaches git as well.
+        raise KeyboardInterrupt("nothing was submitted")
+    return done
+
+
+def _words(done: subprocess.CompletedProcess[bytes]) -> str:
+    lines = done.stderr.decode(errors="replace").splitlines()
+    told = next((line for line in lines if line.startswith(("fatal: ", "error: "))), "")
+    return told.partition(": ")[2] or f"git ended with code {done.returncode}"
+
+
+def _refusal(folder: Path, words: str) -> RunError:
+    return RunError(
+        f"{folder}: git cannot list the code to keep a copy of: {words}; mend that, or run the code as it "
+        "lies with --no-snapshot"
+    )

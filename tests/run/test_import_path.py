@@ -1,0 +1,51 @@
+"""Modules of an editable install come from the copy, too."""
+
+import sys
+import sysconfig
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from hpcrun.run.import_path import copied_path, folders, folders_of
+
+
+def test_the_folders_of_an_import_hook_are_those_that_hold_its_packages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As setuptools names and fills it.
+    finder = ModuleType("__editable___mine_0_1_finder")
+    finder.__dict__["MAPPING"] = {
+        "mine": "/work/src/mine",
+        "of.space": "/work/lib/of/space",
+        "single": "/work/one/single.py",
+        "renamed": "/work/other",
+    }
+    monkeypatch.setitem(sys.modules, finder.__name__, finder)
+    added = [folder for folder in folders() if folder not in sys.path]
+    assert added == ["/work/src", "/work/lib", "/work/one"]
+
+
+def test_another_python_is_asked_for_its_own_folders(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python3").symlink_to(Path(sys.executable).resolve())
+    (tmp_path / "pyvenv.cfg").write_text(f"home = {Path(sys.executable).resolve().parent}\n")
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    packages = tmp_path / "lib" / version / "site-packages"
+    packages.mkdir(parents=True)
+    source = tmp_path / "work" / "src"
+    source.mkdir(parents=True)
+    (packages / "mine.pth").write_text(f"{source}\n")
+    found = folders_of(str(tmp_path / "bin" / "python3"))
+    assert str(source) in found
+    assert sysconfig.get_path("purelib") not in found
+
+
+def test_a_program_that_is_no_python_gets_the_folders_of_this_one() -> None:
+    assert folders_of("bash") == folders()
+
+
+def test_a_copy_comes_right_before_what_it_is_of() -> None:
+    copies = {Path("/work/src"): Path("/copy/src")}
+    path = ["/else", "/work/src", "/lib"]
+    assert copied_path(path, copies.get) == ["/else", "/copy/src", "/work/src", "/lib"]
