@@ -10,8 +10,8 @@ import builtins
 import json
 import os
 import runpy
+import secrets
 import signal
-import socket
 import sys
 from pathlib import Path
 
@@ -19,6 +19,7 @@ import torch
 import torch._dynamo
 
 from hpcrun import DistributedAMPTrainer, cleanup_distributed
+from hpcrun.cluster.ports import is_free, port_candidates
 from tests.train import gan
 from tests.train.forks import fork_ranks
 
@@ -99,10 +100,9 @@ def refused(ask) -> str | None:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port that nobody listens on now, and that the kernel gives nobody who asks for any."""
+    candidates = port_candidates(str(secrets.randbelow(2**26)))
+    return next(port for port in candidates if is_free("127.0.0.1", port))
 
 
 def main(script: Path, folder: Path) -> None:
