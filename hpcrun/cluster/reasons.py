@@ -15,13 +15,17 @@ _WAITING = {
     "Licenses": "for a license",
     "Priority": "other jobs come first",
     "Prolog": "the nodes are being prepared",
+    "SchedDefer": "Slurm looks at new jobs at intervals here, and not yet at this one",
     "Reservation": "for the reservation to begin",
     "Resources": "for enough free nodes; it is next in line",
     "WaitingForScheduling": "Slurm has not looked at it yet",
     "None": "Slurm has not looked at it yet",
 }
 _STUCK = {
+    "AccountNotAllowed": "the partition does not take this account; correct job.account or "
+    "job.partition and resubmit",
     "BadConstraints": "no node fits the request; correct constraint, gpus or mem and resubmit",
+    "DeadLine": "it can no longer end before its deadline; cancel it and resubmit",
     "DependencyNeverSatisfied": "the job it depends on failed; cancel it and resubmit",
     "InvalidAccount": "the account is not valid; correct job.account and resubmit",
     "InvalidQOS": "the QOS is not valid; correct job.qos and resubmit",
@@ -32,15 +36,20 @@ _STUCK = {
     "MaxRequeue": "it was requeued too often at launch; check the nodes, then: "
     "scontrol release JOB",
     "NodeDown": "a node that it asked for by name is down; resubmit without naming it",
+    "PartitionConfig": "the partition does not allow such a job (its size, time, account or group); see "
+    "scontrol show partition, and choose another partition or ask for less",
     "PartitionDown": "the partition takes no new jobs now; wait, or choose another partition",
     "PartitionInactive": "the partition starts no jobs now; wait, or choose another partition",
     "PartitionNodeLimit": "the partition does not allow that many nodes; ask for fewer",
     "PartitionTimeLimit": "the partition does not allow that much time; ask for less",
+    "QOSMinCpuNotSatisfied": "the QOS wants more CPUs a job; ask for more, or correct job.qos and resubmit",
+    "QOSNotAllowed": "the partition does not take this QOS; correct job.qos or job.partition and resubmit",
     "ReqNodeNotAvail": "nodes that it needs are down, drained or reserved "
     "(often a maintenance that a shorter job.time would fit before)",
-    "launch_failed_requeued_held": "its launch failed and Slurm holds it; check the nodes, then: "
+    "ReservationDeleted": "the reservation it asked for is gone; correct job.reservation and resubmit",
+    "launch failed requeued held": "its launch failed and Slurm holds it; check the nodes, then: "
     "scontrol release JOB",
-    "job_requeued_in_held_state": "it was requeued and is held; release it with: "
+    "job requeued in held state": "it was requeued and is held; release it with: "
     "scontrol release JOB",
 }
 
@@ -51,13 +60,18 @@ def reason_in_words(reason: str) -> str:
     It starts with "waiting:" where patience is enough, and with "stuck:" where it is not. A code
     that is not known here comes back as Slurm wrote it.
     """
-    code = reason.strip().strip("()").split(",")[0]
+    # With spaces or underscores in it, by Slurm's version and the program that was asked.
+    code = reason.strip().strip("()").split(",")[0].replace("_", " ")
     if code in _STUCK:
         return f"stuck: {_STUCK[code]}"
     if code in _WAITING:
         return f"waiting: {_WAITING[code]}"
-    if code.replace("_", " ").startswith("Nodes required for job are DOWN"):
+    if code.startswith("Nodes required for job are DOWN"):
         return "waiting: nodes that it needs are down, drained or kept for other partitions"
-    if code.startswith(("Assoc", "QOS", "MaxMemPerLimit", "MaxCpuPer", "MaxNodePer")):
+    if code.endswith(("PerJob", "PerJobLimit")):
+        return (
+            f"stuck: it asks for more than the account or QOS allows a job ({code}); ask for less"
+        )
+    if code.startswith(("Assoc", "QOS", "MaxMemPerLimit", "MaxCpuPer", "MaxNodePer", "Account")):
         return f"waiting: a limit of the account or QOS is reached ({code})"
     return f"waiting: {code or 'Slurm gives no reason'}"

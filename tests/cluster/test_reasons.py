@@ -22,6 +22,12 @@ from hpcrun.cluster.slurm import parse_squeue
             "waiting: nodes that it needs are down",
         ),
         ("QOSMaxGRESPerUser", "waiting: a limit of the account or QOS is reached"),
+        ("QOSNotAllowed", "stuck: the partition does not take this QOS"),
+        ("QOSMaxNodePerJobLimit", "stuck: it asks for more than the account or QOS allows a job"),
+        ("PartitionConfig", "stuck: the partition does not allow such a job"),
+        # squeue -o %r of Slurm 22.05, and what its manual says.
+        ("job requeued in held state", "stuck: it was requeued and is held; release it"),
+        ("(launch_failed_requeued_held)", "stuck: its launch failed and Slurm holds it"),
         ("JobHeldAdmin", "stuck: an administrator"),
         ("SomethingNew", "waiting: SomethingNew"),
         ("", "waiting: Slurm gives no reason"),
