@@ -21,7 +21,7 @@ REFUSED = 2
 pytestmark = pytest.mark.slurm
 
 
-def tool(*arguments: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
+def tool(*arguments: str, timeout: float = 300.0) -> subprocess.CompletedProcess[str]:
     """Run the tool with Debian's own interpreter, as it has to run before anything is installed."""
     command = ["/usr/bin/python3", str(TOOL), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
@@ -162,7 +162,7 @@ def test_a_dead_node_fails_the_job_over_and_its_orphan_lives_on(whole):
     orphan = int(record.read_text())
     whole.orphan_node("node2")
     assert orphan in whole.processes("node2")
-    whole.wait_until(lambda: whole.node_state("node2") == "down*", 30)
+    whole.wait_until(lambda: whole.node_state("node2") == "down*")
     whole.wait_restarts(job, 1)
     assert whole.scontrol_show_job(job)["NodeList"] == "node[1,3]"
     assert orphan in whole.processes("node2")
@@ -193,7 +193,7 @@ def test_a_lossy_link_loses_and_is_whole_again(whole):
 SERVER = (
     "import socket\n"
     "s = socket.create_server(('', 5000)); print('ready', flush=True)\n"
-    "for _ in range(2):\n"
+    "while True:\n"
     "    c, _ = s.accept()\n"
     "    while c.recv(65536): pass\n"
     "    c.close()\n"
@@ -210,21 +210,27 @@ def test_a_slow_link_has_about_the_rate_that_was_asked_for(whole):
     server = whole.popen(["python3", "-c", SERVER], host="node2")
     assert server.stdout is not None
     assert server.stdout.readline() == "ready\n"
-    send = ["python3", "-c", CLIENT]
-    fast = float(whole.run(send, host="node1").stdout)
+    rates: list[float] = []
+
+    def reaches(rate: float) -> bool:
+        """Whether it came to ``rate`` this time: a busy machine may send less than its link takes."""
+        rates.append(float(whole.run(["python3", "-c", CLIENT], host="node1").stdout))
+        return rates[-1] > rate
+
+    whole.wait_until(lambda: reaches(200), explain=lambda: str(rates))
     whole.slow_link("node2", "20mbit")
-    slow = float(whole.run(send, host="node1").stdout)
-    server.communicate(timeout=10)
-    assert fast > 200
-    assert 10 < slow < 30
+    rates.clear()
+    whole.wait_until(lambda: reaches(10), explain=lambda: str(rates))
+    server.kill()
+    assert max(rates) < 30
 
 
 def test_a_job_outlives_the_controllers_absence(whole):
     job = whole.sbatch("--wrap", "sleep 2; touch survived")
     whole.wait_state(job, "RUNNING")
     whole.stop_daemon("slurmctld")
-    assert whole.run(["squeue"], check=False, timeout=30).returncode != 0
-    whole.wait_until((whole.shared / "survived").exists, 20)
+    assert whole.run(["squeue"], check=False).returncode != 0
+    whole.wait_until((whole.shared / "survived").exists)
     whole.start_daemon("slurmctld")
     assert whole.wait_state(job) == "COMPLETED"
 
@@ -281,7 +287,7 @@ def test_killed_half_way_down_leaves_nothing(spare_name, moment):
         if moment == "namespace"
         else root / "run" / f"{moment}.process"
     )
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not sign.exists() and time.monotonic() < deadline:
         time.sleep(0.001)
     process.send_signal(signal.SIGKILL)
@@ -298,7 +304,7 @@ def test_a_down_that_was_killed_is_finished_by_the_next(spare_name):
     command = ["/usr/bin/python3", str(TOOL), "down", "--name", spare_name]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     root = Path(f"/tmp/devcluster-{spare_name}")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while (root / "cluster.json").exists() and time.monotonic() < deadline:
         time.sleep(0.001)
     process.send_signal(signal.SIGKILL)
@@ -312,7 +318,7 @@ def test_killed_half_way_up_starts_anew(spare_name):
     command = ["/usr/bin/python3", str(TOOL), "up", "--name", spare_name, "--nodes=1"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     sign = Path(f"/tmp/devcluster-{spare_name}/run/munged.process")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not sign.exists() and time.monotonic() < deadline:
         time.sleep(0.001)
     process.send_signal(signal.SIGKILL)
@@ -324,12 +330,14 @@ def test_killed_half_way_up_starts_anew(spare_name):
 
 
 def test_the_cluster_of_a_dead_owner_is_cleaned_away(spare_name):
-    with subprocess.Popen(["sleep", "60"]) as owner:
-        done = tool("up", "--name", spare_name, "--nodes=1", f"--owner-pid={owner.pid}")
-        assert done.returncode == 0, done.stderr
-        tool("down", "--abandoned")
-        assert traces(spare_name) != []
-        owner.kill()
+    with subprocess.Popen(["sleep", "600"]) as owner:
+        try:
+            done = tool("up", "--name", spare_name, "--nodes=1", f"--owner-pid={owner.pid}")
+            assert done.returncode == 0, done.stderr
+            tool("down", "--abandoned")
+            assert traces(spare_name) != []
+        finally:
+            owner.kill()
     assert spare_name in tool("down", "--abandoned").stdout
     assert traces(spare_name) == []
 
