@@ -33,16 +33,17 @@ class CommittedSteps:
         """Where the checkpoint of ``step`` lies, or would."""
         return self.root / step_name(step)
 
-    def require_private(self) -> None:
-        """Raise CheckpointError if everybody may write to ``root``: anyone's weights could be loaded."""
-        try:
-            mode = self.root.stat().st_mode
-        except OSError:
-            return  # what cannot be looked at cannot be read either, which is told by who tries
-        if mode & stat.S_IWOTH:
-            raise CheckpointError(
-                f"{self.root}: everybody may write there; run `chmod o-w {self.root}` first"
-            )
+    def require_private(self, steps: Iterable[int] = ()) -> None:
+        """Raise CheckpointError if everybody may write to ``root``: anyone's weights could be loaded.
+
+        Args:
+            steps: those whose folders and files count as well.
+        """
+        _refuse_open_to_all(self.root, f"chmod o-w {self.root}")
+        for folder in map(self.path, steps):
+            with suppress(OSError):  # as below
+                for path in (folder, *folder.iterdir()):
+                    _refuse_open_to_all(path, f"chmod -R o-w {folder}")
 
     def steps(self) -> list[int]:
         """The committed steps, newest first, whole or not.
@@ -172,6 +173,15 @@ class CommittedSteps:
                 return self._fs.names(self.root)
             except FileNotFoundError:
                 return []
+
+
+def _refuse_open_to_all(path: Path, remedy: str) -> None:
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return  # what cannot be looked at cannot be read either, which is told by who tries
+    if mode & stat.S_IWOTH:
+        raise CheckpointError(f"{path}: everybody may write there; run `{remedy}` first")
 
 
 def step_name(step: int) -> str:

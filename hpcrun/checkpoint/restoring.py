@@ -88,7 +88,10 @@ def _choose(
 
     try:
         store.require_private()
-        return store.newest_valid(skipped, report), notes, None
+        manifest = store.newest_valid(skipped, report)
+        if manifest is not None:
+            store.require_private([manifest.step])
+        return manifest, notes, None
     except CheckpointError as error:
         return None, notes, together.named(error)
 

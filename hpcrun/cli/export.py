@@ -7,13 +7,12 @@ import argparse
 from pathlib import Path
 
 from hpcrun.checkpoint.errors import amount
-from hpcrun.checkpoint.store import CheckpointStore
-from hpcrun.cli.runs import add_run, find_run
+from hpcrun.cli.saved import add_saved, find_saved
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    add_run(parser)
+    add_saved(parser)
     parser.add_argument("file", type=Path, help="where to: model.safetensors or model.pt")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--step", type=int, help="of which checkpoint (default: the newest whole)")
@@ -27,18 +26,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Export, and say what was written."""
-    directory = find_run(arguments)
+    store, name = find_saved(arguments, "export-0")
     # torch takes a second to import: after the arguments are known to be right.
     from hpcrun.checkpoint.export import best_readable, export_model, newest_readable
 
-    store = CheckpointStore(directory.checkpoints, "export-0")
     step = arguments.step
     if step is None:
         step = best_readable(store) if arguments.best else newest_readable(store)
+    store.require_private([step])
     told = export_model(store, step, arguments.file, averaged=arguments.ema)
     weights = "averaged weights" if arguments.ema else "model"
     print(
-        f"hpcrun: {arguments.file}: the {weights} of {directory.name} after step {step}, "
+        f"hpcrun: {arguments.file}: the {weights} of {name} after step {step}, "
         f"{told['tensors']} tensors, {amount(told['bytes'])}"
     )
     return 0

@@ -7,21 +7,20 @@ import argparse
 import json
 
 from hpcrun.checkpoint.errors import CheckpointError, amount
-from hpcrun.checkpoint.store import CheckpointStore
 from hpcrun.checkpoint.verify import verify
-from hpcrun.cli.runs import add_run, find_run
+from hpcrun.cli.saved import add_saved, find_saved
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    add_run(parser)
+    add_saved(parser)
     parser.add_argument("--step", type=int, help="only this one (default: all that are kept)")
     parser.add_argument("--json", action="store_true", help="print one JSON object a checkpoint")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Check, and say for each checkpoint whether it is whole; 1 if any is damaged."""
-    store = CheckpointStore(find_run(arguments).checkpoints, "verify-0")
+    store, _ = find_saved(arguments, "verify-0")
     steps = store.steps()
     if arguments.step is not None:
         if arguments.step not in steps:
@@ -32,6 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
         steps = [arguments.step]
     if not steps:
         raise CheckpointError(f"{store.root}: there is no checkpoint yet")
+    store.require_private(steps)
 
     def report(step: int, trouble: str | None, size: int) -> None:
         if arguments.json:
