@@ -6,7 +6,7 @@ import re
 import secrets
 import warnings
 import weakref
-from collections.abc import Collection
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +21,7 @@ from hpcrun.checkpoint.buffers import apply_buffers, broadcast, capture_buffers
 from hpcrun.checkpoint.engine import CheckpointEngine
 from hpcrun.checkpoint.errors import CheckpointError, CheckpointWarning
 from hpcrun.checkpoint.extra import fill, shards, taken
+from hpcrun.checkpoint.index import TensorEntry
 from hpcrun.checkpoint.interval import EverySeconds, EverySteps, Interval, pays
 from hpcrun.checkpoint.lock import FolderLock
 from hpcrun.checkpoint.native_threads import GLOO_WORKERS, wait_until_idle
@@ -261,8 +262,8 @@ class Checkpointer:
     def _capture(self) -> dict[str, Any]:
         return capture_shared(self._model, self._optimizer, **self._parts, extra=taken(self.extra))
 
-    def _template(self, names: Collection[str]) -> dict[str, Any]:
-        found = template(self._model, self._optimizer)(names)
+    def _template(self, entries: Mapping[str, TensorEntry], skeleton: Any) -> dict[str, Any]:
+        found = template(self._model, self._optimizer)(entries, skeleton)
         sharded = shards(self.extra)
         return found | ({"extra": sharded} if sharded else {})
 

@@ -6,6 +6,8 @@ just that tenth.
 """
 
 import json
+import math
+import operator
 from dataclasses import dataclass
 
 from hpcrun.checkpoint.errors import CheckpointError, DamagedCheckpoint
@@ -110,6 +112,27 @@ def decode(raw: bytes) -> Index:
     except _MALFORMED as error:
         raise DamagedCheckpoint(f"{INDEX}: not a whole index") from error
     return Index(tensors, blobs)
+
+
+def covered(entry: TensorEntry) -> bool:
+    """Whether the pieces make the whole tensor: all within it, none over another, nothing left out."""
+    boxes = sorted((piece.offsets, piece.sizes) for piece in entry.pieces if math.prod(piece.sizes))
+    if sum(math.prod(sizes) for _, sizes in boxes) != math.prod(entry.shape):
+        return False
+    for number, (offsets, sizes) in enumerate(boxes):
+        if not len(offsets) == len(sizes) == len(entry.shape):
+            return False
+        if any(map(operator.gt, map(operator.add, offsets, sizes), entry.shape)):
+            return False
+        for others, extents in boxes[number + 1 :]:
+            if sizes and others[0] >= offsets[0] + sizes[0]:
+                break  # sorted: so do those after it
+            if all(
+                low < other + extent and other < low + size
+                for low, size, other, extent in zip(offsets, sizes, others, extents, strict=True)
+            ):
+                return False
+    return True
 
 
 def _places(index: Index) -> list[Place]:

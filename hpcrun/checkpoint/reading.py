@@ -7,10 +7,11 @@ there (resharding between any numbers of ranks, DTensor or plain) reads our file
 import io
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from torch.futures import Future
 
 from hpcrun.checkpoint.disk import PatientFile
 from hpcrun.checkpoint.errors import CheckpointError, DamagedCheckpoint
-from hpcrun.checkpoint.index import INDEX, Index, Piece, Place, decode
+from hpcrun.checkpoint.index import INDEX, Index, Piece, Place, covered, decode
 from hpcrun.checkpoint.staging import bytes_of
 from hpcrun.checkpoint.store import CheckpointStore
 
@@ -62,10 +63,34 @@ class StoreReader(StorageReader):
 
         Raises:
             DamagedCheckpoint: what was read is not what was written.
-            CheckpointError: one of them has another shape or type here, or is not in the checkpoint.
+            CheckpointError: as :meth:`require_fit`, before anything is read.
         """
+        self.require_fit(into)
         sharded: Any = {}
         whole = []
+        for name, value in into.items():
+            if isinstance(value, DTensor):
+                sharded[name] = value
+            else:
+                # Every piece of a whole tensor is wanted whole: there is nothing to plan, which torch's
+                # planner takes as long for as small tensors take to be read.
+                whole += [
+                    _Want(name, piece, [_Taker(_box(value.detach(), piece.offsets, piece.sizes))])
+                    for piece in self.index.tensors[name].pieces
+                ]
+        self._read(whole)
+        if sharded:
+            planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+            planner.set_up_planner(sharded, self.read_metadata(), is_coordinator=False)
+            self.read_data(planner.finish_plan(planner.create_local_plan()), planner).wait()
+
+    def require_fit(self, into: Mapping[str, torch.Tensor]) -> None:
+        """Raise unless the tensors ``into`` can be loaded.
+
+        Raises:
+            DamagedCheckpoint: the index names no whole tensor.
+            CheckpointError: one of them has another shape or type here, or is not in the checkpoint.
+        """
         for name, value in into.items():
             entry = self.index.tensors.get(name)
             if entry is None or entry.shape != tuple(value.shape):
@@ -75,30 +100,25 @@ class StoreReader(StorageReader):
                 _dtype(entry.dtype) != value.dtype
             ):  # a silent conversion could lose half of the digits
                 raise CheckpointError(f"{name}: is {entry.dtype} there, {value.dtype} here")
-            if sum(math.prod(piece.sizes) for piece in entry.pieces) != math.prod(entry.shape):
+            if not covered(entry):
                 raise self._store.damaged(self._step, f"{INDEX}: {name}: parts of it are missing")
-            if isinstance(value, DTensor):
-                sharded[name] = value
-            else:
-                # Every piece of a whole tensor is wanted whole: there is nothing to plan, which torch's
-                # planner takes as long for as small tensors take to be read.
-                whole += [
-                    _Want(name, piece, [_Taker(_box(value.detach(), piece.offsets, piece.sizes))])
-                    for piece in entry.pieces
-                ]
-        self._read(whole)
-        if sharded:
-            planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-            planner.set_up_planner(sharded, self.read_metadata(), is_coordinator=False)
-            self.read_data(planner.finish_plan(planner.create_local_plan()), planner).wait()
 
     def blob(self, name: str) -> Any:
-        """The plain data saved under ``name``; raises KeyError, DamagedCheckpoint, UnpicklingError."""
-        place = self.index.blobs[name]
+        """The plain data saved under ``name``; raises CheckpointError, of which DamagedCheckpoint is one."""
+        place = self.index.blobs.get(name)
+        if place is None:
+            raise self._store.damaged(self._step, f"{INDEX}: names no {name}")
         raw = bytearray(place.length)
         with self._store.opened(self._step, place.file) as file:
             self._fill(file, place, memoryview(raw))
-        return torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
+        try:
+            return torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
+        except UnpicklingError as error:
+            # torch's own text advises to load it all the same, running whatever is in it.
+            raise CheckpointError(
+                f"{self._store.path(self._step)}: holds more than tensors and plain data, and is not "
+                "loaded; look at who wrote it, and move it away to go on from the one before"
+            ) from error
 
     def empty(self, name: str) -> torch.Tensor:
         """A tensor on the CPU that the whole of ``name`` can be loaded into."""

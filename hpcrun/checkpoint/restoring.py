@@ -1,13 +1,15 @@
 """The ranks restore together: one finds damage, all fall back to the checkpoint before."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
-from pickle import UnpicklingError
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from hpcrun.checkpoint.errors import CheckpointError, DamagedCheckpoint
 from hpcrun.checkpoint.holds import hold
+from hpcrun.checkpoint.index import TensorEntry
 from hpcrun.checkpoint.manifest import Manifest
 from hpcrun.checkpoint.outcome import Restored
 from hpcrun.checkpoint.reading import StoreReader
@@ -18,16 +20,11 @@ from hpcrun.checkpoint.tree import join, split
 
 SHARED = "shared"
 
-Template = Callable[[Collection[str]], dict[str, Any]]
-"""From the names of the tensors in a checkpoint to a state whose tensors they are loaded into."""
+Template = Callable[[Mapping[str, TensorEntry], Any], dict[str, Any]]
+"""From a checkpoint's tensors and the plain rest to a state whose tensors they are loaded into.
 
-
-@dataclass(frozen=True)
-class _Part:
-    shared: dict[str, Any]
-    own: dict[str, Any] | None
-    damage: str | None = None
-    misfit: str | None = None
+Raises CheckpointError where the checkpoint does not fit; nothing has been loaded then.
+"""
 
 
 def restore(
@@ -39,16 +36,17 @@ def restore(
     """The newest checkpoint that every rank can read, or None if there is none. Collective.
 
     Each rank compares what it reads with the hashes; damage that any of them finds makes all fall
-    back to the checkpoint before. Tensors of ``template`` are filled in place, those it lacks come whole
-    on the CPU.
+    back to the checkpoint before; nothing else does: what was saved stays the newest, whatever keeps it
+    from being loaded here. Tensors of ``template`` are filled in place, those it lacks come whole on the
+    CPU.
 
     Args:
         skip: steps not to consider.
 
     Raises:
         CheckpointError: there are checkpoints and none is whole (starting over in silence could
-            cost weeks), their folder cannot be read, or the state does not fit. On all ranks; the
-            template's tensors may hold anything then.
+            cost weeks), their folder cannot be read, or the state does not fit. On all ranks. Where
+            it does not fit, nothing was loaded; otherwise the template's tensors may hold anything.
     """
     skipped, notes = set(skip), []
     while True:
@@ -64,14 +62,17 @@ def restore(
             return None
         # Another process may be training here: a job that only evaluates, or a ghost of this one.
         with hold(store.root, manifest.step) if together.rank == 0 else nullcontext():
-            part = _read(store, together, manifest, template)
-            reports = together.gather((part.damage, part.misfit))
+            load = _Load(store, together, manifest, template)
+            for work in (load.prepare, load.fill):
+                reports = together.gather(_report(work, together, store.path(manifest.step)))
+                if any(damage or misfit for damage, misfit in reports):
+                    break
         misfits = [misfit for _, misfit in reports if misfit]
         if misfits:
             raise CheckpointError(f"step {manifest.step}: {first_of(misfits)}")
         troubles = [damage for damage, _ in reports if damage]
         if not troubles:
-            return _restored(together, manifest, part, notes)
+            return load.restored(notes)
         store.distrust(manifest.step)
         skipped.add(manifest.step)
         notes.append(f"step {manifest.step} passed over: {first_of(troubles)}")
@@ -96,38 +97,57 @@ def _choose(
         return None, notes, together.named(error)
 
 
-def _read(
-    store: CheckpointStore, together: Together, manifest: Manifest, template: Template
-) -> _Part:
-    path = store.path(manifest.step)
-    own = None
-    try:
-        reader = StoreReader(store, manifest.step)
-        skeleton = reader.blob(SHARED)
-        if manifest.world_size == together.world_size:
-            own = reader.blob(own_name(together.rank))
-        _, here = split(template(reader.index.tensors.keys()))
-        tensors = {
-            name: here[name] if name in here else reader.empty(name)
-            for name in reader.index.tensors
+class _Load:
+    """One rank's part of a restore: what can be refused first, and then what cannot be taken back."""
+
+    def __init__(
+        self, store: CheckpointStore, together: Together, manifest: Manifest, template: Template
+    ) -> None:
+        self._store, self._together = store, together
+        self._manifest, self._template = manifest, template
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._skeleton: Any = None
+        self._own: dict[str, Any] | None = None
+
+    def prepare(self) -> None:
+        """Read the plain data, and find where each tensor goes."""
+        reader = self._reader = StoreReader(self._store, self._manifest.step)
+        self._skeleton = reader.blob(SHARED)
+        if self._manifest.world_size == self._together.world_size:
+            self._own = reader.blob(own_name(self._together.rank))
+        entries = reader.index.tensors
+        _, here = split(self._template(entries, self._skeleton))
+        self._tensors = {
+            name: here[name] if name in here else reader.empty(name) for name in entries
         }
-        reader.load(tensors)
-        return _Part(join(skeleton, tensors), own)
+        reader.require_fit(self._tensors)
+
+    def fill(self) -> None:
+        """Read the tensors."""
+        self._reader.load(self._tensors)
+
+    def restored(self, notes: list[str]) -> Restored:
+        """What was read."""
+        manifest, world_size = self._manifest, self._together.world_size
+        if self._own is None:
+            notes.append(
+                f"step {manifest.step} was saved by {manifest.world_size} ranks and is resumed by "
+                f"{world_size}: the ranks' random states are not restored"
+            )
+        shared = join(self._skeleton, self._tensors)
+        return Restored(manifest.step, shared, self._own, dict(manifest.meta), tuple(notes))
+
+
+def _report(
+    work: Callable[[], None], together: Together, path: Path
+) -> tuple[str | None, str | None]:
+    """The damage that ``work`` met, and what else kept it from being done."""
+    try:
+        work()
     except DamagedCheckpoint as error:
-        return _Part({}, None, damage=together.named(error))
+        return together.named(error), None
     except CheckpointError as error:
-        return _Part({}, None, misfit=together.named(error))
-    except UnpicklingError:
-        # torch's own text advises to load it all the same, running whatever is in it.
-        return _Part({}, None, together.named(f"{path}: holds more than tensors and plain data"))
+        return None, together.named(error)
     except Exception as error:  # whatever it is, the others are waiting to hear
-        return _Part({}, None, together.named(f"{path}: cannot be loaded: {one_line(error)}"))
-
-
-def _restored(together: Together, manifest: Manifest, part: _Part, notes: list[str]) -> Restored:
-    if part.own is None:
-        notes.append(
-            f"step {manifest.step} was saved by {manifest.world_size} ranks and is resumed by "
-            f"{together.world_size}: the ranks' random states are not restored"
-        )
-    return Restored(manifest.step, part.shared, part.own, dict(manifest.meta), tuple(notes))
+        return None, together.named(f"{path}: cannot be loaded here: {one_line(error)}")
+    return None, None

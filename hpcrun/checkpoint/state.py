@@ -7,7 +7,7 @@ a compiled module): a checkpoint does not remember how it was trained.
 
 import random
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -23,13 +23,23 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from hpcrun.checkpoint.errors import CheckpointError
+from hpcrun.checkpoint.fitting import (
+    KERNELS,
+    is_extra_state,
+    require_same_groups,
+    require_same_model,
+    require_same_moments,
+    require_saveable,
+    require_whole,
+)
+from hpcrun.checkpoint.index import TensorEntry
 from hpcrun.checkpoint.names import bare, named_parameters
+from hpcrun.checkpoint.tree import join
 
 _LEAVES = (type(None), bool, int, float, str, bytes)
 # Bits of an integer that `weights_only` reads again (pickle's LONG1 has 255 bytes, one bit is the sign).
 _LONGEST = 2039
 _MAPPINGS = (dict, OrderedDict, Counter)
-_KERNELS = ("fused", "foreach")
 
 
 def capture_shared(
@@ -51,12 +61,15 @@ def capture_shared(
         The keys ``model``, ``optimizer``, ``scaler``, ``scheduler`` and ``extra``.
 
     Raises:
-        CheckpointError: something is neither a tensor nor plain data; the text says where.
+        CheckpointError: something is neither a tensor nor plain data, or would not come back; the
+            text says where.
     """
     options = StateDictOptions()
     model = bare(model)
+    require_saveable(model, optimizer)
     try:
         weights = get_model_state_dict(model, options=options)
+        require_whole(weights, model)
         shared = {
             "model": weights,
             "optimizer": _capture_optimizer(model, optimizer, options),
@@ -86,21 +99,20 @@ def alike(model: nn.Module) -> Callable[[str], bool]:
     return lambda name: name in names or name.startswith(("optimizer/state/", "ema/"))
 
 
-def template(model: nn.Module, optimizer: Optimizer) -> Callable[[Collection[str]], dict[str, Any]]:
+def template(
+    model: nn.Module, optimizer: Optimizer
+) -> Callable[[Mapping[str, TensorEntry], Any], dict[str, Any]]:
     """Where to load a checkpoint: the model's own tensors, and the optimizer's if the checkpoint has any.
 
     torch gives a fresh optimizer a state by a step of zero gradients, which a training that starts
-    anew must not make: so it is made only when the names say that there is something to load.
+    anew must not make: so it is made only when there is something to load. What is returned raises
+    CheckpointError for a checkpoint of another training, and leaves this one as it is.
     """
-
     model = bare(model)
 
-    def tensors(names: Collection[str]) -> dict[str, Any]:
-        found: dict[str, Any] = {"model": get_model_state_dict(model)}
-        if any(name.startswith("optimizer/state/") for name in names):
-            state = get_optimizer_state_dict(model, optimizer)["state"]
-            found["optimizer"] = {"state": state}
-        return found
+    def tensors(entries: Mapping[str, TensorEntry], skeleton: Any) -> dict[str, Any]:
+        saved = join({key: skeleton[key] for key in ("model", "optimizer")}, entries)
+        return _require_fit(saved, model, optimizer)
 
     return tensors
 
@@ -119,7 +131,7 @@ def apply_shared(
         CheckpointError: it was taken of another model or optimizer; the text names a difference.
     """
     model = bare(model)
-    _require_same_names(shared["model"], model)
+    _require_fit(shared, model, optimizer)
     # A whole state is dealt out to the shards; shards and tensors that are whole are taken as they are.
     whole = not any(isinstance(value, DTensor) for value in shared["model"].values())
     sharded = whole and any(isinstance(parameter, DTensor) for parameter in model.parameters())
@@ -129,14 +141,19 @@ def apply_shared(
         # with zero gradients, and the model's own load must be the last to touch the weights.
         _apply_optimizer(shared["optimizer"], model, optimizer, options)
         weights = dict(shared["model"])  # a copy: torch renames the keys of the one it is given
-        options = StateDictOptions(full_state_dict=sharded)
-        set_model_state_dict(model, weights, options=options)
+        # Not strict: what is trained is there (see `capture_shared`), and what else a model leaves out of
+        # its state dict, it gets from elsewhere.
+        strange = set_model_state_dict(model, weights, options=options).unexpected_keys
+        if strange:
+            raise CheckpointError(
+                f"{strange[0]} is in the model's state_dict(), and its load_state_dict() does not know it"
+            )
         for name, part in (("scaler", scaler), ("scheduler", scheduler)):
             if part is not None and shared[name] is not None:
                 part.load_state_dict(shared[name])
     except (RuntimeError, ValueError, KeyError) as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(f"the checkpoint does not fit this training: {first}") from error
+        text = " ".join(str(error).split())[:500] or type(error).__name__
+        raise CheckpointError(f"the checkpoint does not fit this training: {text}") from error
     extra: dict[str, Any] = shared["extra"]
     return extra
 
@@ -185,84 +202,84 @@ def _capture_optimizer(
     return get_optimizer_state_dict(model, optimizer, options=options)
 
 
+def _require_fit(
+    saved: Mapping[str, Any], model: nn.Module, optimizer: Optimizer
+) -> dict[str, Any]:
+    """The tensors that a state like ``saved``, of tensors or their entries, is loaded into.
+
+    Raises CheckpointError where it does not fit, and leaves model and optimizer as they are.
+    """
+    weights = get_model_state_dict(model)
+    require_saveable(model, optimizer)
+    require_whole(weights, model)
+    require_same_model(saved["model"], weights)
+    require_same_groups(saved["optimizer"], model, optimizer)
+    found = {name: value for name, value in weights.items() if not is_extra_state(name)}
+    if not saved["optimizer"]["state"]:
+        return {"model": found}
+    fresh = not optimizer.state
+    try:
+        state = _give_state(model, optimizer)
+        require_same_moments(saved["optimizer"], model, optimizer)
+    except Exception:
+        if fresh:
+            optimizer.state.clear()
+        raise
+    return {"model": found, "optimizer": {"state": state}}
+
+
+def _give_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    """The optimizer's state by name, to load into; empty where only a real step can make it (LBFGS)."""
+    rates = [group.get("lr") for group in optimizer.param_groups]
+    try:
+        state: Any = get_optimizer_state_dict(model, optimizer)["state"]
+    except Exception:
+        if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+            raise
+        # It needs a closure, or sparse gradients. What torch has begun is taken back.
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            if rate is not None:
+                group["lr"] = rate
+        optimizer.zero_grad(set_to_none=True)
+        optimizer.state.clear()
+        return {}
+    return dict(state)
+
+
 def _apply_optimizer(
     saved: dict[str, Any], model: nn.Module, optimizer: Optimizer, options: StateDictOptions
 ) -> None:
     groups = saved["param_groups"]
-    if len(groups) != len(optimizer.param_groups):
-        raise CheckpointError(
-            f"the checkpoint's optimizer has {len(groups)} parameter groups, this one has "
-            f"{len(optimizer.param_groups)}"
-        )
-    if saved["state"]:
-        _require_same_groups(saved, model, optimizer)
-        # Not strict: a parameter that never had a gradient has no state, rightly.
-        copied: dict[str, Any] = {
-            "state": {name: dict(moments) for name, moments in saved["state"].items()},
-            # Which kernel is taken is this one's affair: another device may not have the other.
-            "param_groups": [
-                dict(old) | {key: new[key] for key in _KERNELS if key in new}
-                for old, new in zip(groups, optimizer.param_groups, strict=True)
-            ],
-        }
-        set_optimizer_state_dict(model, optimizer, copied, options=options)
+    if not saved["state"]:
+        optimizer.state.clear()
+        for old, new in zip(groups, optimizer.param_groups, strict=True):
+            new.update({key: value for key, value in old.items() if key not in KERNELS})
         return
-    optimizer.state.clear()
-    for old, new in zip(groups, optimizer.param_groups, strict=True):
-        new.update({key: value for key, value in old.items() if key not in _KERNELS})
+    # Not strict: a parameter that never had a gradient has no state, rightly.
+    copied: dict[str, Any] = {
+        "state": {name: dict(moments) for name, moments in saved["state"].items()},
+        # Which kernel is taken is this one's affair: another device may not have the other.
+        "param_groups": [
+            dict(old) | {key: new[key] for key in KERNELS if key in new}
+            for old, new in zip(groups, optimizer.param_groups, strict=True)
+        ],
+    }
+    if not optimizer.state:
+        # What no step of zero gradients makes (see `_give_state`), torch must not try to make so again.
+        optimizer.state[next(iter(model.parameters()))] = {}
+    set_optimizer_state_dict(model, optimizer, copied, options=options)
+    _keep_types(saved["state"], model, optimizer)
 
 
-def _require_same_groups(saved: dict[str, Any], model: nn.Module, optimizer: Optimizer) -> None:
-    names: dict[int, list[str]] = {}
+def _keep_types(state: dict[str, Any], model: nn.Module, optimizer: Optimizer) -> None:
+    # torch gives what it loads the parameter's type: weights in full precision beside those in bfloat16
+    # would lose half of their digits.
     for name, parameter in named_parameters(model, remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    pairs = zip(saved["param_groups"], optimizer.param_groups, strict=True)
-    for index, (old, new) in enumerate(pairs):
-        if len(old["params"]) != len(new["params"]):
-            raise CheckpointError(
-                f"group {index} of the checkpoint's optimizer has {len(old['params'])} "
-                f"parameters, here it has {len(new['params'])}"
-            )
-        there = set(old["params"])
-        for parameter in new["params"]:
-            aliases = names[id(parameter)]
-            if there.isdisjoint(aliases):
-                raise CheckpointError(
-                    f"{aliases[0]} is in group {index} of the optimizer, and in another one of the "
-                    "checkpoint's; give its groups the same parameters"
-                )
-            # What torch made to load into (see `template`) tells which moments this optimizer keeps.
-            kept = optimizer.state.get(parameter, {})
-            for moments in (saved["state"][name] for name in aliases if saved["state"].get(name)):
-                if lacking := kept.keys() - moments.keys():
-                    raise CheckpointError(
-                        f"{aliases[0]}: the optimizer keeps {min(lacking)} of it, and the checkpoint's "
-                        "did not; resume with the same optimizer and options"
-                    )
-
-
-def _require_same_names(saved: dict[str, Any], model: nn.Module) -> None:
-    here: dict[str, Any] = get_model_state_dict(model)
-    for names, lacking in (
-        (saved.keys() - here.keys(), "is in the checkpoint, not in the model"),
-        (here.keys() - saved.keys(), "is in the model, not in the checkpoint"),
-    ):
-        if names:
-            more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-            raise CheckpointError(
-                f"{min(names)} {lacking}{more}; resume with the same model options"
-            )
-    for name, value in saved.items():
-        if isinstance(value, torch.Tensor) and value.shape != here[name].shape:
-            raise CheckpointError(
-                f"{name} has shape {tuple(value.shape)} in the checkpoint, "
-                f"{tuple(here[name].shape)} in the model; resume with the same model options"
-            )
-        if isinstance(value, torch.Tensor) and value.dtype != here[name].dtype:
-            raise CheckpointError(
-                f"{name} is {value.dtype} in the checkpoint, {here[name].dtype} in the model; resume "
-                "with the same model options"
-            )
+        mine = optimizer.state.get(parameter, {})
+        for key, value in state.get(name, {}).items():
+            loaded = mine.get(key)
+            if isinstance(loaded, torch.Tensor) and loaded.dtype != value.dtype:
+                mine[key] = value.to(loaded.device)
 
 
 def _overlaps(value: torch.Tensor) -> bool:

@@ -42,7 +42,7 @@ def split(state: Any) -> tuple[Any, dict[str, torch.Tensor]]:
     return walk(state, ""), tensors
 
 
-def join(skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+def join(skeleton: Any, tensors: Mapping[str, Any]) -> Any:
     """The state that :func:`split` took apart, with ``tensors`` in their places; raises KeyError."""
     if isinstance(skeleton, dict):
         if skeleton.keys() == {_MARK}:

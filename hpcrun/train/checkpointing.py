@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from hpcrun.checkpoint import state
 from hpcrun.checkpoint.buffers import apply_buffers, capture_buffers
 from hpcrun.checkpoint.engine import CheckpointEngine
+from hpcrun.checkpoint.index import TensorEntry
 from hpcrun.checkpoint.outcome import Restored, SaveOutcome
 from hpcrun.checkpoint.restoring import Template
 from hpcrun.checkpoint.retention import Retention, tidying
@@ -148,9 +149,10 @@ class Checkpointing(ABC):
         """Where to load a checkpoint: in place, the averages as well."""
         base, average = state.template(self.model, self.optimizer), self.average
 
-        def tensors(names: Collection[str]) -> dict[str, Any]:
-            wanted = average is not None and any(name.startswith("ema/") for name in names)
-            return base(names) | ({"ema": average.tensors()} if average and wanted else {})
+        def tensors(entries: Mapping[str, TensorEntry], skeleton: Any) -> dict[str, Any]:
+            wanted = average is not None and any(name.startswith("ema/") for name in entries)
+            found = base(entries, skeleton)
+            return found | ({"ema": average.tensors()} if average and wanted else {})
 
         return tensors
 

@@ -43,7 +43,7 @@ def restored(root, owner="7-9") -> Restored | None:
     return engine(root, owner).restore(nothing)
 
 
-def nothing(names):
+def nothing(entries, skeleton):
     """The template of a restore that makes its own tensors."""
     return {}
 

@@ -159,9 +159,9 @@ def test_ranks_do_not_start_over_in_silence_when_no_checkpoint_is_whole(played):
 
 
 def test_code_in_a_checkpoint_is_not_run(played):
-    for restored in played["code_in_a_checkpoint"]:
-        assert restored["step"] == 1
-        assert "holds more than tensors and plain data" in restored["notes"][0]
+    error = agreed(played["code_in_a_checkpoint"])["error"]
+    assert "step 2: rank 0 (" in error
+    assert "holds more than tensors and plain data, and is not loaded; look at who" in error
 
 
 def test_a_stage_that_only_some_nodes_have_is_told_and_the_save_is_whole(played):
@@ -217,4 +217,19 @@ def test_tensors_of_another_shape_are_refused_and_not_taken_for_damage(tmp_path)
     root = tmp_path / "checkpoints"
     assert single.save(single.engine(root, "7-0"), 1).ok
     with pytest.raises(CheckpointError, match=r"step 1: rank 0 .*: model/b: is \(7,\) there"):
-        single.engine(root, "7-1").restore(lambda _: {"model": {"b": torch.zeros(3)}})
+        single.engine(root, "7-1").restore(lambda *_: {"model": {"b": torch.zeros(3)}})
+
+
+def test_what_keeps_a_checkpoint_from_being_loaded_here_is_no_damage(root):
+    saving = single.engine(root, "7-0")
+    for step in (1, 2):
+        assert single.save(saving, step).ok
+    with pytest.raises(
+        CheckpointError, match=r"step 2: rank 0 .* cannot be loaded here: MemoryError: too much"
+    ):
+        single.engine(root, "7-1").restore(out_of_memory)
+    single.require_state(single.restored(root), 2)
+
+
+def out_of_memory(entries, skeleton):
+    raise MemoryError("too much")

@@ -9,9 +9,11 @@ from torch import nn
 
 from hpcrun.checkpoint.checkpointer import Checkpointer
 from hpcrun.checkpoint.errors import CheckpointError, DamagedCheckpoint
-from hpcrun.checkpoint.index import INDEX
+from hpcrun.checkpoint.index import INDEX, Piece, Place, TensorEntry, covered
 from hpcrun.checkpoint.reading import StoreReader
+from hpcrun.checkpoint.state import apply_shared, capture_shared, template
 from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.train.checkpointing import folder_engine
 
 from .single import engine, save
 from .test_state import require_equal
@@ -106,28 +108,180 @@ def test_a_schedule_with_milestones_goes_on(tmp_path):
             "c is in group 0 of the optimizer, and in another one of the checkpoint's",
         ),
         (
-            lambda model: model.groups("ab", "c", kind=torch.optim.SGD, momentum=0.9),
-            "the optimizer keeps momentum_buffer of it, and the checkpoint's did not",
+            lambda model: model.groups("abc"),
+            "optimizer has 2 parameter groups, this one has 1",
+        ),
+        (
+            lambda model: model.groups("ab", "c", kind=torch.optim.SGD),
+            "optimizer had the option amsgrad and no dampening, and was no SGD",
         ),
         (
             lambda model: model.groups("ab", "c", amsgrad=True),
             "the optimizer keeps max_exp_avg_sq of it, and the checkpoint's did not",
         ),
+        (
+            lambda model: model.register_buffer("d", torch.ones(1)) or model.groups("ab", "c"),
+            "d is in the model, not in the checkpoint",
+        ),
+        (
+            lambda model: model.groups("ab", "c", kind=Elsewhere),
+            r"Elsewhere keeps its state in its inner \(AdamW\), and a checkpoint would lack it",
+        ),
+        (
+            lambda model: model.groups("ab") and torch.optim.AdamW([nn.Parameter(torch.ones(3))]),
+            r"parameter 0 of group 0 of the optimizer, of shape \(3,\), is in no part of the model",
+        ),
     ],
 )
-def test_moments_are_not_given_to_another_optimizer(tmp_path, build, why):
+def test_a_checkpoint_of_another_training_leaves_this_one_as_it_is(tmp_path, build, why):
     saved(tmp_path / "checkpoints")
     model = Odd()
+    optimizer = build(model)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    restoring = folder_engine(
+        tmp_path / "checkpoints", owner="7-0", rank=0, world_size=1, group=None
+    ).restore
     with pytest.raises(CheckpointError, match=why):
-        Checkpointer(tmp_path / "checkpoints", model=model, optimizer=build(model)).restore()
+        restoring(template(model, optimizer))
+    require_equal(dict(model.state_dict()), before)
+    assert not optimizer.state
+    assert all(parameter.grad is None for parameter in model.parameters())
+    with pytest.raises(CheckpointError, match=why):
+        apply_shared(restoring(lambda *_: {}).shared, model, optimizer)
+
+
+class Elsewhere(torch.optim.Optimizer):
+    """Keeps its state in an optimizer of its own, as ZeroRedundancyOptimizer does."""
+
+    def __init__(self, groups, **options):
+        super().__init__(groups, {"lr": 0.1})
+        self.inner = torch.optim.AdamW(self.param_groups, **options)
 
 
 def test_numbers_are_not_converted_in_silence(tmp_path):
     saved(tmp_path / "checkpoints")
     model = Odd(torch.bfloat16)
     ckpt = Checkpointer(tmp_path / "checkpoints", model=model, optimizer=model.groups("ab", "c"))
-    with pytest.raises(CheckpointError, match=r"model/a: is float32 there, torch\.bfloat16 here"):
+    with pytest.raises(
+        CheckpointError, match=r"a is float32 in the checkpoint, bfloat16 in the model"
+    ):
         ckpt.restore()
+
+
+class Precise(torch.optim.SGD):
+    """Keeps the weights of a model in bfloat16 in full precision."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                own = self.state[p].setdefault("whole", p.detach().float())
+                own.sub_(p.grad.float(), alpha=group["lr"] / 1000)
+                p.data.copy_(own)
+
+
+def closure_of(model, optimizer):
+    def closure():
+        optimizer.zero_grad()
+        loss = (model(torch.tensor([[1, 2]])) - 0.7).float().square().sum()
+        loss.backward()
+        return loss
+
+    return closure
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda model: torch.optim.LBFGS(model.parameters(), max_iter=2),
+        lambda model: torch.optim.SparseAdam(model.parameters()),
+        lambda model: Precise(model.bfloat16().parameters(), lr=0.1),
+    ],
+    ids=["LBFGS", "SparseAdam", "in full precision"],
+)
+def test_what_no_step_of_zero_gradients_makes_comes_back_too(tmp_path, kind):
+    def build():
+        torch.manual_seed(0)
+        model = nn.EmbeddingBag(5, 3, sparse=True)
+        optimizer = kind(model)
+        model.sparse = isinstance(optimizer, torch.optim.SparseAdam)
+        closure = closure_of(model, optimizer)
+
+        def step():
+            closure()
+            optimizer.step(closure if isinstance(optimizer, torch.optim.LBFGS) else None)
+
+        return model, optimizer, step
+
+    model, optimizer, step = build()
+    with Checkpointer(tmp_path / "checkpoints", model=model, optimizer=optimizer) as ckpt:
+        step()
+        ckpt.save(1)
+    step()
+    again, other, step = build()
+    assert Checkpointer(tmp_path / "checkpoints", model=again, optimizer=other).restore() == 1
+    step()
+    require_equal(dict(again.state_dict()), dict(model.state_dict()))
+    require_equal(other.state_dict(), optimizer.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("build", "why"),
+    [
+        (lambda: nn.LazyLinear(2), "weight has no shape yet, and can neither be saved nor loaded"),
+        (lambda: nn.Linear(3, 2, device="meta"), r"weight is on the meta device, .* to_empty\(\)"),
+    ],
+)
+def test_a_model_without_memory_is_refused(tmp_path, build, why):
+    first = nn.Linear(3, 2)
+    with Checkpointer(tmp_path, model=first, optimizer=torch.optim.SGD(first.parameters())) as ckpt:
+        ckpt.save(1)
+    model = build()
+    with pytest.raises(CheckpointError, match=why):
+        Checkpointer(tmp_path, model=model, optimizer=torch.optim.SGD(model.parameters())).restore()
+
+
+def test_what_a_model_leaves_out_of_its_state_is_left_alone_unless_it_is_trained(tmp_path):
+    model = nn.Sequential(nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model[1].parameters())
+
+    def leave_out(module, state, prefix, metadata):
+        for name in ("0.weight", "0.bias"):
+            state.pop(name)
+
+    model.register_state_dict_post_hook(leave_out)
+    with Checkpointer(tmp_path, model=model, optimizer=optimizer) as ckpt:
+        ckpt.save(1)
+    whole = {name: value.clone() for name, value in model.named_parameters()}
+    with torch.no_grad():
+        model[1].weight.zero_()
+    assert Checkpointer(tmp_path, model=model, optimizer=optimizer).restore() == 1
+    assert all(torch.equal(value, whole[name]) for name, value in model.named_parameters())
+    model[0].requires_grad_(True)
+    with pytest.raises(
+        CheckpointError, match=r"0\.weight is trained, and not in the model's state"
+    ):
+        capture_shared(model, optimizer, extra={})
+
+
+def test_what_a_module_adds_to_its_state_comes_back_in_any_size(tmp_path):
+    class Scaled(nn.Linear):
+        def get_extra_state(self):
+            return {"history": self.history, "count": len(self.history)}
+
+        def set_extra_state(self, state):
+            self.history = state["history"]
+
+    def build(length):
+        model = Scaled(2, 1)
+        model.history = torch.rand(length)
+        return model, torch.optim.SGD(model.parameters())
+
+    model, optimizer = build(3)
+    with Checkpointer(tmp_path, model=model, optimizer=optimizer) as ckpt:
+        ckpt.save(1)
+    again, other = build(0)
+    assert Checkpointer(tmp_path, model=again, optimizer=other).restore() == 1
+    assert torch.equal(again.history, model.history)
 
 
 def test_a_tensor_that_nothing_can_be_loaded_into_is_refused_at_once(tmp_path):
@@ -153,3 +307,21 @@ def test_a_forged_index_does_not_lead_out_of_its_folder(root, name):
     assert stream.record.xxh3 == xxhash.xxh3_128_hexdigest(forged)
     with pytest.raises(DamagedCheckpoint, match="not a whole index"):
         StoreReader(store, 2)
+
+
+@pytest.mark.parametrize(
+    ("boxes", "whole"),
+    [
+        ([((0, 0), (2, 4)), ((2, 0), (1, 4))], True),
+        ([((0, 0), (3, 1)), ((0, 1), (3, 3)), ((0, 0), (0, 4))], True),
+        ([((0, 0), (1, 4))] * 3, False),
+        ([((0, 0), (3, 2)), ((0, 1), (3, 2))], False),
+        ([((0, 0), (2, 4))], False),
+        ([((1, 0), (3, 4))], False),
+        ([((0,), (12,))], False),
+    ],
+)
+def test_pieces_make_a_tensor_only_side_by_side(boxes, whole):
+    place = Place("rank-00000.bin", 0, 0, "")
+    pieces = tuple(Piece(offsets, sizes, place) for offsets, sizes in boxes)
+    assert covered(TensorEntry("float32", (3, 4), pieces)) is whole

@@ -83,6 +83,8 @@ def require_equal(left, right, where=""):
         assert left.keys() == right.keys(), where
         for key in left:
             require_equal(left[key], right[key], f"{where}.{key}")
+    elif isinstance(left, list | tuple):
+        require_equal(dict(enumerate(left)), dict(enumerate(right)), where)
     elif isinstance(left, torch.Tensor):
         assert torch.equal(left, right), where
     else:

@@ -244,7 +244,7 @@ def test_a_damaged_checkpoint_is_not_kept_as_the_best(root):
 
 
 def test_what_is_being_restored_is_not_pruned(root):
-    def prune(names):
+    def prune(entries, skeleton):
         assert single.save(single.engine(root, "7-1", keep=1), 2).ok
         return {}
 
