@@ -45,7 +45,7 @@ Write = Callable[..., str]
         ),
         (
             "train: {num_epochs: 3}",
-            "run.yaml:1: train.num_epochs: unknown key; training is counted in train.steps, of which an epoch",
+            "run.yaml:1: train.num_epochs: unknown key; training is counted in train.steps",
         ),
         ("walltime: 1", "run.yaml:1: walltime: unknown key; did you mean job.time?"),
         (
