@@ -33,7 +33,8 @@ class StepResult:
 
     Of a weighted step ``loss`` is this rank's part: the mean over ranks is the weighted mean.
     ``gradient_norm`` is None without clipping. ``learning_rate``: the one the step was taken with, of
-    the first parameter group. ``weighed``: of a weighted step, each micro-batch's own loss and its factor.
+    the first parameter group. ``weighed``: of a weighted step, each micro-batch's own loss and its factor;
+    ``weights`` are those that were given.
     """
 
     loss: Tensor
@@ -41,6 +42,7 @@ class StepResult:
     verdict: Verdict
     learning_rate: float
     weighed: Sequence[tuple[Tensor, Weight]] = ()
+    weights: Sequence[Weight] = ()
 
     @property
     def skipped(self) -> bool:
@@ -101,6 +103,7 @@ class AMPTrainer(Checkpointing):
         self._ema = ema
         self._average: WeightAverage | None = None
         self._weighed: list[tuple[Tensor, Weight]] = []
+        self._weights: Sequence[Weight] = ()
         self._engines: dict[Path, CheckpointEngine] = {}
 
     @property
@@ -223,7 +226,7 @@ class AMPTrainer(Checkpointing):
             raise ValueError("a training step needs at least one micro-batch")
         self._settle(micro_batches[0], loss)
         self._clear()
-        self._weighed = []
+        self._weighed, self._weights = [], weights or ()
         if weights is None:
             return None
         if len(weights) != len(micro_batches):
@@ -273,7 +276,7 @@ class AMPTrainer(Checkpointing):
         learning_rate = optimizer.param_groups[0]["lr"]
         norm, verdict = self.gate.step(optimizer, self._clip if self.clip_norm else None)
         self._clear()
-        return StepResult(total, norm, verdict, learning_rate, self._weighed)
+        return StepResult(total, norm, verdict, learning_rate, self._weighed, self._weights)
 
     def _clip(self) -> Tensor:
         assert self.clip_norm is not None

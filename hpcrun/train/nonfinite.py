@@ -25,7 +25,7 @@ from hpcrun.train.batching import Batching
 from hpcrun.train.data import length
 from hpcrun.train.errors import PeerFailed, SaysAll
 from hpcrun.train.trainer import AMPTrainer, StepResult
-from hpcrun.train.weighting import without_loss
+from hpcrun.train.weighting import impossible, without_loss
 
 Samples = Callable[[int, int], list[list[int]]]
 """The dataset's indices that a rank takes at a step, a list for each micro-batch."""
@@ -50,6 +50,9 @@ class _Found:
     loss: float
     without_loss: list[int]
     """The micro-batches that weigh nothing and have no loss."""
+
+    weights: list[tuple[int, float]]
+    """The micro-batches, and their weights, that no sum can be made of, so that all ranks' losses are lost."""
 
     @property
     def lost(self) -> bool:
@@ -129,7 +132,8 @@ class NonFiniteWatch:
 
     def _gather(self, result: StepResult) -> list[_Found]:
         """What each rank has to say of the step that gave this one ``result``."""
-        mine = _Found(node_name(), result.loss.item(), without_loss(result.weighed))
+        weights = [(n, float(one)) for n, one in enumerate(result.weights) if impossible(one)]
+        mine = _Found(node_name(), result.loss.item(), without_loss(result.weighed), weights)
         if self._group is None:
             return [mine]
         found: list[Any] = [None] * dist.get_world_size(self._group)
@@ -166,31 +170,40 @@ class NonFiniteWatch:
             file=sys.stderr,
             flush=True,
         )
-        bad = [rank for rank, found in enumerate(ranks) if found.lost]
+        bad = _guilty(ranks)
         note(self._run, "nonfinite", self._attempt, step=step, in_a_row=in_a_row, ranks=bad)
 
     def _stop(self, step: int, in_a_row: int, ranks: list[_Found], key: str) -> None:
-        bad = [rank for rank, found in enumerate(ranks) if found.lost] or [0]
+        bad = _guilty(ranks) or [0]
         if self._rank not in bad:
             raise PeerFailed(f"gradients are not finite at step {step}; rank {bad[0]} says more")
         row = f", {in_a_row} steps in a row" if in_a_row > 1 else ""
         name = self._run.nonfinite(step).relative_to(self._run.path)
-        more = (
-            "" if _weightless(ranks) else ", at train.lr, or compute in more precision (amp.dtype)"
-        )
+        known = any(found.weights for found in ranks) or _weightless(ranks)
+        more = "" if known else ", at train.lr, or compute in more precision (amp.dtype)"
         raise NotFinite(
             f"gradients are not finite at step {step}{row} ({key}); {_whose(ranks)}; look at the "
             f"samples in {name}{more}"
         )
 
 
+def _guilty(ranks: list[_Found]) -> list[int]:
+    """The ranks that it comes from: those whose weights are amiss, or else their losses."""
+    weighed = [rank for rank, found in enumerate(ranks) if found.weights]
+    return weighed or [rank for rank, found in enumerate(ranks) if found.lost]
+
+
 def _whose(ranks: list[_Found]) -> str:
-    """Whose loss it comes from, as far as the losses tell."""
-    bad = [(rank, found) for rank, found in enumerate(ranks) if found.lost]
+    """Whose loss or weight it comes from, as far as these tell."""
+    bad = _guilty(ranks)
     if not bad:
         return _weightless(ranks) or "every rank's loss is finite"
-    rank, found = bad[0]
+    rank, found = bad[0], ranks[bad[0]]
     more = f", and of {len(bad) - 1} more" if len(bad) > 1 else ""
+    if found.weights:
+        number, weight = found.weights[0]
+        where = f"micro-batch {number} of rank {rank} on {found.host}"
+        return f"the task's weight of {where} is {weight:g}{more}"
     return f"the loss of rank {rank} on {found.host} is {found.loss}{more}"
 
 

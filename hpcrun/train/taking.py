@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hpcrun.errors import UserError
 from hpcrun.train.batching import Batching
 from hpcrun.train.task import Task
 from hpcrun.train.trainer import DistributedAMPTrainer, LossFunction, StepResult
-from hpcrun.train.weighting import Weight
+from hpcrun.train.weighting import Weight, impossible
 
 
 class Taking:
@@ -74,12 +74,19 @@ class Taking:
             name = type(self._task).__name__
             raise TypeError(f"{name}.weight() gave None for one batch and a number for another")
         if counts is None:
-            return known
+            # What cannot be is judged with the gradients, on all ranks, and then traced to this one.
+            return [
+                weight if isinstance(weight, Tensor) or not impossible(weight) else _tensor(weight)
+                for weight in known
+            ]
         # Tensors, also of what the task gives as numbers: the number 0 is for who has nothing to compute.
         return [
-            torch.as_tensor(weight, dtype=torch.float64) if count else 0.0
-            for weight, count in zip(known, counts, strict=True)
+            _tensor(weight) if count else 0.0 for weight, count in zip(known, counts, strict=True)
         ]
+
+
+def _tensor(weight: Weight) -> Tensor:
+    return torch.as_tensor(weight, dtype=torch.float64)
 
 
 def _require_joinable(module: nn.Module) -> None:

@@ -32,6 +32,8 @@ def loss_factors(
         return [weight * ranks / (total or 1.0) for weight in weights]
     # Counts of tokens outgrow the 24 bits of a float.
     own = torch.stack([_on(weight, device) for weight in weights])
+    # As one that is no number, which skips the step: less than nothing cannot count.
+    own.masked_fill_(own < 0, math.nan)
     everything = own.sum()
     if total is not None:
         everything.fill_(total)
@@ -46,7 +48,12 @@ def weighted(loss: Tensor, factor: Weight) -> Tensor:
     """``loss * factor``; where that is zero, the loss may be the mean of nothing: not a number."""
     if not isinstance(factor, Tensor):
         return loss * factor
-    return torch.where(factor > 0, loss * factor, 0.0)
+    return torch.where(factor == 0, 0.0, loss * factor)
+
+
+def impossible(weight: Weight) -> bool:
+    """Whether nothing can count so: less than zero, infinite, or no number. Waits for the device."""
+    return not 0 <= float(weight) < math.inf
 
 
 def without_loss(weighed: Sequence[tuple[Tensor, Weight]]) -> list[int]:

@@ -130,6 +130,7 @@ RUNS = {
         "model.bad_to=99",
         "train.nonfinite_limit=2",
     ],
+    "no-number": ["task=WeighsNoNumberOnRank1", "train.nonfinite=stop", "train.steps=4"],
     "watched": [
         "task=Regression",
         "model.stop_at=6",

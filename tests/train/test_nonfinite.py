@@ -194,6 +194,23 @@ def test_a_micro_batch_that_weighs_nothing_is_named_where_its_loss_is_a_mean_of_
         assert "train.lr" not in str(stopped.value)
 
 
+@pytest.mark.parametrize("weight", [torch.nan, torch.inf, -1.0])
+def test_a_weight_that_cannot_be_is_named_and_changes_nothing(tmp_path, capsys, weight):
+    training = Training(tmp_path, "train.nonfinite=stop")
+    watch = training.watch()
+    before = [value.clone() for value in training.trainer.module.parameters()]
+    parts = [torch.ones(3, 2), torch.ones(1, 2)]
+    weights = [torch.tensor(3.0), torch.tensor(weight)]
+    result = training.trainer.training_step(parts, lambda model, part: model(part).mean(), weights)
+    with pytest.raises(NotFinite) as stopped:
+        watch.look(result)
+    said = f"the task's weight of micro-batch 1 of rank 0 on {node_name()} is {weight:g}; look at"
+    assert said in str(stopped.value)
+    assert "train.lr" not in str(stopped.value)
+    for old, new in zip(before, training.trainer.module.parameters(), strict=True):
+        assert torch.equal(old, new)
+
+
 def test_a_full_disk_costs_the_dump_and_not_the_training(tmp_path, capsys):
     (tmp_path / "nonfinite").write_text("in the way")
     training = Training(tmp_path)

@@ -335,6 +335,14 @@ def test_gradients_that_stay_not_finite_end_the_run_with_the_rank_they_come_from
     assert [line["step"] for line in read_lines(runs.run("not-finite").metrics)] == [2, 4]
 
 
+def test_a_weight_that_is_no_number_is_of_the_rank_that_gave_it(runs):
+    assert runs.codes("no-number") == FAILED
+    failure = runs.failures("no-number")[1]
+    assert (failure.kind, failure.step) == ("NotFinite", 2)
+    assert "the task's weight of micro-batch 0 of rank 1 on" in failure.message
+    assert is_cascade(runs.failures("no-number")[0])
+
+
 def test_each_rank_is_profiled_in_the_window_and_its_costly_operations_are_told(runs):
     folder = runs.run("watched").profile
     for rank in (0, 1):
