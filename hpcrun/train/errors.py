@@ -11,8 +11,12 @@ class SaysAll(RuntimeError):
     """A stop by design: its text says all, and where it was raised would only hide that."""
 
 
-class NotDeterministic(UserError, SaysAll):
-    """A kernel that train.deterministic does not allow: any rank may come to it, alone, at any step."""
+class NotTrainable(UserError, SaysAll):
+    """What a task gives cannot be trained on: any rank may come to it, alone, at any step."""
+
+
+class NotDeterministic(NotTrainable):
+    """A kernel that train.deterministic does not allow."""
 
 
 class PeerFailed(RuntimeError):

@@ -26,7 +26,7 @@ from hpcrun.run.events import Attempt, note
 from hpcrun.run.files import read_json
 from hpcrun.run.import_path import copied_path, folders
 from hpcrun.run.snapshot import recorded_snapshot, snapshot_command
-from hpcrun.train.errors import NotDeterministic, SaysAll, ToldByRankZero, known_to_all
+from hpcrun.train.errors import NotTrainable, SaysAll, ToldByRankZero, known_to_all
 from hpcrun.train.position import Position
 
 
@@ -118,7 +118,7 @@ def _attempt(
             return _refuse(error)
         # Only this rank's trouble (its node lacks a GPU, say): elsewhere another start may help.
         code = _fail(run, attempt, distributed.rank, error, position)
-        return exitcodes.BAD_INPUT if isinstance(error, NotDeterministic) else code
+        return exitcodes.BAD_INPUT if isinstance(error, NotTrainable) else code
     # A task that calls sys.exit(0) is not done: nothing but the end of training may say so.
     except (Exception, SystemExit) as error:
         return _fail(run, attempt, distributed.rank, error, position)

@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from hpcrun.config import Config, decay_begins
 from hpcrun.errors import UserError
+from hpcrun.train.suitable import sparse_weights
 from hpcrun.train.task import Task
 
 
@@ -65,7 +66,7 @@ def build_optimizer(model: nn.Module, config: Config) -> Optimizer:
     else:
         kind = AdamW if wanted.name == "adamw" else Adam
         options |= {"betas": wanted.betas, "eps": wanted.eps}
-    if wanted.fused and has_fused(kind, trained):
+    if wanted.fused and not sparse_weights(model) and has_fused(kind, trained):
         options["fused"] = True
     return kind(groups, **options)
 

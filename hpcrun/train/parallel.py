@@ -13,6 +13,7 @@ from hpcrun.config.training import FSDP
 from hpcrun.train import memory
 from hpcrun.train.sharding import FILLS_UNUSED, Sharded
 from hpcrun.train.strategies import Replicated, Scattered, Strategy
+from hpcrun.train.suitable import unshardable
 
 Parallel = Literal["single", "dp", "ddp", "fsdp"]
 
@@ -67,6 +68,7 @@ def resolve_parallel(
         need(config, model),
         _least(_device_memory(distributed), group),
         before[0],
+        unfit=unshardable(model)[0],
     )
     if distributed.rank == 0:
         print(f"hpcrun: {line}", flush=True)
@@ -74,17 +76,22 @@ def resolve_parallel(
 
 
 def decide(
-    config: Config, wanted: memory.Need, room: int, earlier: str | None = None
+    config: Config,
+    wanted: memory.Need,
+    room: int,
+    earlier: str | None = None,
+    unfit: str | None = None,
 ) -> tuple[Parallel, str]:
     """What ``auto`` takes for several ranks with ``room`` bytes each, and the line that says why.
 
-    A run that was sharded stays so where DDP would fit too: the two round differently.
+    ``unfit``: what keeps the model from being sharded, if anything. A run that was sharded stays so where
+    DDP would fit too: the two round differently.
     """
     fits, ours = memory.fits(wanted, room), only_ddp(config)
-    chosen: Parallel = "ddp" if ours or (fits and earlier != "fsdp") else "fsdp"
+    chosen: Parallel = "ddp" if ours or unfit or (fits and earlier != "fsdp") else "fsdp"
     reason = ""
     if chosen == "ddp" and not fits:
-        reason = f", which {ours} needs"
+        reason = f", which {ours} needs" if ours else f", since {unfit}"
     elif chosen == "fsdp" and fits:
         reason = ", as before"
     return chosen, f"train.parallel=auto takes {chosen}{reason}: {memory.told(wanted, room)}"

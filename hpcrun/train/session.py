@@ -44,6 +44,7 @@ from hpcrun.train.profiling import Profile
 from hpcrun.train.saver import Saver
 from hpcrun.train.sinks import build_sinks
 from hpcrun.train.streams import StreamState
+from hpcrun.train.suitable import require_model
 from hpcrun.train.taking import Taking
 from hpcrun.train.task import Task, load_task
 from hpcrun.train.together import together
@@ -290,6 +291,8 @@ def _open_task(
     # Alike on every rank, so that the weights are the same before any is compared.
     seed_alike(config.seed)
     model = task.build_model()
+    ranks, cuda = distributed.world_size, bool(distributed.device_ids)
+    require_model(model, task, config, ranks=ranks, cuda=cuda)
     dataset, validation_set = task.train_dataset(), task.validation_dataset()
     workers = worker_processes(config, os.environ)
     require_trainable(dataset, distributed.world_size, workers)

@@ -26,6 +26,7 @@ from hpcrun.errors import UserError
 from hpcrun.train.blocks import blocks, by_class, by_size, kind, unshared
 from hpcrun.train.preparation import CompileMode, compile_in_place
 from hpcrun.train.strategies import Strategy
+from hpcrun.train.suitable import unshardable
 from hpcrun.train.use import ShardedUse
 from hpcrun.train.whole import filled, hollow
 
@@ -76,6 +77,11 @@ class Sharded(Strategy):
                 f"hpcrun: train.compile_mode={mode} replays graphs at fixed addresses, and fsdp gathers "
                 f"weights at new ones; compiled as {_COMPILE_MODES[mode]}",
                 flush=True,
+            )
+        unfit, remedy = unshardable(module)
+        if unfit is not None:
+            raise UserError(
+                f"train.parallel: fsdp cannot shard the model: {unfit}; {remedy}, or take ddp"
             )
         parts = units(module, self._options)
         _cast_buffers(module, self._options.buffer_dtype)

@@ -8,7 +8,11 @@ from torch import Tensor, nn
 
 from hpcrun.errors import UserError
 from hpcrun.train.batching import Batching
+from hpcrun.train.frozen import Frozen
+from hpcrun.train.recomputing import Buffers
+from hpcrun.train.suitable import require_loss, told_better
 from hpcrun.train.task import Task
+from hpcrun.train.together import together
 from hpcrun.train.trainer import DistributedAMPTrainer, LossFunction, StepResult
 from hpcrun.train.weighting import Weight, impossible
 
@@ -34,17 +38,29 @@ class Taking:
         """
         if batching.uneven == "join":
             _require_joinable(trainer.module)
-        self._trainer, self._task, self._loss = trainer, task, loss or task.loss
+        self._trainer, self._task, self._bare = trainer, task, loss or task.loss
+        self._loss: LossFunction = self._first_loss
+        self._name = type(task).__name__
+        self._frozen = Frozen(trainer)
         self._batching, self._rank = batching, trainer.distributed.rank
         self._asks = type(task).weight is not Task.weight
         self._plain = batching.always_even and not self._asks
 
     def __call__(self, step: int, micro_batches: Sequence[Any]) -> StepResult:
         """The step number ``step``, with this rank's micro-batches. Collective."""
-        if self._plain:
-            result = self._trainer.training_step(micro_batches, self._loss)
-        else:
-            result = self._weighted(step, micro_batches)
+        try:
+            if self._plain:
+                result = self._trainer.training_step(micro_batches, self._loss)
+            else:
+                result = self._weighted(step, micro_batches)
+        except ValueError as error:
+            told = self._told(error, step)
+            if told is None:
+                raise
+            raise told from error
+        self._loss = self._bare
+        if self._frozen:
+            self._frozen.require(step)
         self._task._reached(step + 1)
         return result
 
@@ -57,8 +73,28 @@ class Taking:
         if weights is None:
             return trainer.training_step(micro_batches, loss)
         if batching.uneven == "join" and len(batching.span(step)) < batching.ranks:
-            return trainer.joined_step(micro_batches, loss, weights, total)
+            # Not all ranks ask for the loss, and so cannot judge the first one together.
+            return trainer.joined_step(micro_batches, self._bare, weights, total)
         return trainer.training_step(micro_batches, loss, weights, total)
+
+    def _first_loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """The loss in this process's first step, where the ranks see together that it is one."""
+        buffers = Buffers(self._trainer.module)
+        value = self._bare(model, batch)
+
+        def judge() -> None:
+            require_loss(value, self._name)
+            buffers.require_same()
+
+        together(judge, rank=self._rank, group=self._trainer.control_group())
+        return value
+
+    def _told(self, error: ValueError, step: int) -> UserError | None:
+        batching = self._batching
+        short = (
+            batching.uneven in ("pad", "join") and len(batching.span(step)) < batching.batch_size
+        )
+        return told_better(error, self._name, step, across=short)
 
     def _weights(
         self, micro_batches: Sequence[Any], counts: Sequence[int] | None

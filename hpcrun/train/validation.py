@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from hpcrun.train.batch import to_device
 from hpcrun.train.metrics import mean_over_ranks
+from hpcrun.train.suitable import require_number
 from hpcrun.train.task import Task
 from hpcrun.train.trainer import AMPTrainer
 from hpcrun.train.untouched import evaluating, kept_buffers, kept_generators
@@ -41,6 +42,7 @@ def validate(
         for batch, samples in data:
             with trainer.autocast():
                 loss = task.loss(trainer.module, to_device(batch, trainer.device))
+            require_number(loss, type(task).__name__)
             weight = _weight(task, batch, samples)
             if weight:  # without, the loss may be the mean of nothing: not a number
                 total += loss.item() * weight

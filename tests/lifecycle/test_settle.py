@@ -17,7 +17,7 @@ from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import Exit, Hang, record_exit, record_failure, record_hang
 from hpcrun.run.events import Attempt, read_events, record_event
 from hpcrun.run.files import read_json
-from hpcrun.train.errors import NotDeterministic
+from hpcrun.train.errors import NotDeterministic, NotTrainable
 
 FIRST = Attempt("7", 0)
 
@@ -214,7 +214,10 @@ def test_bad_input_is_told_again_and_not_repeated(run: RunDirectory) -> None:
     assert not verdict.decision.restart
 
 
-def test_bad_input_that_one_rank_alone_came_to_is_told_in_its_name(run: RunDirectory) -> None:
+@pytest.mark.parametrize("kind", [NotDeterministic, NotTrainable])
+def test_bad_input_that_one_rank_alone_came_to_is_told_in_its_name(
+    run: RunDirectory, kind: type[NotTrainable]
+) -> None:
     folder = run.attempt_logs("7", 0)
     record_failure(folder, 1, NotDeterministic("train.deterministic: no"), 3)
     record_failure(folder, 0, raised("Connection closed by peer"), 3)

@@ -108,6 +108,7 @@ RUNS = {
         "fsdp.classes=[Layer]",
     ],
     "unused": ["task=HalfUsed"],
+    "gives-two": ["task=GivesTwo"],
     "report-raises": ["task=ReportRaises"],
     "report-tensor": ["task=ReportHoldsTensor"],
     "report-killed": [

@@ -10,13 +10,16 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hpcrun import Task
 from hpcrun.config import override_layer, resolve
 from hpcrun.errors import UserError
+from hpcrun.train.batching import Batching
 from hpcrun.train.optimiser import build_optimizer
 from hpcrun.train.sharding import mesh_over
+from hpcrun.train.taking import Taking
 from hpcrun.train.validation import validate
 from hpcrun.train.validation_data import ValidationData
-from tests.train.sharing import Net, Pairs, Way, batches, flat, loss, trainer
+from tests.train.sharing import BATCH, Net, Pairs, Way, batches, flat, loss, trainer
 
 
 class Mean:
@@ -351,6 +354,55 @@ def unfreezing_when_sharded(rank):
     return found
 
 
+class Thawing(Net):
+    """Its last block is trained from the third pass on."""
+
+    def __init__(self, dropout=0.0):
+        super().__init__(dropout)
+        self.blocks[-1].requires_grad_(False)
+
+    def forward(self, x):
+        if self.passes >= 2:
+            self.blocks[-1].requires_grad_(True)
+        return super().forward(x)
+
+
+class OnePass(Task):
+    """What the package's loop asks of a task in a step."""
+
+    def __init__(self):
+        pass
+
+    def build_model(self):
+        raise NotImplementedError
+
+    def train_dataset(self):
+        raise NotImplementedError
+
+    def loss(self, model, batch):
+        return loss(model, batch)
+
+
+def thawed_in_the_loop(rank):
+    """What is said of it in which step, of copies and of shards."""
+    found = []
+    for way in (Way("ddp", 2), Way("fsdp", 2), Way("fsdp", 2, recompute="full")):
+        made = trainer(
+            way,
+            rank,
+            make=Thawing,
+            build=lambda model: torch.optim.SGD([p for p in model.parameters() if p.requires_grad]),
+        )
+        take = Taking(made, OnePass(), Batching(BATCH, 2))
+        for number, step in enumerate(batches(way, rank, 0, 6)):
+            try:
+                take(number, step)
+            except UserError as error:
+                found.append(str(error))
+                break
+    return found
+
+
 class OwnCompiler(Net):
     """Blocks that it compiles by itself, and that must not fall apart."""
 
@@ -383,6 +435,7 @@ SCENARIOS = {
         unused_parameters,
         unused_when_sharded,
         unfreezing_when_sharded,
+        thawed_in_the_loop,
         blocks_with_a_compiler_of_their_own,
         refusals,
         offloading_from_the_cpu,

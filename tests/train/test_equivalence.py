@@ -191,6 +191,13 @@ def test_a_block_unfrozen_later_is_trained_sharded_and_resumed_with_the_same_bit
     assert differing == [plain] * 3
 
 
+def test_a_block_that_thaws_in_the_package_s_loop_is_refused_in_that_step(results):
+    for lines in results["thawed_in_the_loop"]:
+        assert len(lines) == 3
+        for line in lines:
+            assert "became True in step 2 for blocks.1.norm.weight, blocks.1.norm.bias, " in line
+
+
 def test_blocks_with_a_compiler_of_their_own_are_compared_outside_of_it(results):
     for losses in results["blocks_with_a_compiler_of_their_own"]:
         assert len(losses) == 2

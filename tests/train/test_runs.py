@@ -197,10 +197,17 @@ def test_a_rank_that_raises_in_a_step_ends_the_others_and_is_the_cause(runs, nam
     assert is_cascade(failures[0])
 
 
-def test_a_layer_that_the_loss_does_not_depend_on_is_named_before_the_first_step(runs):
-    assert runs.codes("unused") == REFUSED
-    assert "find_unused_parameters: the loss does not depend on spare.weight" in runs.said("unused")
-    assert runs.said("unused", rank=1) == ""
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("unused", "find_unused_parameters: the loss does not depend on spare.weight"),
+        ("gives-two", "hpcrun: GivesTwo.loss() gave a tuple; let it return one "),
+    ],
+)
+def test_a_loss_that_cannot_be_trained_on_is_told_once_before_the_first_step(runs, name, line):
+    assert runs.codes(name) == REFUSED
+    assert line in runs.said(name)
+    assert runs.said(name, rank=1) == ""
 
 
 def test_validation_is_logged_at_its_steps_and_ends_in_the_result(runs):

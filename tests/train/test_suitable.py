@@ -1,0 +1,199 @@
+"""A model or a loss that cannot be trained gets its one line before anything is computed with it."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from hpcrun import Task
+from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.config import override_layer, resolve
+from hpcrun.errors import UserError
+from hpcrun.train import session
+from hpcrun.train.batching import Batching
+from hpcrun.train.memory import Need
+from hpcrun.train.optimiser import build_optimizer
+from hpcrun.train.parallel import decide
+from hpcrun.train.suitable import require_model, unshardable
+from hpcrun.train.taking import Taking
+from hpcrun.train.trainer import DistributedAMPTrainer
+
+SPARSE_KEYS = ("optim.name=sgd", "optim.momentum=0", "optim.weight_decay=0", "train.clip_norm=null")
+
+
+class Given(Task):
+    """Gives what it is made with."""
+
+    def __init__(self, model=None, loss=None):
+        self.model, self.given = model, loss
+
+    def build_model(self):
+        return self.model
+
+    def train_dataset(self):
+        raise NotImplementedError
+
+    def loss(self, model, batch):
+        return self.given(model(batch))
+
+
+class Optimised(Given):
+    def build_optimizer(self, model):
+        return torch.optim.SparseAdam(model.parameters())
+
+
+class Scalar(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.scale = nn.Linear(3, 1), nn.Parameter(torch.tensor(1.0))
+
+
+def refusal(model, *overrides, ranks=1, task=Given):
+    config = resolve([override_layer(overrides)])
+    with pytest.raises(UserError) as refused:
+        require_model(model, task(), config, ranks=ranks, cuda=False)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def frozen():
+    return nn.Linear(2, 2).requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("model", "line"),
+    [
+        (None, "Given.build_model() gave None; let it return a torch.nn.Module"),
+        (nn.Linear, "Given.build_model() gave the class Linear; let"),
+        ([], "Given.build_model() gave a list; let"),
+        (nn.LazyLinear(3), "has no shape before its first batch (weight, bias); name the sizes"),
+        (nn.Sequential(nn.Linear(2, 2), nn.LazyBatchNorm1d()), "batch (1.weight, 1.bias, 1.runn"),
+        (frozen(), "nothing of the model is trained: requires_grad is False for weight, bias"),
+        (nn.Flatten(), "nothing of the model is trained: it has no parameters"),
+    ],
+)
+def test_a_model_that_cannot_be_trained_is_refused(model, line):
+    assert line in refusal(model)
+
+
+def test_a_model_is_looked_at_before_anything_is_done_with_it():
+    with pytest.raises(UserError, match=r"^Given\.build_model\(\) gave None"):
+        session._open_task(Given(), resolve([]), DistributedConfig())
+
+
+def test_what_torch_has_not_for_this_precision_or_device_is_refused():
+    half = nn.Linear(2, 2, dtype=torch.float16)
+    assert "those in fp16 (weight, bias) torch does not" in refusal(half, "amp.dtype=fp16")
+    synced = nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2))
+    assert "a SyncBatchNorm over GPUs alone (1); take" in refusal(synced, ranks=2)
+    for model, ranks, key in (
+        (synced, 1, "amp.dtype=fp16"),
+        (half, 2, "amp.dtype=bf16"),
+        (nn.Linear(2, 2), 2, "amp.dtype=fp16"),
+    ):
+        config = resolve([override_layer([key])])
+        require_model(model, Given(), config, ranks=ranks, cuda=False)
+
+
+def test_sparse_gradients_are_told_what_they_need_and_trained_with_it():
+    model = nn.Sequential(nn.Embedding(5, 3, sparse=True), nn.Linear(3, 1))
+    line = refusal(model)
+    assert line.startswith("optim.name: the gradients of 0.weight are sparse, which torch takes wi")
+    assert " ".join(SPARSE_KEYS) in line
+    assert refusal(model, *SPARSE_KEYS[:3]).startswith("train.clip_norm: the gradients of 0.weigh")
+    assert "with train.clip_norm=null;" in refusal(model, task=Optimised)
+    config = resolve([override_layer(SPARSE_KEYS)])
+    require_model(model, Given(), config, ranks=1, cuda=False)
+    optimizer = build_optimizer(model, config)
+    before = model[0].weight.detach().clone()
+    model(torch.tensor([1, 1, 4])).sum().backward()
+    optimizer.step()
+    changed = (model[0].weight != before).any(1)
+    assert changed.tolist() == [False, True, False, False, True]
+
+
+def test_auto_shards_no_model_that_torch_cannot_shard_and_says_so_where_it_would():
+    why, remedy = unshardable(Scalar())
+    assert (why, remedy) == ("scale has no dimensions", "give it the shape (1,)")
+    assert unshardable(nn.Linear(2, 2, dtype=torch.complex64))[0] == "weight is complex"
+    assert unshardable(nn.Embedding(2, 2, sparse=True))[0] == "weight has sparse gradients"
+    assert unshardable(nn.Linear(2, 2))[0] is None
+    config, large = resolve([]), Need(1000, 1000, 2000)
+    chosen, line = decide(config, large, 1000, unfit=why)
+    assert chosen == "ddp"
+    assert line.startswith("train.parallel=auto takes ddp, since scale has no dimensions: 1.0 kB")
+    assert decide(config, large, 1000, earlier="fsdp")[0] == "fsdp"
+
+
+def sgd(model):
+    return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+
+
+def taking(task, batching=None, optimizer=sgd):
+    trainer = DistributedAMPTrainer(task.model, optimizer, device="cpu")
+    return Taking(trainer, task, batching or Batching(4, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("loss", "line"),
+    [
+        (lambda _: None, "gave None; let it return one floating-point number, a tensor without"),
+        (lambda y: (y.mean(), {}), "gave a tuple; let"),
+        (lambda y: {"loss": y.mean()}, "gave a dict; let"),
+        (lambda y: y.mean().item(), "gave a float; let"),
+        (lambda y: y.square(), "gave a tensor of shape (4, 1) in float32; let"),
+        (lambda y: y.mean().reshape(1), "gave a tensor of shape (1,) in float32; let"),
+        (lambda _: torch.tensor(3), "gave a tensor without dimensions in int64; let"),
+        (lambda y: y.mean().detach(), "gave a number that depends on no trained weight; return"),
+    ],
+)
+def test_a_loss_that_cannot_be_differentiated_is_refused_in_the_first_step(loss, line):
+    with pytest.raises(UserError, match=r"^Given\.loss\(\) gave ") as refused:
+        taking(Given(nn.Linear(3, 1), loss))(0, [torch.ones(4, 3)])
+    assert str(refused.value).startswith(f"Given.loss() {line}")
+
+
+def test_what_thaws_later_is_refused_in_that_step_and_trained_where_it_is_frozen_later():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+    begins = 2
+
+    def thaw(module, _):
+        module.requires_grad_(True)
+
+    def held(module, _):
+        module.requires_grad_(module.step >= begins)
+
+    model[0].step = 0
+    model[0].register_forward_pre_hook(held)
+    take = taking(Given(model, torch.Tensor.mean))
+    before = model[0].weight.detach().clone()
+    for step in range(4):
+        assert torch.equal(model[0].weight, before) is (step <= begins)
+        model[0].step = step
+        take(step, [torch.ones(4, 3)])
+    late = nn.Sequential(nn.Linear(3, 3).requires_grad_(False), nn.Linear(3, 1))
+    late[0].register_forward_pre_hook(thaw)
+    by_all = taking(
+        Given(copy.deepcopy(late), torch.Tensor.mean),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    )
+    by_all(7, [torch.ones(4, 3)])
+    with pytest.raises(
+        UserError, match=r"^requires_grad became True in step 7 for 0.weight, 0.bias,"
+    ):
+        taking(Given(late, torch.Tensor.mean))(7, [torch.ones(4, 3)])
+
+
+@pytest.mark.parametrize(
+    ("batching", "remedy"),
+    [
+        (Batching(4, 1, 1, "pad", 5), "the end of an epoch, where train.uneven=across or drop lea"),
+        (Batching(4, 1, 4), "a larger train.batch_size or train.micro_batch gives it more"),
+    ],
+)
+def test_a_batch_norm_that_is_given_a_single_sample_is_told_what_gives_it_more(batching, remedy):
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    with pytest.raises(UserError) as refused:
+        taking(Given(model, torch.Tensor.mean), batching)(1, [torch.ones(1, 3)])
+    assert f"micro-batch of step 1 has one sample: {remedy}" in str(refused.value)
