@@ -9,6 +9,7 @@ from typing import Any
 
 import hpcrun.tasks
 from hpcrun.cli.runs import runs_dir
+from hpcrun.cluster.environment import sbatch_defaults
 from hpcrun.config import (
     Config,
     ConfigError,
@@ -22,6 +23,7 @@ from hpcrun.config import (
     profile_layer,
     profile_path,
     resolve,
+    undecided,
     with_task_options,
 )
 from hpcrun.errors import UserError
@@ -67,9 +69,19 @@ def choose_config(arguments: argparse.Namespace) -> Config:
     if file is None and not command and task in (_QUICKSTART_TASK, BUILTIN[_QUICKSTART_TASK]):
         file = quickstart()
     layers = [] if file is None else [file_layer(file)]
-    profile = profile_path(os.environ, getattr(arguments, "profile", None))
+    wanted: str | None = getattr(arguments, "profile", None)
+    profile = profile_path(os.environ, wanted)
     if profile is not None:
         layers.insert(0, profile_layer(profile))
+    elif line := undecided(os.environ, wanted):
+        print(f"hpcrun: {line}", file=sys.stderr)
+    defaults = sbatch_defaults(os.environ)
+    layers.insert(
+        0,
+        flag_layer(
+            {f"job.{key}": (os.environ[name], f"${name}") for name, key in defaults.items()}
+        ),
+    )
     layers.insert(0, flag_layer({"name": _default_name(file, command, task)}))
     layers.append(overrides)
     layers.append(flag_layer(_flags(arguments)))

@@ -1,7 +1,9 @@
 """Clean an environment before something is submitted from it, and quote one into a batch script.
 
 A job submitted from inside another inherits that one's SLURM_* variables, and sbatch and srun take
-them for options: an inherited SLURM_CPU_BIND silently costs a factor of three.
+them for options: an inherited SLURM_CPU_BIND silently costs a factor of three. A person's own defaults
+for sbatch (SBATCH_ACCOUNT in a shell's profile) would outrank what stands in a batch script, so that they
+are not handed on either, but read.
 """
 
 import re
@@ -43,6 +45,17 @@ _NAMES = frozenset(
         "HPCRUN_LOCAL_CLUSTER",
     }
 )
+_DEFAULTS = {
+    "SBATCH_ACCOUNT": "account",
+    "SBATCH_CONSTRAINT": "constraint",
+    "SBATCH_MEM_PER_NODE": "mem",
+    "SBATCH_PARTITION": "partition",
+    "SBATCH_QOS": "qos",
+    "SBATCH_RESERVATION": "reservation",
+    "SBATCH_TIMELIMIT": "time",
+}
+# What sbatch itself tells a job, beside SLURM_*.
+_TOLD_BY_SBATCH = ("SBATCH_CPU_BIND", "SBATCH_MEM_BIND")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _READ_ONLY = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"})
 
@@ -58,6 +71,25 @@ def scrub(environ: Mapping[str, str]) -> dict[str, str]:
         for name, value in environ.items()
         if name in KEPT or not (name in _NAMES or name.startswith(_PREFIXES))
     }
+
+
+def sbatch_defaults(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables by which a person gives sbatch defaults, and each one's key below ``job:``.
+
+    None inside a job: there they may be what that one was submitted with.
+    """
+    if "SLURM_JOB_ID" in environ:
+        return {}
+    return {name: key for name, key in _DEFAULTS.items() if environ.get(name)}
+
+
+def unused_by_sbatch(environ: Mapping[str, str]) -> list[str]:
+    """The variables that sbatch would have heeded, and that a submission neither hands on nor reads."""
+    taken = sbatch_defaults(environ)
+    ours = (name for name in environ if name.startswith("SBATCH_") and environ[name])
+    return sorted(
+        name for name in ours if name not in taken and not name.startswith(_TOLD_BY_SBATCH)
+    )
 
 
 def export_lines(variables: Mapping[str, str]) -> list[str]:

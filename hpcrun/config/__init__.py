@@ -13,7 +13,7 @@ from hpcrun.config.compare import (
 from hpcrun.config.fields import check_name
 from hpcrun.config.layers import Layer, file_layer, flag_layer, locate, override_layer
 from hpcrun.config.problems import ConfigError, Problem
-from hpcrun.config.profile import profile_layer, profile_path
+from hpcrun.config.profile import profile_layer, profile_path, undecided
 from hpcrun.config.resolve import (
     check_options,
     idle_lines,
@@ -67,6 +67,7 @@ __all__ = [
     "to_yaml",
     "training_differences",
     "training_fingerprint",
+    "undecided",
     "ways",
     "with_task_options",
 ]

@@ -135,6 +135,18 @@ def _check_option(option: str) -> str:
     return option
 
 
+def _check_sbatch_option(option: str) -> str:
+    _check_option(option)
+    name = re.split(r"[=\s]", option, maxsplit=1)[0]
+    # sbatch takes a long option's first letters for it.
+    if option.startswith("-a") or (name.startswith("--ar") and "--array".startswith(name)):
+        raise ValueError(
+            f"{value_text(option)}: an array would start one run several times at once; give each "
+            "element a run of its own, as sbatch/sweep_array.sbatch does"
+        )
+    return option
+
+
 def _check_env_name(name: str) -> str:
     if not _ENV_NAME.fullmatch(name):
         raise ValueError(
@@ -185,5 +197,6 @@ Memory = Annotated[str, AfterValidator(_check_memory)]
 StepWindow = Annotated[str, BeforeValidator(_check_window)]
 Word = Annotated[str, AfterValidator(_check_word)]
 Option = Annotated[str, AfterValidator(_check_option)]
+SbatchOption = Annotated[str, AfterValidator(_check_sbatch_option)]
 ShellText = Annotated[str, AfterValidator(_check_text)]
 EnvName = Annotated[str, AfterValidator(_check_env_name)]

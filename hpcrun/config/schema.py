@@ -19,6 +19,7 @@ from hpcrun.config.fields import (
     Option,
     Positive,
     RunName,
+    SbatchOption,
     Seed,
     ShellText,
     TaskName,
@@ -92,7 +93,7 @@ class Job(Section):
     env: dict[EnvName, ShellText] = Field(
         default={}, description="Environment variables set for every rank."
     )
-    sbatch_args: list[Option] = Field(
+    sbatch_args: list[SbatchOption] = Field(
         default=[], description="Further options for sbatch, one an item."
     )
     srun_args: list[Option] = Field(

@@ -37,7 +37,7 @@ def batch_script(request: BatchRequest) -> str:
     if unusable:
         raise LaunchError(
             f"{request.run}: Slurm and submitit give {unusable.group()!r} in a path a meaning of their "
-            "own; choose another place with --runs-dir"
+            "own; choose a place without it, by its full path: --runs-dir /FOLDER"
         )
     blocks = [
         ["#!/bin/bash", *sbatch_lines(request)],

@@ -94,7 +94,8 @@ def _told_if_slow(stream: TextIO) -> Iterator[None]:
 def sbatch_command(script: Path, environ: dict[str, str]) -> list[str]:
     """The sbatch call, without the variables that a submission from inside a job would inherit.
 
-    An inherited SLURM_CPU_BIND or SBATCH_PARTITION would silently change the new job.
+    An inherited SLURM_CPU_BIND would silently change the new job, and SBATCH_PARTITION outrank the
+    script's own: as a default of the person's it has been read into the config.
     """
     inherited = sorted(environ.keys() - scrub(environ).keys())
     unset = [argument for name in inherited for argument in ("-u", name)]

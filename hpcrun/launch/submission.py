@@ -12,6 +12,7 @@ from typing import Any, Literal
 from hpcrun.cluster import slurm
 from hpcrun.cluster.avoid import nodes_to_avoid
 from hpcrun.cluster.devices import visible_gpus
+from hpcrun.cluster.environment import unused_by_sbatch
 from hpcrun.config import Config, Job
 from hpcrun.launch import jobs
 from hpcrun.launch.batch_script import BatchRequest, batch_script
@@ -106,9 +107,21 @@ def _bad_nodes(job: Job) -> list[str]:
     return bad
 
 
+def _say_what_sbatch_is_spared() -> None:
+    unused = unused_by_sbatch(os.environ)
+    if unused:
+        inside = " (inside a job they may be that one's)" if "SLURM_JOB_ID" in os.environ else ""
+        print(
+            f"hpcrun: not handed on to sbatch: {', '.join(unused)}{inside}; what the job needs of it goes "
+            "into job.sbatch_args, or a key or flag of its own",
+            file=sys.stderr,
+        )
+
+
 def preview(run: RunDirectory, config: Config, executor: ExecutorName) -> str:
     """What :func:`submit` would send: the batch script, or the local cluster's plan as comments."""
     if executor in ("slurm", "prepared"):
+        _say_what_sbatch_is_spared()
         return batch_script(batch_request(run, config, _bad_nodes(config.job)))
     request = batch_request(run, config)
     job = config.job
@@ -196,6 +209,7 @@ def _submit_slurm(
             "job.executor is slurm, but there is no sbatch on PATH; log in to a submit host, or use "
             "--executor local"
         )
+    _say_what_sbatch_is_spared()
     executor = RequeueingSlurmExecutor(
         submitit_folder(run), batch_request(run, config, _bad_nodes(config.job))
     )

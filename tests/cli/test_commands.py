@@ -87,6 +87,24 @@ def test_a_dry_run_shows_script_and_config_and_writes_nothing(folder: Path) -> N
     assert listing(folder) == before
 
 
+def test_a_persons_defaults_for_sbatch_lie_below_profile_config_and_flags(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    for name, value in (("ACCOUNT", "astro"), ("QOS", "low"), ("PARTITION", "gpu"), ("WCKEY", "x")):
+        monkeypatch.setenv(f"SBATCH_{name}", value)
+    (folder / "site.yaml").write_text("job: {qos: high}\n")
+    line = [*submit_line(folder, "dry"), "--profile", "./site.yaml", "--partition", "big"]
+    assert guarded([*line, "--executor", "slurm", "--dry-run"]) == 0
+    shown = capsys.readouterr()
+    for option in ("--account=astro", "--qos=high", "--partition=big"):
+        assert f"#SBATCH {option}\n" in shown.out
+    assert shown.err.startswith("hpcrun: not handed on to sbatch: SBATCH_WCKEY; ")
+    monkeypatch.setenv("SBATCH_TIMELIMIT", "tomorrow")
+    assert guarded([*line, "--dry-run"]) == 2
+    assert "$SBATCH_TIMELIMIT: job.time: should be a time limit" in capsys.readouterr().err
+
+
 def test_without_a_config_a_task_of_ones_own_begins_with_the_plain_defaults(folder: Path) -> None:
     def shown(*line: str) -> dict[str, Any]:
         told = jobs.hpcrun("submit", "--dry-run", "--json", *line, cwd=folder)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcrun.cluster.environment import export_lines, scrub
+from hpcrun.cluster.environment import export_lines, sbatch_defaults, scrub, unused_by_sbatch
 from hpcrun.cluster.errors import ClusterError
 
 
@@ -38,6 +38,15 @@ def test_what_is_not_a_launchers_is_kept() -> None:
         "RANKING": "1",
     }
     assert scrub(kept) == kept
+
+
+def test_a_persons_defaults_for_sbatch_are_known_from_what_an_enclosing_job_says() -> None:
+    own = {"SBATCH_ACCOUNT": "astro", "SBATCH_QOS": "", "SBATCH_GRES": "fpga:1", "SLURM_CONF": "/x"}
+    assert sbatch_defaults(own) == {"SBATCH_ACCOUNT": "account"}
+    assert unused_by_sbatch(own) == ["SBATCH_GRES"]
+    inside = own | {"SLURM_JOB_ID": "7", "SBATCH_CPU_BIND_LIST": "0x1"}
+    assert sbatch_defaults(inside) == {}
+    assert unused_by_sbatch(inside) == ["SBATCH_ACCOUNT", "SBATCH_GRES"]
 
 
 def test_values_with_commas_are_one_quoted_line() -> None:

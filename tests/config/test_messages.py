@@ -120,6 +120,11 @@ def test_a_slip_in_any_key_leads_back_to_it(key: str) -> None:
         ('job: {env: {A: "a\\0b"}}', "job.env.A: may not contain a NUL"),
         ("job: {setup: module load x}", "job.setup: should be a list, such as [a, b], not 'module"),
         ("job: {sbatch_args: [x]}", "job.sbatch_args.0: should be one option such as --comment"),
+        (
+            "job: {sbatch_args: [--arr=0-3]}",
+            "job.sbatch_args.0: '--arr=0-3': an array would start one",
+        ),
+        ("job: {sbatch_args: [-a0-3]}", "job.sbatch_args.0: '-a0-3': an array would start one run"),
         ('job: {srun_args: ["-x\\ny"]}', "job.srun_args.0: should be one option such as --comment"),
         ("job: {partition: a b}", "job.partition: may not contain ' ': 'a b'"),
         ('job: {account: "a\\nb"}', "job.account: may not contain '\\n': 'a\\nb'"),

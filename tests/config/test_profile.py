@@ -4,7 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.config import ConfigError, override_layer, profile_layer, profile_path, resolve
+from hpcrun.config import (
+    ConfigError,
+    override_layer,
+    profile_layer,
+    profile_path,
+    resolve,
+    undecided,
+)
 
 
 @pytest.fixture
@@ -29,6 +36,18 @@ def test_the_only_profile_applies_and_among_several_the_default(folder: Path) ->
     assert profile_path(environment(folder)) is None
     (folder / "default.yaml").write_text("")
     assert profile_path(environment(folder)) == folder / "default.yaml"
+
+
+def test_a_second_profile_that_ends_the_firsts_reign_is_told(folder: Path) -> None:
+    (folder / "juwels.yaml").write_text("")
+    assert undecided(environment(folder)) is None
+    (folder / "laptop.yaml").write_text("")
+    told = undecided(environment(folder)) or ""
+    assert f"none of the profiles in {folder} applies (juwels, laptop)" in told
+    assert undecided(environment(folder), "") is None
+    assert undecided(environment(folder, HPCRUN_PROFILE="")) is None
+    (folder / "default.yaml").write_text("")
+    assert undecided(environment(folder)) is None
 
 
 def test_a_flag_outranks_the_variable_and_either_names_a_file_or_a_path(folder: Path) -> None:

@@ -131,7 +131,7 @@ def test_a_path_that_slurm_would_read_otherwise_is_refused_in_one_line(bench, si
     done = bench.hpcrun(*bench.arguments("odd", "--runs-dir", place), check=False)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert "a meaning of their own; choose another place with --runs-dir" in line
+    assert "a meaning of their own; choose a place without it" in line
     assert not bench.slurm.squeue("--name=odd")
 
 
