@@ -3,6 +3,7 @@
 import re
 import signal
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from hpcrun.cli.interrupts import noted
@@ -106,8 +107,7 @@ class _Watcher:
             if event is not None:
                 self._on_event(event)
         if self._log_tail is not None:
-            for line in self._log_tail.read():
-                self._on_log(line.decode(errors="replace"))
+            self._on_lines(self._log_tail.last() if ended else self._log_tail.read())
         for line in self._metrics.read():
             self._on_metrics(parse_line(line) or {})
         if not ended:
@@ -126,6 +126,8 @@ class _Watcher:
         if event.what == "opened" and event.attempt is not None:
             self._opened = True
             folder = self._run.attempt_logs(event.attempt.job, event.attempt.restart)
+            if self._log_tail is not None:
+                self._on_lines(self._log_tail.last())
             self._log_tail = Tail(folder / "rank-00000.log")
         if event.what == "bad-input":
             self._last_word.append(str(event.fields.get("reason")))
@@ -136,6 +138,10 @@ class _Watcher:
         elif event.what == "ended":
             # The job's last moments: a person waits for the prompt.
             self._ask_every = _ASK_LOCAL
+
+    def _on_lines(self, lines: Iterator[bytes]) -> None:
+        for line in lines:
+            self._on_log(line.decode(errors="replace"))
 
     def _on_log(self, line: str) -> None:
         """Rank 0's own words; a script's whole output, because nothing else shows its progress."""

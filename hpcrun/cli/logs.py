@@ -8,7 +8,7 @@ run.
 import argparse
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hpcrun.cli.outcome import last_attempt_logs
@@ -18,6 +18,7 @@ from hpcrun.config import load_resolved
 from hpcrun.errors import UserError
 from hpcrun.launch import jobs
 from hpcrun.run.directory import RunDirectory
+from hpcrun.run.files import read_json
 
 _POLL = 0.3
 _ASK = 5.0
@@ -49,7 +50,8 @@ def _print_lines(directory: RunDirectory, rank: int | None, follow: bool) -> Non
     asked = time.monotonic()
     live = follow and jobs.state(directory).live
     while True:
-        for line in _new_lines(directory, rank, tails):
+        read = Tail.read if live else Tail.last
+        for line in _new_lines(directory, rank, tails, read):
             print(line)
         sys.stdout.flush()
         if not live:
@@ -78,7 +80,9 @@ def _require_log(run: RunDirectory, rank: int | None, following: bool) -> None:
         raise UserError(f"{run.name}: has no log yet ({jobs.state(run).word}); look again later")
     ranks = len(list(folder.glob("rank-*.log")))
     if not ranks:
-        raise UserError(f"{folder}: no rank has left a log; look around in {run.logs}")
+        why = (read_json(run.result) or {}).get("reason")
+        told = f"no rank has left a log: {why}" if why else "no rank has left a log"
+        raise UserError(f"{folder}: {told}; look around in {run.logs}")
     if rank is not None and not (folder / _log_name(rank)).exists():
         raise UserError(f"--rank {rank}: {run.name} has logs of {_up_to(ranks)} in {folder}")
 
@@ -91,13 +95,18 @@ def _log_name(rank: int) -> str:
     return f"rank-{rank:05d}.log"
 
 
-def _new_lines(run: RunDirectory, rank: int | None, tails: dict[Path, Tail]) -> Iterator[str]:
+def _new_lines(
+    run: RunDirectory,
+    rank: int | None,
+    tails: dict[Path, Tail],
+    read: Callable[[Tail], Iterator[bytes]],
+) -> Iterator[str]:
     folder = last_attempt_logs(run)
     if folder is None:
         return
     pattern = "rank-*.log" if rank is None else _log_name(rank)
     for path in sorted(folder.glob(pattern)):
         tail = tails.setdefault(path, Tail(path))
-        for line in tail.read():
+        for line in read(tail):
             text = line.decode(errors="replace")
             yield f"{path.stem}: {text}" if rank is None else text

@@ -44,6 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="the run directory")
     parser.add_argument("--exit-code", type=int, required=True, help="what srun returned")
     parser.add_argument(
+        "--setup", metavar="COMMAND", help="what failed in the batch script before it started ranks"
+    )
+    parser.add_argument(
         "--scheduler",
         choices=["preemption", "cancelled", "time-limit", "node-failure"],
         metavar="WHY",
@@ -86,6 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
         limit_near=_limit_near(view, float(config.job.signal_lead)),
         # A cancelled job is COMPLETING by now, and one that Slurm has requeued is PENDING.
         nobody_asked=view is not None and view.state == "RUNNING",
+        setup=arguments.setup,
     )
     print(f"hpcrun: {verdict.cause.value}: {verdict.line}", flush=True)
     print(f"hpcrun: {verdict.decision.reason}", flush=True)

@@ -23,6 +23,19 @@ class Tail:
         self._offset += len(new) - len(rest)
         yield from lines
 
+    def last(self) -> Iterator[bytes]:
+        """The whole lines that are new, and what is left behind them: nobody will end that line."""
+        yield from self.read()
+        try:
+            with self._path.open("rb") as stream:
+                stream.seek(self._offset)
+                rest = stream.read()
+        except FileNotFoundError:
+            return
+        self._offset += len(rest)
+        if rest:
+            yield from rest.removesuffix(b"\n").split(b"\n")
+
     def skip(self) -> None:
         """Pass over everything there is."""
         for _ in self.read():

@@ -41,7 +41,7 @@ def batch_script(request: BatchRequest) -> str:
         )
     blocks = [
         ["#!/bin/bash", *sbatch_lines(request)],
-        ["# A command that fails ends the job.", "set -e"],
+        _guard_lines(request),
         list(request.job.setup),
         export_lines(request.job.env),
         ["# Only from here: module and conda read variables that are not set.", "set -u"],
@@ -84,6 +84,24 @@ def sbatch_lines(request: BatchRequest) -> list[str]:
     return lines + [f"#SBATCH {_quoted_option(option)}" for option in job.sbatch_args]
 
 
+def _guard_lines(request: BatchRequest) -> list[str]:
+    settle = shlex.join([request.python, "-m", "hpcrun", "settle", str(request.run)])
+    return [
+        "# A command that fails ends the job. Before the ranks start, the run hears which, with its words:",
+        "# those that follow this line in the log.",
+        "set -e",
+        'echo "hpcrun: attempt ${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}'
+        '-${SLURM_RESTART_COUNT:-0} on $SLURM_JOB_NODELIST"',
+        "unprepared() {",
+        "    code=$?",
+        "    trap '' TERM USR2",
+        f'    {settle} --exit-code "$code" --setup "$1"',
+        "    exit $?",
+        "}",
+        "trap 'unprepared \"$BASH_COMMAND\"' EXIT",
+    ]
+
+
 def _attempt_lines(request: BatchRequest) -> list[str]:
     return [
         f"RUN={shlex.quote(str(request.run))}",
@@ -94,7 +112,7 @@ def _attempt_lines(request: BatchRequest) -> list[str]:
         'mkdir -p "$attempt"',
         "# submitit's way of telling its tasks who runs them.",
         "export SUBMITIT_EXECUTOR=slurm",
-        'echo "hpcrun: attempt $job-$restart on $SLURM_JOB_NODELIST"',
+        "trap - EXIT",
     ]
 
 

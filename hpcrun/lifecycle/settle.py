@@ -8,16 +8,18 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 from hpcrun.diagnose.causes import Diagnosis, first_cause, scheduler_word
+from hpcrun.diagnose.launching import launch_failure, setup_failure
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.goodput import goodput
 from hpcrun.lifecycle.history import Cause, all_lives, asked_to_end, last_committed, lives
 from hpcrun.lifecycle.policy import Budgets, Decision, decide
 from hpcrun.run.commits import newest_commit
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.endings import last_words, read_exits, read_failures, read_hang
+from hpcrun.run.endings import first_log, last_words, read_exits, read_failures, read_hang
 from hpcrun.run.events import Attempt, Event, read_events, record_event
 from hpcrun.run.files import read_json, write_json
 
@@ -55,6 +57,7 @@ def settle(
     batch_log: str = "",
     limit_near: bool = False,
     nobody_asked: bool = False,
+    setup: str | None = None,
 ) -> Verdict:
     """Judge the attempt, append ``ended`` to the event log, and write result.json if this is the end.
 
@@ -64,13 +67,19 @@ def settle(
         batch_log: what srun and slurmstepd printed.
         limit_near: the job's time was nearly up, which is what a warning signal then meant.
         nobody_asked: to the scheduler the job runs on, so that a SIGTERM was no cancellation of it.
+        setup: the command of the batch script that failed before there were ranks.
 
     Raises:
         OSError: the run directory cannot be written.
     """
     events = with_lost_announcement(run)
     folder = run.attempt_logs(attempt.job, attempt.restart)
-    diagnosis = first_cause(
+    told = scheduler or scheduler_word(batch_log)
+    unlaunched = None if told else _unlaunched(events, attempt, setup, batch_log, folder)
+    if unlaunched is not None:
+        # Of a program that never was a rank the code says nothing.
+        exit_code = exitcodes.FAILED
+    diagnosis = unlaunched or first_cause(
         read_failures(folder),
         read_exits(folder),
         batch_log,
@@ -111,6 +120,19 @@ def settle(
             write_json(run.result, {"state": "finished", "time": round(time.time(), 3)})
         _add_goodput(run)
     return Verdict(cause, step, line, decision, diagnosis)
+
+
+def _unlaunched(
+    events: Sequence[Event], attempt: Attempt, setup: str | None, batch_log: str, folder: Path
+) -> Diagnosis | None:
+    """Why no rank came so far as to open the attempt, where that is known."""
+    if any(one.attempt == attempt for one in events if one.what not in ("submitted", "cancelled")):
+        return None
+    opened = [event.attempt for event in events if event.what == "opened" and event.attempt]
+    worked = any(one.job == attempt.job for one in opened)
+    if setup is not None:
+        return setup_failure(setup, batch_log, worked=worked)
+    return launch_failure(batch_log, first_log(folder), worked=worked)
 
 
 def settle_by_hand(

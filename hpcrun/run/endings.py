@@ -124,6 +124,18 @@ def last_words(folder: Path, rank: int) -> str | None:
     return f"{found['kind']}: {found['what'].strip()[:500]}" if found else None
 
 
+def first_log(folder: Path) -> str:
+    """The end of the first log that an attempt's tasks have left, of a rank or of its launcher."""
+    for path in sorted(folder.glob("*.log")):
+        try:
+            with path.open("rb") as log:
+                log.seek(max(0, os.fstat(log.fileno()).st_size - _LOG_END))
+                return log.read().decode(errors="replace")
+        except OSError:
+            continue
+    return ""
+
+
 def stacks_path(folder: Path, rank: int) -> Path:
     """Where a rank's watchdog writes the Python stacks of a rank that hangs."""
     return folder / f"stacks-rank-{rank:05d}.txt"

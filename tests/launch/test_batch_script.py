@@ -9,6 +9,7 @@ import pytest
 from hpcrun.config import Job
 from hpcrun.launch.batch_script import BatchRequest, batch_script
 from hpcrun.launch.errors import LaunchError
+from hpcrun.launch.raw_script import SCRIPTS
 
 
 class Desk:
@@ -40,6 +41,24 @@ class Desk:
                 "SLURM_JOB_NODELIST": "n[1-2]",
                 **environ,
             },
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    def run_raw(self, *arguments: str, **environ: str) -> "subprocess.CompletedProcess[str]":
+        """The script that people submit as it is."""
+        return subprocess.run(
+            ["bash", SCRIPTS / "train.sbatch", *arguments],
+            env={
+                "PATH": f"{self.bin}:/usr/bin:/bin",
+                "PYTHON": "python",
+                "SLURM_JOB_ID": "7",
+                "SLURM_JOB_NODELIST": "n[1-2]",
+                **environ,
+            },
+            cwd=self.folder,
             capture_output=True,
             text=True,
             timeout=120,
@@ -104,6 +123,65 @@ def test_setup_lines_and_variables_come_before_the_ranks(desk: Desk) -> None:
     desk.answer("srun", 'echo "NCCL_IB_HCA=$NCCL_IB_HCA SITE=$SITE" >> ' + f"{desk.calls}")
     desk.run(Job(env={"NCCL_IB_HCA": "mlx5_0,mlx5_1"}, setup=["export SITE=here"]))
     assert "NCCL_IB_HCA=mlx5_0,mlx5_1 SITE=here" in desk.calls.read_text()
+
+
+@pytest.mark.parametrize("setup", ["module load CUDA/12", "exit 0"])
+def test_a_setup_line_that_fails_is_told_to_the_run_before_any_rank_starts(
+    desk: Desk, setup: str
+) -> None:
+    desk.answer("python", "exit 2")
+    done = desk.run(Job(setup=["export code=9 RUN=/x job=77", setup]))
+    assert done.returncode == 2
+    assert done.stdout.startswith("hpcrun: attempt 7-0 on n[1-2]\n")
+    code = 127 if "module" in setup else 0
+    run = desk.folder / "a run"
+    told = f"python -m hpcrun settle {run} --exit-code {code} --setup {setup}"
+    assert desk.calls.read_text().splitlines() == [told]
+
+
+def test_a_raw_script_goes_by_its_own_name_in_what_another_job_has_left_it(desk: Desk) -> None:
+    (desk.folder / "a run").mkdir()
+    (desk.folder / "a run" / "config.yaml").touch()
+    desk.answer(
+        "scontrol",
+        'echo "JobId=7 JobName=x Restarts=0 BatchFlag=1"; echo "   CPUs/Task=1 ReqB:S=0"',
+    )
+    desk.answer("srun", "env >> " + shlex.quote(str(desk.calls)))
+    outer = {
+        "SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2", "SLURM_RESTART_COUNT": "4",
+        "SLURM_MEM_PER_NODE": "800", "SLURM_CPUS_PER_TASK": "3", "SLURM_CPU_BIND": "cores",
+        "WORLD_SIZE": "8", "RANK": "1", "LOCAL_RANK": "1",
+    }  # fmt: skip
+    done = desk.run_raw("a run", **outer)
+    assert done.returncode == 0, done.stderr
+    assert "hpcrun: attempt 7-0 on n[1-2]" in done.stdout
+    assert (desk.folder / "a run" / "logs" / "7" / "restart-0").is_dir()
+    (srun,) = desk.called("srun")
+    assert "--cpus-per-task" not in srun
+    inherited = set(desk.calls.read_text().splitlines()) & {f"{k}={v}" for k, v in outer.items()}
+    assert not inherited
+
+
+def test_a_raw_script_is_an_array_element_where_slurm_says_so(desk: Desk) -> None:
+    (desk.folder / "r").mkdir()
+    (desk.folder / "r" / "config.yaml").touch()
+    desk.answer(
+        "scontrol",
+        'echo "JobId=7 ArrayJobId=5 ArrayTaskId=2 JobName=x"; echo "   Restarts=4 CPUs/Task=3 X=0"',
+    )
+    element = {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2", "SLURM_RESTART_COUNT": "4"}
+    done = desk.run_raw("r", **element, SLURM_CPUS_PER_TASK="3")
+    assert "hpcrun: attempt 5_2-4 on" in done.stdout
+    assert "--cpus-per-task=3" in desk.called("srun")[0]
+
+
+def test_a_raw_script_without_a_run_makes_nothing(desk: Desk) -> None:
+    done = desk.run_raw("runs/nix")
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        "runs/nix: no run lies there; make one with `hpcrun submit --prep"
+    )
+    assert not (desk.folder / "runs").exists()
 
 
 @pytest.mark.parametrize("place", ["runs%j", "%5N", "runs\\x", "a\nb"])

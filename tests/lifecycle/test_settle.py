@@ -219,7 +219,7 @@ def test_bad_input_that_one_rank_alone_came_to_is_told_in_its_name(
     run: RunDirectory, kind: type[NotTrainable]
 ) -> None:
     folder = run.attempt_logs("7", 0)
-    record_failure(folder, 1, NotDeterministic("train.deterministic: no"), 3)
+    record_failure(folder, 1, kind("train.deterministic: no"), 3)
     record_failure(folder, 0, raised("Connection closed by peer"), 3)
     # srun kills the others, and returns the highest code.
     verdict = judged(run, 137)
@@ -257,6 +257,22 @@ def test_sruns_word_names_the_task_where_nobody_else_could(run: RunDirectory) ->
     log = "srun: error: node2: task 5: Killed\nsrun: launch/slurm: _step_signal: Terminating\n"
     verdict = judged(run, 137, log=log)
     assert verdict.line == "rank 5 on node2 was killed by SIGKILL"
+
+
+def test_a_setup_that_fails_ends_a_new_run_and_costs_one_that_has_run_a_restart(
+    run: RunDirectory,
+) -> None:
+    log = "on n1\nslurm_script: line 17: module: command not found\n"
+    again, third, new = Attempt("7", 1), Attempt("7", 2), Attempt("8", 0)
+    told = settle(run, again, 127, Budgets(), batch_log=log, setup="module load x")
+    assert (told.cause, told.decision.restart) == (Cause.CRASH, True)
+    ended = "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00 ***\n"
+    told = settle(run, third, 0, Budgets(), batch_log=log + ended, setup="module load x")
+    assert told.cause is Cause.CANCELLED
+    record_event(run, "submitted", attempt=new, executor="slurm")
+    told = settle(run, new, 127, Budgets(), batch_log=log, setup="module load x")
+    assert (told.cause, told.decision.restart) == (Cause.BAD_INPUT, False)
+    assert told.line == "setup failed at `module load x`: module: command not found"
 
 
 def test_a_launch_that_failed_is_told_in_sruns_words_although_it_returns_0(

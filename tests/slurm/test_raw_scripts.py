@@ -154,7 +154,12 @@ def test_a_heterogeneous_job_is_requeued_and_resumes_as_one(bench: Bench) -> Non
 def test_the_raw_scripts_do_what_the_generated_one_does(name: str) -> None:
     request = BatchRequest(SBATCH, Job(), "PYTHON", ("PYTHON", "-u", "-m", "hpcrun.worker", "R"))
     generated = (
-        batch_script(request).replace("PYTHON", '"$python"').replace("worker R", 'worker "$RUN"')
+        batch_script(request)
+        .replace(
+            f"PYTHON -m hpcrun settle {SBATCH}", '"${PYTHON:-python3}" -m hpcrun settle "$RUN"'
+        )
+        .replace("PYTHON -", '"$python" -')
+        .replace("worker R", 'worker "$RUN"')
     )
     raw = (SBATCH / f"{name}.sbatch").read_text()
     essential = commands(generated)
@@ -162,7 +167,9 @@ def test_the_raw_scripts_do_what_the_generated_one_does(name: str) -> None:
     missing = [line for line in essential if line not in commands(raw)]
     started_by_torchrun = [line for line in missing if line.startswith("srun ")]
     assert missing == (started_by_torchrun if name == "train_torchrun" else [])
-    places = [commands(raw).index(line) for line in essential[:8] if line not in missing]
+    # They name the job early, for the name of its log.
+    first = [line for line in essential[:14] if not line.startswith("job=")]
+    places = [commands(raw).index(line) for line in first if line not in missing]
     assert places == sorted(places)
     # `module load` reads variables that are not set.
     assert raw.index("Your own set-up goes here") < raw.index("\nset -u\n")

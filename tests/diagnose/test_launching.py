@@ -1,0 +1,87 @@
+"""Words of bash, srun and slurmstepd on a start that failed, as they were recorded with Slurm 22.05."""
+
+import pytest
+
+from hpcrun.diagnose.launching import launch_failure, setup_failure
+
+BASH = """on node1
+hello
+/var/spool/slurmd/job00012/slurm_script: line 17: module: command not found
+hpcrun: bad-input
+"""
+LMOD = """on node1
+Lmod has detected the following error:  The following module(s) are unknown: "CUDA/12"
+
+Please check the spelling or version number. Also try "module spider ..."
+"""
+RANK = """Traceback (most recent call last):
+  File "/work/hpcrun/worker.py", line 36, in main
+    from submitit.core.logger import get_logger
+ModuleNotFoundError: No module named 'submitit'
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        (BASH, ": module: command not found"),
+        (LMOD, ": Lmod has detected the following error:  The following module(s) are unknown: "
+         '"CUDA/12"'),
+        ("on node1\nhello from here\n", ", whose log ends with: hello from here"),
+        ("on node1\n", ""),
+    ],
+)  # fmt: skip
+def test_a_setup_that_fails_is_told_with_its_line_and_its_words(log: str, words: str) -> None:
+    told = setup_failure("module load CUDA/12", log, worked=False)
+    assert told.line == f"setup failed at `module load CUDA/12`{words}"
+    assert told.bad_input
+    # It did its work before: the node's trouble, or of the moment.
+    assert not setup_failure("module load CUDA/12", log, worked=True).bad_input
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        ("srun: unrecognized option '--nix'\nTry \"srun --help\" for more information",
+         "srun: unrecognized option '--nix'"),
+        ("srun: cluster configuration lacks support for cpu binding\n"
+         'srun: error: unrecognized --cpu-bind argument "bogus"\n'
+         "srun: fatal: Failed to parse --cpu-bind= values.",
+         'srun: unrecognized --cpu-bind argument "bogus"'),
+        ("srun: error: Invalid --time specification", "srun: Invalid --time specification"),
+        ("srun: error: Unable to create step for job 23: More processors requested than permitted",
+         "srun: Unable to create step for job 23: More processors requested than permitted"),
+    ],
+)  # fmt: skip
+def test_what_srun_will_not_do_on_any_node_is_bad_input(said: str, line: str) -> None:
+    told = launch_failure(f"on node1\n{said}\n", "", worked=True)
+    assert told is not None
+    assert (told.line, told.bad_input) == (line, True)
+
+
+@pytest.mark.parametrize(
+    ("rank", "words"),
+    [
+        ("slurmstepd-node1: error: execve(): apptainer: No such file or directory\n",
+         "cannot be started: apptainer: No such file or directory"),
+        (RANK, "no module submitit for the ranks' Python"),
+        ("/usr/bin/python3: No module named hpcrun.worker\n", "no module hpcrun.worker for"),
+    ],
+)  # fmt: skip
+def test_a_program_that_is_not_there_is_named_and_may_be_there_on_another_node(
+    rank: str, words: str
+) -> None:
+    srun = "on node1\nsrun: error: node1: task 0: Exited with exit code 2\n"
+    for worked in (False, True):
+        told = launch_failure(srun, rank, worked=worked)
+        assert told is not None
+        assert words in told.line
+        assert told.bad_input is not worked
+
+
+def test_what_may_pass_is_left_to_the_budget_for_crashes() -> None:
+    busy = (
+        "srun: error: Unable to create step for job 7: Job/step already completing or completed\n"
+    )
+    assert launch_failure(busy, "", worked=False) is None
+    assert launch_failure("", "RuntimeError: broken\n", worked=False) is None
