@@ -25,6 +25,7 @@ from hpcrun.cli.chosen import choose_config
 from hpcrun.cli.continuing import Standing, compare, renewed, shortened
 from hpcrun.cli.handover import hand_over, refuse_live
 from hpcrun.cli.output import print_json
+from hpcrun.cli.packages import require_packages
 from hpcrun.cli.runs import add_runs_dir, handle, runs_dir
 from hpcrun.config import Config, to_yaml
 from hpcrun.errors import UserError
@@ -101,6 +102,8 @@ def run(arguments: argparse.Namespace) -> int:
     standing = compare(run_directory, config) if run_directory.exists() else None
     executor: ExecutorName = "prepared" if arguments.prepare else submission.choose_executor(config)
     if arguments.dry_run:
+        if executor != "prepared":
+            require_packages(config)
         if standing is not None and standing.replaced:
             refuse_live(run_directory)
         shown = with_dependency(config, _after(arguments, executor))
@@ -144,6 +147,9 @@ def start(
     """
     if executor == "debug" and arguments.json:
         raise UserError("--json shows no training; with --executor debug leave it out")
+    # What runs a prepared one may load more.
+    if executor != "prepared":
+        require_packages(config)
     snapshot = not getattr(arguments, "no_snapshot", False)
     after = _after(arguments, executor)
     submitted = hand_over(

@@ -52,7 +52,7 @@ class _Found:
     """The micro-batches that weigh nothing and have no loss."""
 
     weights: list[tuple[int, float]]
-    """The micro-batches, and their weights, that no sum can be made of, so that all ranks' losses are lost."""
+    """The micro-batches, and their weights, that make no sum, so that the losses of all ranks are lost."""
 
     @property
     def lost(self) -> bool:

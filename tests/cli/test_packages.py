@@ -1,0 +1,57 @@
+"""A package that a config asks for is missed by the command that would queue the job."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcrun.cli.main import main
+from hpcrun.cli.packages import require_packages
+from hpcrun.config import override_layer, resolve
+from hpcrun.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("package", "wanted"), [("tensorboard", "watch.tensorboard=true"), ("wandb", "watch.wandb=a")]
+)
+@pytest.mark.parametrize("how", [["--executor", "local"], ["--executor", "slurm", "--dry-run"]])
+def test_a_watcher_that_is_not_installed_is_told_before_anything_is_made(
+    package: str,
+    wanted: str,
+    how: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(SystemExit) as ended:
+        main(["submit", *how, "--cpu", "--runs-dir", str(tmp_path / "runs"), wanted])
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"watch.{package}: the package {package} is not installed here; `pip install" in line
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_that_wandb_leaves_where_it_has_run_is_not_taken_for_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wandb").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    with pytest.raises(UserError, match=r"^watch.wandb: the package wandb is not installed here"):
+        require_packages(resolve([override_layer(["watch.wandb=a"])]))
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [
+        "job.container=[apptainer,exec,a.sif]",
+        "job.python=/opt/bin/python",
+        "job.setup=[module load x]",
+    ],
+)
+def test_nothing_is_said_of_packages_that_the_ranks_may_have(
+    elsewhere: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    require_packages(resolve([override_layer(["watch.wandb=a", elsewhere])]))
