@@ -121,7 +121,8 @@ def _say_what_sbatch_is_spared() -> None:
 def preview(run: RunDirectory, config: Config, executor: ExecutorName) -> str:
     """What :func:`submit` would send: the batch script, or the local cluster's plan as comments."""
     if executor in ("slurm", "prepared"):
-        _say_what_sbatch_is_spared()
+        if executor == "slurm":
+            _say_what_sbatch_is_spared()
         return batch_script(batch_request(run, config, _bad_nodes(config.job)))
     request = batch_request(run, config)
     job = config.job

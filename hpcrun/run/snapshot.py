@@ -104,12 +104,12 @@ def take_snapshot(run: RunDirectory, folder: Path) -> tuple[Snapshot | None, str
     source, why_not = work_tree(folder)
     if source is None:
         return None, why_not and f"no snapshot of the code: {why_not}; {_NO_PROBLEM}"
-    plan = _plan(source, _not_of_runs(shown_files(source), source, folder, run.path))
-    size = sum(_size(path) for path in plan.files.values())
-    if len(plan.files) > MOST_FILES or size > MOST_BYTES:
+    shown = _not_of_runs(shown_files(source), source, folder, run.path)
+    # Somebody's whole home may be a work tree.
+    plan = _plan(source, itertools.islice(shown, MOST_FILES + 1))
+    if too_much := _too_much(plan):
         return None, (
-            f"no snapshot of the code: {source} holds {len(plan.files)} files of {size / 2**20:.0f} MiB "
-            f"for git, more than a snapshot takes ({MOST_FILES} files, {MOST_BYTES // 2**20} MiB); "
+            f"no snapshot of the code: {source} holds {too_much} for git, more than a snapshot takes; "
             f"{_NO_PROBLEM}"
         )
     root = _next_folder(run)
@@ -236,6 +236,13 @@ def _not_of_runs(paths: Iterable[Path], source: Path, folder: Path, run: Path) -
 
 def _is_run(run: RunDirectory) -> bool:
     return run.exists() and run.logs.is_dir()
+
+
+def _too_much(plan: _Plan) -> str:
+    if len(plan.files) + len(plan.links) > MOST_FILES:
+        return f"more than {MOST_FILES} files"
+    size = sum(_size(path) for path in plan.files.values())
+    return f"{size / 2**20:.0f} MiB" if size > MOST_BYTES else ""
 
 
 def _size(path: Path) -> int:

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 from hpcrun.run.directory import RunError
@@ -42,8 +43,8 @@ def work_tree(folder: Path) -> tuple[Path | None, str]:
     raise _refusal(folder, words)
 
 
-def shown_files(top: Path) -> list[Path]:
-    """Files and links of the work tree: tracked ones, and new ones that are not ignored.
+def shown_files(top: Path) -> Iterator[Path]:
+    """Files and links of the work tree, one by one: tracked ones, and new ones that are not ignored.
 
     A submodule's are among them, and those of any other repository that lies inside.
 
@@ -53,16 +54,14 @@ def shown_files(top: Path) -> list[Path]:
     done = _git(top, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     if done.returncode != 0:
         raise _refusal(top, _words(done))
-    found = []
     # In a merge, a file is listed once for each side.
     for name in dict.fromkeys(filter(None, done.stdout.split(b"\0"))):
         path = top / os.fsdecode(name)
         # os.path asks without raising: a folder may be closed to this user.
         if os.path.islink(path) or os.path.isfile(path):  # noqa: PTH113, PTH114
-            found.append(path)
+            yield path
         elif os.path.lexists(path / ".git"):
-            found += shown_files(path)
-    return found
+            yield from shown_files(path)
 
 
 def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:

@@ -230,7 +230,12 @@ def test_a_repository_beyond_the_limit_is_said_and_not_copied(
     monkeypatch.setattr(snapshot, "MOST_FILES", 2)
     found, words = take_snapshot(run, project)
     assert found is None
-    assert "3 files" in words
+    assert "holds more than 2 files for git" in words
+    monkeypatch.setattr(snapshot, "MOST_FILES", 3)
+    monkeypatch.setattr(snapshot, "MOST_BYTES", 4)
+    found, words = take_snapshot(run, project)
+    assert found is None
+    assert "holds 0 MiB for git" in words
     assert not run.code.exists()
 
 
