@@ -26,6 +26,7 @@ from hpcrun.checkpoint.interval import EverySeconds, EverySteps, Interval, pays
 from hpcrun.checkpoint.lock import FolderLock
 from hpcrun.checkpoint.native_threads import GLOO_WORKERS, wait_until_idle
 from hpcrun.checkpoint.outcome import SaveOutcome
+from hpcrun.checkpoint.planning import require_dense
 from hpcrun.checkpoint.retention import Retention, tidying
 from hpcrun.checkpoint.staging import Staging
 from hpcrun.checkpoint.state import (
@@ -107,7 +108,7 @@ class Checkpointer:
             every = require_arguments(
                 model, optimizer, self.extra, every, minutes, failure_hours, host_memory
             )
-            split(self._capture())
+            self._require_savable()
         self._together.from_rank_0(store.require_private)
         self._claimed = bool(every) or minutes is not None or failure_hours is not None
         if self._claimed:
@@ -118,7 +119,7 @@ class Checkpointer:
             rank=rank,
             world_size=world_size,
             group=group,
-            still_mine=_nobody_else,
+            still_mine=self._lock.hold,
             tidy=tidying(store, self._retention),
             staging=Staging(
                 limit=None if host_memory is None else int(host_memory * 1e9),
@@ -237,6 +238,8 @@ class Checkpointer:
         return self.outcome
 
     def __enter__(self) -> "Checkpointer":
+        if self._claimed:
+            self._together.from_rank_0(self._lock.hold)
         return self
 
     def __exit__(
@@ -258,6 +261,13 @@ class Checkpointer:
         finally:
             self._claimed = False
             _leave(self._engine, self._lock, self._together)
+
+    def _require_savable(self) -> None:
+        try:
+            _, tensors = split(self._capture())
+        except RecursionError as error:
+            raise CheckpointError("extra: is nested too deeply, or holds itself") from error
+        require_dense(tensors)
 
     def _capture(self) -> dict[str, Any]:
         return capture_shared(self._model, self._optimizer, **self._parts, extra=taken(self.extra))
@@ -326,7 +336,3 @@ def _owner() -> str:
     plain = re.sub("[^A-Za-z0-9]", "-", job)[:64].strip("-") or "0"
     # Outside a scheduler two processes by mistake at once would write one draft, each half of it.
     return f"{plain}-{restart or 0}-{secrets.token_hex(3)}"
-
-
-def _nobody_else() -> None:
-    """Outside a run directory nothing could tell of a newer incarnation."""

@@ -10,6 +10,7 @@ import fcntl
 import os
 import socket
 import time
+import weakref
 from pathlib import Path
 
 from hpcrun.checkpoint.errors import CheckpointError, explained
@@ -21,15 +22,23 @@ LOCK = ".lock"
 _NONE_HERE = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
+_holders: "weakref.WeakValueDictionary[Path, FolderLock]" = weakref.WeakValueDictionary()
+"""Who in this process has a folder's lock."""
+
+
 class FolderLock:
     """The lock of ``folder``, not taken yet."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / LOCK
         self._descriptor = -1
+        self._firm = False
 
     def take(self, patience: float = 3.0) -> None:
         """Take it, unless it is taken here already. Where the file system has no locks, nothing happens.
+
+        Another of this process that has not held it for a save may lose it to this one: one that was made
+        anew, as in a notebook, is the one that counts.
 
         Args:
             patience: seconds for another process to end, as that of an attempt before may just be doing.
@@ -39,6 +48,9 @@ class FolderLock:
         """
         if self._descriptor >= 0:
             return
+        before = _holders.get(self._path)
+        if before is not None and not before._firm:
+            before.close()
         with explained("be locked", self._path):
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             descriptor = os.open(self._path, flags, 0o600)
@@ -48,10 +60,17 @@ class FolderLock:
                 os.close(descriptor)
                 raise
         self._descriptor = descriptor
+        _holders[self._path] = self
         close_in_children(self)
+
+    def hold(self) -> None:
+        """As :meth:`take`, and lose it to nobody; raises CheckpointError."""
+        self.take()
+        self._firm = True
 
     def close(self) -> None:
         """Give it back."""
+        self._firm = False
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)

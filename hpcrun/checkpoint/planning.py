@@ -74,7 +74,7 @@ def make_plan(
     }
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     try:
-        _require_dense(tensors)
+        require_dense(tensors)
         planner.set_up_planner(mine, is_coordinator=together.rank == 0)
         local: SavePlan | str = planner.create_local_plan()
     except Exception as error:  # whatever it is, the others are waiting to hear
@@ -113,7 +113,8 @@ def resolve(plan: Plan, tensors: Mapping[str, torch.Tensor]) -> Iterable[torch.T
         yield found
 
 
-def _require_dense(tensors: Mapping[str, torch.Tensor]) -> None:
+def require_dense(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise CheckpointError unless they are plain bytes; the text names one that is not."""
     for name, value in tensors.items():
         if value.layout is not torch.strided or value.is_quantized:
             raise CheckpointError(

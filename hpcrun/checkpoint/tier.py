@@ -43,7 +43,7 @@ class Stage:
                     f"{self.folder}: cannot hold the save (checkpoint.stage_dir): it needs "
                     f"{amount(size)}, {amount(free)} are free"
                 )
-            descriptor = self._create()
+            stored = Stored(self._fs, self.folder, self._create(), size)
             try:
                 hashes: list[str] = []
                 if image is None:
@@ -51,11 +51,12 @@ class Stage:
                 else:
                     hashes += [xxhash.xxh3_128_hexdigest(view) for view in views()]
                     blocks = _cut(image)
-                sums = [self._write(descriptor, block) for block in blocks]
+                stored.sums = tuple(self._write(stored.descriptor, block) for block in blocks)
+                stored.hashes = tuple(hashes)
             except BaseException:
-                _close(self._fs, descriptor)
+                stored.close()
                 raise
-        return Stored(self._fs, self.folder, descriptor, size, tuple(sums), tuple(hashes))
+        return stored
 
     def _create(self) -> int:
         try:
@@ -76,20 +77,16 @@ class Stage:
 
 
 class Stored:
-    """What :meth:`Stage.put` wrote; ``hashes`` are those of the views. Close it to free the space."""
+    """What :meth:`Stage.put` writes; ``hashes`` are those of the views, ``sums`` those of the blocks.
 
-    def __init__(
-        self,
-        fs: FileSystem,
-        folder: Path,
-        descriptor: int,
-        size: int,
-        sums: tuple[bytes, ...],
-        hashes: tuple[str, ...],
-    ) -> None:
-        self._fs, self._folder, self._descriptor = fs, folder, descriptor
-        self._sums = sums
-        self.size, self.hashes = size, hashes
+    Close it to free the space, which no child that is forked meanwhile keeps.
+    """
+
+    def __init__(self, fs: FileSystem, folder: Path, descriptor: int, size: int) -> None:
+        self._fs, self._folder = fs, folder
+        self.descriptor, self.size = descriptor, size
+        self.sums: tuple[bytes, ...] = ()
+        self.hashes: tuple[str, ...] = ()
         close_in_children(self)
 
     def blocks(self) -> Iterator[memoryview]:
@@ -100,13 +97,13 @@ class Stored:
         """
         memory = memoryview(mmap.mmap(-1, _BLOCK))
         with explained("be read (checkpoint.stage_dir)", self._folder):
-            for number, known in enumerate(self._sums):
+            for number, known in enumerate(self.sums):
                 start = number * _BLOCK
                 length = min(_BLOCK, self.size - start)
                 block = memory[: _whole_sectors(length)]
                 done = 0
                 while done < len(block):
-                    count = self._fs.read_into(self._descriptor, block[done:], start + done)
+                    count = self._fs.read_into(self.descriptor, block[done:], start + done)
                     if count == 0:
                         break
                     done += count
@@ -119,7 +116,7 @@ class Stored:
 
     def close(self) -> None:
         """Free the space."""
-        descriptor, self._descriptor = self._descriptor, -1
+        descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             _close(self._fs, descriptor)
 

@@ -17,6 +17,9 @@ from hpcrun.checkpoint.lock import FolderLock
 from hpcrun.checkpoint.retention import Retention
 from tests.train.forks import fork_ranks
 
+ITSELF = []
+ITSELF.append(ITSELF)
+
 
 def parts(**more):
     model = nn.Linear(2, 2)
@@ -45,6 +48,8 @@ def stranger():
             {"extra": {"big": [1 << 3000]}},
             r"extra\.big\.0: an integer of 3001 bits cannot be saved",
         ),
+        ({"extra": {"rows": torch.eye(2).to_sparse()}}, "extra/rows: a sparse"),
+        ({"extra": {"itself": ITSELF}}, "holds itself"),
         ({"extra": {"a": {"\0tensor": "model/weight"}}}, "extra/a: the key '.*tensor'"),
         ({"extra": {"o": stranger().state_dict()}}, r"extra\.o: .* give the optimizer itself"),
     ],
@@ -171,8 +176,16 @@ def test_a_folder_is_saved_to_by_one_training_at_a_time(tmp_path):
             Checkpointer(folder, **parts(), every=0).save(1)
         first.save(1)
         assert first.wait().ok
+    made, anew = Checkpointer(folder, **parts()), Checkpointer(folder, **parts())
+    assert [made.restore(), anew.restore()] == [1, 1]
+    anew.save(2)
+    made.save(3)
+    with pytest.raises(CheckpointError, match=r"step 3 was not saved: .* another Checkpointer"):
+        made.wait()
+    assert anew.wait().ok
+    del made, anew
     with Checkpointer(folder, **parts()) as second:
-        assert second.restore() == 1
+        assert second.restore() == 2
 
 
 def test_a_forked_worker_keeps_neither_the_folder_nor_a_save_s_room(tmp_path):
