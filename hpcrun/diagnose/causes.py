@@ -61,8 +61,8 @@ class Diagnosis:
 
 # Our own, with advice; torch's; Python's.
 _OUT_OF_MEMORY = ("OutOfMemory", "OutOfMemoryError", "MemoryError")
-# Our own, of a kernel that train.deterministic does not allow, on whichever rank comes to it.
-_BAD_INPUT = "NotDeterministic"
+# Our own, of what a task gives or calls (a kernel, say), on whichever rank comes to it.
+_BAD_INPUT = ("NotDeterministic", "NotTrainable")
 
 # What points at the machine and not at the program.
 _NODE_FAULT = re.compile(
@@ -193,7 +193,7 @@ def _from_failure(first: Failure, failures: Sequence[Failure]) -> Diagnosis:
     at = f" at {first.where}" if first.where else ""
     kind = "out of memory" if first.kind in _OUT_OF_MEMORY else first.kind
     told = explained(first.message) or f"{headline}{at}"
-    bad_input = first.kind == _BAD_INPUT
+    bad_input = first.kind in _BAD_INPUT
     return Diagnosis(
         f"rank {first.rank} on {first.host}: {told if bad_input else f'{kind}: {told}'}",
         first.rank,
