@@ -131,7 +131,7 @@ class _Watcher:
             self._log_tail = Tail(folder / "rank-00000.log")
         if event.what == "bad-input":
             self._last_word.append(str(event.fields.get("reason")))
-        if event.what == "started":
+        if event.what == "started" and not self._config.command:
             self._progress.begin(event.step or 0)
         if event.what == "ended" and event.fields.get("restart_allowed"):
             self.say(describe_restart(event))

@@ -19,6 +19,8 @@ class Goodput:
     restoring and ending. productive: computing steps that a checkpoint kept. checkpoint: writing them.
     recomputed: computing steps that were lost, and have to be computed again. requeue_wait: between
     two attempts of a job. idle: ended, and nobody had asked it to go on.
+
+    Of a script all the time in which it ran is productive: what it has kept of it nobody sees.
     """
 
     queue: float = 0.0
@@ -67,6 +69,7 @@ class _Account:
         self._at: float | None = None
         self._state = "queue"
         self._attempt: Attempt | None = None
+        self._script = False
         # When another job was asked for, while nobody had yet written how the last one ended.
         self._asked: float | None = None
 
@@ -82,8 +85,9 @@ class _Account:
                 self._asked = event.time
         elif event.what == "opened":
             self._asked = None
-            self._spend(event.time, "recomputed" if self._state == "running" else self._state)
+            self._spend(event.time, self._lost if self._state == "running" else self._state)
             self._state, self._attempt = "start_up", event.attempt
+            self._script = bool(event.fields.get("script"))
         elif event.what == "cancelled" and self._state in ("queue", "requeue_wait"):
             # Its job waited: nothing else will say that it is over.
             self._spend(event.time, self._state)
@@ -99,15 +103,21 @@ class _Account:
             self._spend(event.time, "checkpoint")
         elif event.what in ("stopped", "trained", "finished"):
             # What follows the last commit of an orderly end computes nothing more.
-            self._spend(event.time, "start_up")
+            ran = self._script and self._state == "running"
+            self._spend(event.time, "productive" if ran else "start_up")
             self._state = "start_up"
         elif event.what == "ended":
             seen = float(event.fields.get("last_seen") or event.time)
-            self._spend(seen, "recomputed" if self._state == "running" else "start_up")
+            self._spend(seen, self._lost if self._state == "running" else "start_up")
             self._state = "requeue_wait" if event.fields.get("restart_allowed") else "idle"
             if self._state == "idle" and self._asked is not None and self._asked > seen:
                 self._spend(self._asked, "idle")
                 self._state = "queue"
+
+    @property
+    def _lost(self) -> str:
+        """What an end without a word makes of the time since the last commit."""
+        return "productive" if self._script else "recomputed"
 
     def closed(self, now: float) -> Goodput:
         if self._at is not None and self._state != "idle":

@@ -80,6 +80,8 @@ def run_script(
         raise UserError(
             f"{command[0]}: cannot be started: {error.strerror}; check the path after `--`"
         ) from error
+    if config.rank == 0:
+        note(run, "started", attempt)
     code = _Watch(child, run, attempt, flag, config).wait()
     if flag.reason:
         how = f"{flag.reason.name.lower()}, its exit code {code}"

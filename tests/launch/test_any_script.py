@@ -87,6 +87,8 @@ def test_a_script_without_handlers_dies_of_a_preemption_and_starts_again(tmp_pat
     assert outcome(run) == ("finished", ["preemption"] * 4 + ["finished"])
     # What it had saved before is all there is: time limits that it dies of are counted.
     assert [event.fields["killed"] for event in jobs.events(run, "stopped")] == [True] * 4
+    assert len(jobs.events(run, "started")) == 5
+    assert jobs.result(run)["goodput"]["productive"] > 0
 
 
 def all_started(folder: Path, times: int) -> bool:

@@ -38,6 +38,22 @@ def test_a_crash_costs_what_came_after_the_last_commit() -> None:
     assert account.ettr == pytest.approx(17 / 57)
 
 
+def test_a_script_is_productive_from_its_start_to_its_end() -> None:
+    log = [
+        event("submitted", 0),
+        event("opened", 10, script=True),
+        event("started", 12),
+        event("stopped", 40),
+        event("ended", 41, restart_allowed=True),
+        event("opened", 50, restart=1, script=True),
+        event("started", 51, restart=1),
+        event("ended", 71, restart=1, restart_allowed=False),
+    ]
+    account = goodput(log, now=1000.0)
+    assert (account.productive, account.start_up) == (28 + 20, 2 + 1 + 1)
+    assert (account.recomputed, account.requeue_wait, account.queue) == (0, 9, 10)
+
+
 def test_nothing_is_lost_with_a_report_that_was_not_made() -> None:
     log = [*CRASHED_ONCE[:4], event("trained", 125), *CRASHED_ONCE[4:]]
     account, before = goodput(log, now=1000.0), goodput(CRASHED_ONCE, now=1000.0)
