@@ -88,7 +88,7 @@ class AMPTrainer(Checkpointing):
                 "sharding replaces the parameters that this optimizer has; give a function that makes it"
             )
         if isinstance(optimizer, Optimizer):
-            _require_plain_step(optimizer)
+            require_plain_step(optimizer)
         if isinstance(scheduler, LRScheduler):
             raise ValueError("give a function that makes the schedule from the optimizer")
         self.module = self._strategy.place(model, self.device)
@@ -145,7 +145,7 @@ class AMPTrainer(Checkpointing):
             self._require_final_parameters()
             made = self._make_optimizer
             optimizer = made if isinstance(made, Optimizer) else made(self.model)
-            _require_plain_step(optimizer)
+            require_plain_step(optimizer)
             self._optimizer = optimizer
             if self._ema is not None:
                 self._average = WeightAverage(self.model, self._ema)
@@ -170,7 +170,7 @@ class AMPTrainer(Checkpointing):
         """The learning-rate schedule, if one was given, where it stands after the last step."""
         if self._scheduler is None and self._make_scheduler is not None:
             scheduler = self._make_scheduler(self.optimizer)
-            _require_plain_step(scheduler)
+            require_plain_step(scheduler)
             self._scheduler = scheduler
         self.gate.settle()
         return self._scheduler
@@ -313,7 +313,7 @@ def _require_sequence(micro_batches: Any) -> None:
         )
 
 
-def _require_plain_step(stepped: Optimizer | LRScheduler) -> None:
+def require_plain_step(stepped: Optimizer | LRScheduler) -> None:
     """Raises ValueError where a step needs to be given something, as a closure or a metric."""
     needed = [
         parameter.name

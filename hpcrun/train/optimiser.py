@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from hpcrun.config import Config, decay_begins
 from hpcrun.errors import UserError
+from hpcrun.train.amp_trainer import require_plain_step
 from hpcrun.train.suitable import sparse_weights
 from hpcrun.train.task import Task
 
@@ -30,6 +31,10 @@ def optimizer_of(task: Task, model: nn.Module, config: Config) -> Optimizer:
             f"{where} gave a {type(own).__name__}; return a torch.optim.Optimizer, or None for the one that "
             "optim names"
         )
+    try:
+        require_plain_step(own)
+    except ValueError as error:
+        raise UserError(f"{where}: {error}") from error
     held = {id(parameter) for group in own.param_groups for parameter in group["params"]}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and id(parameter) not in held:

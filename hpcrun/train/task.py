@@ -109,7 +109,8 @@ class Task(ABC):
         Over all micro-batches of all ranks, and in validation, the loss is then the mean weighted so.
         ``batch`` is as the data loader gave it, not yet on the device. None, the same for all batches:
         every sample counts alike. A batch of weight 0 may have no loss (not a number), but its gradient
-        must be zero or finite: divide by ``mask.sum().clamp(min=1)``, not by ``mask.sum()``.
+        must be zero or finite: divide by ``mask.sum().clamp(min=1)``, not by ``mask.sum()``. A weight that is
+        no number, infinite or below zero skips the step on all ranks.
         """
         return None
 
