@@ -36,7 +36,7 @@ def hand_over(
     *,
     admit: Callable[[], AbstractContextManager[Sequence[str]]],
     make: Callable[[], object] | None = None,
-    snapshot: bool = True,
+    snapshot: bool | None = None,
     after: Sequence[RunDirectory] = (),
 ) -> Submitted | None:
     """Submit ``run``; None where nobody is to run it (prepared), or this process (debug).
@@ -45,7 +45,7 @@ def hand_over(
         admit: around the submission, when nobody else can begin one: raises where ``run`` is not to go on
             with ``config``, and gives what differs in the one whose place it takes.
         make: makes the run directory, where there is none yet.
-        snapshot: keep a copy of the code.
+        snapshot: keep a copy of the code; None: if the submission before this one did.
         after: runs that have to finish first.
 
     Raises:
@@ -63,8 +63,7 @@ def hand_over(
         with SubmissionLock(run):
             refuse_live(run)
             with _put_back_on_failure(run), admit() as replaced:
-                if snapshot:
-                    _keep_code(run)
+                _keep_code(run, snapshot)
                 # A resume may ask for other nodes: the ranks read what the newest submission said.
                 write_atomic(run.config, to_yaml(config))
                 run.result.unlink(missing_ok=True)
@@ -157,9 +156,15 @@ def refuse_live(run: RunDirectory) -> None:
         )
 
 
-def _keep_code(run: RunDirectory) -> None:
-    """Copy the code of the submission's folder beside the run, and say so in its record."""
+def _keep_code(run: RunDirectory, wanted: bool | None) -> None:
+    """Copy the code of the submission's folder beside the run, where that is wanted, and record it."""
     facts = read_json(run.record) or {}
+    if wanted is None:
+        wanted = facts.get("snapshot") is not False
+    facts["snapshot"] = wanted
+    if not wanted:
+        write_json(run.record, {**facts, "code": None})
+        return
     try:
         snapshot, words = take_snapshot(run, Path(str(facts.get("folder") or Path.cwd())))
         if words:

@@ -1,6 +1,7 @@
-"""Continue a run from its newest checkpoint, as it was configured.
+"""Continue a run from its newest checkpoint, as it was submitted.
 
-It goes to Slurm where there is one, else it runs on this machine.
+The code is that of the folder it was submitted from, as it is now. It goes
+to Slurm where there is one, else it runs on this machine.
 """
 
 import argparse

@@ -29,7 +29,7 @@ from hpcrun.cli.packages import require_packages
 from hpcrun.cli.runs import add_runs_dir, handle, runs_dir
 from hpcrun.config import Config, to_yaml
 from hpcrun.errors import UserError
-from hpcrun.launch import submission
+from hpcrun.launch import jobs, submission
 from hpcrun.launch.dependencies import still_to_wait_for, with_dependency
 from hpcrun.launch.raw_script import not_in_the_script, raw_command
 from hpcrun.launch.submission import ExecutorName, Submitted
@@ -106,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
             require_packages(config)
         if standing is not None and standing.replaced:
             refuse_live(run_directory)
-        shown = with_dependency(config, _after(arguments, executor))
+        shown = with_dependency(config, _after(arguments, executor, run_directory))
         return _show(run_directory, shown, executor, standing, arguments.json)
     folder = Path.cwd()
 
@@ -150,8 +150,10 @@ def start(
     # What runs a prepared one may load more.
     if executor != "prepared":
         require_packages(config)
-    snapshot = not getattr(arguments, "no_snapshot", False)
-    after = _after(arguments, executor)
+    # To continue a run says nothing of either: it is as it was.
+    without = getattr(arguments, "no_snapshot", None)
+    snapshot = None if without is None else not without
+    after = _after(arguments, executor, run)
     submitted = hand_over(
         run, config, executor, admit=admit, make=make, snapshot=snapshot, after=after
     )
@@ -173,9 +175,13 @@ def start(
     return follow(run, config, stop_on_interrupt=local)
 
 
-def _after(arguments: argparse.Namespace, executor: ExecutorName) -> list[RunDirectory]:
-    """The runs that are to finish first."""
-    named: list[str] = getattr(arguments, "after", [])
+def _after(
+    arguments: argparse.Namespace, executor: ExecutorName, run: RunDirectory
+) -> list[RunDirectory]:
+    """The runs that are to finish first: those that are named, or that ``run`` has waited for before."""
+    named: list[str] | None = getattr(arguments, "after", None)
+    if named is None:
+        return still_to_wait_for(jobs.waited_for(run), executor)
     return still_to_wait_for(
         [directory.find(name, runs_dir(arguments)) for name in named], executor
     )

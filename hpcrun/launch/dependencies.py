@@ -26,7 +26,7 @@ def still_to_wait_for(runs: Sequence[RunDirectory], executor: str) -> list[RunDi
         if not now.live:
             raise LaunchError(
                 f"--after {run.name}: has not finished and does not run ({now.word}); continue it first "
-                f"with `hpcrun resume {run.name}`"
+                f"with `hpcrun resume {run.name}`, or submit without --after"
             )
         if executor == "debug" or (now.executor == "slurm") != (executor in ("slurm", "prepared")):
             raise LaunchError(

@@ -66,6 +66,13 @@ def current_job(run: RunDirectory) -> tuple[str, str] | None:
     return next(((executor, job) for job, executor in reversed(executors.items())), None)
 
 
+def waited_for(run: RunDirectory) -> list[RunDirectory]:
+    """The runs that the newest submission of ``run`` was to wait for."""
+    told = [event.fields for event in read_events(run) if event.what == "submitted"]
+    named = told[-1].get("after", []) if told else []
+    return [RunDirectory(Path(path)) for path in named if Path(path).is_dir()]
+
+
 def states(runs: Iterable[RunDirectory]) -> list[RunState]:
     """The state of each run, with one call to squeue, and one to sacct, for all of them together."""
     jobs = [(run, current_job(run)) for run in runs]
@@ -279,9 +286,7 @@ def _state(
     if ended is not None:
         return ended
     if word == "CANCELLED" or (not word and _cancelled(run, job_id)):
-        return RunState(
-            "stopped", "cancelled; `hpcrun resume` continues it", False, executor, job_id
-        )
+        return RunState("stopped", _why_cancelled(run, job_id), False, executor, job_id)
     if word == "COMPLETED":
         detail = "its result.json is gone or damaged; `hpcrun resume` writes it again"
         return RunState("lost", detail, False, executor, job_id)
@@ -293,6 +298,22 @@ def _state(
         gone = "its job has gone from Slurm while it waited; `hpcrun resume` continues it"
         return RunState("stopped", gone, False, executor, job_id)
     return RunState("lost", detail or "ended without a word", False, executor, job_id)
+
+
+def _why_cancelled(run: RunDirectory, job: str) -> str:
+    opened = any(
+        event.what == "opened" and event.attempt is not None and event.attempt.job == job
+        for event in read_events(run)
+    )
+    missing = [
+        other.name
+        for other in ([] if opened else waited_for(run))
+        if (read_json(other.result) or {}).get("state") != "finished"
+    ]
+    if missing:
+        names = ", ".join(missing)
+        return f"cancelled: it was to wait for {names}; `hpcrun resume {names}`, then this one"
+    return "cancelled; `hpcrun resume` continues it"
 
 
 def _is_process(job: str) -> bool:

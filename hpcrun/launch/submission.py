@@ -161,11 +161,11 @@ def submit(
         OSError: the run directory cannot be written; no job is left.
         KeyboardInterrupt: ``interrupted`` said so; no job is left.
     """
-    place: dict[str, Any] = {}
+    facts: dict[str, Any] = {"after": [str(other.path) for other in after]} if after else {}
     if executor == "slurm":
         # Before, because of a job that was handed over there has to be a line at once.
         if (cluster := slurm.cluster_name()) is not None:
-            place = {"cluster": cluster}
+            facts["cluster"] = cluster
         handed = _submit_slurm(run, with_dependency(config, after), payload, interrupted)
     else:
         handed = _submit_local(run, config, payload, after)
@@ -177,7 +177,7 @@ def submit(
             job=handed.job_id,
             nodes=config.job.nodes,
             gpus=config.job.gpus,
-            **place,
+            **facts,
         )
     except OSError as error:
         _take_back(run, handed, error)

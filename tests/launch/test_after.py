@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.run.directory import RunDirectory
+from hpcrun.run.files import read_json
 from tests import jobs
 
 HERE = ("submit", "--cpu", "--executor", "local", "--detach", "--no-snapshot")
@@ -46,8 +47,15 @@ def test_a_run_whose_forerunner_fails_never_starts_and_says_so(tmp_path: Path) -
     assert not jobs.events(second, "opened")
     told = jobs.hpcrun("status", "second", cwd=tmp_path).stdout
     assert "stopped" in told
-    assert "cancelled; `hpcrun resume` continues it" in told
+    assert "cancelled: it was to wait for first; `hpcrun resume first`, then this one" in told
+    again = jobs.hpcrun("resume", "second", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "--after first: has not finished and does not run (failed)" in again.stderr
     late = jobs.hpcrun(*HERE, "--name", "late", "--after", "first", "--", "true", cwd=tmp_path)
     assert late.returncode == 2
     assert "--after first: has not finished and does not run (failed)" in late.stderr
     assert not (tmp_path / "runs" / "late").exists()
+    # It was submitted without a copy of its code, and so it goes on.
+    assert jobs.hpcrun("resume", "first", "--detach", cwd=tmp_path).returncode == 0
+    assert (read_json(first.record) or {})["snapshot"] is False
+    jobs.wait_for_end(first)
