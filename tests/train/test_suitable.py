@@ -103,6 +103,8 @@ def test_sparse_gradients_are_told_what_they_need_and_trained_with_it():
     assert " ".join(SPARSE_KEYS) in line
     assert refusal(model, *SPARSE_KEYS[:3]).startswith("train.clip_norm: the gradients of 0.weigh")
     assert "with train.clip_norm=null;" in refusal(model, task=Optimised)
+    joined = refusal(model, *SPARSE_KEYS, "train.uneven=join")
+    assert joined.startswith("train.uneven: the gradients of 0.weight are sparse, ")
     config = resolve([override_layer(SPARSE_KEYS)])
     require_model(model, Given(), config, ranks=1, cuda=False)
     optimizer = build_optimizer(model, config)
