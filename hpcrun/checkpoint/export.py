@@ -2,6 +2,7 @@
 
 import os
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,15 @@ import torch
 from hpcrun.checkpoint.errors import CheckpointError, explained
 from hpcrun.checkpoint.holds import hold
 from hpcrun.checkpoint.reading import StoreReader
+from hpcrun.checkpoint.restoring import SHARED
 from hpcrun.checkpoint.retention import Retention
 from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.checkpoint.together import one_line
+from hpcrun.checkpoint.tree import join
 
 FORMATS = (".safetensors", ".pt", ".pth")
 _MODEL, _AVERAGES = "model/", "ema/"
+_UNKNOWN_TO_SAFETENSORS = (torch.complex32, torch.complex128)
 
 
 def newest_readable(store: CheckpointStore) -> int:
@@ -40,10 +45,10 @@ def best_readable(store: CheckpointStore) -> int:
 def export_model(
     store: CheckpointStore, step: int, target: Path, *, averaged: bool = False
 ) -> dict[str, Any]:
-    """Write the model's tensors of ``step``, checked, under their canonical names to ``target``.
+    """Write the model of ``step``, checked, under its canonical names to ``target``.
 
     The file appears whole or not at all. ``.pt`` is what ``torch.load(weights_only=True)`` gives back as a
-    state dict; ``.safetensors`` needs the package of that name.
+    state dict; ``.safetensors`` needs the package of that name, and holds tensors alone.
 
     Args:
         averaged: with the averages of the weights (``train.ema``) in their place.
@@ -52,57 +57,66 @@ def export_model(
         ``tensors``, their number, and ``bytes``.
 
     Raises:
-        CheckpointError: unknown suffix, no safetensors here, a damaged checkpoint, a disk that refuses.
+        CheckpointError: unknown suffix, no safetensors here or no tensors for it, no such folder, a
+            damaged checkpoint, a disk that refuses.
     """
     if target.suffix not in FORMATS:
         raise CheckpointError(f"{target}: unknown format; end it in {', '.join(FORMATS)}")
     if target.suffix == ".safetensors":
         _require_safetensors(target)
+    if not target.parent.is_dir():
+        raise CheckpointError(f"{target}: there is no folder {target.parent}; make it first")
     with hold(store.root, step):
         state = load_model(store, step, averaged=averaged)
+    write: Callable[[dict[str, Any], Path], None] = torch.save
+    if target.suffix == ".safetensors":
+        _require_tensors(state, target)
+        write = _writer_of_safetensors(step)
     part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     with explained("be written", target):
         try:
-            if target.suffix == ".safetensors":
-                _save_safetensors(state, part, step)
-            else:
-                torch.save(state, part)
+            try:
+                write(state, part)
+            except OSError:
+                raise
+            except Exception as error:  # either format's own, which a full disk is told by
+                raise CheckpointError(
+                    f"{target}: cannot be written: {one_line(error)}; is there room for it?"
+                ) from error
             with part.open("rb") as stream:
                 os.fsync(stream.fileno())
             part.replace(target)
         finally:
             part.unlink(missing_ok=True)
-    return {"tensors": len(state), "bytes": target.stat().st_size}
+    tensors = sum(isinstance(value, torch.Tensor) for value in state.values())
+    return {"tensors": tensors, "bytes": target.stat().st_size}
 
 
-def load_model(
-    store: CheckpointStore, step: int, *, averaged: bool = False
-) -> dict[str, torch.Tensor]:
+def load_model(store: CheckpointStore, step: int, *, averaged: bool = False) -> dict[str, Any]:
     """The model's state dict of ``step``, whole tensors on the CPU, every byte checked.
+
+    Where a module adds to it (``get_extra_state``), that is in it as well.
 
     Raises:
         DamagedCheckpoint: naming the file.
         CheckpointError: there is no model in it, or no averages of its weights.
     """
     reader = StoreReader(store, step)
-    model = _found(reader, _MODEL)
-    if not model:
+    skeleton = reader.blob(SHARED).get("model")
+    if not skeleton:
         raise CheckpointError(f"{store.path(step)}: holds no model")
+    names = [name for name in reader.index.tensors if name.startswith(_MODEL)]
+    stored = dict(zip(names, names, strict=True))
     if averaged:
-        averages = _found(reader, _AVERAGES)
+        averages = [name for name in reader.index.tensors if name.startswith(_AVERAGES)]
         if not averages:
             raise CheckpointError(f"{store.path(step)}: holds no averages; train with train.ema")
         # What has no average (buffers, frozen weights) is the model's own.
-        model |= averages
-    into = {name: reader.empty(name) for name in model.values()}
+        stored |= {_MODEL + name.removeprefix(_AVERAGES): name for name in averages}
+    into = {name: reader.empty(name) for name in stored.values()}
     reader.load(into)
-    return {name: into[stored] for name, stored in model.items()}
-
-
-def _found(reader: StoreReader, prefix: str) -> dict[str, str]:
-    """The names of the checkpoint's tensors under ``prefix``, by the names they have there."""
-    names = [name for name in reader.index.tensors if name.startswith(prefix)]
-    return {name.removeprefix(prefix): name for name in names}
+    state: dict[str, Any] = join(skeleton, {name: into[stored[name]] for name in stored})
+    return state
 
 
 def _require_safetensors(target: Path) -> None:
@@ -114,7 +128,16 @@ def _require_safetensors(target: Path) -> None:
         ) from error
 
 
-def _save_safetensors(state: dict[str, torch.Tensor], part: Path, step: int) -> None:
+def _require_tensors(state: dict[str, Any], target: Path) -> None:
+    for name, value in state.items():
+        if not isinstance(value, torch.Tensor) or value.dtype in _UNKNOWN_TO_SAFETENSORS:
+            what = value.dtype if isinstance(value, torch.Tensor) else "no tensor"
+            raise CheckpointError(
+                f"{target}: {name} is {what}, which safetensors cannot hold; export to .pt"
+            )
+
+
+def _writer_of_safetensors(step: int) -> Callable[[dict[str, Any], Path], None]:
     from safetensors.torch import save_file
 
-    save_file(state, part, metadata={"format": "pt", "step": str(step)})
+    return lambda state, part: save_file(state, part, metadata={"format": "pt", "step": str(step)})

@@ -1,5 +1,9 @@
 """What leaves a run is plain: one file, canonical names, no import of ours to read it."""
 
+import resource
+import signal
+from importlib.util import find_spec
+
 import pytest
 import torch
 from torch import nn
@@ -12,6 +16,7 @@ from hpcrun.checkpoint.store import CheckpointStore
 from hpcrun.cli.main import guarded
 from hpcrun.run import directory
 from hpcrun.train.ema import WeightAverage
+from tests.train.forks import fork_ranks
 
 from .single import engine
 
@@ -116,6 +121,58 @@ def test_a_damaged_checkpoint_is_not_exported(run, tmp_path):
     assert not (tmp_path / "m.pt").exists()
     with pytest.raises(CheckpointError, match=r"end it in \.safetensors, \.pt"):
         export_model(store, 1, tmp_path / "m.bin")
+
+
+class Scaled(nn.Linear):
+    """A layer that adds to its state."""
+
+    history = torch.ones(2)
+
+    def get_extra_state(self):
+        return {"history": self.history, "count": 2}
+
+    def set_extra_state(self, state):
+        self.history = state["history"]
+
+
+def test_what_only_one_format_holds_is_in_that_one_and_refused_in_a_line_by_the_other(
+    root, tmp_path
+):
+    pytest.importorskip("safetensors.torch")
+    model = Scaled(2, 1)
+    shared = capture_shared(model, torch.optim.SGD(model.parameters()), extra={})
+    assert engine(root, "7-0").save(1, shared, {}, {}, alike(model)).ok
+    model.register_buffer("phase", torch.ones(1, dtype=torch.complex128))
+    shared["model"] = {"phase": model.phase}
+    assert engine(root, "7-0").save(2, shared, {}, {}, alike(model)).ok
+    store = CheckpointStore(root, "7-1", patience=0)
+    export_model(store, 1, tmp_path / "m.pt")
+    again = Scaled(2, 1)
+    again.history = None
+    again.load_state_dict(torch.load(tmp_path / "m.pt", weights_only=True))
+    assert torch.equal(again.history, torch.ones(2))
+    for step, what in ((1, "_extra_state is no tensor"), (2, r"phase is torch\.complex128")):
+        with pytest.raises(CheckpointError, match=f"{what}, which safetensors .* export to .pt"):
+            export_model(store, step, tmp_path / "m.safetensors")
+
+
+def test_a_folder_that_is_not_there_and_a_full_disk_are_told_in_a_line(run, hpcrun, tmp_path):
+    code, _, err = hpcrun("export", "r", "missing/m.pt")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "missing/m.pt: there is no folder missing; make it first" in err
+
+    def play(_):
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+        store = CheckpointStore(run[0].checkpoints, "7-1", patience=0)
+        for name in ["m.pt", *["m.safetensors"] * bool(find_spec("safetensors"))]:
+            with pytest.raises(CheckpointError, match=f"{name}: cannot be written: .* room for it"):
+                export_model(store, 2, tmp_path / name)
+
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    assert fork_ranks(1, play, logs) == [0], (logs / "rank-0.log").read_text()
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith((".m", "m."))]
 
 
 def test_verify_names_every_damaged_file_and_its_exit_code_tells(run, hpcrun):
