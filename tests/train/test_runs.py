@@ -306,7 +306,7 @@ def test_a_rank_that_fails_ends_although_its_loader_processes_ignore_sigterm(run
     assert runs.codes(name) == FAILED
     assert "ValueError" in runs.kinds(name)
     # A hanging loader sleeps for ten minutes.
-    assert runs.seconds(name) < 120
+    assert runs.seconds(name) < 400
 
 
 def test_steps_that_are_not_finite_on_one_rank_are_skipped_on_all_and_traced_to_their_samples(runs):
