@@ -4,8 +4,8 @@
 One process, one state, one run; all ways take their turn in each of ``--repeat`` rounds, so that a busy
 machine is busy for all of them. Every figure is the median of the rounds, and every ratio the median of the
 rounds' ratios. "Added" is the wall time that training lost from the call of the save over all
-following steps until the writing was over: a call that returns at once and slows the next hundred
-steps is not cheap. What is printed is a table of Markdown.
+following steps until the writing was over, and over ``--window`` seconds of steps at least: a call that
+returns at once and slows the next hundred steps is not cheap. What is printed is a table of Markdown.
 
     tools/bench/checkpoint.py --dir /scratch/bench            # 1.2 GB of state, about two minutes
     tools/bench/checkpoint.py --dir /scratch/bench --json
@@ -23,6 +23,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -78,19 +79,34 @@ def steps(training: Training, count: int) -> float:
     return time.perf_counter() - began
 
 
-def added(
-    training: Training, count: int, save: Callable[[], None], drain: Callable[[], None]
-) -> tuple[float, float, float]:
-    """Seconds: wall time added over ``count`` steps from the call on, of the call alone, until the end."""
+@dataclass(frozen=True)
+class Way:
+    """One way to save: the call, whether its writing is over, and what takes note of that."""
+
+    save: Callable[[], None]
+    over: Callable[[], bool] = lambda: True
+    drain: Callable[[], None] = lambda: None
+
+
+def added(training: Training, count: int, way: Way) -> tuple[float, float, float]:
+    """Seconds: wall time added from the call on, of the call alone, from the call to the end of the writing.
+
+    Steps are made until the writing is over, ``count`` at least; its end is seen to the nearest step.
+    """
     before = steps(training, count)
     began = time.perf_counter()
-    save()
+    way.save()
     call = time.perf_counter() - began
-    during = steps(training, count)
-    drain()
+    made, written = 0, call if way.over() else 0.0
+    while made < count or not written:
+        training.step()
+        made += 1
+        if not written and way.over():
+            written = time.perf_counter() - began
+    way.drain()
     whole = time.perf_counter() - began
-    after = steps(training, count)
-    return call + during - (before + after) / 2, call, whole
+    pace = (before + steps(training, count)) / (2 * count)
+    return whole - made * pace, call, written
 
 
 class Ways:
@@ -106,11 +122,16 @@ class Ways:
             world_size=1,
             group=None,
             still_mine=lambda: None,
-            tidy=lambda step: [str(n) for n in self.store.prune(1, [step])],
+            tidy=self.keep_one,
         )
         self.future: Any = None
         self.child: Any = None
         self.last = 0.0
+        self.notes: set[str] = set()
+
+    def keep_one(self, step: int) -> list[str]:
+        self.store.prune(1, [step])
+        return []
 
     def own_again(self) -> None:
         """Write to every page: after a fork the first write to each is slow, whoever makes it."""
@@ -125,9 +146,6 @@ class Ways:
         for old in self.folder.glob(f"{name}-*"):
             shutil.rmtree(old) if old.is_dir() else old.unlink()
         return self.folder / f"{name}-{self.number}"
-
-    def nothing(self) -> None:
-        """No drain is needed."""
 
     def memcpy(self) -> None:
         for copy, value in zip(self.copies, self.tensors(), strict=True):
@@ -147,6 +165,9 @@ class Ways:
             self.training.state(), checkpoint_id=str(self.fresh("dcp-async"))
         )
 
+    def dcp_over(self) -> bool:
+        return bool(self.future.done())
+
     def dcp_drain(self) -> None:
         self.future.result()
 
@@ -155,11 +176,16 @@ class Ways:
         model = self.training.model
         self.engine.start(self.number, self.training.state(), {}, {}, alike(model))
 
+    def hpcrun_over(self) -> bool:
+        return not self.engine.under_way
+
     def hpcrun_drain(self) -> None:
         (outcome,) = self.engine.wait()
         if not outcome.ok:
             sys.exit(f"the save failed: {outcome.error}")
-        self.last = outcome.seconds - outcome.stalled
+        self.notes |= set(outcome.notes)
+        # Beyond the memory budget training waits for all of the writing.
+        self.last = outcome.seconds - outcome.stalled or outcome.seconds
 
     def in_a_process(self) -> None:
         """The same snapshot, written by a forked process instead of a thread."""
@@ -173,6 +199,9 @@ class Ways:
 
         self.child = multiprocessing.get_context("fork").Process(target=work)
         self.child.start()
+
+    def process_over(self) -> bool:
+        return not self.child.is_alive()
 
     def process_drain(self) -> None:
         self.child.join()
@@ -226,25 +255,25 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         ways = Ways(training, folder)
         size = sum(value.nbytes for value in ways.tensors())
         table = {
-            "memcpy": (ways.memcpy, ways.nothing),
-            "torch.save + fsync": (ways.torch_save, ways.nothing),
-            "dcp.save": (ways.dcp_save, ways.nothing),
-            "dcp.async_save": (ways.dcp_async_save, ways.dcp_drain),
-            "hpcrun, thread": (ways.hpcrun, ways.hpcrun_drain),
-            "hpcrun, process": (ways.in_a_process, ways.process_drain),
+            "memcpy": Way(ways.memcpy),
+            "torch.save + fsync": Way(ways.torch_save),
+            "dcp.save": Way(ways.dcp_save),
+            "dcp.async_save": Way(ways.dcp_async_save, ways.dcp_over, ways.dcp_drain),
+            "hpcrun, thread": Way(ways.hpcrun, ways.hpcrun_over, ways.hpcrun_drain),
+            "hpcrun, process": Way(ways.in_a_process, ways.process_over, ways.process_drain),
         }
         count = max(10, round(arguments.window / arguments.step))
-        for name, (save, drain) in table.items():  # everything once, so that all is warm
+        for name, way in table.items():  # everything once, so that all is warm
             if name == "hpcrun, process":
                 ways.shared_staging = SharedStaging()
-            save()
-            drain()
+            way.save()
+            way.drain()
         found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in table}
         writes, dds, directs, reads, restores = [], [], [], [], []
         memory = memoryview(bytearray(size + (1 << 20)))
         for _ in range(arguments.repeat):
-            for name, (save, drain) in table.items():
-                found[name].append(added(training, count, save, drain))
+            for name, way in table.items():
+                found[name].append(added(training, count, way))
                 if name == "hpcrun, process":
                     ways.own_again()
             dds.append(dd(folder, size))
@@ -265,9 +294,10 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         def ratio(above: list[float], below: list[float]) -> float:
             return statistics.median(a / b for a, b in zip(above, below, strict=True))
 
-        def over(name: str) -> float:
+        def over(name: str) -> float | None:
             ours = [row[0] for row in found["hpcrun, thread"]]
-            return ratio(ours, [row[0] for row in found[name]])
+            theirs = [row[0] for row in found[name]]
+            return ratio(ours, theirs) if min(*ours, *theirs) > 0 else None
 
         return {
             "state_gigabytes": size / 1e9,
@@ -275,6 +305,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             "cores": len(os.sched_getaffinity(0)),
             "load": os.getloadavg()[0],
             "rounds": arguments.repeat,
+            "notes": sorted(ways.notes),
             "ways": {
                 name: {"added": row[0], "call": row[1], "until_written": row[2]}
                 for name, row in middle.items()
@@ -312,8 +343,12 @@ def show(figures: dict[str, Any]) -> None:
     for name, row in figures["ways"].items():
         against = figures["added_over"].get(name)
         last = "" if against is None else f"{against:.2f} x added{aims.get(name, '')}"
+        if name in figures["added_over"] and against is None:
+            last = "none: a round lost nothing, which is noise"
         times = " | ".join(f"{row[key]:.3f}" for key in ("added", "call", "until_written"))
         print(f"| {name} | {times} | {last} |")
+    for note in figures["notes"]:
+        print(f"| hpcrun | | | {note} | |")
     size = figures["state_gigabytes"]
     ours = figures["write_seconds"]
     for options, key, aim in (
