@@ -24,10 +24,12 @@ from hpcrun.checkpoint.extra import fill, shards, taken
 from hpcrun.checkpoint.index import TensorEntry
 from hpcrun.checkpoint.interval import EverySeconds, EverySteps, Interval, pays
 from hpcrun.checkpoint.lock import FolderLock
+from hpcrun.checkpoint.names import replicated
 from hpcrun.checkpoint.native_threads import GLOO_WORKERS, wait_until_idle
 from hpcrun.checkpoint.outcome import SaveOutcome
 from hpcrun.checkpoint.planning import require_dense
 from hpcrun.checkpoint.retention import Retention, tidying
+from hpcrun.checkpoint.sameness import require_alike
 from hpcrun.checkpoint.staging import Staging
 from hpcrun.checkpoint.state import (
     alike,
@@ -141,6 +143,7 @@ class Checkpointer:
             self._interval = EverySeconds(lambda: 60.0 * minutes, self._together)
         # Only what all ranks learn at the same call decides whether to save: not what `poll` tells.
         self._begun = False
+        self._compared = False
         self._asked: int | None = None
         self._saved: int | None = None
         self.notes: tuple[str, ...] = ()
@@ -197,7 +200,8 @@ class Checkpointer:
 
         Raises:
             CheckpointError: on all ranks: checkpoints were there before and :meth:`restore` was not
-                called, or another training saves to the folder.
+                called, another training saves to the folder, or at the first save the ranks do not hold
+                the same weights.
         """
         step = require_step(step)
         if not self._begun:
@@ -217,6 +221,8 @@ class Checkpointer:
             shared = self._capture()
         except Exception as error:  # the others may have none, and would wait
             trouble = error
+        if not self._compared:
+            self._compared = self._compare(None if trouble else shared)
         own = capture_rank()
         if self._together.world_size > 1 and not broadcast(self._model):
             own["buffers"] = capture_buffers(self._model)
@@ -271,6 +277,12 @@ class Checkpointer:
 
     def _capture(self) -> dict[str, Any]:
         return capture_shared(self._model, self._optimizer, **self._parts, extra=taken(self.extra))
+
+    def _compare(self, shared: dict[str, Any] | None) -> bool:
+        if self._together.world_size == 1 or replicated(self._model):
+            return True
+        tensors = None if shared is None else split(shared)[1]
+        return require_alike(tensors, alike(self._model), self._together)
 
     def _template(self, entries: Mapping[str, TensorEntry], skeleton: Any) -> dict[str, Any]:
         found = template(self._model, self._optimizer)(entries, skeleton)

@@ -22,6 +22,13 @@ def bare(model: nn.Module) -> nn.Module:
             return model
 
 
+def replicated(model: nn.Module) -> bool:
+    """Whether DDP is around all of it, which keeps the ranks' parameters alike."""
+    while isinstance(inner := model._modules.get("_orig_mod"), nn.Module):
+        model = inner
+    return isinstance(model, DistributedDataParallel)
+
+
 def named_parameters(
     model: nn.Module, *, remove_duplicate: bool = True
 ) -> Iterator[tuple[str, nn.Parameter]]:

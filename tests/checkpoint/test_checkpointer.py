@@ -208,6 +208,22 @@ def test_each_rank_gets_its_own_buffers_back_where_they_differ(tmp_path):
         assert all(torch.equal(here[name], value) for name, value in there.items())
         mean = here["module.last.running_mean"]
         assert mean[0] == pytest.approx(0.1 * (rank + 1))
+        # Without DDP they are compared, but for buffers.
+        apart, same = tmp_path / "apart", nn.ModuleList([after.module, nn.Linear(1, 1)])
+        with torch.no_grad():
+            same[1].weight.fill_(rank)
+        ckpt = Checkpointer(apart, model=same, optimizer=torch.optim.SGD(same.parameters()))
+        ckpt.extra["seen"] = {1} if rank else 1
+        ckpt.save(0)
+        with pytest.raises(CheckpointError, match=r"step 0 was not saved: rank 1 .*builtins\.set"):
+            ckpt.wait()
+        ckpt.extra.clear()
+        with pytest.raises(CheckpointError, match=r"not hold the same model/1\.weight, and a"):
+            ckpt.save(1)
+        with torch.no_grad():
+            same[1].weight.fill_(0)
+        ckpt.save(1)
+        assert ckpt.wait().ok
 
     logs = tmp_path / "logs"
     logs.mkdir()
