@@ -18,7 +18,7 @@ _PATIENCE = 60.0
 
 
 def folders() -> list[str]:
-    """This process's ``sys.path``, and after it the folders that setuptools' editable installs add."""
+    """This process's ``sys.path``, and after it the folders that setuptools' editable installs lead to."""
     found = list(sys.path)
     for name, module in list(sys.modules.items()):
         if name.startswith("__editable__") and name.endswith("_finder"):
@@ -46,12 +46,20 @@ def folders_of(program: str) -> list[str]:
         return folders()
 
 
-def copied_path(path: Iterable[str], copy_of: Callable[[Path], Path | None]) -> list[str]:
-    """``path`` with the copy of each folder before it, so that nothing changes its rank otherwise."""
+def copied_path(
+    path: Iterable[str], more: Iterable[str], copy_of: Callable[[Path], Path | None]
+) -> list[str]:
+    """``path`` with the copy of each folder right before it, so that nothing changes its rank otherwise.
+
+    Those of ``more`` follow of which there is a copy: the rest is found as it was.
+    """
     found = []
     for folder in path:
         copied = copy_of(Path(folder))
         found += [str(copied), folder] if copied else [folder]
+    for folder in more:
+        if copied := copy_of(Path(folder)):
+            found += [str(copied), folder]
     return list(dict.fromkeys(found))
 
 

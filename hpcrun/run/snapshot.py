@@ -74,8 +74,7 @@ def snapshot_command(
         str(folder / entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry
     ]
     # Those that a .pth file or an import hook adds, as `pip install --editable` does, come after them.
-    path += [entry for entry in folders_of(command[0]) if snapshot.copy_of(folder / entry)]
-    found = copied_path(list(dict.fromkeys(path)), snapshot.copy_of)
+    found = copied_path(path, folders_of(command[0]), snapshot.copy_of)
     copied = snapshot.copy_of(folder)
     if "-m" in words[:4] and copied is not None:
         return words, {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join([str(copied), *found])}
@@ -221,21 +220,27 @@ def _take_ignored_modules(plan: _Plan, source: Path) -> None:
 
 
 def _not_of_runs(paths: Iterable[Path], source: Path, folder: Path, run: Path) -> Iterator[Path]:
-    """Leave out what lies in a run directory, or beside this one: each run would hold all before it."""
+    """Leave out what lies in a run directory, or beside this one (each run would hold all before it), and
+    environments: a copy of one is none."""
     runs = Path(os.path.realpath(run.parent))
     # A runs directory that holds the code is known by its runs.
     known = {source: False} | ({} if folder.is_relative_to(runs) else {runs: True})
 
     def left_out(folder: Path) -> bool:
         if folder not in known:
-            known[folder] = left_out(folder.parent) or _is_run(RunDirectory(folder))
+            known[folder] = left_out(folder.parent) or _is_run(folder) or _is_environment(folder)
         return known[folder]
 
     return (path for path in paths if not left_out(path.parent))
 
 
-def _is_run(run: RunDirectory) -> bool:
+def _is_run(folder: Path) -> bool:
+    run = RunDirectory(folder)
     return run.exists() and run.logs.is_dir()
+
+
+def _is_environment(folder: Path) -> bool:
+    return (folder / "pyvenv.cfg").exists() or (folder / "conda-meta").exists()
 
 
 def _too_much(plan: _Plan) -> str:

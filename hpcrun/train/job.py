@@ -142,7 +142,7 @@ def _enter_folder(run: RunDirectory) -> None:
     sys.path.insert(0, str(copied or folder))
     if snapshot is not None:
         # Also where PYTHONPATH or an editable install would lead to the code as it lies now.
-        sys.path[:] = copied_path(folders(), snapshot.copy_of)
+        sys.path[:] = copied_path(sys.path, folders(), snapshot.copy_of)
 
 
 def _as_submitted(run: RunDirectory, command: list[str]) -> list[str]:

@@ -45,7 +45,9 @@ def test_a_program_that_is_no_python_gets_the_folders_of_this_one() -> None:
     assert folders_of("bash") == folders()
 
 
-def test_a_copy_comes_right_before_what_it_is_of() -> None:
-    copies = {Path("/work/src"): Path("/copy/src")}
-    path = ["/else", "/work/src", "/lib"]
-    assert copied_path(path, copies.get) == ["/else", "/copy/src", "/work/src", "/lib"]
+def test_a_copy_comes_right_before_what_it_is_of_and_nothing_else_is_added() -> None:
+    copies = {Path("/work/src"): Path("/copy/src"), Path("/work/lib"): Path("/copy/lib")}
+    path = copied_path(
+        ["/else", "/work/src", "/lib"], ["/work/src", "/work/lib", "/other"], copies.get
+    )
+    assert path == ["/else", "/copy/src", "/work/src", "/lib", "/copy/lib", "/work/lib"]

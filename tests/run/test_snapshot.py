@@ -141,8 +141,10 @@ def test_ignored_modules_beside_copied_ones_are_copied(project: Path, run: RunDi
     assert not found & {"src/a.log", "data/_version.py"}
 
 
-def test_no_run_is_copied_wherever_its_runs_directory_lies(project: Path) -> None:
+def test_no_run_and_no_environment_is_copied_wherever_it_lies(project: Path) -> None:
     (project / ".gitignore").unlink()
+    (project / "env").mkdir()
+    (project / "env" / "pyvenv.cfg").write_text("home = /usr")
     (project / "other").mkdir()
     other = create(project / "other" / "b", "x", {})
     (other.code / "001").mkdir(parents=True)
