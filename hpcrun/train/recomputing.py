@@ -83,13 +83,13 @@ class _Passes:
 
 
 class Buffers:
-    """The buffers of the blocks of ``module`` that are recomputed out of our sight, as they are now."""
+    """The buffers of the blocks of ``module`` that are recomputed as they are compiled, as these are now."""
 
     def __init__(self, module: nn.Module) -> None:
         self._found = [
             (block, name, value.detach().clone())
             for block in module.modules()
-            if isinstance(block, CheckpointWrapper) and block.checkpoint_fn.func is not _recomputed
+            if isinstance(block, CheckpointWrapper)
             for name, value in block._checkpoint_wrapped_module.named_buffers()
         ]
 

@@ -79,12 +79,15 @@ class Taking:
 
     def _first_loss(self, model: nn.Module, batch: Any) -> Tensor:
         """The loss in this process's first step, where the ranks see together that it is one."""
-        buffers = Buffers(self._trainer.module)
+        done = self._trainer.preparation
+        unseen = done.compile is not None and done.checkpointing != "none"
+        buffers = Buffers(self._trainer.module) if unseen else None
         value = self._bare(model, batch)
 
         def judge() -> None:
             require_loss(value, self._name)
-            buffers.require_same()
+            if buffers is not None:
+                buffers.require_same()
 
         together(judge, rank=self._rank, group=self._trainer.control_group())
         return value

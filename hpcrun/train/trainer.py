@@ -111,6 +111,11 @@ class DistributedAMPTrainer(AMPTrainer):
         """How the ranks share the work."""
         return self._parallel
 
+    @property
+    def preparation(self) -> Preparation:
+        """What is done to the model before the ranks share it."""
+        return self._preparation
+
     def setup_distributed(self) -> DistributedConfig:
         """Join the process group, unless that is done already; raises ClusterError as it does."""
         self.distributed = process_group.setup_distributed(self.distributed)

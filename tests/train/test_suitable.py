@@ -15,6 +15,7 @@ from hpcrun.train.batching import Batching
 from hpcrun.train.memory import Need
 from hpcrun.train.optimiser import build_optimizer
 from hpcrun.train.parallel import decide
+from hpcrun.train.preparation import Preparation, prepare
 from hpcrun.train.suitable import require_model, unshardable
 from hpcrun.train.taking import Taking
 from hpcrun.train.trainer import DistributedAMPTrainer
@@ -132,8 +133,8 @@ def sgd(model):
     return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
 
 
-def taking(task, batching=None, optimizer=sgd):
-    trainer = DistributedAMPTrainer(task.model, optimizer, device="cpu")
+def taking(task, batching=None, optimizer=sgd, preparation=None):
+    trainer = DistributedAMPTrainer(task.model, optimizer, device="cpu", preparation=preparation)
     return Taking(trainer, task, batching or Batching(4, 1, 1))
 
 
@@ -185,6 +186,28 @@ def test_what_thaws_later_is_refused_in_that_step_and_trained_where_it_is_frozen
         UserError, match=r"^requires_grad became True in step 7 for 0.weight, 0.bias,"
     ):
         taking(Given(late, torch.Tensor.mean))(7, [torch.ones(4, 3)])
+
+
+class Counting(nn.Linear):
+    """Counts its passes."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__(inputs, outputs)
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, x):
+        self.passes += 1
+        return super().forward(x)
+
+
+def test_a_block_to_be_compiled_and_recomputed_that_changes_a_buffer_is_refused_in_the_first_step():
+    model = nn.Sequential(Counting(3, 3), Counting(3, 1))
+    task, compiled = Given(model, torch.Tensor.mean), Preparation("full", compile="default")
+    prepare(model, compiled)
+    for other in (Preparation("full"), Preparation(compile="default")):
+        taking(task, preparation=other)(0, [torch.ones(4, 3)])
+    with pytest.raises(UserError, match=r"Counting changes its buffer passes in training"):
+        taking(task, preparation=compiled)(0, [torch.ones(4, 3)])
 
 
 @pytest.mark.parametrize(
