@@ -37,6 +37,7 @@ from hpcrun.checkpoint.state import (
     apply_shared,
     capture_rank,
     capture_shared,
+    left_out,
     template,
 )
 from hpcrun.checkpoint.store import CheckpointStore
@@ -147,7 +148,7 @@ class Checkpointer:
         self._asked: int | None = None
         self._saved: int | None = None
         self.notes: tuple[str, ...] = ()
-        """What the last restore had to say: damaged files passed over, another number of ranks."""
+        """What the last restore had to say: damage passed over, another number of ranks, a new scheduler."""
         self.outcome: SaveOutcome | None = None
         """How the last save ended that is known of."""
         # Also for who never enters the block: an interpreter must not end under a thread that saves.
@@ -168,7 +169,7 @@ class Checkpointer:
         if restored is None:
             return 0
         extra = apply_shared(restored.shared, self._model, self._optimizer, **self._parts)
-        notes = list(restored.notes)
+        notes = [*restored.notes, *left_out(restored.shared, **self._parts)]
         fill(self.extra, extra, notes)
         if restored.own is not None:
             if "buffers" in restored.own and not broadcast(self._model):

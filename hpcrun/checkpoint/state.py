@@ -149,13 +149,25 @@ def apply_shared(
                 f"{strange[0]} is in the model's state_dict(), and its load_state_dict() does not know it"
             )
         for name, part in (("scaler", scaler), ("scheduler", scheduler)):
-            if part is not None and shared[name] is not None:
+            if part is not None and shared[name]:  # a scaler that is switched off has none
                 part.load_state_dict(shared[name])
     except (RuntimeError, ValueError, KeyError) as error:
         text = " ".join(str(error).split())[:500] or type(error).__name__
         raise CheckpointError(f"the checkpoint does not fit this training: {text}") from error
     extra: dict[str, Any] = shared["extra"]
     return extra
+
+
+def left_out(shared: dict[str, Any], *, scaler: Any = None, scheduler: Any = None) -> list[str]:
+    """A line for each part that the training has and the checkpoint ``shared`` has not, or otherwise."""
+    notes = []
+    for name, part in (("scaler", scaler), ("scheduler", scheduler)):
+        here = part is not None and bool(part.state_dict())
+        if here and not shared[name]:
+            notes.append(f"the checkpoint has no state of a {name}: it begins anew at this step")
+        if shared[name] and part is None:
+            notes.append(f"the checkpoint's state of a {name} is not used: there is none here")
+    return notes
 
 
 def capture_rank() -> dict[str, Any]:

@@ -125,6 +125,8 @@ class Checkpointing(ABC):
                 scaler=self.gate,
                 scheduler=self.scheduler,
             )
+            alone = state.left_out(restored.shared, scheduler=self.scheduler)
+            restored = replace(restored, notes=(*restored.notes, *alone))
             fresh = self._restart_averages(restored.shared.get("ema", {}))
             if fresh is not None:
                 restored = replace(restored, notes=(*restored.notes, fresh))

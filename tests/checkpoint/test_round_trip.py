@@ -77,6 +77,21 @@ def test_every_layout_and_type_comes_back(tmp_path):
     assert after.image.stride() == before.image.stride()
 
 
+def test_a_schedule_and_a_scaler_that_came_later_begin_anew_and_are_told(tmp_path):
+    model = saved(tmp_path / "checkpoints", scaler=torch.amp.GradScaler("cpu", enabled=False))
+    optimizer = model.groups("ab", "c")
+    more = {
+        "scaler": torch.amp.GradScaler("cpu"),
+        "scheduler": torch.optim.lr_scheduler.LinearLR(optimizer),
+    }
+    ckpt = Checkpointer(tmp_path / "checkpoints", model=model, optimizer=optimizer, **more)
+    assert ckpt.restore() == 1
+    assert [note[:43] for note in ckpt.notes] == [
+        "the checkpoint has no state of a scaler: it",
+        "the checkpoint has no state of a scheduler:",
+    ]
+
+
 def test_a_schedule_with_milestones_goes_on(tmp_path):
     def parts():
         model = nn.Linear(2, 1)
@@ -92,6 +107,11 @@ def test_a_schedule_with_milestones_goes_on(tmp_path):
             rates[step] = first["scheduler"].get_last_lr()
             if step == 3:
                 ckpt.save(3)
+    without = Checkpointer(tmp_path / "checkpoints", **parts() | {"scheduler": None}, every=0)
+    assert without.restore() == 3
+    assert without.notes == (
+        "the checkpoint's state of a scheduler is not used: there is none here",
+    )
     again = parts()
     assert Checkpointer(tmp_path / "checkpoints", **again).restore() == 3
     for step in range(4, 7):
