@@ -166,6 +166,7 @@ class Checkpointer:
         self._take(self._engine.wait())
         self._begun = True
         restored = self._engine.restore(self._template)
+        self._interval.due(0 if restored is None else restored.step)  # it begins here
         if restored is None:
             return 0
         extra = apply_shared(restored.shared, self._model, self._optimizer, **self._parts)

@@ -10,10 +10,11 @@ import fcntl
 import os
 import socket
 import time
+import warnings
 import weakref
 from pathlib import Path
 
-from hpcrun.checkpoint.errors import CheckpointError, explained
+from hpcrun.checkpoint.errors import CheckpointError, CheckpointWarning, explained
 from hpcrun.checkpoint.forks import close_in_children
 
 LOCK = ".lock"
@@ -34,14 +35,15 @@ class FolderLock:
         self._descriptor = -1
         self._firm = False
 
-    def take(self, patience: float = 3.0) -> None:
+    def take(self, here: float = 3.0, elsewhere: float = 120.0) -> None:
         """Take it, unless it is taken here already. Where the file system has no locks, nothing happens.
 
         Another of this process that has not held it for a save may lose it to this one: one that was made
         anew, as in a notebook, is the one that counts.
 
         Args:
-            patience: seconds for another process to end, as that of an attempt before may just be doing.
+            here: seconds for another process of this host to end, as an attempt before may just be doing.
+            elsewhere: for one of another host: if that died, its server drops the lock later (NFSv4: 90 s).
 
         Raises:
             CheckpointError: another process has it, or this one for another ``Checkpointer``.
@@ -55,7 +57,7 @@ class FolderLock:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             descriptor = os.open(self._path, flags, 0o600)
             try:
-                self._lock(descriptor, time.monotonic() + patience)
+                self._lock(descriptor, here, elsewhere)
             except BaseException:
                 os.close(descriptor)
                 raise
@@ -75,19 +77,26 @@ class FolderLock:
         if descriptor >= 0:
             os.close(descriptor)
 
-    def _lock(self, descriptor: int, deadline: float) -> None:
+    def _lock(self, descriptor: int, here: float, elsewhere: float) -> None:
+        began, told = time.monotonic(), False
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 who = os.pread(descriptor, 1000, 0).decode(errors="replace").strip()
-                if who == _name():
+                other = _holders.get(self._path)
+                if who == _name() or (other is not None and other._descriptor >= 0):
                     raise CheckpointError(
                         f"{self._path.parent}: another Checkpointer of this process saves there; give each "
                         "its own folder, or leave the other's block first"
                     ) from None
-                if time.monotonic() > deadline:
+                near = not who or who.endswith(f" on {socket.gethostname()}")
+                if not near and not told:
+                    text = f"{self._path.parent}: waiting {elsewhere:g} s for another training there ({who})"
+                    warnings.warn(text, CheckpointWarning, stacklevel=2)
+                    told = True
+                if time.monotonic() > began + (here if near else elsewhere):
                     raise CheckpointError(
                         f"{self._path.parent}: another training saves there ({who or 'unknown'}); give each "
                         f"its own folder, or end the other; if its node is gone, remove {self._path}"

@@ -290,9 +290,7 @@ def test_a_folder_that_everybody_may_write_to_is_refused_with_the_remedy(tmp_pat
         Checkpointer(folder, **parts()).restore()
     folder.chmod(0o755)
     (folder / "step-000000001" / "rank-00000.bin").chmod(0o606)
-    with pytest.raises(
-        CheckpointError, match=r"rank-00000\.bin: everybody may write there"
-    ):
+    with pytest.raises(CheckpointError, match=r"rank-00000\.bin: everybody may write there"):
         Checkpointer(folder, **parts()).restore()
     (folder / "step-000000001" / "rank-00000.bin").chmod(0o600)
     assert Checkpointer(folder, **parts()).restore() == 1

@@ -13,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from hpcrun.checkpoint.checkpointer import Checkpointer
 from hpcrun.checkpoint.errors import CheckpointError, CheckpointWarning
-from hpcrun.checkpoint.lock import FolderLock
+from hpcrun.checkpoint.lock import LOCK, FolderLock
 from hpcrun.checkpoint.retention import Retention
 from tests.train.forks import fork_ranks
 
@@ -68,7 +68,8 @@ def test_a_retention_counts_in_whole_numbers(words):
 
 def test_steps_are_whole_numbers_of_any_kind(tmp_path):
     with Checkpointer(tmp_path, **parts(), every=2) as ckpt:
-        assert ckpt.maybe_save(np.int64(2))
+        assert ckpt.restore() == 0
+        assert ckpt.maybe_save(np.int64(3))
         assert ckpt.maybe_save(torch.tensor(4))
         with pytest.raises(TypeError, match=r"step=6\.0: not a whole number"):
             ckpt.maybe_save(6.0)
@@ -168,7 +169,13 @@ def test_a_folder_is_saved_to_by_one_training_at_a_time(tmp_path):
             with pytest.raises(
                 CheckpointError, match=rf"\(process {os.getppid()} on .*\); give each"
             ):
-                FolderLock(folder).take(patience=0)
+                FolderLock(folder).take(here=0)
+            (folder / LOCK).write_text("process 7 on another-host")
+            waiting = pytest.warns(
+                CheckpointWarning, match="waiting 0.2 s .*process 7 on another-host"
+            )
+            with waiting, pytest.raises(CheckpointError, match="if its node is gone, remove"):
+                FolderLock(folder).take(here=0, elsewhere=0.2)
 
         assert fork_ranks(1, play) == [0]
         assert Checkpointer(folder, **parts(), every=0).restore() == 0  # reads, and may go on
