@@ -182,11 +182,16 @@ def _plan(source: Path, shown: Iterable[Path]) -> _Plan:
 
 
 def _follow(plan: _Plan, place: Path, target: Path, source: Path) -> None:
-    """Take what a link at ``place`` leads to where that is code, else a link to where it lies."""
-    if target.is_dir() and _is_code(target) and not source.is_relative_to(target):
+    """Take what a link at ``place`` leads to where that is code, else a link to where it lies.
+
+    It may be there on the nodes only, or not for this user's eyes.
+    """
+    if not os.access(target, os.R_OK):
+        plan.links[place] = target
+    elif target.is_dir() and _is_code(target) and not source.is_relative_to(target):
         for path in itertools.islice(_below(target), MOST_FILES + 1):
             _take(plan, place / path.relative_to(target), path)
-    elif target.exists():
+    else:
         _take(plan, place, target)
 
 

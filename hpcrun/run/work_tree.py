@@ -16,6 +16,7 @@ from hpcrun.run.directory import RunError
 
 # Seconds: a cold network file system is asked for every file.
 _PATIENCE = 300.0
+_NOT_TRUSTED = "dubious ownership"
 
 
 def work_tree(folder: Path) -> tuple[Path | None, str]:
@@ -36,10 +37,8 @@ def work_tree(folder: Path) -> tuple[Path | None, str]:
     words = _words(done)
     if "not a git repository (or any" in words or "must be run in a work tree" in words:
         return None, ""
-    if "dubious ownership" in words:
-        named = words.partition("'")[2].partition("'")[0] or str(folder)
-        trust = f"git config --global --add safe.directory {shlex.quote(named)}"
-        return None, f"git says: {words}; if you trust its owner: `{trust}`"
+    if _NOT_TRUSTED in words:
+        return None, f"git says: {words}"
     raise _refusal(folder, words)
 
 
@@ -88,7 +87,12 @@ def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
 def _words(done: subprocess.CompletedProcess[bytes]) -> str:
     lines = done.stderr.decode(errors="replace").splitlines()
     told = next((line for line in lines if line.startswith(("fatal: ", "error: "))), "")
-    return told.partition(": ")[2] or f"git ended with code {done.returncode}"
+    words = told.partition(": ")[2] or f"git ended with code {done.returncode}"
+    if _NOT_TRUSTED in words:
+        named = words.partition("'")[2].partition("'")[0]
+        trust = f"git config --global --add safe.directory {shlex.quote(named)}"
+        return f"{words}; if you trust its owner: `{trust}`"
+    return words
 
 
 def _refusal(folder: Path, words: str) -> RunError:

@@ -121,7 +121,8 @@ def test_links_lead_to_copies_of_code_and_to_data_where_it_lies(
         assert (found.root / name).read_text() == text, name
     assert (found.root / "set").resolve() == tmp_path / "set"
     assert (found.root / "all").resolve() == tmp_path
-    assert "nowhere" not in names(found)
+    (project / "not there").write_text("by now")
+    assert (found.root / "nowhere").read_text() == "by now"
 
 
 def test_a_folder_that_became_a_link_is_copied(project: Path, run: RunDirectory) -> None:
