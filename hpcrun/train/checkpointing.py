@@ -118,14 +118,9 @@ class Checkpointing(ABC):
         """
         restored = self._engine(where).restore(self._template(), skip)
         if restored is not None:
-            state.apply_shared(
-                restored.shared,
-                self.model,
-                self.optimizer,
-                scaler=self.gate,
-                scheduler=self.scheduler,
-            )
-            alone = state.left_out(restored.shared, scheduler=self.scheduler)
+            parts = {"scaler": self.gate, "scheduler": self.scheduler}
+            state.apply_shared(restored.shared, self.model, self.optimizer, **parts)
+            alone = state.left_out(restored.shared, **parts)
             restored = replace(restored, notes=(*restored.notes, *alone))
             fresh = self._restart_averages(restored.shared.get("ema", {}))
             if fresh is not None:
