@@ -97,6 +97,7 @@ def test_links_lead_to_copies_of_code_and_to_data_where_it_lies(
     (outside / "tool.py").write_text("tool")
     (outside / "inner" / "more.py").write_text("more")
     (tmp_path / "set").mkdir()
+    (tmp_path / "setup.py").write_text("around it all")
     (project / "package").symlink_to("src")
     (project / "absolute").symlink_to(project / "src")
     (project / "tool.py").symlink_to("../common/tool.py")
@@ -119,6 +120,8 @@ def test_links_lead_to_copies_of_code_and_to_data_where_it_lies(
         ("big", "big"),
     ):
         assert (found.root / name).read_text() == text, name
+    for name in ("package", "absolute"):
+        assert (found.root / name).resolve() == found.root / "src"
     assert (found.root / "set").resolve() == tmp_path / "set"
     assert (found.root / "all").resolve() == tmp_path
     (project / "not there").write_text("by now")
