@@ -40,7 +40,7 @@ def run_rank(path: Path, flag: StopFlag) -> int:
         if not run.exists():
             raise RunError(f"{path}: no run lies there; make one with `hpcrun submit`")
         config = load_resolved(run.config)
-        _enter_folder(run)
+        enter_folder(run)
         distributed = describe(config)
         by_hand = scheduler(os.environ) == "direct"
         job = _launch(config, distributed) if by_hand else distributed.job_id
@@ -124,7 +124,7 @@ def _attempt(
         return _fail(run, attempt, distributed.rank, error, position)
 
 
-def _enter_folder(run: RunDirectory) -> None:
+def enter_folder(run: RunDirectory) -> None:
     """Work where the run was submitted: its task's module and its relative paths are found from there,
     whoever starts this process, and from wherever."""
     folder = (read_json(run.record) or {}).get("folder")

@@ -10,6 +10,7 @@ import pytest
 
 from hpcrun.run import snapshot, work_tree
 from hpcrun.run.directory import RunDirectory, RunError, create
+from hpcrun.run.files import write_json
 from hpcrun.run.snapshot import Snapshot, snapshot_command, take_snapshot
 
 
@@ -278,3 +279,30 @@ def test_modules_come_from_the_copy_also_where_pythonpath_names_the_work_tree(
         )
         assert done.stdout.decode().strip() == str(found.root / "src" / "task.py")
     assert variables["PYTHONPATH"].split(":")[0] == str(tmp_path)
+
+
+def test_a_rank_imports_the_copy_where_pythonpath_names_the_work_tree(
+    project: Path, run: RunDirectory
+) -> None:
+    (project / "src" / "task.py").write_text("")
+    found = taken(run, project)
+    places = {"root": str(found.root.relative_to(run.path)), "source": str(project)}
+    write_json(run.record, {"folder": str(project / "data"), "code": places})
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from hpcrun.run.directory import RunDirectory\n"
+        "from hpcrun.train.job import enter_folder\n"
+        "enter_folder(RunDirectory(Path(sys.argv[1])))\n"
+        "import task\n"
+        "print(Path.cwd(), task.__file__, sep='\\n')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(run.path)],
+        cwd=project,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(["src", *sys.path])},
+        check=True,
+        capture_output=True,
+    )
+    expected = [str(project / "data"), str(found.root / "src" / "task.py")]
+    assert done.stdout.decode().splitlines() == expected
