@@ -31,7 +31,8 @@ _SIGNAL_OF = {StopReason.TERMINATE: signal.SIGTERM, StopReason.WARNING: signal.S
 _KILLED = frozenset(code for number in _SIGNAL_OF.values() for code in (-number, 128 + number))
 
 _TICK = 0.2
-# A peer on another node may hear a signal, and die of it, before this one does.
+# The script, or a peer on another node, may hear a signal, and end on it, before this process does: also
+# with exit code 0, which without a signal means that its work is done.
 _LATE_SIGNAL = 1.0
 _OWNER_CHECK = 5.0
 _PR_SET_PDEATHSIG = 1
@@ -146,7 +147,7 @@ class _Watch:
                 code = self._child.wait(timeout=_TICK)
             except subprocess.TimeoutExpired:
                 continue
-            deadline = time.monotonic() + (_LATE_SIGNAL if code else 0.0)
+            deadline = time.monotonic() + _LATE_SIGNAL
             while not self._flag.reason and time.monotonic() < deadline:
                 time.sleep(_TICK / 4)
             return code

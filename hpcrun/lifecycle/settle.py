@@ -213,11 +213,12 @@ def judge(
     mine = {event.what: event for event in events if event.attempt == attempt}
     if "finished" in mine:
         return Cause.FINISHED, "finished"
-    script = "opened" in mine and mine["opened"].fields.get("script")
-    if script and exit_code == exitcodes.DONE and "stopped" not in mine:
-        return Cause.FINISHED, "the script ended with exit code 0 on all ranks"
     word = "cancelled" if asked_to_end(events, attempt) else scheduler or scheduler_word(batch_log)
     stopped = mine.get("stopped")
+    script = "opened" in mine and mine["opened"].fields.get("script")
+    # What Slurm was ending may have ended well because of it.
+    if script and exit_code == exitcodes.DONE and not stopped and word is None:
+        return Cause.FINISHED, "the script ended with exit code 0 on all ranks"
     if exit_code == exitcodes.SAVE_FAILED or (stopped and not stopped.fields.get("committed")):
         why = mine["save-failed"].fields.get("reason") if "save-failed" in mine else None
         return Cause.SAVE_FAILED, f"the last checkpoint was not written: {why or 'see the log'}"

@@ -259,6 +259,16 @@ def test_sruns_word_names_the_task_where_nobody_else_could(run: RunDirectory) ->
     assert verdict.line == "rank 5 on node2 was killed by SIGKILL"
 
 
+def test_a_script_that_ends_well_while_slurm_ends_it_is_not_taken_for_done(
+    tmp_path: Path,
+) -> None:
+    run = create(tmp_path / "s", "x", {})
+    open_attempt(run, FIRST, Budgets(), script=True)
+    told = "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00 ***\n"
+    assert judged(run, 0, log=told).cause is Cause.CANCELLED
+    assert judged(run, 0).cause is Cause.FINISHED
+
+
 def test_a_setup_that_fails_ends_a_new_run_and_costs_one_that_has_run_a_restart(
     run: RunDirectory,
 ) -> None:
