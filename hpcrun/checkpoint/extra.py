@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 from hpcrun.checkpoint.errors import CheckpointError
 
@@ -22,6 +23,11 @@ def taken(value: Any, where: str = "extra") -> Any:
     Raises:
         CheckpointError: it holds what does not follow the training.
     """
+    if isinstance(value, Optimizer) and _is_sharded(value):
+        raise CheckpointError(
+            f"{where}: an optimizer of sharded parameters cannot come back from there; put the models into "
+            "one module (nn.ModuleDict), with one optimizer of several groups"
+        )
     if _stateful(value):
         return value.state_dict()
     if type(value) in _MAPPINGS:
@@ -102,6 +108,11 @@ def _filled(
         if key not in saved and _stateful(value):
             notes.append(f"{where}.{key}: is not in the checkpoint: left as it is")
             yield key, value
+
+
+def _is_sharded(optimizer: Optimizer) -> bool:
+    groups = (group["params"] for group in optimizer.param_groups)
+    return any(isinstance(parameter, DTensor) for group in groups for parameter in group)
 
 
 def _stateful(value: Any) -> bool:

@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcrun.checkpoint import checkpointer
@@ -187,6 +188,25 @@ class Normed(nn.Module):
         return self.last(self.module["last"](x))
 
 
+def follows_sharded(folder, model):
+    """What is sharded comes back from ``extra`` in its shards; an optimizer of it cannot."""
+    critic = nn.Linear(2, 2)
+    fully_shard(critic)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    words = {"model": model, "optimizer": optimizer, "every": 0}
+    ckpt = Checkpointer(folder, **words, extra={"critic": critic})
+    ckpt.save(1)
+    ckpt.wait()
+    before = [parameter.to_local().clone() for parameter in critic.parameters()]
+    with torch.no_grad():
+        critic.weight.zero_()
+    ckpt.restore()
+    for parameter, local in zip(critic.parameters(), before, strict=True):
+        assert torch.equal(parameter.to_local(), local)
+    with pytest.raises(CheckpointError, match=r"extra\.adam: an optimizer of sharded parameters"):
+        Checkpointer(folder, **words, extra={"adam": torch.optim.Adam(critic.parameters())})
+
+
 def test_each_rank_gets_its_own_buffers_back_where_they_differ(tmp_path):
     def build(rank):
         model = DistributedDataParallel(Normed(), broadcast_buffers=False)
@@ -208,6 +228,7 @@ def test_each_rank_gets_its_own_buffers_back_where_they_differ(tmp_path):
         assert all(torch.equal(here[name], value) for name, value in there.items())
         mean = here["module.last.running_mean"]
         assert mean[0] == pytest.approx(0.1 * (rank + 1))
+        follows_sharded(tmp_path / "sharded", after)
         # Without DDP they are compared, but for buffers.
         apart, same = tmp_path / "apart", nn.ModuleList([after.module, nn.Linear(1, 1)])
         with torch.no_grad():
