@@ -89,7 +89,11 @@ class Taking:
             if buffers is not None:
                 buffers.require_same()
 
-        together(judge, rank=self._rank, group=self._trainer.control_group())
+        if self._trainer.forward_is_collective:
+            # A rank that has left out a block would wait here for those that wait there for it.
+            judge()
+        else:
+            together(judge, rank=self._rank, group=self._trainer.control_group())
         return value
 
     def _told(self, error: ValueError, step: int) -> UserError | None:
