@@ -43,6 +43,27 @@ def test_a_stop_that_cannot_save_ends_with_74_is_not_requeued_and_goes_on_when_m
     assert jobs.final_state(run) == jobs.final_state(calm)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("job.setup", ["module load CUDA/12"],
+         "setup failed at `module load CUDA/12`: module: command not found"),
+        ("job.srun_args", ["--nix"], "srun: unrecognized option '--nix'"),
+        ("job.container", ["apptainer", "exec"],
+         "cannot be started: apptainer: No such file or directory"),
+    ],
+)  # fmt: skip
+def test_what_fails_before_the_ranks_start_ends_a_new_run_with_its_words(bench, key, value, words):
+    run = bench.submit("first-day", **{key: value})
+    assert bench.wait_for_end(run) == "FAILED", bench.story(run)
+    job = bench.job(run)
+    assert bench.slurm.scontrol_show_job(job)["ExitCode"] == "2:0"
+    assert (bench.slurm.restarts(job), bench.causes(run)) == (0, ["bad-input"])
+    assert words in bench.result(run)["reason"]
+    assert words in bench.hpcrun("status", "first-day").stdout
+
+
 # Slurm's own word for a job script's exit code that asks for another start (slurm.conf, RequeueExit).
 SITES = {"plain": (), "requeue-exit": (("RequeueExit", "75"),)}
 
