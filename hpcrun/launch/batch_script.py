@@ -90,7 +90,8 @@ def _guard_lines(request: BatchRequest) -> list[str]:
         "# A command that fails ends the job. Before the ranks start, the run hears which, with its words:",
         "# those that follow this line in the log.",
         "set -e",
-        'echo "hpcrun: attempt ${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}'
+        'echo "hpcrun: attempt ${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}'
+        "${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
         '-${SLURM_RESTART_COUNT:-0} on $SLURM_JOB_NODELIST"',
         "unprepared() {",
         "    code=$?",
