@@ -20,56 +20,18 @@ from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.history import Cause
 from hpcrun.lifecycle.policy import Budgets
 from hpcrun.lifecycle.settle import settle
-from hpcrun.run.directory import RunDirectory
-from hpcrun.run.endings import read_failures, stacks_path
+from hpcrun.run.endings import stacks_path
 from hpcrun.run.events import Attempt, read_events
 from hpcrun.run.files import read_json, read_lines
 from hpcrun.train import order
 from tests import jobs
+from tests.train.played import Runs
 
 ROOT = Path(__file__).parents[2]
 DONE = [[exitcodes.DONE] * 2]
 STOPPED_ONCE = [[exitcodes.UNFINISHED] * 2, [exitcodes.DONE] * 2]
 REFUSED = [[exitcodes.BAD_INPUT] * 2]
 FAILED = [[exitcodes.FAILED] * 2]
-
-
-class Runs:
-    """What the program left of every run, by its name."""
-
-    def __init__(self, folder):
-        self._folder = folder
-        self._outcomes = json.loads((folder / "outcomes.json").read_text())
-
-    def codes(self, name):
-        return self._outcomes[name]["codes"]
-
-    def seconds(self, name):
-        return self._outcomes[name]["seconds"]
-
-    def run(self, name):
-        return RunDirectory(self._folder / name)
-
-    def said(self, name, rank=0):
-        return (self._folder / f"{name}-logs" / f"rank-{rank}.log").read_text()
-
-    def refusal(self, name):
-        """The one line beside the greeting; rank 1 is silent, and the event log has it too."""
-        lines = [line for line in self.said(name).splitlines() if "over gloo" not in line]
-        assert len(lines) == 1, lines
-        assert self.said(name, rank=1) == ""
-        line = lines[0].removeprefix("hpcrun: ")
-        (event,) = (one for one in read_events(self.run(name)) if one.what == "bad-input")
-        assert event.fields["reason"] == line
-        return line
-
-    def failures(self, name):
-        folder = self.run(name).attempt_logs(name, 0)
-        return {failure.rank: failure for failure in read_failures(folder)}
-
-    def kinds(self, name):
-        """Both ranks fail, but one may be gone before the other has all of its last gradients."""
-        return {failure.kind for failure in self.failures(name).values()}
 
 
 @pytest.fixture(scope="module")
