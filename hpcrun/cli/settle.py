@@ -22,7 +22,7 @@ from hpcrun.config import Job, load_resolved
 from hpcrun.diagnose.causes import blames_node, scheduler_word
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.history import Cause, asked_to_end, last_committed, successor
-from hpcrun.lifecycle.holder import refusal
+from hpcrun.lifecycle.holder import Occupied, refusal, require_free
 from hpcrun.lifecycle.policy import Budgets, without_progress
 from hpcrun.lifecycle.scheduler import JobView, end_of, requeue
 from hpcrun.lifecycle.settle import (
@@ -72,6 +72,13 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"hpcrun: {refused}", flush=True)
         return exitcodes.BAD_INPUT
     local = in_local_cluster(os.environ)
+    if arguments.setup is not None and not local:
+        # No rank has come to ask.
+        try:
+            require_free(directory, attempt)
+        except Occupied as taken:
+            print(f"hpcrun: {taken}", flush=True)
+            return exitcodes.BAD_INPUT
     word: SchedulerWord | None = arguments.scheduler
     view = None
     if word is None and not local:

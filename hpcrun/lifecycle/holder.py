@@ -60,7 +60,11 @@ def _job_before(events: Sequence[Event], attempt: Attempt) -> str | None:
     here, found = os.environ.get("SLURM_CLUSTER_NAME"), None
     over: set[str] = set()
     for event in events:
-        if event.attempt is None or event.attempt.job == attempt.job:
+        if event.attempt is None:
+            continue
+        if event.attempt.job == attempt.job:
+            # It has had the run since.
+            found = None if event.what == "opened" else found
             continue
         job = event.attempt.job
         if event.what in ("submitted", "opened") and event.fields.get("executor") == "slurm":

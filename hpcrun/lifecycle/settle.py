@@ -15,7 +15,7 @@ from hpcrun.diagnose.causes import Diagnosis, first_cause, scheduler_word
 from hpcrun.diagnose.launching import launch_failure, setup_failure
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.goodput import goodput
-from hpcrun.lifecycle.history import Cause, all_lives, asked_to_end, last_committed, lives
+from hpcrun.lifecycle.history import Cause, all_lives, asked_to_end, last_committed
 from hpcrun.lifecycle.policy import Budgets, Decision, decide
 from hpcrun.run.commits import newest_commit
 from hpcrun.run.directory import RunDirectory
@@ -99,7 +99,9 @@ def settle(
     step = last_committed(events)
     crashed = diagnosis if cause is Cause.CRASH else None
     ended = Event("ended", time.time(), attempt, cause.value, crashed.step if crashed else step, {})
-    decision = decide(lives([*events, ended]), budgets)
+    # Not those of the newest job in the log: this one may have failed before it wrote a word there.
+    own = [life for life in all_lives([*events, ended]) if life.attempt.job == attempt.job]
+    decision = decide(own, budgets)
     record_event(
         run,
         "ended",
@@ -112,7 +114,10 @@ def settle(
         restart_allowed=decision.restart,
         decision=decision.reason,
     )
-    if not decision.restart:
+    opened = any(event.what == "opened" and event.attempt == attempt for event in events)
+    done = (read_json(run.result) or {}).get("state") == "finished"
+    # The result of a finished run is not taken back by a job that never worked on it.
+    if not decision.restart and (opened or not done):
         if cause is not Cause.FINISHED:
             write_final_word(run, cause, line, decision.reason, step)
         elif not run.result.exists():

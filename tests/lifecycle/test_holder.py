@@ -78,3 +78,24 @@ def test_a_number_of_another_cluster_is_another_job(
     monkeypatch.setenv("SLURM_CLUSTER_NAME", "here")
     record_event(run, "opened", attempt=Attempt("7", 1), executor="slurm", cluster="there")
     open_attempt(run, SECOND, Budgets(), executor="slurm")
+
+
+def test_a_job_whose_setup_fails_beside_a_live_one_changes_nothing(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm_says("RUNNING", tmp_path, monkeypatch)
+    before = read_events(run)
+    monkeypatch.setenv("SLURM_JOB_ID", "8")
+    told = guarded(["settle", str(run.path), "--exit-code", "1", "--setup", "module load x"])
+    assert told == exitcodes.BAD_INPUT
+    assert [event.what for event in read_events(run)[len(before) :]] == ["occupied"]
+    assert not run.result.exists()
+
+
+def test_a_job_that_has_the_run_asks_nobody_again(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm_says("COMPLETING", tmp_path, monkeypatch)
+    open_attempt(run, SECOND, Budgets(), executor="slurm")
+    slurm_says("PENDING", tmp_path, monkeypatch)
+    open_attempt(run, Attempt("8", 1), Budgets(), executor="slurm")

@@ -16,7 +16,7 @@ from hpcrun.lifecycle.settle import SchedulerWord, Verdict, settle, settle_by_ha
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import Exit, Hang, record_exit, record_failure, record_hang
 from hpcrun.run.events import Attempt, read_events, record_event
-from hpcrun.run.files import read_json
+from hpcrun.run.files import read_json, write_json
 from hpcrun.train.errors import NotDeterministic, NotTrainable
 
 FIRST = Attempt("7", 0)
@@ -356,3 +356,12 @@ def test_a_hang_is_settled_as_one_with_its_host_and_step(run: RunDirectory) -> N
     ended = read_events(run)[-1]
     assert (ended.cause, ended.fields["host"]) == ("hang", "n3")
     assert ended.fields["reason"] == "rank 1 on n3 is behind"
+
+
+def test_a_job_that_never_opened_is_not_judged_by_another(run: RunDirectory) -> None:
+    record_event(run, "finished", attempt=FIRST, step=10)
+    done = {"state": "finished"}
+    write_json(run.result, done)
+    verdict = settle(run, Attempt("8", 0), 1, Budgets(), setup="module load x")
+    assert (verdict.cause, verdict.decision.restart) == (Cause.BAD_INPUT, False)
+    assert read_json(run.result) == done
