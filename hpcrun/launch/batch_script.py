@@ -113,7 +113,8 @@ def _attempt_lines(request: BatchRequest) -> list[str]:
         'mkdir -p "$attempt"',
         "# submitit's way of telling its tasks who runs them.",
         "export SUBMITIT_EXECUTOR=slurm",
-        "trap - EXIT",
+        # Not the one that the set-up may have made its own.
+        'case "$(trap -p EXIT)" in *unprepared*) trap - EXIT ;; esac',
     ]
 
 
