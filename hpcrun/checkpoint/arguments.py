@@ -1,6 +1,7 @@
 """What a ``Checkpointer`` is given, checked when it is made: what cannot work would show hours later."""
 
 import math
+import os
 from operator import index
 from typing import Any
 
@@ -8,6 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hpcrun.checkpoint.errors import CheckpointError
+from hpcrun.checkpoint.retention import Retention
 
 
 def require_arguments(
@@ -46,6 +48,21 @@ def require_arguments(
     if steps < 0:
         raise CheckpointError(f"every={every!r}: give a whole number of steps; 0: no interval")
     return steps
+
+
+def require_helpers(parts: dict[str, Any], retention: Any, stage_dir: Any) -> None:
+    """Raise CheckpointError unless each of ``parts`` has a state, and the others are of their types."""
+    for name, part in parts.items():
+        has = all(callable(getattr(part, way, None)) for way in ("state_dict", "load_state_dict"))
+        if part is not None and not has:
+            raise CheckpointError(
+                f"{name}: a {type(part).__name__} has no state_dict() and load_state_dict(); give one "
+                "object that has, and more of them in extra={'name': …}"
+            )
+    if not isinstance(retention, Retention):
+        raise CheckpointError(f"retention={retention!r}: give a Retention(…), or None")
+    if stage_dir is not None and not isinstance(stage_dir, str | os.PathLike):
+        raise CheckpointError(f"stage_dir={stage_dir!r}: give a folder's path, or None")
 
 
 def require_step(step: Any) -> int:

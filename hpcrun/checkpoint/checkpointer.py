@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hpcrun.checkpoint.arguments import require_arguments, require_step
+from hpcrun.checkpoint.arguments import require_arguments, require_helpers, require_step
 from hpcrun.checkpoint.buffers import apply_buffers, broadcast, capture_buffers
 from hpcrun.checkpoint.engine import CheckpointEngine
 from hpcrun.checkpoint.errors import CheckpointError, CheckpointWarning
@@ -111,6 +111,7 @@ class Checkpointer:
             every = require_arguments(
                 model, optimizer, self.extra, every, minutes, failure_hours, host_memory
             )
+            require_helpers(self._parts, self._retention, stage_dir)
             self._require_savable()
         self._together.from_rank_0(store.require_private)
         self._claimed = bool(every) or minutes is not None or failure_hours is not None
@@ -206,28 +207,30 @@ class Checkpointer:
                 the same weights.
         """
         step = require_step(step)
-        if not self._begun:
-            self._together.from_rank_0(self._require_none)
-            self._begun = True
         if not self._claimed:
             self._together.from_rank_0(self._claim)
             self._claimed = True
+        if not self._begun:
+            self._together.from_rank_0(self._require_none)
+            self._begun = True
         if step == self._asked:
             self._take(self._engine.wait())
             if step == self._saved:
                 return
-        meta = {"step": step} | self._score(metric)
+        meta: dict[str, Any] = {"step": step}
         shared: dict[str, Any] = {}
+        own: dict[str, Any] = {}
         trouble: Exception | None = None
         try:
+            meta |= self._score(metric)
             shared = self._capture()
+            own = capture_rank()
+            if self._together.world_size > 1 and not broadcast(self._model):
+                own["buffers"] = capture_buffers(self._model)
         except Exception as error:  # the others may have none, and would wait
             trouble = error
         if not self._compared:
             self._compared = self._compare(None if trouble else shared)
-        own = capture_rank()
-        if self._together.world_size > 1 and not broadcast(self._model):
-            own["buffers"] = capture_buffers(self._model)
         self._engine.start(step, shared, own, meta, alike(self._model), trouble)
         self._asked = step
 

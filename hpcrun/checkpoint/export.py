@@ -37,7 +37,7 @@ def best_readable(store: CheckpointStore) -> int:
     if not best:
         raise CheckpointError(
             f"{store.root}: no checkpoint there has a validation loss; set train.validate_every and "
-            "checkpoint.keep_best, or leave --best out"
+            "checkpoint.keep_best, give a Checkpointer's save() its metric=, or leave --best out"
         )
     return best.pop()
 

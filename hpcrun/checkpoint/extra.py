@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from hpcrun.checkpoint.errors import CheckpointError
+from hpcrun.checkpoint.together import one_line
 
 _MAPPINGS = (dict, OrderedDict, Counter)
 
@@ -48,6 +49,7 @@ def shards(extra: dict[str, Any]) -> dict[str, Any]:
     found = {}
     for key, value in extra.items():
         value = value.state_dict() if _stateful(value) else value
+        value = dict(enumerate(value)) if type(value) in (list, tuple) else value
         if isinstance(value, dict):
             value = shards(value) or None
         if isinstance(value, dict | DTensor):
@@ -68,16 +70,20 @@ def fill(live: Any, saved: Any, notes: list[str], where: str = "extra") -> Any:
         try:
             live.load_state_dict(saved)
         except Exception as error:  # the user's own code
-            text = (str(error).splitlines() or [""])[0]
-            raise CheckpointError(
-                f"{where}: does not take its state: {type(error).__name__}: {text}"
-            ) from error
+            raise CheckpointError(f"{where}: does not take its state: {one_line(error)}") from error
         return live
     if isinstance(live, torch.Tensor) and isinstance(saved, torch.Tensor):
         if live.shape == saved.shape and live.dtype == saved.dtype:
             if live is not saved:
-                with torch.no_grad():
-                    live.copy_(saved)
+                try:
+                    with torch.no_grad():
+                        live.copy_(saved)
+                except (
+                    Exception
+                ) as error:  # a sharded one and a plain one, or a view of one element
+                    raise CheckpointError(
+                        f"{where}: cannot be filled: {one_line(error)}"
+                    ) from error
             return live
         notes.append(
             f"{where}: is {saved.dtype} {tuple(saved.shape)} in the checkpoint, {live.dtype} "
@@ -105,7 +111,7 @@ def _filled(
         below = f"{where}.{key}"
         yield key, fill(live[key], value, notes, below) if key in live else value
     for key, value in live.items():
-        if key not in saved and _stateful(value):
+        if key not in saved:
             notes.append(f"{where}.{key}: is not in the checkpoint: left as it is")
             yield key, value
 

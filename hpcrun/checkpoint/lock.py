@@ -99,7 +99,8 @@ class FolderLock:
                 if time.monotonic() > began + (here if near else elsewhere):
                     raise CheckpointError(
                         f"{self._path.parent}: another training saves there ({who or 'unknown'}); give each "
-                        f"its own folder, or end the other; if its node is gone, remove {self._path}"
+                        f"its own folder, end the other, or give every=0, to read only; if its node is "
+                        f"gone, remove {self._path}"
                     ) from None
             except OSError as error:
                 if error.errno in _NONE_HERE:

@@ -194,15 +194,18 @@ def follows_sharded(folder, model):
     fully_shard(critic)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     words = {"model": model, "optimizer": optimizer, "every": 0}
-    ckpt = Checkpointer(folder, **words, extra={"critic": critic})
+    means = [parameter.detach().clone() for parameter in critic.parameters()]
+    ckpt = Checkpointer(folder, **words, extra={"critic": critic, "means": means})
     ckpt.save(1)
     ckpt.wait()
     before = [parameter.to_local().clone() for parameter in critic.parameters()]
     with torch.no_grad():
         critic.weight.zero_()
+        means[0].zero_()
     ckpt.restore()
-    for parameter, local in zip(critic.parameters(), before, strict=True):
+    for parameter, mean, local in zip(critic.parameters(), means, before, strict=True):
         assert torch.equal(parameter.to_local(), local)
+        assert torch.equal(mean.to_local(), local)
     with pytest.raises(CheckpointError, match=r"extra\.adam: an optimizer of sharded parameters"):
         Checkpointer(folder, **words, extra={"adam": torch.optim.Adam(critic.parameters())})
 

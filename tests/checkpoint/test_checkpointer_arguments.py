@@ -41,6 +41,9 @@ def stranger():
         ({"failure_hours": "1"}, "failure_hours='1'"),
         ({"host_memory": -1}, "host_memory=-1"),
         ({"optimizer": []}, "optimizer: is a list"),
+        ({"scheduler": [1]}, "scheduler: a list has no state_dict"),
+        ({"retention": 3}, "retention=3: give a Retention"),
+        ({"stage_dir": 5}, "stage_dir=5: give a folder"),
         ({"extra": ["best"]}, "extra: is a list"),
         ({"optimizer": stranger()}, "parameters that the model has not"),
         ({"extra": {"seen": {1}}}, r"extra\.seen: a builtins\.set cannot be saved"),
@@ -132,12 +135,12 @@ def test_what_cannot_be_filled_is_noted(tmp_path):
     with Checkpointer(tmp_path, **parts(), extra=extra) as ckpt:
         extra["history"] = torch.ones(3)
         ckpt.save(1)
-    extra = {"history": torch.zeros(1), "new": nn.Linear(1, 1)}
+    extra = {"history": torch.zeros(1), "new": nn.Linear(1, 1), "own": 7}
     with Checkpointer(tmp_path, **parts(), extra=extra) as ckpt:
         ckpt.restore()
     assert extra["history"].shape == (3,)
-    assert extra["gone"] == 1
-    assert [note.split(":")[0] for note in ckpt.notes] == ["extra.history", "extra.new"]
+    assert (extra["gone"], extra["own"]) == (1, 7)
+    assert [note.split(":")[0] for note in ckpt.notes] == ["extra.history", "extra.new", "extra.own"]
     with (
         Checkpointer(tmp_path, **parts(), extra={"history": nn.Linear(1, 1)}) as ckpt,
         pytest.raises(CheckpointError, match=r"extra\.history: does not take its state"),
@@ -155,6 +158,11 @@ def test_the_best_by_a_metric_stays_and_none_given_is_told(tmp_path):
         assert ckpt._store.manifest(2).meta == {"step": 2, "accuracy": 0.75}
         with pytest.warns(CheckpointWarning, match=r"compares what save\(step, metric"):
             ckpt.save(5)
+        ckpt.wait()
+        ckpt.save(6, metric=torch.ones(2))  # on one rank, the others would wait for it
+        with pytest.raises(CheckpointError, match="step 6 was not saved"):
+            ckpt.wait()
+        ckpt.save(7, metric=1.0)
 
 
 def test_a_folder_is_saved_to_by_one_training_at_a_time(tmp_path):
