@@ -17,6 +17,13 @@ from hpcrun.run.files import read_json
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_run(parser)
+    # None: as it was submitted.
+    parser.add_argument(
+        "--no-snapshot",
+        action="store_true",
+        default=None,
+        help="run the code as it lies, not a copy of it",
+    )
     parser.add_argument("--follow", action="store_true", help="watch it (default for local runs)")
     parser.add_argument("--detach", action="store_true", help="return once it is submitted")
     parser.add_argument(

@@ -54,6 +54,8 @@ _DEFAULTS = {
     "SBATCH_RESERVATION": "reservation",
     "SBATCH_TIMELIMIT": "time",
 }
+# No time limit, which a job of ours always has: its warning comes ahead of one.
+_UNLIMITED = ("infinite", "unlimited", "-1")
 # What sbatch itself tells a job, beside SLURM_*.
 _TOLD_BY_SBATCH = ("SBATCH_CPU_BIND", "SBATCH_MEM_BIND")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -80,7 +82,11 @@ def sbatch_defaults(environ: Mapping[str, str]) -> dict[str, str]:
     """
     if "SLURM_JOB_ID" in environ:
         return {}
-    return {name: key for name, key in _DEFAULTS.items() if environ.get(name)}
+    return {
+        name: key
+        for name, key in _DEFAULTS.items()
+        if environ.get(name) and not (key == "time" and environ[name].strip().lower() in _UNLIMITED)
+    }
 
 
 def unused_by_sbatch(environ: Mapping[str, str]) -> list[str]:

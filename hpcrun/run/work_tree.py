@@ -31,6 +31,9 @@ def work_tree(folder: Path) -> tuple[Path | None, str]:
     if shutil.which("git") is None:
         inside = any((parent / ".git").exists() for parent in (folder, *folder.parents))
         return None, "there is no git on PATH to list it" if inside else ""
+    if not folder.is_dir():
+        # Nothing is left to copy, and the command says best what it lacks.
+        return None, f"{folder} is gone"
     done = _git(folder, "rev-parse", "--show-toplevel")
     if done.returncode == 0:
         return Path(os.fsdecode(done.stdout.removesuffix(b"\n"))), ""
@@ -59,7 +62,7 @@ def shown_files(top: Path) -> Iterator[Path]:
         # os.path asks without raising: a folder may be closed to this user.
         if os.path.islink(path) or os.path.isfile(path):  # noqa: PTH113, PTH114
             yield path
-        elif os.path.lexists(path / ".git"):
+        elif path != top and os.path.lexists(path / ".git"):
             yield from shown_files(path)
 
 

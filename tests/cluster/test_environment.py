@@ -44,6 +44,8 @@ def test_a_persons_defaults_for_sbatch_are_known_from_what_an_enclosing_job_says
     own = {"SBATCH_ACCOUNT": "astro", "SBATCH_QOS": "", "SBATCH_GRES": "fpga:1", "SLURM_CONF": "/x"}
     assert sbatch_defaults(own) == {"SBATCH_ACCOUNT": "account"}
     assert unused_by_sbatch(own) == ["SBATCH_GRES"]
+    assert sbatch_defaults({"SBATCH_TIMELIMIT": "UNLIMITED"}) == {}
+    assert sbatch_defaults({"SBATCH_TIMELIMIT": "30"}) == {"SBATCH_TIMELIMIT": "time"}
     inside = own | {"SLURM_JOB_ID": "7", "SBATCH_CPU_BIND_LIST": "0x1"}
     assert sbatch_defaults(inside) == {}
     assert unused_by_sbatch(inside) == ["SBATCH_ACCOUNT", "SBATCH_GRES"]
