@@ -48,7 +48,9 @@ def launch_failure(batch_log: str, rank_log: str, *, worked: bool) -> Diagnosis 
     """
     asked = _ASKED.search(batch_log)
     if asked:
-        return Diagnosis(f"srun: {asked['what']}", None, None, None, None, 0, bad_input=True)
+        # A node may be taken out of the allocation while the job is at work.
+        lost = worked and asked["what"].lower().startswith("invalid node name")
+        return Diagnosis(f"srun: {asked['what']}", None, None, None, None, 0, bad_input=not lost)
     absent = _EXECVE.search(batch_log) or _EXECVE.search(rank_log)
     if absent:
         line = f"the ranks cannot be started: {absent['what']} (job.python, job.container)"

@@ -308,11 +308,13 @@ def _why_cancelled(run: RunDirectory, job: str) -> str:
     missing = [
         other.name
         for other in ([] if opened else waited_for(run))
-        if (read_json(other.result) or {}).get("state") != "finished"
+        # One without a result may go on yet: it is no reason.
+        if (read_json(other.result) or {}).get("state", "finished") != "finished"
     ]
     if missing:
         names = ", ".join(missing)
-        return f"cancelled: it was to wait for {names}; `hpcrun resume {names}`, then this one"
+        told = ", ".join(f"`hpcrun resume {name}`" for name in missing)
+        return f"cancelled: it was to wait for {names}; {told}, then this one"
     return "cancelled; `hpcrun resume` continues it"
 
 
@@ -338,8 +340,9 @@ def _cancelled(run: RunDirectory, job: str) -> bool:
 
 
 def _last_event(run: RunDirectory) -> str | None:
-    events = read_events(run)
-    return events[-1].what if events else None
+    # A refusal of another job belongs to no attempt.
+    words = [event.what for event in read_events(run) if event.attempt is not None]
+    return words[-1] if words else None
 
 
 def _by_events(run: RunDirectory) -> str:

@@ -104,10 +104,10 @@ def decide(history: Sequence[Life], budgets: Budgets) -> Decision:
     if limit is not None and count > limit:
         key = cause.value.replace("-", "_")
         return Decision(False, f"{count} {word}, {limit} allowed (restarts.{key})")
-    allowed = "any number" if limit is None else str(limit)
+    allowed, tail = "any number" if limit is None else str(limit), ""
     if unsaved and budgets.unsaved is not None and cause is Cause.TIME_LIMIT:
-        allowed = f"{budgets.unsaved} in a row where the script dies of it: restarts.no_progress"
-    return Decision(True, f"restart {count} after {_WORDS[cause][1]} ({allowed} allowed)")
+        tail = f"; {budgets.unsaved} in a row where the script dies of it: restarts.no_progress"
+    return Decision(True, f"restart {count} after {_WORDS[cause][1]} ({allowed} allowed{tail})")
 
 
 def _idle_restarts(history: Sequence[Life]) -> int:

@@ -84,4 +84,7 @@ def test_what_may_pass_is_left_to_the_budget_for_crashes() -> None:
         "srun: error: Unable to create step for job 7: Job/step already completing or completed\n"
     )
     assert launch_failure(busy, "", worked=False) is None
+    gone = "srun: error: Invalid node name specified"
+    told = [launch_failure(gone, "", worked=worked) for worked in (True, False)]
+    assert [one.bad_input for one in told if one] == [False, True]
     assert launch_failure("", "RuntimeError: broken\n", worked=False) is None
