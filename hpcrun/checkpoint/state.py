@@ -243,6 +243,11 @@ def _require_fit(
 def _give_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     """The optimizer's state by name, to load into; empty where only a real step can make it (LBFGS)."""
     rates = [group.get("lr") for group in optimizer.param_groups]
+    # With a gradient anywhere torch makes no state, and what is loaded later would find none.
+    members = [member for group in optimizer.param_groups for member in group["params"]]
+    gradients = [member.grad for member in members]
+    for member in members:
+        member.grad = None
     try:
         state: Any = get_optimizer_state_dict(model, optimizer)["state"]
     except Exception:
@@ -255,6 +260,9 @@ def _give_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
         optimizer.zero_grad(set_to_none=True)
         optimizer.state.clear()
         return {}
+    finally:
+        for member, gradient in zip(members, gradients, strict=True):
+            member.grad = gradient
     return dict(state)
 
 

@@ -188,6 +188,15 @@ class Normed(nn.Module):
         return self.last(self.module["last"](x))
 
 
+def adam_of(model, steps):
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(steps):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"model": model, "optimizer": optimizer}
+
+
 def follows_sharded(folder, model):
     """What is sharded comes back from ``extra`` in its shards; an optimizer of it cannot."""
     critic = nn.Linear(2, 2)
@@ -206,6 +215,15 @@ def follows_sharded(folder, model):
     for parameter, mean, local in zip(critic.parameters(), means, before, strict=True):
         assert torch.equal(parameter.to_local(), local)
         assert torch.equal(mean.to_local(), local)
+    trained = Checkpointer(folder.with_name("trained"), **adam_of(critic, 1), every=0)
+    trained.save(1)
+    trained.wait()
+    given = adam_of(critic, 0)
+    critic(torch.ones(1, 2)).sum().backward()
+    Checkpointer(folder.with_name("trained"), **given, every=0).restore()
+    assert all(parameter.grad is not None for parameter in critic.parameters())
+    given["optimizer"].step()
+    assert [state["step"].item() for state in given["optimizer"].state.values()] == [2, 2]
     with pytest.raises(CheckpointError, match=r"extra\.adam: an optimizer of sharded parameters"):
         Checkpointer(folder, **words, extra={"adam": torch.optim.Adam(critic.parameters())})
 
