@@ -8,12 +8,11 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
-from hpcrun.errors import UserError
+from hpcrun.train.errors import NotTrainable
 
 Contexts = tuple[
     contextlib.AbstractContextManager[Any],
@@ -51,12 +50,12 @@ class _Passes:
 
     def __call__(self) -> Contexts:
         first, again = self._inner()
-        return self._first(first), self._again(again)
+        return self._first(first), _Anew(lambda: self._again(again))
 
     @contextlib.contextmanager
     def _first(self, inner: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
         before = [
-            (part, name, value, -1 if value is None else value._version, _copy(value))
+            (part, name, value, _version(value), _copy(value))
             for part in self._parts
             for name, value in part._buffers.items()
         ]
@@ -64,7 +63,7 @@ class _Passes:
             yield
         for part, name, value, version, copy in before:
             now = part._buffers.get(name)
-            same = now is value and (now is None or now._version == version)
+            same = now is value and _version(now) == version
             if not same or (copy is not None and copy.numel() <= _SMALL):
                 self._found.append((part, name, copy))
 
@@ -82,28 +81,62 @@ class _Passes:
                 part._buffers.update(buffers)
 
 
+class _Anew(contextlib.AbstractContextManager[None]):
+    """What ``make`` makes, made again whenever it is entered: a graph that is kept is recomputed twice."""
+
+    def __init__(self, make: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+        self._make = make
+        self._entered: list[contextlib.AbstractContextManager[None]] = []
+
+    def __enter__(self) -> None:
+        context = self._make()
+        context.__enter__()
+        self._entered.append(context)
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._entered.pop().__exit__(*error)
+
+
 class Buffers:
     """The buffers of the blocks of ``module`` that are recomputed as they are compiled, as these are now."""
 
     def __init__(self, module: nn.Module) -> None:
         self._found = [
-            (block, name, value.detach().clone())
+            (block, {name: value.detach().clone() for name, value in _buffers(block)})
             for block in module.modules()
             if isinstance(block, CheckpointWrapper)
-            for name, value in block._checkpoint_wrapped_module.named_buffers()
         ]
 
     def require_same(self) -> None:
-        """Raise UserError if a forward pass has changed one of them since."""
-        for block, name, value in self._found:
-            inner = block._checkpoint_wrapped_module
-            if not torch.equal(dict(inner.named_buffers())[name], value):
-                raise UserError(
-                    f"train.activation_checkpointing: {type(inner).__name__} changes its buffer {name} in "
+        """Raise NotTrainable if a forward pass has changed one of them since."""
+        for block, before in self._found:
+            now = dict(_buffers(block))
+            changed = [name for name, value in before.items() if not _equal(now.get(name), value)]
+            if changed:
+                kind = type(block._checkpoint_wrapped_module).__name__
+                raise NotTrainable(
+                    f"train.activation_checkpointing: {kind} changes its buffer {changed[0]} in "
                     "training, and compiled it may do so twice, or recompute with the changed one; set none, "
                     "or train.compile=false"
                 )
 
 
+def _buffers(block: CheckpointWrapper) -> Iterator[tuple[str, Tensor]]:
+    inner: nn.Module = block._checkpoint_wrapped_module
+    return inner.named_buffers()
+
+
 def _copy(value: Tensor | None) -> Tensor | None:
     return None if value is None else value.detach().clone()
+
+
+def _version(value: Tensor | None) -> int:
+    """How often ``value`` was written into; an inference tensor does not count."""
+    return -1 if value is None or value.is_inference() else value._version
+
+
+def _equal(now: Tensor | None, before: Tensor) -> bool:
+    """Whether the two hold the same; what is not a number is the same as itself."""
+    if now is None or now.shape != before.shape or now.dtype != before.dtype:
+        return False
+    return bool(((now == before) | ((now != now) & (before != before))).all())

@@ -51,6 +51,11 @@ def require_model(model: Any, task: Task, config: Config, *, ranks: int, cuda: b
             "BatchNorm on the CPU, or a single rank"
         )
     sparse = sparse_weights(model)
+    if sparse and ranks > 1 and cuda:
+        raise UserError(
+            f"{where}: the gradients of {shortened(sparse)} are sparse, which several GPUs cannot sum; build "
+            "the embedding with sparse=False, or take a single rank"
+        )
     needed = _for_sparse(config, own=type(task).build_optimizer is not Task.build_optimizer)
     if sparse and needed:
         raise UserError(
@@ -84,17 +89,17 @@ def unshardable(model: nn.Module) -> tuple[str | None, str]:
 
 
 def require_loss(value: Any, task: str) -> None:
-    """Raise UserError if ``value``, which the loss of the class ``task`` gave, cannot be differentiated."""
+    """Raise NotTrainable if ``value``, which the loss of the class ``task`` gave, has no gradient."""
     require_number(value, task)
     if not value.requires_grad:
-        raise UserError(
+        raise NotTrainable(
             f"{task}.loss() gave a number that depends on no trained weight; return it with its graph, as "
             "computed from model(...): no detach(), item(), torch.no_grad() or tensor made anew"
         )
 
 
 def require_number(value: Any, task: str) -> None:
-    """Raise UserError if ``value``, which the loss of the class ``task`` gave, is no scalar of floats."""
+    """Raise NotTrainable if ``value``, which the loss of the class ``task`` gave, is no scalar of floats."""
     if isinstance(value, Tensor) and value.dim() == 0 and value.is_floating_point():
         return
     raise NotTrainable(

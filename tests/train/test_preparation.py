@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hpcrun.checkpoint.names import named_parameters
 from hpcrun.errors import UserError
 from hpcrun.train.blocks import blocks, by_class, by_size, unshared
+from hpcrun.train.errors import NotTrainable
 from hpcrun.train.preparation import Preparation, compile_in_place, prepare
 from hpcrun.train.recomputing import Buffers
 from hpcrun.train.trainer import AMPTrainer, DistributedAMPTrainer
@@ -206,6 +207,39 @@ def test_what_a_block_writes_into_its_buffers_is_written_once(keeper, checkpoint
     plain, again = train(Preparation()), train(Preparation(checkpointing))
     assert plain.keys() == again.keys()
     assert [name for name, value in plain.items() if not torch.equal(again[name], value)] == []
+
+
+def test_a_graph_that_is_kept_is_recomputed_for_each_of_its_backward_passes():
+    net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    with torch.inference_mode():
+        table = torch.ones(3)
+    net[1].register_buffer("table", table)
+    net = nn.ModuleList([net])
+    prepare(net, Preparation("full"))
+    value = net[0](torch.randn(5, 3)).square().sum()
+    seen = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    value.backward(retain_graph=True)
+    first = [p.grad.clone() for p in net.parameters()]
+    value.backward()
+    for parameter, once in zip(net.parameters(), first, strict=True):
+        assert torch.equal(parameter.grad, 2 * once)
+    for name, buffer in net.named_buffers():
+        assert torch.equal(buffer, seen[name])
+
+
+def test_a_buffer_is_compared_where_it_is_no_number_or_gone():
+    class Loses(nn.Linear):
+        def __init__(self):
+            super().__init__(3, 3)
+            self.register_buffer("table", torch.full((3,), float("nan")))
+
+    net = nn.ModuleList([Loses(), Loses()])
+    prepare(net, Preparation("full"))
+    buffers = Buffers(net)
+    buffers.require_same()
+    net[1]._checkpoint_wrapped_module.table = None
+    with pytest.raises(NotTrainable, match="Loses changes its buffer table in training"):
+        buffers.require_same()
 
 
 def test_a_compiled_block_that_writes_into_its_buffers_is_refused_and_one_with_a_mask_is_not():

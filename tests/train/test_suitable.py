@@ -12,6 +12,7 @@ from hpcrun.config import override_layer, resolve
 from hpcrun.errors import UserError
 from hpcrun.train import session
 from hpcrun.train.batching import Batching
+from hpcrun.train.errors import NotTrainable
 from hpcrun.train.memory import Need
 from hpcrun.train.optimiser import build_optimizer
 from hpcrun.train.parallel import decide
@@ -108,6 +109,8 @@ def test_sparse_gradients_are_told_what_they_need_and_trained_with_it():
     assert joined.startswith("train.uneven: the gradients of 0.weight are sparse, ")
     config = resolve([override_layer(SPARSE_KEYS)])
     require_model(model, Given(), config, ranks=1, cuda=False)
+    with pytest.raises(UserError, match=r"sparse=False, or take a single rank$"):
+        require_model(model, Given(), config, ranks=2, cuda=True)
     optimizer = build_optimizer(model, config)
     before = model[0].weight.detach().clone()
     model(torch.tensor([1, 1, 4])).sum().backward()
@@ -152,7 +155,7 @@ def taking(task, batching=None, optimizer=sgd, preparation=None):
     ],
 )
 def test_a_loss_that_cannot_be_differentiated_is_refused_in_the_first_step(loss, line):
-    with pytest.raises(UserError, match=r"^Given\.loss\(\) gave ") as refused:
+    with pytest.raises(NotTrainable, match=r"^Given\.loss\(\) gave ") as refused:
         taking(Given(nn.Linear(3, 1), loss))(0, [torch.ones(4, 3)])
     assert str(refused.value).startswith(f"Given.loss() {line}")
 
