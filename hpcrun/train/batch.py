@@ -21,7 +21,9 @@ def to_device(batch: Any, device: torch.device) -> Any:
         return batch.to(device, non_blocking=True)
     if type(batch) not in _PLAIN and callable(getattr(batch, "to", None)):
         # Some move in place, and the arithmetic of a step is counted on a device of no numbers.
-        return copy.copy(batch).to(device)
+        own = copy.copy(batch)
+        moved = own.to(device)
+        return own if moved is None else moved
     if isinstance(batch, Mapping):
         return {key: to_device(value, device) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):

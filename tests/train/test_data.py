@@ -286,16 +286,21 @@ class Graph:
         return self
 
 
+class Mesh(Graph):
+    def to(self, device):
+        super().to(device)
+
+
 def test_whatever_a_batch_is_made_of_moves_and_leaves_the_batch_where_it_was():
     packed = pack_sequence([torch.ones(3), torch.ones(2)])
     batch = {
         "pair": Pair(torch.ones(2), "a"),
-        "deeper": [Sentence(torch.ones(2), "b"), (Graph(), packed, None, 3)],
+        "deeper": [Sentence(torch.ones(2), "b"), (Graph(), Mesh(), packed, None, 3)],
     }
     moved = to_device(batch, torch.device("meta"))
-    sentence, (graph, parts, *others) = moved["deeper"]
+    sentence, (graph, mesh, parts, *others) = moved["deeper"]
     assert (moved["pair"].b, sentence.name, others) == ("a", "b", [None, 3])
-    for tensor in (moved["pair"].a, sentence.words, graph.nodes, parts.data):
+    for tensor in (moved["pair"].a, sentence.words, graph.nodes, mesh.nodes, parts.data):
         assert tensor.is_meta
     # Where torch wants it.
     assert parts.batch_sizes.device.type == "cpu"
