@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from hpcrun.checkpoint.names import named_parameters
 from hpcrun.config import Config, decay_begins
 from hpcrun.errors import UserError
 from hpcrun.train.amp_trainer import require_plain_step
@@ -36,7 +37,7 @@ def optimizer_of(task: Task, model: nn.Module, config: Config) -> Optimizer:
     except ValueError as error:
         raise UserError(f"{where}: {error}") from error
     held = {id(parameter) for group in own.param_groups for parameter in group["params"]}
-    for name, parameter in model.named_parameters():
+    for name, parameter in named_parameters(model):
         if parameter.requires_grad and id(parameter) not in held:
             raise UserError(
                 f"{where} leaves out {name}, which requires a gradient; put it into a group, or set its "

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcrun.config import Config
 from hpcrun.errors import UserError
+from hpcrun.train.errors import NotTrainable
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -51,6 +52,13 @@ class Task(ABC):
         """
         return self.__step
 
+    @step.setter
+    def step(self, value: Any) -> None:
+        raise NotTrainable(
+            f"{type(self).__name__} sets step, by which a task is told the steps taken so far; name its own "
+            "attribute otherwise"
+        )
+
     def _reached(self, step: int) -> None:
         """For the loop: ``step`` steps have been taken."""
         self.__step = step
@@ -91,7 +99,9 @@ class Task(ABC):
 
         Args:
             model: as :meth:`build_model` made it, on its device, its parameters those that are trained:
-                under FSDP they are sharded by now.
+                under FSDP they are sharded by now. Blocks that are recomputed are wrapped: in
+                ``hpcrun.checkpoint.names.named_parameters(model)`` the names are without
+                ``_checkpoint_wrapped_module.``.
         """
         return None
 

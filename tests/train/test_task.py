@@ -9,6 +9,7 @@ from torch import nn
 import hpcrun
 from hpcrun.config import override_layer, resolve
 from hpcrun.errors import UserError
+from hpcrun.train.errors import NotTrainable
 from hpcrun.train.task import Task, load_task
 
 GOOD = """
@@ -144,3 +145,9 @@ def test_a_name_without_a_class():
 def test_a_task_cannot_be_made_of_the_base_class_alone():
     with pytest.raises(TypeError, match="abstract"):
         Task(resolve([]))
+
+
+def test_a_task_that_sets_its_step_is_told_to_name_its_own_otherwise(load):
+    begin = "    def __init__(self, config):\n        self.step = 0\n"
+    with pytest.raises(NotTrainable, match="Mine sets step, by which a task is told the steps"):
+        load(GOOD + begin)
