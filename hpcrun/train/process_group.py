@@ -124,8 +124,8 @@ def waiting_at_least(seconds: float) -> Iterator[None]:
     training goes on.
 
     NCCL first sets a group up in its first collective. The others then wait for its first rank in the store,
-    by the store's limit, which is raised too; what follows has no limit of torch's. So torch's source has it:
-    with NCCL itself it has not been tried.
+    by the store's limit, which is raised too; what follows has no limit of torch's. So torch's source has it;
+    no test covers NCCL.
     """
     before = [(backend._set_default_timeout, backend.options._timeout) for backend in _backends()]
     if dist.is_initialized():
