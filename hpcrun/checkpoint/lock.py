@@ -77,6 +77,9 @@ class FolderLock:
         if descriptor >= 0:
             os.close(descriptor)
 
+    def __del__(self) -> None:
+        self.close()  # of a Checkpointer that failed to be made
+
     def _lock(self, descriptor: int, here: float, elsewhere: float) -> None:
         began, told = time.monotonic(), False
         while True:
@@ -86,7 +89,7 @@ class FolderLock:
             except BlockingIOError:
                 who = os.pread(descriptor, 1000, 0).decode(errors="replace").strip()
                 other = _holders.get(self._path)
-                if who == _name() or (other is not None and other._descriptor >= 0):
+                if other is not None and other._descriptor >= 0:
                     raise CheckpointError(
                         f"{self._path.parent}: another Checkpointer of this process saves there; give each "
                         "its own folder, or leave the other's block first"

@@ -140,7 +140,11 @@ def test_what_cannot_be_filled_is_noted(tmp_path):
         ckpt.restore()
     assert extra["history"].shape == (3,)
     assert (extra["gone"], extra["own"]) == (1, 7)
-    assert [note.split(":")[0] for note in ckpt.notes] == ["extra.history", "extra.new", "extra.own"]
+    assert [note.split(":")[0] for note in ckpt.notes] == [
+        "extra.history",
+        "extra.new",
+        "extra.own",
+    ]
     with (
         Checkpointer(tmp_path, **parts(), extra={"history": nn.Linear(1, 1)}) as ckpt,
         pytest.raises(CheckpointError, match=r"extra\.history: does not take its state"),
@@ -201,6 +205,11 @@ def test_a_folder_is_saved_to_by_one_training_at_a_time(tmp_path):
     del made, anew
     with Checkpointer(folder, **parts()) as second:
         assert second.restore() == 2
+
+
+def test_a_lock_that_nobody_has_any_more_is_given_back(tmp_path):
+    for _ in range(2):
+        FolderLock(tmp_path).take(here=0)
 
 
 def test_a_forked_worker_keeps_neither_the_folder_nor_a_save_s_room(tmp_path):
