@@ -260,6 +260,7 @@ class Checkpointer:
         trace: TracebackType | None,
     ) -> None:
         ended = isinstance(error, SystemExit)
+        patience = _PATIENCE
         try:
             if error is None or (isinstance(error, SystemExit) and not error.code):
                 self.wait()  # an exit code of 0 would say that all is done
@@ -267,11 +268,12 @@ class Checkpointer:
                 alone = self._together.world_size == 1
                 self._take(self._engine.wait(None if alone or ended else _PATIENCE))
                 if self._engine.under_way:
+                    patience = 0.0  # it has been waited for
                     text = f"step {self._asked} was not saved within {_PATIENCE:g} s"
                     warnings.warn(text, CheckpointWarning, stacklevel=2)
         finally:
             self._claimed = False
-            _leave(self._engine, self._lock, self._together)
+            _leave(self._engine, self._lock, self._together, patience)
 
     def _require_savable(self) -> None:
         try:
@@ -338,9 +340,11 @@ class Checkpointer:
             warnings.warn(text, CheckpointWarning, stacklevel=4)
 
 
-def _leave(engine: CheckpointEngine, lock: FolderLock, together: Together) -> None:
+def _leave(
+    engine: CheckpointEngine, lock: FolderLock, together: Together, patience: float = _PATIENCE
+) -> None:
     """Let a process end that has saved: nothing of it may wait for the interpreter then."""
-    engine.wait(None if together.world_size == 1 else _PATIENCE)
+    engine.wait(None if together.world_size == 1 else patience)
     if together.world_size > 1:
         wait_until_idle(GLOO_WORKERS, patience=2.0)
     if not engine.under_way:
