@@ -19,7 +19,11 @@ _PATIENCE = 60.0
 
 def folders() -> list[str]:
     """This process's ``sys.path``, and after it the folders that setuptools' editable installs lead to."""
-    found = list(sys.path)
+    return _with_mapped(sys.path)
+
+
+def _with_mapped(path: Iterable[str]) -> list[str]:
+    found = list(path)
     for name, module in list(sys.modules.items()):
         if name.startswith("__editable__") and name.endswith("_finder"):
             found += _mapped(getattr(module, "MAPPING", {}))
@@ -31,7 +35,7 @@ def folders_of(program: str) -> list[str]:
     path = shutil.which(program) if _PYTHON.fullmatch(Path(program).name) else None
     # Not the same file: environments of one Python share it.
     if path is None or os.path.abspath(path) == os.path.abspath(sys.executable):  # noqa: PTH100
-        return folders()
+        return _inherited()
     try:
         asked = subprocess.run(
             [path, str(Path(__file__))],
@@ -43,7 +47,12 @@ def folders_of(program: str) -> list[str]:
         return [str(folder) for folder in json.loads(asked.stdout.splitlines()[-1])]
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         # One that does not start says so itself when it is to run the command.
-        return folders()
+        return _inherited()
+
+
+def _inherited() -> list[str]:
+    # The first is this program's own, for `python -m` the working folder: a script does not look there.
+    return _with_mapped(sys.path[1:])
 
 
 def copied_path(

@@ -281,6 +281,18 @@ def test_modules_come_from_the_copy_also_where_pythonpath_names_the_work_tree(
     assert variables["PYTHONPATH"].split(":")[0] == str(tmp_path)
 
 
+def test_a_script_finds_the_copy_of_the_working_folder_only_where_it_is_installed(
+    project: Path, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    found = taken(run, project)
+    monkeypatch.setattr(sys, "path", [str(project), *sys.path])
+    assert snapshot_command(found, ["sh", "run.sh"], project)[1] == {}
+    sys.path.append(str(project))
+    told = snapshot_command(found, ["sh", "run.sh"], project)[1]
+    assert told == {"PYTHONPATH": f"{found.root}:{project}"}
+
+
 def test_a_rank_imports_the_copy_where_pythonpath_names_the_work_tree(
     project: Path, run: RunDirectory
 ) -> None:
