@@ -15,7 +15,7 @@ Lmod has detected the following error:  The following module(s) are unknown: "CU
 Please check the spelling or version number. Also try "module spider ..."
 """
 RANK = """Traceback (most recent call last):
-  File "/work/hpcrun/worker.py", line 36, in main
+  File "/project/hpcrun/worker.py", line 36, in main
     from submitit.core.logger import get_logger
 ModuleNotFoundError: No module named 'submitit'
 """

@@ -17,16 +17,16 @@ def test_the_folders_of_an_import_hook_are_those_that_hold_its_packages(
     # As setuptools names and fills it.
     finder = ModuleType("__editable___mine_0_1_finder")
     finder.__dict__["MAPPING"] = {
-        "mine": "/work/src/mine",
-        "of.space": "/work/lib/of/space",
-        "single": "/work/one/single.py",
-        "renamed": "/work/other",
+        "mine": "/project/src/mine",
+        "of.space": "/project/lib/of/space",
+        "single": "/project/one/single.py",
+        "renamed": "/project/other",
     }
     monkeypatch.setitem(sys.modules, finder.__name__, finder)
     assert [folder for folder in folders() if folder not in before] == [
-        "/work/src",
-        "/work/lib",
-        "/work/one",
+        "/project/src",
+        "/project/lib",
+        "/project/one",
     ]
 
 
@@ -50,8 +50,8 @@ def test_a_program_that_is_no_python_gets_the_folders_of_this_one() -> None:
 
 
 def test_a_copy_comes_right_before_what_it_is_of_and_nothing_else_is_added() -> None:
-    copies = {Path("/work/src"): Path("/copy/src"), Path("/work/lib"): Path("/copy/lib")}
+    copies = {Path("/project/src"): Path("/copy/src"), Path("/project/lib"): Path("/copy/lib")}
     path = copied_path(
-        ["/else", "/work/src", "/lib"], ["/work/src", "/work/lib", "/other"], copies.get
+        ["/else", "/project/src", "/lib"], ["/project/src", "/project/lib", "/other"], copies.get
     )
-    assert path == ["/else", "/copy/src", "/work/src", "/lib", "/copy/lib", "/work/lib"]
+    assert path == ["/else", "/copy/src", "/project/src", "/lib", "/copy/lib", "/project/lib"]
