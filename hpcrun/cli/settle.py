@@ -94,8 +94,9 @@ def run(arguments: argparse.Namespace) -> int:
         scheduler=word,
         batch_log=batch_log(directory, attempt),
         limit_near=_limit_near(view, float(config.job.signal_lead)),
-        # A cancelled job is COMPLETING by now, and one that Slurm has requeued is PENDING.
-        nobody_asked=view is not None and view.state == "RUNNING",
+        # A cancelled job is COMPLETING by now, and one that Slurm has requeued is PENDING. A controller that
+        # is away cancels nothing: had it done so before, the step daemon would have said it.
+        nobody_asked=not local and (view is None or view.state == "RUNNING"),
         setup=arguments.setup,
     )
     print(f"hpcrun: {verdict.cause.value}: {verdict.line}", flush=True)

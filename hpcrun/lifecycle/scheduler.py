@@ -67,10 +67,11 @@ def end_of(
     """How the controller sees the job of ``attempt``, and Slurm's reason for ending it, if it does.
 
     Args:
-        log: reads the batch log of the attempt. A job that is being ended has its reason there in a moment.
+        log: reads the batch log of the attempt. A job that is being ended has its
+            reason there in a moment, also where the controller that ended it does not answer any more.
     """
     view = look_at(attempt.job)
-    if view is not None and view.state == "COMPLETING":
+    if view is None or view.state == "COMPLETING":
         _wait_for(lambda: scheduler_word(log()), patience)
     return view, word_of(view, attempt, log())
 

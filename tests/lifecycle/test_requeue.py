@@ -88,6 +88,12 @@ def test_the_reason_of_an_end_that_has_just_come_is_waited_for(desk: Desk) -> No
     assert (view and view.state, word) == ("COMPLETING", "cancelled")
 
 
+def test_it_is_waited_for_also_where_the_controller_does_not_answer_any_more(desk: Desk) -> None:
+    late = f"(sleep 0.2; {desk.tells(CANCELLED)}) > /dev/null 2>&1 &"
+    desk.answer("scontrol", f"{late} exit 1")
+    assert end_of(FIRST, desk.log.read_text) == (None, "cancelled")
+
+
 @pytest.mark.parametrize(("state", "near"), [("RUNNING", True), ("COMPLETING", False)])
 def test_the_end_that_a_cancellation_has_set_is_no_time_limit(state: str, near: bool) -> None:
     assert _limit_near(JobView(state, 0, False, time.time() + 5), 90.0) is near
