@@ -2,12 +2,28 @@
 # Sets up everything that the tests need and runs them: style, types, import rules, then pytest.
 # A real Slurm is brought up where this user may (root on Debian); elsewhere its tests say why they skip.
 # Arguments go to pytest; long tests are left out unless asked for: tools/test.sh -m slow
+# Without arguments the lifecycle tests also run on the newest Slurm, before all tests run on the system's.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/environment.sh
 hpcrun_environment "dev"
+ready=
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     tools/devcluster install
+    # Other versions of Slurm, for the tests that name one. Exit code 3: no packages to be had.
+    for version in 24.11 26.05; do
+        code=0
+        tools/devcluster install --slurm "$version" || code=$?
+        case $code in
+        0) ready="$ready $version " ;;
+        3)
+            HPCRUN_SLURM_UNAVAILABLE="${HPCRUN_SLURM_UNAVAILABLE:-} $version"
+            echo "NOTICE: Slurm $version IS NOT TESTED: its packages cannot be fetched" >&2
+            ;;
+        *) exit "$code" ;;
+        esac
+    done
+    export HPCRUN_SLURM_UNAVAILABLE="${HPCRUN_SLURM_UNAVAILABLE:-}"
 fi
 ruff check .
 ruff format --check .
@@ -17,5 +33,22 @@ lint-imports
 # Three at a time even on two cores: much of a test on a real Slurm is waiting. A file stays on one
 # worker, and each worker has a cluster of its own. Of two -m, or -n, pytest takes the last. What
 # skips says why (-rs).
-exec python -m pytest -n "${HPCRUN_TEST_WORKERS:-3}" --dist loadfile --no-loadscope-reorder \
-    -rs -m "not slow" "$@"
+tests() {
+    python -m pytest -n "${HPCRUN_TEST_WORKERS:-3}" --dist loadfile --no-loadscope-reorder -rs "$@"
+}
+if [ $# -gt 0 ]; then
+    tests -m "not slow" "$@"
+    exit
+fi
+newest=26.05
+failed=0
+if [[ "$ready" = *" $newest "* ]]; then
+    printf '\n==== Lifecycle tests on Slurm %s\n' "$newest"
+    HPCRUN_TEST_SLURM=$newest tests -m "lifecycle and not slow" tests/slurm || failed=$?
+else
+    echo "NOTICE: THE LIFECYCLE TESTS ON SLURM $newest ARE LEFT OUT: it could not be installed" >&2
+fi
+printf '\n==== Every test, on the Slurm of this system\n'
+tests -m "not slow" || exit
+[ "$failed" = 0 ] || echo "FAILED: the lifecycle tests on Slurm $newest, see above" >&2
+exit "$failed"

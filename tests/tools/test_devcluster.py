@@ -23,7 +23,8 @@ pytestmark = pytest.mark.slurm
 
 def tool(*arguments: str, timeout: float = 300.0) -> subprocess.CompletedProcess[str]:
     """Run the tool with Debian's own interpreter, as it has to run before anything is installed."""
-    command = ["/usr/bin/python3", str(TOOL), *arguments]
+    version = [f"--slurm={slurm_cluster.VERSION}"] if arguments[0] == "up" else []
+    command = ["/usr/bin/python3", str(TOOL), *arguments, *version]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 
 

@@ -1,4 +1,4 @@
-"""The command line: parse, call one function, print. A refusal is one line and exit code 2."""
+"""The command line: parse, call one function, print. A refusal is one line and exit code 2 or 3."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from . import cluster, faults, lifecycle, options, report, requirements, wrappers
+from . import (
+    cluster,
+    faults,
+    lifecycle,
+    options,
+    report,
+    requirements,
+    slurminstall,
+    spec,
+    wrappers,
+)
 from .errors import Refusal
 from .processes import ProcessId, read_process
 
@@ -21,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return COMMANDS[parsed.command](parsed)
     except Refusal as refusal:
         print(f"devcluster: {refusal}", file=sys.stderr)
-        return 2
+        return refusal.exit_code
     except BrokenPipeError:
         # The reader (`| head`) has gone; Python would complain once more while it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -33,10 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def do_up(parsed: argparse.Namespace) -> int:
     """Bring a cluster up and say what a person does next."""
-    spec = options.spec_from(parsed)
-    requirements.require(spec)
+    wanted = options.spec_from(parsed)
+    requirements.require(wanted)
     begun = time.monotonic()
-    made, started = lifecycle.up(spec, root=parsed.root, owner=owner_from(parsed.owner_pid))
+    made, started = lifecycle.up(wanted, root=parsed.root, owner=owner_from(parsed.owner_pid))
     print(report.after_up(made, started, time.monotonic() - begun))
     return 0
 
@@ -102,8 +112,14 @@ def do_env(parsed: argparse.Namespace) -> int:
 
 
 def do_install(parsed: argparse.Namespace) -> int:
-    """Install Debian's packages."""
+    """Install Debian's packages, or another version of Slurm next to the system's."""
     requirements.require_root()
+    if parsed.slurm:
+        if parsed.accounting or parsed.shared_fs != "local":
+            raise Refusal("--slurm installs Slurm alone", "run `install` twice, once without it")
+        spec.check_version(parsed.slurm)
+        print(slurminstall.install(parsed.slurm, requirements.install_environment()))
+        return 0
     wanted = requirements.features(accounting=parsed.accounting, shared_fs=parsed.shared_fs)
     packages = [name for feature in wanted for name in feature.packages]
     for command in requirements.install_commands(packages):

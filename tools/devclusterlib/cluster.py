@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import hosts, registry, users
-from .commands import SYSTEM_PATH, run
+from . import hosts, installations, registry, users
+from .commands import run
 from .errors import CommandFailed, Refusal
 from .layout import Layout, default_root
 from .spec import ClusterSpec
@@ -39,7 +39,8 @@ class Cluster:
                 f"it has {', '.join(self.spec.host_names)}",
             )
         account = users.require(user or self.spec.user)
-        environment = account.environment(SYSTEM_PATH, str(self.layout.slurm_conf))
+        path = installations.search_path(self.spec.slurm)
+        environment = account.environment(path, str(self.layout.slurm_conf))
         inner = hosts.as_user_argv(
             command,
             uid=account.uid,

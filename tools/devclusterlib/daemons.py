@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from . import sharedfs
+from . import installations, sharedfs
 from .commands import clean_environment
 from .errors import Refusal
 from .hosts import enter_argv, holder_of, remember
@@ -73,12 +73,18 @@ def mariadbd_argv(layout: Layout) -> list[str]:
     ]
 
 
-def daemon_argv(layout: Layout, shared_fs: str, daemon: str) -> list[str]:
+def slurmd_argv(layout: Layout, slurm: str, node: str) -> list[str]:
+    """A node's slurmd; one that is not the system's starts its own step daemon."""
+    own = ["-d", str(installations.stepd(slurm))] if slurm else []
+    return ["slurmd", "-D", "-N", node, "-f", str(layout.slurm_conf), *own]
+
+
+def daemon_argv(layout: Layout, spec: ClusterSpec, daemon: str) -> list[str]:
     """Command line of ``daemon`` in the foreground."""
-    if daemon in sharedfs.KINDS[shared_fs].ports:
+    if daemon in sharedfs.KINDS[spec.shared_fs].ports:
         return sharedfs.server_argv(layout, daemon)
     if daemon.startswith("mount-"):
-        return sharedfs.client_argv(layout, shared_fs, host_of(daemon))
+        return sharedfs.client_argv(layout, spec.shared_fs, host_of(daemon))
     if daemon == "munged":
         return munged_argv(layout)
     if daemon == "mariadbd":
@@ -87,7 +93,7 @@ def daemon_argv(layout: Layout, shared_fs: str, daemon: str) -> list[str]:
         return ["slurmdbd", "-D"]
     if daemon == "slurmctld":
         return ["slurmctld", "-D", "-f", str(layout.slurm_conf)]
-    return ["slurmd", "-D", "-N", host_of(daemon), "-f", str(layout.slurm_conf)]
+    return slurmd_argv(layout, spec.slurm, host_of(daemon))
 
 
 def recorded(layout: Layout, daemon: str) -> ProcessId | None:
@@ -96,18 +102,19 @@ def recorded(layout: Layout, daemon: str) -> ProcessId | None:
     return process if process is not None and process.alive() else None
 
 
-def start(layout: Layout, shared_fs: str, daemon: str) -> None:
+def start(layout: Layout, spec: ClusterSpec, daemon: str) -> None:
     """Start ``daemon`` on its host, unless it runs; its words go to the log directory."""
     if recorded(layout, daemon) is not None:
         return
-    argv = daemon_argv(layout, shared_fs, daemon)
+    argv = daemon_argv(layout, spec, daemon)
+    own = {"PATH": installations.search_path(spec.slurm), "SLURM_CONF": str(layout.slurm_conf)}
     with output_path(layout, daemon).open("ab") as output:
         process = subprocess.Popen(
             enter_argv(holder_of(layout, host_of(daemon)), argv),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env=clean_environment() | {"SLURM_CONF": str(layout.slurm_conf)},
+            env=clean_environment() | own,
             cwd="/",
             start_new_session=True,
         )

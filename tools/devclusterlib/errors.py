@@ -1,4 +1,4 @@
-"""The two ways the tool ends badly, kept apart so that only one of them shows a traceback."""
+"""The ways the tool ends badly; each is one line on the screen and an exit code."""
 
 from __future__ import annotations
 
@@ -16,10 +16,18 @@ class Refusal(Exception):
         What to do about it, as one line.
     """
 
+    exit_code = 2
+
     def __init__(self, what: str, remedy: str) -> None:
         super().__init__(f"{what}; {remedy}")
         self.what = what
         self.remedy = remedy
+
+
+class Unavailable(Refusal):
+    """Packages cannot be fetched here and now; a caller that can do without them goes on."""
+
+    exit_code = 3
 
 
 class CommandFailed(Refusal):

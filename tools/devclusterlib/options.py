@@ -28,6 +28,7 @@ def parser() -> argparse.ArgumentParser:
     add_name(commands.add_parser("env", help='lines for eval: eval "$(devcluster env)"'))
     install = commands.add_parser("install", help="install the Debian packages it needs")
     add_features(install)
+    add_slurm(install, "this version next to the system's, from Debian's later suites")
     add_faults(commands)
     return top
 
@@ -67,6 +68,11 @@ def add_features(command: argparse.ArgumentParser) -> None:
     )
 
 
+def add_slurm(command: argparse.ArgumentParser, meaning: str) -> None:
+    """The version of Slurm."""
+    command.add_argument("--slurm", default="", metavar="VERSION", help=f"as 24.11: {meaning}")
+
+
 def add_up(command: argparse.ArgumentParser) -> None:
     """Everything that decides how a cluster is built."""
     add_name(command)
@@ -75,12 +81,16 @@ def add_up(command: argparse.ArgumentParser) -> None:
         "--gpus", default="4", metavar="N[,N...]", help="a node, or of each node (default: 4)"
     )
     command.add_argument(
+        "--gpu-types", default="", metavar="TYPE[,TYPE...]", help="of all nodes, or of each node"
+    )
+    command.add_argument(
         "--cpus", type=int, default=16, metavar="N", help="that a node poses with (default: 16)"
     )
     command.add_argument(
         "--memory", type=int, default=64000, metavar="MB", help="that a node poses with"
     )
     add_features(command)
+    add_slurm(command, "what `install --slurm` installed (default: the system's)")
     command.add_argument(
         "--partitions",
         nargs="+",
@@ -180,6 +190,7 @@ def spec_from(parsed: argparse.Namespace) -> ClusterSpec:
         name=parsed.name,
         nodes=parsed.nodes,
         gpus=parse_gpus(parsed.gpus),
+        gpu_types=tuple(filter(None, parsed.gpu_types.split(","))),
         cpus=parsed.cpus,
         memory_mb=parsed.memory,
         user=parsed.user,
@@ -190,6 +201,7 @@ def spec_from(parsed: argparse.Namespace) -> ClusterSpec:
         preempt_user_signal=parsed.preempt_user_signal,
         partitions=tuple(parse_partition(text) for text in parsed.partitions),
         settings=tuple(parse_setting(text) for text in parsed.settings),
+        slurm=parsed.slurm,
     )
 
 
@@ -209,6 +221,10 @@ def arguments_of(spec: ClusterSpec) -> list[str]:
         *(f"--user={spec.user}", f"--shared-fs={spec.shared_fs}", f"--grace={spec.grace_s}"),
         *(f"--set={key}={value}" for key, value in spec.settings),
     ]
+    if spec.gpu_types:
+        words.append(f"--gpu-types={','.join(spec.gpu_types)}")
+    if spec.slurm:
+        words.append(f"--slurm={spec.slurm}")
     switches = {
         "--accounting": spec.accounting,
         "--realistic": spec.realistic,

@@ -67,13 +67,13 @@ def entries() -> list[Entry]:
 
 
 @contextmanager
-def exclusive() -> Iterator[None]:
-    """Let one process a time make or remove clusters and their users.
+def exclusive(directory: Path = REGISTRY) -> Iterator[None]:
+    """Let one process a time change ``directory``: by default the clusters and their users.
 
     The lock is on the directory itself, so that no lock file is left to be cleaned up.
     """
-    REGISTRY.mkdir(mode=0o755, exist_ok=True)
-    handle = os.open(REGISTRY, os.O_RDONLY | os.O_DIRECTORY)
+    directory.mkdir(mode=0o755, exist_ok=True)
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     os.set_inheritable(handle, True)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

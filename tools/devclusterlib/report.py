@@ -23,11 +23,12 @@ def after_up(cluster: Cluster, started: list[str], seconds: float) -> str:
         news = f"is up ({seconds:.1f} s)"
     else:
         news = f"was up; started again: {', '.join(started)}"
+    version = f"Slurm {spec.slurm}, " if spec.slurm else ""
     gpus = ",".join(str(count) for count in spec.gpus)
     return "\n".join(
         [
             f"cluster {spec.name} {news}",
-            f"  {spec.nodes} nodes ({spec.node_names[0]} to {spec.node_names[-1]}), "
+            f"  {version}{spec.nodes} nodes ({spec.node_names[0]} to {spec.node_names[-1]}), "
             f"{gpus} GPUs and {spec.cpus} CPUs each, posed; login host `login`",
             f"  partitions {', '.join(names)} (the first is the default)",
             f"  jobs run as {spec.user}, shared directory {layout.shared} ({spec.shared_fs})",
@@ -50,6 +51,7 @@ def gather(cluster: Cluster) -> dict[str, Any]:
         "shared": str(layout.shared),
         "slurm_conf": str(layout.slurm_conf),
         "user": spec.user,
+        "slurm": spec.slurm,
         "complete": layout.ready.exists(),
         "hosts": {
             host: {

@@ -7,6 +7,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import installations
 from .commands import SYSTEM_PATH, clean_environment, running_as_root
 from .errors import Refusal
 from .spec import ClusterSpec
@@ -62,9 +63,9 @@ def features(*, accounting: bool, shared_fs: str) -> list[Feature]:
     return wanted
 
 
-def missing_programs(feature: Feature) -> list[str]:
-    """Programs of ``feature`` that the machine lacks."""
-    return [name for name in feature.programs if shutil.which(name, path=SYSTEM_PATH) is None]
+def missing_programs(feature: Feature, path: str = SYSTEM_PATH) -> list[str]:
+    """Programs of ``feature`` that the machine lacks on the search path ``path``."""
+    return [name for name in feature.programs if shutil.which(name, path=path) is None]
 
 
 def require_root() -> None:
@@ -78,8 +79,14 @@ def require_root() -> None:
 def require(spec: ClusterSpec) -> None:
     """Refuse a machine that lacks what ``spec`` needs."""
     require_root()
+    if not installations.installed(spec.slurm):
+        raise Refusal(
+            f"Slurm {spec.slurm} is not installed next to the system's",
+            f"run `tools/devcluster install --slurm {spec.slurm}`",
+        )
+    path = installations.search_path(spec.slurm)
     for feature in features(accounting=spec.accounting, shared_fs=spec.shared_fs):
-        lacking = missing_programs(feature)
+        lacking = missing_programs(feature, path)
         if lacking:
             install = " ".join(["tools/devcluster install", feature.option]).strip()
             raise Refusal(

@@ -6,6 +6,7 @@ Where Slurm's default would make a test wait for minutes, the quick value stands
 
 from __future__ import annotations
 
+from . import installations
 from .layout import Layout
 from .spec import ClusterSpec, Partition
 
@@ -85,13 +86,20 @@ def settings(spec: ClusterSpec, layout: Layout) -> dict[str, str]:
         lines["SlurmctldParameters"] = "preempt_send_user_signal"
     if not spec.realistic:
         lines |= QUICK_SETTINGS
+    lines |= plugins(spec)
     return lines | dict(spec.settings)
+
+
+def plugins(spec: ClusterSpec) -> dict[str, str]:
+    """Place of the plugins where Slurm is not the system's: its programs would load the system's."""
+    return {"PluginDir": str(installations.plugin_dir(spec.slurm))} if spec.slurm else {}
 
 
 def node_line(spec: ClusterSpec, layout: Layout, node: str) -> str:
     """One node, posing with more CPUs and memory than the machine has."""
     gpus = spec.gpus_of(node)
-    gres = f" Gres=gpu:{gpus}" if gpus else ""
+    kind = spec.gpu_type_of(node)
+    gres = f" Gres=gpu:{f'{kind}:' if kind else ''}{gpus}" if gpus else ""
     return (
         f"NodeName={node} NodeAddr={layout.address(node)} CPUs={spec.cpus} Boards=1 "
         f"SocketsPerBoard=1 CoresPerSocket={spec.cpus} ThreadsPerCore=1 "
@@ -130,8 +138,10 @@ def gres_conf(spec: ClusterSpec, layout: Layout) -> str:
         count = spec.gpus_of(node)
         if count:
             span = "0" if count == 1 else f"[0-{count - 1}]"
+            kind = f" Type={spec.gpu_type_of(node)}" if spec.gpu_types else ""
             lines.append(
-                f"NodeName={node} Name=gpu File={layout.devices}/nvidia{span} Flags=nvidia_gpu_env"
+                f"NodeName={node} Name=gpu{kind} File={layout.devices}/nvidia{span} "
+                "Flags=nvidia_gpu_env"
             )
     return "\n".join(lines) + "\n"
 
@@ -145,7 +155,7 @@ def cgroup_conf() -> str:
     return "CgroupPlugin=cgroup/v1\n"
 
 
-def slurmdbd_conf(layout: Layout) -> str:
+def slurmdbd_conf(spec: ClusterSpec, layout: Layout) -> str:
     """Accounting daemon on the controller's host, its database on the loopback of that host."""
     lines = {
         "AuthType": "auth/munge",
@@ -164,6 +174,7 @@ def slurmdbd_conf(layout: Layout) -> str:
         "StoragePass": DATABASE_PASSWORD,
         "StorageLoc": "slurm_acct_db",
     }
+    lines |= plugins(spec)
     return "".join(f"{key}={value}\n" for key, value in lines.items())
 
 

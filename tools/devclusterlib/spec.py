@@ -32,6 +32,8 @@ class ClusterSpec:
     name: str = "dev"
     nodes: int = 4
     gpus: tuple[int, ...] = (4,)
+    gpu_types: tuple[str, ...] = ()
+    """Types of all nodes' GPUs, or of each node's; GPUs without a type where it is empty."""
     cpus: int = 16
     memory_mb: int = 64000
     user: str = "hpcuser"
@@ -42,6 +44,8 @@ class ClusterSpec:
     preempt_user_signal: bool = False
     partitions: tuple[Partition, ...] = ()
     settings: tuple[tuple[str, str], ...] = field(default=())
+    slurm: str = ""
+    """Version of Slurm, as `24.11`; the system's own where it is empty."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,30}", self.name):
@@ -49,6 +53,16 @@ class ClusterSpec:
                 f"cluster name {self.name!r} is not usable",
                 "take lower-case letters, digits and dashes, 31 at most",
             )
+        if self.slurm:
+            check_version(self.slurm)
+        if len(self.gpu_types) not in (0, 1, self.nodes):
+            raise Refusal(
+                f"--gpu-types names {len(self.gpu_types)} nodes, the cluster has {self.nodes}",
+                "give one type for all nodes, or one for each",
+            )
+        for kind in self.gpu_types:
+            if not re.fullmatch(r"[a-z][a-z0-9_.-]{0,30}", kind):
+                raise Refusal(f"--gpu-types: {kind!r} is no type", "write one such as a100")
         if not 1 <= self.nodes <= MAX_NODES:
             raise Refusal(f"--nodes {self.nodes}", f"take a number from 1 to {MAX_NODES}")
         if len(self.gpus) not in (1, self.nodes):
@@ -85,6 +99,12 @@ class ClusterSpec:
             return self.gpus[0]
         return self.gpus[self.node_names.index(node)]
 
+    def gpu_type_of(self, node: str) -> str:
+        """Type of the GPUs of ``node``, empty where they have none."""
+        if len(self.gpu_types) < 2:
+            return "".join(self.gpu_types)
+        return self.gpu_types[self.node_names.index(node)]
+
     def to_json(self) -> str:
         """Text that `from_json` reads back to an equal spec."""
         return json.dumps(asdict(self), indent=1)
@@ -94,6 +114,7 @@ class ClusterSpec:
         """Inverse of `to_json`."""
         raw = json.loads(text)
         raw["gpus"] = tuple(raw["gpus"])
+        raw["gpu_types"] = tuple(raw["gpu_types"])
         raw["settings"] = tuple((key, value) for key, value in raw["settings"])
         raw["partitions"] = tuple(
             Partition(item["name"], tuple((key, value) for key, value in item["options"]))
@@ -105,6 +126,12 @@ class ClusterSpec:
         """Names of the fields in which the two differ, with both values, for a message."""
         mine, theirs = asdict(self), asdict(other)
         return [f"{key} {mine[key]} -> {theirs[key]}" for key in mine if mine[key] != theirs[key]]
+
+
+def check_version(text: str) -> None:
+    """Refuse a version of Slurm that does not have Slurm's own form, as `24.11`."""
+    if not re.fullmatch(r"\d\d\.\d\d", text):
+        raise Refusal(f"--slurm {text!r} is not a version of Slurm", "write it like 24.11")
 
 
 def parse_gpus(text: str) -> tuple[int, ...]:

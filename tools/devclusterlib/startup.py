@@ -28,7 +28,7 @@ def write_configuration(cluster: Cluster) -> None:
         path.write_text(text)
     write_private(layout.munge_key, os.urandom(128))
     if spec.accounting:
-        write_private(layout.etc / "slurmdbd.conf", slurmconf.slurmdbd_conf(layout).encode())
+        write_private(layout.etc / "slurmdbd.conf", slurmconf.slurmdbd_conf(spec, layout).encode())
         write_private(layout.etc / "database.sql", accounting.database_sql().encode())
 
 
@@ -79,7 +79,7 @@ def start(cluster: Cluster, names: Sequence[str]) -> None:
     """Start daemons that do not depend on each other and wait until all of them answer."""
     for name in names:
         prepare(cluster, name)
-        daemons.start(cluster.layout, cluster.spec.shared_fs, name)
+        daemons.start(cluster.layout, cluster.spec, name)
     for name in names:
         daemons.wait_for(cluster.layout, partial(answers, cluster, name), name)
     for name in names:
