@@ -44,6 +44,7 @@ from hpcrun.checkpoint.store import CheckpointStore
 from hpcrun.checkpoint.tier import Stage
 from hpcrun.checkpoint.together import Together
 from hpcrun.checkpoint.tree import split
+from hpcrun.control.making import new_control_group
 
 _PATIENCE = 60.0
 """Seconds that a rank which ends by an exception waits for its save: a peer may never come to it."""
@@ -97,7 +98,7 @@ class Checkpointer:
         ready = dist.is_available() and dist.is_initialized()
         rank = dist.get_rank() if ready else 0
         world_size = dist.get_world_size() if ready else 1
-        group = dist.new_group(backend="gloo") if world_size > 1 else None
+        group = new_control_group() if world_size > 1 else None
         self._together = Together(rank, world_size, group)
         self._model, self._optimizer = model, optimizer
         self._parts = {"scaler": scaler, "scheduler": scheduler}

@@ -14,7 +14,7 @@ import xxhash
 from hpcrun.checkpoint.disk import PatientFile, blocks, require_size
 from hpcrun.checkpoint.errors import CheckpointError, DamagedCheckpoint, explained, reason
 from hpcrun.checkpoint.filesystem import FileSystem
-from hpcrun.checkpoint.manifest import MANIFEST, Manifest, decode
+from hpcrun.checkpoint.manifest import MANIFEST, FileRecord, Manifest, decode
 
 _COMMITTED = re.compile(r"step-(\d{9,})")
 _MANIFEST_LIMIT = 64 << 20
@@ -93,17 +93,19 @@ class CommittedSteps:
         manifest = self.manifest(step)
         wanted = manifest.files if names is None else [manifest.record(name) for name in names]
         for record in wanted:
-            path = self.path(step) / record.name
-            content, size = xxhash.xxh3_128(), 0
-            for block in self._content(step, record.name, record.size + 1):
-                content.update(block)
-                size += len(block)
-            if size != record.size:
-                raise self.damaged(
-                    step, f"{path}: is not {record.size} bytes long, as it was written"
-                )
-            if content.hexdigest() != record.xxh3:
-                raise self.damaged(step, f"{path}: its content is not what was written (hash)")
+            self.check_file(step, record)
+
+    def check_file(self, step: int, record: FileRecord) -> None:
+        """Read one file of ``step`` and compare it with its record; raises DamagedCheckpoint."""
+        path = self.path(step) / record.name
+        content, size = xxhash.xxh3_128(), 0
+        for block in self._content(step, record.name, record.size + 1):
+            content.update(block)
+            size += len(block)
+        if size != record.size:
+            raise self.damaged(step, f"{path}: is not {record.size} bytes long, as it was written")
+        if content.hexdigest() != record.xxh3:
+            raise self.damaged(step, f"{path}: its content is not what was written (hash)")
 
     def read(self, step: int, name: str) -> bytes:
         """The content of a small file of ``step``; raises DamagedCheckpoint, as :meth:`check`."""

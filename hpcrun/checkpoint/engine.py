@@ -4,8 +4,9 @@ Training waits for one thing: the copy of this rank's share into reused host mem
 (the draft, the bytes on disk, the ranks' agreement, the commit, the pruning) happens in a thread. A thread
 and not a process: it spends its time in a few large system calls and hashes, during which Python's lock
 is free, and with direct I/O it takes hardly any processor time (``tools/bench/checkpoint.py`` measures
-both). It talks to the other ranks on a gloo group of its own, whose collectives cannot get
-between those of training.
+both). The thread talks to the other ranks on a group of its own. Its collectives cannot get
+between those of training, and a save that takes too long cannot end training: after a time-out gloo
+closes all connections of the group.
 """
 
 import datetime
@@ -31,6 +32,7 @@ from hpcrun.checkpoint.store import CheckpointStore
 from hpcrun.checkpoint.tier import Stage
 from hpcrun.checkpoint.together import Together, one_line
 from hpcrun.checkpoint.tree import split
+from hpcrun.control.making import new_control_group
 
 _SAME, _CHANGED, _FAILED = range(3)
 
@@ -42,7 +44,7 @@ class CheckpointEngine:
     """Saves and restores one run's state, with all its ranks.
 
     Args:
-        group: a gloo group of all ranks, used from the calling thread; None for a single rank.
+        group: a control group of all ranks, used from the calling thread; None for a single rank.
         still_mine: raises Superseded when a newer incarnation owns the run; asked by rank 0.
         tidy: called by rank 0 after the commit of a step; see :mod:`hpcrun.checkpoint.retention`.
         staging: the memory that snapshots are held in.
@@ -72,7 +74,7 @@ class CheckpointEngine:
         beside = None
         if world_size > 1:
             limit = datetime.timedelta(seconds=timeout)
-            beside = dist.new_group(backend="gloo", timeout=limit, group_desc=WRITERS)
+            beside = new_control_group(timeout=limit, description=WRITERS)
         self._saving = Saving(store, Together(rank, world_size, beside), still_mine, tidy)
         self._key: Any = None
         self._plan: Plan | None = None

@@ -124,7 +124,9 @@ def covered(entry: TensorEntry) -> bool:
             return False
         if any(map(operator.gt, map(operator.add, offsets, sizes), entry.shape)):
             return False
-        for others, extents in boxes[number + 1 :]:
+        # Not a slice: its copy would make this quadratic in the ranks that share the tensor.
+        for follower in range(number + 1, len(boxes)):
+            others, extents = boxes[follower]
             if sizes and others[0] >= offsets[0] + sizes[0]:
                 break  # sorted: so do those after it
             if all(

@@ -8,7 +8,7 @@ construction is rank 0's.
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -81,24 +81,24 @@ def make_plan(
         local = together.named(error)
     locals_ = together.to_rank_0(local)
 
-    def deal() -> tuple[list[SavePlan], list[tuple[Part, ...]]]:
+    def deal() -> list[Plan]:
         troubles = [text for text in locals_ if isinstance(text, str)]
         if troubles:
             raise CheckpointError(troubles[0])
         plans, _ = planner.create_global_plan(locals_)
         plans = [SavePlan(sorted(plan.items, key=_width, reverse=True)) for plan in plans]
-        return plans, [tuple(_lay_out(plan.items)) for plan in plans]
+        parts = [tuple(_lay_out(plan.items)) for plan in plans]
+        sizes = [sum(part.length for part in rank) for rank in parts]
+        total = sum(sizes)
+        everyone.extend(parts)
+        return [
+            Plan(tuple(plan.items), mine, size, total, ())
+            for plan, mine, size in zip(plans, parts, sizes, strict=True)
+        ]
 
-    plans, parts = together.from_rank_0(deal)
-    sizes = [sum(part.length for part in rank) for rank in parts]
-    me = together.rank
-    return Plan(
-        tuple(plans[me].items),
-        parts[me],
-        sizes[me],
-        sum(sizes),
-        tuple(parts) if me == 0 else (),
-    )
+    # To each rank its own part only: all of them are as many bytes as there are ranks and tensors.
+    everyone: list[tuple[Part, ...]] = []
+    return replace(together.dealt_by_rank_0(deal), everyone=tuple(everyone))
 
 
 def resolve(plan: Plan, tensors: Mapping[str, torch.Tensor]) -> Iterable[torch.Tensor]:

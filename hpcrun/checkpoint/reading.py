@@ -44,10 +44,11 @@ _READERS = 4
 class StoreReader(StorageReader):
     """Reads one committed step of ``store``; raises DamagedCheckpoint, naming the file, for any damage."""
 
-    def __init__(self, store: CheckpointStore, step: int) -> None:
+    def __init__(self, store: CheckpointStore, step: int, index: bytes | None = None) -> None:
+        """``index``: the content of the step's index file, where it has been read already."""
         self._store = store
         self._step = step
-        raw = store.read(step, INDEX)
+        raw = store.read(step, INDEX) if index is None else index
         try:
             self.index: Index = decode(raw)
         except DamagedCheckpoint as error:

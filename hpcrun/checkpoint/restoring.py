@@ -9,7 +9,7 @@ import torch
 
 from hpcrun.checkpoint.errors import CheckpointError, DamagedCheckpoint
 from hpcrun.checkpoint.holds import hold
-from hpcrun.checkpoint.index import TensorEntry
+from hpcrun.checkpoint.index import INDEX, TensorEntry
 from hpcrun.checkpoint.manifest import Manifest
 from hpcrun.checkpoint.outcome import Restored
 from hpcrun.checkpoint.reading import StoreReader
@@ -35,6 +35,7 @@ def restore(
 ) -> Restored | None:
     """The newest checkpoint that every rank can read, or None if there is none. Collective.
 
+    Rank 0 reads the manifest and the index for all ranks.
     Each rank compares what it reads with the hashes; damage that any of them finds makes all fall
     back to the checkpoint before; nothing else does: what was saved stays the newest, whatever keeps it
     from being loaded here. Tensors of ``template`` are filled in place, those it lacks come whole on the
@@ -50,19 +51,20 @@ def restore(
     """
     skipped, notes = set(skip), []
     while True:
-        manifest, found, error = together.from_rank_0(lambda: _choose(store, together, skipped))
+        chosen, found, error = together.from_rank_0(lambda: _choose(store, together, skipped))
         notes += found
-        if error is None and manifest is None and notes:
+        if error is None and chosen is None and notes:
             error = f"{store.root}: no checkpoint there is whole: {'; '.join(notes)}"
             if not skip:
                 error += "; move the folder away to start from step 0"
         if error is not None:
             raise CheckpointError(error)
-        if manifest is None:
+        if chosen is None:
             return None
+        manifest, index = chosen
         # Another process may be training here: a job that only evaluates, or a ghost of this one.
         with hold(store.root, manifest.step) if together.rank == 0 else nullcontext():
-            load = _Load(store, together, manifest, template)
+            load = _Load(store, together, manifest, index, template)
             for work in (load.prepare, load.fill):
                 reports = together.gather(_report(work, together, store.path(manifest.step)))
                 if any(damage or misfit for damage, misfit in reports):
@@ -80,7 +82,8 @@ def restore(
 
 def _choose(
     store: CheckpointStore, together: Together, skipped: set[int]
-) -> tuple[Manifest | None, list[str], str | None]:
+) -> tuple[tuple[Manifest, bytes] | None, list[str], str | None]:
+    """The newest checkpoint with the content of its index, what was passed over, and what went wrong."""
     notes: list[str] = []
 
     def report(step: int, why: str) -> None:
@@ -89,10 +92,13 @@ def _choose(
 
     try:
         store.require_private()
-        manifest = store.newest_valid(skipped, report)
-        if manifest is not None:
+        while (manifest := store.newest_valid(skipped, report)) is not None:
             store.require_private([manifest.step])
-        return manifest, notes, None
+            try:
+                return (manifest, store.read(manifest.step, INDEX)), notes, None
+            except DamagedCheckpoint as damage:
+                report(manifest.step, together.named(damage))
+        return None, notes, None
     except CheckpointError as error:
         return None, notes, together.named(error)
 
@@ -101,17 +107,22 @@ class _Load:
     """One rank's part of a restore: what can be refused first, and then what cannot be taken back."""
 
     def __init__(
-        self, store: CheckpointStore, together: Together, manifest: Manifest, template: Template
+        self,
+        store: CheckpointStore,
+        together: Together,
+        manifest: Manifest,
+        index: bytes,
+        template: Template,
     ) -> None:
         self._store, self._together = store, together
-        self._manifest, self._template = manifest, template
+        self._manifest, self._index, self._template = manifest, index, template
         self._tensors: dict[str, torch.Tensor] = {}
         self._skeleton: Any = None
         self._own: dict[str, Any] | None = None
 
     def prepare(self) -> None:
         """Read the plain data, and find where each tensor goes."""
-        reader = self._reader = StoreReader(self._store, self._manifest.step)
+        reader = self._reader = StoreReader(self._store, self._manifest.step, self._index)
         self._skeleton = reader.blob(SHARED)
         if self._manifest.world_size == self._together.world_size:
             self._own = reader.blob(own_name(self._together.rank))

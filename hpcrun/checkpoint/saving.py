@@ -155,7 +155,9 @@ class Saving:
 
 def make_index(everyone: tuple[tuple[Part, ...], ...], written: list[Written]) -> Index:
     """Where everything lies, from what each rank was to write and what it says it wrote."""
-    tensors: dict[str, TensorEntry] = {}
+    # Lists: a tuple that grows by one for each rank would take time quadratic in the ranks.
+    pieces: dict[str, list[Piece]] = {}
+    kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
     blobs: dict[str, Place] = {}
     for parts, file in zip(everyone, written, strict=True):
         places = [
@@ -163,11 +165,13 @@ def make_index(everyone: tuple[tuple[Part, ...], ...], written: list[Written]) -
             for (position, length), digest in zip(file.spans, file.hashes, strict=True)
         ]
         for part, place in zip(parts, places[: len(parts)], strict=True):
-            entry = tensors.get(part.name, TensorEntry(part.dtype, part.shape, ()))
+            kinds.setdefault(part.name, (part.dtype, part.shape))
+            found = pieces.setdefault(part.name, [])
             if place.length or part.sizes == part.shape:
-                entry = replace(
-                    entry, pieces=(*entry.pieces, Piece(part.offsets, part.sizes, place))
-                )
-            tensors[part.name] = entry
+                found.append(Piece(part.offsets, part.sizes, place))
         blobs |= zip(file.blobs, places[len(parts) :], strict=True)
+    tensors = {
+        name: TensorEntry(dtype, shape, tuple(pieces[name]))
+        for name, (dtype, shape) in kinds.items()
+    }
     return Index(tensors, blobs)

@@ -7,7 +7,9 @@ so that it can go out by direct I/O without passing through the page cache.
 
 import contextlib
 import mmap
-from collections.abc import Iterable
+import sys
+import weakref
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -16,6 +18,28 @@ from hpcrun.checkpoint.memory import available_memory
 from hpcrun.checkpoint.planning import Part
 
 _PAGE = 1 << 21
+_PORTABLE = 1  # cudaHostRegisterPortable: for all devices
+
+Pin = Callable[[int, int], Callable[[], None] | None]
+"""Locks the pages of (address, bytes) and returns what unlocks them, or None where they stay as they are."""
+
+
+def pin_for_cuda(address: int, size: int) -> Callable[[], None] | None:
+    """Lock pages for CUDA (or HIP); where the driver refuses, say so, and copies are slower.
+
+    torch's own allocator of page-locked memory rounds up to a power of two and keeps every block.
+    """
+    cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    code = int(cudart.cudaHostRegister(address, size, _PORTABLE))
+    if code:
+        print(
+            f"hpcrun: {size / 1e9:.1f} GB of host memory cannot be page-locked (CUDA error {code}); "
+            "snapshots take longer",
+            file=sys.stderr,
+            flush=True,
+        )
+        return None
+    return lambda: cudart.cudaHostUnregister(address)
 
 
 class Staging:
@@ -24,7 +48,8 @@ class Staging:
     Args:
         limit: bytes that it may take; None: half of what the machine has available when it is made,
             shared by ``ranks_on_host`` ranks.
-        pinned: page-locked memory, from which CUDA copies at full speed and beside the computation.
+        pinned: page-locked memory, to which CUDA copies at full speed and beside the computation.
+        pin: locks the pages of a buffer.
     """
 
     def __init__(
@@ -33,10 +58,13 @@ class Staging:
         limit: int | None = None,
         ranks_on_host: int = 1,
         pinned: bool = False,
+        pin: Pin = pin_for_cuda,
     ) -> None:
         self._limit = limit
         self._ranks_on_host = ranks_on_host
         self._pinned = pinned
+        self._pin = pin
+        self._unpin: Callable[[], object] | None = None
         self._buffer: torch.Tensor | None = None
         self._pages: mmap.mmap | None = None
 
@@ -58,7 +86,9 @@ class Staging:
     def reserve(self, size: int) -> torch.Tensor:
         """A buffer of at least ``size`` bytes, shape (n,), uint8; its old content is lost if it grows."""
         if self._buffer is None or self._buffer.numel() < size:
-            self._buffer = self._pages = None  # the old one goes before the new one comes
+            if self._unpin is not None:
+                self._unpin()
+            self._buffer = self._pages = self._unpin = None  # the old one goes before the new comes
             self._buffer = self._allocate(max(1, -(-size // _PAGE)) * _PAGE)
         return self._buffer
 
@@ -67,19 +97,23 @@ class Staging:
 
         What it does not need stays, and costs nothing to use again. Page-locked memory is kept.
         """
-        if self._pages is not None:
+        if self._pages is not None and self._unpin is None:
             with contextlib.suppress(OSError):
                 self._pages.madvise(mmap.MADV_FREE)
 
     def _allocate(self, size: int) -> torch.Tensor:
-        if self._pinned:
-            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
         memory = mmap.mmap(-1, size)
         self._pages = memory
         with contextlib.suppress(OSError):  # a kernel without transparent huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
         buffer = torch.frombuffer(memory, dtype=torch.uint8)
         buffer[:: mmap.PAGESIZE] = 0  # every page is there before the first copy is timed
+        unpin = self._pin(buffer.data_ptr(), size) if self._pinned else None
+        if unpin is not None:
+            # Also where this object is dropped: the buffer goes before its pages do.
+            finalizer = weakref.finalize(buffer, unpin)
+            finalizer.atexit = False
+            self._unpin = finalizer
         return buffer
 
 

@@ -4,7 +4,7 @@ No exception of one rank leaves it while the others wait in a collective.
 """
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -46,6 +46,36 @@ class Together:
         if failure is not None:
             raise failure
         result: T = value
+        return result
+
+    def dealt_by_rank_0(self, compute: Callable[[], Sequence[T]]) -> T:
+        """Of what ``compute`` returns on rank 0, one value for each rank, this rank's. Collective.
+
+        Raises:
+            Exception: as :meth:`from_rank_0`.
+        """
+        values: Sequence[T] = ()
+        failure: Exception | None = None
+        if self.rank == 0:
+            try:
+                values = compute()
+            except Exception as error:  # the others must not wait for a rank 0 that has left
+                failure = error
+        if self.world_size == 1 and failure is None:
+            return values[0]
+        if self.world_size > 1:
+            told = None if failure is None else self.named(failure)
+            boxes: list[Any] = [(value, None) for value in values]
+            boxes = boxes or [(None, told)] * self.world_size
+            box: list[Any] = [None]
+            given = boxes if self.rank == 0 else None
+            dist.scatter_object_list(box, given, src=0, group=self.group)
+            (mine, told) = box[0]
+            if told is not None and failure is None:
+                failure = CheckpointError(told)
+        if failure is not None:
+            raise failure
+        result: T = mine
         return result
 
     @contextmanager

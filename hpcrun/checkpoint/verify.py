@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from hpcrun.checkpoint.errors import CheckpointError, DamagedCheckpoint
 from hpcrun.checkpoint.holds import hold
+from hpcrun.checkpoint.manifest import FileRecord
 from hpcrun.checkpoint.store import CheckpointStore
 
 
@@ -38,8 +39,9 @@ def verify(
                     troubles = [str(error)]
                 else:
                     size = manifest.size
-                    names = [record.name for record in manifest.files]
-                    found = pool.map(lambda name, step=step: _check(store, step, name), names)
+                    found = pool.map(
+                        lambda record, step=step: _check(store, step, record), manifest.files
+                    )
                     troubles = [text for text in found if text]
             if troubles:
                 damaged.append(step)
@@ -47,9 +49,10 @@ def verify(
     return damaged
 
 
-def _check(store: CheckpointStore, step: int, name: str) -> str | None:
+def _check(store: CheckpointStore, step: int, record: FileRecord) -> str | None:
+    # Not by its name: the manifest would be read once for each of its files.
     try:
-        store.check(step, [name])
+        store.check_file(step, record)
     except CheckpointError as error:
         return str(error)
     return None

@@ -12,6 +12,7 @@ from hpcrun.checkpoint.together import Together
 from hpcrun.config import Config
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.history import lives
+from hpcrun.lifecycle.policy import OWN_DOING
 from hpcrun.lifecycle.signals import StopReason
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note, read_events
@@ -111,7 +112,11 @@ def finished(
 
 def _given_up(run: RunDirectory, attempt: Attempt, limit: int | None) -> str | None:
     """Why no report is made: it was the end of as many of the job's attempts as may pass without progress."""
-    ended = sum(life.trained for life in lives(read_events(run)) if life.attempt != attempt)
+    ended = sum(
+        life.trained and life.cause in OWN_DOING
+        for life in lives(read_events(run))
+        if life.attempt != attempt
+    )
     if limit is None or ended < limit:
         return None
     attempts = "1 attempt" if ended == 1 else f"{ended} attempts"

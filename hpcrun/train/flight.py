@@ -14,7 +14,7 @@ from typing import Any
 
 from torch._C import _distributed_c10d as c10d
 
-from hpcrun.train.process_group import group_names
+from hpcrun.train.process_group import group_names, trees
 
 _LATEST = 32
 """Collectives of a group that are told: ranks that differ stop soon after."""
@@ -46,9 +46,12 @@ def dump(folder: Path, rank: int) -> dict[str, list[tuple[int, str]]]:
             with contextlib.suppress(OSError):
                 (folder / f"flight-{kind}-rank-{rank}").write_bytes(data)
         for entry in entries:
-            if not entry.get("is_p2p"):
+            # The small groups of a tree have no name: their own collectives say who waits for a leader.
+            if not entry.get("is_p2p") and entry["process_group"][0]:
                 group = begun.setdefault(f"{kind}/{entry['process_group'][0]}", {})
                 group[int(entry["collective_seq_id"])] = _named(entry)
+    for tree in trees():
+        begun[f"control/{tree.group_name}"] = dict(tree.begun())
     return {group: sorted(told.items())[-_LATEST:] for group, told in begun.items()}
 
 

@@ -4,10 +4,11 @@ import os
 import sys
 from pathlib import Path
 
-from hpcrun.cluster.addresses import gloo_interface
 from hpcrun.cluster.affinity import bind_rank, cpus_of_rank
-from hpcrun.cluster.devices import visible_gpus
+from hpcrun.cluster.devices import require_given_gpus, visible_gpus
 from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.cluster.errors import NodeUnfit
+from hpcrun.cluster.interfaces import interface_variables, own_interfaces
 from hpcrun.cluster.launchers import scheduler
 from hpcrun.cluster.threads import threads_per_rank
 from hpcrun.config import Config, load_resolved
@@ -15,11 +16,12 @@ from hpcrun.diagnose.causes import is_cascade
 from hpcrun.errors import UserError
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.holder import Occupied
-from hpcrun.lifecycle.opening import open_attempt
+from hpcrun.lifecycle.opening import already_finished, open_attempt
 from hpcrun.lifecycle.policy import Budgets, without_progress
 from hpcrun.lifecycle.script import run_script
 from hpcrun.lifecycle.settle import settle_by_hand
 from hpcrun.lifecycle.signals import StopFlag, end_helpers
+from hpcrun.run.commits import newest_commit
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.endings import record_failure
 from hpcrun.run.events import Attempt, note
@@ -83,6 +85,10 @@ def _attempt(
 ) -> int:
     position = Position()
     try:
+        if already_finished(run, attempt):
+            if distributed.rank == 0:
+                print(f"hpcrun: {run.name}: the training is done already", flush=True)
+            return exitcodes.DONE
         if distributed.rank == 0:
             budgets = Budgets(**config.restarts.model_dump())
             open_attempt(
@@ -96,11 +102,18 @@ def _attempt(
                 nodes=distributed.num_nodes,
                 hosts=_slurm_hosts(distributed),
             )
+        _require_node(config, distributed)
         if config.command:
             command = _as_submitted(run, config.command)
             _prepare_environment(distributed, bind=False)
             return run_script(
-                command, run, attempt, distributed, flag, timeout=config.train.timeout
+                command,
+                run,
+                attempt,
+                distributed,
+                flag,
+                timeout=config.train.timeout,
+                interface=config.job.interface,
             )
         require_fit(config, distributed)
         _prepare_environment(distributed, bind=config.train.affinity)
@@ -111,7 +124,12 @@ def _attempt(
     except ToldByRankZero:
         return exitcodes.BAD_INPUT
     except UserError as error:
-        if distributed.rank == 0:
+        # Where the run has trained before, this node is to blame, and not what was asked for.
+        elsewhere = isinstance(error, NodeUnfit) and newest_commit(run) is not None
+        if isinstance(error, NodeUnfit) and not elsewhere:
+            # The usual cause is on all nodes, and any rank may be the first to fail.
+            error = NotTrainable(str(error))
+        if distributed.rank == 0 and not elsewhere:
             end_helpers()  # As in _fail: a step may have come to it.
             if not isinstance(error, Occupied):
                 note(run, "bad-input", attempt, reason=str(error))
@@ -189,6 +207,19 @@ def require_fit(config: Config, distributed: DistributedConfig) -> None:
         raise known_to_all(line, distributed.rank)
 
 
+def _require_node(config: Config, distributed: DistributedConfig) -> None:
+    """Check that this node has the GPUs and the network that the job needs, and name the network.
+
+    Raises:
+        NodeUnfit: it has not.
+    """
+    if not config.job.cpu:
+        require_given_gpus(os.environ)
+    if config.job.interface and distributed.num_nodes > 1 and distributed.launch_method != "local":
+        own = own_interfaces()
+        os.environ.update(interface_variables(config.job.interface, os.environ, own))
+
+
 def _slurm_hosts(distributed: DistributedConfig) -> str | None:
     """The job's nodes, where they are Slurm's and may be blamed for what happens."""
     return os.environ.get("SLURM_JOB_NODELIST") if distributed.launch_method == "slurm" else None
@@ -205,8 +236,6 @@ def _prepare_environment(distributed: DistributedConfig, *, bind: bool) -> None:
     if distributed.launch_method == "local":
         # gloo would otherwise bind to whatever address the host's name resolves to.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    elif distributed.launch_method == "slurm":
-        os.environ.update(gloo_interface(os.environ))
 
 
 def _say_without_gpu(distributed: DistributedConfig) -> None:

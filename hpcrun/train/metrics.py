@@ -73,7 +73,7 @@ class MetricsLog:
 
         Args:
             sinks: on rank 0; None elsewhere.
-            group: a gloo group of all ranks, or None for a single one.
+            group: a control group of all ranks, or None for a single one.
         """
         self._trainer, self._sinks, self._group, self._restart = trainer, sinks, group, restart
         self._watch, self._flops, self._peak = measured.watch, measured.flops, measured.peak
@@ -120,6 +120,11 @@ class MetricsLog:
         """Have all lines outlive this process."""
         if self._sinks is not None:
             self._sinks.flush()
+
+    def close(self) -> None:
+        """Have the sinks send what they hold back, on rank 0: the last call."""
+        if self._sinks is not None:
+            self._sinks.close()
 
     def paused(self) -> contextlib.AbstractContextManager[None]:
         """Leave the time of the block out of the next line's rates (a save, a validation)."""

@@ -75,7 +75,7 @@ class NonFiniteWatch:
         group: Any,
         samples: Samples | None,
     ) -> None:
-        """``start``: steps done before; ``group``: a gloo group of all ranks, or None for a single one.
+        """``start``: steps done before; ``group``: a control group of all ranks, or None for a single one.
 
         ``samples``: None where the data is a stream, whose samples have no numbers.
         """

@@ -48,7 +48,7 @@ def resolve_parallel(
 
     Args:
         model: on the CPU still, before anything of it is on a device.
-        group: a gloo group of all ranks, or None for a single one.
+        group: a control group of all ranks, or None for a single one.
         earlier: what the run was last trained with, as rank 0 knows it.
     """
     if config.train.parallel == "fsdp" and distributed.world_size == 1:

@@ -3,7 +3,6 @@
 import contextlib
 import datetime
 import os
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,13 +12,17 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from hpcrun.checkpoint.engine import WRITERS
 from hpcrun.checkpoint.native_threads import GLOO_WORKERS, wait_until_idle
-from hpcrun.cluster.addresses import reachable
+from hpcrun.cluster.devices import require_given_gpus
 from hpcrun.cluster.distributed import DistributedConfig
-from hpcrun.cluster.errors import ClusterError
-from hpcrun.cluster.ports import port_candidates
+from hpcrun.cluster.ports import wanted_ports
+from hpcrun.control.making import new_control_group
+from hpcrun.control.tree_group import TreeGroup
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
-from hpcrun.run.rendezvous import publish_master, wait_for_master
+from hpcrun.run.rendezvous import MeetingBoard
+from hpcrun.train.gpus import refuse_shared_gpus, require_gpu_build
+from hpcrun.train.meeting import meet
+from hpcrun.train.open_files import make_room
 
 
 def setup_distributed(
@@ -34,9 +37,13 @@ def setup_distributed(
         timeout: seconds that a collective may take.
 
     Raises:
-        ClusterError: the description contradicts itself or this machine.
+        ClusterError: the description contradicts itself or this machine, or without a ``config`` the job was
+            given GPUs and sees none; `DistributedConfig.from_env(cpu=True)` trains on CPUs there.
     """
-    config = config or DistributedConfig.from_env()
+    if config is None:
+        require_given_gpus(os.environ)
+        config = DistributedConfig.from_env()
+    require_gpu_build(config)
     config.validate(visible_devices=torch.cuda.device_count())
     select_device(config)
     if config.world_size > 1 and not dist.is_initialized():
@@ -51,69 +58,63 @@ def setup_distributed(
 
 
 def join_run(
-    config: DistributedConfig, run: RunDirectory, attempt: Attempt, *, timeout: float
+    config: DistributedConfig,
+    run: RunDirectory,
+    attempt: Attempt,
+    *,
+    timeout: float,
+    interface: str | None = None,
 ) -> DistributedConfig:
     """Join the process group of a run's attempt; rank 0's bound port reaches the others through ``run``.
 
     Launchers that have set up a meeting place of their own (torchrun) keep it.
 
+    Args:
+        timeout: seconds to meet rank 0, and that a collective may take.
+        interface: the network interfaces to use, as ``job.interface`` has them.
+
     Returns:
         ``config`` with the master's real address and port.
 
     Raises:
-        ClusterError: no port could be bound, or the description is wrong.
-        RunError: rank 0 published nothing within ``timeout`` seconds.
+        ClusterError: no port could be bound, the description is wrong, or a GPU is missing or shared.
+        RunError: rank 0 published nothing within ``timeout`` seconds, or cannot be reached.
     """
-    config.validate(visible_devices=torch.cuda.device_count())
+    require_gpu_build(config)
+    meets = config.launch_method in ("slurm", "local") and config.world_size > 1
+    config.validate(visible_devices=torch.cuda.device_count(), check_address=not meets)
     select_device(config)
     if config.world_size == 1:
         # No group, but the same variables: a task that reads RANK need not know how many there are.
         os.environ.update(config.to_env_dict())
         return config
-    if config.launch_method not in ("slurm", "local"):
+    if not meets:
         return setup_distributed(config, timeout=timeout)
-    limit = datetime.timedelta(seconds=timeout)
-    if config.rank == 0:
-        address = reachable(config.master_addr, os.environ)
-        listener = _listen(address, attempt.owner)
-        port = listener.getsockname()[1]
-        store = TCPStore(
-            address,
-            port,
-            world_size=config.world_size,
-            is_master=True,
-            timeout=limit,
-            wait_for_workers=False,
-            # torch owns the descriptor from here on, and closes it.
-            master_listen_fd=listener.detach(),
-        )
-        publish_master(run, attempt, address, port)
-    else:
-        address, port = wait_for_master(run, attempt, timeout)
-        store = TCPStore(
-            address, port, world_size=config.world_size, is_master=False, timeout=limit
-        )
-    config = config.model_copy(update={"master_addr": address, "master_port": port})
+    if config.rank == 0 and (told := make_room(config.world_size)) is not None:
+        print(f"hpcrun: {told}", flush=True)
+    board = MeetingBoard(run, attempt, first=config.local_rank == 0)
+    ports = wanted_ports(os.environ, attempt.owner)
+    config, store = meet(config, board, ports, interface=interface, timeout=timeout)
     os.environ.update(config.to_env_dict())
+    refuse_shared_gpus(config, store)
     dist.init_process_group(
-        config.backend, store=store, rank=config.rank, world_size=config.world_size, timeout=limit
+        config.backend,
+        store=store,
+        rank=config.rank,
+        world_size=config.world_size,
+        timeout=datetime.timedelta(seconds=timeout),
     )
+    board.clear()
     return config
 
 
-def control_group(config: DistributedConfig, *, timeout: float | None = None) -> Any:
-    """A new gloo group of all ranks for decisions, apart from the gradients' collectives. Collective.
-
-    Args:
-        timeout: seconds that a collective may take; None: torch's default, 30 minutes.
+def control_group(config: DistributedConfig) -> Any:
+    """A new CPU group of all ranks for decisions, apart from the gradients' collectives. Collective.
 
     Returns:
         The group, or None for a single rank.
     """
-    if config.world_size == 1:
-        return None
-    limit = None if timeout is None else datetime.timedelta(seconds=timeout)
-    return dist.new_group(backend="gloo", timeout=limit)
+    return None if config.world_size == 1 else new_control_group()
 
 
 @contextlib.contextmanager
@@ -143,8 +144,13 @@ def waiting_at_least(seconds: float) -> Iterator[None]:
 
 
 def group_names() -> list[str]:
-    """What torch calls the process groups of which this rank is a member."""
-    return [group.group_name for group in _groups()]
+    """What torch calls the process groups of which this rank is a member, but for trees of control."""
+    return [group.group_name for group in _groups() if not isinstance(group, TreeGroup)]
+
+
+def trees() -> list[TreeGroup]:
+    """The control groups of this rank that are trees, which torch's flight recorders do not know."""
+    return [group for group in _groups() if isinstance(group, TreeGroup)]
 
 
 def second_store(config: DistributedConfig, prefix: str, *, timeout: float = 10.0) -> Any:
@@ -245,23 +251,3 @@ def _backends() -> list[Any]:
         for it in bare.values()
         if hasattr(it, "_set_default_timeout") and hasattr(getattr(it, "options", None), "_timeout")
     ]
-
-
-def _listen(address: str, owner: str) -> socket.socket:
-    """A socket bound to ``address`` on the first free candidate port, listening."""
-    tried = port_candidates(owner)
-    family, _, _, _, sockaddr = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
-    for port in tried:
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((sockaddr[0], port))
-            listener.listen(2048)
-        except OSError:
-            listener.close()
-            continue
-        return listener
-    raise ClusterError(
-        f"{address}: none of the ports {min(tried)}-{max(tried)} that were tried can be bound; "
-        "look with `ss -ltn` at who holds them"
-    )

@@ -74,7 +74,9 @@ def train(
     """
     choose_kernels(config.train.deterministic)
     flight.turn_on()
-    distributed = process_group.join_run(distributed, run, attempt, timeout=config.train.timeout)
+    distributed = process_group.join_run(
+        distributed, run, attempt, timeout=config.train.timeout, interface=config.job.interface
+    )
     group = process_group.control_group(distributed)
     with watching(run, attempt, config, distributed, position) as at:
         code = _train(run, attempt, config, distributed, flag, position, group, at)
@@ -98,7 +100,7 @@ def _train(
 ) -> int:
     with at("importing the task"):
         task = together(lambda: load_task(config), rank=distributed.rank, group=group)
-    _prepare_data(task, distributed, at)
+    _prepare_data(task, distributed, group, at)
     with at("building the model and its data"):
         model, dataset, validation_set = together(
             lambda: _open_task(task, config, distributed), rank=distributed.rank, group=group
@@ -270,7 +272,12 @@ def _train(
         if validation is not None:
             validation.close()
     if stop:
-        return stopped(run, attempt, stop, saver, trainer)
+        code = stopped(run, attempt, stop, saver, trainer)
+        # Before any rank leaves: srun ends rank 0 soon after another has left with an exit code, and an
+        # upload takes longer than that.
+        with at("sending the metrics"):
+            metrics.close()
+        return code
     ranks = Together(distributed.rank, distributed.world_size, group)
 
     def best(last: Weights) -> Weights:
@@ -281,7 +288,10 @@ def _train(
             return put_best_back(trainer, engine, store, early, last, ranks)
 
     with at("making the report"):
-        return finished(run, attempt, config, task, trainer, saver, early, loss, best, ranks)
+        code = finished(run, attempt, config, task, trainer, saver, early, loss, best, ranks)
+    with at("sending the metrics"):
+        metrics.close()
+    return code
 
 
 def _open_task(
@@ -322,14 +332,11 @@ def _in_vain(config: Config) -> list[str]:
     return [key for key, value in wanted.items() if value]
 
 
-def _prepare_data(task: Task, distributed: DistributedConfig, at: At) -> None:
-    """Rank 0 makes the data, however long it takes: the others wait in a group of its own patience."""
-    patient = process_group.control_group(distributed, timeout=_PREPARE_AT_MOST)
+def _prepare_data(task: Task, distributed: DistributedConfig, group: Any, at: At) -> None:
+    """Rank 0 makes the data, however long it takes: meanwhile the other ranks' collectives wait longer."""
     work = task.prepare if distributed.rank == 0 else _nothing
-    with at(PREPARING):
-        together(work, rank=distributed.rank, group=patient)
-    if patient is not None:
-        dist.destroy_process_group(patient)
+    with process_group.waiting_at_least(_PREPARE_AT_MOST), at(PREPARING):
+        together(work, rank=distributed.rank, group=group)
 
 
 def _stream_state(restored: Restored | None) -> StreamState | None:

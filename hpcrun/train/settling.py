@@ -31,7 +31,7 @@ def settle_buckets(
         module: the one that DDP wraps; its gradients and buffers come back as they were.
         forward: gives the loss of a batch, through the wrapper.
         hook: around the pass; keeps a hook of DDP's idle.
-        group: a gloo group of all ranks, or None for a single one.
+        group: a control group of all ranks, or None for a single one.
 
     Raises:
         UserError: the loss does not depend on all parameters.

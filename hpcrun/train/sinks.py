@@ -129,8 +129,9 @@ class Sinks:
         self._each(lambda sink: sink.flush())
 
     def close(self) -> None:
-        """Have all of them send what they hold back."""
+        """Have all of them send what they hold back, once; nothing can be written any more."""
         self._each(lambda sink: sink.close())
+        self._sinks = []
 
     def _each(self, act: Callable[[Sink], None]) -> None:
         for number, sink in enumerate(self._sinks):
@@ -151,7 +152,7 @@ def build_sinks(run: RunDirectory, config: Config, start: int) -> Sinks:
     if config.watch.wandb is not None:
         sinks.append(WeightsAndBiases(run, config, config.watch.wandb))
     built = Sinks(sinks)
-    # However training ends: the worker runs these functions (worker.leave).
+    # Where training fails: the worker runs these functions (worker.leave).
     atexit.register(built.close)
     return built
 

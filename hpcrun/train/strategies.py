@@ -53,7 +53,7 @@ class Strategy:
         return contextlib.nullcontext()
 
     def compare(self, group: Any) -> None:
-        """Have the ranks compare, in the step that follows, what they use of the model. ``group``: gloo's."""
+        """Have the ranks compare, in the next step, what they use of the model, over a control ``group``."""
 
     def before_backward(self, value: Tensor) -> None:
         """A loss is about to be differentiated; raises UserError where its backward pass would not end."""

@@ -20,7 +20,7 @@ def together(compute: Callable[[], T], *, rank: int, group: Any) -> T:
     """Return what ``compute`` gives on this rank, if it succeeds on every rank. Collective.
 
     Args:
-        group: a gloo group of all ranks, or None for a single one, whose exceptions just pass.
+        group: a control group of all ranks, or None for a single one, whose exceptions just pass.
 
     Raises:
         UserError: on all ranks, when it was one on any of them; the lowest such rank's text.

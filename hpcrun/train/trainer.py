@@ -164,7 +164,7 @@ class DistributedAMPTrainer(AMPTrainer):
         return self._update(value)
 
     def control_group(self) -> Any:
-        """A gloo group for decisions and checkpoints, apart from the gradients' collectives."""
+        """A CPU group for decisions and checkpoints, apart from the gradients' collectives."""
         if self._control is None:
             self._control = process_group.control_group(self.distributed)
         return self._control

@@ -50,7 +50,7 @@ class ShardedUse:
             self._learn_parameters()
 
     def compare(self, group: Any, rank: int) -> None:
-        """Have the ranks compare during the step that follows; ``group``: a gloo group of all."""
+        """Have the ranks compare during the step that follows; ``group``: a control group of all."""
         self._group, self._rank = group, rank
         if not self._may_differ:
             self._hooks += self._learn_parameters()

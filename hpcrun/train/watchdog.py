@@ -3,8 +3,8 @@
 A thread of each rank looks at the rank's position. The first that sees no progress raises an alarm in
 the ranks' key-value store; then every rank's thread writes its stacks and says where it stands, the
 first one judges the answers, and all end. Where code holds the interpreter's lock no thread runs: for
-that, C code (faulthandler) waits to write the stacks and end the process, and the thread, while it
-runs, puts it off again and again.
+that, a process beside the rank (the sentry) waits to have the stacks written and to end the rank, and the
+thread, while it runs, puts that off again and again. Time in which the job is suspended does not count.
 """
 
 import contextlib
@@ -23,11 +23,12 @@ from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.cluster.launchers import scheduler
 from hpcrun.config import Config
 from hpcrun.lifecycle import exitcodes
+from hpcrun.lifecycle.sentry import Sentry
 from hpcrun.lifecycle.settle import settle_by_hand
 from hpcrun.lifecycle.signals import kill_helpers
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import node_name, record_hang, stacks_path
-from hpcrun.run.events import Attempt
+from hpcrun.run.events import Attempt, note
 from hpcrun.train import flight, process_group
 from hpcrun.train.hangs import Answer, judge_hang
 from hpcrun.train.position import PREPARING, TRAINING, Position
@@ -92,7 +93,7 @@ class Patience:
 
     @property
     def unheard(self) -> float:
-        """Seconds beyond what is allowed until C code takes the thread for stopped."""
+        """Seconds beyond what is allowed until the sentry takes the thread for stopped."""
         return self.answer + 3 * self.tick
 
     @property
@@ -114,6 +115,7 @@ class Watchdog:
         world_size: int,
         store: Store | None,
         farewell: Callable[[], None],
+        resumed: Callable[[float], None] = lambda _: None,
     ) -> None:
         """Watch ``position``.
 
@@ -121,14 +123,16 @@ class Watchdog:
             folder: the attempt's logs.
             store: this rank's own connection to the store of all; None: it watches alone.
             farewell: called before this rank ends the process, when all is written.
+            resumed: called with the seconds for which this rank was suspended, once it goes on.
         """
         self._position, self._patience = position, patience
         self._folder, self._rank, self._world_size = folder, rank, world_size
-        self._store, self._farewell = store, farewell
+        self._store, self._farewell, self._resumed = store, farewell, resumed
         self._host = node_name()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="hpcrun-watchdog", daemon=True)
         self._stacks: IO[str] = sys.stderr
+        self._sentry: Sentry | None = None
         self._alarmed = False
 
     def __enter__(self) -> "Watchdog":
@@ -137,6 +141,14 @@ class Watchdog:
             self._stacks = stacks_path(self._folder, self._rank).open("w")
         except OSError as error:
             print(f"hpcrun: stacks will go to the log: {error}", file=sys.stderr, flush=True)
+        try:
+            self._sentry = Sentry(self._stacks, self._patience.tick)
+        except OSError as error:
+            print(
+                f"hpcrun: a hang in C code and a suspension are not noticed: {error}",
+                file=sys.stderr,
+                flush=True,
+            )
         self._tell(f"host/{self._rank}", self._host)
         self._thread.start()
         return self
@@ -146,7 +158,8 @@ class Watchdog:
         # What fails during an alarm follows from it: the thread then ends the process. Otherwise it may
         # wait for a store whose rank is stopped, and this rank has its own reason to leave.
         self._thread.join(None if self._alarmed else self._patience.answer)
-        faulthandler.cancel_dump_traceback_later()
+        if self._sentry is not None:
+            self._sentry.close()
         if self._stacks is not sys.stderr:
             self._stacks.close()
             # Nothing was written: the watchdog never returns from an alarm.
@@ -155,28 +168,35 @@ class Watchdog:
     def _watch(self) -> None:
         seen, since = self._place(), time.monotonic()
         while True:
-            allowed = self._patience.allowed(self._position)
-            self._arm(allowed + self._patience.unheard)
-            if self._over.wait(self._patience.tick):
-                return
+            # A process that was suspended has not stood still in that time.
+            since += self._put_off()
             now = time.monotonic()
             place = self._place()
             if place != seen:
                 seen, since = place, now
-            if now - since >= allowed or self._asked("alarm"):
+            if now - since >= self._patience.allowed(self._position) or self._asked("alarm"):
                 self._end(now - since)
+            if self._over.wait(self._patience.tick):
+                return
 
     def _place(self) -> tuple[int | None, str]:
         return self._position.step, self._position.doing
 
-    def _arm(self, seconds: float) -> None:
-        """Let C code write the stacks and end the process in ``seconds``, unless it is put off again."""
-        faulthandler.dump_traceback_later(seconds, exit=True, file=self._stacks)
+    def _put_off(self) -> float:
+        """Put the end by the sentry off; returns the seconds of a suspension that has just ended."""
+        if self._sentry is None:
+            return 0.0
+        allowed = self._patience.allowed(self._position) + self._patience.unheard
+        suspended = self._sentry.put_off(allowed)
+        if suspended:
+            self._resumed(suspended)
+        return suspended
 
     def _end(self, idle: float) -> NoReturn:
         self._alarmed = True
-        # The store may be where it hangs.
-        self._arm(self._patience.alarm)
+        if self._sentry is not None:
+            # The store may be where it hangs.
+            self._sentry.put_off(self._patience.alarm)
         first = self._raise_alarm()
         step, doing = self._place()
         print(
@@ -229,7 +249,7 @@ class Watchdog:
         with contextlib.suppress(OSError):
             record_hang(self._folder, hang)
         print(f"hpcrun: {hang.line}; stacks in {self._folder}", file=sys.stderr, flush=True)
-        # A rank that did not answer has its stacks written by C code, a little later.
+        # A rank that did not answer has its stacks written on its sentry's order, a little later.
         until = time.monotonic() + self._patience.answer + 6 * self._patience.tick
         silent = [stacks_path(self._folder, rank) for rank in ranks if rank not in answers]
         while time.monotonic() < until and not all(_written(path) for path in silent):
@@ -282,6 +302,12 @@ def watching(
         if distributed.rank == 0 and scheduler(os.environ) == "direct":
             settle_by_hand(run, attempt, exitcodes.FAILED)
 
+    def resumed(seconds: float) -> None:
+        # All ranks of a step are suspended together.
+        if distributed.rank == 0:
+            print(f"hpcrun: was suspended for {seconds:.0f} s; goes on", flush=True)
+            note(run, "suspended", attempt, step=position.step, seconds=round(seconds, 3))
+
     patience = Patience.of(train.hang_after, train.hang_start, train.timeout)
     watchdog = Watchdog(
         position,
@@ -291,6 +317,7 @@ def watching(
         world_size=distributed.world_size,
         store=process_group.second_store(distributed, f"hang-{attempt.owner}"),
         farewell=farewell,
+        resumed=resumed,
     )
 
     @contextlib.contextmanager

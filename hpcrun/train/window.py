@@ -47,7 +47,7 @@ class LossWindow:
         """What a checkpoint after ``done`` steps must hold, alike on all ranks. Collective.
 
         Args:
-            group: a gloo group of all ranks, or None for a single one.
+            group: a control group of all ranks, or None for a single one.
         """
         if not self._results and self._before is _NOTHING:
             return []

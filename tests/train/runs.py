@@ -139,6 +139,7 @@ RUNS = {
         "watch.tensorboard=true",
         "watch.peak_flops=1e9",
     ],
+    "uploads": ["task=UploadsSlowly", "model.stop_at=5", "watch.wandb=a", "model.folder=FOLDER"],
     "out-of-memory": ["task=RunsOutOfMemory"],
     "hangs": ["task=HangsOnRank1", "train.hang_after=2"],
     "hangs-holding-lock": ["task=HangsOnRank1", "train.hang_after=2", "model.holds_lock=true"],
@@ -208,7 +209,7 @@ def main(folder: Path) -> None:
         logs.mkdir()
         began = time.monotonic()
         attempts = []
-        while not attempts or attempts[-1] == [75, 75] or -signal.SIGKILL in attempts[-1]:
+        while not attempts or attempts[-1] == [75, 75] or attempts[-1][0] == -signal.SIGKILL:
             restart = len(attempts)
             if restart and name in LATER:
                 later = override_layer([*COMMON, *text.split(), *LATER[name]])

@@ -349,6 +349,13 @@ def test_the_first_line_leaves_out_what_came_before_the_first_step(runs):
     assert first["step_time"] * first["step"] <= first["time"] - began + 0.01
 
 
+def test_no_rank_leaves_before_the_metrics_are_sent(runs):
+    # srun would end rank 0 soon after: once at the stop, once at the end.
+    assert runs.codes("uploads") == [[exitcodes.UNFINISHED] * 2, [exitcodes.DONE] * 2]
+    order = (runs.run("uploads").path.parent / "uploads-order").read_text().split()
+    assert order == ["uploaded", "left"] * 2
+
+
 def test_a_rank_without_memory_says_what_would_need_less(runs):
     assert runs.codes("out-of-memory") == FAILED
     failure = runs.failures("out-of-memory")[1]
@@ -364,16 +371,17 @@ def test_a_rank_without_memory_says_what_would_need_less(runs):
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "code", "told"),
     [
-        ("hangs", r"rank 1 on \S+ is behind, training at zoo\.py:\d+ in mishap"),
-        ("hangs-holding-lock", r"rank 1 on \S+ does not answer"),
+        ("hangs", exitcodes.FAILED, r"rank 1 on \S+ is behind, training at zoo\.py:\d+ in mishap"),
+        # No thread of it can end it: the process beside it does.
+        ("hangs-holding-lock", -signal.SIGKILL, r"rank 1 on \S+ does not answer"),
     ],
 )
 def test_a_rank_that_hangs_is_named_its_stack_kept_and_the_run_ended_to_start_again(
-    runs, name, told
+    runs, name, code, told
 ):
-    assert runs.codes(name) == FAILED
+    assert runs.codes(name) == [[exitcodes.FAILED, code]]
     folder = runs.run(name).attempt_logs(name, 0)
     assert "in mishap" in stacks_path(folder, 1).read_text()
     assert "in training_step" in stacks_path(folder, 0).read_text()

@@ -1,11 +1,14 @@
 """Tasks that go wrong in every way, for the runs that ``runs.py`` plays."""
 
+import atexit
 import ctypes
 import os
 import random
 import signal
 import sys
 import time
+import types
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -395,6 +398,26 @@ class HangsOnRank1(Regression):
                 time.sleep(1.0)
                 ctypes.PyDLL(None).sleep(600)
             time.sleep(600)
+
+
+class UploadsSlowly(Regression):
+    """Stands for W&B with a slow line; rank 1 notes when it leaves."""
+
+    def build_model(self):
+        if get_rank() == 0:
+            upload = types.SimpleNamespace(step=0, log=lambda *_, **__: None, finish=self.finish)
+            sys.modules["wandb"] = types.SimpleNamespace(init=lambda **_: upload)
+        else:
+            atexit.register(self.note, "left")
+        return super().build_model()
+
+    def finish(self):
+        time.sleep(2.0)
+        self.note("uploaded")
+
+    def note(self, what):
+        with (Path(self.config.model.own["folder"]) / "uploads-order").open("a") as notes:
+            notes.write(f"{what}\n")
 
 
 class RunsOutOfMemory(Regression):

@@ -1,0 +1,1 @@
+"""The ranks' control path: CPU groups for decisions and small objects."""

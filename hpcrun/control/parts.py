@@ -1,0 +1,118 @@
+"""The small gloo groups of one rank in a tree, and how values travel through them."""
+
+import os
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _distributed_c10d
+
+from hpcrun.control.hierarchy import Level, levels
+
+# Torch's stubs do not know gloo's options.
+_c10d: Any = _distributed_c10d
+
+
+class Part:
+    """One small gloo group of the tree, from one member's side."""
+
+    def __init__(
+        self, store: Any, rank: int, level: Level, timeout: timedelta, devices: list[Any]
+    ) -> None:
+        self.span = level.span
+        self.size = len(level.members)
+        self.leads = rank == level.leader
+        options: Any = _c10d.ProcessGroupGloo._Options()
+        options._devices, options._threads, options._timeout = devices, 1, timeout
+        self._group: Any = _c10d.ProcessGroupGloo(
+            store, level.members.index(rank), self.size, options
+        )
+
+    def set_timeout(self, limit: timedelta) -> None:
+        """Give what begins from now on this limit."""
+        self._group._set_default_timeout(limit)
+
+    def to_leader(self, value: Tensor) -> list[Tensor]:
+        """Every member's ``value`` on the leader, an empty list on the others."""
+        found = [torch.empty_like(value) for _ in range(self.size)] if self.leads else []
+        self._group.gather([found] if self.leads else [], [value], _c10d.GatherOptions()).wait()
+        return found
+
+    def from_leader(self, value: Tensor) -> None:
+        """The leader's ``value``, in place."""
+        self._group.broadcast([value], _c10d.BroadcastOptions()).wait()
+
+    def dealt(self, block: Tensor, length: int) -> Tensor:
+        """This member's ``length`` bytes of the leader's ``block``."""
+        mine = torch.empty(length, dtype=torch.uint8)
+        pieces = list(_fitted(block, self.size * length).chunk(self.size)) if self.leads else []
+        given = [pieces] if self.leads else []
+        self._group.scatter([mine], given, _c10d.ScatterOptions()).wait()
+        return mine
+
+
+def make_parts(store: Any, rank: int, size: int, timeout: timedelta, fan_out: int) -> list[Part]:
+    """The groups of ``rank``, from its neighbors up to the group of rank 0. Collective."""
+    devices = list(_devices())
+    return [
+        Part(
+            _c10d.PrefixStore(f"{level.span}/{level.leader}", store), rank, level, timeout, devices
+        )
+        for level in levels(rank, size, fan_out)
+    ]
+
+
+def reduced(parts: list[Part], value: Tensor, reduction: Callable[[Tensor], Tensor]) -> Tensor:
+    """``value`` of all ranks below this one, reduced: on rank 0 that of all ranks."""
+    for part in parts:
+        found = part.to_leader(value)
+        if found:
+            value = reduction(torch.stack(found))
+    return value
+
+
+def collected(parts: list[Part], value: Tensor, size: int) -> Tensor | None:
+    """Every rank's bytes in the order of the ranks, on rank 0; None on the others."""
+    width, block = value.numel(), value
+    for part in parts:
+        found = part.to_leader(_fitted(block, part.span * width))
+        if not found:
+            return None
+        block = torch.cat(found)
+    return block[: size * width].contiguous()
+
+
+def dealt_out(parts: list[Part], block: Tensor, width: int) -> Tensor:
+    """This rank's ``width`` bytes of rank 0's ``block``, which holds those of every rank in order."""
+    for part in reversed(parts):
+        block = part.dealt(block, part.span * width)
+    return block[:width]
+
+
+def handed_down(parts: list[Part], value: Tensor) -> Tensor:
+    """Rank 0's ``value``; on every other rank it is overwritten."""
+    value = value.contiguous()
+    for part in reversed(parts):
+        part.from_leader(value)
+    return value
+
+
+def _fitted(block: Tensor, length: int) -> Tensor:
+    """``block`` with ``length`` bytes: the last ranks of the world may not fill theirs."""
+    if block.numel() == length:
+        return block
+    filled = torch.zeros(length, dtype=torch.uint8)
+    filled[: block.numel()] = block[:length]
+    return filled
+
+
+def _devices() -> Iterator[Any]:
+    # One listening socket for all the groups of a rank, where gloo would open one for each.
+    named = os.environ.get("GLOO_SOCKET_IFNAME")
+    if not named:
+        yield _c10d.ProcessGroupGloo.create_default_device()
+        return
+    for interface in named.split(","):
+        yield _c10d.ProcessGroupGloo.create_device(interface=interface)

@@ -1,0 +1,203 @@
+"""A tree gives what gloo's full mesh gives, on any number of ranks, and ends as fast when a rank dies."""
+
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._C import _distributed_c10d
+
+from hpcrun.control.tree_group import TreeGroup
+
+ROOT = Path(__file__).parents[2]
+LIMIT = timedelta(seconds=120)
+
+c10d: Any = _distributed_c10d
+
+
+def on_threads(size: int, play: Callable[[int], Any]) -> list[Any]:
+    """Run ``play`` for each rank in a thread, and return the results by rank."""
+    found: dict[int, Any] = {}
+
+    def run(rank: int) -> None:
+        try:
+            found[rank] = play(rank)
+        except Exception as error:
+            found[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [found[rank] for rank in range(size)]
+
+
+def both(size: int, fan_out: int, play: Callable[[Any, int], Any]) -> tuple[list[Any], list[Any]]:
+    """Run ``play`` on gloo's group and on a tree, and return the results of both."""
+    store = c10d.HashStore()
+
+    def flat(rank: int) -> Any:
+        return play(c10d.ProcessGroupGloo(c10d.PrefixStore("flat", store), rank, size, LIMIT), rank)
+
+    def tree(rank: int) -> Any:
+        place = c10d.PrefixStore("tree", store)
+        group = TreeGroup(place, rank, size, LIMIT, fan_out=fan_out)
+        try:
+            return play(group, rank)
+        finally:
+            group.shutdown()
+
+    return on_threads(size, flat), on_threads(size, tree)
+
+
+def collectives(size: int, seed: int) -> Callable[[Any, int], list[Any]]:
+    """A program of random collectives with random tensors, the same one on every rank."""
+
+    def play(group: Any, rank: int) -> list[Any]:
+        plan, results = random.Random(seed), []
+        for _ in range(8):
+            kind = plan.choice(
+                ["allreduce", "allgather", "gather", "scatter", "broadcast", "barrier"]
+            )
+            dtype = plan.choice([torch.int32, torch.int64, torch.uint8, torch.float64])
+            shape = plan.choice([(), (1,), (7,), (3, 2)])
+            root = plan.choice([0, size - 1, plan.randrange(size)])
+            numbers = torch.Generator().manual_seed(1000 * plan.randrange(1000) + rank)
+            # Whole numbers: the order of a sum makes no difference.
+            value = torch.randint(0, 100, shape, generator=numbers).to(dtype)
+            into = [torch.empty_like(value) for _ in range(size)]
+            if kind == "allreduce":
+                wanted = c10d.AllreduceOptions()
+                wanted.reduceOp = plan.choice([c10d.ReduceOp.SUM, c10d.ReduceOp.MAX])
+                group.allreduce([value], wanted).wait()
+                results.append(value.tolist())
+            elif kind == "broadcast":
+                wanted = c10d.BroadcastOptions()
+                wanted.rootRank = root
+                group.broadcast([value], wanted).wait()
+                results.append(value.tolist())
+            elif kind == "allgather":
+                group.allgather([into], [value], c10d.AllgatherOptions()).wait()
+                results.append([piece.tolist() for piece in into])
+            elif kind == "gather":
+                wanted = c10d.GatherOptions()
+                wanted.rootRank = root
+                group.gather([into] if rank == root else [], [value], wanted).wait()
+                results.append([piece.tolist() for piece in into] if rank == root else None)
+            elif kind == "scatter":
+                given = [torch.full_like(value, plan.randrange(100)) for _ in range(size)]
+                group.scatter([value], [given] if rank == 0 else [], c10d.ScatterOptions()).wait()
+                results.append(value.tolist())
+            else:
+                group.barrier(c10d.BarrierOptions()).wait()
+        return results
+
+    return play
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_collectives_give_what_a_full_mesh_gives(seed: int) -> None:
+    draw = random.Random(seed)
+    size, fan_out = draw.randrange(1, 41), draw.randrange(2, 9)
+    flat, tree = both(size, fan_out, collectives(size, seed))
+    assert tree == flat
+    assert not any(isinstance(told, Exception) for told in flat), flat
+
+
+def test_collectives_that_are_begun_together_are_carried_out_in_order() -> None:
+    store = c10d.HashStore()
+
+    def play(rank: int) -> list[int]:
+        group = TreeGroup(store, rank, 7, LIMIT, fan_out=3)
+        values = [torch.tensor([rank * scale]) for scale in (1, 10, 100)]
+        begun = [group.allreduce([value]) for value in values]
+        for work in reversed(begun):
+            work.wait()
+        assert [name for _, name in group.begun()] == ["all_reduce of 1"] * 3
+        group.shutdown()
+        return [int(value) for value in values]
+
+    assert on_threads(7, play) == [[21, 210, 2100]] * 7
+
+
+def test_what_a_tree_cannot_reduce_is_refused() -> None:
+    group = TreeGroup(c10d.HashStore(), 0, 1, LIMIT, fan_out=2)
+    wanted = c10d.AllreduceOptions()
+    wanted.reduceOp = c10d.ReduceOp.PRODUCT
+    with pytest.raises(ValueError, match="SUM, MIN or MAX"):
+        group.allreduce([torch.ones(1)], wanted)
+    group.shutdown()
+
+
+def test_a_late_rank_ends_the_collective_of_all_within_the_limit() -> None:
+    store, over = c10d.HashStore(), threading.Event()
+
+    def play(rank: int) -> str:
+        group = TreeGroup(store, rank, 9, timedelta(seconds=5), fan_out=2)
+        if rank == 6:
+            over.wait(60)
+            group.shutdown()
+            return "late"
+        try:
+            group.allreduce([torch.ones(1)]).wait()
+        except RuntimeError:
+            return "ended"
+        finally:
+            if rank == 0:
+                over.set()
+            group.shutdown()
+        return "not ended"
+
+    told = on_threads(9, play)
+    assert told.pop(6) == "late"
+    assert told == ["ended"] * 8
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("control")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.control.ranks", str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    return folder
+
+
+def told(folder: Path, what: str) -> list[str]:
+    """Read the files of all ranks, by rank."""
+    paths = sorted(folder.glob(f"{what}-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    return [path.read_text() for path in paths]
+
+
+def test_a_stop_asked_on_any_rank_is_agreed_at_the_same_step_by_all(played: Path) -> None:
+    stops = told(played, "stops")
+    assert len(stops) == 7
+    # Asked at step 3 + rank: each is agreed at the next exchange.
+    assert set(stops) == {" ".join(str(4 + rank) for rank in range(7))}
+
+
+def test_the_groups_of_torch_take_a_tree_for_one_of_theirs(played: Path) -> None:
+    assert told(played, "objects") == [str([f"rank {rank}" for rank in range(7)])] * 7
+    assert set(told(played, "limits")) == {"60.0 1925.0 60.0"}
+    assert set(told(played, "begun")) == {"all_reduce of 1"}
+
+
+@pytest.mark.parametrize("dead", [0, 2, 4, 5])
+def test_the_death_of_a_rank_ends_what_the_others_wait_in(played: Path, dead: int) -> None:
+    # Rank 2 leads rank 3, rank 4 leads ranks 5 and 6, and rank 0 leads all. Rank 5 is no leader.
+    ended = told(played, f"death-{dead}")
+    assert len(ended) == 6
+    for seconds in ended:
+        assert float(seconds) < 30, ended

@@ -1,0 +1,175 @@
+"""Ranks open one store whatever rank 0's names lead to, and GPUs that two ranks have are found."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._C._distributed_c10d import HashStore, TCPStore
+
+from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.cluster.errors import ClusterError
+from hpcrun.run.directory import create
+from hpcrun.run.events import Attempt
+from hpcrun.run.rendezvous import Meeting, MeetingBoard
+from hpcrun.train import gpus, meeting
+from hpcrun.train.errors import NotTrainable
+from hpcrun.train.gpus import refuse_duplicates, require_gpu_build
+
+
+def config(rank: int, **changes: Any) -> DistributedConfig:
+    fields = {"world_size": 2, "rank": rank, "local_rank": rank, "num_gpus_per_node": 2}
+    return DistributedConfig.model_validate({**fields, "launch_method": "slurm", **changes})
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> Any:
+    """Make the board of a rank."""
+    run = create(tmp_path / "a", "x", {})
+    return lambda first: MeetingBoard(run, Attempt("7", 0), first=first, memory=tmp_path)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def hold_and_join(
+    attempt: Any, monkeypatch: pytest.MonkeyPatch, addresses: list[str], port: int
+) -> tuple[Any, Any]:
+    """Let rank 0 and rank 1 meet, and return the result of each."""
+    monkeypatch.setattr(meeting, "meeting_addresses", lambda *_: addresses)
+    first = meeting.meet(config(0), attempt(True), [port], interface=None, timeout=30)
+    second = meeting.meet(config(1), attempt(False), [port], interface=None, timeout=30)
+    first[1].set("word", "from rank 0")
+    assert second[1].get("word") == b"from rank 0"
+    assert first[0].master_port == second[0].master_port == port
+    return first[0], second[0]
+
+
+def test_names_that_do_not_resolve_are_passed_over(
+    attempt: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["no-such-host.invalid", "a" * 70 + ".invalid", "127.0.0.1"]
+    found = hold_and_join(attempt, monkeypatch, names, free_port())
+    assert [one.master_addr for one in found] == ["127.0.0.1"] * 2
+
+
+def test_an_address_of_another_host_is_passed_over(
+    attempt: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under one of rank 0's addresses another job's store answers, under another one no store."""
+    port = free_port()
+    other = TCPStore("127.0.0.2", free_port(), is_master=True, wait_for_workers=False)
+    deaf = socket.create_server(("127.0.0.1", 0))
+    ports = {"theirs": other.port, "deaf": deaf.getsockname()[1], "ours": port}
+    monkeypatch.setattr(meeting, "_HANDSHAKE", 1.0)
+
+    def connect(name: str, met: Meeting, patience: float) -> Any:
+        there = Meeting(met.addresses, ports[name], key=met.key)
+        found = real("127.0.0.1", there, 1.0)
+        asked.append((name, found is not None))
+        return found and (name, found[1])
+
+    real, asked = meeting._connect, []
+    monkeypatch.setattr(meeting, "_connect", connect)
+    with deaf:
+        hold_and_join(attempt, monkeypatch, ["theirs", "deaf", "ours"], port)
+    assert asked == [("theirs", False), ("deaf", False), ("ours", True)]
+
+
+def test_rank_0_listens_on_all_addresses_and_both_protocols(
+    attempt: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = free_port()
+    hold_and_join(attempt, monkeypatch, ["127.0.0.1"], port)
+    for address in ("127.0.0.3", "::1") if socket.has_dualstack_ipv6() else ("127.0.0.3",):
+        store = TCPStore(address, port, is_master=False, timeout=datetime.timedelta(seconds=10))
+        assert store.check(["hpcrun/meeting"])
+
+
+def test_a_rank_of_another_node_says_where_it_is_before_gloo_chooses(
+    attempt: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {}
+
+    def gloo_interface(environ: Any, peers: list[str]) -> dict[str, str]:
+        asked[threading.current_thread().name] = peers
+        return {}
+
+    monkeypatch.setattr(meeting, "gloo_interface", gloo_interface)
+    monkeypatch.setattr(meeting, "meeting_addresses", lambda *_: ["127.0.0.1"])
+    monkeypatch.setattr(meeting, "outward_address", lambda peers: f"the way to {peers[0]}")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    port, wide = free_port(), {"num_nodes": 2, "num_gpus_per_node": 1, "local_rank": 0}
+
+    def join(rank: int) -> None:
+        told = config(rank, node_rank=rank, **wide)
+        meeting.meet(told, attempt(True), [port], interface=None, timeout=60)
+
+    threads = [threading.Thread(target=join, args=(rank,), name=str(rank)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert asked == {"0": ["the way to 127.0.0.1"], "1": ["127.0.0.1"]}
+
+
+def test_two_ranks_with_one_gpu_are_refused_on_their_node_with_the_remedy() -> None:
+    store, told = HashStore(), {}
+    store.set_timeout(datetime.timedelta(seconds=30))
+    # Slurm's cyclic distribution with --gpu-bind=closest: devices 0, 3, 0, 3 on one node.
+    devices = {(0, 0): "GPU-a", (0, 1): "GPU-d", (0, 2): "GPU-a", (0, 3): "GPU-d"}
+    sound = {(1, local): f"GPU-{local}" for local in range(4)}
+
+    def check(rank: int, node: int, local: int, identity: str) -> None:
+        mine = {"world_size": 8, "num_gpus_per_node": 4, "node_rank": node, "num_nodes": 2}
+        try:
+            refuse_duplicates(config(rank, local_rank=local, **mine), store, identity)
+        except ClusterError as error:
+            told[rank] = str(error)
+
+    threads = [
+        threading.Thread(target=check, args=(rank, *place, identity))
+        for rank, (place, identity) in enumerate({**devices, **sound}.items())
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(told) == [0, 1, 2, 3]
+    for line in told.values():
+        assert line.startswith(f"{socket.gethostname()}: ranks 0 and 2 have the same GPU (GPU-a)")
+        assert "--gpu-bind=none" in line
+
+
+def test_gpus_that_do_not_say_which_they_are_pass() -> None:
+    store = HashStore()
+    store.set("hpcrun/gpu/0/1", "1 ")
+    refuse_duplicates(config(0), store, "")
+
+
+def test_a_torch_without_cuda_is_told_so_on_a_node_with_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(gpus.torch.cuda, "device_count", lambda: 0)
+    wanted = config(0, backend="nccl", device_ids=(0,))
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, "hip", None)
+    with pytest.raises(NotTrainable, match=r"2 GPU\(s\).*without CUDA and ROCm.*--cpu"):
+        require_gpu_build(wanted)
+    monkeypatch.setattr(torch.version, "hip", "6.2")
+    with pytest.raises(ClusterError, match=r"built for ROCm 6\.2.*--rocm"):
+        require_gpu_build(wanted)
+    require_gpu_build(config(0))
+    monkeypatch.setattr(gpus.torch.cuda, "device_count", lambda: 2)
+    require_gpu_build(wanted)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"

@@ -1,0 +1,178 @@
+#!/usr/bin/env python3
+"""How the metadata of a checkpoint grows with the ranks, measured with virtual ranks in one process.
+
+Each virtual rank writes a tiny file through the real code: its part of each of --tensors tensors.
+What rank 0 does is what it does in a run. Times are "by the wall clock / of the processor", in seconds:
+
+- files: how many a checkpoint has; manifest and index: their bytes
+- ranks: seconds until each virtual rank has written its file, in turns; real ranks write in parallel
+- commit: rank 0's index, manifest and rename; it looks at the size of every file
+- prune: removing one checkpoint of four, and looking at the sizes of all files
+- choose: the newest checkpoint at a start, with its index
+- decode: what every rank does with the index at a start, before it reads tensors
+- verify: `hpcrun verify`, which reads every byte of a checkpoint
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from hpcrun.checkpoint.index import INDEX, covered, decode
+from hpcrun.checkpoint.manifest import MANIFEST
+from hpcrun.checkpoint.planning import Part, Plan
+from hpcrun.checkpoint.saving import Saving, Task
+from hpcrun.checkpoint.share import Share, Written, own_name, write
+from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.checkpoint.together import Together
+from hpcrun.checkpoint.verify import verify
+
+T = TypeVar("T")
+_COLUMNS = 4
+"""Elements of a tensor that a rank holds: as few as can be, because the metadata is what is measured."""
+_OWN = bytes(200)
+"""Bytes in the place of the random states of a rank."""
+
+
+@dataclass(frozen=True)
+class Virtual(Together):
+    """Rank 0 of a world in which this process plays the other ranks, too."""
+
+    others: Callable[[], list[Written]]
+
+    def from_rank_0(self, compute: Callable[[], T]) -> T:
+        """What ``compute`` returns: the other ranks would hear the same."""
+        return compute()
+
+    def to_rank_0(self, value: Any) -> list[Any]:
+        """Rank 0's value and those of the ranks that are played."""
+        return [value, *self.others()]
+
+
+class Clock:
+    """Seconds by name: by the wall clock, and of the processor."""
+
+    def __init__(self) -> None:
+        self.spent: dict[str, tuple[float, float]] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Time the block."""
+        wall, used = time.perf_counter(), time.process_time()
+        yield
+        self.spent[name] = time.perf_counter() - wall, time.process_time() - used
+
+    def told(self, name: str, but: str = "") -> str:
+        """The seconds of ``name``, without those of ``but`` that are among them."""
+        without = self.spent.get(but, (0.0, 0.0))
+        wall, used = (whole - part for whole, part in zip(self.spent[name], without, strict=True))
+        return f"{wall:.2f} / {used:.2f}"
+
+
+def parts_of(rank: int, world_size: int, tensors: int) -> tuple[Part, ...]:
+    """What one rank holds: a row of each tensor."""
+    length = 4 * _COLUMNS
+    shape = (world_size, _COLUMNS)
+    return tuple(
+        Part(f"layer.{i}.weight", "float32", shape, (rank, 0), (1, _COLUMNS), i * length, length)
+        for i in range(tensors)
+    )
+
+
+def share_of(rank: int, parts: tuple[Part, ...]) -> Share:
+    """The bytes of one rank's file."""
+    spans = tuple((part.position, part.length) for part in parts)
+    size = sum(part.length for part in parts)
+    image = memoryview(bytes(size) + _OWN)
+    spans += ((size, len(_OWN)),)
+
+    def views() -> Iterator[memoryview]:
+        return (image[position : position + length] for position, length in spans)
+
+    return Share(spans, (own_name(rank),), views, image)
+
+
+def save(store: CheckpointStore, step: int, everyone: tuple[tuple[Part, ...], ...]) -> Clock:
+    """Save one checkpoint of all virtual ranks; the seconds of its parts."""
+    clock, world_size = Clock(), len(everyone)
+    draft = store.root / f"step-{step:09d}.tmp-{store.owner}"
+
+    def others() -> list[Written]:
+        with clock("ranks"):
+            return [
+                write(share_of(rank, everyone[rank]), store, draft, rank)
+                for rank in range(1, world_size)
+            ]
+
+    size = sum(part.length for part in everyone[0])
+    plan = Plan((), everyone[0], size, size * world_size, everyone)
+    saving = Saving(
+        store, Virtual(0, world_size, None, others), still_mine=lambda: None, tidy=lambda _: []
+    )
+    with clock("all"):
+        outcome = saving.run(Task(step, plan, share_of(0, everyone[0]), {"step": step}))
+    if not outcome.ok:
+        raise SystemExit(f"scale.py: {outcome.error}")
+    return clock
+
+
+def measure(folder: Path, world_size: int, tensors: int) -> str:
+    """The table's row for ``world_size`` ranks."""
+    everyone = tuple(parts_of(rank, world_size, tensors) for rank in range(world_size))
+    store = CheckpointStore(folder, "bench-0")
+    clock = [save(store, step, everyone) for step in (1, 2, 3, 4)][-1]
+    newest = store.path(4)
+    files = sum(1 for _ in newest.iterdir())
+    sizes = [(newest / name).stat().st_size for name in (MANIFEST, INDEX)]
+    with clock("prune"):
+        store.prune(3)
+    with clock("choose"):
+        chosen = store.newest_valid()
+        raw = store.read(4, INDEX)
+    if chosen is None or store.steps() != [4, 3, 2]:
+        raise SystemExit("scale.py: the checkpoints are not those that were saved")
+    with clock("decode"):
+        index = decode(raw)
+        whole = all(map(covered, index.tensors.values()))
+    with clock("verify"):
+        damaged = verify(store, [4], lambda *_: None)
+    if damaged or not whole:
+        raise SystemExit("scale.py: a checkpoint is damaged")
+    told = [clock.told("ranks"), clock.told("all", but="ranks")]
+    told += [clock.told(name) for name in ("prune", "choose", "decode", "verify")]
+    kilobytes = [f"{size / 1000:,.0f} kB" for size in sizes]
+    return f"| {world_size:,} | {files:,} | " + " | ".join([*kilobytes, *told]) + " |"
+
+
+def main() -> int:
+    """Print the table; 0."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ranks", type=int, nargs="+", default=[8, 64, 512, 4096, 8192])
+    parser.add_argument("--tensors", type=int, default=50, help="tensors dealt out over all ranks")
+    parser.add_argument("--dir", type=Path, help="where to write (default: the temporary folder)")
+    parser.add_argument("--quick", action="store_true", help="8 and 64 ranks, few tensors")
+    options = parser.parse_args()
+    ranks, tensors = ([8, 64], 5) if options.quick else (options.ranks, options.tensors)
+    print(
+        "| ranks | files | manifest | index | ranks' files | commit | prune | choose | decode | verify |"
+    )
+    print("|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
+    for world_size in ranks:
+        with tempfile.TemporaryDirectory(prefix="scale-", dir=options.dir) as folder:
+            Path(folder).chmod(0o700)
+            print(measure(Path(folder) / "checkpoints", world_size, tensors), flush=True)
+    print(f"\n{tensors} tensors, each dealt out over all ranks.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
