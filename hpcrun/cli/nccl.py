@@ -1,0 +1,67 @@
+"""Check or choose the environment variables of NCCL, RCCL and PyTorch's NCCL.
+
+  hpcrun nccl lint                    this shell's environment
+  hpcrun nccl lint train.sh           a script (shell, batch script, Dockerfile, Python)
+  hpcrun nccl lint configs/gpt.yaml   a config's job.env, job.setup and job.srun_args
+  hpcrun nccl lint RUN                what a run was submitted with
+  hpcrun nccl advise                  what to set on this node, each line with its reason
+
+`lint` ends with exit code 1 where it finds an error. In an allocation, `advise`
+looks at every node and says where the nodes differ.
+"""
+
+import argparse
+import difflib
+import importlib
+
+from hpcrun.cli.runs import add_runs_dir
+from hpcrun.errors import UserError
+
+_WAYS = ("lint", "advise")
+FORMATS = ("table", "shell", "yaml", "json")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.usage = "hpcrun nccl lint|advise [options] [WHAT]"
+    parser.add_argument("what", metavar="lint|advise", nargs="?", help="what to do")
+    parser.add_argument(
+        "target",
+        metavar="WHAT",
+        nargs="?",
+        help="lint: a script, a config or a run (default: this shell's environment)",
+    )
+    parser.add_argument(
+        "--nccl",
+        metavar="VERSION",
+        help="NCCL's version in the job (default: the installed wheel's)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_runs_dir(parser)
+    lint = parser.add_argument_group("lint")
+    lint.add_argument(
+        "--notes", action="store_true", help="print notes too, not only what is wrong"
+    )
+    advise = parser.add_argument_group("advise")
+    advise.add_argument(
+        "--format", choices=FORMATS, default="table", help="table, shell exports, YAML or JSON"
+    )
+    advise.add_argument("--site", metavar="NAME", help="add what a site documents for its network")
+    advise.add_argument(
+        "--facts", metavar="FILE", help="advise on a node's recorded facts, not on this node"
+    )
+    advise.add_argument(
+        "--record", action="store_true", help="print this node's facts as JSON, for --facts"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run ``lint`` or ``advise``."""
+    what: str | None = arguments.what
+    if what not in _WAYS:
+        near = difflib.get_close_matches(what or "", _WAYS, n=1)
+        hint = f"did you mean {near[0]}?" if near else "write `nccl lint` or `nccl advise`"
+        raise UserError(f"nccl {what}: there is no such check; {hint}" if what else f"nccl: {hint}")
+    module = importlib.import_module(f"hpcrun.cli.nccl_{what}")
+    code: int = module.run(arguments)
+    return code

@@ -1,0 +1,123 @@
+"""`hpcrun nccl advise`: what to set on this node, or on every node of an allocation."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hpcrun.cli.output import print_json
+from hpcrun.cluster import slurm
+from hpcrun.cluster.launchers import step_hosts
+from hpcrun.errors import UserError
+from hpcrun.network.nccl.advise import Advice, advise
+from hpcrun.network.nccl.differences import Difference, differences
+from hpcrun.network.nccl.facts import NodeFacts, facts_from
+from hpcrun.network.nccl.formats import as_data, as_shell, as_table, as_yaml
+from hpcrun.network.nccl.inspect import inspect_node
+from hpcrun.network.nccl.presets import with_preset
+from hpcrun.network.nccl.versions import is_version
+
+_TEXTS = {"table": as_table, "shell": as_shell, "yaml": as_yaml}
+# Seconds for a step on all nodes: nvidia-smi takes some of them on a busy node.
+_PATIENCE = 180.0
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the advice; with ``--record``, the facts it rests on."""
+    if arguments.target is not None:
+        raise UserError(f"nccl advise {arguments.target}: advise takes no file; see --facts")
+    if arguments.nccl is not None and not is_version(arguments.nccl):
+        raise UserError(f"--nccl {arguments.nccl}: should be a version such as 2.27.5")
+    nodes = _nodes(arguments)
+    if arguments.record:
+        print_json(nodes[0].as_record())
+        return 0
+    found = differences(nodes)
+    advice = {node.host: _advice(node, arguments) for node in nodes}
+    if arguments.json or arguments.format == "json":
+        print_json(_data(advice, found))
+        return 0
+    _print(advice, found, arguments.format)
+    return 0
+
+
+def _nodes(arguments: argparse.Namespace) -> list[NodeFacts]:
+    """The recorded node, this node, or in an allocation of several nodes each of them."""
+    if arguments.facts is not None:
+        return [_recorded(Path(arguments.facts))]
+    hosts = step_hosts(os.environ)
+    if len(hosts) > 1 and not arguments.record and "SLURM_JOB_ID" in os.environ:
+        return _on_every_node(hosts)
+    return [inspect_node(os.environ, hosts)]
+
+
+def _recorded(path: Path) -> NodeFacts:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read as JSON: {error}") from error
+    if not isinstance(record, dict):
+        raise UserError(f"{path}: should hold one JSON object, as --record prints it")
+    return facts_from(record)
+
+
+def _on_every_node(hosts: Sequence[str]) -> list[NodeFacts]:
+    """Inspect every node of the allocation in a step of one task a node."""
+    command = ["srun", f"--nodes={len(hosts)}", f"--ntasks={len(hosts)}", "--ntasks-per-node=1"]
+    command += ["--overlap", "--kill-on-bad-exit=0", "--wait=60"]
+    ours = [sys.executable, "-m", "hpcrun", "nccl", "advise", "--record"]
+    done = slurm.run([*command, *ours], timeout=_PATIENCE, environ=os.environ)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    nodes = [facts_from(json.loads(line)) for line in lines]
+    if not nodes:
+        words = " ".join(done.stderr.split())[:300] or "no node answered"
+        raise UserError(f"srun on {len(hosts)} nodes: {words}")
+    missing = len(hosts) - len(nodes)
+    if missing:
+        print(f"hpcrun: {missing} of {len(hosts)} nodes did not answer", file=sys.stderr)
+    return sorted(nodes, key=lambda node: _place(node.host, hosts))
+
+
+def _place(host: str, hosts: Sequence[str]) -> int:
+    names = [name.partition(".")[0] for name in hosts]
+    short = host.partition(".")[0]
+    return names.index(short) if short in names else len(names)
+
+
+def _advice(node: NodeFacts, arguments: argparse.Namespace) -> list[Advice]:
+    lines = advise(node, arguments.nccl)
+    return with_preset(lines, arguments.site) if arguments.site else lines
+
+
+def _data(advice: dict[str, list[Advice]], found: list[Difference]) -> dict[str, Any]:
+    return {
+        "nodes": {host: as_data(lines) for host, lines in advice.items()},
+        "differences": [{"what": one.what, "hosts": one.hosts} for one in found],
+    }
+
+
+def _print(advice: dict[str, list[Advice]], found: list[Difference], form: str) -> None:
+    """Print equal advice once; which nodes it is for goes to standard error, out of the exports' way."""
+    groups: dict[tuple[Advice, ...], list[str]] = {}
+    for host, lines in advice.items():
+        groups.setdefault(tuple(lines), []).append(host)
+    for number, (group, hosts) in enumerate(groups.items()):
+        if len(advice) > 1:
+            print(f"{'# ' if form != 'table' else ''}{', '.join(hosts)}:")
+        print(_TEXTS[form](group), end="" if number == len(groups) - 1 else "\n")
+    for difference in found:
+        print(f"hpcrun: the nodes differ in {difference}", file=sys.stderr)
+    _print_what_is_set({line for group in groups for line in group})
+
+
+def _print_what_is_set(lines: set[Advice]) -> None:
+    """Say which advised variables this shell sets otherwise."""
+    for line in sorted(lines, key=lambda line: line.name or ""):
+        if line.name is not None and os.environ.get(line.name, line.value) != line.value:
+            print(
+                f"hpcrun: this shell has {line.name}={os.environ[line.name]}, not {line.value}",
+                file=sys.stderr,
+            )

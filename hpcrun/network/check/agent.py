@@ -1,0 +1,224 @@
+"""The part of a check that runs on every node, one task a node: ``python -m hpcrun.network.check.agent``.
+
+Orders come as JSON lines on standard input, answers go as JSON lines to standard output. srun carries
+both, so that the control does not depend on the names and links that are checked.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any, TextIO
+
+from hpcrun.network.check import iperf, wire
+
+CONNECT = 8.0
+"""Seconds for a connection: three lost segments in a row take seven."""
+_ANSWER = 5.0
+_NAMES_AT_ONCE = 16
+
+
+class Agent:
+    """One node: a listener for the others, and an answer to each order."""
+
+    def __init__(self, name: str, index: int, out: TextIO) -> None:
+        self.name, self.index, self._out = name, index, out
+        self._lock = threading.Lock()
+        self._rates: dict[tuple[int, int], list[float]] = {}
+        self._arrived = threading.Condition()
+        self._peers: list[dict[str, Any]] = []
+        self._token = ""
+        self._listener = listener()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def say(self, **facts: Any) -> None:
+        """Print one answer."""
+        with self._lock:
+            print(
+                json.dumps({"node": self.name, "index": self.index, **facts}),
+                file=self._out,
+                flush=True,
+            )
+
+    def hello(self) -> None:
+        """Say who and where this node is."""
+        port = self._listener.getsockname()[1]
+        self.say(type="hello", port=port, addresses=own_addresses(), iperf3=iperf.installed())
+
+    def obey(self, order: Mapping[str, Any]) -> bool:
+        """Carry out one order; False for the last."""
+        if order["type"] == "peers":
+            self._peers, self._token = order["peers"], order["token"]
+            self.say(type="ready")
+        elif order["type"] == "names":
+            self._check_names()
+        elif order["type"] == "round":
+            self._round(order)
+        return bool(order["type"] != "end")
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                link, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(link,), daemon=True).start()
+
+    def _serve(self, link: socket.socket) -> None:
+        """Answer one connection: say who we are, and send back what comes, or count what comes."""
+        with link, contextlib.suppress(OSError, ValueError, KeyError):
+            header = wire.read_line(link, _ANSWER)
+            if not self._token or header.get("token") != self._token:
+                return
+            if header["kind"] == "ping":
+                link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                link.sendall(json.dumps({"node": self.name}).encode() + b"\n")
+                wire.echo(link, _ANSWER)
+            elif header["kind"] == "bulk":
+                rate = wire.receive_for(link, header["seconds"])
+                wire.drop(link)
+                with self._arrived:
+                    self._rates.setdefault((header["round"], header["from"]), []).append(rate)
+                    self._arrived.notify_all()
+
+    def _check_names(self) -> None:
+        others = [peer for peer in self._peers if peer["index"] != self.index]
+        with ThreadPoolExecutor(_NAMES_AT_ONCE) as pool:
+            checks = list(pool.map(self._check_name, others))
+        # In parts: a line of srun's output must not grow with the number of nodes.
+        for start in range(0, len(checks), 8):
+            self.say(type="names", checks=checks[start : start + 8])
+        self.say(type="names", checks=[], done=True)
+
+    def _check_name(self, peer: Mapping[str, Any]) -> dict[str, Any]:
+        """Resolve the name of ``peer``, and ask who is at its address."""
+        found: dict[str, Any] = {"target": peer["name"]}
+        try:
+            entries = socket.getaddrinfo(peer["name"], peer["port"], type=socket.SOCK_STREAM)
+        except OSError:
+            return found | {"problem": "unresolved"}
+        found["address"] = address = str(entries[0][4][0])
+        known = address in peer["addresses"]
+        try:
+            with wire.connect(
+                address, peer["port"], {"kind": "ping", "token": self._token}, CONNECT
+            ) as link:
+                if wire.read_line(link, _ANSWER).get("node") != peer["name"]:
+                    return found | {"problem": "wrong"}
+                return found | {"seconds": wire.round_trip(link, _ANSWER)}
+        except ConnectionRefusedError:
+            return found | {"problem": "refused" if known else "wrong"}
+        except (OSError, ValueError):
+            return found | {"problem": "unreachable" if known else "wrong"}
+
+    def _round(self, order: Mapping[str, Any]) -> None:
+        """Exchange data with the partner of this round, in both directions together, and report both."""
+        partner = next(
+            (b if a == self.index else a for a, b in order["pairs"] if self.index in (a, b)), None
+        )
+        if partner is None:
+            return
+        peer = next(one for one in self._peers if one["index"] == partner)
+        if order["with"] == "iperf3":
+            self.say(type="round", round=order["round"], **self._with_iperf(peer, order))
+            return
+        with ThreadPoolExecutor(order["streams"]) as pool:
+            jobs = [pool.submit(self._send, peer, order) for _ in range(order["streams"])]
+            received = self._received(order, partner, jobs)
+            sent = [job.result() for job in jobs]
+        shares = [one["lost"] for one in sent if one.get("lost") is not None]
+        self.say(
+            type="round",
+            round=order["round"],
+            partner=partner,
+            received=received,
+            connected=any(one["connected"] for one in sent),
+            refused=any(one.get("refused") for one in sent),
+            lost=max(shares, default=None),
+        )
+
+    def _send(self, peer: Mapping[str, Any], order: Mapping[str, Any]) -> dict[str, Any]:
+        seconds = order["seconds"]
+        header = {"kind": "bulk", "round": order["round"], "from": self.index, "seconds": seconds}
+        header["token"] = self._token
+        try:
+            link = wire.connect(peer["address"], peer["port"], header, CONNECT)
+        except ConnectionRefusedError:
+            return {"connected": False, "refused": True}
+        except OSError:
+            return {"connected": False}
+        lost = wire.send_for(link, seconds + 2.0)
+        wire.drop(link)
+        return {"connected": True, "lost": lost}
+
+    def _received(self, order: Mapping[str, Any], partner: int, jobs: list[Any]) -> float | None:
+        """The sum of the streams' rates; None where none of them came."""
+        key, streams = (order["round"], partner), order["streams"]
+        with self._arrived:
+            self._arrived.wait_for(
+                lambda: len(self._rates.get(key, ())) >= streams, order["seconds"] + CONNECT
+            )
+        wait(jobs)
+        with self._arrived:
+            rates = self._rates.pop(key, None)
+        return None if rates is None else sum(rates)
+
+    def _with_iperf(self, peer: Mapping[str, Any], order: Mapping[str, Any]) -> dict[str, Any]:
+        """Let iperf3 measure: the lower index serves, the other asks for one direction after the other."""
+        if self.index < peer["index"]:
+            iperf.serve(order["port"], order["seconds"] * 2 + CONNECT)
+            return {"partner": peer["index"], "measured": []}
+        half = order["seconds"] / 2
+        measured = [
+            iperf.measure(peer["address"], order["port"], half, order["streams"], reverse)
+            for reverse in (False, True)
+        ]
+        return {"partner": peer["index"], "measured": measured}
+
+
+def listener() -> socket.socket:
+    """Return a socket that listens on a free port of all interfaces, IPv6 too where there is any."""
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):
+            return socket.create_server(
+                ("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=256
+            )
+    return socket.create_server(("", 0), backlog=256)
+
+
+def own_addresses() -> list[str]:
+    """Return the addresses of this node that others can use, in the kernel's order."""
+    import psutil
+
+    found = []
+    for entries in psutil.net_if_addrs().values():
+        for entry in entries:
+            local = entry.address.startswith(("127.", "::1", "fe80"))
+            if entry.family in (socket.AF_INET, socket.AF_INET6) and not local:
+                found.append(entry.address)
+    # IPv4 first: its addresses are what host files have.
+    return sorted(found, key=lambda address: ":" in address)[:16]
+
+
+def main() -> None:
+    """Obey until the last order, or until the orders end."""
+    environ = os.environ
+    name = environ.get("SLURMD_NODENAME") or socket.gethostname()
+    agent = Agent(
+        environ.get("HPCRUN_CHECK_NAME", name), int(environ.get("SLURM_PROCID", "0")), sys.stdout
+    )
+    agent.hello()
+    for line in sys.stdin:
+        if not agent.obey(json.loads(line)):
+            break
+    # Threads that still wait for a peer must not keep the node.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

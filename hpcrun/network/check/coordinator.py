@@ -1,0 +1,274 @@
+"""The part of a check that gives orders and collects the answers, through the pipes of srun."""
+
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpcrun.network.check.agent import CONNECT
+from hpcrun.network.check.fleet import Fleet
+from hpcrun.network.check.measured import Measured, NameCheck, Node, Transfer
+from hpcrun.network.check.schedule import Pair, rounds_for
+from hpcrun.network.check.verdict import THRESHOLD, Suspects, suspects
+
+_HELLO = 120.0
+_GRACE = 10.0
+_PARTNERS = 3
+_MOST_AGAIN = 24
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of the measurement. ``seconds``: of each round. ``patience``: seconds for the nodes to start.
+
+    ``tool``: sockets, iperf3 on ``port``, or auto for iperf3 where every node has it.
+    """
+
+    seconds: float = 3.0
+    streams: int = 4
+    tool: str = "sockets"
+    port: int = 5201
+    seed: int = 0
+    patience: float = _HELLO
+    threshold: float = THRESHOLD
+
+
+Progress = Callable[[int, int, str], None]
+"""Shows how many steps of how many are done, and what is being done."""
+
+
+class Check:
+    """One check over the nodes ``names``, in the order of the fleet's tasks."""
+
+    def __init__(
+        self, fleet: Fleet, names: Sequence[str], options: Options, progress: Progress
+    ) -> None:
+        self._fleet, self._names, self._options, self._progress = (
+            fleet,
+            list(names),
+            options,
+            progress,
+        )
+        self._tool = options.tool
+        # A listener answers no other connection.
+        self._token = secrets.token_hex(16)
+        self._nodes: dict[int, Node] = {}
+        self._addresses: dict[str, str] = {}
+        self.measured = Measured(list(names))
+
+    def run(self) -> Measured:
+        """Measure everything. A node that stops answering is recorded, and skipped after that."""
+        self._meet()
+        if len(self._nodes) > 1:
+            self._check_names()
+            rounds = self._rounds()
+            begun = time.monotonic()
+            for number, pairs in enumerate(rounds):
+                self._progress(number, len(rounds), "bandwidth")
+                self._round(number, pairs)
+            self.measured.seconds = time.monotonic() - begun
+            self._again(len(rounds))
+        return self.measured
+
+    def _meet(self) -> None:
+        """Wait until every node has said hello, or patience ends."""
+        self._progress(0, 1, "starting")
+        equipped = True
+        end = time.monotonic() + self._options.patience
+        while len(self._nodes) < len(self._names) and time.monotonic() < end:
+            answer = self._fleet.hear(end - time.monotonic())
+            if answer is None:
+                break
+            if answer.get("type") == "hello":
+                node = Node(
+                    answer["node"], answer["index"], answer["port"], tuple(answer["addresses"])
+                )
+                self._nodes[node.index] = node
+                equipped = equipped and answer["iperf3"]
+        if self._tool == "auto":
+            self._tool = "iperf3" if equipped else "sockets"
+        self.measured.options = {**vars(self._options), "tool": self._tool}
+        found = {node.name for node in self._nodes.values()}
+        for name in self._names:
+            if name not in found:
+                self.measured.silent[name] = "its task did not start"
+
+    def _check_names(self) -> None:
+        """Let every node look up every other, and choose the address at which most found it."""
+        self._progress(0, 1, "names and latency")
+        self._tell_peers()
+        self._fleet.tell({"type": "names"})
+        seconds = 4 * CONNECT + 2.0 * len(self._nodes)
+        silent = self._wait("names", set(self._nodes), seconds, self._take_names)
+        self._lose(silent, "no answer while names were checked")
+        for node in self._nodes.values():
+            self._addresses[node.name] = self._address(node)
+        self._tell_peers()
+
+    def _address(self, node: Node) -> str:
+        """Where most nodes met this one; where none did, its first own address."""
+        met = Counter(
+            check.address
+            for check in self.measured.names
+            if check.target == node.name and check.problem in (None, "refused", "unreachable")
+        )
+        usual = met.most_common(1)[0][0] if met else None
+        return usual or next(iter(node.addresses), node.name)
+
+    def _tell_peers(self) -> None:
+        peers = [
+            {
+                "name": node.name,
+                "index": node.index,
+                "port": node.port,
+                "addresses": node.addresses,
+                "address": self._addresses.get(node.name, ""),
+            }
+            for node in self._nodes.values()
+        ]
+        self._fleet.tell({"type": "peers", "peers": peers, "token": self._token})
+        # A node that does not know the others yet would not answer them.
+        silent = self._wait("ready", set(self._nodes), _GRACE * 3, _is_enough)
+        self._lose(silent, "no answer after it had started")
+
+    def _take_names(self, answer: dict[str, Any]) -> bool:
+        self.measured.names += [_name_check(answer["node"], one) for one in answer["checks"]]
+        return bool(answer.get("done"))
+
+    def _wait(
+        self,
+        kind: str,
+        waiting: set[int],
+        seconds: float,
+        take: Callable[[dict[str, Any]], bool],
+    ) -> set[int]:
+        """Hear answers of one kind until ``take`` was content with one of each node; return the silent."""
+        end = time.monotonic() + seconds
+        while waiting and (left := end - time.monotonic()) > 0:
+            answer = self._fleet.hear(left)
+            if answer is None:
+                break
+            if answer.get("type") == kind and answer["index"] in waiting and take(answer):
+                waiting.discard(answer["index"])
+        return waiting
+
+    def _rounds(self) -> list[list[Pair]]:
+        """The schedule, in the agents' indexes."""
+        indexes = sorted(self._nodes)
+        return [
+            [(indexes[a], indexes[b]) for a, b in pairs]
+            for pairs in rounds_for(len(indexes), self._options.seed)
+        ]
+
+    def _round(self, number: int, pairs: Sequence[Pair], again_for: tuple[str, ...] = ()) -> None:
+        """One round: all pairs at the same time. Who has not answered by its end is silent from then on."""
+        pairs = [pair for pair in pairs if all(index in self._nodes for index in pair)]
+        if not pairs:
+            return
+        options = self._options
+        order = {"type": "round", "round": number, "pairs": pairs, "seconds": options.seconds}
+        self._fleet.tell(
+            order | {"streams": options.streams, "with": self._tool, "port": options.port}
+        )
+        answers: dict[int, dict[str, Any]] = {}
+
+        def take(answer: dict[str, Any]) -> bool:
+            if answer["round"] != number:
+                return False
+            answers[answer["index"]] = answer
+            return True
+
+        busy = {index for pair in pairs for index in pair}
+        silent = self._wait("round", busy, options.seconds + 2 * CONNECT + _GRACE, take)
+        for pair in pairs:
+            self.measured.transfers += self._transfers(pair, answers, again_for)
+        self._lose(silent, f"no answer in round {number + 1}")
+
+    def _transfers(
+        self, pair: Pair, answers: dict[int, dict[str, Any]], again_for: tuple[str, ...]
+    ) -> list[Transfer]:
+        if self._tool == "iperf3":
+            return self._of_iperf(pair, answers, again_for)
+        found = []
+        for sender, receiver in (pair, pair[::-1]):
+            sent, got = answers.get(sender), answers.get(receiver)
+            if sent is None or got is None:
+                continue
+            rate = (got["received"] or 0.0) if sent["connected"] else None
+            found.append(
+                Transfer(
+                    self._nodes[sender].name,
+                    self._nodes[receiver].name,
+                    rate,
+                    refused=sent["refused"],
+                    lost=sent["lost"],
+                    again_for=again_for,
+                )
+            )
+        return found
+
+    def _of_iperf(
+        self, pair: Pair, answers: dict[int, dict[str, Any]], again_for: tuple[str, ...]
+    ) -> list[Transfer]:
+        server, client = sorted(pair)
+        found = []
+        for one in answers.get(client, {}).get("measured", []):
+            ends = (server, client) if one["reverse"] else (client, server)
+            sender, receiver = (self._nodes[index].name for index in ends)
+            refused = "refused" in one.get("error", "")
+            found.append(
+                Transfer(
+                    sender,
+                    receiver,
+                    one.get("rate"),
+                    refused=refused,
+                    lost=one.get("lost"),
+                    again_for=again_for,
+                )
+            )
+        return found
+
+    def _again(self, number: int) -> None:
+        """Measure what was slow once more, a pair at a time: other load is gone then, a bad cable is not."""
+        repeated = self._to_repeat(suspects(self.measured.transfers, self._options.threshold))
+        for step, (subject, pair) in enumerate(repeated):
+            self._progress(step, len(repeated), "measuring again what was slow")
+            self._round(number + step, [pair], subject)
+
+    def _to_repeat(self, found: Suspects) -> list[tuple[tuple[str, ...], Pair]]:
+        """Each slow node with some nodes that are not slow, and each slow link; the suspect comes with it."""
+        index = {node.name: node.index for node in self._nodes.values()}
+        well = [name for name in index if name not in found.nodes]
+        repeated: list[tuple[tuple[str, ...], Pair]] = []
+        for position, name in enumerate(found.nodes):
+            partners = [
+                well[(position + step) % len(well)] for step in range(min(_PARTNERS, len(well)))
+            ]
+            if name in index:
+                repeated += [((name,), (index[name], index[partner])) for partner in partners]
+        for pair in found.links:
+            if all(name in index for name in pair):
+                repeated.append((pair, (index[pair[0]], index[pair[1]])))
+        return repeated[:_MOST_AGAIN]
+
+    def _lose(self, indexes: set[int], why: str) -> None:
+        for index in sorted(indexes):
+            node = self._nodes.pop(index)
+            self.measured.silent[node.name] = why
+
+
+def _is_enough(answer: dict[str, Any]) -> bool:
+    """Return true: one answer of this kind is enough."""
+    return bool(answer)
+
+
+def _name_check(resolver: str, record: dict[str, Any]) -> NameCheck:
+    return NameCheck(
+        resolver,
+        record["target"],
+        record.get("address"),
+        record.get("seconds"),
+        record.get("problem"),
+    )

@@ -1,0 +1,71 @@
+"""The measurements of a check, as plain data."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+NameProblem = Literal["unresolved", "wrong", "refused", "unreachable"]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node that answered: its name in Slurm, its place, its listener, and its own addresses."""
+
+    name: str
+    index: int
+    port: int
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class NameCheck:
+    """One node's look at the name of another. ``seconds``: median round trip, None with a problem.
+
+    ``problem``: ``wrong`` means that another node answers, or nobody, at the address of the name, and
+    that the address is none of the named node's.
+    """
+
+    resolver: str
+    target: str
+    address: str | None
+    seconds: float | None = None
+    problem: NameProblem | None = None
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Data from one node to another in one round. ``rate`` in bit/s; None where no connection came about.
+
+    ``refused``: the receiver answered, and refused. ``lost``: share of the segments sent again.
+    ``again_for``: the suspected node or link for which this pair was measured once more, with no other pair.
+    """
+
+    sender: str
+    receiver: str
+    rate: float | None
+    refused: bool = False
+    lost: float | None = None
+    again_for: tuple[str, ...] = ()
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the transfer as one flat JSON object."""
+        return {
+            "sender": self.sender,
+            "receiver": self.receiver,
+            "bits_per_second": self.rate,
+            "refused": self.refused,
+            "resent": self.lost,
+            "again_for": list(self.again_for),
+        }
+
+
+@dataclass
+class Measured:
+    """Everything that a check has seen. ``silent``: nodes that did not answer, and when they stopped."""
+
+    nodes: list[str]
+    silent: dict[str, str] = field(default_factory=dict)
+    names: list[NameCheck] = field(default_factory=list)
+    transfers: list[Transfer] = field(default_factory=list)
+    seconds: float = 0.0
+    options: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,65 @@
+"""The report of a check: JSON for programs, lines for people, and the option that excludes bad nodes."""
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from hpcrun.network.check.measured import Measured
+from hpcrun.network.check.statistics import node_rates, resent_share, scores, usual_rate
+from hpcrun.network.check.verdict import Verdict, excluded, rate_text
+
+
+def as_data(measured: Measured, found: Sequence[Verdict]) -> dict[str, Any]:
+    """Return everything as plain data: rates in bit/s, times in seconds."""
+    rates, marks = node_rates(measured.transfers), scores(measured.transfers)
+    return {
+        "nodes": [
+            {
+                "name": name,
+                "bits_per_second": rates.get(name),
+                "score": marks.get(name),
+                "latency_seconds": latency(measured, name),
+                "resent": resent_share(measured.transfers, name),
+            }
+            for name in measured.nodes
+        ],
+        "usual_bits_per_second": usual_rate(rates),
+        "names": [vars(check) for check in measured.names],
+        "transfers": [transfer.as_record() for transfer in measured.transfers],
+        "verdicts": [verdict.as_record() for verdict in found],
+        "exclude": excluded(found),
+        "seconds": measured.seconds,
+        "options": dict(measured.options),
+    }
+
+
+def latency(measured: Measured, node: str) -> float | None:
+    """Return the median round trip between ``node`` and the others, in seconds."""
+    seconds = [
+        check.seconds
+        for check in measured.names
+        if check.seconds is not None and node in (check.resolver, check.target)
+    ]
+    return statistics.median(seconds) if seconds else None
+
+
+def node_lines(measured: Measured) -> list[str]:
+    """Return a line a node: its usual rate, its score and its latency."""
+    rates, marks = node_rates(measured.transfers), scores(measured.transfers)
+    width = max(map(len, measured.nodes))
+    lines = [f"{'node':<{width}}  {'rate':>12}  {'score':>5}  round trip"]
+    for name in measured.nodes:
+        rate = rate_text(rates[name]) if name in rates else "-"
+        score = f"{marks[name]:.2f}" if name in marks else "-"
+        seconds = latency(measured, name)
+        trip = "-" if seconds is None else f"{seconds * 1e6:.0f} µs"
+        lines.append(f"{name:<{width}}  {rate:>12}  {score:>5}  {trip}")
+    return lines
+
+
+def verdict_lines(found: Sequence[Verdict]) -> list[str]:
+    """Return a line a verdict, and the option that leaves the bad nodes out."""
+    if not found:
+        return ["nothing is wrong"]
+    lines = [f"{' - '.join(one.nodes)}: {one.text}" for one in found]
+    return [*lines, f"--exclude={','.join(excluded(found))}"]

@@ -1,0 +1,188 @@
+"""The verdict on nodes and links, from the measurements. A clean fleet gets no verdict."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hpcrun.network.check.measured import Measured, NameCheck, Transfer
+from hpcrun.network.check.statistics import (
+    in_the_rounds,
+    link_rates,
+    node_rates,
+    rate_again,
+    resent_share,
+    scores,
+    usual_rate,
+)
+
+Kind = Literal["silent", "name", "refuses", "unreachable", "slow", "lossy", "link"]
+
+THRESHOLD = 0.5
+"""A node or a link below this part of the usual rate is slow."""
+
+_LOSSY = 0.08
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A bad node, or with two names a bad link. ``text`` says what is wrong and what to look at."""
+
+    kind: Kind
+    nodes: tuple[str, ...]
+    text: str
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the verdict as one flat JSON object."""
+        return {"kind": self.kind, "nodes": list(self.nodes), "text": self.text}
+
+
+@dataclass(frozen=True)
+class Suspects:
+    """Nodes and links with a low rate, to be measured again while no other node sends."""
+
+    nodes: tuple[str, ...]
+    links: tuple[tuple[str, str], ...]
+
+
+def verdicts(measured: Measured, threshold: float = THRESHOLD) -> list[Verdict]:
+    """Return the verdicts, nodes before links; a node with one verdict gets no second of a lesser kind."""
+    found = [
+        Verdict("silent", (node,), f"does not answer: {why}")
+        for node, why in measured.silent.items()
+    ]
+    known = set(measured.silent)
+    for judged in (
+        _of_names(measured.names, len(measured.nodes)),
+        _of_connections(measured.transfers),
+        _of_rates(measured.transfers, threshold),
+    ):
+        fresh = [one for one in judged if not known.intersection(one.nodes)]
+        found += fresh
+        known.update(node for one in fresh if len(one.nodes) == 1 for node in one.nodes)
+    return sorted(found, key=lambda one: len(one.nodes))
+
+
+def suspects(transfers: Sequence[Transfer], threshold: float = THRESHOLD) -> Suspects:
+    """Return what is slow so far. Load of other jobs is one cause, so that this is no verdict yet."""
+    marks = scores(transfers)
+    slow = {node for node, score in marks.items() if score < threshold} if len(marks) > 2 else set()
+    usual = usual_rate(node_rates(transfers)) or 0.0
+    links = [
+        pair
+        for pair, rate in link_rates(transfers).items()
+        if not slow.intersection(pair)
+        and rate < threshold * usual * min(1.0, *(marks[node] for node in pair))
+    ]
+    return Suspects(tuple(sorted(slow)), tuple(sorted(links)) if len(marks) > 2 else ())
+
+
+def excluded(found: Iterable[Verdict]) -> list[str]:
+    """Return the nodes to exclude: each bad node, and one node of each bad link."""
+    nodes = [one.nodes[0] for one in found if len(one.nodes) == 1]
+    links = [one.nodes for one in found if len(one.nodes) == 2]
+    while links := [pair for pair in links if not set(pair).intersection(nodes)]:
+        # The node that most bad links have in common frees the most others.
+        nodes.append(Counter(node for pair in links for node in pair).most_common(1)[0][0])
+    return sorted(dict.fromkeys(nodes))
+
+
+def _of_names(checks: Sequence[NameCheck], count: int) -> list[Verdict]:
+    """A name that most nodes see wrong is the named node's fault, else it is that of the node that looks."""
+    bad = [check for check in checks if check.problem in ("wrong", "unresolved")]
+    by_target = defaultdict(list)
+    for check in bad:
+        by_target[check.target].append(check)
+    found = []
+    blamed = set()
+    for target, seen in by_target.items():
+        if len(seen) > max(1, (count - 1) // 2):
+            blamed.add(target)
+            text = f"its name {_seen_as(seen[0])} on {len(seen)} nodes; correct the name service"
+            found.append(Verdict("name", (target,), text))
+    by_resolver = defaultdict(list)
+    for check in bad:
+        if check.target not in blamed:
+            by_resolver[check.resolver].append(check)
+    for resolver, seen in by_resolver.items():
+        names = ", ".join(sorted(check.target for check in seen))
+        text = f"there, the name {names} {_seen_as(seen[0])}; correct its /etc/hosts or resolver"
+        found.append(Verdict("name", (resolver,), text))
+    return found
+
+
+def _seen_as(check: NameCheck) -> str:
+    if check.problem == "unresolved":
+        return "does not resolve"
+    return f"resolves to {check.address}, which is not that node"
+
+
+def _of_connections(transfers: Sequence[Transfer]) -> list[Verdict]:
+    """Nodes to which most connections fail, while connections between other nodes succeed."""
+    inbound, outbound = defaultdict(list), defaultdict(list)
+    for transfer in in_the_rounds(transfers):
+        inbound[transfer.receiver].append(transfer)
+        outbound[transfer.sender].append(transfer)
+    found = []
+    for node, seen in inbound.items():
+        failed = [one for one in seen if one.rate is None]
+        refused = [one for one in failed if one.refused]
+        if len(failed) * 2 <= len(seen):
+            continue
+        peers = {one.sender for one in failed}
+        if len(inbound) > 2 and all(_fails_to_most(peer, outbound) for peer in peers):
+            continue
+        if len(refused) * 2 > len(failed):
+            text = "refuses connections of other nodes; look at its firewall (iptables, nftables)"
+            found.append(Verdict("refuses", (node,), text))
+        else:
+            text = "connections to it fail; look at its cable, its switch port and its firewall"
+            found.append(Verdict("unreachable", (node,), text))
+    return found
+
+
+def _fails_to_most(node: str, outbound: dict[str, list[Transfer]]) -> bool:
+    """Return whether most connections from ``node`` fail, so that ``node`` itself is at fault."""
+    seen = outbound[node]
+    return sum(one.rate is None for one in seen) * 2 > len(seen)
+
+
+def _of_rates(transfers: Sequence[Transfer], threshold: float) -> list[Verdict]:
+    marks = scores(transfers)
+    rates = node_rates(transfers)
+    usual = usual_rate(rates) or 0.0
+    low = suspects(transfers, threshold)
+    found = []
+    for node in low.nodes:
+        if _was_fast_again(transfers, (node,), threshold * usual):
+            continue
+        share = resent_share(transfers, node) or 0.0
+        speed = f"{rate_text(rates[node])}, {marks[node]:.0%} of the usual {rate_text(usual)}"
+        if share > _LOSSY:
+            text = f"drops packets ({share:.0%} sent again): {speed}; look at its cable and optics"
+            found.append(Verdict("lossy", (node,), text))
+        else:
+            text = f"all its links are slow: {speed}; look at its cable, port speed and duplex"
+            found.append(Verdict("slow", (node,), text))
+    lowest = link_rates(transfers)
+    for pair in low.links:
+        if _was_fast_again(transfers, pair, threshold * usual):
+            continue
+        speed = f"{rate_text(lowest[pair])}, the usual rate is {rate_text(usual)}"
+        text = f"the link is slow, and not its nodes: {speed}; look at the switches between them"
+        found.append(Verdict("link", pair, text))
+    return found
+
+
+def _was_fast_again(transfers: Sequence[Transfer], subject: tuple[str, ...], enough: float) -> bool:
+    """Return whether a suspect was fast when it was measured once more: other load had slowed it."""
+    again = rate_again(transfers, subject)
+    return again is not None and again >= enough
+
+
+def rate_text(rate: float) -> str:
+    """Return a rate as ``48 Mbit/s`` or ``9.4 Gbit/s``."""
+    for unit, size in (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
+        if rate >= size:
+            return f"{rate / size:.3g} {unit}"
+    return f"{rate:.0f} bit/s"

@@ -1,0 +1,7 @@
+"""The refusal of this package."""
+
+from hpcrun.errors import UserError
+
+
+class NetworkError(UserError):
+    """A file, a setting or a node that the network tools cannot use; one line says why."""

@@ -1,0 +1,123 @@
+"""The facts about one node on which the advice rests, as plain data that can be recorded and read back."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hpcrun.network.errors import NetworkError
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A network interface. ``speed`` in Mbit/s, None where the driver does not say."""
+
+    name: str
+    addresses: tuple[str, ...] = ()
+    up: bool = True
+    speed: int | None = None
+    mtu: int | None = None
+
+
+@dataclass(frozen=True)
+class Gid:
+    """An entry of a port's GID table. ``kind``: ``IB/RoCE v1`` or ``RoCE v2``, as the kernel says."""
+
+    index: int
+    address: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class RdmaPort:
+    """A port of an RDMA device. ``layer``: InfiniBand or Ethernet. ``rate`` in Gbit/s."""
+
+    device: str
+    port: int
+    layer: str
+    active: bool
+    rate: int | None = None
+    driver: str = ""
+    gids: tuple[Gid, ...] = ()
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """A node as the advice sees it; what could not be found out is empty or None.
+
+    Attributes:
+        host: the host's name.
+        interfaces: in the kernel's order, in which NCCL looks through them.
+        route: the interface of the way to the other nodes, or of the default route.
+        loopback_name: there are other nodes, and the host's own name resolves to nothing but loopback.
+        rdma: the ports under /sys/class/infiniband, EFA's too.
+        verbs: a device under /dev/infiniband can be opened.
+        cxi: the number of Slingshot devices under /sys/class/cxi.
+        plugins: paths of NCCL network plugins on the library path.
+        gpus: name of each GPU.
+        links: the kinds of link between the GPUs, as ``nvidia-smi topo -m`` names them.
+        peermem: the module for GPUDirect RDMA is loaded.
+        memlock: bytes that may be locked, -1 for no limit.
+        shm: size of /dev/shm in bytes.
+        numa_balancing: the kernel moves pages between NUMA nodes by itself.
+        nccl, torch: versions.
+    """
+
+    host: str
+    interfaces: tuple[Interface, ...] = ()
+    route: str | None = None
+    loopback_name: bool = False
+    rdma: tuple[RdmaPort, ...] = ()
+    verbs: bool | None = None
+    cxi: int = 0
+    plugins: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()
+    peermem: bool | None = None
+    memlock: int | None = None
+    shm: int | None = None
+    numa_balancing: bool | None = None
+    nccl: str | None = None
+    torch: str | None = None
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the facts as plain JSON data."""
+        return dataclasses.asdict(self)
+
+    @property
+    def amd(self) -> bool:
+        """True where the GPUs are AMD's, so that the library is RCCL."""
+        return any(name.startswith(("AMD", "MI")) for name in self.gpus)
+
+
+def facts_from(record: Mapping[str, Any]) -> NodeFacts:
+    """Return the facts that ``as_record`` gave.
+
+    Raises:
+        NetworkError: the record is not one of ours, naming the field.
+    """
+    fields = dict(record)
+    try:
+        interfaces = tuple(_interface(one) for one in fields.pop("interfaces", ()))
+        rdma = tuple(_port(one) for one in fields.pop("rdma", ()))
+        plain = {key: _frozen(value) for key, value in fields.items()}
+        return NodeFacts(interfaces=interfaces, rdma=rdma, **plain)
+    except (TypeError, ValueError, AttributeError) as error:
+        words = str(error).partition("__init__() ")[2] or str(error)
+        raise NetworkError(
+            f"recorded facts: {words}; record them with `hpcrun nccl advise --record`"
+        ) from error
+
+
+def _interface(record: Mapping[str, Any]) -> Interface:
+    return Interface(**{key: _frozen(value) for key, value in record.items()})
+
+
+def _port(record: Mapping[str, Any]) -> RdmaPort:
+    fields = dict(record)
+    gids = tuple(Gid(**gid) for gid in fields.pop("gids", ()))
+    return RdmaPort(gids=gids, **fields)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,35 @@
+"""Findings: statements about settings, for a person and for a program."""
+
+from dataclasses import dataclass
+
+from hpcrun.network.nccl.rules import Level, rules
+from hpcrun.network.nccl.settings import Setting
+
+ORDER: dict[Level, int] = {"error": 0, "warning": 1, "note": 2}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A statement about one setting. ``source`` is a key of the rules' sources."""
+
+    level: Level
+    setting: Setting
+    message: str
+    source: str
+
+    def as_record(self) -> dict[str, str | None]:
+        """Return the finding as one flat JSON object, the source as an address."""
+        return {
+            "level": self.level,
+            "name": self.setting.name,
+            "value": self.setting.value,
+            "where": self.setting.where,
+            "message": self.message,
+            "source": rules().sources[self.source],
+        }
+
+
+def by_severity(findings: list[Finding]) -> list[Finding]:
+    """Return the findings without repetitions, errors first, then in the order of the names."""
+    unique = {(one.setting.name, one.setting.where, one.message): one for one in findings}
+    return sorted(unique.values(), key=lambda one: (ORDER[one.level], one.setting.name))

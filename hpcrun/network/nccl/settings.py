@@ -1,0 +1,31 @@
+"""An environment variable as somebody set it, with the place of the setting."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+PREFIXES = ("NCCL_", "TORCH_NCCL_", "TORCH_FR_", "RCCL_", "OFI_NCCL_")
+"""The prefixes of libraries that the rules know completely."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One variable. ``value`` is None where only the shell of the job will know the value."""
+
+    name: str
+    value: str | None
+    where: str
+
+
+def settings_of(environ: Mapping[str, str], where: str) -> list[Setting]:
+    """Return a setting for each variable of ``environ``, in the order of the names."""
+    return [Setting(name, environ[name], where) for name in sorted(environ)]
+
+
+def effective(settings: Iterable[Setting]) -> dict[str, Setting]:
+    """Return the last setting of each name: the setting that the job sees."""
+    return {setting.name: setting for setting in settings}
+
+
+def concerns_nccl(name: str) -> bool:
+    """Return whether a variable of this name is NCCL's, RCCL's, or of PyTorch's NCCL process group."""
+    return name.startswith(PREFIXES)

@@ -1,0 +1,135 @@
+"""`hpcrun nccl`: what a person types, and what comes back."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests import jobs
+from tests.cli.test_bad_input import require_one_line
+
+CLEAN = {"NCCL_DEBUG": "WARN", "NCCL_SOCKET_IFNAME": "=eth0"}
+
+
+def lint(folder: Path, *words: str, **env: str) -> tuple[int, str, str]:
+    """Exit code and both outputs of `hpcrun nccl lint` in an environment without other settings."""
+    done = jobs.hpcrun("nccl", "lint", *words, cwd=folder, env=env)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_the_environment_is_checked_and_an_error_is_exit_code_1(tmp_path: Path) -> None:
+    code, out, err = lint(tmp_path, NCCL_TIMEOUT="1800")
+    assert code == 1
+    assert "environment: error: NCCL_TIMEOUT=1800: no library reads this name" in out
+    assert "https://" in out
+    assert "1 error" in err
+    code, out, err = lint(tmp_path, **CLEAN)
+    assert (code, out) == (0, "")
+    assert "nothing is wrong" in err
+
+
+def test_a_warning_alone_is_exit_code_0_and_notes_are_asked_for(tmp_path: Path) -> None:
+    code, out, _ = lint(tmp_path, NCCL_DEBUG="INFO", NCCL_SOCKET_IFNAME="eth0")
+    assert code == 0
+    assert out.count(": warning: ") == 1
+    assert ": note: " not in out
+    assert ": note: NCCL_SOCKET_IFNAME" in lint(tmp_path, "--notes", NCCL_SOCKET_IFNAME="eth0")[1]
+
+
+def test_a_script_is_checked_with_its_lines(tmp_path: Path) -> None:
+    script = "#!/bin/bash\nexport NCCL_IB_TIMEOUT=50\nsrun --export=ALL,NCCL_IB_HCA=a0,a1 x\n"
+    (tmp_path / "train.sh").write_text(script)
+    code, out, _ = lint(tmp_path, "train.sh")
+    assert code == 1
+    assert "train.sh:2: error: NCCL_IB_TIMEOUT=50: should be 1 to 31" in out
+    assert "train.sh:3: error: NCCL_IB_HCA=a0: --export cuts the value" in out
+
+
+def test_a_config_and_a_run_are_checked_with_their_lines(finished_copy: Path) -> None:
+    text = "job:\n  env:\n    NCCL_TIMEOUT: '3'\n  setup: ['export NCCL_ALGO=rings']\n"
+    (finished_copy / "c.yaml").write_text(text)
+    code, out, _ = lint(finished_copy, "c.yaml")
+    assert code == 1
+    assert "c.yaml:3: error: NCCL_TIMEOUT=3" in out
+    assert "job.setup:1: error: NCCL_ALGO=rings" in out
+    assert lint(finished_copy, "done")[0] == 0
+    kept = finished_copy / "runs" / "done" / "config.yaml"
+    kept.write_text(text)
+    assert lint(finished_copy, "done")[0] == 1
+
+
+def test_json_is_one_object(tmp_path: Path) -> None:
+    code, out, _ = lint(tmp_path, "--json", "--nccl", "2.20.5", NCCL_RAS_ENABLE="0")
+    told = json.loads(out)
+    assert (code, told["nccl"]) == (0, "2.20.5")
+    (finding,) = told["findings"]
+    assert (finding["name"], finding["level"], finding["value"]) == (
+        "NCCL_RAS_ENABLE",
+        "warning",
+        "0",
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["nccl"], "nccl lint"),
+        (["nccl", "lnt"], "did you mean lint"),
+        (["nccl", "lint", "--nccl", "new"], "2.27.5"),
+        (["nccl", "lint", "nothing.sh"], "nothing.sh"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path: Path, words: list[str], expected: str) -> None:
+    require_one_line(jobs.hpcrun(*words, cwd=tmp_path), expected)
+
+
+def test_a_config_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("job: [\n")
+    require_one_line(jobs.hpcrun("nccl", "lint", "bad.yaml", cwd=tmp_path), "bad.yaml")
+    assert os.listdir(tmp_path) == ["bad.yaml"]  # noqa: PTH208
+
+
+def test_the_advice_of_recorded_facts_is_that_of_the_node(tmp_path: Path) -> None:
+    recorded = jobs.hpcrun("nccl", "advise", "--record", cwd=tmp_path)
+    assert (recorded.returncode, recorded.stderr) == (0, "")
+    facts = json.loads(recorded.stdout) | {"cxi": 2, "plugins": ["p.so"], "nccl": "2.20.5"}
+    (tmp_path / "node.json").write_text(json.dumps(facts))
+    words = ("nccl", "advise", "--facts", "node.json")
+    shell = jobs.hpcrun(*words, "--format", "shell", cwd=tmp_path, env={"NCCL_CROSS_NIC": "0"})
+    assert "export NCCL_NET='AWS Libfabric'\n" in shell.stdout
+    assert "this shell has NCCL_CROSS_NIC=0, not 1" in shell.stderr
+    told = json.loads(jobs.hpcrun(*words, "--json", "--site", "lumi", cwd=tmp_path).stdout)
+    (node,) = told["nodes"].values()
+    names = {line["name"]: line["value"] for line in node["set"]}
+    assert names["FI_CXI_DISABLE_CQ_HUGETLB"] == "1"
+    assert told["differences"] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--facts", "gone.json"], "gone.json"),
+        (["--site", "nowhere"], "cscs-alps"),
+        (["train.sh"], "--facts"),
+        (["--nccl", "x"], "2.27.5"),
+    ],
+)
+def test_bad_input_to_advise_is_one_line(tmp_path: Path, words: list[str], expected: str) -> None:
+    require_one_line(jobs.hpcrun("nccl", "advise", *words, cwd=tmp_path), expected)
+
+
+def test_a_submission_names_the_errors_of_its_environment(folder: Path) -> None:
+    def told(*overrides: str, **env: str) -> str:
+        words = ("submit", "--dry-run", "-c", "empty.yaml", "--name", "a", *overrides)
+        done = jobs.hpcrun(*words, cwd=folder, env=env)
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    assert "NCCL" not in told("task=probe:Probe")
+    assert "NCCL" not in told("task=probe:Probe", **CLEAN)
+    text = told("task=probe:Probe", "job.env.NCCL_TIMEOUT=3", NCCL_DEBUG="INFO")
+    assert "hpcrun: job.env: NCCL_TIMEOUT=3: no library reads this name" in text
+    assert "look at NCCL_DEBUG: `hpcrun nccl lint` says why" in text
+    replaced = told("task=probe:Probe", "job.env.NCCL_IB_TIMEOUT=22", NCCL_IB_TIMEOUT="50")
+    assert "NCCL" not in replaced

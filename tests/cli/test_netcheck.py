@@ -1,0 +1,54 @@
+"""`hpcrun netcheck`: what a person types, and what comes back."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import jobs
+from tests.cli.test_bad_input import require_one_line
+
+QUICK = ("--seconds", "0.2", "--streams", "1")
+
+
+def test_a_report_of_this_machine(tmp_path: Path) -> None:
+    done = jobs.hpcrun("netcheck", "--local", "3", *QUICK, cwd=tmp_path)
+    assert done.returncode in (0, 1), done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == ["node", "rate", "score", "round", "trip"]
+    assert "Gbit/s, from row to column" in lines
+    assert done.stderr == ""
+
+
+def test_the_front_end_prints_json(tmp_path: Path) -> None:
+    program = Path(__file__).parents[2] / "tools" / "netcheck.py"
+    command = [sys.executable, str(program), "--local", "2", *QUICK, "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    report = json.loads(done.stdout)
+    assert done.returncode == bool(report["verdicts"])
+    assert [node["name"] for node in report["nodes"]] == ["127.0.0.1", "127.0.0.2"]
+    assert report["options"]["tool"] == "sockets"
+    assert report["usual_bits_per_second"] > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "--local 4"),
+        (["--local", "1"], "2 to 64"),
+        (["--nodes", "1"], "at least 2"),
+        (["--seconds", "0"], "--seconds 0"),
+        (["--streams", "0"], "--streams 0"),
+        (["--threshold", "2"], "between 0 and 1"),
+        (["--with", "ping"], "--with"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path: Path, words: list[str], expected: str) -> None:
+    require_one_line(jobs.hpcrun("netcheck", *words, cwd=tmp_path), expected)
+
+
+def test_without_salloc_there_is_one_sentence(tmp_path: Path) -> None:
+    env = {"PATH": str(tmp_path)}
+    require_one_line(jobs.hpcrun("netcheck", "--nodes", "2", cwd=tmp_path, env=env), "no salloc")

@@ -1,0 +1,167 @@
+"""The whole check with agents that are processes of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from hpcrun.network.check import wire
+from hpcrun.network.check.coordinator import Check, Options
+from hpcrun.network.check.fleet import Processes, not_launched, on_this_machine, srun_command
+from hpcrun.network.check.heatmap import matrix, table, write_png
+from hpcrun.network.check.measured import Transfer
+from hpcrun.network.check.verdict import verdicts
+from hpcrun.network.errors import NetworkError
+
+QUICK = Options(seconds=0.2, streams=2)
+
+
+def silence(step: int, steps: int, text: str) -> None:
+    """Show nothing."""
+
+
+def names(count: int) -> list[str]:
+    """The names of the agents."""
+    return [f"127.0.0.{number + 1}" for number in range(count)]
+
+
+def test_every_pair_of_three_is_measured_both_ways() -> None:
+    agents = on_this_machine(3)
+    try:
+        measured = Check(agents, names(3), QUICK, silence).run()
+    finally:
+        agents.close()
+    assert measured.silent == {}
+    ways = [(one.sender, one.receiver) for one in measured.transfers if not one.again_for]
+    assert len(ways) == len(set(ways)) == 6
+    assert all(one.rate and one.rate > 1e6 for one in measured.transfers)
+    assert all(one.lost is not None for one in measured.transfers)
+    assert len(measured.names) == 6
+    assert all(check.problem is None and check.seconds for check in measured.names)
+
+
+def test_a_node_that_stops_to_answer_is_silent_and_the_others_go_on() -> None:
+    agents = on_this_machine(4)
+    stopped = []
+
+    def stop_one(step: int, steps: int, text: str) -> None:
+        if text == "bandwidth" and not stopped:
+            stopped.append(agents._started[2].pid)
+            os.kill(stopped[0], 9)
+
+    begun = time.monotonic()
+    try:
+        measured = Check(agents, names(4), QUICK, stop_one).run()
+    finally:
+        agents.close()
+    assert list(measured.silent) == ["127.0.0.3"]
+    assert time.monotonic() - begun < 90
+    assert ("silent", ("127.0.0.3",)) in [(one.kind, one.nodes) for one in verdicts(measured)]
+    well = {(one.sender, one.receiver) for one in measured.transfers if one.rate}
+    assert ("127.0.0.1", "127.0.0.2") in well
+
+
+def test_a_fleet_that_does_not_start_is_silent_at_once() -> None:
+    agents = Processes([(["sh", "-c", "echo 'no such partition' >&2; exit 1"], os.environ)])
+    begun = time.monotonic()
+    measured = Check(agents, names(2), QUICK, silence).run()
+    agents.close()
+    assert set(measured.silent) == set(names(2))
+    assert time.monotonic() - begun < QUICK.patience
+    assert "no such partition" in agents.words()
+
+
+def test_the_step_has_a_task_on_every_node() -> None:
+    command = srun_command(["a1", "a2"], ["agent"])
+    assert command[0] == "srun"
+    assert command[command.index("--nodes") + 1] == command[command.index("--ntasks") + 1] == "2"
+    assert command[command.index("--nodelist") + 1] == "a1,a2"
+    assert command[-1] == "agent"
+
+
+def test_nodes_on_which_srun_starts_nothing_are_read() -> None:
+    words = "srun: error: Task launch for StepId=7.0 failed on node n2: Communication connection failure"
+    assert not_launched(words, ["n1", "n2", "n22"]) == ["n2"]
+    assert not_launched("srun: error: Unable to allocate resources", ["n1"]) == []
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Two ends of a TCP connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        first = socket.create_connection(listener.getsockname())
+        return first, listener.accept()[0]
+
+
+def test_a_sender_that_stalls_has_the_rate_of_the_whole_time() -> None:
+    first, second = pair()
+    with first, second:
+        first.sendall(bytes(125_001))
+        begun = time.monotonic()
+        assert wire.receive_for(second, 0.5) == pytest.approx(2e6, rel=0.01)
+        assert time.monotonic() - begun < 3
+
+
+def test_a_sender_that_closes_early_has_the_rate_of_its_time() -> None:
+    first, second = pair()
+    with second:
+        with first:
+            first.sendall(bytes(1_000_001))
+        assert wire.receive_for(second, 5.0) > 8e6
+
+
+def test_nothing_sent_is_no_rate() -> None:
+    first, second = pair()
+    with second:
+        first.close()
+        assert wire.receive_for(second, 0.2) == 0.0
+
+
+def test_a_header_that_is_none_is_refused() -> None:
+    for text in (b"[]\n", b"no json\n", b"x" * 5000):
+        first, second = pair()
+        with first, second:
+            first.sendall(text)
+            with pytest.raises(ValueError, match=r".+"):
+                wire.read_line(second, 1)
+
+
+def test_the_round_trip_is_measured() -> None:
+    first, second = pair()
+    with first, second:
+        threading.Thread(target=wire.echo, args=(second, 2), daemon=True).start()
+        assert 0 < wire.round_trip(first, 2) < 1
+
+
+def test_the_picture_in_the_terminal_shows_what_failed() -> None:
+    from rich.console import Console
+
+    transfers = [Transfer("a", "b", 1e10), Transfer("b", "a", None)]
+    assert matrix(["a", "b"], transfers) == [[None, 1e10], [0.0, None]]
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(table(["a", "b"], transfers))
+    assert "10" in captured.get()
+
+
+def test_a_picture_without_matplotlib_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    with pytest.raises(NetworkError, match="pip install matplotlib"):
+        write_png(tmp_path / "a.png", ["a"], [])
+
+
+def test_a_picture_is_written(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    write_png(tmp_path / "a.png", ["a", "b"], [Transfer("a", "b", 1e10)])
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_json_of_a_check_has_no_nan() -> None:
+    json.dumps([Transfer("a", "b", 1.0).as_record()], allow_nan=False)

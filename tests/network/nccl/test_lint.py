@@ -1,0 +1,178 @@
+"""Lint: the rules are whole, each kind of mistake is found, and what is right is left in peace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hpcrun.network.nccl.findings import Finding
+from hpcrun.network.nccl.lint import lint
+from hpcrun.network.nccl.rules import rules
+from hpcrun.network.nccl.settings import settings_of
+from hpcrun.network.nccl.values import number
+
+GUIDES: list[dict[str, Any]] = yaml.safe_load(
+    (Path(__file__).parent / "guides.yaml").read_text(encoding="utf-8")
+)
+KINDS = {"system", "debugging", "internal", "removed", "renamed"}
+
+
+def found(nccl: str | None = None, **env: str) -> list[Finding]:
+    """The findings about these variables."""
+    return lint(settings_of(env, "test"), nccl)
+
+
+def names(findings: list[Finding], level: str) -> set[str]:
+    """The names of the findings of one level."""
+    return {finding.setting.name for finding in findings if finding.level == level}
+
+
+def one(level: str, nccl: str | None = None, **env: str) -> str:
+    """The message of the only finding of ``level``."""
+    (finding,) = [finding for finding in found(nccl, **env) if finding.level == level]
+    return finding.message
+
+
+def test_the_rules_name_every_documented_variable_and_every_source() -> None:
+    variables = rules().variables
+    documented = [v for v in variables.values() if v.library == "nccl" and v.source == "env"]
+    assert len(documented) >= 113
+    current = [v for v in variables.values() if v.library == "nccl" and v.until is None]
+    assert len(current) >= 233
+    for variable in variables.values():
+        assert variable.kind in KINDS, variable.name
+        assert variable.source in rules().sources, variable.name
+        assert all(remark.source in rules().sources for remark in variable.remarks)
+    for rule in rules().combinations:
+        assert rule.source in rules().sources
+        assert rule.blame.endswith("*") or rule.blame in variables
+        assert all(name in variables for name in rule.when)
+
+
+def test_no_default_of_the_rules_is_a_wrong_value() -> None:
+    for variable in rules().variables.values():
+        if variable.default is not None and variable.kind != "removed":
+            assert not names(found(**{variable.name: variable.default}), "error"), variable.name
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: str(guide["guide"]))
+def test_what_is_wrong_in_public_guides(guide: dict[str, Any]) -> None:
+    findings = found(**guide["env"])
+    assert names(findings, "error") == set(guide["errors"])
+    assert names(findings, "warning") >= set(guide["warnings"]) - set(guide["errors"])
+    assert names(findings, "warning") <= set(guide["warnings"]) | set(guide["errors"])
+
+
+def test_there_are_ten_guides() -> None:
+    assert len({guide["source"] for guide in GUIDES}) >= 10
+
+
+def test_what_needs_no_setting_has_no_finding() -> None:
+    assert found(PATH="/bin", HOME="/root", CUDA_VISIBLE_DEVICES="0", SLURM_JOB_ID="1") == []
+    assert found(NCCL_SOCKET_IFNAME="=eth0", GLOO_SOCKET_IFNAME="eth0", NCCL_DEBUG="WARN") == []
+    assert found(NCCL_IB_HCA="=mlx5_0,mlx5_1", NCCL_CROSS_NIC="1") == []
+
+
+def test_a_name_that_nobody_reads() -> None:
+    assert one("error", NCCL_TIMEOUT="1800").endswith("use init_process_group(timeout=...)")
+    assert "did you mean NCCL_SOCKET_IFNAME?" in one("error", NCCL_SOCKET_IFNAMES="=eth0")
+    assert "did you mean TORCH_NCCL_BLOCKING_WAIT?" in one("error", TORCH_NCCL_BLOCK_WAIT="0")
+    assert one("warning", NCCL_MY_PLUGINS_OWN="1") == "neither NCCL nor PyTorch reads this name"
+
+
+def test_versions_decide_what_is_gone_and_what_is_not_there_yet() -> None:
+    assert one("error", NCCL_IB_CUDA_SUPPORT="1") == "gone since NCCL 2.4; use NCCL_NET_GDR_LEVEL"
+    assert not names(found("2.3.7", NCCL_IB_CUDA_SUPPORT="1"), "error")
+    assert one("warning", "2.20.5", NCCL_RAS_ENABLE="0") == (
+        "NCCL 2.20.5 does not read this name; NCCL 2.24 does"
+    )
+    assert "use NCCL_MAX_CTAS" in one("warning", NCCL_MAX_NCHANNELS="8")
+    assert not names(found("2.16.5", NCCL_MAX_NCHANNELS="8"), "warning")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("NCCL_IB_TIMEOUT", "50", "1 to 31"),
+        ("NCCL_IB_RETRY_CNT", "10", "0 to 7"),
+        ("NCCL_P2P_DISABLE", "true", "0 or 1"),
+        ("NCCL_P2P_LEVEL", "PXH", "LOC, NVL, PIX, PXB, PHB or SYS"),
+        ("NCCL_ALGO", "rings", "known are ring"),
+        ("NCCL_ALGO", "allreduce:^tree;broadcast:fast", "'fast'"),
+        ("NCCL_SOCKET_NTHREADS", "four", "whole number"),
+        ("NCCL_BUFFSIZE", "4M", "whole number"),
+        ("NCCL_SOCKET_FAMILY", "ipv4", "AF_INET or AF_INET6"),
+        ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "4", "0 to 3"),
+    ],
+)
+def test_values_out_of_range(name: str, value: str, words: str) -> None:
+    assert words in one("error", **{name: value})
+
+
+def test_numbers_are_read_as_nccl_reads_them() -> None:
+    assert [number(text) for text in ("8", " 8", "0x10", "-1", "010", "08", "8k", "")] == [
+        *(8, 8, 16, -1, 8, None, None, None)
+    ]
+
+
+def test_prefixes_that_match_more_than_they_say() -> None:
+    assert "mlx5_10 to mlx5_19; write =mlx5_0,mlx5_1" in one("warning", NCCL_IB_HCA="mlx5_0,mlx5_1")
+    assert "write ^=mlx5_1" in one("warning", NCCL_IB_HCA="^mlx5_1")
+    assert "mlx5_1 also" in one("warning", NCCL_IB_HCA="mlx5_1:1,mlx5_4:1")
+    for safe in ("mlx5", "=mlx5_1", "^=mlx5_1", "mlx5_0", "mlx5_4,mlx5_7"):
+        assert found(NCCL_IB_HCA=safe) == []
+
+
+@pytest.mark.parametrize(
+    ("env", "blamed", "words"),
+    [
+        ({"NCCL_IB_DISABLE": "1", "NCCL_IB_HCA": "=mlx5_0"}, "NCCL_IB_HCA", "switches InfiniBand"),
+        (
+            {"NCCL_NSOCKS_PERTHREAD": "16", "NCCL_SOCKET_NTHREADS": "8"},
+            "NCCL_NSOCKS_PERTHREAD",
+            "64",
+        ),
+        (
+            {"NCCL_P2P_DISABLE": "1", "NCCL_P2P_LEVEL": "NVL"},
+            "NCCL_P2P_LEVEL",
+            "level does nothing",
+        ),
+        ({"NCCL_MIN_CTAS": "16", "NCCL_MAX_CTAS": "8"}, "NCCL_MIN_CTAS", "larger than"),
+        ({"NCCL_ALGO": "NVLS,Ring", "NCCL_NVLS_ENABLE": "0"}, "NCCL_ALGO", "asks for NVLS"),
+        ({"NCCL_NET": "IB", "NCCL_IB_DISABLE": "1"}, "NCCL_NET", "fails to start"),
+        (
+            {"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"},
+            "TORCH_NCCL_BLOCKING_WAIT",
+            "ignores",
+        ),
+        (
+            {"RCCL_MSCCL_ENABLE": "0", "RCCL_MSCCL_FORCE_ENABLE": "1"},
+            "RCCL_MSCCL_FORCE_ENABLE",
+            "off",
+        ),
+    ],
+)
+def test_settings_that_cancel_each_other(env: dict[str, str], blamed: str, words: str) -> None:
+    (finding,) = [finding for finding in found(**env) if finding.level == "error"]
+    assert finding.setting.name == blamed
+    assert words in finding.message
+    for name in env:
+        alone = {key: value for key, value in env.items() if key != name}
+        assert not names(found(**alone), "error"), "each setting is right by itself"
+
+
+def test_an_excluded_algorithm_is_not_asked_for() -> None:
+    assert not names(found(NCCL_ALGO="^NVLS", NCCL_NVLS_ENABLE="0"), "error")
+
+
+def test_a_log_file_that_all_processes_share() -> None:
+    assert "add %p and %h" in one("warning", NCCL_DEBUG_FILE="nccl.log", NCCL_DEBUG="WARN")
+    assert found(NCCL_DEBUG_FILE="nccl.%h.%p", NCCL_DEBUG="WARN") == []
+
+
+def test_the_last_setting_of_a_name_counts() -> None:
+    first = settings_of({"NCCL_IB_TIMEOUT": "50"}, "first")
+    assert lint(first + settings_of({"NCCL_IB_TIMEOUT": "22"}, "second"), None) == []

@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+"""Compare the network check, all pairs in parallel rounds, with iperf3 on one pair after the other.
+
+Both run on one dev cluster, over the same pairs, and measure each pair for as long. Then come trials: faults
+planted at random places, and none; the table counts how often the verdict named the fault and nothing else.
+
+    tools/bench/netcheck.py --nodes 8 --seconds 3             (as root; see docs/devcluster.md)
+    tools/bench/netcheck.py --nodes 8 --seconds 1 --trials 20
+"""
+
+import argparse
+import itertools
+import json
+import os
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+# This checkout's modules come before an installed package.
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+
+from tests.slurm import cluster  # noqa: E402
+from tests.slurm.cluster import SlurmCluster  # noqa: E402
+
+
+def environment(slurm: SlurmCluster) -> dict[str, str]:
+    """As in an activated virtual environment, with this checkout first."""
+    path = f"{Path(slurm.python).parent}:/usr/local/bin:/usr/bin:/bin"
+    return {"PATH": path, "PYTHONPATH": str(ROOT)}
+
+
+def check(slurm: SlurmCluster, seconds: float) -> dict[str, Any]:
+    """Return the report of a check over all nodes."""
+    count = str(len(slurm.nodes))
+    words = ["netcheck", "--nodes", count, "--seconds", str(seconds), "--streams", "1", "--json"]
+    done = slurm.run([slurm.python, "-m", "hpcrun", *words], env=environment(slurm), check=False)
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+def serial(slurm: SlurmCluster, seconds: float) -> float:
+    """Return the seconds that iperf3 takes for every pair, one after the other."""
+    begun = time.monotonic()
+    for server, client in itertools.combinations(slurm.nodes, 2):
+        serving = slurm.popen(["iperf3", "-s", "-1"], host=server)
+        time.sleep(0.2)
+        command = ["iperf3", "-c", server, "-t", str(max(1, round(seconds))), "-J"]
+        answer = json.loads(slurm.run(command, host=client, check=False).stdout)
+        if "error" in answer:
+            print(f"netcheck: {client} to {server}: {answer['error']}", file=sys.stderr)
+        serving.kill()
+        serving.wait()
+    return time.monotonic() - begun
+
+
+def compare(slurm: SlurmCluster, seconds: float) -> None:
+    """Print the time of both ways over the same pairs."""
+    count = len(slurm.nodes)
+    ours = check(slurm, seconds)["seconds"]
+    ideal = (count - 1 + count % 2) * seconds
+    print(f"{count} nodes, {seconds:g} s a pair")
+    print(
+        f"  netcheck, {count - 1 + count % 2} rounds  {ours:7.1f} s  {ours / ideal:.2f} x (N - 1) x T"
+    )
+    if slurm.run(["which", "iperf3"], check=False).returncode != 0:
+        print("  iperf3 is not installed: no comparison with one pair after the other")
+        return
+    theirs = serial(slurm, seconds)
+    print(
+        f"  iperf3, {count * (count - 1) // 2} pairs     {theirs:7.1f} s  {theirs / ours:.1f} x netcheck"
+    )
+
+
+def plant(slurm: SlurmCluster, fault: str, node: str) -> None:
+    """Plant one fault at ``node``."""
+    if fault == "slow":
+        slurm.slow_link(node, "50mbit")
+    elif fault == "lossy":
+        slurm.lossy_link(node, 20)
+
+
+def try_faults(slurm: SlurmCluster, trials: int, seconds: float, seed: int) -> bool:
+    """Print how often each fault was named, and only that; return whether always."""
+    dice, perfect = random.Random(seed), True
+    for fault in ("none", "slow", "lossy"):
+        right = 0
+        for _ in range(trials):
+            node = dice.choice(slurm.nodes)
+            plant(slurm, fault, node)
+            excluded = check(slurm, seconds)["exclude"]
+            slurm.restore_link(node)
+            right += excluded == ([] if fault == "none" else [node])
+        perfect &= right == trials
+        print(f"  {fault:<6} right in {right} of {trials} trials", flush=True)
+    return perfect
+
+
+def main() -> int:
+    """Run on a new cluster; return 1 where a trial went wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--nodes", type=int, default=8, metavar="N", help="hosts (default 8)")
+    parser.add_argument(
+        "--seconds", type=float, default=3.0, metavar="T", help="a round (default 3)"
+    )
+    parser.add_argument("--trials", type=int, default=0, metavar="K", help="a fault (default 0)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the trials")
+    wanted = parser.parse_args()
+    why_not = cluster.why_not()
+    if why_not is not None:
+        print(f"netcheck: {why_not}", file=sys.stderr)
+        return 2
+    name = f"bench-netcheck-{os.getpid()}"
+    try:
+        slurm = cluster.start(name, nodes=wanted.nodes)
+        compare(slurm, wanted.seconds)
+        perfect = try_faults(slurm, wanted.trials, wanted.seconds, wanted.seed)
+    finally:
+        cluster.stop(name)
+    return int(not perfect)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,18 @@
+#!/usr/bin/env python3
+"""Print the NCCL environment that this node needs, each line with its reason: `hpcrun nccl advise`.
+
+tools/nccl_env.py                    a table
+eval "$(tools/nccl_env.py --format shell)"
+tools/nccl_env.py --format yaml      for a config's job.env
+"""
+
+import sys
+from pathlib import Path
+
+# This checkout's modules come before an installed package.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from hpcrun.cli.main import main
+
+if __name__ == "__main__":
+    main(["nccl", "advise", *sys.argv[1:]])
