@@ -1,67 +1,70 @@
-"""The address under which the other hosts of a job reach this one.
+"""The addresses under which the other hosts of a job reach this host.
 
-Debian and Ubuntu give a host's own name the address 127.0.1.1 in /etc/hosts. Who binds to that (gloo,
-the store of a process group) is out of the others' reach, and they wait for their time-out.
+A host's own name is a poor guide. Debian gives it 127.0.1.1 in /etc/hosts, clouds often do not resolve it,
+and on a node with several networks it may name the one that the other nodes are not on.
 """
 
 import contextlib
 import ipaddress
 import socket
-from collections.abc import Mapping, Sequence
-
-from hpcrun.cluster.launchers import step_hosts
+from collections.abc import Iterable
 
 # "discard": connecting a datagram socket sends nothing, it only has the kernel choose a route.
 _ANY_PORT = 9
 
 
-def is_only_loopback(name: str) -> bool:
-    """Whether ``name`` resolves, and to nothing but addresses that end on this host."""
+def addresses_of(name: str) -> list[str]:
+    """Return the numeric addresses of ``name`` in the resolver's order; none where it does not resolve."""
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    return [str(entry[4][0]) for entry in found]
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether a numeric address ends on the host that uses it."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def is_own(address: str) -> bool:
+    """Return whether a numeric address belongs to this host, loopback included."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind(socket.getaddrinfo(address, 0, family, socket.SOCK_DGRAM)[0][4])
     except OSError:
         return False
-    return all(ipaddress.ip_address(str(entry[4][0])).is_loopback for entry in found)
+    return True
 
 
-def outward_address(peers: Sequence[str]) -> str | None:
-    """This host's address on the way to the first of ``peers`` that is another one; None without any."""
+def bound_address(name: str) -> str | None:
+    """Return the first address of ``name`` that a program can bind here, which is the one gloo takes."""
+    return next((address for address in addresses_of(name) if is_own(address)), None)
+
+
+def is_sound(name: str) -> bool:
+    """Return whether a program that binds to ``name`` here can be reached from another host."""
+    address = bound_address(name)
+    return address is not None and not is_loopback(address)
+
+
+def outward_address(peers: Iterable[str]) -> str | None:
+    """Return this host's address on the way to the first of ``peers`` that is another host, if any is."""
     for peer in peers:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, UnicodeError):
             family, _, _, _, address = socket.getaddrinfo(peer, _ANY_PORT, type=socket.SOCK_DGRAM)[
                 0
             ]
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
                 probe.connect(address)
                 own = str(probe.getsockname()[0])
-            if not ipaddress.ip_address(own).is_loopback:
+            if not is_loopback(own) and not is_own(str(address[0])):
                 return own
     return None
 
 
-def reachable(name: str, environ: Mapping[str, str]) -> str:
-    """``name``, or where that is only loopback here, the address under which the step's hosts reach it."""
-    if not is_only_loopback(name):
-        return name
-    return outward_address(step_hosts(environ)) or name
-
-
-def gloo_interface(environ: Mapping[str, str]) -> dict[str, str]:
-    """``GLOO_SOCKET_IFNAME`` for a step over several hosts whose own name gloo must not trust; else {}."""
-    hosts = step_hosts(environ)
-    if len(hosts) < 2 or "GLOO_SOCKET_IFNAME" in environ:
-        return {}
-    if not is_only_loopback(socket.gethostname()):
-        return {}
-    own = outward_address(hosts)
-    name = None if own is None else _interface_of(own)
-    return {} if name is None else {"GLOO_SOCKET_IFNAME": name}
-
-
-def _interface_of(address: str) -> str | None:
-    import psutil
-
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(entry.address.partition("%")[0] == address for entry in addresses):
-            return name
-    return None
+def is_only_loopback(name: str) -> bool:
+    """Return whether ``name`` resolves, and to nothing but loopback addresses."""
+    found = addresses_of(name)
+    return bool(found) and all(map(is_loopback, found))

@@ -4,21 +4,82 @@ The submitter must know in milliseconds whether a local run has GPUs, and CUDA m
 initialised before the worker has chosen its device.
 """
 
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 
+from hpcrun.cluster.errors import NodeUnfit
 
-def visible_gpus(environ: Mapping[str, str], proc: Path = Path("/proc/driver/nvidia/gpus")) -> int:
-    """Return how many GPUs CUDA would show to a process with this environment.
+NVIDIA = Path("/proc/driver/nvidia/gpus")
+AMD = Path("/sys/class/kfd/kfd/topology/nodes")
+AMD_DRIVER = Path("/dev/kfd")
 
-    CUDA_VISIBLE_DEVICES decides where it is set, otherwise NVML (when pynvml is installed),
-    otherwise the driver's list in ``proc``; 0 where there is none of them.
+# ROCm's libraries read CUDA's variable as HIP's own.
+_AMD_LISTS = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_GIVEN_LISTS = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
+
+
+def visible_gpus(
+    environ: Mapping[str, str],
+    proc: Path = NVIDIA,
+    kfd: Path = AMD,
+    driver: Path = AMD_DRIVER,
+) -> int:
+    """Return how many GPUs CUDA or ROCm would show to a process with this environment.
+
+    CUDA_VISIBLE_DEVICES decides where it is set, and on AMD HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES
+    as well; otherwise NVML (when pynvml is installed), otherwise the drivers' lists; 0 where there is none
+    of them.
+
+    Args:
+        proc: the list of NVIDIA's driver.
+        kfd: the list of AMD's driver.
+        driver: the device that ROCm opens, without which it shows nothing.
     """
-    listed = environ.get("CUDA_VISIBLE_DEVICES")
-    if listed is not None:
-        return _listed_devices(listed)
+    names = ["CUDA_VISIBLE_DEVICES"] if "CUDA_VISIBLE_DEVICES" in environ else []
+    if not names or driver.exists():
+        names += [name for name in _AMD_LISTS if name in environ]
+    if names:
+        return min(_listed_devices(environ[name]) for name in names)
     counted = _nvml_count()
-    return _driver_count(proc) if counted is None else counted
+    # NVML's 0 counts: the driver lists also the GPUs that a job's control group hides.
+    nvidia = _driver_count(proc) if counted is None else counted
+    return nvidia or (_amd_count(kfd) if driver.exists() else 0)
+
+
+def given_gpus(environ: Mapping[str, str]) -> int:
+    """Return how many GPUs of this node Slurm gave to the job or step; 0 outside Slurm."""
+    if "SLURM_JOB_ID" not in environ or environ.get("HPCRUN_LOCAL_CLUSTER") == "1":
+        return 0
+    counted = environ.get("SLURM_GPUS_ON_NODE", "")
+    if counted.isdecimal():
+        return int(counted)
+    listed = next((environ[name] for name in _GIVEN_LISTS if environ.get(name)), "")
+    return len([gpu for gpu in listed.split(",") if gpu])
+
+
+def require_given_gpus(environ: Mapping[str, str]) -> None:
+    """Check that a job which was given GPUs sees some here: it would train on the CPU, unnoticed.
+
+    Raises:
+        NodeUnfit: it sees none; with the remedy.
+    """
+    given = given_gpus(environ)
+    # Intel's GPUs are not ours to count; a program that uses them knows.
+    if not given or visible_gpus(environ) or environ.get("ZE_AFFINITY_MASK"):
+        return
+    shown = environ.get("CUDA_VISIBLE_DEVICES")
+    why = "no driver shows one" if shown is None else f"CUDA_VISIBLE_DEVICES is {shown!r}"
+    raise NodeUnfit(
+        f"{socket.gethostname()}: Slurm gave this job {given} GPU(s) here, and none is visible ({why}); in a "
+        "container pass them on (apptainer: --nv, or --rocm), otherwise ask nvidia-smi or rocm-smi on this "
+        "node; to train on CPUs submit with --cpu"
+    )
+
+
+def lists_mig(environ: Mapping[str, str]) -> bool:
+    """Return whether the visible devices are slices of a GPU (MIG). CUDA shows one slice to a process."""
+    return environ.get("CUDA_VISIBLE_DEVICES", "").strip().startswith("MIG-")
 
 
 def _listed_devices(listed: str) -> int:
@@ -32,6 +93,9 @@ def _listed_devices(listed: str) -> int:
         if not (entry.isdecimal() or entry.startswith(("GPU-", "MIG-"))):
             break
         devices.append(entry)
+    if devices and devices[0].startswith("MIG-"):
+        # NVIDIA's MIG user guide, "CUDA Device Enumeration": the first slice, whatever else is listed.
+        return 1
     return len(devices) if len(set(devices)) == len(devices) else 0
 
 
@@ -58,3 +122,16 @@ def _driver_count(proc: Path) -> int:
         return sum(1 for _ in proc.iterdir())
     except OSError:
         return 0
+
+
+def _amd_count(nodes: Path) -> int:
+    """Count the nodes of the driver's topology with compute units; the other nodes are CPUs."""
+    found = 0
+    for properties in nodes.glob("*/properties"):
+        try:
+            lines = dict(line.split() for line in properties.read_text().splitlines())
+        except (OSError, ValueError):
+            # The kernel refuses those that the job's control group hides.
+            continue
+        found += lines.get("simd_count", "0") != "0"
+    return found

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hpcrun.cluster.devices import visible_gpus
+from hpcrun.cluster.devices import lists_mig, visible_gpus
 from hpcrun.cluster.errors import ClusterError
 from hpcrun.cluster.launchers import LOOPBACK, LaunchMethod, Placement, read_placement
 from hpcrun.cluster.ports import is_free, port_candidates
@@ -108,7 +108,11 @@ class DistributedConfig(BaseModel):
         }
 
     def validate(  # type: ignore[override]
-        self, *, visible_devices: int | None = None, check_port: bool = False
+        self,
+        *,
+        visible_devices: int | None = None,
+        check_port: bool = False,
+        check_address: bool = True,
     ) -> None:
         """Check that the values fit together, with each other and with this machine.
 
@@ -117,6 +121,7 @@ class DistributedConfig(BaseModel):
         Args:
             visible_devices: GPUs this process sees; counted without torch when None.
             check_port: where this rank is the one to listen on the port, see that it can now.
+            check_address: see that the master address resolves here.
 
         Raises:
             ClusterError: one line on the first thing that does not fit.
@@ -125,13 +130,8 @@ class DistributedConfig(BaseModel):
         if self.backend == "nccl":
             gpus = visible_gpus(os.environ) if visible_devices is None else visible_devices
             self._check_devices(gpus)
-        try:
-            socket.getaddrinfo(self.master_addr, self.master_port, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:
-            raise ClusterError(
-                f"master address {self.master_addr!r} does not resolve on {socket.gethostname()} "
-                f"({error}); add it to DNS or /etc/hosts, or use the host's IP address"
-            ) from error
+        if check_address:
+            self._check_address()
         # Under torchrun its agent already listens there (TORCHELASTIC_USE_AGENT_STORE).
         listens = self.rank == 0 and self.launch_method != "torchrun"
         if check_port and listens and not is_free("", self.master_port):
@@ -139,6 +139,15 @@ class DistributedConfig(BaseModel):
                 f"master port {self.master_port} is in use on {socket.gethostname()}; "
                 "choose another one with MASTER_PORT, or end the program that listens there"
             )
+
+    def _check_address(self) -> None:
+        try:
+            socket.getaddrinfo(self.master_addr, self.master_port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            raise ClusterError(
+                f"master address {self.master_addr!r} does not resolve on {socket.gethostname()} "
+                f"({error}); add it to DNS or /etc/hosts, or set MASTER_ADDR to the host's IP address"
+            ) from error
 
     def _check_ranks(self) -> None:
         where = f"rank {self.rank} ({self.launch_method})"
@@ -180,6 +189,12 @@ class DistributedConfig(BaseModel):
             raise ClusterError(
                 f"{where}: the nccl backend needs a GPU and CUDA shows none; request GPUs "
                 "(--gpus-per-node), check CUDA_VISIBLE_DEVICES, or train on CPUs (--cpu)"
+            )
+        if self.num_gpus_per_node > gpus and lists_mig(os.environ):
+            raise ClusterError(
+                f"{where}: {self.num_gpus_per_node} ranks on this node, and the visible devices are slices "
+                "of a GPU (MIG), of which CUDA shows one to a process and NCCL joins none; ask for one rank "
+                "a node (--gpus 1), or for whole GPUs"
             )
         if self.num_gpus_per_node > gpus and not self.own_devices:
             raise ClusterError(

@@ -27,6 +27,15 @@ _PREFIXES = (
     "OMPI_MCA_ess_",
     "OMPI_MCA_orte_",
 )
+# Slurm sets these in a job (from 23.11 on), so that mpirun starts its processes through srun. Outside
+# of a job they are a person's own. No shorter prefix: HYDRA_FULL_ERROR belongs to a config library.
+_TOLD_TO_MPI = (
+    "HYDRA_BOOTSTRAP",
+    "HYDRA_LAUNCHER",
+    "I_MPI_HYDRA_BOOTSTRAP",
+    "OMPI_MCA_plm_slurm_",
+    "PRTE_MCA_plm_slurm_",
+)
 _NAMES = frozenset(
     {
         "RANK",
@@ -45,7 +54,10 @@ _NAMES = frozenset(
         "HPCRUN_LOCAL_CLUSTER",
     }
 )
+# Of two names for one key, the later wins, as in sbatch.
 _DEFAULTS = {
+    "SLURM_CLUSTERS": "cluster",
+    "SBATCH_CLUSTERS": "cluster",
     "SBATCH_ACCOUNT": "account",
     "SBATCH_CONSTRAINT": "constraint",
     "SBATCH_MEM_PER_NODE": "mem",
@@ -66,12 +78,14 @@ def scrub(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment without what another launcher said about its own processes.
 
     Dropped: variables of Slurm (SLURM_*, SLURMD_*, SBATCH_*, SRUN_*), of PMI, torchrun, OpenMPI
-    and of the local cluster. Kept: everything else, and SLURM_CONF.
+    and of the local cluster; inside a job also what Slurm tells mpirun. Kept: everything else, and
+    SLURM_CONF.
     """
+    prefixes = _PREFIXES + _TOLD_TO_MPI if "SLURM_JOB_ID" in environ else _PREFIXES
     return {
         name: value
         for name, value in environ.items()
-        if name in KEPT or not (name in _NAMES or name.startswith(_PREFIXES))
+        if name in KEPT or not (name in _NAMES or name.startswith(prefixes))
     }
 
 

@@ -8,7 +8,7 @@ more than one wins over variables it inherited.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from hpcrun.cluster.errors import ClusterError
 from hpcrun.cluster.hostlist import expand
@@ -22,12 +22,35 @@ TORCHRUN_PORT = 29500
 """What torchrun itself falls back to."""
 
 _STEP_HOSTS = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+_FIRST_COMPONENT = "SLURM_JOB_NODELIST_HET_GROUP_0"
+# slurm.h, SLURM_MAX_NORMAL_STEP_ID: the batch script and salloc's own step have numbers from there up.
+_NO_STEP = 0xFFFFFFF0
 _STEP_SIZE = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
 
 _SRUN = "start the process with srun, in an environment of no other step"
 _TORCHRUN = "start the process with torchrun, which sets it"
 _MPIRUN = "start the process with mpirun, which sets it"
 _PORT = "set it to a free port of the first host, or unset it"
+
+
+class _MPI(NamedTuple):
+    """The variables by which an mpirun numbers its processes."""
+
+    rank: str
+    size: str
+    local_rank: str
+    local_size: str
+
+
+# mpirun(1), "Exported Environment Variables".
+_OPENMPI = _MPI(
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+)
+# Intel MPI and MPICH. srun --mpi=pmi2 sets the first two as well, and not the others.
+_HYDRA = _MPI("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 
 
 @dataclass(frozen=True)
@@ -61,14 +84,22 @@ def read_placement(environ: Mapping[str, str]) -> Placement:
         ClusterError: a variable is missing or malformed, naming the variable and the remedy.
     """
     local = in_local_cluster(environ)
-    step = ("SLURM_STEP_ID" in environ or local) and "SLURM_PROCID" in environ
+    step = (local or _in_step(environ)) and "SLURM_PROCID" in environ
     if not (step and max(_step_tasks(environ)) > 1):
         if all(name in environ for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")):
             return _torchrun(environ)
-        if "OMPI_COMM_WORLD_RANK" in environ:
-            return _openmpi(environ)
+        if _OPENMPI.rank in environ:
+            return _mpirun(environ, _OPENMPI)
+        if all(name in environ for name in _HYDRA):
+            return _mpirun(environ, _HYDRA)
     if step:
         return _slurm_step(environ, "local" if local else "slurm")
+    if _whole(environ, _HYDRA.size, remedy=_MPIRUN, default=1) > 1:
+        raise ClusterError(
+            f"PMI_RANK and PMI_SIZE={environ[_HYDRA.size]} are set, but neither srun, torchrun nor an mpirun "
+            "that says which rank of its node a process is: start the ranks with srun, torchrun, or the "
+            "mpirun of OpenMPI, Intel MPI or MPICH"
+        )
     if "SLURM_PROCID" in environ:
         return _batch_script(environ)
     if "RANK" in environ and environ.get("WORLD_SIZE", "1") != "1":
@@ -82,6 +113,15 @@ def read_placement(environ: Mapping[str, str]) -> Placement:
 def in_local_cluster(environ: Mapping[str, str]) -> bool:
     """Tell whether this process was started by the local cluster, which poses as Slurm."""
     return environ.get("HPCRUN_LOCAL_CLUSTER") == "1"
+
+
+def _in_step(environ: Mapping[str, str]) -> bool:
+    """Tell whether srun started this process, as a task of a step.
+
+    Since Slurm 26.05 the batch script has a number too (-5), and a shell of salloc has one in all versions.
+    """
+    number = environ.get("SLURM_STEP_ID", "")
+    return number.isdecimal() and int(number) < _NO_STEP
 
 
 def scheduler(environ: Mapping[str, str]) -> Literal["slurm", "local", "direct"]:
@@ -128,7 +168,7 @@ def _slurm_step(environ: Mapping[str, str], method: LaunchMethod) -> Placement:
         node_rank=node_rank,
         num_nodes=len(tasks),
         tasks_per_node=tasks,
-        master_addr=LOOPBACK if method == "local" else _first_host(environ),
+        master_addr=LOOPBACK if method == "local" else _master_of_step(environ, len(tasks)),
         master_port=_port(environ),
         job_id=job_id(environ),
         restart_count=_restarts(environ),
@@ -180,15 +220,15 @@ def _torchrun(environ: Mapping[str, str]) -> Placement:
     )
 
 
-def _openmpi(environ: Mapping[str, str]) -> Placement:
-    """Read OpenMPI's variables (mpirun(1), "Exported Environment Variables").
+def _mpirun(environ: Mapping[str, str], names: _MPI) -> Placement:
+    """Read the variables of an mpirun.
 
     They do not tell the node's rank (OMPI_COMM_WORLD_NODE_RANK counts the processes *on* a node):
     it follows from mpirun's default of filling one node after the other.
     """
-    world_size = _whole(environ, "OMPI_COMM_WORLD_SIZE", minimum=1, remedy=_MPIRUN)
-    local_size = _whole(environ, "OMPI_COMM_WORLD_LOCAL_SIZE", minimum=1, remedy=_MPIRUN)
-    rank = _whole(environ, "OMPI_COMM_WORLD_RANK", remedy=_MPIRUN)
+    world_size = _whole(environ, names.size, minimum=1, remedy=_MPIRUN)
+    local_size = _whole(environ, names.local_size, minimum=1, remedy=_MPIRUN)
+    rank = _whole(environ, names.rank, remedy=_MPIRUN)
     if world_size % local_size:
         raise ClusterError(
             f"mpirun started {world_size} ranks, {local_size} of them on this node: where nodes "
@@ -202,7 +242,7 @@ def _openmpi(environ: Mapping[str, str]) -> Placement:
         method="mpi",
         rank=rank,
         world_size=world_size,
-        local_rank=_whole(environ, "OMPI_COMM_WORLD_LOCAL_RANK", remedy=_MPIRUN),
+        local_rank=_whole(environ, names.local_rank, remedy=_MPIRUN),
         local_world_size=local_size,
         node_rank=rank // local_size,
         num_nodes=num_nodes,
@@ -225,11 +265,25 @@ def _step_tasks(environ: Mapping[str, str]) -> tuple[int, ...]:
     )
 
 
+def _master_of_step(environ: Mapping[str, str], nodes: int) -> str:
+    """Return MASTER_ADDR, unless it is loopback, which a torchrun around several nodes' step leaves."""
+    given = environ.get("MASTER_ADDR")
+    loopback = given is not None and (given == "localhost" or given.startswith("127."))
+    return given if given and not (loopback and nodes > 1) else _first_host(environ)
+
+
 def _first_host(environ: Mapping[str, str]) -> str:
-    for name in _STEP_HOSTS:
-        if environ.get(name):
-            return expand(environ[name])[0]
-    raise ClusterError(f"none of {', '.join(_STEP_HOSTS)} is set; {_SRUN}")
+    """Return the host where rank 0 runs, as far as Slurm's variables tell.
+
+    A step's list of hosts is sorted, and a heterogeneous job has rank 0 in its first component, which may
+    have a later host.
+    """
+    hosts = step_hosts(environ)
+    if not hosts:
+        raise ClusterError(f"none of {', '.join(_STEP_HOSTS)} is set; {_SRUN}")
+    component = environ.get(_FIRST_COMPONENT)
+    first = expand(component)[0] if component else hosts[0]
+    return first if first in hosts else hosts[0]
 
 
 def _has_own_devices(environ: Mapping[str, str], tasks_on_node: int) -> bool:

@@ -6,7 +6,7 @@ One small file a user, append-only; blame expires, because nodes are mended.
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,31 +31,32 @@ def ledger_path(environ: Mapping[str, str] = os.environ) -> Path:
 
 def blame(path: Path, node: str, why: str, run: str) -> None:
     """Remember that ``node`` failed ``run``; raises OSError when the file cannot be written."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    line = json.dumps({"node": node, "time": round(time.time(), 3), "why": why, "run": run}) + "\n"
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    try:
-        os.write(descriptor, line.encode())
-    finally:
-        os.close(descriptor)
+    _append(path, {"node": node, "time": round(time.time(), 3), "why": why, "run": run})
+
+
+def forgive(path: Path, node: str) -> None:
+    """Remember that ``node`` is repaired: what it was blamed for until now counts no more.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    _append(path, {"node": node, "time": round(time.time(), 3), "forgiven": True})
 
 
 def blames(path: Path, since: float) -> list[Blame]:
     """What nodes are blamed for since ``since`` (Unix seconds), oldest first; torn lines are passed over."""
-    try:
-        with path.open("rb") as stream:
-            stream.seek(max(0, path.stat().st_size - _LARGEST))
-            raw = stream.read()
-    except FileNotFoundError:
-        return []
-    found = []
-    for line in raw.splitlines():
+    found: list[Blame] = []
+    for line in _last_lines(path):
         try:
-            entry = Blame(**json.loads(line))
-        except (ValueError, TypeError):
+            entry = json.loads(line)
+            if entry.get("forgiven"):
+                found = [one for one in found if one.node != entry["node"]]
+                continue
+            one = Blame(**entry)
+            if one.time >= since:
+                found.append(one)
+        except (ValueError, TypeError, KeyError, AttributeError):
             continue
-        if entry.time >= since:
-            found.append(entry)
     return found
 
 
@@ -68,10 +69,42 @@ def suspects(entries: list[Blame], after: int) -> list[str]:
     return [node for node in worst if counts[node] >= after]
 
 
-def spare(bad: list[str], known: list[str], needed: int) -> list[str]:
-    """As many of ``bad``, worst first, as can be done without: ``needed`` of ``known`` must remain.
+def spare(
+    bad: Sequence[str], partitions: Mapping[str, Mapping[str, bool]], needed: int
+) -> list[str]:
+    """Return as many of ``bad``, worst first, as the job can do without.
 
-    A job that excludes all it could run on would wait for ever.
+    Args:
+        partitions: of each partition, its nodes, and whether each could run the job.
+        needed: the nodes that have to remain in one of the partitions.
     """
-    room = max(0, len(known) - needed)
-    return [node for node in bad if node in known][:room]
+    chosen: list[str] = []
+    for node in bad:
+        if not any(node in nodes for nodes in partitions.values()):
+            continue
+        out = {*chosen, node}
+        left = [
+            sum(usable and name not in out for name, usable in nodes.items())
+            for nodes in partitions.values()
+        ]
+        if max(left) >= needed:
+            chosen.append(node)
+    return chosen
+
+
+def _append(path: Path, entry: dict[str, object]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(descriptor, (json.dumps(entry) + "\n").encode())
+    finally:
+        os.close(descriptor)
+
+
+def _last_lines(path: Path) -> list[bytes]:
+    try:
+        with path.open("rb") as stream:
+            stream.seek(max(0, path.stat().st_size - _LARGEST))
+            return stream.read().splitlines()
+    except FileNotFoundError:
+        return []

@@ -5,15 +5,17 @@ computed there collides now and then (the classic ``job_id % 16384 + 49152``). T
 and are a function of the job id alone, so that every rank finds the same ones without talking.
 """
 
+import contextlib
 import errno
 import hashlib
 import math
 import socket
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpcrun.cluster.errors import ClusterError
+
+_BACKLOG = 2048
 
 FIRST_PORT = 10000
 """Registered services crowd the ports below; avoided where there is room above."""
@@ -66,6 +68,33 @@ def port_candidates(
     return [pool[(start + i * stride) % len(pool)] for i in range(count)]
 
 
+def wanted_ports(environ: Mapping[str, str], key: str) -> list[int]:
+    """Return the ports that rank 0 tries in order: MASTER_PORT, where that is set, and the candidates."""
+    given = environ.get("MASTER_PORT", "")
+    return [*([int(given)] if given.isdecimal() else []), *port_candidates(key)]
+
+
+def listen(ports: Sequence[int]) -> socket.socket:
+    """Return a socket that listens on the first of ``ports`` that is free, on all addresses of this host.
+
+    Which of them the other ranks reach is for them to find out.
+
+    Raises:
+        ClusterError: none of the ports is free.
+    """
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    for port in ports:
+        with contextlib.suppress(OSError):
+            return socket.create_server(
+                ("", port), family=family, backlog=_BACKLOG, dualstack_ipv6=both
+            )
+    raise ClusterError(
+        f"{socket.gethostname()}: none of the ports {', '.join(map(str, ports[:4]))} … that were tried can "
+        "be bound; look with `ss -ltn` at what holds them"
+    )
+
+
 def is_free(host: str, port: int) -> bool:
     """Tell whether a server could listen on ``port`` of ``host`` now, by listening for a moment.
 
@@ -84,19 +113,6 @@ def is_free(host: str, port: int) -> bool:
             f"host {host!r} does not resolve on this machine ({error}); use a name that it knows"
         ) from error
     return all(_can_listen(family, address, host) for family, _, _, _, address in found)
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Print the first candidate of the job ``arguments[0]`` that is free on this host, for shell scripts.
-
-    Raises:
-        ClusterError: none is.
-    """
-    for port in port_candidates(arguments[0]):
-        if is_free("", port):
-            print(port)
-            return
-    raise ClusterError("no candidate port is free here; look with `ss -ltn` at who holds them")
 
 
 def _can_listen(family: int, address: object, host: str) -> bool:
@@ -123,7 +139,3 @@ def _can_listen(family: int, address: object, host: str) -> bool:
                 "the rendezvous address must be one of this machine's own"
             ) from error
     return True
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

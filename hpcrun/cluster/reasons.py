@@ -4,11 +4,17 @@
 say what happens next, and what to do where waiting will not help.
 """
 
+import re
+
 _WAITING = {
     "BeginTime": "Slurm delays a requeued job by about two minutes "
     "(or the job asked for a later start)",
     "BurstBufferResources": "for room in the burst buffer",
     "BurstBufferStageIn": "the burst buffer is being filled",
+    "Constraints": "no node that is free now fits the request (its constraint, gpus or mem)",
+    "MaxPoweredUpNodes": "as many nodes are powered up as the site allows",
+    "MpiPortsBusy": "for free ports for MPI on the nodes",
+    "NvidiaImexChannels": "for a free NVIDIA IMEX channel",
     "Cleaning": "the last attempt is still being cleaned up before the requeue",
     "Dependency": "for another job to end first",
     "JobArrayTaskLimit": "the array runs as many tasks at once as it was allowed to",
@@ -46,12 +52,18 @@ _STUCK = {
     "QOSNotAllowed": "the partition does not take this QOS; correct job.qos or job.partition and resubmit",
     "ReqNodeNotAvail": "nodes that it needs are down, drained or reserved "
     "(often a maintenance that a shorter job.time would fit before)",
+    "RaisedSignal": "a signal ended it; see its log",
+    "ReservationInvalid": "the reservation it asked for is not valid; correct job.reservation and resubmit",
     "ReservationDeleted": "the reservation it asked for is gone; correct job.reservation and resubmit",
     "launch failed requeued held": "its launch failed and Slurm holds it; check the nodes, then: "
     "scontrol release JOB",
     "job requeued in held state": "it was requeued and is held; release it with: "
     "scontrol release JOB",
 }
+
+
+# MaxCpuRunMinsPerUser, MaxGRESRunMinsPerAccount …
+_RUN_MINUTES = re.compile(r"Max\w+RunMinsPer\w+")
 
 
 def reason_in_words(reason: str) -> str:
@@ -72,6 +84,7 @@ def reason_in_words(reason: str) -> str:
         return (
             f"stuck: it asks for more than the account or QOS allows a job ({code}); ask for less"
         )
-    if code.startswith(("Assoc", "QOS", "MaxMemPerLimit", "MaxCpuPer", "MaxNodePer", "Account")):
+    limits = ("Assoc", "QOS", "MaxMemPerLimit", "MaxCpuPer", "MaxNodePer", "Account")
+    if code.startswith(limits) or _RUN_MINUTES.fullmatch(code):
         return f"waiting: a limit of the account or QOS is reached ({code})"
     return f"waiting: {code or 'Slurm gives no reason'}"

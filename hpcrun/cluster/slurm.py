@@ -6,6 +6,7 @@ are tested on what the real programs printed. Times are asked for as Unix second
 SLURM_TIME_FORMAT, which spares us time zones and the hour that repeats in autumn.
 """
 
+import json
 import os
 import re
 import shutil
@@ -28,6 +29,7 @@ __all__ = [
     "cluster_name",
     "configured",
     "is_unknown_job",
+    "parse_job_states",
     "parse_sacct",
     "parse_sbatch",
     "parse_show_job",
@@ -50,8 +52,8 @@ NOT_FOUND = 127
 
 _JOB_ID = re.compile(r"[0-9]+(?:[_+][0-9]+)?")
 _SIGNAL = re.compile(r"[A-Z0-9]+")
-# The reason comes last, as the one field whose text is free.
-_SQUEUE_FORMAT = "%i|%T|%N|%e|%L|%r"
+# The reason and the name come last, as the two fields whose text is free.
+_SQUEUE_FORMAT = "%i|%T|%N|%e|%L|%r|%j"
 _SACCT_FORMAT = "JobID,State,ExitCode,Start,End,NodeList"
 
 
@@ -70,7 +72,7 @@ class JobInfo:
 
     ``end_time`` (Unix seconds) is the end of the time limit while it runs, and the end of the grace
     period once it is being preempted; of a waiting job it is a guess. ``time_left`` (seconds) does
-    not shrink at a preemption. Both are None where Slurm knows none.
+    not shrink at a preemption. Both are None where Slurm knows none. A ``name`` with a ``|`` is cut.
     """
 
     state: str
@@ -78,6 +80,7 @@ class JobInfo:
     nodes: tuple[str, ...]
     end_time: float | None
     time_left: int | None
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -132,8 +135,12 @@ def run(
 
 
 def _plain_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Drop what changes an answer (SQUEUE_STATES, SACCT_FORMAT …), fix language and times."""
-    bending = ("SQUEUE_", "SACCT_", "SCONTROL_", "SCANCEL_")
+    """Drop what changes an answer (SQUEUE_STATES, SLURM_CLUSTERS …), fix language and times.
+
+    A default cluster of the user's goes to sbatch as job.cluster. Each question after that names the
+    cluster that the job is on.
+    """
+    bending = ("SQUEUE_", "SACCT_", "SCONTROL_", "SCANCEL_", "SINFO_", "SLURM_CLUSTERS")
     kept = {name: value for name, value in environ.items() if not name.startswith(bending)}
     return kept | {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
 
@@ -167,11 +174,19 @@ def _checked(job_id: str) -> str:
     return job_id
 
 
-def squeue_command(job_ids: Sequence[str]) -> list[str]:
-    """Build the query for all these jobs at once; ended ones stay known for some minutes."""
+def _of(cluster: str | None) -> list[str]:
+    return [] if cluster is None else [f"--clusters={cluster}"]
+
+
+def squeue_command(job_ids: Sequence[str], cluster: str | None = None) -> list[str]:
+    """Build the query for all these jobs at once; ended ones stay known for some minutes.
+
+    Here and below, ``cluster`` is for ``--clusters``: another cluster than this host's.
+    """
     jobs = ",".join(_checked(job_id) for job_id in job_ids)
     return [
         "squeue",
+        *_of(cluster),
         "--noheader",
         "--array",
         "--states=all",
@@ -190,8 +205,9 @@ def parse_squeue(text: str) -> dict[str, JobInfo]:
         fields = line.strip().split("|", 5)
         if len(fields) != 6 or not _JOB_ID.fullmatch(fields[0]):
             continue
-        job_id, state, nodes, end, left, reason = fields
-        jobs[job_id] = JobInfo(state, reason, _hosts(nodes), unix_time(end), seconds(left))
+        job_id, state, nodes, end, left, free = fields
+        reason, name = free.rsplit("|", 1) if "|" in free else (free, "")
+        jobs[job_id] = JobInfo(state, reason, _hosts(nodes), unix_time(end), seconds(left), name)
     return jobs
 
 
@@ -200,11 +216,12 @@ def is_unknown_job(answer: Completed) -> bool:
     return answer.returncode != 0 and "Invalid job id specified" in answer.stderr
 
 
-def sacct_command(job_ids: Sequence[str]) -> list[str]:
+def sacct_command(job_ids: Sequence[str], cluster: str | None = None) -> list[str]:
     """Build the query for every attempt of these jobs; without --duplicates only the last shows."""
     jobs = ",".join(_checked(job_id) for job_id in job_ids)
     return [
         "sacct",
+        *_of(cluster),
         "--noheader",
         "--parsable2",
         "--allocations",
@@ -240,9 +257,9 @@ def parse_sacct(text: str) -> list[JobRecord]:
     return records
 
 
-def scontrol_requeue_command(job_id: str) -> list[str]:
+def scontrol_requeue_command(job_id: str, cluster: str | None = None) -> list[str]:
     """Build the requeue of one job. It kills the job's processes: save first."""
-    return ["scontrol", "requeue", _checked(job_id)]
+    return ["scontrol", *_of(cluster), "requeue", _checked(job_id)]
 
 
 _REQUEUE_ERRORS: tuple[tuple[str, RequeueError], ...] = (
@@ -274,14 +291,21 @@ def classify_requeue_error(stderr: str) -> RequeueError:
     return next((kind for phrase, kind in _REQUEUE_ERRORS if phrase in text), "unknown")
 
 
-def scontrol_show_job_command(job_id: str) -> list[str]:
-    """Build the query for all that the controller knows of one job."""
-    return ["scontrol", "show", "job", _checked(job_id)]
+def scontrol_show_job_command(
+    job_id: str, cluster: str | None = None, *, as_json: bool = False
+) -> list[str]:
+    """Build the query for all that the controller knows of one job.
+
+    JSON also tells the state under COMPLETING; scontrol of 22.05 has no such option and refuses.
+    """
+    form = ["--json"] if as_json else []
+    return ["scontrol", *_of(cluster), "show", "job", _checked(job_id), *form]
 
 
 _SHOWN_KEY = re.compile(r"(?:^|(?<=\s))([A-Z][A-Za-z0-9_/:]*)=")
 _FREE_TEXT = frozenset(
-    {"JobName", "Command", "WorkDir", "StdErr", "StdIn", "StdOut", "Comment", "AdminComment"}
+    {"JobName", "Command", "WorkDir", "StdErr", "StdIn", "StdOut", "SubmitLine"}
+    | {"Comment", "AdminComment", "SystemComment", "Extra"}
 )
 
 
@@ -304,9 +328,29 @@ def parse_show_job(text: str) -> dict[str, str]:
     return fields
 
 
-def sinfo_command(hosts: Sequence[str] = (), partition: str | None = None) -> list[str]:
+def parse_job_states(text: str) -> frozenset[str]:
+    """Return the states of the job in scontrol's JSON, such as CANCELLED and COMPLETING.
+
+    Empty where ``text`` is not such JSON. Newer versions print a list of states, older ones a word. A
+    job that is requeued after a preemption counts as PREEMPTED as well: only its ``preempt_time`` says so.
+    """
+    try:
+        answer = json.loads(text)
+        job = answer["jobs"][0]
+        states, preempted = job["job_state"], job.get("preempt_time")
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return frozenset()
+    listed = states if isinstance(states, list) else [states]
+    found = {state.upper() for state in listed if isinstance(state, str)}
+    when = preempted.get("number") if isinstance(preempted, dict) else preempted
+    return frozenset(found | ({"PREEMPTED"} if when else set()))
+
+
+def sinfo_command(
+    hosts: Sequence[str] = (), partition: str | None = None, cluster: str | None = None
+) -> list[str]:
     """Build the query for the state of these nodes, or of all of a partition, or of all there are."""
-    command = ["sinfo", "--noheader", "--Node", "--format=%N|%T"]
+    command = ["sinfo", *_of(cluster), "--noheader", "--Node", "--format=%N|%T"]
     if hosts:
         command.append(f"--nodes={','.join(hosts)}")
     if partition:
@@ -324,12 +368,17 @@ def parse_sinfo(text: str) -> dict[str, str]:
 
 
 def scontrol_exclude_command(job_id: str, hosts: Sequence[str]) -> list[str]:
-    """Build the order that a pending job stay away from these nodes."""
+    """Build the order that a pending job stay away from these nodes; from none where there are none."""
     return ["scontrol", "update", f"JobId={_checked(job_id)}", f"ExcNodeList={','.join(hosts)}"]
 
 
 def scancel_command(
-    job_id: str, signal: str | None = None, *, full: bool = False, step: int | None = None
+    job_id: str,
+    signal: str | None = None,
+    *,
+    full: bool = False,
+    step: int | None = None,
+    cluster: str | None = None,
 ) -> list[str]:
     """Build the end of a job, or a signal (such as "USR2") to its steps, or to one ``step``.
 
@@ -339,7 +388,7 @@ def scancel_command(
     Raises:
         ClusterError: the job id or the signal is not one.
     """
-    argv = ["scancel"]
+    argv = ["scancel", *_of(cluster)]
     if signal is not None:
         if not _SIGNAL.fullmatch(signal):
             raise ClusterError(f"signal {signal!r}: expected a name such as USR2 or TERM")
@@ -349,11 +398,28 @@ def scancel_command(
     return [*argv, _checked(job_id) if step is None else f"{_checked(job_id)}.{step}"]
 
 
-_SUBMITTED = re.compile(r"(?:Submitted batch job )?([0-9]+)(?:;\S+)?")
+def scontrol_show_nodes_command(cluster: str | None = None) -> list[str]:
+    """Build the query for all that the controller knows of its nodes, a line each."""
+    return ["scontrol", *_of(cluster), "--oneliner", "show", "nodes"]
 
 
-def parse_sbatch(text: str) -> str:
-    """Return the job id that sbatch printed: ``123``, ``123;cluster`` or its sentence.
+def scontrol_show_partitions_command(cluster: str | None = None) -> list[str]:
+    """Build the query for all partitions, a line each."""
+    return ["scontrol", *_of(cluster), "--oneliner", "show", "partitions"]
+
+
+def scontrol_show_config_command(cluster: str | None = None) -> list[str]:
+    """Build the query for the cluster's configuration."""
+    return ["scontrol", *_of(cluster), "show", "config"]
+
+
+_SUBMITTED = re.compile(r"(?:Submitted batch job )?([0-9]+)(?:(?:;| on cluster )(\S+))?")
+
+
+def parse_sbatch(text: str) -> tuple[str, str | None]:
+    """Return the job id that sbatch printed, and the cluster, which it names only after ``--clusters``.
+
+    Its forms are ``123``, ``123;cluster`` and ``Submitted batch job 123 on cluster NAME``.
 
     Raises:
         ClusterError: the last line holds no job id.
@@ -365,7 +431,7 @@ def parse_sbatch(text: str) -> str:
             f"sbatch answered {lines[-1] if lines else 'nothing'!r}: expected a job id; "
             "see with squeue --me whether the job was submitted"
         )
-    return match.group(1)
+    return match[1], match[2]
 
 
 def unix_time(text: str) -> float | None:

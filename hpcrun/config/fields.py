@@ -10,7 +10,7 @@ import re
 import unicodedata
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from hpcrun.config.problems import value_text
 
@@ -19,6 +19,10 @@ _NAME_CHARACTERS = 100
 _NAME_BYTES = 200  # a directory's name may have 255 bytes; suffixes of ours have to fit as well
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MEMORY = re.compile(r"[0-9]+[KMGT]?", re.IGNORECASE)
+TYPED_GPUS = re.compile(
+    r"(?:gpu:)?(?:(?P<type>[A-Za-z0-9][\w.-]*):)?(?P<count>[0-9]{1,6})", re.ASCII
+)
+"""What ``job.gpus`` may say beside a number, in the words of Slurm's ``--gres``."""
 _BUILTIN_TASK = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _TIME = re.compile(
     r"(?P<days>\d{1,9})-(?P<day_hours>\d{1,9})(:(?P<day_minutes>\d{1,9})(:(?P<day_seconds>\d{1,9}))?)?"
@@ -182,6 +186,20 @@ def _check_window(window: Any) -> Any:
 # The limits stand before the validator, or they would be missing from the JSON schema.
 _NUMBER = BeforeValidator(_refuse_bool)
 Count = Annotated[int, Field(ge=1), _NUMBER]
+GpuCount = Annotated[
+    int,
+    Field(ge=1),
+    _NUMBER,
+    # The type goes to a key of its own when layers are merged; an editor sees the file before that.
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1},
+                {"type": "string", "pattern": "^(gpu:)?([A-Za-z0-9][A-Za-z0-9_.-]*:)?[0-9]+$"},
+            ]
+        }
+    ),
+]
 FromZero = Annotated[int, Field(ge=0), _NUMBER]
 Seed = Annotated[int, Field(ge=0, lt=2**63), _NUMBER]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), _NUMBER]

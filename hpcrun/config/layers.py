@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from hpcrun.config.fields import TYPED_GPUS
 from hpcrun.config.problems import ConfigError, Problem, printable
 from hpcrun.config.reader import read_json, read_yaml
 from hpcrun.config.shape import kind_at
@@ -83,9 +84,27 @@ def merge(layers: Iterable[Layer]) -> Layer:
     """
     values: dict[str, Any] = {}
     where: dict[str, str] = {}
-    for layer in layers:
+    for layer in map(_with_gpu_type, layers):
         _merge(values, layer.values, where, layer.where, ())
     return Layer(values, where)
+
+
+def _with_gpu_type(layer: Layer) -> Layer:
+    """Split ``job.gpus: a100:4`` into the count and ``job.gpu_type``, so that later layers win by key."""
+    job = layer.values.get("job")
+    gpus = job.get("gpus") if isinstance(job, Mapping) else None
+    found = TYPED_GPUS.fullmatch(gpus) if isinstance(gpus, str) else None
+    if found is None or not isinstance(job, Mapping):
+        return layer
+    place = layer.where.get("job.gpus", DEFAULTS)
+    changed: dict[str, Any] = {"gpus": int(found["count"])}
+    where = dict(layer.where)
+    if found["type"] is not None:
+        if job.get("gpu_type") not in (None, found["type"]):
+            _refuse(place, f"{gpus} contradicts job.gpu_type={job['gpu_type']}", "job.gpus")
+        changed["gpu_type"] = found["type"]
+        where["job.gpu_type"] = place
+    return Layer({**layer.values, "job": {**job, **changed}}, where)
 
 
 def locate(layers: Iterable[Layer]) -> Callable[[str], str]:

@@ -197,6 +197,19 @@ def _contradictions(config: Config) -> Iterator[tuple[list[str], str]]:
             f"debug runs one rank in one process, not {job.nodes} x {job.gpus}; "
             "use one node and one gpu, or the local executor",
         )
+    if job.gpu_type is not None and job.gpu_request == "none" and not job.cpu:
+        yield (
+            ["job.gpu_type", "job.gpu_request"],
+            f"job.gpu_request=none asks Slurm for no GPUs, and so for none of type {job.gpu_type}; leave "
+            "the type out, or choose nodes by their features with job.constraint",
+        )
+    if job.gpu_type is not None and job.gpu_request == "gpus-per-task":
+        # Seen on 22.05: the step has no CUDA_VISIBLE_DEVICES at all.
+        yield (
+            ["job.gpu_request", "job.gpu_type"],
+            "gpus-per-task with a type leaves the ranks without a GPU on Slurm 22.05; use gpus-per-node "
+            "or gres, or leave the type out",
+        )
     limit = job.time_seconds
     if limit is not None and limit <= job.signal_lead:
         yield (

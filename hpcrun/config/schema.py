@@ -14,6 +14,7 @@ from hpcrun.config.fields import (
     Count,
     EnvName,
     FromZero,
+    GpuCount,
     Memory,
     NotNegative,
     Option,
@@ -43,8 +44,15 @@ class Job(Section):
     """What the job needs of the cluster, in Slurm's words."""
 
     nodes: Count = Field(default=1, description="Number of nodes.")
-    gpus: Count = Field(
-        default=1, description="GPUs per node, one rank each; ranks per node on CPU."
+    gpus: GpuCount = Field(
+        default=1, description="GPUs per node (4, a100:4), one rank each; ranks per node on CPU."
+    )
+    gpu_type: Word | None = Field(
+        default=None, description="Type of the GPUs; gpus: a100:4 sets both. null: any."
+    )
+    gpu_request: Literal["auto", "gpus-per-node", "gres", "gpus-per-task", "none"] = Field(
+        default="auto",
+        description="How Slurm is asked for GPUs; auto: by node, or not where no node has a GRES.",
     )
     cpu: bool = Field(default=False, description="Train on the CPU even where there are GPUs.")
     executor: Literal["auto", "slurm", "local", "debug"] = Field(
@@ -56,7 +64,14 @@ class Job(Section):
         description="Time limit: HH:MM:SS, D-HH:MM:SS or minutes; null: the partition's.",
     )
     cpus_per_task: Count | None = Field(default=None, description="CPU cores for each rank.")
+    node_share: bool = Field(
+        default=True,
+        description="Without cpus_per_task and mem, ask for the GPUs' share of a node's CPUs and memory.",
+    )
     mem: Memory | None = Field(default=None, description="Memory per node, such as 64G.")
+    cluster: Word | None = Field(
+        default=None, description="Slurm cluster, as sbatch's --clusters; null: this host's."
+    )
     partition: Word | None = Field(
         default=None, description="Slurm partition, or several with commas."
     )
@@ -66,6 +81,10 @@ class Job(Section):
         default=None, description="Node features that Slurm must match."
     )
     reservation: Word | None = Field(default=None, description="Slurm reservation to run in.")
+    interface: Word | None = Field(
+        default=None,
+        description="Network interfaces between the nodes, as NCCL_SOCKET_IFNAME names them: ib0.",
+    )
     exclusive: bool = Field(default=False, description="Share the nodes with no other job.")
     exclude: Word | None = Field(default=None, description="Nodes to avoid, as a Slurm host list.")
     exclude_after: Count | None = Field(
@@ -89,6 +108,10 @@ class Job(Section):
     setup: list[ShellText] = Field(
         default=[],
         description="Shell lines run on each start before training, such as module load.",
+    )
+    node_setup: list[ShellText] = Field(
+        default=[],
+        description="Shell lines run once on every node before its ranks, such as staging of data.",
     )
     env: dict[EnvName, ShellText] = Field(
         default={}, description="Environment variables set for every rank."
@@ -129,7 +152,7 @@ class Restarts(Section):
     hang: FromZero | None = Field(default=3, description="After a rank made no progress.")
     no_progress: Count | None = Field(
         default=3,
-        description="Restarts in a row without a new commit, or without the report, whatever the cause.",
+        description="Crashes, hangs and time limits in a row without a new commit, or without the report.",
     )
     same_step: Count | None = Field(default=2, description="Crashes at one and the same step.")
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcrun.cluster.environment import scrub
+from hpcrun.cluster.node_setup import node_setup_script
 from hpcrun.launch.local_job import (
     CANCEL,
     KILL,
@@ -28,7 +29,7 @@ from hpcrun.launch.local_job import (
     write_status,
 )
 from hpcrun.launch.task_environment import host_name, job_environment, step_environment
-from hpcrun.run.endings import Exit, record_exit
+from hpcrun.run.endings import Exit, record_exit, record_failure
 
 REQUEUE = 75
 """The exit code by which the ``after`` command asks for another attempt."""
@@ -93,28 +94,64 @@ class Attempt:
         self._failed = False
         self._ending: str | None = None
         self._warned = False
+        self._setting_up = False
         self.tasks: list[_Task] = []
+
+    def start_node_setup(self) -> bool:
+        """Start the set-up of each node; whether there is any. Raises OSError as :meth:`start` does."""
+        request = self._request
+        if not request.node_setup:
+            return False
+        self._setting_up = True
+        lines = [*request.setup, *request.node_setup]
+        command = ["bash", "-c", node_setup_script(lines, request.env)]
+        self.tasks = [
+            self._started(node * request.tasks_per_node, command, self._node_log(host_name(node)))
+            for node in range(request.nodes)
+        ]
+        return True
 
     def start(self) -> None:
         """Start every task; raises OSError when one cannot be."""
+        command = _with_setup(self._request)
+        self._setting_up = False
+        self.tasks = []
         for rank in range(self._request.nodes * self._request.tasks_per_node):
-            node = rank // self._request.tasks_per_node
-            log = os.open(
-                self.folder / f"rank-{rank:05d}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
+            self.tasks.append(self._started(rank, command, self.folder / f"rank-{rank:05d}.log"))
+
+    def _node_log(self, host: str) -> Path:
+        return self.folder / f"node-setup-{host}.log"
+
+    def _started(self, rank: int, command: Sequence[str], path: Path) -> _Task:
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            process = subprocess.Popen(
+                command,
+                env=self.environ | step_environment(self._request, rank),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
             )
-            try:
-                process = subprocess.Popen(
-                    _with_setup(self._request),
-                    env=self.environ | step_environment(self._request, rank),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                    preexec_fn=_die_with_parent,
-                )
-            finally:
-                os.close(log)
-            self.tasks.append(_Task(rank, host_name(node), process))
+        finally:
+            os.close(log)
+        return _Task(rank, host_name(rank // self._request.tasks_per_node), process)
+
+    def record_node_failure(self) -> None:
+        """Write down which node could not be set up, in the words of its log."""
+        failed = next((task for task in self.tasks if task.code), None)
+        if failed is None or self._ending is not None:
+            return
+        try:
+            told = self._node_log(failed.host).read_text(errors="replace").strip().splitlines()
+        except OSError:
+            told = []
+        # The last line is our own; the one above it is the command's.
+        words = " ".join(told[-2:-1]) or f"exit code {failed.code}"
+        with _full_disk_tolerated(f"the failure of {failed.host}"):
+            error = NodeSetupFailed(f"job.node_setup: {words[:300]}")
+            record_failure(self.folder, failed.rank, error, None, failed.host)
 
     def wait(self) -> tuple[int, str | None]:
         """Watch until every task has ended.
@@ -189,13 +226,19 @@ class Attempt:
                 induced=self._failed or self._ending is not None,
             )
             with _full_disk_tolerated(f"the end of rank {task.rank}"):
-                record_exit(self.folder, ended)
+                # A node that is set up has no rank that ended.
+                if task.code or not self._setting_up:
+                    record_exit(self.folder, ended)
             # What the task had started dies with it, as in a step's container.
             task.signal(signal.SIGKILL)
             if task.code and not self._failed:
                 self._failed = True
                 say(f"rank {task.rank} on {task.host} ended with {_in_words(code)}")
                 self._kill_at = self._kill_at or time.monotonic() + _LAST_WORDS
+
+
+class NodeSetupFailed(Exception):
+    """A line of ``job.node_setup`` failed on a node."""
 
 
 def run_job(request: JobRequest, orders: _Orders) -> tuple[State, int]:
@@ -215,11 +258,7 @@ def run_job(request: JobRequest, orders: _Orders) -> tuple[State, int]:
         orders.preempt = orders.warn = False
         attempt = Attempt(request, restart, orders)
         try:
-            attempt.start()
-            pids = [task.process.pid for task in attempt.tasks]
-            tell(request, "RUNNING", restart, pids)
-            say(f"restart {restart}: {len(pids)} tasks started")
-            code, word = attempt.wait()
+            code, word = _ran(request, attempt, restart)
         finally:
             attempt.kill()
         tell(request, "COMPLETING", restart)
@@ -234,6 +273,22 @@ def run_job(request: JobRequest, orders: _Orders) -> tuple[State, int]:
         if orders.cancel:
             return "CANCELLED", restart
         restart += 1
+
+
+def _ran(request: JobRequest, attempt: Attempt, restart: int) -> tuple[int, str | None]:
+    """Set the nodes up, then run the tasks; what :meth:`Attempt.wait` said of the last of the two."""
+    if attempt.start_node_setup():
+        tell(request, "RUNNING", restart, [task.process.pid for task in attempt.tasks])
+        say(f"restart {restart}: node_setup on {request.nodes} nodes")
+        code, word = attempt.wait()
+        if code or word is not None:
+            attempt.record_node_failure()
+            return code, word
+    attempt.start()
+    pids = [task.process.pid for task in attempt.tasks]
+    tell(request, "RUNNING", restart, pids)
+    say(f"restart {restart}: {len(pids)} tasks started")
+    return attempt.wait()
 
 
 def _after(request: JobRequest, attempt: Attempt, code: int, word: str | None) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from hpcrun.config import Config
 from hpcrun.launch import jobs
 from hpcrun.launch.errors import LaunchError
+from hpcrun.launch.pace import pauses
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import read_json
 
@@ -58,10 +59,12 @@ def wait_for_runs(paths: Sequence[str], given_up: Callable[[], bool]) -> str | N
         given_up: whether the waiting job itself has been cancelled.
     """
     for run in map(RunDirectory, map(Path, paths)):
+        executor, _ = jobs.current_job(run) or (None, "")
+        pause = pauses(executor, _POLL)
         while jobs.state(run).live:
             if given_up():
                 return "cancelled while it waited"
-            time.sleep(_POLL)
+            time.sleep(next(pause))
         if not _finished(run):
             return f"{run.name}, which it waited for, has not finished"
     return None

@@ -5,28 +5,25 @@ import shutil
 import signal
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcrun.cluster import slurm
-from hpcrun.cluster.reasons import reason_in_words
+from hpcrun.cluster.job_states import WAITING, is_over
 from hpcrun.launch import by_hand, local_job
 from hpcrun.launch.errors import LaunchError
+from hpcrun.launch.pace import pauses
+from hpcrun.launch.slurm_jobs import PATIENCE, Answer, slurm_states
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, read_events, record_event
 from hpcrun.run.files import read_json
 
-_WAITING = frozenset(
-    {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
-    | {"RESV_DEL_HOLD", "REVOKED"}
+_SUSPENDED = "SUSPENDED"
+_SUSPENDED_WORDS = (
+    "suspended by Slurm for another job, or by an administrator: it keeps its state in memory and goes on "
+    "by itself when Slurm resumes it; `hpcrun cancel` ends it"
 )
-_RUNNING = frozenset(
-    {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT"}
-)
-_LIVE = _WAITING | _RUNNING
-# squeue itself would try for 18 s; a person is waiting.
-_PATIENCE = 6.0
-
+_LOOK = 0.2
 
 # With less than this even a state of a few lines cannot be written.
 _FULL = 16_384
@@ -34,10 +31,12 @@ _FULL = 16_384
 
 @dataclass(frozen=True)
 class RunState:
-    """Where a run stands. ``word`` is one of new, pending, running, finished, stopped, failed, lost.
+    """Where a run stands. ``word`` is one of new, pending, running, suspended, finished, stopped, failed,
+    lost.
 
-    ``detail`` says more in plain words; ``live``: a job holds the run now. ``cluster``: where to ask for
-    it, if that is not this cluster: a number that two clusters know is two jobs.
+    ``detail`` says more in plain words; ``live``: a job holds the run now. ``cluster``: the cluster of the
+    job, if Slurm's commands do not reach it from here. ``through``: the one to name in them
+    (``--clusters``), if it is not this host's: a number that two clusters know is two jobs.
     """
 
     word: str
@@ -46,6 +45,7 @@ class RunState:
     executor: str | None
     job: str | None
     cluster: str | None = None
+    through: str | None = None
 
 
 def current_job(run: RunDirectory) -> tuple[str, str] | None:
@@ -74,17 +74,37 @@ def waited_for(run: RunDirectory) -> list[RunDirectory]:
 
 
 def states(runs: Iterable[RunDirectory]) -> list[RunState]:
-    """The state of each run, with one call to squeue, and one to sacct, for all of them together."""
+    """The state of each run, with one call to squeue, and one to sacct, for all of a cluster's together."""
     jobs = [(run, current_job(run)) for run in runs]
-    known, answered = _slurm_states([job for _, (who, job) in _given(jobs) if who == "slurm"])
-    clusters = [_cluster(run, *given) for run, given in _given(jobs)]
-    here = slurm.cluster_name(_PATIENCE) if answered and any(clusters) else None
-    return [
-        elsewhere
-        if job and (elsewhere := _elsewhere(run, job, here)) is not None
-        else _state(run, job, known, answered)
-        for run, job in jobs
+    on: dict[str | None, list[tuple[RunDirectory, str]]] = {}
+    for run, (executor, job) in _given(jobs):
+        if executor == "slurm":
+            on.setdefault(_cluster(run, executor, job), []).append((run, job))
+    here = slurm.cluster_name(PATIENCE) if any(on) else None
+    # Without an answer nobody knows which jobs are elsewhere.
+    local = [
+        pair for name, pairs in on.items() if here in (None, name) or name is None for pair in pairs
     ]
+    answers: dict[str | None, Answer] = {None: slurm_states(local)}
+    if here is not None:
+        for name in on.keys() - {None, here}:
+            answers[name] = slurm_states(on[name], name)
+    return [_state_of(run, job, here, answers) for run, job in jobs]
+
+
+def _state_of(
+    run: RunDirectory,
+    job: tuple[str, str] | None,
+    here: str | None,
+    answers: dict[str | None, Answer],
+) -> RunState:
+    """The state of one run, by what the cluster of its job has answered."""
+    cluster = None if job is None else _cluster(run, *job)
+    if job is None or cluster in (None, here) or cluster not in answers:
+        return _state(run, job, answers[None])
+    if not answers[cluster].answered:
+        return _elsewhere(run, job, str(cluster))
+    return replace(_state(run, job, answers[cluster]), through=cluster)
 
 
 def _cluster(run: RunDirectory, executor: str, job: str) -> str | None:
@@ -97,11 +117,8 @@ def _cluster(run: RunDirectory, executor: str, job: str) -> str | None:
     return next((str(fields["cluster"]) for fields in reversed(told) if "cluster" in fields), None)
 
 
-def _elsewhere(run: RunDirectory, job: tuple[str, str], here: str | None) -> RunState | None:
-    """The state of a run whose job is on another cluster, as far as its files tell; else None."""
-    cluster = _cluster(run, *job)
-    if here is None or cluster in (None, here):
-        return None
+def _elsewhere(run: RunDirectory, job: tuple[str, str], cluster: str) -> RunState:
+    """The state of a run whose job is on a cluster out of reach, as far as its files tell."""
     ended = _by_result(read_json(run.result), *job)
     if ended is not None:
         return ended
@@ -127,9 +144,9 @@ def cancel(run: RunDirectory) -> str:
     Raises:
         LaunchError: it is not running, or the scheduler refused.
     """
-    executor, job, waiting = _live_job(run)
+    executor, job, waiting, through = _live_job(run)
     if not _told_here(run, executor, job, local_job.CANCEL, signal.SIGTERM):
-        _checked(slurm.scancel_command(job))
+        _checked(slurm.scancel_command(job, cluster=through))
         _note_cancelled(run, job)
     return (
         f"job {job}: cancelled while it waited" if waiting else f"job {job}: told to save and stop"
@@ -151,14 +168,17 @@ def kill(run: RunDirectory) -> str:
             f"job {now.job} on cluster {now.cluster} is written off, and not ended: where it runs on, it "
             "writes nothing any more once another job has the run"
         )
-    executor, job, waiting = _live_job(run)
+    executor, job, waiting, through = _live_job(run)
     if _told_here(run, executor, job, local_job.KILL, signal.SIGKILL):
         return f"job {job}: killed"
-    # Step 0 is the ranks': the batch script lives to write down that this was the end. There is none
-    # where it has not begun, or is of another script's making.
-    ranks_only = slurm.scancel_command(job, signal="KILL", step=0)
-    if waiting or slurm.run(ranks_only).returncode:
-        _checked(slurm.scancel_command(job))
+    # The ranks run in step 0, or after a job.node_setup in step 1. The batch script lives on and records
+    # the end. Neither step is there before the ranks start, or in another program's script.
+    killed = [
+        slurm.run(slurm.scancel_command(job, signal="KILL", step=step, cluster=through))
+        for step in (0, 1)
+    ]
+    if waiting or all(answer.returncode for answer in killed):
+        _checked(slurm.scancel_command(job, cluster=through))
     _note_cancelled(run, job)
     return f"job {job}: killed"
 
@@ -172,24 +192,28 @@ def preempt(run: RunDirectory) -> str:
     Raises:
         LaunchError: it is not running, or the scheduler refused.
     """
-    executor, job, waiting = _live_job(run)
+    executor, job, waiting, through = _live_job(run)
     if waiting:
         raise LaunchError(f"{run.name}: job {job} waits for its start; there is nothing to preempt")
+    if state(run).word == "suspended":
+        raise LaunchError(
+            f"{run.name}: job {job} is suspended and hears no signal; wait until Slurm resumes it"
+        )
     if not _told_here(run, executor, job, local_job.PREEMPT, signal.SIGUSR2):
-        _checked(slurm.scancel_command(job, signal="USR2"))
+        _checked(slurm.scancel_command(job, signal="USR2", cluster=through))
         return f"job {job}: SIGUSR2 to all ranks; it saves, and requeues itself"
     if executor == "local":
         return f"job {job}: SIGTERM to all ranks; it saves, and is requeued"
     return f"{job}: SIGUSR2 to rank 0; it saves and stops, and nobody starts it again"
 
 
-def withdraw(run: RunDirectory, executor: str, job: str) -> bool:
+def withdraw(run: RunDirectory, executor: str, job: str, cluster: str | None = None) -> bool:
     """End a job that nobody is to hear of: its submission was interrupted, or could not be recorded.
 
     Returns whether it is gone.
     """
     if executor == "slurm":
-        return slurm.run(slurm.scancel_command(job)).returncode == 0
+        return slurm.run(slurm.scancel_command(job, cluster=cluster)).returncode == 0
     folder = run.job_logs(job)
     with contextlib.suppress(LaunchError):
         local_job.send(folder, local_job.KILL)
@@ -204,15 +228,18 @@ def withdraw(run: RunDirectory, executor: str, job: str) -> bool:
 def wait_until_ended(run: RunDirectory, timeout: float) -> bool:
     """Wait until no job holds the run; whether that came about within ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
+    executor, _ = current_job(run) or (None, "")
+    pause = pauses(executor, _LOOK)
     while state(run).live:
-        if time.monotonic() > deadline:
+        left = deadline - time.monotonic()
+        if left < 0:
             return False
-        time.sleep(0.2)
+        time.sleep(min(next(pause), max(left, _LOOK)))
     return True
 
 
-def _live_job(run: RunDirectory) -> tuple[str, str, bool]:
-    """(executor, job id, whether it waits for its start) of the job that holds the run."""
+def _live_job(run: RunDirectory) -> tuple[str, str, bool, str | None]:
+    """The job that holds the run: executor, id, whether it waits, and its cluster if not this host's."""
     now = state(run)
     if not now.live or now.executor is None or now.job is None:
         raise LaunchError(f"{run.name}: is not running ({now.word}); nothing was done")
@@ -223,7 +250,7 @@ def _live_job(run: RunDirectory) -> tuple[str, str, bool]:
         )
     if now.executor == "debug":
         raise LaunchError(f"{run.name}: runs in a terminal ({now.job}); end it there with Ctrl-C")
-    return now.executor, now.job, now.word == "pending"
+    return now.executor, now.job, now.word == "pending", now.through
 
 
 def _told_here(
@@ -264,8 +291,7 @@ def _checked(command: list[str]) -> None:
 def _state(
     run: RunDirectory,
     job: tuple[str, str] | None,
-    known: dict[str, tuple[str, str]],
-    answered: bool,
+    slurm_knows: Answer,
 ) -> RunState:
     result = read_json(run.result)
     if job is None:
@@ -278,9 +304,11 @@ def _state(
     elif executor == "direct":
         word, detail = by_hand.process_state(run)
     else:
-        word, detail = known.get(job_id, ("", ""))
-    if word in _LIVE:
-        shown = "pending" if word in _WAITING else "running"
+        word, detail = slurm_knows.known.get(job_id, ("", ""))
+    if word and not is_over(word):
+        shown = "pending" if word in WAITING else "running"
+        if word == _SUSPENDED:
+            shown, detail = "suspended", _SUSPENDED_WORDS
         return RunState(shown, detail, True, executor, job_id)
     ended = _by_result(result, executor, job_id)
     if ended is not None:
@@ -290,7 +318,7 @@ def _state(
     if word == "COMPLETED":
         detail = "its result.json is gone or damaged; `hpcrun resume` writes it again"
         return RunState("lost", detail, False, executor, job_id)
-    if executor == "slurm" and not word and not answered:
+    if executor == "slurm" and not word and not slurm_knows.answered:
         return RunState(_by_events(run), "Slurm does not answer now", True, executor, job_id)
     if word:
         return RunState("failed", f"{word}; `hpcrun resume` continues it", False, executor, job_id)
@@ -376,25 +404,3 @@ def _why_gone(folder: Path) -> str:
     if free < _FULL:
         return f"the disk of {folder} is full ({free} bytes are free): free some space first"
     return "its controller is gone: the machine went down, or it was killed"
-
-
-def _slurm_states(job_ids: list[str]) -> tuple[dict[str, tuple[str, str]], bool]:
-    """Slurm's (state, why it waits) of the jobs it knows, and whether it answered for the others."""
-    if not job_ids:
-        return {}, True
-    found: dict[str, tuple[str, str]] = {}
-    listed = slurm.run(slurm.squeue_command(job_ids), timeout=_PATIENCE)
-    if listed.returncode == 0:
-        for job, info in slurm.parse_squeue(listed.stdout).items():
-            waits = info.state in _WAITING
-            # A heterogeneous job is asked for by its leader's id, and listed by component.
-            leader = job.removesuffix("+0")
-            found[leader] = (info.state, reason_in_words(info.reason) if waits else "")
-    answered = listed.returncode == 0 or slurm.is_unknown_job(listed)
-    missing = [job for job in job_ids if job not in found]
-    if missing:
-        recorded = slurm.run(slurm.sacct_command(missing), timeout=_PATIENCE)
-        if recorded.returncode == 0:
-            for row in slurm.parse_sacct(recorded.stdout):
-                found[row.job_id.removesuffix("+0")] = (row.state, "")
-    return found, answered

@@ -26,6 +26,7 @@ class JobRequest:
 
     Times are in seconds. ``after`` is run at the end of each attempt with ``--exit-code`` and, where
     this cluster ended the attempt, ``--scheduler WHY``; its exit code 75 asks for a requeue.
+    ``setup``: shell lines before each task's command; ``node_setup``: before the tasks, once a node.
     ``wait_for``: the run directories that have to finish first. ``devices``: the GPUs to hand out, or
     None for a CPU job.
     """
@@ -45,6 +46,7 @@ class JobRequest:
     env: dict[str, str]
     after: Sequence[str]
     wait_for: Sequence[str] = ()
+    node_setup: Sequence[str] = ()
 
     def write(self) -> Path:
         """Put the request where the controller reads it; raises OSError when the disk refuses."""

@@ -6,34 +6,35 @@ import sys
 from pathlib import Path
 
 from hpcrun.config import Config
-from hpcrun.launch.batch_script import BatchRequest, sbatch_lines
-from hpcrun.launch.submission import batch_request
+from hpcrun.launch.batch_script import BatchRequest
+from hpcrun.launch.sbatch_options import sbatch_lines
+from hpcrun.launch.submission import batch_request, fitted_to_slurm
 from hpcrun.run.directory import RunDirectory
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "sbatch"
-"""Part of the checkout, not of an installed package: people read and change these scripts."""
+SCRIPTS = (Path(__file__).resolve().parents[1] / "sbatch").resolve()
+"""In a checkout the folder ``sbatch`` at its top, in an installed package a copy of that folder."""
 
 _IN_THE_SCRIPT = ("--requeue", "--open-mode=append")
 
 
 def raw_command(run: RunDirectory, config: Config) -> str:
     """The shell line that submits ``run`` with ``train.sbatch`` and what its config says under `job:`."""
-    request = batch_request(run, config)
-    script = SCRIPTS / "train.sbatch"
-    shown = str(script) if script.is_file() else "sbatch/train.sbatch"
-    words = ["sbatch", *_options(request), shown, str(run.path)]
+    request = batch_request(run, fitted_to_slurm(config))
+    words = ["sbatch", *_options(request), str(SCRIPTS / "train.sbatch"), str(run.path)]
     return _interpreter(request) + shlex.join(words)
 
 
 def not_in_the_script(config: Config) -> list[str]:
     """The keys of `job:` that ``config`` sets and that no option of sbatch can carry."""
-    keys = ("setup", "env", "srun_args", "container")
+    keys = ("setup", "node_setup", "env", "srun_args", "container")
     return [f"job.{key}" for key in keys if getattr(config.job, key)]
 
 
 def _options(request: BatchRequest) -> list[str]:
     words = [
-        word for line in sbatch_lines(request) for word in shlex.split(line.removeprefix("#SBATCH"))
+        word
+        for line in sbatch_lines(request.run, request.job)
+        for word in shlex.split(line.removeprefix("#SBATCH"))
     ]
     return [word for word in words if word not in _IN_THE_SCRIPT]
 

@@ -1,8 +1,8 @@
 """The submitit executor for Slurm, with this package's batch script instead of submitit's.
 
-submitit keeps what it is good at (pickling, job folders, the call of sbatch). Its script lacks
-``--requeue``, sends a work-load key that many sites refuse, and ends with srun, so that nobody is left
-to find the cause of a failure.
+submitit keeps what it is good at (job folders, the call of sbatch). Its script lacks ``--requeue``, sends a
+work-load key that many sites refuse, and ends with srun, so that nobody is left to find the cause of a
+failure. Its pickle is written, and read by nobody: the batch step starts the ranks.
 """
 
 import contextlib
@@ -17,9 +17,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from submitit import Job
+from submitit.core.utils import FailedSubmissionError
 from submitit.slurm.slurm import SlurmExecutor
 
+from hpcrun.cluster import slurm
 from hpcrun.cluster.environment import scrub
+from hpcrun.cluster.errors import ClusterError
 from hpcrun.launch.batch_script import BatchRequest, batch_script
 
 # Seconds without an answer after which a person wonders.
@@ -27,15 +30,17 @@ _SILENCE = 5.0
 
 
 class RequeueingSlurmExecutor(SlurmExecutor):
-    """Sends ``request``'s script to sbatch. Its tasks run ``request.worker``, not submitit's entry.
+    """Sends ``request``'s script to sbatch.
 
-    ``accepted``: the job's id from the moment that sbatch has told it, also if what follows fails.
+    ``accepted``: the job's id from the moment that sbatch has told it, also if what follows fails;
+    ``cluster``: the one that sbatch has named, which it does after ``--clusters``.
     """
 
     def __init__(self, folder: Path, request: BatchRequest) -> None:
         super().__init__(folder)
         self._request = request
         self.accepted: str | None = None
+        self.cluster: str | None = None
         self.update_parameters(nodes=request.job.nodes, ntasks_per_node=request.job.gpus)
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
@@ -52,7 +57,11 @@ class RequeueingSlurmExecutor(SlurmExecutor):
     def _get_job_id_from_submission_command(  # type: ignore[override]
         self, string: bytes | str
     ) -> str:
-        self.accepted = super()._get_job_id_from_submission_command(string)
+        text = string if isinstance(string, str) else string.decode(errors="replace")
+        try:
+            self.accepted, self.cluster = slurm.parse_sbatch(text)
+        except ClusterError as error:
+            raise FailedSubmissionError(str(error)) from error
         return self.accepted
 
 

@@ -7,33 +7,42 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from hpcrun.cluster import slurm
-from hpcrun.cluster.avoid import nodes_to_avoid
+from hpcrun.cluster.avoid import NodeRequest, nodes_to_avoid, take_back_if_stuck, with_options
 from hpcrun.cluster.devices import visible_gpus
 from hpcrun.cluster.environment import unused_by_sbatch
+from hpcrun.cluster.hostlist import expand
 from hpcrun.config import Config, Job
 from hpcrun.launch import jobs
 from hpcrun.launch.batch_script import BatchRequest, batch_script
 from hpcrun.launch.dependencies import with_dependency
 from hpcrun.launch.errors import LaunchError
+from hpcrun.launch.resources import fitted, say
+from hpcrun.launch.sbatch_options import job_name, wanted_cluster
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import record_event
+from hpcrun.run.files import write_atomic
+
+if TYPE_CHECKING:
+    from hpcrun.launch.slurm_executor import RequeueingSlurmExecutor
 
 # sbatch's words when the request has certainly not arrived, so that asking again is safe.
 _NOT_REACHED = "Unable to contact slurm controller (connect failure)"
 _PATIENCE, _PAUSE = 120.0, 5.0
+_NO_NODE_LEFT = ("Requested node configuration is not available", "Invalid node name specified")
 
 ExecutorName = Literal["slurm", "local", "debug", "prepared"]
 
 
 @dataclass(frozen=True)
 class Submitted:
-    """A job that has been handed over."""
+    """A job that has been handed over; ``cluster``: which one has it, where sbatch said so."""
 
     executor: ExecutorName
     job_id: str
+    cluster: str | None = None
 
 
 def choose_executor(config: Config) -> ExecutorName:
@@ -76,16 +85,29 @@ def local_devices(config: Config) -> list[str] | None:
 
 def batch_request(run: RunDirectory, config: Config, avoid: Sequence[str] = ()) -> BatchRequest:
     """What the Slurm script of ``run`` is made of; ``avoid``: nodes to leave out."""
-    python = config.job.python or sys.executable
-    container = config.job.container
-    folder = str(submitit_folder(run))
     return BatchRequest(
         run=run.path,
         job=_leaving_out(config.job, avoid),
         # Outside the container, on the batch host: it talks to Slurm.
         python=sys.executable,
-        worker=(*container, python, "-u", "-m", "hpcrun.worker", "--submitit", folder),
     )
+
+
+def fitted_to_slurm(config: Config) -> Config:
+    """``config`` with the request for GPUs, CPUs and memory that suits this cluster, said on the screen.
+
+    Raises:
+        LaunchError: no node has what is asked for.
+    """
+    job, lines = fitted(config.job)
+    say(lines)
+    return config.model_copy(update={"job": job})
+
+
+def _worker(run: RunDirectory, job: Job) -> list[str]:
+    """What each task of the local cluster runs."""
+    python = job.python or sys.executable
+    return [*job.container, python, "-u", "-m", "hpcrun.worker", str(run.path)]
 
 
 def _leaving_out(job: Job, nodes: Sequence[str]) -> Job:
@@ -96,8 +118,18 @@ def _leaving_out(job: Job, nodes: Sequence[str]) -> Job:
 
 
 def _bad_nodes(job: Job) -> list[str]:
-    """The nodes that failed too often of late, said once on the screen."""
-    bad = nodes_to_avoid(job.partition, job.nodes, after=job.exclude_after, hours=job.exclude_hours)
+    """The nodes that failed too often of late, said once on the screen.
+
+    None for a job on another cluster: what the ledger says of its nodes is not known to Slurm here.
+    """
+    if wanted_cluster(job) is not None:
+        return []
+    fixed = bool(job.constraint or job.reservation)
+    gpus = None if job.cpu else {"": job.gpus}
+    excluded = frozenset(expand(job.exclude) if job.exclude else ())
+    wanted = NodeRequest(job.partition, job.nodes, fixed, gpus, excluded)
+    request = with_options(wanted, job.sbatch_args)
+    bad = nodes_to_avoid(request, after=job.exclude_after, hours=job.exclude_hours)
     if bad:
         print(
             f"hpcrun: leaves out {', '.join(bad)}: {job.exclude_after} failures or more in the last "
@@ -123,12 +155,12 @@ def preview(run: RunDirectory, config: Config, executor: ExecutorName) -> str:
     if executor in ("slurm", "prepared"):
         if executor == "slurm":
             _say_what_sbatch_is_spared()
-        return batch_script(batch_request(run, config, _bad_nodes(config.job)))
+        return batch_script(batch_request(run, fitted_to_slurm(config), _bad_nodes(config.job)))
     request = batch_request(run, config)
     job = config.job
     lines = [
         f"# {executor}: {job.nodes} x {job.gpus} processes on this machine, each running",
-        f"#   {' '.join(request.worker)}",
+        f"#   {' '.join(_worker(run, job))}",
         "# With Slurm, this script would go to sbatch:",
         "",
     ]
@@ -136,7 +168,7 @@ def preview(run: RunDirectory, config: Config, executor: ExecutorName) -> str:
 
 
 def submitit_folder(run: RunDirectory) -> Path:
-    """Where submitit keeps its pickles: a path, and nothing that a restart needs, is in them."""
+    """Where submitit keeps its pickles, which nobody reads: the tasks are told the run's path."""
     return run.logs / "submitit"
 
 
@@ -144,7 +176,6 @@ def submit(
     run: RunDirectory,
     config: Config,
     executor: ExecutorName,
-    payload: Any,
     after: Sequence[RunDirectory] = (),
     *,
     interrupted: Callable[[], bool] = lambda: False,
@@ -152,7 +183,6 @@ def submit(
     """Start a job for ``run`` and log it.
 
     Args:
-        payload: the callable that each task runs, given the run's path.
         after: runs that have to finish first.
         interrupted: whether to stop asking a controller that does not answer.
 
@@ -166,9 +196,12 @@ def submit(
         # Before, because of a job that was handed over there has to be a line at once.
         if (cluster := slurm.cluster_name()) is not None:
             facts["cluster"] = cluster
-        handed = _submit_slurm(run, with_dependency(config, after), payload, interrupted)
+        handed = _submit_slurm(run, with_dependency(config, after), interrupted)
+        facts["name"] = job_name(run, config.job)
+        if handed.cluster is not None:
+            facts["cluster"] = handed.cluster
     else:
-        handed = _submit_local(run, config, payload, after)
+        handed = _submit_local(run, config, after)
     try:
         record_event(
             run,
@@ -191,19 +224,16 @@ def _take_back(run: RunDirectory, handed: Submitted, error: OSError) -> None:
     Raises:
         LaunchError: it cannot be ended either.
     """
-    if not jobs.withdraw(run, handed.executor, handed.job_id):
+    if not jobs.withdraw(run, handed.executor, handed.job_id, handed.cluster):
+        where = f"--clusters={handed.cluster} " if handed.cluster else ""
         raise LaunchError(
             f"job {handed.job_id} is submitted, but {run.path} cannot be written ({error.strerror}); "
-            f"end it with `scancel {handed.job_id}`"
+            f"end it with `scancel {where}{handed.job_id}`"
         ) from error
 
 
-def _submit_slurm(
-    run: RunDirectory, config: Config, payload: Any, interrupted: Callable[[], bool]
-) -> Submitted:
+def _submit_slurm(run: RunDirectory, config: Config, interrupted: Callable[[], bool]) -> Submitted:
     from submitit.core.utils import FailedJobError, FailedSubmissionError
-
-    from hpcrun.launch.slurm_executor import RequeueingSlurmExecutor
 
     if shutil.which("sbatch") is None:
         raise LaunchError(
@@ -211,31 +241,75 @@ def _submit_slurm(
             "--executor local"
         )
     _say_what_sbatch_is_spared()
-    executor = RequeueingSlurmExecutor(
-        submitit_folder(run), batch_request(run, config, _bad_nodes(config.job))
-    )
     give_up = time.monotonic() + _PATIENCE
+    # Without an answer the request cannot be fitted to the nodes of the cluster.
+    fits = not config.job.cpu and wanted_cluster(config.job) is None
+    while fits and _is_away() and time.monotonic() < give_up:
+        _wait_for_controller(interrupted)
+    wanted, bad = fitted_to_slurm(config), _bad_nodes(config.job)
+    executor = _executor(run, wanted, bad)
     while True:
         try:
-            return Submitted("slurm", str(executor.submit(payload).job_id))
+            job_id = str(executor.submit(str, run.path).job_id)
+            if bad:
+                _leave_enough_nodes(job_id, config.job)
+            return Submitted("slurm", job_id, executor.cluster)
         except (FailedJobError, FailedSubmissionError) as error:
             words = " ".join(str(error).split())
+            if bad and any(words_of_slurm in words for words_of_slurm in _NO_NODE_LEFT):
+                print("hpcrun: leaves out no node: Slurm has no other for the job", file=sys.stderr)
+                bad = []
+                executor = _executor(run, wanted, bad)
+                continue
             if _NOT_REACHED not in words or time.monotonic() > give_up:
                 raise LaunchError(_refusal(words)) from error
         except OSError as error:
             if executor.accepted is not None:
-                _take_back(run, Submitted("slurm", executor.accepted), error)
+                handed = Submitted("slurm", executor.accepted, executor.cluster)
+                _take_back(run, handed, error)
             raise
-        print(
-            f"hpcrun: Slurm's controller does not answer; trying for {_PATIENCE:.0f} s "
-            "(--executor local trains on this machine)",
-            file=sys.stderr,
-        )
-        again = time.monotonic() + _PAUSE
-        while time.monotonic() < again:
-            if interrupted():
-                raise KeyboardInterrupt("nothing was submitted")
-            time.sleep(0.1)
+        _wait_for_controller(interrupted)
+
+
+def _is_away() -> bool:
+    """Tell whether the controller of this host's cluster gives no answer."""
+    answer = slurm.run(["scontrol", "show", "config"], timeout=6.0)
+    return answer.returncode != 0 and slurm.classify_requeue_error(answer.stderr) == "transient"
+
+
+def _wait_for_controller(interrupted: Callable[[], bool]) -> None:
+    """Tell the user that the controller is away, and wait before the next attempt.
+
+    Raises:
+        KeyboardInterrupt: the user ended the wait; nothing was submitted.
+    """
+    print(
+        f"hpcrun: Slurm's controller does not answer; trying for {_PATIENCE:.0f} s "
+        "(--executor local trains on this machine)",
+        file=sys.stderr,
+    )
+    again = time.monotonic() + _PAUSE
+    while time.monotonic() < again:
+        if interrupted():
+            raise KeyboardInterrupt("nothing was submitted")
+        time.sleep(0.1)
+
+
+def _leave_enough_nodes(job_id: str, job: Job) -> None:
+    """Take the exclusion of bad nodes back where Slurm finds no other node for the job."""
+    reason = take_back_if_stuck(job_id, [job.exclude] if job.exclude else [])
+    if reason is not None:
+        print(f"hpcrun: leaves out no node after all: the job waited for {reason}", file=sys.stderr)
+
+
+def _executor(run: RunDirectory, config: Config, avoid: Sequence[str]) -> "RequeueingSlurmExecutor":
+    """The executor for a script that lies in the run, for the successor of a job that may not be requeued."""
+    from hpcrun.launch.slurm_executor import RequeueingSlurmExecutor
+
+    request = batch_request(run, config, avoid)
+    run.logs.mkdir(mode=0o700, exist_ok=True)
+    write_atomic(run.batch_script, batch_script(request))
+    return RequeueingSlurmExecutor(submitit_folder(run), request)
 
 
 def _refusal(words: str) -> str:
@@ -249,9 +323,7 @@ def _refusal(words: str) -> str:
     return f"sbatch refused: {told}; change the `job:` section or the flags, and see `sinfo`"
 
 
-def _submit_local(
-    run: RunDirectory, config: Config, payload: Any, after: Sequence[RunDirectory]
-) -> Submitted:
+def _submit_local(run: RunDirectory, config: Config, after: Sequence[RunDirectory]) -> Submitted:
     from hpcrun.launch.local_executor import LocalClusterExecutor
 
     job = config.job
@@ -267,10 +339,11 @@ def _submit_local(
         grace=job.grace,
         requeue_delay=job.requeue_delay,
         setup=job.setup,
+        node_setup=job.node_setup,
         env=job.env,
         after=[sys.executable, "-m", "hpcrun", "settle", str(run.path)],
-        entry=list(batch_request(run, config).worker),
+        entry=_worker(run, job),
         log_folder=str(run.logs),
         wait_for=[str(other.path) for other in after],
     )
-    return Submitted("local", str(executor.submit(payload).job_id))
+    return Submitted("local", str(executor.submit(str, run.path).job_id))

@@ -84,6 +84,15 @@ class RunDirectory:
         return self.path / "logs"
 
     @property
+    def batch_script(self) -> Path:
+        """The batch script of the newest submission to Slurm by `hpcrun submit`."""
+        return self.logs / "batch.sbatch"
+
+    def unstarted(self, job: str) -> Path:
+        """A line for each try to start the batch step of ``job``; the step removes the file as it begins."""
+        return self.path / f".unstarted-{job}"
+
+    @property
     def result(self) -> Path:
         """The final word (JSON)."""
         return self.path / "result.json"

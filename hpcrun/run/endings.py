@@ -77,12 +77,18 @@ def node_name() -> str:
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
-def record_failure(folder: Path, rank: int, error: BaseException, step: int | None) -> Failure:
-    """Write ``failure-rank-00003.json`` into ``folder``; raises OSError when the disk refuses."""
+def record_failure(
+    folder: Path, rank: int, error: BaseException, step: int | None, host: str | None = None
+) -> Failure:
+    """Write ``failure-rank-00003.json`` into ``folder``; raises OSError when the disk refuses.
+
+    Args:
+        host: where ``rank`` failed; None: this node.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     failure = Failure(
         rank=rank,
-        host=node_name(),
+        host=host or node_name(),
         time=time.time(),
         kind=type(error).__name__,
         message=str(error),

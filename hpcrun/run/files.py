@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+_STALE_READS = 2
+
 
 def write_atomic(path: Path, content: bytes | str, mode: int = 0o600) -> None:
     """Replace ``path`` by ``content`` so that a reader, or a crash, meets the old file or the new one.
@@ -65,12 +67,31 @@ def finite(value: Any) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in ``path``, or None when there is no such file or it holds no JSON object."""
+    """The object in ``path``, or None when there is no such file or it holds no JSON object.
+
+    Raises:
+        OSError: the file is there and cannot be read.
+    """
     try:
-        value = json.loads(path.read_text())
+        value = json.loads(_read_replaced(path))
     except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def _read_replaced(path: Path) -> str:
+    """The text of a file that others replace while it is read.
+
+    A client of NFS may hold the handle of the file that was replaced, and gets ESTALE; opening the name again
+    finds the new file (nfs(5)).
+    """
+    for _ in range(_STALE_READS):
+        try:
+            return path.read_text()
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+    return path.read_text()
 
 
 def append_line(path: Path, value: Mapping[str, Any], *, durable: bool = False) -> None:

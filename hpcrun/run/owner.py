@@ -5,10 +5,14 @@ job already trains. The newer one writes its name here first; whoever finds anot
 before a commit must not commit.
 """
 
+import contextlib
 import json
 import os
+import signal
 import socket
+import threading
 import time
+from pathlib import Path
 
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.events import Attempt
@@ -27,64 +31,144 @@ def claim(run: RunDirectory, attempt: Attempt) -> None:
     )
 
 
-def require_ownership(run: RunDirectory, attempt: Attempt) -> None:
+def require_ownership(
+    run: RunDirectory, attempt: Attempt, *, patience: float = 30.0, pause: float = 0.5
+) -> None:
     """Return if ``attempt`` is the run's owner.
 
+    A file that cannot be read, or is not there, says nothing about a newer incarnation: on a network file
+    system both pass. It is read again until ``patience`` is over.
+
+    Args:
+        patience: seconds for which the file may be missing or unreadable.
+        pause: seconds before the second look; doubled for each further one.
+
     Raises:
-        Superseded: a newer incarnation has taken over.
+        Superseded: a newer incarnation has taken over, or the file stays missing.
+        OSError: the file stays unreadable.
     """
-    owner = (read_json(run.owner) or {}).get("owner")
-    if owner != attempt.owner:
-        raise Superseded(f"{run.name}: {owner} owns this run now; {attempt.owner} stops writing")
+    late = time.monotonic() + patience
+    while True:
+        try:
+            owner = (read_json(run.owner) or {}).get("owner")
+        except OSError:
+            if time.monotonic() + pause > late:
+                raise
+        else:
+            if owner == attempt.owner:
+                return
+            if owner is not None or time.monotonic() + pause > late:
+                words = f"{owner} owns this run now" if owner else f"{run.owner.name} is gone"
+                raise Superseded(f"{run.name}: {words}; {attempt.owner} stops writing")
+        time.sleep(pause)
+        pause *= 2
 
 
 class SubmissionLock:
     """Held while a run is being submitted, so that two people cannot start it twice.
 
     A lock file made with O_EXCL (atomic on NFS v3 and later, open(2)), not flock, which Lustre and
-    old NFS do not have. One left by a dead process of this host, or older than ten minutes, is taken over.
+    old NFS do not have. Its holder touches it every few seconds. A lock of a dead process of this host,
+    or one that nobody has touched for three minutes, is taken over. All times come from the file
+    server: its clock and this host's may differ by minutes.
     """
 
-    _stale_after = 600.0
+    # Longer than a few beats and the minute for which an NFS client may show an old time (acregmax).
+    _stale_after = 180.0
+    _beat = 10.0
 
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
+        self._token = os.urandom(8).hex()
+        self._released = threading.Event()
 
     def __enter__(self) -> None:
-        holder = {"pid": os.getpid(), "host": socket.gethostname(), "time": time.time()}
-        for _ in range(2):
-            try:
-                descriptor = os.open(
-                    self._run.submitting, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600
-                )
-            except FileExistsError:
-                self._take_over_if_stale()
-                continue
-            except OSError as error:
-                raise RunError(
-                    f"{self._run.path}: cannot be written: {error.strerror}; check its owner and space"
-                ) from error
-            try:
-                with open(descriptor, "w") as stream:  # noqa: PTH123
-                    json.dump(holder, stream)
-            except OSError:
-                self._run.submitting.unlink(missing_ok=True)
-                raise
-            return
-        raise RunError(
-            f"{self._run.path}: somebody is submitting it right now; if not, remove {self._run.submitting}"
-        )
+        if not self._created() and not self._taken_over():
+            raise RunError(
+                f"{self._run.path}: somebody is submitting it right now; if not, remove "
+                f"{self._run.submitting}"
+            )
+        _start_without_signals(threading.Thread(target=self._keep_alive, daemon=True))
 
     def __exit__(self, *_: object) -> None:
-        self._run.submitting.unlink(missing_ok=True)
-
-    def _take_over_if_stale(self) -> None:
-        holder = read_json(self._run.submitting) or {}
-        try:
-            age = time.time() - self._run.submitting.stat().st_mtime
-        except FileNotFoundError:
-            return
-        here = holder.get("host") == socket.gethostname()
-        dead = here and not os.path.exists(f"/proc/{holder.get('pid')}")  # noqa: PTH110
-        if dead or age > self._stale_after:
+        self._released.set()
+        if _holder(self._run.submitting)[0] == self._token:
             self._run.submitting.unlink(missing_ok=True)
+
+    def _created(self) -> bool:
+        try:
+            self._write(self._run.submitting)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise RunError(
+                f"{self._run.path}: cannot be written: {error.strerror}; check its owner and space"
+            ) from error
+        return True
+
+    def _taken_over(self) -> bool:
+        """Put our lock in the place of a stale one; exactly one of several that try succeeds.
+
+        The name of the new file holds the token of the stale lock: only one process can make it, and
+        only the process that made it may replace that lock.
+        """
+        stale, _, _ = _holder(self._run.submitting)
+        if stale is None:
+            return self._created()
+        claim = self._run.submitting.with_name(f".{self._run.submitting.name}.{stale}")
+        try:
+            self._write(claim)
+        except FileExistsError:
+            return False
+        try:
+            # Again, now that nobody else may replace it: the first answer may be old.
+            token, age, dead = _holder(self._run.submitting, now=claim.stat().st_mtime)
+            if token != stale or not (dead or age > self._stale_after):
+                return False
+            claim.replace(self._run.submitting)
+        finally:
+            claim.unlink(missing_ok=True)
+        return True
+
+    def _write(self, path: Path) -> None:
+        """Make ``path`` with our name in it; raises FileExistsError where it is there."""
+        holder = {"pid": os.getpid(), "host": socket.gethostname(), "token": self._token}
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with open(descriptor, "w") as stream:  # noqa: PTH123
+                json.dump(holder, stream)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+
+    def _keep_alive(self) -> None:
+        while not self._released.wait(self._beat):
+            # A file server that is away for a moment is asked again at the next beat.
+            with contextlib.suppress(OSError):
+                # Without times, utime(2) leaves them to the file server.
+                os.utime(self._run.submitting)
+
+
+def _holder(lock: Path, now: float = 0.0) -> tuple[str | None, float, bool]:
+    """A lock's token, its age in seconds at the server's time ``now``, and whether its holder is dead.
+
+    The token is None where there is no lock. A lock whose holder died before it wrote its name goes by
+    its inode.
+    """
+    try:
+        found = lock.stat()
+    except FileNotFoundError:
+        return None, 0.0, False
+    holder = read_json(lock) or {}
+    here = holder.get("host") == socket.gethostname()
+    dead = here and not os.path.exists(f"/proc/{holder.get('pid')}")  # noqa: PTH110
+    return str(holder.get("token", found.st_ino)), now - found.st_mtime, dead
+
+
+def _start_without_signals(thread: threading.Thread) -> None:
+    """Start ``thread`` so that signals reach the main thread only, which may make them wait."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        thread.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

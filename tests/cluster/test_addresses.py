@@ -1,10 +1,19 @@
 """Names and addresses of this machine, as the kernel and its resolver have them."""
 
+from __future__ import annotations
+
 import socket
 
 import pytest
 
-from hpcrun.cluster.addresses import gloo_interface, is_only_loopback, outward_address, reachable
+from hpcrun.cluster import addresses
+from hpcrun.cluster.addresses import (
+    bound_address,
+    is_only_loopback,
+    is_own,
+    is_sound,
+    outward_address,
+)
 
 
 def test_localhost_is_only_loopback_and_a_name_that_does_not_resolve_is_not() -> None:
@@ -12,6 +21,7 @@ def test_localhost_is_only_loopback_and_a_name_that_does_not_resolve_is_not() ->
     assert is_only_loopback("127.0.1.1")
     assert not is_only_loopback("203.0.113.9")
     assert not is_only_loopback("no-such-host.invalid")
+    assert not is_only_loopback("a" * 70 + ".invalid")
 
 
 def test_the_way_to_this_very_host_is_no_way_outward() -> None:
@@ -19,19 +29,31 @@ def test_the_way_to_this_very_host_is_no_way_outward() -> None:
     assert outward_address([]) is None
 
 
-def test_a_name_that_others_reach_stays_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert reachable("203.0.113.9", {"SLURM_STEP_NODELIST": "a,b"}) == "203.0.113.9"
-    # Nothing better is known: the name says at least what was meant.
-    assert reachable("localhost", {}) == "localhost"
-    assert reachable("localhost", {"SLURM_JOB_NODELIST": "localhost"}) == "localhost"
+def test_an_address_of_another_host_is_not_own() -> None:
+    assert is_own("127.0.0.1")
+    assert not is_own("203.0.113.9")
 
 
-def test_gloo_is_left_alone_on_one_host_where_told_otherwise_and_where_names_are_sound(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("found", "bound", "sound"),
+    [
+        (["203.0.113.9"], None, False),
+        (["203.0.113.9", "127.0.0.1"], "127.0.0.1", False),
+        ([], None, False),
+    ],
+)
+def test_a_name_is_sound_where_it_can_be_bound_and_reached(
+    found: list[str], bound: str | None, sound: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    two = {"SLURM_STEP_NODELIST": "localhost,127.0.0.1"}
-    assert gloo_interface({"SLURM_STEP_NODELIST": "localhost"}) == {}
-    assert gloo_interface({**two, "GLOO_SOCKET_IFNAME": "ib0"}) == {}
-    assert gloo_interface({**two, "HPCRUN_LOCAL_CLUSTER": "1"}) == {}
-    monkeypatch.setattr(socket, "gethostname", lambda: "203.0.113.9")
-    assert gloo_interface(two) == {}
+    monkeypatch.setattr(addresses, "addresses_of", lambda _: found)
+    assert (bound_address("me"), is_sound("me")) == (bound, sound)
+
+
+def test_a_name_on_a_network_of_this_host_is_sound(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hpcrun.cluster.interfaces import own_interfaces
+
+    own = [address for found in own_interfaces().values() for address in found]
+    if not own:
+        pytest.skip("this machine has no network")
+    monkeypatch.setattr(socket, "gethostname", lambda: own[0])
+    assert is_sound(socket.gethostname())

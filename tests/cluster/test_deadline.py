@@ -24,7 +24,8 @@ def test_the_variable_of_newer_slurms_is_taken_without_asking() -> None:
 
 def test_an_older_slurm_is_asked_by_the_id_of_the_array_task(recorded_env: Recorded) -> None:
     environ = recorded_env("gpus-per-task")
-    assert "SLURM_JOB_END_TIME" not in environ
+    # Since 23.02 the job is told.
+    environ.pop("SLURM_JOB_END_TIME", None)
     assert end_time(environ, lambda job: {"3_1": 5.0}[job]) == 5.0
 
 
@@ -56,7 +57,7 @@ def squeue_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[
 def test_the_controllers_answer_is_read(
     squeue_prints: Callable[[str], None], recorded: Callable[[str], str]
 ) -> None:
-    squeue_prints(recorded("squeue.txt"))
+    squeue_prints(recorded("22.05/squeue.txt"))
     assert query_end_time("30") == 1795347511.0
     assert query_end_time("99") is None
 
@@ -64,7 +65,7 @@ def test_the_controllers_answer_is_read(
 def test_the_guess_for_a_waiting_job_is_no_end_time(
     squeue_prints: Callable[[str], None], recorded: Callable[[str], str]
 ) -> None:
-    squeue_prints(recorded("squeue.txt"))
+    squeue_prints(recorded("22.05/squeue.txt"))
     assert query_end_time("36") is None
 
 

@@ -160,3 +160,22 @@ def test_only_the_rank_that_listens_minds_a_taken_port() -> None:
         second.validate(check_port=True)
         by_agent = first.model_copy(update={"launch_method": "torchrun"})
         by_agent.validate(check_port=True)
+
+
+def test_a_rank_of_amds_gpus_uses_nccl(recorded_env: Recorded) -> None:
+    env = recorded_env("uneven-step")
+    del env["CUDA_VISIBLE_DEVICES"]
+    config = DistributedConfig.from_env({**env, "ROCR_VISIBLE_DEVICES": "0,1,2,3"})
+    assert (config.backend, config.device_ids) == ("nccl", (0,))
+
+
+def test_ranks_that_would_share_slices_of_a_gpu_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-9f1c,MIG-2a3b")
+    with pytest.raises(ClusterError, match="slices of a GPU"):
+        gpu_config(master_addr="127.0.0.1").validate()
+
+
+def test_the_address_is_not_looked_up_where_the_ranks_find_it_themselves() -> None:
+    gpu_config(master_addr="no-such-host.invalid").validate(visible_devices=4, check_address=False)

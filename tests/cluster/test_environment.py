@@ -40,6 +40,21 @@ def test_what_is_not_a_launchers_is_kept() -> None:
     assert scrub(kept) == kept
 
 
+def test_what_slurm_tells_mpirun_in_a_job_stays_in_that_job() -> None:
+    # As Slurm 26.05 sets them in a batch script.
+    told = {
+        "HYDRA_BOOTSTRAP": "slurm",
+        "HYDRA_LAUNCHER_EXTRA_ARGS": "--external-launcher",
+        "I_MPI_HYDRA_BOOTSTRAP": "slurm",
+        "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": "--external-launcher",
+        "OMPI_MCA_plm_slurm_args": "--external-launcher",
+        "PRTE_MCA_plm_slurm_args": "--external-launcher",
+    }
+    own = {"HYDRA_FULL_ERROR": "1", "PRTE_MCA_rmaps_default_mapping_policy": "core"}
+    assert scrub({**told, **own, "SLURM_JOB_ID": "7"}) == own
+    assert scrub(told) == told
+
+
 def test_a_persons_defaults_for_sbatch_are_known_from_what_an_enclosing_job_says() -> None:
     own = {"SBATCH_ACCOUNT": "astro", "SBATCH_QOS": "", "SBATCH_GRES": "fpga:1", "SLURM_CONF": "/x"}
     assert sbatch_defaults(own) == {"SBATCH_ACCOUNT": "account"}

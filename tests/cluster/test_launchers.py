@@ -174,3 +174,71 @@ def test_a_step_without_counts_of_tasks_is_refused(recorded_env: Recorded) -> No
     del env["SLURM_STEP_TASKS_PER_NODE"], env["SLURM_TASKS_PER_NODE"]
     with pytest.raises(ClusterError, match="SLURM_STEP_TASKS_PER_NODE"):
         read_placement(env)
+
+
+@pytest.mark.parametrize("number", ["-5", "-6", "4294967290", "4294967291", ""])
+def test_only_a_number_that_srun_gave_makes_a_step(number: str, recorded_env: Recorded) -> None:
+    env = {**recorded_env("batch-shell"), "SLURM_STEP_ID": number}
+    with pytest.raises(ClusterError, match="8 tasks without srun"):
+        read_placement(env)
+    assert read_placement({**env, **recorded_env("torchrun")}).rank == 3
+    assert read_placement({**env, **OPENMPI}).rank == 5
+
+
+def test_torchrun_and_mpirun_in_a_batch_script_number_the_ranks(
+    recorded_env: Recorded, version: str
+) -> None:
+    env = recorded_env("batch-shell")
+    assert env.get("SLURM_STEP_ID") == ("-5" if version == "26.05" else None)
+    assert read_placement({**env, **recorded_env("torchrun")}).method == "torchrun"
+    assert read_placement({**env, **OPENMPI}).method == "mpi"
+    with pytest.raises(ClusterError, match="8 tasks without srun"):
+        read_placement(env)
+
+
+def test_master_addr_of_the_environment_is_honored_in_a_step(recorded_env: Recorded) -> None:
+    env = recorded_env("uneven-step")
+    assert read_placement({**env, "MASTER_ADDR": "node1i"}).master_addr == "node1i"
+    # What a torchrun around the step left leads nowhere on another node.
+    for loopback in ("127.0.0.1", "localhost"):
+        assert read_placement({**env, "MASTER_ADDR": loopback}).master_addr == "node1"
+
+
+def test_rank_0_of_a_heterogeneous_job_is_in_its_first_component(recorded_env: Recorded) -> None:
+    env = recorded_env("uneven-step")
+    assert env["SLURM_STEP_NODELIST"] == "node[1-3]"
+    first = {"SLURM_JOB_NODELIST_HET_GROUP_0": "node[2-3]"}
+    assert read_placement({**env, **first}).master_addr == "node2"
+    # A step of the other component only.
+    other = {"SLURM_JOB_NODELIST_HET_GROUP_0": "node7"}
+    assert read_placement({**env, **other}).master_addr == "node1"
+
+
+HYDRA = {
+    "PMI_RANK": "5",
+    "PMI_SIZE": "8",
+    "MPI_LOCALRANKID": "1",
+    "MPI_LOCALNRANKS": "4",
+}
+
+
+def test_intel_mpi_and_mpich_are_read(recorded_env: Recorded) -> None:
+    placement = read_placement({**HYDRA, "MASTER_ADDR": "a"})
+    assert (placement.method, placement.rank, placement.world_size) == ("mpi", 5, 8)
+    assert (placement.local_rank, placement.node_rank, placement.num_nodes) == (1, 1, 2)
+    # Its proxies are a step with one task a node.
+    inside = {**recorded_env("small-step"), **HYDRA, "PMI_SIZE": "8"}
+    assert read_placement(inside).method == "mpi"
+
+
+def test_pmi_of_srun_is_no_mpirun(recorded_env: Recorded) -> None:
+    pmi = {"PMI_RANK": "6", "PMI_SIZE": "8"}
+    assert read_placement({**recorded_env("uneven-step"), **pmi}).method == "slurm"
+    assert read_placement({**recorded_env("small-step"), **pmi}).method == "slurm"
+
+
+def test_pmi_without_a_local_rank_is_refused_and_not_taken_for_a_single_rank() -> None:
+    with pytest.raises(ClusterError, match="PMI_SIZE=8") as refusal:
+        read_placement({"PMI_RANK": "5", "PMI_SIZE": "8"})
+    assert "\n" not in str(refusal.value)
+    assert read_placement({"PMI_RANK": "0", "PMI_SIZE": "1"}).method == "single"

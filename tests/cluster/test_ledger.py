@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-from hpcrun.cluster.ledger import Blame, blame, blames, ledger_path, spare, suspects
+from hpcrun.cluster.ledger import Blame, blame, blames, forgive, ledger_path, spare, suspects
 
 
 def test_blame_is_kept_for_a_time_and_survives_a_torn_line(tmp_path: Path) -> None:
@@ -27,8 +27,39 @@ def test_a_node_is_suspect_from_its_second_failure_and_the_worst_come_first() ->
     assert suspects(entries, after=2) == ["c", "b"]
 
 
+def living(*nodes: str) -> dict[str, bool]:
+    return dict.fromkeys(nodes, True)
+
+
 def test_a_job_keeps_enough_nodes_to_run_on() -> None:
-    assert spare(["c", "b"], ["a", "b", "c", "d"], needed=2) == ["c", "b"]
-    assert spare(["c", "b"], ["a", "b", "c", "d"], needed=3) == ["c"]
-    assert spare(["c", "b"], ["b", "c"], needed=2) == []
-    assert spare(["elsewhere"], ["a", "b"], needed=1) == []
+    four = {"batch": living("a", "b", "c", "d")}
+    assert spare(["c", "b"], four, needed=2) == ["c", "b"]
+    assert spare(["c", "b"], four, needed=3) == ["c"]
+    assert spare(["c", "b"], {"batch": living("b", "c")}, needed=2) == []
+    assert spare(["elsewhere"], {"batch": living("a", "b")}, needed=1) == []
+
+
+def test_nodes_that_are_down_are_none_to_run_on() -> None:
+    few = {"batch": {**dict.fromkeys("defghijk", False), **living("a", "b")}}
+    assert spare(["a"], few, needed=2) == []
+    # One that is down now may come back.
+    assert spare(["d"], few, needed=2) == ["d"]
+
+
+def test_one_of_the_partitions_keeps_enough_nodes() -> None:
+    two = {"batch": living("a", "b", "c"), "big": living("d", "e")}
+    assert spare(["a", "d"], two, needed=2) == ["a", "d"]
+    assert spare(["a", "d", "b"], two, needed=2) == ["a", "d"]
+
+
+def test_a_node_that_is_forgiven_is_blamed_only_for_what_comes_later(tmp_path: Path) -> None:
+    path = tmp_path / "nodes.jsonl"
+    for node in ("n1", "n2"):
+        blame(path, node, "killed by SIGBUS", "runs/a")
+    forgive(path, "n1")
+    assert [entry.node for entry in blames(path, 0.0)] == ["n2"]
+    blame(path, "n1", "killed by SIGKILL", "runs/b")
+    assert [(entry.node, entry.why) for entry in blames(path, 0.0)] == [
+        ("n2", "killed by SIGBUS"),
+        ("n1", "killed by SIGKILL"),
+    ]

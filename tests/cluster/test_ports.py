@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcrun.cluster.errors import ClusterError
-from hpcrun.cluster.ports import ephemeral_range, is_free, port_candidates
+from hpcrun.cluster.ports import ephemeral_range, is_free, listen, port_candidates, wanted_ports
 
 jobs = st.integers(1, 2**26).map(str) | st.builds("{}_{}".format, st.integers(1), st.integers(0))
 
@@ -84,3 +84,23 @@ def test_a_foreign_or_unknown_host_is_refused() -> None:
         is_free("192.0.2.1", 12345)
     with pytest.raises(ClusterError, match="does not resolve"):
         is_free("no-such-host.invalid", 12345)
+
+
+def test_the_port_of_the_environment_is_tried_first_and_others_after_it() -> None:
+    assert wanted_ports({"MASTER_PORT": "12345"}, "7") == [12345, *port_candidates("7")]
+    assert wanted_ports({}, "7") == port_candidates("7")
+
+
+def test_a_taken_port_is_passed_over_and_all_addresses_are_listened_on() -> None:
+    with socket.socket() as taken, socket.socket() as probe:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        probe.bind(("", 0))
+        ports = [taken.getsockname()[1], probe.getsockname()[1]]
+        probe.close()
+        with listen(ports) as listener:
+            assert listener.getsockname()[1] == ports[1]
+            for address in ("127.0.0.1", "127.0.0.9"):
+                socket.create_connection((address, ports[1]), timeout=10).close()
+        with pytest.raises(ClusterError, match=f"{ports[0]}.*can be bound"):
+            listen(ports[:1])

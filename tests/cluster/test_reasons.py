@@ -29,6 +29,14 @@ from hpcrun.cluster.slurm import parse_squeue
         ("job requeued in held state", "stuck: it was requeued and is held; release it"),
         ("(launch_failed_requeued_held)", "stuck: its launch failed and Slurm holds it"),
         ("JobHeldAdmin", "stuck: an administrator"),
+        # Slurm 26.05.
+        ("Constraints", "waiting: no node that is free now fits the request"),
+        ("MaxPoweredUpNodes", "waiting: as many nodes are powered up"),
+        ("MpiPortsBusy", "waiting: for free ports for MPI"),
+        ("ReservationInvalid", "stuck: the reservation it asked for is not valid"),
+        ("AssocGrpJobsLimit", "waiting: a limit of the account or QOS is reached"),
+        ("MaxCpuRunMinsPerUser", "waiting: a limit of the account or QOS is reached"),
+        ("MaxGRESRunMinsPerAccount", "waiting: a limit of the account or QOS is reached"),
         ("SomethingNew", "waiting: SomethingNew"),
         ("", "waiting: Slurm gives no reason"),
     ],
@@ -40,7 +48,7 @@ def test_a_reason_says_whether_patience_is_enough(reason: str, words: str) -> No
 def test_every_reason_seen_on_a_real_queue_has_words(recorded: Callable[[str], str]) -> None:
     waiting = [
         job.reason
-        for job in parse_squeue(recorded("squeue.txt")).values()
+        for job in parse_squeue(recorded("22.05/squeue.txt")).values()
         if job.state == "PENDING"
     ]
     assert len(waiting) >= 6

@@ -18,7 +18,7 @@ Recorded = Callable[[str], str]
 
 
 def test_squeue_tells_state_nodes_end_and_time_left(recorded: Recorded) -> None:
-    jobs = slurm.parse_squeue(recorded("squeue.txt"))
+    jobs = slurm.parse_squeue(recorded("22.05/squeue.txt"))
     assert jobs["30"] == slurm.JobInfo(
         state="RUNNING",
         reason="None",
@@ -32,21 +32,21 @@ def test_squeue_tells_state_nodes_end_and_time_left(recorded: Recorded) -> None:
 
 
 def test_squeue_lists_the_tasks_of_an_array_each(recorded: Recorded) -> None:
-    jobs = slurm.parse_squeue(recorded("squeue.txt"))
+    jobs = slurm.parse_squeue(recorded("22.05/squeue.txt"))
     states = {job: info.state for job, info in jobs.items() if job.startswith("32_")}
     assert states == {"32_1": "RUNNING", "32_2": "PENDING", "32_3": "PENDING"}
 
 
 def test_a_requeued_job_waits_for_its_begin_time(recorded: Recorded) -> None:
-    requeued = slurm.parse_squeue(recorded("squeue.txt"))["38"]
+    requeued = slurm.parse_squeue(recorded("22.05/squeue.txt"))["38"]
     assert (requeued.state, requeued.reason) == ("PENDING", "BeginTime")
     assert "two minutes" in slurm.reason_in_words(requeued.reason)
 
 
 def test_a_preemption_brings_the_end_time_down(recorded: Recorded) -> None:
-    before = slurm.parse_squeue(recorded("squeue-before-preemption.txt"))["42"]
-    after = slurm.parse_squeue(recorded("squeue-preempted.txt"))["42"]
-    shown = slurm.parse_show_job(recorded("show-preempted.txt"))
+    before = slurm.parse_squeue(recorded("22.05/squeue-before-preemption.txt"))["42"]
+    after = slurm.parse_squeue(recorded("22.05/squeue-preempted.txt"))["42"]
+    shown = slurm.parse_show_job(recorded("22.05/show-preempted.txt"))
     preempted_at = slurm.unix_time(shown["PreemptTime"])
     assert before.end_time is not None
     assert after.end_time is not None
@@ -56,10 +56,10 @@ def test_a_preemption_brings_the_end_time_down(recorded: Recorded) -> None:
 
 
 def test_a_reason_with_bars_and_banners_around_do_no_harm() -> None:
-    text = "Welcome to the cluster\n\n7|PENDING||N/A|5:00|Nodes down, or a|b\n|||||\n"
+    text = "Welcome to the cluster\n\n7|PENDING||N/A|5:00|Nodes down, or a|b|größe\n|||||\n"
     jobs = slurm.parse_squeue(text)
     assert set(jobs) == {"7"}
-    assert jobs["7"].reason == "Nodes down, or a|b"
+    assert (jobs["7"].reason, jobs["7"].name) == ("Nodes down, or a|b", "größe")
 
 
 def test_a_forgotten_job_is_told_from_a_controller_that_does_not_answer() -> None:
@@ -72,7 +72,7 @@ def test_a_forgotten_job_is_told_from_a_controller_that_does_not_answer() -> Non
 
 
 def test_sacct_keeps_every_attempt_in_order(recorded: Recorded) -> None:
-    records = slurm.parse_sacct(recorded("sacct.txt"))
+    records = slurm.parse_sacct(recorded("22.05/sacct.txt"))
 
     def attempts(job: str) -> list[str]:
         return [record.state for record in records if record.job_id == job]
@@ -86,7 +86,7 @@ def test_sacct_keeps_every_attempt_in_order(recorded: Recorded) -> None:
 
 
 def test_sacct_tells_exit_codes_signals_and_nodes(recorded: Recorded) -> None:
-    records = {record.job_id: record for record in slurm.parse_sacct(recorded("sacct.txt"))}
+    records = {record.job_id: record for record in slurm.parse_sacct(recorded("22.05/sacct.txt"))}
     assert (records["22"].exit_code, records["22"].signal) == (9, 0)
     assert (records["23"].exit_code, records["23"].signal) == (0, 9)
     assert records["24"].cancelled_by == "1001"
@@ -100,8 +100,10 @@ def test_a_state_cut_by_a_narrow_column_is_whole_again() -> None:
     assert (record.state, record.cancelled_by) == ("CANCELLED", None)
 
 
-def test_show_job_gives_the_fields_and_a_job_name_cannot_fake_them(recorded: Recorded) -> None:
-    fields = slurm.parse_show_job(recorded("show-job.txt"))
+def test_show_job_gives_the_fields_and_a_job_name_cannot_fake_them(
+    recorded: Recorded,
+) -> None:
+    fields = slurm.parse_show_job(recorded("22.05/show-job.txt"))
     assert fields["JobName"] == "fake PreemptTime=1 Restarts=9"
     assert (fields["Restarts"], fields["PreemptTime"]) == ("0", "None")
     assert (fields["Requeue"], fields["NodeList"]) == ("1", "node[1-2]")
@@ -110,8 +112,16 @@ def test_show_job_gives_the_fields_and_a_job_name_cannot_fake_them(recorded: Rec
     assert fields["Command"] == "(null)"
 
 
+def test_the_submitters_command_line_cannot_fake_a_field(recorded: Recorded) -> None:
+    shown = slurm.parse_show_job(recorded("26.05/show-cancelling.txt"))
+    assert shown["SubmitLine"].startswith("sbatch --parsable --output=c.out --wrap trap")
+    assert (shown["JobState"], shown["StdErr"]) == ("COMPLETING", "")
+    faked = "JobId=1 JobState=RUNNING\n   SubmitLine=sbatch --wrap x JobState=FAILED Restarts=9\n"
+    assert "Restarts" not in slurm.parse_show_job(faked)
+
+
 def test_show_job_tells_the_array_of_a_task(recorded: Recorded) -> None:
-    fields = slurm.parse_show_job(recorded("show-array-task.txt"))
+    fields = slurm.parse_show_job(recorded("22.05/show-array-task.txt"))
     assert (fields["ArrayJobId"], fields["ArrayTaskId"], fields["JobName"]) == ("32", "2", "wrap")
 
 
@@ -139,13 +149,34 @@ def test_errors_of_a_requeue_are_told_apart(printed: str, kind: str) -> None:
     ("printed", "job"),
     [
         ("41\n", "41"),
-        ("40;dev\n", "40"),
+        ("40;dev\n", "40 dev"),
         ("Submitted batch job 41\n", "41"),
-        ("-- 3 % of your budget left --\n40;dev\n\n", "40"),
+        ("Submitted batch job 1 on cluster dev\n", "1 dev"),
+        ("-- 3 % of your budget left --\n40;dev\n\n", "40 dev"),
     ],
 )
-def test_the_job_id_of_sbatch_is_found(printed: str, job: str) -> None:
-    assert slurm.parse_sbatch(printed) == job
+def test_the_job_id_and_the_cluster_of_sbatch_are_found(printed: str, job: str) -> None:
+    assert " ".join(filter(None, slurm.parse_sbatch(printed))) == job
+
+
+def test_a_default_cluster_of_the_users_does_not_bend_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SLURM_CLUSTERS", "elsewhere")
+    assert slurm.run(["printenv", "SLURM_CLUSTERS"]).stdout == ""
+
+
+def test_another_cluster_is_named_in_every_command() -> None:
+    named = [
+        slurm.squeue_command(["7"], "big"),
+        slurm.sacct_command(["7"], "big"),
+        slurm.scontrol_show_job_command("7", "big"),
+        slurm.scontrol_requeue_command("7", "big"),
+        slurm.scancel_command("7", cluster="big"),
+        slurm.sinfo_command(cluster="big"),
+        slurm.scontrol_show_nodes_command("big"),
+    ]
+    assert all(command[1] == "--clusters=big" for command in named)
 
 
 @pytest.mark.parametrize("printed", ["", "\n", "sbatch: error: no\n", "12 34"])

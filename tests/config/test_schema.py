@@ -23,6 +23,7 @@ from hpcrun.config import (
     Job,
     Layer,
     check_name,
+    flag_layer,
     json_schema,
     load_resolved,
     override_layer,
@@ -62,10 +63,60 @@ def test_the_json_schema_knows_limits_choices_and_strictness() -> None:
     assert train["properties"]["deterministic"]["enum"] == [True, False, "warn"]
     assert train["properties"]["parallel"]["enum"] == ["auto", "single", "dp", "ddp", "fsdp"]
     assert schema["$defs"]["ModelOptions"]["additionalProperties"] is True
+    job = schema["$defs"]["Job"]["properties"]
+    count, typed = job["gpus"]["anyOf"]
+    assert count["minimum"] == 1
+    assert re.fullmatch(typed["pattern"], "gpu:a100:4")
+    assert not re.fullmatch(typed["pattern"], "a100")
+    assert "gpus-per-task" in job["gpu_request"]["enum"]
+    assert {"node_setup", "node_share", "cluster", "gpu_type"} <= job.keys()
 
 
 def test_the_world_size_follows_from_the_keys() -> None:
     assert Job(nodes=2, gpus=4).world_size == 8
+
+
+@pytest.mark.parametrize(
+    ("gpus", "count", "kind"),
+    [
+        ("a100:4", 4, "a100"),
+        ("gpu:a100:4", 4, "a100"),
+        ("gpu:4", 4, None),
+        ("1g.10gb:2", 2, "1g.10gb"),
+    ],
+)
+def test_gpus_may_be_given_with_their_type(gpus: str, count: int, kind: str | None) -> None:
+    by_override = resolve([override_layer([f"job.gpus={gpus}"])]).job
+    by_flag = resolve([flag_layer({"job.gpus": (gpus, "--gpus")})]).job
+    assert (by_override.gpus, by_override.gpu_type) == (count, kind)
+    assert by_flag == by_override
+
+
+def test_a_later_layer_replaces_the_type_or_the_count_alone() -> None:
+    profile = Layer({"job": {"gpu_type": "a100"}})
+    assert resolve([profile, override_layer(["job.gpus=2"])]).job.gpu_type == "a100"
+    assert resolve([profile, override_layer(["job.gpus=h100:2"])]).job.gpu_type == "h100"
+    assert resolve([override_layer(["job.gpus=h100:2", "job.gpu_type=null"])]).job.gpu_type is None
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        (["job.gpus=a100:0"], "should be at least 1, not 0"),
+        (["job.gpus=a100:many"], "should be a whole number, not 'a100:many'"),
+        (["job.gpus=a100:2", "job.gpu_request=none"], "leave the type out"),
+        (["job.gpus=a100:2", "job.gpu_request=gpus-per-task"], "leave the type out"),
+    ],
+)
+def test_what_is_no_request_for_gpus_is_refused(override: list[str], told: str) -> None:
+    with pytest.raises(ConfigError, match=told) as caught:
+        resolve([override_layer(override)])
+    assert str(caught.value).startswith("command line: job.gpu")
+
+
+def test_a_file_that_names_two_types_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"job.gpus: h100:2 contradicts job.gpu_type=a100"):
+        resolve([Layer({"job": {"gpus": "h100:2", "gpu_type": "a100"}})])
 
 
 @pytest.mark.parametrize(

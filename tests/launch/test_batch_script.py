@@ -1,4 +1,4 @@
-"""The batch script, run by bash with stand-ins for the programs that it calls."""
+"""The shell of the batch scripts, with a stand-in for the interpreter of the batch step."""
 
 import shlex
 import subprocess
@@ -11,17 +11,22 @@ from hpcrun.launch.batch_script import BatchRequest, batch_script
 from hpcrun.launch.errors import LaunchError
 from hpcrun.launch.raw_script import SCRIPTS
 
+SHOWN = "JobId=7 JobName=a\\n   JobState={} Reason=None\\n   Requeue=1 Restarts={} BatchFlag=1"
+
 
 class Desk:
     """A folder of stand-ins that note how they were called; ``answers`` are their scripts."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.run = folder, folder / "a run"
+        self.run.mkdir()
         self.bin = folder / "bin"
         self.bin.mkdir()
         self.calls = folder / "calls"
-        for program in ("sleep", "srun", "scontrol", "python"):
-            self.answer(program, "exit 0")
+        self.calls.touch()
+        self.answer("sleep", "exit 0")
+        self.shows("RUNNING", 0)
+        self.answer("python", f"rm {shlex.quote(str(self.run))}/.unstarted-7; exit 0")
 
     def answer(self, program: str, script: str) -> None:
         stand_in = self.bin / program
@@ -29,33 +34,20 @@ class Desk:
         stand_in.write_text(f'#!/bin/bash\necho "{program} $*" >> {calls}\n{script}\n')
         stand_in.chmod(0o755)
 
-    def run(self, job: Job, **environ: str) -> "subprocess.CompletedProcess[str]":
-        request = BatchRequest(
-            run=self.folder / "a run", job=job, python="python", worker=("work", "it's here")
-        )
-        return subprocess.run(
-            ["bash", "-c", batch_script(request)],
-            env={
-                "PATH": f"{self.bin}:/usr/bin:/bin",
-                "SLURM_JOB_ID": "7",
-                "SLURM_JOB_NODELIST": "n[1-2]",
-                **environ,
-            },
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+    def shows(self, state: str, restarts: int) -> None:
+        self.answer("scontrol", f"[ $1 = show ] && printf '{SHOWN.format(state, restarts)}'; true")
 
-    def run_raw(self, *arguments: str, **environ: str) -> "subprocess.CompletedProcess[str]":
-        """The script that people submit as it is."""
+    def submit(self, kind: str, **environ: str) -> "subprocess.CompletedProcess[str]":
+        """Run the generated script, or the one of that name in sbatch/."""
+        request = BatchRequest(run=self.run, job=Job(), python="python")
+        generated = ["bash", "-c", batch_script(request)]
         return subprocess.run(
-            ["bash", SCRIPTS / "train.sbatch", *arguments],
+            generated if kind == "generated" else ["bash", SCRIPTS / kind, "a run"],
             env={
                 "PATH": f"{self.bin}:/usr/bin:/bin",
                 "PYTHON": "python",
                 "SLURM_JOB_ID": "7",
-                "SLURM_JOB_NODELIST": "n[1-2]",
+                "SLURMD_NODENAME": "n1",
                 **environ,
             },
             cwd=self.folder,
@@ -75,117 +67,89 @@ def desk(tmp_path: Path) -> Desk:
     return Desk(tmp_path)
 
 
-def test_sruns_code_reaches_the_judge_and_the_judges_code_is_the_jobs(desk: Desk) -> None:
-    desk.answer("srun", "exit 137")
-    desk.answer("python", "exit 3")
-    assert desk.run(Job()).returncode == 3
-    run = desk.folder / "a run"
-    assert desk.called("python") == [f"python -m hpcrun settle {run} --exit-code 137"]
-    assert desk.called("scontrol") == []
-    assert (run / "logs" / "7" / "restart-0").is_dir()
+KINDS = ["generated", "train.sbatch", "train_torchrun.sbatch", "sweep_array.sbatch"]
+OPTIONS = {
+    "generated": "",
+    "train_torchrun.sbatch": " --own-script --torchrun",
+    "train.sbatch": " --own-script",
+    "sweep_array.sbatch": " --own-script",
+}
+ELEMENT = {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "0"}
 
 
-def test_an_array_element_goes_by_the_name_by_which_it_is_requeued(desk: Desk) -> None:
-    done = desk.run(Job(), SLURM_ARRAY_JOB_ID="5", SLURM_ARRAY_TASK_ID="2", SLURM_RESTART_COUNT="4")
-    assert "hpcrun: attempt 5_2-4 on n[1-2]" in done.stdout
-    assert (desk.folder / "a run" / "logs" / "5_2" / "restart-4").is_dir()
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("code", [0, 1, 75])
+def test_a_step_that_has_begun_is_called_once_and_its_code_is_the_jobs(
+    desk: Desk, kind: str, code: int
+) -> None:
+    desk.answer("python", f"rm '{desk.run}/.unstarted-7'; exit {code}")
+    assert desk.submit(kind, **ELEMENT).returncode == code
+    assert desk.called("python") == [f"python -m hpcrun batch {desk.run}{OPTIONS[kind]}"]
+    assert desk.called("scontrol") + desk.called("sleep") == []
 
 
-def test_a_controller_that_is_away_is_asked_again_until_it_requeues(desk: Desk) -> None:
-    desk.answer("python", "exit 75")
-    away = desk.folder / "away"
-    away.write_text("xx")
-    desk.answer(
-        "scontrol",
-        f"truncate -s -1 {away} 2>/dev/null && [ -s {away} ] && exit 1\n"
-        '[ "$1" = show ] && echo "JobId=7 Requeue=1 Restarts=0 BatchFlag=1"\nexit 0',
-    )
-    assert desk.run(Job()).returncode == 75
-    assert [call.split()[1] for call in desk.called("scontrol")] == ["show", "show", "requeue"]
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_interpreter_that_does_not_start_is_tried_again_and_then_on_another_node(
+    desk: Desk, kind: str
+) -> None:
+    desk.answer("python", "exit 127")
+    name = "5_0" if kind == "sweep_array.sbatch" else "7"
+    for start in range(3):
+        desk.shows("RUNNING", start)
+        restart = {"SLURM_RESTART_COUNT": str(start)} if start else {}
+        assert desk.submit(kind, **ELEMENT, **restart).returncode == 127
+    assert len(desk.called("python")) == 9
+    requeues = [call for call in desk.called("scontrol") if "requeue" in call]
+    assert requeues == [f"scontrol requeue {name}"] * 2
 
 
-def test_a_job_that_slurm_has_started_again_is_left_alone(desk: Desk) -> None:
-    desk.answer("python", "exit 75")
-    desk.answer("scontrol", 'echo "JobId=7 Requeue=1 Restarts=1 BatchFlag=1"')
-    desk.run(Job())
+@pytest.mark.parametrize(("state", "restarts"), [("COMPLETING", 0), ("RUNNING", 1)])
+def test_a_job_that_ends_or_has_been_started_again_is_left_alone(
+    desk: Desk, state: str, restarts: int
+) -> None:
+    desk.answer("python", "exit 127")
+    desk.shows(state, restarts)
+    desk.submit("generated")
     assert desk.called("scontrol") == ["scontrol show job 7"]
 
 
-def test_a_controller_that_never_comes_back_is_given_up(desk: Desk) -> None:
-    desk.answer("python", "exit 75")
-    desk.answer("scontrol", "exit 1")
-    assert desk.run(Job()).returncode == 75
-    waited = sum(int(call.split()[1]) for call in desk.called("sleep"))
-    assert 60 <= waited <= 600
+def test_a_job_that_is_told_to_stop_does_not_try_its_interpreter_again(desk: Desk) -> None:
+    desk.answer("python", "kill -TERM $PPID; exit 1")
+    assert desk.submit("generated").returncode == 1
+    assert len(desk.called("python")) == 1
+    assert desk.called("scontrol") == []
 
 
-def test_setup_lines_and_variables_come_before_the_ranks(desk: Desk) -> None:
-    desk.answer("srun", 'echo "NCCL_IB_HCA=$NCCL_IB_HCA SITE=$SITE" >> ' + f"{desk.calls}")
-    desk.run(Job(env={"NCCL_IB_HCA": "mlx5_0,mlx5_1"}, setup=["export SITE=here"]))
-    assert "NCCL_IB_HCA=mlx5_0,mlx5_1 SITE=here" in desk.calls.read_text()
+def test_a_run_whose_folder_cannot_be_written_is_given_to_the_step_once(desk: Desk) -> None:
+    desk.answer("python", "exit 1")
+    (desk.run / ".unstarted-7").symlink_to("/nowhere/x")
+    assert desk.submit("generated").returncode == 1
+    assert len(desk.called("python")) == 1
 
 
-@pytest.mark.parametrize("setup", ["module load CUDA/12", "exit 0"])
-def test_a_setup_line_that_fails_is_told_to_the_run_before_any_rank_starts(
-    desk: Desk, setup: str
+@pytest.mark.parametrize(("line", "code"), [("module load CUDA/12", 127), ("exit 0", 0)])
+def test_a_line_of_a_persons_own_that_fails_is_told_to_the_run(
+    desk: Desk, line: str, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    changed = desk.folder / "mine"
+    changed.mkdir()
+    text = (SCRIPTS / "train.sbatch").read_text()
+    (changed / "train.sbatch").write_text(text.replace("# srun --export=…,", f"{line}\n#"))
+    monkeypatch.setitem(desk.submit.__func__.__globals__, "SCRIPTS", changed)  # type: ignore[attr-defined]
     desk.answer("python", "exit 2")
-    done = desk.run(Job(setup=["export code=9 RUN=/x job=77", setup]))
-    assert done.returncode == 2
-    assert done.stdout.startswith("hpcrun: attempt 7-0 on n[1-2]\n")
-    code = 127 if "module" in setup else 0
-    run = desk.folder / "a run"
-    told = f"python -m hpcrun settle {run} --exit-code {code} --setup {setup}"
-    assert desk.calls.read_text().splitlines() == [told]
+    assert desk.submit("train.sbatch").returncode == 2
+    (call,) = desk.called("python")
+    assert call.endswith(f"--own-script --exit-code={code} --failed={line}")
 
 
-def test_a_raw_script_goes_by_its_own_name_in_what_another_job_has_left_it(desk: Desk) -> None:
-    (desk.folder / "a run").mkdir()
-    (desk.folder / "a run" / "config.yaml").touch()
-    desk.answer(
-        "scontrol",
-        'echo "JobId=7 JobName=x Restarts=0 BatchFlag=1"; echo "   CPUs/Task=1 ReqB:S=0"',
-    )
-    desk.answer("srun", "env >> " + shlex.quote(str(desk.calls)))
-    outer = {
-        "SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2", "SLURM_RESTART_COUNT": "4",
-        "SLURM_MEM_PER_NODE": "800", "SLURM_CPUS_PER_TASK": "3", "SLURM_CPU_BIND": "cores",
-        "WORLD_SIZE": "8", "RANK": "1", "LOCAL_RANK": "1",
-    }  # fmt: skip
-    done = desk.run_raw("a run", **outer)
-    assert done.returncode == 0, done.stderr
-    assert "hpcrun: attempt 7-0 on n[1-2]" in done.stdout
-    assert (desk.folder / "a run" / "logs" / "7" / "restart-0").is_dir()
-    (srun,) = desk.called("srun")
-    assert "--cpus-per-task" not in srun
-    inherited = set(desk.calls.read_text().splitlines()) & {f"{k}={v}" for k, v in outer.items()}
-    assert not inherited
+def test_an_array_with_more_elements_than_runs_says_so(desk: Desk) -> None:
+    done = desk.submit("sweep_array.sbatch", SLURM_ARRAY_TASK_ID="3")
+    assert (done.returncode, desk.called("python")) == (2, [])
+    assert done.stderr == "element 3, but only 1 run directories\n"
 
 
-def test_a_raw_script_is_an_array_element_where_slurm_says_so(desk: Desk) -> None:
-    (desk.folder / "r").mkdir()
-    (desk.folder / "r" / "config.yaml").touch()
-    desk.answer(
-        "scontrol",
-        'echo "JobId=7 ArrayJobId=5 ArrayTaskId=2 JobName=x"; echo "   Restarts=4 CPUs/Task=3 X=0"',
-    )
-    element = {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2", "SLURM_RESTART_COUNT": "4"}
-    done = desk.run_raw("r", **element, SLURM_CPUS_PER_TASK="3")
-    assert "hpcrun: attempt 5_2-4 on" in done.stdout
-    assert "--cpus-per-task=3" in desk.called("srun")[0]
-
-
-def test_a_raw_script_without_a_run_makes_nothing(desk: Desk) -> None:
-    done = desk.run_raw("runs/nix")
-    assert done.returncode == 2
-    assert done.stderr.startswith(
-        "runs/nix: no run lies there; make one with `hpcrun submit --prep"
-    )
-    assert not (desk.folder / "runs").exists()
-
-
-@pytest.mark.parametrize("place", ["runs%j", "%5N", "runs\\x", "a\nb"])
+@pytest.mark.parametrize("place", ["runs%j", "%5N", "runs\\x", "a\nb", "100%%"])
 def test_a_path_that_slurm_or_submitit_reads_otherwise_is_refused(place: str) -> None:
-    request = BatchRequest(run=Path("/x") / place, job=Job(), python="python", worker=("w",))
+    request = BatchRequest(run=Path("/x") / place, job=Job(), python="python")
     with pytest.raises(LaunchError, match="a meaning of their own"):
         batch_script(request)

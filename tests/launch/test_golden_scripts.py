@@ -26,26 +26,17 @@ JOBS: dict[str, dict[str, object]] = {
         "sbatch_args": ["--comment=it's a \"test\" # 1", "--exclusive=user", "--no-kill"],
         "srun_args": ["--cpu-bind=cores", "--label"],
     },
-    "setup": {
-        "setup": ["module load cuda/12.4", "source \"$HOME/my env/bin/activate\"", "echo '$5 a, b'"],
-        "env": {"NCCL_IB_HCA": "mlx5_0,mlx5_1", "NOTE": "it's $HOME; \"a\" # b", "EMPTY": ""},
-    },
-    "container": {
-        "container": ["apptainer", "exec", "--nv", "my image.sif"], "python": "/opt/conda/bin/python",
-    },
+    "quoted": {},
 }  # fmt: skip
 
-RUNS = {"site": "/scratch/me/runs/größe", "setup": "/scratch/my project/it's $HOME; #1/runs/a"}
+RUNS = {"site": "/scratch/me/runs/größe", "quoted": "/scratch/my project/it's $HOME; #1/runs/a"}
 
 
 def script(name: str) -> str:
     """The batch script of one of ``JOBS``."""
     job = Config.model_validate({"job": JOBS[name], "train": {"batch_size": 64}}).job
-    python = job.python or "/usr/bin/python3"
     run = Path(RUNS.get(name, "/scratch/me/runs/gpt"))
-    folder = str(run / "logs" / "submitit")
-    worker = (*job.container, python, "-u", "-m", "hpcrun.worker", "--submitit", folder)
-    return batch_script(BatchRequest(run=run, job=job, python="/usr/bin/python3", worker=worker))
+    return batch_script(BatchRequest(run=run, job=job, python="/usr/bin/python3"))
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -61,15 +52,3 @@ def test_bash_can_read_the_script(name: str) -> None:
     path = GOLDEN / f"{name}.sbatch"
     done = subprocess.run(["bash", "-n", path], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_what_the_setup_exports_reaches_the_ranks_as_it_was_written(tmp_path: Path) -> None:
-    names = ("export NCCL_IB_HCA", "export NOTE", "export EMPTY")
-    exports = [line for line in script("setup").splitlines() if line.startswith(names)]
-    assert len(exports) == 3
-    show = 'printf "%s\\n" "$NCCL_IB_HCA" "$NOTE" "$EMPTY"'
-    done = subprocess.run(
-        ["bash", "-euc", "\n".join([*exports, show])],
-        cwd=tmp_path, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert done.stdout == 'mlx5_0,mlx5_1\nit\'s $HOME; "a" # b\n\n'

@@ -17,7 +17,7 @@ from hpcrun.launch.local_executor import LocalClusterJob
 from hpcrun.launch.local_job import JobRequest, JobStatus
 from hpcrun.launch.submission import local_devices
 from hpcrun.launch.task_environment import step_environment
-from hpcrun.run.endings import read_exits
+from hpcrun.run.endings import read_exits, read_failures
 from tests import jobs
 from tests.launch.functions import say_which, slurm_variables, wait_for_signal
 
@@ -85,6 +85,39 @@ def test_setup_and_environment_reach_every_task_and_a_failing_setup_ends_it(
     jobs.wait_for(lambda: broken.state == "FAILED")
     log = folder_of(broken) / "restart-0" / "rank-00000.log"
     assert "/nonexistent/place" in log.read_text()
+
+
+def test_node_setup_runs_once_a_node_before_any_task(submit: Submit, tmp_path: Path) -> None:
+    # The second node takes its time: the tasks of the first one wait for it all the same.
+    lines = ['sleep "$SLURM_NODEID"', f'echo "$STAGE" > {tmp_path}/staged-"$SLURMD_NODENAME"']
+    counted = f"export MARK=$(cat {tmp_path}/staged-* | grep --count here)"
+    job = submit(say_which, node_setup=lines, setup=[counted + " || true"], env={"STAGE": "here"})
+    assert job.results() == [f"{rank} with 2" for rank in range(4)]
+    assert len(list(tmp_path.glob("staged-*"))) == 2
+    jobs.wait_for(lambda: job.state == "COMPLETED")
+    assert len(read_exits(folder_of(job) / "restart-0")) == 4
+
+
+def test_a_node_that_cannot_be_set_up_is_named_and_no_task_starts(submit: Submit) -> None:
+    lines = ["cd /", '[ "$SLURM_NODEID" = 0 ] || cd /nonexistent/place', "sleep 0.2"]
+    job = submit(say_which, node_setup=lines)
+    jobs.wait_for(lambda: job.state == "FAILED")
+    folder = folder_of(job) / "restart-0"
+    (failure,) = read_failures(folder)
+    assert (failure.host, failure.rank) == ("local1", 2)
+    assert failure.message.startswith("job.node_setup: ")
+    assert "/nonexistent/place" in failure.message
+    told = (folder / "node-setup-local1.log").read_text()
+    assert "hpcrun: node_setup failed on local1 with exit code 1" in told
+    assert not list(folder.glob("rank-*.log"))
+
+
+def test_a_node_setup_is_cancelled_like_a_task(submit: Submit) -> None:
+    job = submit(say_which, node_setup=["sleep 600"])
+    jobs.wait_for(lambda: len(status_of(job).tasks) == 2)
+    job.cancel()
+    jobs.wait_for(lambda: job.state == "CANCELLED")
+    assert not read_failures(folder_of(job) / "restart-0")
 
 
 def test_a_task_that_fails_ends_the_others_and_its_exit_code_is_kept_first(submit: Submit) -> None:

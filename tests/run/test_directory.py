@@ -1,7 +1,12 @@
 """Making, finding and owning a run directory."""
 
+import errno
+import json
 import multiprocessing
 import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -9,7 +14,6 @@ import pytest
 from hpcrun.run.directory import RunError, create, find
 from hpcrun.run.events import Attempt, read_events, record_event
 from hpcrun.run.owner import SubmissionLock, Superseded, claim, require_ownership
-from hpcrun.run.rendezvous import publish_master, wait_for_master
 
 
 def test_a_run_directory_is_made_whole_and_private(tmp_path: Path) -> None:
@@ -83,6 +87,49 @@ def test_a_newer_incarnation_fences_the_older(tmp_path: Path) -> None:
         require_ownership(run, old)
 
 
+def test_an_owner_that_cannot_be_read_for_a_moment_owns_the_run_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, mine = create(tmp_path / "a", "x", {}), Attempt("7", 0)
+    claim(run, mine)
+    aside = tmp_path / "aside"
+    for unreadable in (False, True):
+        run.owner.rename(aside)
+        if unreadable:
+            run.owner.mkdir()
+        back = threading.Timer(0.5, put_back, (aside, run.owner))
+        back.start()
+        require_ownership(run, mine, patience=60.0, pause=0.05)
+        back.join()
+    stale = iter([OSError(errno.ESTALE, "stale"), OSError(errno.ESTALE, "stale")])
+    read_text = Path.read_text
+
+    def read(path: Path) -> str:
+        for error in stale:
+            raise error
+        return read_text(path)
+
+    monkeypatch.setattr(Path, "read_text", read)
+    require_ownership(run, mine, patience=0.0)
+
+
+def put_back(aside: Path, owner: Path) -> None:
+    if owner.is_dir():
+        owner.rmdir()
+    aside.rename(owner)
+
+
+def test_an_owner_that_stays_unreadable_is_trouble_and_one_that_stays_missing_is_a_successor(
+    tmp_path: Path,
+) -> None:
+    run, mine = create(tmp_path / "a", "x", {}), Attempt("7", 0)
+    with pytest.raises(Superseded, match=r"owner\.json is gone"):
+        require_ownership(run, mine, patience=0.3, pause=0.05)
+    run.owner.mkdir()
+    with pytest.raises(IsADirectoryError):
+        require_ownership(run, mine, patience=0.3, pause=0.05)
+
+
 def test_two_submissions_of_one_run_exclude_each_other(tmp_path: Path) -> None:
     run = create(tmp_path / "a", "x", {})
     with SubmissionLock(run), pytest.raises(RunError, match="right now"), SubmissionLock(run):
@@ -104,6 +151,69 @@ def test_a_lock_of_a_dead_process_is_taken_over(tmp_path: Path) -> None:
         pass
 
 
+def test_of_several_that_find_a_stale_lock_one_takes_it_over(tmp_path: Path) -> None:
+    run = create(tmp_path / "a", "x", {})
+    SubmissionLock(run).__enter__()
+    os.utime(run.submitting, (0, 0))
+    ready = threading.Barrier(8)
+
+    def take(_: int) -> bool:
+        ready.wait()
+        return SubmissionLock(run)._taken_over()
+
+    with ThreadPoolExecutor(8) as takers:
+        assert sorted(takers.map(take, range(8))) == [False] * 7 + [True]
+    assert not list(run.path.glob(".submitting*"))
+
+
+def test_who_judged_a_lock_that_was_replaced_since_leaves_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = create(tmp_path / "a", "x", {})
+    first, second, late = SubmissionLock(run), SubmissionLock(run), SubmissionLock(run)
+    first.__enter__()
+    os.utime(run.submitting, (0, 0))
+    write = SubmissionLock._write
+
+    def outrun(self: SubmissionLock, path: Path) -> None:
+        monkeypatch.setattr(SubmissionLock, "_write", write)
+        assert second._taken_over()
+        write(self, path)
+
+    monkeypatch.setattr(SubmissionLock, "_write", outrun)
+    assert not late._taken_over()
+    held = json.loads(run.submitting.read_text())
+    assert held["token"] == second._token
+    # The first holder lives after all, and gives back nothing that is not its own.
+    first.__exit__()
+    assert run.submitting.exists()
+    second.__exit__()
+    assert not run.submitting.exists()
+
+
+def test_a_lock_is_as_old_as_the_file_server_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = create(tmp_path / "a", "x", {})
+    now = time.time()
+    with SubmissionLock(run):
+        # This host's clock is an hour ahead of the server's.
+        monkeypatch.setattr(time, "time", lambda: now + 3600)
+        with pytest.raises(RunError, match="right now"):
+            SubmissionLock(run).__enter__()
+
+
+def test_a_holder_shows_that_it_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = create(tmp_path / "a", "x", {})
+    monkeypatch.setattr(SubmissionLock, "_beat", 0.05)
+    with SubmissionLock(run):
+        os.utime(run.submitting, (0, 0))
+        deadline = time.monotonic() + 60
+        while run.submitting.stat().st_mtime == 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
 def test_events_come_back_in_order_with_their_fields(tmp_path: Path) -> None:
     run = create(tmp_path / "a", "x", {})
     record_event(run, "submitted", job="7", executor="local")
@@ -112,13 +222,3 @@ def test_events_come_back_in_order_with_their_fields(tmp_path: Path) -> None:
     assert (first.what, first.fields["executor"]) == ("submitted", "local")
     assert second.attempt == Attempt("7", 2)
     assert (second.step, second.fields) == (10, {"bytes": 5})
-
-
-def test_the_published_master_reaches_the_others_and_absence_is_told(tmp_path: Path) -> None:
-    run = create(tmp_path / "a", "x", {})
-    with pytest.raises(RunError, match="published no address"):
-        wait_for_master(run, Attempt("7", 0), timeout=0.1)
-    publish_master(run, Attempt("7", 0), "node1", 12345)
-    assert wait_for_master(run, Attempt("7", 0), timeout=0.1) == ("node1", 12345)
-    with pytest.raises(RunError):
-        wait_for_master(run, Attempt("7", 1), timeout=0.1)

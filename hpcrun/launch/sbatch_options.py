@@ -1,0 +1,92 @@
+"""The options of a Slurm job, as lines of its batch script."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpcrun.config import Job
+from hpcrun.run.directory import RunDirectory
+
+
+def sbatch_lines(folder: Path, job: Job) -> list[str]:
+    """Return the ``#SBATCH`` lines of a job with its run directory at ``folder``; see sbatch(1)."""
+    run = RunDirectory(folder)
+    options: dict[str, object] = {
+        "job-name": run.name,
+        "nodes": job.nodes,
+        "ntasks-per-node": job.gpus,
+        **_gpu_options(job),
+        "cpus-per-task": job.cpus_per_task,
+        "mem": job.mem,
+        "time": job.time,
+        "clusters": job.cluster,
+        "partition": job.partition,
+        "account": job.account,
+        "qos": job.qos,
+        "constraint": job.constraint,
+        "reservation": job.reservation,
+        "exclude": job.exclude,
+        # To the steps, not the batch shell; may arrive up to a minute early.
+        "signal": f"USR2@{job.signal_lead}",
+        # In Slurm's file names % starts a field.
+        "output": str(run.logs).replace("%", "%%") + "/batch-%j.log",
+        # A restart must not truncate what came before.
+        "open-mode": "append",
+    }
+    lines = [f"#SBATCH --{key}={_quoted(value)}" for key, value in options.items() if value]
+    # Sites with JobRequeue=0 refuse a requeue otherwise.
+    lines.append("#SBATCH --requeue")
+    if job.exclusive:
+        lines.append("#SBATCH --exclusive")
+    return lines + [f"#SBATCH {_quoted_option(option)}" for option in job.sbatch_args]
+
+
+def _gpu_options(job: Job) -> dict[str, object]:
+    """The request for GPUs; ``auto`` is the form that most sites take."""
+    if job.cpu or job.gpu_request == "none":
+        return {}
+    kind = f"{job.gpu_type}:" if job.gpu_type else ""
+    if job.gpu_request == "gres":
+        return {"gres": f"gpu:{kind}{job.gpus}"}
+    if job.gpu_request == "gpus-per-task":
+        return {"gpus-per-task": 1}
+    return {"gpus-per-node": f"{kind}{job.gpus}"}
+
+
+def job_name(run: RunDirectory, job: Job) -> str:
+    """The name under which Slurm lists the job."""
+    return given_option(job.sbatch_args, "job-name", "J") or run.name
+
+
+def given_option(arguments: Sequence[str], long: str, short: str | None = None) -> str | None:
+    """The value that the last of these options of sbatch gives to ``--long`` or ``-short``.
+
+    An option without a value has "". None where it is not given. sbatch takes the first letters of a
+    long name for it.
+    """
+    found = None
+    for argument in arguments:
+        name, _, value = argument.replace("=", " ", 1).partition(" ")
+        if name == f"--{long}" or (len(name) > 4 and f"--{long}".startswith(name)):
+            found = value
+        elif short and argument.startswith(f"-{short}") and not argument.startswith("--"):
+            found = argument[2:].lstrip(" =")
+    return found
+
+
+def wanted_cluster(job: Job) -> str | None:
+    """The cluster, or clusters with commas, that the job names; None: the one of this host."""
+    return job.cluster or given_option(job.sbatch_args, "clusters", "M") or None
+
+
+def _quoted(value: object) -> str:
+    """``value`` as sbatch reads it: it strips quotes and backslashes itself, and # starts a comment."""
+    text = str(value)
+    if text and not any(character in text for character in " \t'\"\\#"):
+        return text
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _quoted_option(option: str) -> str:
+    name, separator, value = option.partition("=")
+    return f"{name}={_quoted(value)}" if separator else name

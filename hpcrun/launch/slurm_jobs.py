@@ -1,0 +1,68 @@
+"""The states of several runs' jobs, with as few calls to Slurm as possible."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcrun.cluster import slurm
+from hpcrun.cluster.job_states import WAITING
+from hpcrun.cluster.reasons import reason_in_words
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import read_events
+
+# squeue itself would try for 18 s; a person is waiting.
+PATIENCE = 6.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The (state, reason for waiting) of each job that Slurm knows, and whether it answered at all."""
+
+    known: dict[str, tuple[str, str]]
+    answered: bool
+
+
+def slurm_states(asked: Sequence[tuple[RunDirectory, str]], cluster: str | None = None) -> Answer:
+    """Ask this host's cluster, or ``cluster``, for the jobs of these runs."""
+    if not asked:
+        return Answer({}, True)
+    job_ids = [job for _, job in asked]
+    found: dict[str, tuple[str, str]] = {}
+    listed = slurm.run(slurm.squeue_command(job_ids, cluster), timeout=PATIENCE)
+    others: set[str] = set()
+    if listed.returncode == 0:
+        runs = {job: run for run, job in asked}
+        for job, info in slurm.parse_squeue(listed.stdout).items():
+            waits = info.state in WAITING
+            # A heterogeneous job is asked for by its leader's id, and listed by component.
+            leader = job.removesuffix("+0")
+            if leader in runs and _is_of_another(runs[leader], leader, info.name, cluster):
+                others.add(leader)
+                continue
+            found[leader] = (info.state, reason_in_words(info.reason) if waits else "")
+    answered = listed.returncode == 0 or slurm.is_unknown_job(listed)
+    missing = [job for job in job_ids if job not in found and job not in others]
+    if missing:
+        recorded = slurm.run(slurm.sacct_command(missing, cluster), timeout=PATIENCE)
+        if recorded.returncode == 0:
+            for row in slurm.parse_sacct(recorded.stdout):
+                found[row.job_id.removesuffix("+0")] = (row.state, "")
+    return Answer(found, answered)
+
+
+def _is_of_another(run: RunDirectory, job: str, name: str, cluster: str | None) -> bool:
+    """Return whether the id now belongs to another job, as after a new installation of the cluster.
+
+    Our job has the name that it was submitted with. One that a person has renamed still runs the script
+    in the run directory.
+    """
+    names = [
+        event.fields.get("name")
+        for event in read_events(run)
+        if event.what == "submitted" and event.attempt is not None and event.attempt.job == job
+    ]
+    if not name or not names or names[-1] in (None, name):
+        return False
+    shown = slurm.run(slurm.scontrol_show_job_command(job, cluster), timeout=PATIENCE)
+    script = Path(slurm.parse_show_job(shown.stdout).get("Command", ""))
+    return shown.returncode == 0 and not script.resolve().is_relative_to(run.path.resolve())

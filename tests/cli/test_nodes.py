@@ -1,0 +1,59 @@
+"""`hpcrun nodes`: what was learned about nodes, and how to clear it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hpcrun.cli.main import guarded
+from hpcrun.cluster.ledger import blame, blames, ledger_path
+
+
+@pytest.fixture
+def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    return ledger_path()
+
+
+def test_no_node_is_known_at_first(ledger: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert guarded(["nodes"]) == 0
+    assert capsys.readouterr().out == "hpcrun: no node has failed a run of yours\n"
+    assert not ledger.exists()
+
+
+def test_nodes_are_shown_with_their_failures_and_forgiven(
+    ledger: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for node, why in (("n1", "killed by SIGBUS"), ("n1", "killed by SIGKILL"), ("n2", "down")):
+        blame(ledger, node, why, "runs/a")
+    assert guarded(["nodes"]) == 0
+    told = capsys.readouterr().out
+    (first,) = [line for line in told.splitlines() if line.startswith("n1")]
+    assert "yes" in first
+    assert "killed by SIGKILL (runs/a)" in first
+    (second,) = [line for line in told.splitlines() if line.startswith("n2")]
+    assert "no " in second
+    assert "`hpcrun nodes --forgive NODE` ends it" in told
+
+    assert guarded(["nodes", "--json"]) == 0
+    rows = {row["node"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert (rows["n1"]["excluded"], rows["n1"]["recent"]) == (True, 2)
+    assert [failure["why"] for failure in rows["n1"]["failures"]] == [
+        "killed by SIGBUS",
+        "killed by SIGKILL",
+    ]
+    assert rows["n2"]["excluded"] is False
+
+    assert guarded(["nodes", "--forgive", "n1"]) == 0
+    assert "n1: forgiven" in capsys.readouterr().out
+    assert [entry.node for entry in blames(ledger, 0.0)] == ["n2"]
+
+
+def test_a_node_that_nobody_blames_is_refused(
+    ledger: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blame(ledger, "n2", "down", "runs/a")
+    assert guarded(["nodes", "--forgive", "n9"]) == 2
+    assert capsys.readouterr().err == (
+        "hpcrun: --forgive n9: the node is not blamed for anything; known are n2 (see `hpcrun nodes`)\n"
+    )

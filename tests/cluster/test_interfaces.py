@@ -1,0 +1,134 @@
+"""Interfaces are found by name, and rank 0 publishes addresses at which it can be reached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from hpcrun.cluster import interfaces
+from hpcrun.cluster.errors import NodeUnfit
+from hpcrun.cluster.interfaces import (
+    chosen_interfaces,
+    gloo_interface,
+    interface_variables,
+    meeting_addresses,
+    own_interfaces,
+)
+
+NODE = {"eth0": ["10.74.0.1"], "ib0": ["10.1.0.1", "fd00::1"], "ib1": ["10.1.1.1"]}
+TWO = {"SLURM_STEP_NODELIST": "node1,node2", "SLURMD_NODENAME": "node1"}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "names"),
+    [
+        ("ib0", ["ib0"]),
+        ("ib", ["ib0", "ib1"]),
+        ("ib1,eth", ["ib1", "eth0"]),
+        ("=ib", []),
+        ("=ib1,eth0", ["ib1", "eth0"]),
+        ("^ib", ["eth0"]),
+        ("^=ib0,eth0", ["ib1"]),
+        ("hsn", []),
+        ("ib,ib0", ["ib0", "ib1"]),
+    ],
+)
+def test_interfaces_are_named_as_nccl_names_them(wanted: str, names: list[str]) -> None:
+    assert chosen_interfaces(wanted, NODE) == names
+
+
+def test_gloo_gets_a_whole_name_and_nccl_what_was_given() -> None:
+    assert interface_variables("ib", {}, NODE) == {
+        "GLOO_SOCKET_IFNAME": "ib0",
+        "NCCL_SOCKET_IFNAME": "ib",
+    }
+    own = {"GLOO_SOCKET_IFNAME": "eth0"}
+    assert interface_variables("ib", own, NODE) == {"NCCL_SOCKET_IFNAME": "ib"}
+
+
+def test_a_node_without_the_interface_is_named_with_those_that_it_has() -> None:
+    with pytest.raises(
+        NodeUnfit, match=r"^\S+: job\.interface=hsn .*eth0 \(10\.74\.0\.1\), ib0"
+    ) as why:
+        interface_variables("hsn", {}, NODE)
+    assert "\n" not in str(why.value)
+
+
+def test_this_machines_interfaces_have_no_loopback_among_them() -> None:
+    assert not {"127.0.0.1", "::1"} & {one for found in own_interfaces().values() for one in found}
+
+
+Resolve = Callable[[dict[str, str | None]], None]
+
+
+@pytest.fixture
+def resolve(monkeypatch: pytest.MonkeyPatch) -> Resolve:
+    """Have names be bound to addresses of this host; the host is called ``node1``."""
+
+    def set_names(bound: dict[str, str | None], outward: str | None = "10.74.0.1") -> None:
+        def sound(name: str) -> bool:
+            return (bound.get(name) or "127.").partition(".")[0] != "127"
+
+        monkeypatch.setattr(interfaces, "bound_address", bound.get)
+        monkeypatch.setattr(interfaces, "is_sound", sound)
+        monkeypatch.setattr(interfaces, "outward_address", lambda _: outward)
+        monkeypatch.setattr(interfaces.socket, "gethostname", lambda: "node1")
+
+    return set_names
+
+
+def test_rank_0_offers_its_name_first_and_its_addresses_after_it(resolve: Resolve) -> None:
+    resolve({"node1": "10.74.0.1"})
+    assert meeting_addresses(TWO, None, NODE) == [
+        "node1", "10.74.0.1", "10.1.0.1", "fd00::1", "10.1.1.1",
+    ]  # fmt: skip
+
+
+def test_what_the_user_names_comes_before_all_else(resolve: Resolve) -> None:
+    resolve({"node1": "10.74.0.1"})
+    environ = {**TWO, "MASTER_ADDR": "node1i"}
+    found = meeting_addresses(environ, "ib1", NODE)
+    assert found[:3] == ["node1i", "10.1.1.1", "node1"]
+
+
+def test_a_name_that_is_loopback_here_is_the_last_to_be_tried(resolve: Resolve) -> None:
+    resolve({"node1": "127.0.1.1"})
+    assert meeting_addresses(TWO, None, NODE)[0] == "10.74.0.1"
+    assert meeting_addresses(TWO, None, NODE)[-1] == "node1"
+
+
+def test_a_loopback_master_address_is_for_one_node_only(resolve: Resolve) -> None:
+    resolve({"node1": "10.74.0.1"})
+    given = {"MASTER_ADDR": "127.0.0.1"}
+    assert "127.0.0.1" not in meeting_addresses({**TWO, **given}, None, NODE)
+    alone = {"SLURM_STEP_NODELIST": "node1", **given}
+    assert meeting_addresses(alone, None, NODE)[0] == "127.0.0.1"
+    assert meeting_addresses({**TWO, **given, "HPCRUN_LOCAL_CLUSTER": "1"}) == ["127.0.0.1"]
+
+
+@pytest.mark.parametrize(
+    ("bound", "outward", "chosen"),
+    [
+        ("10.74.0.1", "10.74.0.1", None),
+        ("10.1.0.1", "10.74.0.1", "eth0"),
+        ("127.0.1.1", "10.74.0.1", "eth0"),
+        (None, "10.1.1.1", "ib1"),
+        # Nothing is known of the way to the others.
+        (None, None, "eth0"),
+        ("10.1.0.1", None, None),
+    ],
+)
+def test_gloo_is_sent_to_the_network_of_the_other_nodes(
+    bound: str | None, outward: str | None, chosen: str | None, resolve: Resolve
+) -> None:
+    resolve({"node1": bound}, outward)  # type: ignore[call-arg]
+    expected = {} if chosen is None else {"GLOO_SOCKET_IFNAME": chosen}
+    assert gloo_interface(TWO, ["node2"], NODE) == expected
+
+
+def test_gloo_is_left_to_itself_on_one_node_and_where_the_user_chose(resolve: Resolve) -> None:
+    resolve({})
+    assert gloo_interface({"SLURM_STEP_NODELIST": "node1"}, [], NODE) == {}
+    assert gloo_interface({**TWO, "GLOO_SOCKET_IFNAME": "ib0"}, [], NODE) == {}
+    assert gloo_interface({**TWO, "HPCRUN_LOCAL_CLUSTER": "1"}, [], NODE) == {}

@@ -1,0 +1,26 @@
+"""Slurm is asked ever less often about a job that only runs on; files are looked at as before."""
+
+from itertools import accumulate, islice
+
+from hpcrun.launch.pace import LONGEST, pauses
+
+
+def test_pauses_on_slurm_grow_to_a_minute() -> None:
+    found = list(islice(pauses("slurm", 15.0), 20))
+    assert found[0] == 15.0
+    assert found == sorted(found)
+    assert found[-1] == LONGEST
+
+
+def test_a_person_who_waits_for_an_end_asks_slurm_a_few_times_a_minute_and_not_300_times() -> None:
+    asked = [at for at in accumulate(islice(pauses("slurm", 0.2), 50)) if at < 60]
+    assert len(asked) < 20
+    assert asked[3] < 2
+
+
+def test_what_files_tell_is_looked_at_at_one_pace() -> None:
+    assert set(islice(pauses("local", 0.2), 50)) == {0.2}
+
+
+def test_a_first_pause_that_is_longer_than_the_longest_stays() -> None:
+    assert set(islice(pauses("slurm", 90.0), 5)) == {90.0}

@@ -1,0 +1,187 @@
+"""Rank 0 publishes where it is, and the other ranks find it, also through the memory of their node."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from hpcrun.run.directory import RunDirectory, RunError, create
+from hpcrun.run.events import Attempt
+from hpcrun.run.rendezvous import Meeting, MeetingBoard
+
+MEETING = Meeting(("node1", "10.0.0.1"), 12345, key="a key")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return create(tmp_path / "a", "x", {})
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Path:
+    (tmp_path / "memory").mkdir()
+    return tmp_path / "memory"
+
+
+def board(run: RunDirectory, memory: Path, *, first: bool, restart: int = 0) -> MeetingBoard:
+    return MeetingBoard(run, Attempt("7", restart), first=first, memory=memory)
+
+
+def test_what_rank_0_publishes_is_read_on_another_node(run: RunDirectory, tmp_path: Path) -> None:
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    other = board(run, tmp_path / "there", first=True)
+    with pytest.raises(RunError, match="published no address"):
+        other.wait(0.1)
+    board(run, tmp_path / "here", first=True).publish(MEETING)
+    assert other.wait(0.1) == MEETING
+    with pytest.raises(RunError):
+        board(run, tmp_path / "there", first=True, restart=1).wait(0.1)
+
+
+def test_only_the_first_rank_of_a_node_looks_at_the_shared_file(
+    run: RunDirectory, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[str] = []
+    monkeypatch.setattr(
+        "hpcrun.run.rendezvous.read_json",
+        lambda _: looks.append(threading.current_thread().name),
+    )
+
+    def wait(first: bool) -> None:
+        with pytest.raises(RunError):
+            board(run, memory, first=first).wait(3.0)
+
+    names = ["first", "second", "third"]
+    threads = [threading.Thread(target=wait, args=(it == "first",), name=it) for it in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(looks) == {"first"}
+    # From every 0.05 s to once a second: 3 s at the first pace would be 60.
+    assert len(looks) < 15
+
+
+def test_the_first_rank_hands_the_meeting_to_the_other_ranks_of_its_node(
+    run: RunDirectory, memory: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "rank-0").mkdir()
+    board(run, tmp_path / "rank-0", first=True).publish(MEETING)
+    second, first = board(run, memory, first=False), board(run, memory, first=True)
+    with pytest.raises(RunError):
+        second.wait(0.2)
+    assert first.wait(1) == MEETING
+    assert second.wait(0.2) == MEETING
+    (handed,) = memory.iterdir()
+    assert handed.stat().st_mode & 0o777 == 0o600
+    second.clear()
+    assert handed.exists()
+    first.clear()
+    assert not handed.exists()
+
+
+@pytest.mark.parametrize("how", ["owner", "writable", "link", "pipe"])
+def test_a_file_that_others_can_write_is_not_believed(
+    run: RunDirectory, memory: Path, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = board(run, memory, first=True)
+    first.publish(MEETING)
+    (handed,) = memory.iterdir()
+    if how == "owner":
+        theirs = handed.stat().st_uid + 1
+        # The name holds the user's number: the file of that name has another owner.
+        os.chown(handed, theirs, -1) if os.geteuid() == 0 else pytest.skip("needs root")
+    elif how == "writable":
+        handed.chmod(0o620)
+    elif how == "link":
+        handed.rename(tmp_path / "elsewhere.json")
+        handed.symlink_to(tmp_path / "elsewhere.json")
+    else:
+        handed.unlink()
+        os.mkfifo(handed)
+    with pytest.raises(RunError):
+        board(run, memory, first=False).wait(0.3)
+
+
+def test_a_rank_whose_first_rank_hands_nothing_over_looks_by_itself(
+    run: RunDirectory, memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpcrun.run.rendezvous._SECOND_LOOK", 0.3)
+    (tmp_path / "rank-0").mkdir()
+    board(run, tmp_path / "rank-0", first=True).publish(MEETING)
+    assert board(run, memory, first=False).wait(20) == MEETING
+
+
+def test_addresses_are_tried_in_turn_until_one_leads_there(run: RunDirectory, memory: Path) -> None:
+    board(run, memory, first=True).publish(MEETING)
+    tried: list[str] = []
+
+    def connect(address: str, meeting: Meeting, patience: float) -> str | None:
+        tried.append(address)
+        return f"{address}:{meeting.port}" if address == "10.0.0.1" else None
+
+    assert board(run, memory, first=True).meet(connect, 10) == "10.0.0.1:12345"
+    assert tried == ["node1", "10.0.0.1"]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_the_meeting_of_an_earlier_start_gives_way_to_the_next_one(
+    run: RunDirectory, memory: Path, first: bool
+) -> None:
+    # Two steps of one salloc are the same attempt.
+    rank_0 = board(run, memory, first=True)
+    rank_0.publish(dataclasses.replace(MEETING, key="of the step before"))
+
+    def connect(address: str, meeting: Meeting, patience: float) -> str | None:
+        if meeting.key == MEETING.key:
+            return address
+        rank_0.publish(MEETING)
+        return None
+
+    assert board(run, memory, first=first).meet(connect, 30) == "node1"
+
+
+def test_a_rank_that_no_address_leads_to_rank_0_says_which_it_tried(
+    run: RunDirectory, memory: Path
+) -> None:
+    board(run, memory, first=True).publish(MEETING)
+    with pytest.raises(RunError, match=r"port 12345 of node1, 10\.0\.0\.1.*job\.interface"):
+        board(run, memory, first=True).meet(lambda *_: None, 0.1)
+
+
+def test_a_damaged_file_is_not_read(run: RunDirectory, memory: Path) -> None:
+    first = board(run, memory, first=True)
+    first.publish(MEETING)
+    shared = run.attempt_logs("7", 0) / "master.json"
+    whole = json.loads(shared.read_text())
+    for damaged in ({}, {**whole, "port": "x"}, {**whole, "addresses": None}, []):
+        shared.write_text(json.dumps(damaged))
+        with pytest.raises(RunError):
+            first.wait(0.1)
+
+
+def test_a_stale_handle_is_waited_out(
+    run: RunDirectory, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = board(run, memory, first=True)
+    first.publish(MEETING)
+    import hpcrun.run.rendezvous as module
+
+    real, calls = module.read_json, []
+
+    def stale_once(path: Path) -> object:
+        calls.append(time.monotonic())
+        if len(calls) == 1:
+            raise OSError(116, "Stale file handle")
+        return real(path)
+
+    monkeypatch.setattr(module, "read_json", stale_once)
+    assert first.wait(5) == MEETING
+    assert len(calls) == 2
