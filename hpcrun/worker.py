@@ -11,35 +11,12 @@ from hpcrun.lifecycle.signals import STOP, end_helpers
 from hpcrun.run.streams import outlive_full_disk
 
 
-class Worker:
-    """What a submitit job carries: the run directory's path and nothing else (invariant 1)."""
-
-    def __init__(self, run: str) -> None:
-        self.run = run
-
-    def __call__(self) -> None:
-        """Train; end the process with the worker's code, which submitit would turn into 0 or 1."""
-        # submitit has put its own handlers over ours, and they save and requeue on the spot.
-        STOP.install()
-        code = train_here(Path(self.run))
-        if code:
-            leave(code)
-
-
 def main() -> NoReturn:
-    """Install the signal flags before anything slow, then train or hand over to submitit."""
+    """Install the signal flags before anything slow, then train."""
     STOP.install()
     outlive_full_disk()
     # Where C code ends the process, the log shall say which line called it.
     faulthandler.enable(file=2)
-    if sys.argv[1:2] == ["--submitit"]:
-        from submitit.core.logger import get_logger
-        from submitit.core.submission import process_job
-
-        # Its four lines of greeting a rank would be all that a short log holds.
-        get_logger().setLevel("WARNING")
-        process_job(sys.argv[2])
-        leave(0)
     # torch.distributed.launch without --use-env tells the local rank in this way too.
     given = [word for word in sys.argv[1:] if not word.startswith("--local-rank=")]
     if len(given) != 1:

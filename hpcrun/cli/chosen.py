@@ -38,6 +38,7 @@ _FLAGS = {
     "gpus": "job.gpus",
     "cpu": "job.cpu",
     "time": "job.time",
+    "cluster": "job.cluster",
     "partition": "job.partition",
     "account": "job.account",
     "qos": "job.qos",

@@ -14,12 +14,14 @@ from hpcrun.cli.tail import Tail
 from hpcrun.config import Config
 from hpcrun.errors import UserError
 from hpcrun.launch import jobs
+from hpcrun.launch.pace import pauses
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Event, to_event
 from hpcrun.run.files import parse_line
 
-_POLL = 0.2
-# How often the scheduler is asked whether the job lives: squeue is shared by everyone.
+# Seconds between two looks at the run's files; on a cluster their server is shared by everyone.
+_POLL_LOCAL, _POLL_SLURM = 0.2, 1.0
+# Seconds until the scheduler is asked whether the job lives, the first time; see `pauses`.
 _ASK_LOCAL, _ASK_SLURM = 1.0, 15.0
 # Every save, and the failures that only follow from another rank's: the end tells of the first.
 # What a rank says of a hang is the reason that the end gives.
@@ -75,7 +77,10 @@ class _Watcher:
         self._metrics.skip()
         self._asked = time.monotonic()
         self._executor, self._job = jobs.current_job(run) or ("", "")
-        self._ask_every = _ASK_SLURM if self._executor == "slurm" else _ASK_LOCAL
+        on_slurm = self._executor == "slurm"
+        self._poll = _POLL_SLURM if on_slurm else _POLL_LOCAL
+        self._ask_every = 0.0
+        self._pace(_ASK_SLURM if on_slurm else _ASK_LOCAL)
         self._log_tail: Tail | None = None
         self._opened = False
         # What the end will say is not said twice.
@@ -100,8 +105,8 @@ class _Watcher:
         """Show what is new; whether the run has ended."""
         ended = False
         if time.monotonic() - self._asked >= self._ask_every:
-            self._asked = time.monotonic()
             ended = self._ask()
+            self._asked, self._ask_every = time.monotonic(), next(self._pauses)
         for line in self._events.read():
             event = to_event(parse_line(line) or {})
             if event is not None:
@@ -111,8 +116,12 @@ class _Watcher:
         for line in self._metrics.read():
             self._on_metrics(parse_line(line) or {})
         if not ended:
-            time.sleep(_POLL)
+            time.sleep(self._poll)
         return ended
+
+    def _pace(self, first: float) -> None:
+        self._pauses = pauses(self._executor, first)
+        self._ask_every = next(self._pauses)
 
     def _ask(self) -> bool:
         now = jobs.state(self._run)
@@ -137,7 +146,7 @@ class _Watcher:
             self.say(describe_restart(event))
         elif event.what == "ended":
             # The job's last moments: a person waits for the prompt.
-            self._ask_every = _ASK_LOCAL
+            self._pace(_ASK_LOCAL)
 
     def _on_lines(self, lines: Iterator[bytes]) -> None:
         for line in lines:

@@ -52,8 +52,6 @@ def hand_over(
         UserError: it is being run already, or cannot be written or submitted; nothing has changed.
         KeyboardInterrupt: Ctrl-C or SIGTERM meanwhile; nothing has changed, or it says which job stays.
     """
-    from hpcrun.worker import Worker
-
     submitted, ours = None, list[str]()
     with (
         noted(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals,
@@ -73,12 +71,11 @@ def hand_over(
                         run,
                         config,
                         executor,
-                        Worker(str(run.path)),
                         after,
                         interrupted=lambda: not _ENDINGS.isdisjoint(signals),
                     )
                     if signal.SIGINT in signals and jobs.withdraw(
-                        run, submitted.executor, submitted.job_id
+                        run, submitted.executor, submitted.job_id, submitted.cluster
                     ):
                         ours.append(submitted.job_id)
                         _stop_if_interrupted(signals)

@@ -20,10 +20,14 @@ COMMANDS = {
     "cancel": "save, then stop; `resume` continues",
     "resume": "continue a run from its newest checkpoint",
     "preempt": "do to a run what a preemption does",
+    "nodes": "nodes that failed, and whether they are excluded",
     "verify": "read a run's checkpoints and compare every byte",
     "export": "write a run's model to one .safetensors or .pt file",
     "config": "show a resolved config, or the schema",
-    "settle": "judge an attempt that has ended (batch scripts call it)",
+    "netcheck": "check the network between the nodes of a job",
+    "nccl": "check or choose NCCL's environment variables",
+    "batch": "start a run's ranks in a Slurm job (batch scripts call it)",
+    "settle": "judge an attempt that has ended (the local cluster calls it)",
 }
 
 EXIT_CODES = """\
@@ -91,7 +95,7 @@ def guarded(arguments: Sequence[str]) -> int:
 
 def run_command(arguments: Sequence[str]) -> int:
     """Parse ``arguments``, whose first is the command, and return its exit code."""
-    if arguments[:1] != ["settle"]:
+    if arguments[:1] not in (["batch"], ["settle"]):
         _require_folder()
     if arguments[:1] == ["help"] and len(arguments) > 1:
         arguments = [arguments[1], "--help"]

@@ -1,6 +1,5 @@
 """How a run that has ended is told on the screen."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +7,10 @@ from hpcrun.cli.runs import handle
 from hpcrun.diagnose.causes import first_cause
 from hpcrun.launch import jobs
 from hpcrun.lifecycle import exitcodes
+from hpcrun.lifecycle.batch_log import batch_log
 from hpcrun.lifecycle.history import last_committed
-from hpcrun.lifecycle.settle import batch_log
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.endings import last_words, read_exits, read_failures, read_hang
+from hpcrun.run.endings import read_exits, read_failures, read_hang
 from hpcrun.run.events import Attempt, Event, read_events
 from hpcrun.run.files import read_json
 
@@ -131,7 +130,7 @@ def _print_evidence(run: RunDirectory, ended: str | None) -> None:
         read_exits(folder),
         batch_log(run, attempt),
         read_hang(folder),
-        partial(last_words, folder),
+        folder,
     )
     # Of bad input the line says all: whoever has a traceback was only left behind.
     if cause is not None and cause.traceback and ended != "bad-input":

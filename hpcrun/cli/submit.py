@@ -24,6 +24,7 @@ from typing import Any
 from hpcrun.cli.chosen import choose_config
 from hpcrun.cli.continuing import Standing, compare, renewed, shortened
 from hpcrun.cli.handover import hand_over, refuse_live
+from hpcrun.cli.nccl_lint import warn_of
 from hpcrun.cli.output import print_json
 from hpcrun.cli.packages import require_packages
 from hpcrun.cli.runs import add_runs_dir, handle, runs_dir
@@ -47,9 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_runs_dir(what)
     where = parser.add_argument_group("where to run it")
     where.add_argument("--nodes", metavar="N", help="number of nodes")
-    where.add_argument("--gpus", metavar="N", help="ranks a node: one a GPU; on CPU, processes")
+    where.add_argument(
+        "--gpus", metavar="N", help="ranks a node: one a GPU (4, a100:4); on CPU, processes"
+    )
     where.add_argument("--cpu", action="store_true", default=None, help="train on the CPU")
     where.add_argument("--time", metavar="LIMIT", help="time limit: HH:MM:SS or minutes")
+    where.add_argument("--cluster", metavar="NAME", help="Slurm cluster, where there are several")
     where.add_argument("--partition", metavar="NAME", help="Slurm partition")
     where.add_argument("--account", metavar="NAME", help="Slurm account to charge")
     where.add_argument("--qos", metavar="NAME", help="Slurm quality of service")
@@ -98,6 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError("--prepare submits nothing; leave --follow out")
     config = choose_config(arguments)
     assert config.name is not None
+    warn_of(config.job.env)
     run_directory = RunDirectory(runs_dir(arguments) / config.name)
     standing = compare(run_directory, config) if run_directory.exists() else None
     executor: ExecutorName = "prepared" if arguments.prepare else submission.choose_executor(config)

@@ -7,11 +7,14 @@ connection, an aborted communicator, a watchdog): these are counted, not shown.
 import math
 import re
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from hpcrun.diagnose.known import explained
-from hpcrun.run.endings import Exit, Failure, Hang
+from hpcrun.diagnose.rank_logs import words_at_exit
+from hpcrun.diagnose.slurm_log import before_termination
+from hpcrun.run.endings import Exit, Failure, Hang, last_words, node_name
 
 _CASCADE = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|closed by (remote )?peer"
@@ -27,18 +30,18 @@ _SRUN_TASK = re.compile(
 )
 _BY_DESCRIPTION = {signal.strsignal(number): number for number in signal.valid_signals()}
 _SRUN_ERROR = re.compile(r"^srun: error: (?P<what>.+)$", re.MULTILINE)
-# What slurmstepd prints when Slurm itself ends a job: "*** JOB 5 ON n1 CANCELLED AT … DUE TO …".
-_ENDED = re.compile(
-    r"\*\*\* (?P<what>JOB|STEP) \S+ ON \S+ CANCELLED AT \S+(?: DUE TO (?P<why>[A-Z ]+?))?"
-    r"(?=,| \*\*\*)"
+# srun's lines that name the node where it could not start a task, or that it lost.
+_LOST_NODE = re.compile(
+    r"^srun: error: (?P<what>.*(?:failed on node |Node failure on |Unable to resolve |address for host )"
+    r"\"?(?P<host>[^\s:\",]+).*)$",
+    re.MULTILINE,
 )
-_WORDS = {
-    "PREEMPTION": "preemption",
-    "TIME LIMIT": "time-limit",
-    "NODE FAILURE": "node-failure",
-    # An administrator's, or somebody else's: ours comes when everything is settled.
-    "JOB REQUEUE": "preemption",
-}
+# srun runs on the node of the batch script. A controller that is away is not that node's fault.
+_UNCONFIRMED = re.compile(
+    r"^srun: error: (?P<what>Unable to confirm allocation for job \S+: "
+    r"(?!.*(?:contact slurm controller|timed out|Invalid job id)).+)$",
+    re.MULTILINE,
+)
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ class Diagnosis:
 
     ``cascade`` counts the ranks whose failures only follow from it. ``hang``: nothing failed, but a
     watchdog ended ranks that made no progress. ``bad_input``: no other start would help.
+    ``node_fault``: Slurm could not use the host, whatever the program does. ``follows``: the failure is
+    about a peer, but there is no other.
     """
 
     line: str
@@ -57,6 +62,13 @@ class Diagnosis:
     cascade: int
     hang: bool = False
     bad_input: bool = False
+    node_fault: bool = False
+    follows: bool = False
+
+    @property
+    def waited(self) -> bool:
+        """Whether time-outs and lost peers are all there is: nothing failed by itself."""
+        return self.hang or self.follows
 
 
 # Our own, with advice; torch's; Python's.
@@ -75,7 +87,9 @@ _NODE_FAULT = re.compile(
 
 def blames_node(diagnosis: Diagnosis) -> bool:
     """Whether the first cause points at its node (hardware, memory, driver) and not at the program."""
-    return diagnosis.host is not None and bool(_NODE_FAULT.search(diagnosis.line))
+    if diagnosis.host is None or diagnosis.bad_input:
+        return False
+    return diagnosis.node_fault or bool(_NODE_FAULT.search(diagnosis.line))
 
 
 def is_cascade(failure: Failure) -> bool:
@@ -83,25 +97,12 @@ def is_cascade(failure: Failure) -> bool:
     return bool(_CASCADE.search(f"{failure.kind}: {failure.message}"))
 
 
-def scheduler_word(batch_log: str) -> str | None:
-    """Slurm's own word for the end (preemption, time-limit, node-failure, cancelled), if it gave one.
-
-    A step without a reason is not the scheduler's doing: srun ends one when a task fails.
-    """
-    for ended in _ENDED.finditer(batch_log):
-        if ended["why"] in _WORDS:
-            return _WORDS[ended["why"]]
-        if ended["what"] == "JOB" and ended["why"] is None:
-            return "cancelled"
-    return None
-
-
 def first_cause(
     failures: Sequence[Failure],
     exits: Sequence[Exit],
     batch_log: str = "",
     hang: Hang | None = None,
-    last_words: Callable[[int], str | None] = lambda _: None,
+    logs: Path | None = None,
 ) -> Diagnosis | None:
     """The earliest thing that went wrong by itself; None when nothing left a trace.
 
@@ -110,7 +111,7 @@ def first_cause(
         exits: the watcher's records, in the order seen.
         batch_log: what srun and slurmstepd printed for this attempt.
         hang: what the watchdogs left, if they ended it.
-        last_words: what is in a rank's log of its end by a signal.
+        logs: the folder with the ranks' logs.
     """
     real = [failure for failure in failures if not is_cascade(failure)]
     killed = [ended for ended in exits if ended.signal is not None and not ended.induced]
@@ -119,45 +120,46 @@ def first_cause(
         # Ranks that fail after it were freed by the end of those that had hung.
         return Diagnosis(hang.line, hang.rank, hang.host, hang.step, None, 0, hang=True)
     if killed and (not real or killed[0].time <= real[0].time):
-        first = killed[0]
-        others = len({failure.rank for failure in failures} - {first.rank})
-        return Diagnosis(
-            f"rank {first.rank} on {first.host} was killed by {signal_name(first.signal)}"
-            + _why(last_words(first.rank)),
-            first.rank,
-            first.host,
-            _last_step(failures),
-            None,
-            others,
-        )
+        return _from_exit(killed[0], failures, logs)
     if real:
         return _from_failure(real[0], failures)
+    lost = _lost_node(batch_log)
+    if lost:
+        return lost
     told = _first_told(batch_log, {failure.rank for failure in failures})
     if told:
-        rank = int(re.split(r"[,\-]", told["tasks"])[0])
-        return Diagnosis(
-            _told_by_srun(told["tasks"], told["host"], told["what"]) + _why(last_words(rank)),
-            rank,
-            told["host"],
-            _last_step(failures),
-            None,
-            len(failures),
-        )
+        return _from_srun(told, failures, logs)
     if failures:
         return _from_failure(failures[0], failures)
-    launch = _SRUN_ERROR.search(batch_log)
+    launch = next((line for line in _SRUN_ERROR.finditer(batch_log) if not _is_task(line)), None)
     # srun returns 0 for tasks that it could not even launch.
     return Diagnosis(launch["what"], None, None, None, None, 0) if launch else None
 
 
-def _first_told(batch_log: str, spoken: set[int]) -> "re.Match[str] | None":
-    """srun's first line on a task that left no word of its own: the others' only follow from its end.
+def _lost_node(batch_log: str) -> Diagnosis | None:
+    """Return srun's own word on a node that it could not use."""
+    found = _LOST_NODE.search(batch_log)
+    if found:
+        return Diagnosis(found["what"], None, found["host"], None, None, 0, node_fault=True)
+    found = _UNCONFIRMED.search(batch_log)
+    if found:
+        return Diagnosis(found["what"], None, node_name(), None, None, 0, node_fault=True)
+    return None
 
-    Which line comes first is chance where a node's tasks end within one message to srun.
+
+def _is_task(line: "re.Match[str]") -> bool:
+    return _SRUN_TASK.match(line[0]) is not None
+
+
+def _first_told(batch_log: str, spoken: set[int]) -> "re.Match[str] | None":
+    """Return srun's first line on a task without a record: the other ranks' ends follow from its end.
+
+    Which line comes first is chance where a node's tasks end within one message to srun. Lines after
+    srun's own termination of the step are on tasks that srun killed, and are no cause.
     """
-    lines = list(_SRUN_TASK.finditer(batch_log))
+    lines = list(_SRUN_TASK.finditer(before_termination(batch_log)))
     silent = (line for line in lines if not _tasks(line["tasks"]) <= spoken)
-    return next(silent, lines[0] if lines else None)
+    return next(silent, lines[0] if lines and not spoken else None)
 
 
 def _tasks(text: str) -> set[int]:
@@ -168,15 +170,45 @@ def _tasks(text: str) -> set[int]:
     return found
 
 
-def _told_by_srun(tasks: str, host: str, what: str) -> str:
+def _from_exit(first: Exit, failures: Sequence[Failure], logs: Path | None) -> Diagnosis:
+    others = len({failure.rank for failure in failures} - {first.rank})
+    return Diagnosis(
+        f"rank {first.rank} on {first.host} was killed by {signal_name(first.signal)}"
+        + _because(last_words(logs, first.rank) if logs else None),
+        first.rank,
+        first.host,
+        _last_step(failures),
+        None,
+        others,
+    )
+
+
+def _from_srun(told: "re.Match[str]", failures: Sequence[Failure], logs: Path | None) -> Diagnosis:
     """srun's word for a signal is strsignal(3)'s: "Killed", "Segmentation fault (core dumped)"."""
+    tasks, host, what = told["tasks"], told["host"], told["what"]
+    rank = min(_tasks(tasks))
     number = _BY_DESCRIPTION.get(what.removesuffix(" (core dumped)"))
-    if number is None or not tasks.isdecimal():
-        return f"task {tasks} on {host}: {what}"
-    return f"rank {tasks} on {host} was killed by {signal_name(number)}"
+    exited = what.startswith("Exited with exit code")
+    words = None
+    if logs is not None:
+        # What a rank that was killed had printed before may be of something it survived.
+        words = words_at_exit(logs, rank) if exited else last_words(logs, rank)
+    line = f"task {tasks} on {host}: {what}"
+    if number is not None and tasks.isdecimal():
+        line = f"rank {tasks} on {host} was killed by {signal_name(number)}"
+    return Diagnosis(
+        line + _because(words),
+        rank,
+        host,
+        _last_step(failures),
+        None,
+        len(failures),
+        # The other ranks have started.
+        node_fault=words is not None and words.startswith("execve(): "),
+    )
 
 
-def _why(words: str | None) -> str:
+def _because(words: str | None) -> str:
     return f": {explained(words) or words}" if words else ""
 
 
@@ -202,6 +234,7 @@ def _from_failure(first: Failure, failures: Sequence[Failure]) -> Diagnosis:
         first.traceback,
         len({failure.rank for failure in failures} - {first.rank}),
         bad_input=bad_input,
+        follows=is_cascade(first),
     )
 
 

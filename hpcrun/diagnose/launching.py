@@ -5,8 +5,11 @@ Nobody but bash, srun and slurmstepd knows then, and they tell the log of the ba
 """
 
 import re
+from pathlib import Path
 
 from hpcrun.diagnose.causes import Diagnosis
+from hpcrun.diagnose.rank_logs import node_without_program
+from hpcrun.diagnose.slurm_log import before_termination
 from hpcrun.run.endings import node_name
 
 # "/var/spool/slurmd/job00012/slurm_script: line 17: module: command not found"
@@ -23,6 +26,11 @@ _ASKED = re.compile(
     re.MULTILINE | re.IGNORECASE,
 )
 _EXECVE = re.compile(r"error: execve\(\): (?P<what>.+)$", re.MULTILINE)
+_SRUN_TASK = re.compile(r"^srun: error: (?P<host>[^:\s]+): tasks? [\d,\-]+: ", re.MULTILINE)
+# The line that cluster/node_setup.py adds to the log of a node.
+_NODE_SETUP = re.compile(
+    r"^hpcrun: node_setup failed on (?P<node>\S+) with exit code \d+$", re.MULTILINE
+)
 _NO_MODULE = re.compile(r"No module named '?(?P<what>[\w.]+)'?\s*\Z")
 
 
@@ -38,19 +46,32 @@ def setup_failure(command: str, batch_log: str, *, worked: bool) -> Diagnosis:
     return Diagnosis(line, None, node_name(), None, None, 0, bad_input=not worked)
 
 
-def launch_failure(batch_log: str, rank_log: str, *, worked: bool) -> Diagnosis | None:
+def launch_failure(
+    batch_log: str, rank_log: str, *, worked: bool, logs: Path | None = None
+) -> Diagnosis | None:
     """What kept the ranks from starting; None where it is nothing that is known here.
 
     Args:
         batch_log: what srun has said.
         rank_log: what slurmstepd and the interpreter have, in place of a rank.
         worked: as for :func:`setup_failure`.
+        logs: the folder with all ranks' logs.
     """
     asked = _ASKED.search(batch_log)
     if asked:
         # A node may be taken out of the allocation while the job is at work.
         lost = worked and asked["what"].lower().startswith("invalid node name")
         return Diagnosis(f"srun: {asked['what']}", None, None, None, None, 0, bad_input=not lost)
+    unprepared = _node_setup_failure(logs, worked=worked) if logs else None
+    if unprepared is not None:
+        return unprepared
+    partly = node_without_program(logs) if logs else None
+    if partly is not None:
+        host, words = partly
+        host = host or _host_of_first_task(batch_log)
+        where = host or "some nodes"
+        line = f"the ranks on {where} cannot be started: {words} (the other ranks started)"
+        return Diagnosis(line, None, host, None, None, 0, node_fault=True)
     absent = _EXECVE.search(batch_log) or _EXECVE.search(rank_log)
     if absent:
         line = f"the ranks cannot be started: {absent['what']} (job.python, job.container)"
@@ -60,6 +81,23 @@ def launch_failure(batch_log: str, rank_log: str, *, worked: bool) -> Diagnosis 
         line = f"no module {lacking['what']} for the ranks' Python (job.python, job.container)"
         return Diagnosis(line, None, None, None, None, 0, bad_input=not worked)
     return None
+
+
+def _node_setup_failure(logs: Path, *, worked: bool) -> Diagnosis | None:
+    """The first node whose ``job.node_setup`` failed, and what bash said about the failing line."""
+    for log in sorted(logs.glob("node-setup-*.log")):
+        text = log.read_text(errors="replace")
+        failed = _NODE_SETUP.search(text)
+        if failed:
+            words = _words(text[: failed.start()].splitlines())
+            line = f"job.node_setup failed on {failed['node']}{words}"
+            return Diagnosis(line, None, failed["node"], None, None, 0, bad_input=not worked)
+    return None
+
+
+def _host_of_first_task(batch_log: str) -> str | None:
+    found = _SRUN_TASK.search(before_termination(batch_log))
+    return found and found["host"]
 
 
 def _words(lines: list[str]) -> str:

@@ -17,7 +17,7 @@ class StopAgreement:
     """Turns local reasons to stop into one that every rank reads at the same step."""
 
     def __init__(self, group: "ProcessGroup | None", every: int = 1) -> None:
-        """``group``: a gloo group of all ranks, or None for a single rank; ``every``: in steps."""
+        """``group``: a control group of all ranks, or None for a single rank; ``every``: in steps."""
         self._group = group
         self._every = every
         self._pending: tuple[Any, Any] | None = None

@@ -12,9 +12,14 @@ class DeadlineWatch:
     the time to stop draws near, after half of what is left: an extension is not missed for an old answer.
     In a thread, because the scheduler may take its time. Only rank 0 watches; the others hear of it by
     agreement.
+
+    Slurm does not count the time in which a job is suspended, but the clock does. An old answer is
+    therefore not believed once the thread has missed its time to ask.
     """
 
     _shortest = 2.0
+    _late = 15.0
+    """Seconds: longer than an answer may take."""
 
     def __init__(
         self, end_time: Callable[[], float | None], lead: float, refresh: float = 300.0
@@ -22,13 +27,17 @@ class DeadlineWatch:
         """``end_time``: returns Unix seconds, or None where the job has no limit."""
         self._ask, self._lead, self._refresh = end_time, lead, refresh
         self._end = end_time()
+        self._next = time.time() + self._pause()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="deadline", daemon=True)
         self._thread.start()
 
     def due(self) -> bool:
         """Whether the job must stop now."""
-        return self._end is not None and time.time() >= self._end - self._lead
+        now = time.time()
+        if self._end is None or now < self._end - self._lead:
+            return False
+        return now < self._next + self._late or not self._thread.is_alive()
 
     def close(self) -> None:
         """Stop asking."""
@@ -36,7 +45,13 @@ class DeadlineWatch:
 
     def _watch(self) -> None:
         while not self._stop.wait(self._pause()):
-            self._end = self._ask() or self._end
+            began = time.time()
+            found = self._ask()
+            if found is None and time.time() - began > self._late:
+                # Suspended while it asked, so that no answer came.
+                found = self._ask()
+            self._end = found or self._end
+            self._next = time.time() + self._pause()
 
     def _pause(self) -> float:
         if self._end is None:

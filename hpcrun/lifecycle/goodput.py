@@ -18,7 +18,8 @@ class Goodput:
     queue: submitted, not started for the first time by its job. start_up: processes starting,
     restoring and ending. productive: computing steps that a checkpoint kept. checkpoint: writing them.
     recomputed: computing steps that were lost, and have to be computed again. requeue_wait: between
-    two attempts of a job. idle: ended, and nobody had asked it to go on.
+    two attempts of a job. suspended: Slurm had stopped the processes to let another job run. idle: ended, and
+    nobody had asked it to go on.
 
     Of a script all the time in which it ran is productive: what it has kept of it nobody sees.
     """
@@ -29,6 +30,7 @@ class Goodput:
     checkpoint: float = 0.0
     recomputed: float = 0.0
     requeue_wait: float = 0.0
+    suspended: float = 0.0
     idle: float = 0.0
 
     @property
@@ -70,6 +72,8 @@ class _Account:
         self._state = "queue"
         self._attempt: Attempt | None = None
         self._script = False
+        # Seconds of the time since ``_at`` that are known to belong to no other part.
+        self._suspended = 0.0
         # When another job was asked for, while nobody had yet written how the last one ended.
         self._asked: float | None = None
 
@@ -101,6 +105,9 @@ class _Account:
             seconds = float(event.fields.get("seconds", 0.0))
             self._spend(event.time - seconds, "productive")
             self._spend(event.time, "checkpoint")
+        elif event.what == "suspended":
+            # What the steps around it were good for will be known later.
+            self._suspended += float(event.fields.get("seconds", 0.0))
         elif event.what in ("stopped", "trained", "finished"):
             # What follows the last commit of an orderly end computes nothing more.
             ran = self._script and self._state == "running"
@@ -128,5 +135,8 @@ class _Account:
     def _spend(self, until: float, part: str) -> None:
         assert self._at is not None
         if until > self._at:
-            self._parts[part] += until - self._at
+            suspended = min(self._suspended, until - self._at)
+            self._suspended -= suspended
+            self._parts["suspended"] += suspended
+            self._parts[part] += until - self._at - suspended
             self._at = until

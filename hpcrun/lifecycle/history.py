@@ -58,7 +58,22 @@ def lives(events: Sequence[Event]) -> list[Life]:
         # another submission.
         if event.what in ("submitted", "opened") and event.attempt is not None:
             job = event.attempt.job
-    return [life for life in all_lives(events) if job is None or life.attempt.job == job]
+    chain = jobs_of(events, job)
+    return [life for life in all_lives(events) if job is None or life.attempt.job in chain]
+
+
+def jobs_of(events: Sequence[Event], job: str | None) -> set[str | None]:
+    """``job`` and the jobs before it that it goes on for, because Slurm would not requeue them."""
+    continues = {
+        event.attempt.job: str(event.fields["continues"])
+        for event in events
+        if event.what == "submitted" and event.attempt and "continues" in event.fields
+    }
+    found: set[str | None] = {job}
+    while job in continues and continues[job] not in found:
+        job = continues[job]
+        found.add(job)
+    return found
 
 
 def all_lives(events: Sequence[Event]) -> list[Life]:
@@ -130,6 +145,21 @@ def successor(events: Sequence[Event], attempt: Attempt) -> Attempt | None:
         return opened[-1] if opened else None
     newer = [one for one in opened if one.job == attempt.job and one.restart > attempt.restart]
     return newer[-1] if newer else None
+
+
+def finished_before(events: Sequence[Event], attempt: Attempt) -> bool:
+    """Whether an earlier start of the same job has finished the run.
+
+    Since 24.05 Slurm itself starts a job again that ends in the grace time of its preemption, also one
+    that ended well.
+    """
+    return any(
+        event.what == "finished" or (event.what == "ended" and event.cause == Cause.FINISHED.value)
+        for event in events
+        if event.attempt is not None
+        and event.attempt.job == attempt.job
+        and event.attempt.restart < attempt.restart
+    )
 
 
 def last_committed(events: Sequence[Event]) -> int | None:

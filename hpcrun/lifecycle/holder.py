@@ -7,16 +7,11 @@ another job nobody knows that but Slurm.
 import os
 from collections.abc import Sequence
 
+from hpcrun.cluster.job_states import is_over
 from hpcrun.errors import UserError
-from hpcrun.lifecycle.scheduler import look_at
+from hpcrun.lifecycle.controller_view import look_at
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Event, read_events, record_event
-
-# COMPLETING is not among them: it has been told to end, and its ranks find the new owner's name.
-_LIVE = frozenset(
-    {"PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING"}
-    | {"REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"}
-)
 
 
 class Occupied(UserError):
@@ -34,7 +29,8 @@ def require_free(run: RunDirectory, attempt: Attempt) -> None:
     """
     job = _job_before(read_events(run), attempt)
     view = look_at(job) if job is not None else None
-    if view is None or view.state not in _LIVE:
+    # A job that is COMPLETING has been told to end, and its ranks find the new owner's name.
+    if view is None or is_over(view.state) or view.being_ended:
         return
     record_event(run, "occupied", refused=attempt.owner, holder=job)
     raise Occupied(_line(run, attempt, str(job)))

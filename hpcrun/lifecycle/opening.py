@@ -7,28 +7,41 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpcrun.cluster.avoid import blame_dead_nodes
-from hpcrun.diagnose.causes import scheduler_word
+from hpcrun.diagnose.slurm_log import scheduler_word
 from hpcrun.errors import UserError
+from hpcrun.lifecycle.batch_log import batch_log
 from hpcrun.lifecycle.history import (
     Cause,
     Life,
     all_lives,
     asked_to_end,
+    finished_before,
+    jobs_of,
     last_committed,
     lives,
 )
 from hpcrun.lifecycle.holder import require_free
 from hpcrun.lifecycle.policy import Budgets, decide
-from hpcrun.lifecycle.settle import batch_log, with_lost_announcement, write_final_word
+from hpcrun.lifecycle.settle import with_lost_announcement, write_final_word
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import read_hang
 from hpcrun.run.events import Attempt, Event, read_events, record_event
-from hpcrun.run.files import read_lines
+from hpcrun.run.files import read_json, read_lines
 from hpcrun.run.owner import claim
 
 
 class Refused(UserError):
     """The restart policy allows this run no further attempt."""
+
+
+def already_finished(run: RunDirectory, attempt: Attempt) -> bool:
+    """Whether this start finds the run finished by an earlier start of its job: all ranks leave with 0.
+
+    Each rank asks by itself, before rank 0 opens the attempt: rank 0 alone would let the others wait.
+    """
+    if attempt.restart == 0 or (read_json(run.result) or {}).get("state") != "finished":
+        return False
+    return finished_before(read_events(run), attempt)
 
 
 def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts: Any) -> None:
@@ -39,11 +52,12 @@ def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts:
 
     Raises:
         Occupied: another job has the run, and keeps it.
-        Refused: a budget is used up; result.json says which.
+        Refused: a budget is used up, and result.json says which; or this attempt was opened before.
         OSError: the run directory cannot be written.
     """
     if facts.get("executor") == "slurm":
         require_free(run, attempt)
+        _require_new(run, attempt)
     events = with_lost_announcement(run)
     for life in all_lives(events):
         if life.cause is None and life.attempt != attempt:
@@ -59,11 +73,13 @@ def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts:
                 reason=reason,
                 last_seen=_last_sign(run, events, life),
                 # Of another job, a person has asked for the next start.
-                restart_allowed=life.attempt.job == attempt.job,
+                restart_allowed=life.attempt.job in jobs_of(events, attempt.job),
             )
     # Another job is another submission, by a person, and starts with fresh budgets.
-    history = [life for life in lives(read_events(run)) if life.attempt.job == attempt.job]
-    if history and history[-1].cause is not None:
+    chain = jobs_of(events, attempt.job)
+    history = [life for life in lives(read_events(run)) if life.attempt.job in chain]
+    # After a start that finished, only the result is lost: this start writes it again.
+    if history and history[-1].cause not in (None, Cause.FINISHED):
         decision = decide(history, budgets)
         if not decision.restart:
             events = read_events(run)
@@ -80,9 +96,24 @@ def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts:
     record_event(run, "opened", attempt=attempt, **told)
 
 
+def _require_new(run: RunDirectory, attempt: Attempt) -> None:
+    """Raise Refused where an earlier srun of the same allocation (salloc) has opened this attempt.
+
+    Files of that step (the meeting place of the ranks, failures) would be taken for those of this step.
+    """
+    if any(event.what == "opened" and event.attempt == attempt for event in read_events(run)):
+        raise Refused(
+            f"{run.name}: attempt {attempt.owner} has run before in this allocation; start the next attempt "
+            f"with SLURM_RESTART_COUNT={attempt.restart + 1} in front of srun, or submit the run"
+        )
+
+
 def _end_of(
     run: RunDirectory, events: Sequence[Event], life: Life, successor: Attempt
 ) -> tuple[Cause, str]:
+    mine = [event for event in events if event.attempt == life.attempt]
+    if any(event.what == "finished" for event in mine):
+        return Cause.FINISHED, "finished"
     word = scheduler_word(batch_log(run, life.attempt))
     words = ["preemption", "time-limit"]
     # What starts again by itself nobody has cancelled.

@@ -49,6 +49,9 @@ _FINAL = {
     Cause.EXHAUSTED: "its restart budget was used up",
 }
 
+# The other ends are the cluster's doing: they may come during a long start, any number of times.
+OWN_DOING = frozenset({Cause.CRASH, Cause.HANG, Cause.TIME_LIMIT})
+
 _WORDS = {
     Cause.CRASH: ("crash", "crashes"),
     Cause.HANG: ("hang", "hangs"),
@@ -72,9 +75,10 @@ def decide(history: Sequence[Life], budgets: Budgets) -> Decision:
     if cause in _FINAL:
         return Decision(False, _FINAL[cause])
     idle = _idle_restarts(history)
-    if budgets.no_progress is not None and idle >= budgets.no_progress:
+    if budgets.no_progress is not None and cause in OWN_DOING and idle >= budgets.no_progress:
         return Decision(
-            False, f"{idle} attempts in a row committed no new step (restarts.no_progress)"
+            False,
+            f"{idle} attempts ended by themselves and committed no new step (restarts.no_progress)",
         )
     unsaved = _unsaved_limits(history)
     if budgets.unsaved is not None and unsaved >= budgets.unsaved:
@@ -111,11 +115,15 @@ def decide(history: Sequence[Life], budgets: Budgets) -> Decision:
 
 
 def _idle_restarts(history: Sequence[Life]) -> int:
+    """Count the ends of the run's own doing since the last progress.
+
+    A time limit counts too: the job had all the time that it asked for.
+    """
     count = 0
     for life in reversed(history):
         if life.progressed:
             break
-        count += 1
+        count += life.cause in OWN_DOING
     return count
 
 

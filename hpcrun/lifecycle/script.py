@@ -13,18 +13,17 @@ import sys
 import time
 from collections.abc import Sequence
 
-from hpcrun.cluster.addresses import reachable
 from hpcrun.cluster.distributed import DistributedConfig
-from hpcrun.cluster.errors import ClusterError
-from hpcrun.cluster.ports import is_free, port_candidates
 from hpcrun.errors import UserError
 from hpcrun.lifecycle import exitcodes
+from hpcrun.lifecycle.script_meeting import meeting_place
+from hpcrun.lifecycle.sentry import NOTICED
 from hpcrun.lifecycle.signals import StopFlag, StopReason
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import record_failure
 from hpcrun.run.events import Attempt, note
 from hpcrun.run.files import read_json
-from hpcrun.run.rendezvous import publish_master, wait_for_master
+from hpcrun.run.rendezvous import MeetingBoard
 
 _SIGNAL_OF = {StopReason.TERMINATE: signal.SIGTERM, StopReason.WARNING: signal.SIGUSR2}
 # A shell ends with 128 + n where its child died of signal n.
@@ -35,6 +34,8 @@ _TICK = 0.2
 # with exit code 0, which without a signal means that its work is done.
 _LATE_SIGNAL = 1.0
 _OWNER_CHECK = 5.0
+# A program that has run for as many seconds has read its arguments.
+_WORKED = 60.0
 _PR_SET_PDEATHSIG = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -52,24 +53,29 @@ def run_script(
     flag: StopFlag,
     *,
     timeout: float,
+    interface: str | None = None,
 ) -> int:
     """Run ``command`` as this rank's program and return the rank's exit code.
 
-    That is the program's own (128 + n for signal n), but 0 once it has been told to stop: with
-    another code the first rank to end would have srun kill those that still save. The event ``stopped``,
-    written by rank 0, says that it was not the end.
+    That is the program's own (128 + n for signal n; 1 for a code that has a meaning of ours), but 0 once
+    it has been told to stop: with another code the first rank to end would have srun kill those that
+    still save. The event ``stopped``, written by rank 0, says that it was not the end.
 
     Args:
         timeout: seconds to wait for rank 0's port.
+        interface: the network interfaces to use, as ``job.interface`` has them.
 
     Raises:
         UserError: the program cannot be started.
-        RunError: rank 0 published no port in time.
+        RunError: rank 0 published no port in time, or cannot be reached.
     """
+    # It may set variables for gloo, hence before the environment is read.
+    board = MeetingBoard(run, attempt, first=config.local_rank == 0)
+    met = meeting_place(run, attempt, config, board, timeout, interface)
     environ = {
         "PYTHONUNBUFFERED": "1",
         **os.environ,
-        **launcher_variables(_meeting_place(run, attempt, config, timeout), attempt),
+        **launcher_variables(met, attempt),
         "HPCRUN_RUN": str(run.path),
         "HPCRUN_RESTART": str(attempt.restart),
     }
@@ -83,7 +89,9 @@ def run_script(
         ) from error
     if config.rank == 0:
         note(run, "started", attempt)
+    before = time.monotonic()
     code = _Watch(child, run, attempt, flag, config).wait()
+    board.clear()
     if flag.reason:
         how = f"{flag.reason.name.lower()}, its exit code {code}"
         print(f"hpcrun: the script was told to stop ({how})", file=sys.stderr, flush=True)
@@ -94,7 +102,20 @@ def run_script(
         return exitcodes.DONE
     if code:
         _record(run, attempt, config.rank, command, code)
-    return code if code >= 0 else 128 - code
+    worked = attempt.restart > 0 or time.monotonic() - before > _WORKED
+    return _own_code(code if code >= 0 else 128 - code, worked=worked)
+
+
+def _own_code(code: int, *, worked: bool) -> int:
+    """The exit code of a rank whose program ended with ``code``, which knows nothing of our codes.
+
+    A program that is refused at its first start (argparse: 2) will be refused again. In one that has
+    worked before, 2 is a failure like others: Python cannot open a file on a file server that is away.
+    """
+    ours = {exitcodes.SAVE_FAILED, exitcodes.UNFINISHED} | (
+        {exitcodes.BAD_INPUT} if worked else set()
+    )
+    return exitcodes.FAILED if code in ours else code
 
 
 def launcher_variables(config: DistributedConfig, attempt: Attempt) -> dict[str, str]:
@@ -137,20 +158,32 @@ class _Watch:
         self._passed_on = StopReason.NONE
         self._was_owner = False
         self._checked = 0.0
+        self._told: str | None = None
+        self._rank = config.rank
 
     def wait(self) -> int:
         """The script's exit code, -n for signal n."""
         while True:
             self._pass_signals_on()
             self._yield_to_successor()
+            began = time.monotonic()
             try:
                 code = self._child.wait(timeout=_TICK)
             except subprocess.TimeoutExpired:
+                self._note_suspension(time.monotonic() - began - _TICK)
                 continue
             deadline = time.monotonic() + _LATE_SIGNAL
             while not self._flag.reason and time.monotonic() < deadline:
                 time.sleep(_TICK / 4)
             return code
+
+    def _note_suspension(self, seconds: float) -> None:
+        """Record that Slurm had suspended the step, if a wait took ``seconds`` too long."""
+        if seconds > NOTICED and self._rank == 0:
+            print(
+                f"hpcrun: was suspended for {seconds:.0f} s; goes on", file=sys.stderr, flush=True
+            )
+            note(self._run, "suspended", self._attempt, seconds=round(seconds, 3))
 
     def _pass_signals_on(self) -> None:
         reason = self._flag.reason
@@ -164,13 +197,23 @@ class _Watch:
         if time.monotonic() - self._checked < _OWNER_CHECK:
             return
         self._checked = time.monotonic()
-        owner = (read_json(self._run.owner) or {}).get("owner")
+        try:
+            owner = (read_json(self._run.owner) or {}).get("owner")
+        except OSError as error:
+            # A file system that has trouble says nothing about who owns the run.
+            self._tell_once(f"owner.json cannot be read now: {error.strerror}; looking again")
+            return
         mine = owner == self._attempt.owner
         # A client of a network file system may show an older owner for a while, but not one after ours.
         if self._was_owner and owner is not None and not mine:
             print(f"hpcrun: {owner} has taken over; ending the script", file=sys.stderr, flush=True)
             self._child.kill()
         self._was_owner = self._was_owner or mine
+
+    def _tell_once(self, line: str) -> None:
+        if line != self._told:
+            print(f"hpcrun: {line}", file=sys.stderr, flush=True)
+        self._told = line
 
 
 def _record(
@@ -207,28 +250,3 @@ def _program(name: str) -> str:
 def _die_with_parent() -> None:
     """In the child: no launcher finds a script whose rank was killed (prctl(2))."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _meeting_place(
-    run: RunDirectory, attempt: Attempt, config: DistributedConfig, timeout: float
-) -> DistributedConfig:
-    if config.launch_method not in ("slurm", "local"):
-        return config
-    if config.rank == 0:
-        address = reachable(config.master_addr, os.environ)
-        port = _free_port(run, attempt)
-        publish_master(run, attempt, address, port)
-    else:
-        address, port = wait_for_master(run, attempt, timeout)
-    return config.model_copy(update={"master_addr": address, "master_port": port})
-
-
-def _free_port(run: RunDirectory, attempt: Attempt) -> int:
-    """A port that is free now; the script binds it seconds later, so others had better not look here.
-
-    Jobs of the local cluster that start in the same second have the same id, hence the run in the key.
-    """
-    for port in port_candidates(f"{run.path} {attempt.owner}"):
-        if is_free("", port):
-            return port
-    raise ClusterError("no free port for rank 0; look with `ss -ltn` at who holds them")

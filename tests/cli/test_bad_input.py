@@ -74,7 +74,7 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "a rank in words": (["logs", "nope", "--rank", "x"], ["--rank x", "or all"]),
     "no view of the config": (["config"], ["config show"]),
     "a misspelt view of the config": (["config", "shwo"], ["shwo", "did you mean show?"]),
-    "settle by hand": (["settle", "x", "--exit-code", "0"], ["settle", "SLURM_JOB_ID"]),
+    "settle by hand": (["settle", "x", "--exit-code", "0"], ["settle", "local cluster"]),
 }
 
 

@@ -1,7 +1,6 @@
 """The first cause is told, and what only follows from it is counted."""
 
 import signal
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,9 +9,9 @@ from hpcrun.diagnose.causes import (
     blames_node,
     first_cause,
     is_cascade,
-    scheduler_word,
     signal_name,
 )
+from hpcrun.diagnose.slurm_log import scheduler_word
 from hpcrun.run.endings import (
     Exit,
     Failure,
@@ -109,19 +108,14 @@ def test_what_c_plus_plus_says_at_its_end_is_found_in_the_log_and_explained(tmp_
     (tmp_path / "rank-00002.log").write_text(
         f"hpcrun: step 1\n{ABORTED}Fatal Python error: Aborted\n"
     )
-    words = partial(last_words, tmp_path)
-    told = first_cause(
-        [failure(0, 5.2, "RuntimeError", _GLOO)], [killed(2, 5.0, 6)], last_words=words
-    )
+    told = first_cause([failure(0, 5.2, "RuntimeError", _GLOO)], [killed(2, 5.0, 6)], logs=tmp_path)
     assert told is not None
     assert told.line.startswith(
         "rank 2 on n1 was killed by SIGABRT: Received data size doesn't match expected size: ranks came to "
         "different collectives, "
     )
     assert (told.rank, told.cascade) == (2, 1)
-    by_srun = first_cause(
-        [], [], "srun: error: n1: task 2: Aborted (core dumped)\n", last_words=words
-    )
+    by_srun = first_cause([], [], "srun: error: n1: task 2: Aborted (core dumped)\n", logs=tmp_path)
     assert by_srun is not None
     assert by_srun.line == told.line
 
@@ -129,7 +123,7 @@ def test_what_c_plus_plus_says_at_its_end_is_found_in_the_log_and_explained(tmp_
 def test_words_that_nobody_knows_are_told_as_they_are(tmp_path: Path) -> None:
     log = "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n"
     (tmp_path / "rank-00001.log").write_text(log)
-    told = first_cause([], [killed(1, 5.0, 6)], last_words=partial(last_words, tmp_path))
+    told = first_cause([], [killed(1, 5.0, 6)], logs=tmp_path)
     assert told is not None
     assert told.line == "rank 1 on n0 was killed by SIGABRT: std::bad_alloc: std::bad_alloc"
     assert last_words(tmp_path, 3) is None
@@ -247,3 +241,94 @@ def test_a_task_that_took_too_much_memory_is_named_and_its_node_is_not_blamed() 
     assert (told.line, told.host) == ("task 0 on node1: Out Of Memory", "node1")
     assert not blames_node(told)
     assert scheduler_word(log) is None
+
+
+# Recorded with Slurm 22.05: rank 0 gave up on rank 1, and srun then killed rank 1.
+KILLED_BY_SRUN = (
+    "srun: error: node1: task 0: Exited with exit code 1\n"
+    "srun: launch/slurm: _step_signal: Terminating StepId=6.0\n"
+    "srun: error: node2: task 1: Killed\n"
+)
+
+
+def test_a_rank_that_srun_killed_is_no_cause_and_its_node_is_not_blamed() -> None:
+    told = first_cause([failure(0, 1.0, "DistStoreError", "wait timeout")], [], KILLED_BY_SRUN)
+    assert told is not None
+    assert told.line == "rank 0 on n0: DistStoreError: wait timeout at task.py:7"
+    assert told.follows
+    assert not blames_node(told)
+    alone = first_cause([], [], KILLED_BY_SRUN)
+    assert alone is not None
+    assert (alone.line, alone.host) == ("task 0 on node1: Exited with exit code 1", "node1")
+    assert first_cause([], [], KILLED_BY_SRUN.partition("\n")[2]) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "host"),
+    [
+        (
+            "Task launch for StepId=12.0 failed on node n2: Communication connection failure",
+            "n2",
+        ),
+        ("Node failure on n2", "n2"),
+        ('slurm_set_addr: Unable to resolve "n2"', "n2"),
+        ("fwd_tree_thread: can't find address for host n2, check slurm.conf", "n2"),
+    ],
+)
+def test_a_node_where_srun_cannot_launch_is_blamed(line: str, host: str) -> None:
+    log = (
+        f"srun: error: {line}\nsrun: error: Application launch failed: x\nsrun: Job step aborted\n"
+    )
+    told = first_cause([failure(0, 1.0, "DistStoreError", "wait timeout")], [], log)
+    assert told is not None
+    assert (told.line, told.host) == (line, host)
+    assert blames_node(told)
+
+
+def test_a_batch_node_that_srun_cannot_work_on_is_blamed_but_not_for_the_controller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    said = "srun: error: Unable to confirm allocation for job 5: {}\n"
+    told = first_cause([], [], said.format("Protocol authentication error"))
+    assert told is not None
+    assert (told.host, blames_node(told)) == ("n1", True)
+    away = first_cause([], [], said.format("Unable to contact slurm controller (connect failure)"))
+    assert away is not None
+    assert not blames_node(away)
+
+
+def test_a_rank_without_a_record_is_told_with_the_last_line_of_its_traceback(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "rank-00001.log").write_text(
+        "Traceback (most recent call last):\n"
+        '  File "/x/site.py", line 3, in <module>\n'
+        "    import y\n"
+        "ImportError: libcudart.so.12: cannot open shared object file\n"
+        "more\n"
+    )
+    log = "srun: error: node2: task 1: {}\nsrun: Terminating StepId=6.0\n"
+    told = first_cause([], [], log.format("Exited with exit code 1"), logs=tmp_path)
+    assert told is not None
+    assert told.line == (
+        "task 1 on node2: Exited with exit code 1: ImportError: libcudart.so.12: cannot open shared "
+        "object file"
+    )
+    assert not blames_node(told)
+    # A rank that was killed had survived what it printed.
+    killed_one = first_cause([], [], log.format("Killed"), logs=tmp_path)
+    assert killed_one is not None
+    assert killed_one.line == "rank 1 on node2 was killed by SIGKILL"
+
+
+def test_a_node_that_cannot_start_the_program_is_blamed_where_the_others_can(
+    tmp_path: Path,
+) -> None:
+    words = "slurmstepd-node2: error: execve(): /opt/python: No such file or directory\n"
+    (tmp_path / "rank-00001.log").write_text(words)
+    log = "srun: error: node2: task 1: Exited with exit code 2\nsrun: Terminating StepId=6.0\n"
+    told = first_cause([], [], log, logs=tmp_path)
+    assert told is not None
+    assert told.line.endswith("execve(): /opt/python: No such file or directory")
+    assert (told.host, blames_node(told)) == ("node2", True)

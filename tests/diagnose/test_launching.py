@@ -1,7 +1,10 @@
 """Words of bash, srun and slurmstepd on a start that failed, as they were recorded with Slurm 22.05."""
 
+from pathlib import Path
+
 import pytest
 
+from hpcrun.diagnose.causes import blames_node
 from hpcrun.diagnose.launching import launch_failure, setup_failure
 
 BASH = """on node1
@@ -88,3 +91,31 @@ def test_what_may_pass_is_left_to_the_budget_for_crashes() -> None:
     told = [launch_failure(gone, "", worked=worked) for worked in (True, False)]
     assert [one.bad_input for one in told if one] == [False, True]
     assert launch_failure("", "RuntimeError: broken\n", worked=False) is None
+
+
+# Since 25.05 slurmstepd's lines need not name its host.
+@pytest.mark.parametrize("prefix", ["slurmstepd-node2: ", "[2026-11-22T00:47:19.950] "])
+def test_a_program_that_one_node_of_many_lacks_is_that_nodes_fault(
+    tmp_path: Path, prefix: str
+) -> None:
+    (tmp_path / "rank-00000.log").write_text("hpcrun: 2 ranks\n")
+    (tmp_path / "rank-00001.log").write_text(
+        f"{prefix}error: execve(): python: Permission denied\n"
+    )
+    srun = "on node1\nsrun: error: node2: task 1: Exited with exit code 13\n"
+    told = launch_failure(srun, "", worked=False, logs=tmp_path)
+    assert told is not None
+    assert told.line == (
+        "the ranks on node2 cannot be started: python: Permission denied (the other ranks started)"
+    )
+    assert (told.host, told.bad_input, blames_node(told)) == ("node2", False, True)
+
+
+def test_a_program_that_all_nodes_lack_is_no_nodes_fault(tmp_path: Path) -> None:
+    words = "slurmstepd-node{}: error: execve(): python: No such file or directory\n"
+    for rank in (0, 1):
+        (tmp_path / f"rank-0000{rank}.log").write_text(words.format(rank + 1))
+    (tmp_path / "rank-00002.log").touch()
+    told = launch_failure("", words.format(1), worked=True, logs=tmp_path)
+    assert told is not None
+    assert (told.host, told.bad_input, blames_node(told)) == (None, False, False)

@@ -1,6 +1,7 @@
 """The watch on the job's end, with a scheduler that changes its mind, on a clock of the test's own."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -93,3 +94,37 @@ def test_its_thread_asks_by_itself_until_it_is_closed(monkeypatch: pytest.Monkey
     assert enough.wait(60)
     watch.close()
     watch._thread.join()
+
+
+def test_after_a_suspension_an_old_end_is_not_believed_until_slurm_was_asked_again(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    monkeypatch.setattr(DeadlineWatch, "_shortest", 0.001)
+    ends, asking, answer = [clock.now + 60.0], threading.Event(), threading.Event()
+
+    def end_time() -> float:
+        if asking.is_set():
+            assert answer.wait(60)
+        return ends[0]
+
+    watch = DeadlineWatch(end_time, lead=10.0, refresh=0.001)
+    try:
+        asking.set()
+        # Suspended beyond the end that was known.
+        clock.now += 600.0
+        assert not watch.due()
+        ends[0] += 600.0
+        answer.set()
+        wait_until(lambda: watch._end == ends[0] and not watch.due())
+        clock.now = ends[0] - 10.0
+        wait_until(watch.due)
+    finally:
+        answer.set()
+        watch.close()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -117,3 +117,18 @@ def test_the_parts_add_up_whatever_the_clocks_of_the_hosts_say(jitter: list[floa
     latest = max(one.time for one in log)
     assert account.wall == pytest.approx(latest - log[0].time)
     assert all(value >= 0 for value in account.as_record().values() if value is not None)
+
+
+def test_time_in_which_the_job_was_suspended_is_nothing_else() -> None:
+    log = [
+        *CRASHED_ONCE[:3],
+        event("suspended", 122, seconds=4.0),
+        event("saved", 125, seconds=1.0),
+        event("suspended", 131, seconds=3.0),
+        *CRASHED_ONCE[4:],
+    ]
+    account, before = goodput(log, now=1000.0), goodput(CRASHED_ONCE, now=1000.0)
+    assert account.suspended == 7
+    assert account.productive == before.productive - 4
+    assert account.recomputed == before.recomputed - 3
+    assert account.wall == before.wall

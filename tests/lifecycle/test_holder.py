@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.cli.main import guarded
+from hpcrun.batch.ending import conclude
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.holder import Occupied
-from hpcrun.lifecycle.opening import open_attempt
+from hpcrun.lifecycle.opening import Refused, open_attempt
 from hpcrun.lifecycle.policy import Budgets
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, read_events, record_event
@@ -32,7 +32,7 @@ def slurm_says(state: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
-@pytest.mark.parametrize("state", ["RUNNING", "PENDING", "SUSPENDED"])
+@pytest.mark.parametrize("state", ["RUNNING", "PENDING", "SUSPENDED", "EXPEDITING"])
 def test_a_job_beside_a_live_one_is_refused_and_changes_nothing(
     run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
@@ -41,8 +41,7 @@ def test_a_job_beside_a_live_one_is_refused_and_changes_nothing(
     with pytest.raises(Occupied, match="a: has job 7, which job 8 leaves alone"):
         open_attempt(run, SECOND, Budgets(), executor="slurm")
     assert (read_json(run.owner) or {})["owner"] == "7-0"
-    monkeypatch.setenv("SLURM_JOB_ID", "8")
-    assert guarded(["settle", str(run.path), "--exit-code", "137"]) == exitcodes.BAD_INPUT
+    assert conclude(run, SECOND, 137) == exitcodes.BAD_INPUT
     assert [event.what for event in read_events(run)[len(before) :]] == ["occupied"]
     assert not run.result.exists()
 
@@ -85,9 +84,7 @@ def test_a_job_whose_setup_fails_beside_a_live_one_changes_nothing(
 ) -> None:
     slurm_says("RUNNING", tmp_path, monkeypatch)
     before = read_events(run)
-    monkeypatch.setenv("SLURM_JOB_ID", "8")
-    told = guarded(["settle", str(run.path), "--exit-code", "1", "--setup", "module load x"])
-    assert told == exitcodes.BAD_INPUT
+    assert conclude(run, SECOND, 1, setup="module load x") == exitcodes.BAD_INPUT
     assert [event.what for event in read_events(run)[len(before) :]] == ["occupied"]
     assert not run.result.exists()
 
@@ -98,4 +95,18 @@ def test_a_job_that_has_the_run_asks_nobody_again(
     slurm_says("COMPLETING", tmp_path, monkeypatch)
     open_attempt(run, SECOND, Budgets(), executor="slurm")
     slurm_says("PENDING", tmp_path, monkeypatch)
+    open_attempt(run, Attempt("8", 1), Budgets(), executor="slurm")
+
+
+def test_a_second_srun_of_an_allocation_is_refused_with_the_way_to_a_new_attempt(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm_says("COMPLETING", tmp_path, monkeypatch)
+    open_attempt(run, SECOND, Budgets(), executor="slurm")
+    before = read_events(run)
+    with pytest.raises(
+        Refused, match=r"8-0 has run before .*SLURM_RESTART_COUNT=1 in front of srun"
+    ):
+        open_attempt(run, SECOND, Budgets(), executor="slurm")
+    assert read_events(run) == before
     open_attempt(run, Attempt("8", 1), Budgets(), executor="slurm")

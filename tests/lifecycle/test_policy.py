@@ -97,25 +97,55 @@ def test_two_crashes_at_one_step_stop_the_run() -> None:
     assert decide(progress([Cause.CRASH] * 2, crashes=[5, 6]), Budgets()).restart
 
 
-def test_restarts_without_a_new_commit_stop_the_run_whatever_the_cause() -> None:
-    stuck = [life(Cause.PREEMPTION, begun=10, committed=None) for _ in range(3)]
-    assert decide(stuck[:2], Budgets()).restart
-    told = decide(stuck, Budgets())
-    assert not told.restart
-    assert "no new step" in told.reason
-    assert decide([*stuck, life(Cause.PREEMPTION, begun=10, committed=20)], Budgets()).restart
+def idle(*causes: Cause) -> list[Life]:
+    """Lives that commit no new step; each crash is at another step."""
+    return [life(cause, begun=10, committed=None, crash=n) for n, cause in enumerate(causes)]
+
+
+CRASH, HANG, LIMIT = Cause.CRASH, Cause.HANG, Cause.TIME_LIMIT
+PREEMPTION, NODE = Cause.PREEMPTION, Cause.NODE_FAILURE
+
+
+@pytest.mark.parametrize(
+    ("causes", "again"),
+    [
+        ((CRASH, CRASH), True),
+        ((CRASH, CRASH, CRASH), False),
+        ((HANG, CRASH, HANG), False),
+        # The job had all the time that it asked for.
+        ((LIMIT, LIMIT, LIMIT), False),
+        # The cluster's doing, during a long start, say.
+        ((PREEMPTION,) * 20, True),
+        ((NODE,) * 10, True),
+        ((PREEMPTION, NODE, PREEMPTION, NODE), True),
+        # Neither do they end a row of the run's own failures, nor do they add to one.
+        ((CRASH, PREEMPTION, CRASH, NODE), True),
+        ((CRASH, PREEMPTION, CRASH, NODE, CRASH), False),
+    ],
+)
+def test_only_ends_of_the_runs_own_doing_count_as_no_progress(
+    causes: tuple[Cause, ...], again: bool
+) -> None:
+    told = decide(idle(*causes), Budgets())
+    assert told.restart is again, told.reason
+    assert again or "committed no new step (restarts.no_progress)" in told.reason
+
+
+def test_a_new_commit_ends_the_row_of_attempts_without_progress() -> None:
+    row = [*idle(HANG, HANG), life(PREEMPTION, begun=10, committed=20), *idle(HANG)]
+    assert decide(row, Budgets()).restart
 
 
 def test_attempts_that_had_only_the_report_left_to_make_are_not_without_progress() -> None:
     log = [
-        event(what, restart, cause="preemption" if what == "ended" else None, step=10)
+        event(what, restart, cause="hang" if what == "ended" else None, step=10)
         for restart in range(4)
         for what in ("opened", "started", "trained", "ended")
     ]
-    assert decide(lives(log), Budgets(no_progress=3)).restart
+    assert decide(lives(log), Budgets(no_progress=3, hang=None)).restart
     # Those that ended while they restored are.
     rest = [one for one in log if one.what != "trained" or one.attempt == Attempt("1", 0)]
-    assert not decide(lives(rest), Budgets(no_progress=3)).restart
+    assert not decide(lives(rest), Budgets(no_progress=3, hang=None)).restart
 
 
 def event(what: str, restart: int = 0, job: str = "1", **more: object) -> Event:

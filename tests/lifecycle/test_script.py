@@ -2,14 +2,19 @@
 
 import signal
 import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 
+import pytest
+
 from hpcrun.cluster.distributed import DistributedConfig
-from hpcrun.lifecycle.script import _Watch
+from hpcrun.lifecycle import script
+from hpcrun.lifecycle.script import _own_code, _Watch
 from hpcrun.lifecycle.signals import StopFlag, StopReason
 from hpcrun.run.directory import create
-from hpcrun.run.events import Attempt
+from hpcrun.run.events import Attempt, read_events
 
 
 def test_a_script_that_ends_well_on_a_signal_which_its_rank_hears_later_was_told_to_stop(
@@ -21,3 +26,55 @@ def test_a_script_that_ends_well_on_a_signal_which_its_rank_hears_later_was_told
         threading.Timer(0.3, flag._remember, (signal.SIGUSR2, None)).start()
         assert watch.wait() == 0
     assert flag.reason is StopReason.WARNING
+
+
+def test_a_script_outlives_an_owner_file_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(script, "_OWNER_CHECK", 0.0)
+    run, flag = create(tmp_path / "a", "{}\n", {}), StopFlag()
+    run.owner.mkdir()
+    with subprocess.Popen(["sleep", "1"]) as child:
+        assert _Watch(child, run, Attempt("7", 0), flag, DistributedConfig()).wait() == 0
+    assert capfd.readouterr().err.count("owner.json cannot be read now") == 1
+
+
+def test_a_script_that_was_suspended_is_told_in_the_log_of_events(tmp_path: Path) -> None:
+    run = create(tmp_path / "a", "{}\n", {})
+    code = WATCHED.format(path=str(run.path))
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as rank:
+        assert rank.stdout is not None
+        assert rank.stdout.readline() == b"waits\n"
+        time.sleep(0.5)
+        rank.send_signal(signal.SIGSTOP)
+        time.sleep(5.0)
+        rank.send_signal(signal.SIGCONT)
+        assert rank.wait(60) == 0
+    (event,) = read_events(run)
+    assert (event.what, event.attempt) == ("suspended", Attempt("7", 0))
+    assert 4.5 < event.fields["seconds"] < 15
+
+
+WATCHED = """
+import subprocess
+from pathlib import Path
+from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.lifecycle import script
+from hpcrun.lifecycle.script import _Watch
+from hpcrun.lifecycle.signals import StopFlag
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Attempt
+child = subprocess.Popen(["sleep", "7"])
+print("waits", flush=True)
+run = RunDirectory(Path("{path}"))
+_Watch(child, run, Attempt("7", 0), StopFlag(), DistributedConfig()).wait()
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "first", "later"),
+    [(0, 0, 0), (1, 1, 1), (2, 2, 1), (74, 1, 1), (75, 1, 1), (143, 143, 143)],
+)
+def test_a_programs_exit_codes_are_not_taken_for_ours(code: int, first: int, later: int) -> None:
+    assert _own_code(code, worked=False) == first
+    assert _own_code(code, worked=True) == later

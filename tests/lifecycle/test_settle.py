@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from hpcrun.checkpoint.store import CheckpointStore
-from hpcrun.diagnose.causes import scheduler_word
+from hpcrun.diagnose.slurm_log import scheduler_word
 from hpcrun.lifecycle import exitcodes
+from hpcrun.lifecycle.controller_view import JobView, SchedulerWord, word_of
 from hpcrun.lifecycle.history import Cause, successor
-from hpcrun.lifecycle.opening import Refused, open_attempt
+from hpcrun.lifecycle.opening import Refused, already_finished, open_attempt
 from hpcrun.lifecycle.policy import Budgets
-from hpcrun.lifecycle.scheduler import JobView, word_of
-from hpcrun.lifecycle.settle import SchedulerWord, Verdict, settle, settle_by_hand
+from hpcrun.lifecycle.settle import Verdict, settle, settle_by_hand
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import Exit, Hang, record_exit, record_failure, record_hang
 from hpcrun.run.events import Attempt, read_events, record_event
@@ -93,7 +93,7 @@ def test_slurms_words_for_an_end_are_told_from_those_for_a_step_that_srun_ends(
     [
         (JobView("RUNNING", 0, True, None), "", "preemption"),
         (JobView("RUNNING", 0, False, None), "", None),
-        (JobView("COMPLETING", 0, False, None), "", None),
+        (JobView("COMPLETING", 0, False, None), "", "cancelled"),
         (JobView("COMPLETING", 1, False, None), "", "node-failure"),
         (JobView("COMPLETING", 1, False, None), "*** JOB 7 ON n CANCELLED AT x DUE TO PREEMPTION ***",
          "preemption"),
@@ -185,6 +185,8 @@ def test_a_commit_that_a_dead_node_kept_from_being_announced_is_progress(run: Ru
     open_attempt(run, Attempt("7", 1), patient)
     (ended,) = [event for event in read_events(run) if event.what == "ended"]
     assert (ended.cause, ended.step) == ("node-failure", 20)
+    record_event(run, "started", attempt=Attempt("7", 1), step=20)
+    record_event(run, "ended", attempt=Attempt("7", 1), cause="crash", step=21)
     with pytest.raises(Refused, match="committed no new step"):
         open_attempt(run, Attempt("7", 2), patient)
     assert (read_json(run.result) or {})["step"] == 20
@@ -337,9 +339,11 @@ def test_a_ghost_knows_its_successor_and_the_newest_attempt_has_none(run: RunDir
 
 
 def test_an_exhausted_budget_refuses_the_next_attempt(run: RunDirectory) -> None:
-    for restart in range(1, 3):
-        open_attempt(run, Attempt("7", restart), Budgets())
-    with pytest.raises(Refused, match="3 attempts in a row committed no new step"):
+    for restart in range(3):
+        if restart:
+            open_attempt(run, Attempt("7", restart), Budgets())
+        record_event(run, "ended", attempt=Attempt("7", restart), cause="crash", step=restart)
+    with pytest.raises(Refused, match="3 attempts ended by themselves and committed no new step"):
         open_attempt(run, Attempt("7", 3), Budgets())
     assert (read_json(run.result) or {})["state"] == "failed"
     verdict = settle(run, Attempt("7", 3), exitcodes.BAD_INPUT, Budgets())
@@ -365,3 +369,36 @@ def test_a_job_that_never_opened_is_not_judged_by_another(run: RunDirectory) -> 
     verdict = settle(run, Attempt("8", 0), 1, Budgets(), setup="module load x")
     assert (verdict.cause, verdict.decision.restart) == (Cause.BAD_INPUT, False)
     assert read_json(run.result) == done
+
+
+def test_a_start_that_finds_its_job_finished_leaves_the_result_alone(run: RunDirectory) -> None:
+    record_event(run, "finished", attempt=FIRST, step=10)
+    done = {"state": "finished", "metrics": 1}
+    write_json(run.result, done)
+    again = Attempt("7", 1)
+    assert already_finished(run, again)
+    assert not already_finished(run, FIRST)
+    # By another job a person asks for more.
+    assert not already_finished(run, Attempt("8", 1))
+    before = len(read_events(run))
+    verdict = settle(run, again, 0, Budgets())
+    assert (verdict.cause, verdict.decision.restart) == (Cause.FINISHED, False)
+    assert (read_json(run.result), len(read_events(run))) == (done, before)
+
+
+def test_a_run_that_finished_and_lost_its_result_is_opened_again(run: RunDirectory) -> None:
+    record_event(run, "finished", attempt=FIRST, step=10)
+    assert not already_finished(run, Attempt("7", 1))
+    open_attempt(run, Attempt("7", 1), Budgets())
+    (ended,) = [event for event in read_events(run) if event.what == "ended"]
+    assert ended.cause == "finished"
+
+
+def test_a_setup_that_is_cancelled_on_a_second_start_does_not_come_back(run: RunDirectory) -> None:
+    """Recorded with Slurm 26.05, whose word for a cancellation names the signal."""
+    log = (
+        "on n1\n[2026-11-22T00:47:19.950] error: *** JOB 7 ON n1 CANCELLED AT 2026-11-22T00:47:19 DUE to"
+        " SIGNAL Terminated ***\n"
+    )
+    told = settle(run, Attempt("7", 1), 143, Budgets(), batch_log=log, setup="sleep 100")
+    assert (told.cause, told.decision.restart) == (Cause.CANCELLED, False)

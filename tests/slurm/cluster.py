@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
@@ -15,11 +16,13 @@ if str(TOOLS) not in sys.path:
     sys.path.insert(0, str(TOOLS))
 
 from devclusterlib import cluster as devcluster  # noqa: E402  (found through the path above)
-from devclusterlib import faults, hosts, requirements, startup, users  # noqa: E402
+from devclusterlib import faults, hosts, installations, requirements, startup, users  # noqa: E402
 from devclusterlib.errors import Refusal  # noqa: E402
 from devclusterlib.spec import ClusterSpec  # noqa: E402
 from devclusterlib.spec import Partition as Partition  # noqa: E402  (tests name some)
 
+VERSION = os.environ.get("HPCRUN_TEST_SLURM", "")
+"""Version of Slurm on which the tests run, as `24.11`; the system's own where it is empty."""
 POLL_S = 0.1
 # Seconds for whatever comes: a machine that is busy with other work takes minutes for a start.
 PATIENCE = 300.0
@@ -36,12 +39,25 @@ AFTER_A_RESTART = frozenset({"RUNNING", "COMPLETED", "FAILED", "CANCELLED", "TIM
 
 
 def why_not(spec: ClusterSpec | None = None) -> str | None:
-    """Why this machine cannot run a cluster, or None when it can."""
+    """Why this machine cannot run a cluster, or None when it can.
+
+    A ``spec`` that names no version of Slurm means the one that the tests run on.
+    """
+    wanted = spec or ClusterSpec()
     try:
-        requirements.require(spec or ClusterSpec())
+        requirements.require(replace(wanted, slurm=wanted.slurm or VERSION))
     except Refusal as refusal:
         return str(refusal)
     return None
+
+
+def excused(version: str) -> bool:
+    """Return True for a version whose packages could not be fetched, as the caller has said.
+
+    HPCRUN_SLURM_UNAVAILABLE lists these versions. An installation that is there is not excused.
+    """
+    listed = os.environ.get("HPCRUN_SLURM_UNAVAILABLE", "").split()
+    return version in listed and not installations.installed(version)
 
 
 class SlurmCluster:
@@ -60,6 +76,8 @@ class SlurmCluster:
         Compute nodes in Slurm's order.
     python : str
         Interpreter for jobs: the one that runs the tests.
+    path : str
+        PATH of a fresh login, on which this cluster's version of Slurm is found first.
     """
 
     def __init__(self, handle: devcluster.Cluster) -> None:
@@ -69,6 +87,7 @@ class SlurmCluster:
         self.shared = handle.layout.shared
         self.nodes = handle.spec.node_names
         self.python = sys.executable
+        self.path = installations.search_path(handle.spec.slurm)
 
     def run(
         self,
@@ -298,12 +317,13 @@ class SlurmCluster:
 def start(name: str, **options: object) -> SlurmCluster:
     """Bring up a cluster that belongs to this process.
 
-    ``options`` are fields of `ClusterSpec`. The tool runs as a program, so that the daemons are
+    ``options`` are fields of `ClusterSpec`; without ``slurm``, the cluster has the version that
+    the tests run on. The tool runs as a program, so that the daemons are
     not children of the test run and nobody has to reap them.
     """
     from devclusterlib.options import arguments_of
 
-    spec = ClusterSpec(name=name, **options)  # type: ignore[arg-type]
+    spec = ClusterSpec(name=name, **{"slurm": VERSION, **options})  # type: ignore[arg-type]
     command = [str(TOOLS / "devcluster"), "up", f"--owner-pid={os.getpid()}", *arguments_of(spec)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     if done.returncode != 0:

@@ -51,7 +51,7 @@ class Bench:
         """As in an activated virtual environment, with one thread a rank on a small machine."""
         binaries = Path(self.slurm.python).parent
         return {
-            "PATH": f"{binaries}:/usr/local/bin:/usr/bin:/bin",
+            "PATH": f"{binaries}:{self.slurm.path}",
             # The checkout under test, wherever the package is installed from.
             "PYTHONPATH": str(SBATCH.parent),
             "OMP_NUM_THREADS": "1",

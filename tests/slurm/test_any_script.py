@@ -18,6 +18,7 @@ def bench(slurm: SlurmCluster) -> Bench:
     return Bench(slurm)
 
 
+@pytest.mark.lifecycle
 def test_an_unmodified_ddp_script_is_preempted_on_slurm_and_goes_on_where_it_saved(
     bench: Bench,
 ) -> None:

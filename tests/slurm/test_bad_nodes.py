@@ -67,3 +67,21 @@ def test_a_node_that_fails_a_second_time_is_left_out(slurm: SlurmCluster, folder
         slurm, folder, "submit", "-c", "empty.yaml", "--name", "next", "--dry-run", *settings
     )
     assert f"#SBATCH --exclude={node}\n" in dry
+
+
+def test_an_exclusion_that_leaves_no_node_is_taken_back_and_the_job_runs(
+    slurm: SlurmCluster, folder: Path
+) -> None:
+    """The job is held to one node by name, which the ledger does not know of."""
+    job = slurm.sbatch("--nodelist=node1", "--requeue", "--output=/dev/null", "--wrap", "sleep 600")
+    slurm.wait_state(job, "RUNNING")
+    slurm.run(["scontrol", "requeue", job])
+    slurm.wait_state(job, "PENDING")
+    slurm.run(["scontrol", "update", f"JobId={job}", "ExcNodeList=node1"])
+    slurm.wait_until(lambda: slurm.scontrol_show_job(job)["Reason"] == "BadConstraints")
+    take_back = "import sys; from hpcrun.cluster.avoid import take_back_if_stuck as take_back;"
+    told = slurm.run(
+        [slurm.python, "-c", f"{take_back} print(take_back(sys.argv[1], []))", job], cwd=folder
+    )
+    assert told.stdout.strip() == "BadConstraints"
+    slurm.wait_state(job, "RUNNING")

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+
 import pytest
 
 from tests import jobs
 
-pytestmark = pytest.mark.slurm
+from . import cluster
+from .cluster import PATIENCE
+from .training import Bench
+
+pytestmark = [pytest.mark.slurm, pytest.mark.lifecycle]
 
 
 @pytest.mark.parametrize("by", ["hpcrun", "scancel"])
@@ -33,6 +40,52 @@ def test_cancelled_it_saves_stops_and_resumes_to_the_same_bits(bench, calm, by):
     assert bench.slurm.restarts(job) == 0
 
 
+@pytest.fixture
+def patient() -> Iterator[cluster.SlurmCluster]:
+    """A cluster that leaves a batch script the time to judge its end, also on a busy machine."""
+    name = f"pytest-{os.getpid()}-patient"
+    try:
+        yield cluster.start(name, nodes=2, settings=(("KillWait", "120"),))
+    finally:
+        cluster.stop(name)
+
+
+@pytest.mark.parametrize("stage", ["setup", "container"])
+def test_cancelled_before_its_ranks_have_started_it_stays_cancelled(patient, stage):
+    """Also where Slurm's words are not in the run's own log: --error leads them elsewhere."""
+    bench = Bench(patient)
+    begun = bench.folder / "begun"
+    wrapper = bench.folder / "slow"
+    wrapper.write_text(f'#!/bin/bash\ntouch {begun}\nsleep 100\nexec "$@"\n')
+    wrapper.chmod(0o755)
+    slow = {"setup": {"job.setup": [f"touch {begun}", "sleep 100"]}}
+    late = slow.get(stage, {"job.container": [str(wrapper)]})
+    run = bench.submit("early", **late, **{"job.sbatch_args": [f"--error={bench.folder}/err"]})
+    job = bench.job(run)
+    bench.wait_until(begun.exists, PATIENCE, lambda: bench.story(run))
+    patient.run(["scancel", job])
+    assert bench.wait_for_end(run) == "CANCELLED", bench.story(run)
+    assert bench.causes(run) == ["cancelled"], bench.story(run)
+    assert patient.restarts(job) == 0
+    assert bench.result(run)["state"] == "stopped"
+
+
+def test_cancelled_during_the_setup_of_a_second_start_it_stays_cancelled(patient):
+    """It has worked before, so that a failing set-up would be a reason to start once more."""
+    bench = Bench(patient)
+    second = bench.folder / "second"
+    setup = [f'if [ "${{SLURM_RESTART_COUNT:-0}}" != 0 ]; then touch {second}; sleep 100; fi']
+    run = bench.submit("again", model__pause=0.05, **{"job.setup": setup})
+    with bench.held_at(run, 3):
+        bench.hpcrun("preempt", "again")
+    job = bench.job(run)
+    bench.wait_until(second.exists, PATIENCE, lambda: bench.story(run))
+    patient.run(["scancel", job])
+    assert bench.wait_for_end(run) == "CANCELLED", bench.story(run)
+    assert bench.causes(run) == ["preemption", "cancelled"], bench.story(run)
+    assert patient.restarts(job) == 1
+
+
 @pytest.mark.slow
 def test_a_sigterm_without_a_cancellation_costs_a_requeue_and_no_bit(bench, calm):
     run = bench.submit("hit", model__pause=0.1)
@@ -52,7 +105,7 @@ def test_a_cancellation_that_meets_the_requeue_sticks(bench, by):
     late = bench.folder / "late"
     late.mkdir()
     (late / "scontrol").write_text(
-        '#!/bin/bash\n[ "$1" != requeue ] || sleep 3\nexec /usr/bin/scontrol "$@"\n'
+        f'#!/bin/bash\n[ "$1" != requeue ] || sleep 3\nPATH={bench.slurm.path} exec scontrol "$@"\n'
     )
     (late / "scontrol").chmod(0o755)
     setup = [f"export PATH={late}:$PATH"]

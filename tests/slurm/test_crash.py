@@ -12,7 +12,7 @@ from tests import jobs
 
 from .cluster import PATIENCE
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.lifecycle]
 
 
 def test_a_killed_rank_ends_all_at_once_and_the_job_restarts_once_with_the_same_bits(bench, calm):

@@ -9,7 +9,7 @@ import pytest
 
 from tests import jobs
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = [pytest.mark.slurm, pytest.mark.lifecycle, pytest.mark.slow]
 
 
 def test_a_stopped_rank_is_named_and_the_job_restarts_once_with_the_same_bits(bench, calm):

@@ -8,7 +8,7 @@ from tests import jobs
 
 from .cluster import PATIENCE
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.lifecycle]
 
 
 @pytest.mark.parametrize(

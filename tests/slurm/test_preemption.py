@@ -13,7 +13,7 @@ from . import cluster
 from .cluster import PATIENCE, Partition
 from .training import Bench
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.lifecycle]
 
 CANCELLING = (
     Partition("batch", (("PriorityTier", "1"), ("PreemptMode", "CANCEL"))),

@@ -6,8 +6,6 @@ import shlex
 
 import pytest
 
-from hpcrun.config import Job
-from hpcrun.launch.batch_script import BatchRequest, batch_script
 from hpcrun.run.directory import RunDirectory
 from tests import jobs
 
@@ -39,6 +37,7 @@ def outcome(run: RunDirectory) -> tuple[object, list[str | None]]:
     return jobs.result(run).get("state"), ends
 
 
+@pytest.mark.lifecycle
 def test_a_preempted_raw_job_is_followed_and_ends_as_the_undisturbed_one(
     bench: Bench, undisturbed: dict[str, bytes | str]
 ) -> None:
@@ -148,49 +147,3 @@ def test_a_heterogeneous_job_is_requeued_and_resumes_as_one(bench: Bench) -> Non
     bench.wait_for_end(job)
     assert outcome(run) == ("finished", ["preemption", "finished"]), bench.told(run)
     assert [event.fields["ranks"] for event in jobs.events(run, "opened")] == [3, 3]
-
-
-@pytest.mark.parametrize("name", ["train", "train_torchrun", "sweep_array"])
-def test_the_raw_scripts_do_what_the_generated_one_does(name: str) -> None:
-    request = BatchRequest(SBATCH, Job(), "PYTHON", ("PYTHON", "-u", "-m", "hpcrun.worker", "R"))
-    generated = (
-        batch_script(request)
-        .replace(
-            f"PYTHON -m hpcrun settle {SBATCH}", '"${PYTHON:-python3}" -m hpcrun settle "$RUN"'
-        )
-        .replace("PYTHON -", '"$python" -')
-        .replace("worker R", 'worker "$RUN"')
-    )
-    raw = (SBATCH / f"{name}.sbatch").read_text()
-    essential = commands(generated)
-    assert len(essential) > 15
-    missing = [line for line in essential if line not in commands(raw)]
-    started_by_torchrun = [line for line in missing if line.startswith("srun ")]
-    assert missing == (started_by_torchrun if name == "train_torchrun" else [])
-    # They name the job early, for the name of its log.
-    first = [line for line in essential[:14] if not line.startswith("job=")]
-    places = [commands(raw).index(line) for line in first if line not in missing]
-    assert places == sorted(places)
-    # `module load` reads variables that are not set.
-    assert raw.index("Your own set-up goes here") < raw.index("\nset -u\n")
-
-
-def commands(script: str) -> list[str]:
-    """The commands of a batch script without comments, options of sbatch and what only one kind has."""
-    joined = script.replace("\\\n", " ")
-    lines = [" ".join(line.split()) for line in joined.splitlines()]
-    only_there = ("#", "RUN=", "export SUBMITIT_EXECUTOR")
-    kept = [line for line in lines if line and not line.startswith(only_there)]
-    # What raw scripts read from variables of Slurm's, the generated one has from the config.
-    return [" ".join(word for word in split(line) if ":+--" not in word) for line in kept]
-
-
-def split(line: str) -> list[str]:
-    """The words of a shell line, in which an expansion with spaces is one word."""
-    words: list[str] = []
-    for word in line.split(" "):
-        if words and words[-1].count("${") > words[-1].count("}"):
-            words[-1] += f" {word}"
-        else:
-            words.append(word)
-    return words

@@ -7,7 +7,7 @@ import pytest
 from tests import jobs
 
 # Slurm's smallest limit is a minute.
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = [pytest.mark.slurm, pytest.mark.lifecycle, pytest.mark.slow]
 
 # 40 steps of 1 s: more than is left of the first minute when the job stops 20 s before its end.
 LONG = {"model.pause": 0.5, "job.signal_lead": 20}

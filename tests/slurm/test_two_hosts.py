@@ -102,7 +102,7 @@ def test_nodes_whose_own_name_is_loopback_find_each_other(bench, own_names_on_lo
     assert facts(bench, 2)["environ"]["MASTER_ADDR"] == first
 
 
-HOSTILE = "a place; $(touch owned) `touch owned` 'quoted\" 100% %% ünïcødé & #1"
+HOSTILE = "a place; $(touch owned) `touch owned` 'quoted\" 100% ünïcødé & #1"
 
 
 def test_no_character_of_a_path_or_of_an_environment_means_anything(slurm):

@@ -1,0 +1,279 @@
+"""The end of an attempt, from the exit code of its ranks to the exit code of its batch script.
+
+The local cluster's controller judges in the same way, through `hpcrun settle`.
+"""
+
+import sys
+import traceback
+from dataclasses import dataclass
+
+from hpcrun.batch.requeue import WORD_PATIENCE, Clock, is_cancelled, requeue, withdraw
+from hpcrun.batch.successor import Unsubmitted, submit_successor
+from hpcrun.batch.unrecorded import decide_unrecorded
+from hpcrun.config import Job, load_resolved
+from hpcrun.diagnose.slurm_log import scheduler_word
+from hpcrun.errors import UserError
+from hpcrun.lifecycle import exitcodes
+from hpcrun.lifecycle.bad_nodes import keep_away, remember
+from hpcrun.lifecycle.batch_log import batch_log
+from hpcrun.lifecycle.controller_view import (
+    Ending,
+    JobView,
+    SchedulerWord,
+    ending_of,
+    look_at,
+    reason_given,
+)
+from hpcrun.lifecycle.history import Cause, asked_to_end, last_committed, successor
+from hpcrun.lifecycle.holder import Occupied, refusal, require_free
+from hpcrun.lifecycle.policy import Budgets, without_progress
+from hpcrun.lifecycle.settle import Verdict, settle, write_final_word
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Attempt, note, read_events
+
+# Seconds. A file server that has just come back answers after this at the latest.
+_TRIES, _PAUSE = 3, 5.0
+# Without a controller the time limit is not enforced, so there is time to wait for an upgrade of Slurm.
+_AT_LEAST, _WITHOUT_LIMIT = 3600.0, 86400.0
+
+
+class NotOurs(Exception):
+    """The run belongs to another attempt, which the text names. ``code``: the batch script's exit code."""
+
+    def __init__(self, words: str, code: int) -> None:
+        super().__init__(words)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The verdict, the run's `job:` section, and the job as the controller saw it at the end of its ranks."""
+
+    verdict: Verdict
+    job: Job
+    view: JobView | None
+
+
+def judge(
+    run: RunDirectory,
+    attempt: Attempt,
+    exit_code: int,
+    *,
+    on_slurm: bool,
+    scheduler: SchedulerWord | None = None,
+    setup: str | None = None,
+) -> "Judged":
+    """Find the cause of the end, write it down and decide.
+
+    Args:
+        exit_code: the highest of the ranks' exit codes.
+        on_slurm: Slurm is asked why the attempt has ended; else ``scheduler`` says it.
+        setup: the command that failed before there were ranks.
+
+    Raises:
+        NotOurs: another attempt or another job has the run.
+        OSError: the run directory cannot be read or written.
+    """
+    newer = successor(read_events(run), attempt)
+    if newer is not None:
+        # Slurm has given this node up and started the job elsewhere.
+        words = f"{newer.owner} has taken over; {attempt.owner} does nothing to the run"
+        raise NotOurs(words, exitcodes.FAILED)
+    refused = refusal(run, attempt)
+    if refused is not None:
+        raise NotOurs(refused, exitcodes.BAD_INPUT)
+    if setup is not None and on_slurm:
+        # No rank has asked.
+        try:
+            require_free(run, attempt)
+        except Occupied as taken:
+            raise NotOurs(str(taken), exitcodes.BAD_INPUT) from taken
+    ending = Ending(None, scheduler, batch_log(run, attempt))
+    if on_slurm:
+        ending = ending_of(run, attempt)
+    config = load_resolved(run.config)
+    budgets = Budgets(**config.restarts.model_dump())
+    verdict = settle(
+        run,
+        attempt,
+        exit_code,
+        without_progress(budgets) if config.command else budgets,
+        scheduler=ending.word,
+        batch_log=ending.log,
+        limit_near=ending.limit_near(float(config.job.signal_lead)),
+        nobody_asked=on_slurm and ending.nobody_asked,
+        just_resumed=ending.just_resumed,
+        setup=setup,
+        other_nodes=on_slurm,
+    )
+    _say(f"{verdict.cause.value}: {verdict.line}")
+    _say(verdict.decision.reason)
+    return Judged(verdict, config.job, ending.view)
+
+
+def conclude(
+    run: RunDirectory,
+    attempt: Attempt,
+    exit_code: int,
+    *,
+    setup: str | None = None,
+    end_time: float | None = None,
+    own_script: bool = False,
+    clock: Clock | None = None,
+) -> int:
+    """Judge the attempt, requeue its job where the policy says so, and return the batch script's exit code.
+
+    0: the training is done, or the job has been requeued. 75: the run is to continue, but this step has
+    not requeued the job. Any other: this was the end.
+
+    Args:
+        end_time: of the job, in Unix seconds; None without a limit.
+        own_script: the batch script is a person's, which cannot be submitted again from here.
+        clock: the time.
+    """
+    clock = clock or Clock()
+    judged: Judged | None = None
+    for number in range(1, _TRIES + 1):
+        try:
+            judged = judge(run, attempt, exit_code, on_slurm=True, setup=setup)
+            break
+        except NotOurs as other:
+            _say(str(other))
+            return other.code
+        except OSError as error:
+            _complain(f"the end of {attempt.owner} is not written down: {error}")
+            if number == _TRIES:
+                outcome = decide_unrecorded(run, attempt, exit_code, setup)
+                _say(outcome.reason)
+                if outcome.code is not None:
+                    return outcome.code
+            else:
+                clock.sleep(_PAUSE)
+        except Exception as error:
+            # Neither a damaged config nor a mistake of this program may end a healthy run.
+            if not isinstance(error, UserError):
+                traceback.print_exc()
+            _complain(f"the end of {attempt.owner} is not judged: {error}")
+            outcome = decide_unrecorded(run, attempt, exit_code, setup)
+            _say(outcome.reason)
+            if outcome.code is not None:
+                return outcome.code
+            break
+    if judged is not None and not judged.verdict.decision.restart:
+        # Also where nothing follows here: the user's other runs are to leave the node out.
+        remember(run, judged.verdict)
+        return final_code(judged.verdict, exit_code)
+    return _start_again(run, attempt, judged, end_time, own_script, clock)
+
+
+def _start_again(
+    run: RunDirectory,
+    attempt: Attempt,
+    judged: Judged | None,
+    end_time: float | None,
+    own_script: bool,
+    clock: Clock,
+) -> int:
+    def failed(kind: str, words: str) -> None:
+        note(run, "requeue-failed", attempt, cause=kind, reason=words)
+        what = "not cancelled" if kind == "cancel" else "not requeued yet"
+        _complain(f"{what}: {words}")
+
+    def asked() -> str | None:
+        return _asked(run, attempt, judged)
+
+    now = clock.now()
+    until = max(now + _WITHOUT_LIMIT if end_time is None else end_time, now + _AT_LEAST)
+    became = requeue(attempt, failed, asked, until=until, clock=clock)
+    if became == "cancelled":
+        return _cancelled_after_all(run, attempt, judged)
+    if became == "by-slurm":
+        _say("Slurm requeues it by itself, because it ends within the grace time of its preemption")
+        return exitcodes.UNFINISHED
+    if became == "forbidden":
+        return _go_on_in_another_job(run, attempt, judged, own_script, clock)
+    if became == "refused":
+        return exitcodes.UNFINISHED
+    # Slurm gives other nodes to a pending job only; a signal no longer ends this process.
+    if judged is not None:
+        after, hours = judged.job.exclude_after, judged.job.exclude_hours
+        keep_away(run, attempt, judged.verdict, after=after, hours=hours)
+    return exitcodes.DONE
+
+
+def _asked(run: RunDirectory, attempt: Attempt, judged: Judged | None) -> str | None:
+    """The first reason to end the attempt that a person or Slurm has given, as far as files can be read."""
+    try:
+        return reason_given(run, attempt, judged.view if judged else None)
+    except OSError as error:
+        _complain(f"{run.events}: {error.strerror}; only Slurm's words are heard")
+        return scheduler_word(batch_log(run, attempt))
+
+
+def _cancelled_after_all(run: RunDirectory, attempt: Attempt, judged: Judged | None) -> int:
+    """Write the final word of a run that was cancelled after the verdict had promised another start."""
+    _say("cancelled after its end: it is not started again")
+    try:
+        events = read_events(run)
+        if not asked_to_end(events, attempt):
+            note(run, "cancelled", attempt)
+        verdict = judged and judged.verdict
+        cause, line = (verdict.cause.value, verdict.line) if verdict else ("its end", "")
+        reason = f"cancelled while it was to start again after {cause}"
+        write_final_word(run, Cause.CANCELLED, line, reason, last_committed(events))
+    except OSError as error:
+        _complain(f"{run.result}: {error.strerror}")
+    return exitcodes.TERMINATED
+
+
+def _go_on_in_another_job(
+    run: RunDirectory, attempt: Attempt, judged: Judged | None, own_script: bool, clock: Clock
+) -> int:
+    """Submit the successor of a job that may not be requeued; the exit code of the batch script."""
+    try:
+        if own_script:
+            raise Unsubmitted(
+                "the batch script is your own, and its options are not known here: submit it once more, or "
+                f"continue with `hpcrun resume {run.name}`"
+            )
+        job = submit_successor(run, attempt)
+    except Unsubmitted as problem:
+        note(run, "requeue-failed", attempt, cause="no-successor", reason=str(problem))
+        _complain(f"no job continues {run.name}: {problem}")
+        return exitcodes.UNFINISHED
+    _say(f"this job may not be requeued: job {job} continues {run.name} after its end")
+    if judged is not None:
+        remember(run, judged.verdict)
+    view = look_at(attempt.job)
+    asked = _asked(run, attempt, judged)
+    if asked == "cancelled" or (
+        view is not None
+        and is_cancelled(attempt, view, lambda: _asked(run, attempt, judged), WORD_PATIENCE)
+    ):
+        problem_words = withdraw(job, clock)
+        if problem_words is None:
+            return _cancelled_after_all(run, attempt, judged)
+        _complain(f"not cancelled: {problem_words}; `scancel {job}` ends it")
+    return exitcodes.UNFINISHED
+
+
+def final_code(verdict: Verdict, code: int) -> int:
+    """Return a batch script's exit code where no attempt follows: 0 only for a finished training."""
+    if verdict.cause is Cause.FINISHED:
+        return exitcodes.DONE
+    if verdict.cause is Cause.CANCELLED:
+        return exitcodes.TERMINATED
+    if verdict.cause is Cause.SAVE_FAILED:
+        return exitcodes.SAVE_FAILED
+    if verdict.cause is Cause.BAD_INPUT:
+        return exitcodes.BAD_INPUT
+    # 75 would ask for a requeue.
+    return code if code not in (exitcodes.DONE, exitcodes.UNFINISHED) else exitcodes.FAILED
+
+
+def _say(words: str) -> None:
+    print(f"hpcrun: {words}", flush=True)
+
+
+def _complain(words: str) -> None:
+    print(f"hpcrun: {words}", file=sys.stderr, flush=True)

@@ -1,0 +1,184 @@
+"""The srun command of a job: one task a rank, or one torchrun a node."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpcrun.cluster.hostlist import expand
+from hpcrun.cluster.node_setup import node_setup_command
+from hpcrun.cluster.ports import is_free, port_candidates
+from hpcrun.errors import UserError
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Attempt
+
+# The message is the one that the step daemon writes for a program that it starts itself.
+_SURVIVE = (
+    'type -P "$1" > /dev/null || { echo "error: execve(): $1: No such file or directory" >&2; exit 2; }; '
+    'trap "" USR2; exec "$@"'
+)
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the `job:` section of a run says of its ranks; nothing of it for a script of a person's."""
+
+    setup: Sequence[str] = ()
+    node_setup: Sequence[str] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    srun_args: Sequence[str] = ()
+    container: Sequence[str] = ()
+    python: str | None = None
+
+
+def read_wishes(run: RunDirectory) -> Wishes:
+    """Read them from the resolved config, without the checks that it has passed already.
+
+    Raises:
+        UserError: the file is not such a config.
+        OSError: it cannot be read.
+    """
+    # The schema takes ten times as long to import, and the ranks would wait for it.
+    import yaml
+
+    try:
+        job: Mapping[str, Any] = (yaml.safe_load(run.config.read_text()) or {}).get("job") or {}
+        return Wishes(
+            setup=[str(line) for line in job.get("setup") or ()],
+            node_setup=[str(line) for line in job.get("node_setup") or ()],
+            env={str(name): str(value) for name, value in (job.get("env") or {}).items()},
+            srun_args=[str(option) for option in job.get("srun_args") or ()],
+            container=[str(word) for word in job.get("container") or ()],
+            python=job.get("python"),
+        )
+    except (yaml.YAMLError, AttributeError, UnicodeDecodeError) as error:
+        raise UserError(f"{run.config}: no config of a run; submit the run again") from error
+
+
+def srun_command(
+    run: RunDirectory, attempt: Attempt, wishes: Wishes, environ: Mapping[str, str]
+) -> list[str]:
+    """The command that starts one task a rank."""
+    cores = environ.get("SLURM_CPUS_PER_TASK")
+    components = environ.get("SLURM_HET_SIZE")
+    return [
+        "srun",
+        # Without it a dead rank leaves the others waiting for it in a collective.
+        "--kill-on-bad-exit=1",
+        "--unbuffered",
+        # Where a site has sbatch export nothing srun would pass nothing on either.
+        "--export=ALL",
+        # srun of 22.05 and 23.02 does not take this over from sbatch.
+        *([f"--cpus-per-task={cores}"] if cores else []),
+        # Only the first component starts otherwise.
+        *([f"--het-group=0-{int(components) - 1}"] if components else []),
+        *wishes.srun_args,
+        f"--output={_log_folder(run, attempt)}/rank-%5t.log",
+        *_surviving(wishes.container),
+        *wishes.container,
+        *(wishes.python or sys.executable, "-u", "-m", "hpcrun.worker", str(run.path)),
+    ]
+
+
+def node_setup_steps(
+    run: RunDirectory, attempt: Attempt, wishes: Wishes, environ: Mapping[str, str]
+) -> list[list[str]]:
+    """The srun that prepares every node before the ranks; none where the config has no ``node_setup``."""
+    if not wishes.node_setup:
+        return []
+    nodes = int(environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or 1)
+    # The shell has exported job.env before this srun.
+    return [
+        node_setup_command(
+            nodes, wishes.node_setup, {}, run.attempt_logs(attempt.job, attempt.restart)
+        )
+    ]
+
+
+def _surviving(container: Sequence[str]) -> list[str]:
+    """Words in front of a container's that keep it alive through SIGUSR2, at which its rank saves.
+
+    A wrapper without handlers, which waits for its rank, would die. SIGTERM ends it also while it starts.
+    """
+    if not container:
+        return []
+    return ["bash", "-c", _SURVIVE, "hpcrun"]
+
+
+def torchrun_command(
+    run: RunDirectory, attempt: Attempt, wishes: Wishes, environ: Mapping[str, str]
+) -> list[str]:
+    """The command that starts one torchrun a node; its ranks meet on the first node.
+
+    Raises:
+        UserError: the number of ranks of a node is not a number.
+    """
+    nodes, ranks = environ.get("SLURM_NNODES", "1"), _ranks_per_node(environ)
+    hosts = expand(environ["SLURM_JOB_NODELIST"])
+    python = wishes.python or sys.executable
+    # SLURM_NODEID is known inside the step only. SIGUSR2 reaches torchrun as well, which would die of it.
+    start = (
+        'trap "" USR2; exec "$0" -m torch.distributed.run --node-rank="$SLURM_NODEID" "$@" '
+        "--max-restarts=0 -m hpcrun.worker " + '"$HPCRUN_RUN"'
+    )
+    return [
+        "srun",
+        "--kill-on-bad-exit=1",
+        "--unbuffered",
+        "--export=ALL",
+        # No --cpus-per-task: the one task of a node uses all cores that the job has there.
+        *(f"--ntasks={nodes}", "--ntasks-per-node=1"),
+        f"--output={_log_folder(run, attempt)}/torchrun-%n.log",
+        *("bash", "-c", start, python),
+        *(f"--nnodes={nodes}", f"--nproc-per-node={ranks}"),
+        *(f"--master-addr={hosts[0]}", f"--master-port={_free_port(attempt)}"),
+    ]
+
+
+def torchrun_variables(
+    run: RunDirectory, attempt: Attempt, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Variables for the ranks under torchrun: the number of threads, and the folder for a log per rank."""
+    ranks = _ranks_per_node(environ)
+    cores = environ.get("SLURM_CPUS_ON_NODE", "1")
+    threads = int(cores) // ranks if cores.isdecimal() else 1
+    return {
+        # torchrun would set it to 1, whatever cores there are.
+        "OMP_NUM_THREADS": environ.get("OMP_NUM_THREADS") or str(max(threads, 1)),
+        # torchrun mixes what its ranks print.
+        "HPCRUN_RANK_LOGS": str(run.attempt_logs(attempt.job, attempt.restart)),
+        "HPCRUN_RUN": str(run.path),
+    }
+
+
+def _ranks_per_node(environ: Mapping[str, str]) -> int:
+    given = environ.get("RANKS") or environ.get("SLURM_GPUS_ON_NODE") or "1"
+    if not given.isdecimal() or int(given) < 1:
+        raise UserError(f"RANKS is {given!r}: set it to the number of ranks a node")
+    return int(given)
+
+
+def _free_port(attempt: Attempt) -> int:
+    """A port that is free here, on the first node."""
+    for port in port_candidates(attempt.owner):
+        if is_free("", port):
+            return port
+    raise UserError("no free port for torchrun; look with `ss -ltn` at who holds them")
+
+
+def _log_folder(run: RunDirectory, attempt: Attempt) -> str:
+    # In the name of a log % starts a field of Slurm's.
+    return str(run.attempt_logs(attempt.job, attempt.restart)).replace("%", "%%")
+
+
+def link_batch_log(run: RunDirectory, attempt: Attempt) -> None:
+    """Make the output of a person's own batch script known under the name that the judging reads."""
+    link = run.logs / f"batch-{attempt.job}.log"
+    if link.exists():
+        return
+    target = os.readlink("/proc/self/fd/1")  # noqa: PTH115  (also a pipe's)
+    link.unlink(missing_ok=True)
+    if Path(target).is_file():
+        link.symlink_to(target)

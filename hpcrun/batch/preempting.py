@@ -1,0 +1,68 @@
+"""The requeue of a preempted job that has ended within its grace time.
+
+Since Slurm 24.05 the controller requeues such a job by itself where its PreemptMode is REQUEUE, whatever
+its exit code. ``scontrol requeue`` does not clear that intention: a job that asks for itself starts once
+more after its next end, though it has finished. Older versions take the end for a failure.
+"""
+
+import re
+
+from hpcrun.cluster import slurm
+
+_SINCE = (24, 5)
+_SETTING = re.compile(r"^(SLURM_VERSION|PreemptMode|PreemptType)\s*=\s*(\S+)", re.MULTILINE)
+_MODE = re.compile(r"\bPreemptMode=(\S+)")
+
+
+def slurm_requeues(job: str) -> bool:
+    """Return whether Slurm itself starts ``job``, which runs in its grace time, again after its end.
+
+    False where that is not known: a job that starts once too often finds its run finished and ends at
+    once. A job without another start would lose its run.
+    """
+    config = slurm.run(["scontrol", "show", "config"]).stdout
+    if not requeues_in_grace_time(config):
+        return False
+    fields = slurm.parse_show_job(slurm.run(slurm.scontrol_show_job_command(job)).stdout)
+    if fields.get("Requeue") != "1":
+        return False
+    return preempt_mode(config, _description(config, fields)) == "REQUEUE"
+
+
+def requeues_in_grace_time(config: str) -> bool:
+    """Return whether this version does so at all, from ``scontrol show config``."""
+    version = re.match(r"(\d+)\.(\d+)", _settings(config).get("SLURM_VERSION", ""))
+    return version is not None and (int(version[1]), int(version[2])) >= _SINCE
+
+
+def preempt_mode(config: str, description: str) -> str | None:
+    """Return the mode in which a job is preempted: REQUEUE, CANCEL, SUSPEND or OFF; None if unknown.
+
+    Args:
+        config: what ``scontrol show config`` prints.
+        description: what ``scontrol`` or ``sacctmgr`` says of the job's partition or QOS.
+    """
+    default = _settings(config).get("PreemptMode", "")
+    found = _MODE.search(description)
+    if found is None:
+        return None
+    mode = found[1].upper()
+    # OFF or CLUSTER: the QOS has no mode, and the cluster's counts.
+    if _by_qos(config) and mode in ("OFF", "CLUSTER", "(NULL)"):
+        mode = default.upper()
+    return next((word for word in mode.split(",") if word != "GANG"), None)
+
+
+def _description(config: str, job: dict[str, str]) -> str:
+    if _by_qos(config):
+        qos = job.get("QOS", "")
+        return slurm.run(["scontrol", "show", "assoc_mgr", "flags=qos", f"qos={qos}"]).stdout
+    return slurm.run(["scontrol", "show", "partition", job.get("Partition", "")]).stdout
+
+
+def _by_qos(config: str) -> bool:
+    return _settings(config).get("PreemptType", "") == "preempt/qos"
+
+
+def _settings(config: str) -> dict[str, str]:
+    return {found[1]: found[2] for found in _SETTING.finditer(config)}

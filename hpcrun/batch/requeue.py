@@ -1,0 +1,161 @@
+"""The one place that asks Slurm to start a job again.
+
+Measured with Slurm 22.05, because no manual says it: a job that is preempted without a grace time is
+requeued by Slurm, and counts one restart more while its processes still end. ``scontrol requeue`` succeeds
+for a job that has ended, and kills one that has been started again. It succeeds for a job that is being
+cancelled too: the job then waits for its next start. Only the step daemon's message about the first of the
+two requests shows that there was a cancellation.
+
+A job that ends by itself in the grace time of its preemption counts as failed up to Slurm 23.11; from 24.05
+on Slurm requeues it (see ``preempting``).
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from hpcrun.batch.preempting import slurm_requeues
+from hpcrun.cluster import slurm
+from hpcrun.lifecycle.controller_view import (
+    JobView,
+    cancelled_now,
+    look_at,
+    only_the_log_knows,
+    wait_for_word,
+    word_of,
+)
+from hpcrun.run.events import Attempt
+
+# Seconds. The step daemon's word for an end reaches the batch log within milliseconds of its coming.
+WORD_PATIENCE = 5.0
+# Slurm ends the batch script KillWait (30 s) after the requeue.
+_CANCELS, _CANCEL_PAUSE = 3, 2.0
+# Tries after a refusal in unknown words.
+_UNKNOWN = 5
+_FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 30.0
+_SAY_EVERY = 300.0
+
+Requeued = Literal["requeued", "by-slurm", "forbidden", "refused", "cancelled"]
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The time and a way to let it pass: a seam for the tests."""
+
+    now: Callable[[], float] = time.time
+    sleep: Callable[[float], None] = time.sleep
+
+
+def requeue(
+    attempt: Attempt,
+    failed: Callable[[str, str], None],
+    asked: Callable[[], str | None] = lambda: None,
+    *,
+    until: float | None = None,
+    patience: float = WORD_PATIENCE,
+    clock: Clock | None = None,
+) -> Requeued:
+    """Have Slurm start the job again, unless it already does, or somebody has asked for its end.
+
+    Args:
+        failed: called with the kind of a refusal (see ``slurm.classify_requeue_error``) and Slurm's words;
+            every five minutes only, where the controller does not answer.
+        asked: the first reason to end the attempt that anybody has given until now (`cancelled`, say).
+        until: when to give up a controller that does not answer, in Unix seconds; None: after the first try.
+        patience: seconds that a reason may need to appear.
+        clock: the time.
+
+    Returns:
+        "by-slurm" where Slurm requeues a preempted job after its end, "forbidden" where the site or the
+        job allows no requeue, "refused" where no answer, or no known answer, came.
+    """
+    clock = clock or Clock()
+    pause, unknown, said = _FIRST_PAUSE, 0, float("-inf")
+    while True:
+        view = look_at(attempt.job)
+        kind, words = "transient", "the controller does not answer"
+        # Without a view a requeue could hit a newer start: Slurm may have started it.
+        if view is not None:
+            settled = _already(attempt, view, asked, patience)
+            if settled is not None:
+                return settled
+            answer = slurm.run(slurm.scontrol_requeue_command(attempt.job))
+            if answer.returncode == 0:
+                return _unless_cancelled(attempt, failed, asked, patience, clock)
+            kind, words = (
+                slurm.classify_requeue_error(answer.stderr),
+                " ".join(answer.stderr.split()),
+            )
+        if kind == "pending":
+            return "requeued"
+        unknown += kind == "unknown"
+        if kind != "transient" or clock.now() - said >= _SAY_EVERY:
+            failed(kind, words)
+            said = clock.now()
+        if kind not in ("transient", "unknown"):
+            return "forbidden"
+        if unknown >= _UNKNOWN or (kind == "transient" and clock.now() >= (until or 0.0)):
+            return "refused"
+        clock.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _already(
+    attempt: Attempt, view: JobView, asked: Callable[[], str | None], patience: float
+) -> Requeued | None:
+    """What makes a requeue needless or wrong; None where nothing does."""
+    if view.restarts > attempt.restart or view.state == "PENDING":
+        return "requeued"
+    if is_cancelled(attempt, view, asked, patience):
+        return "cancelled"
+    if view.preempted and slurm_requeues(attempt.job):
+        return "by-slurm"
+    return None
+
+
+def is_cancelled(
+    attempt: Attempt, view: JobView, asked: Callable[[], str | None], patience: float
+) -> bool:
+    """Return whether somebody cancels the job, by a fresh ``view`` of it and the reasons given until now.
+
+    A job that Slurm is ending for an unknown reason counts as cancelled.
+    """
+    if cancelled_now(view):
+        return True
+    unknown = view.being_ended and only_the_log_knows(view, attempt)
+    given = wait_for_word(asked, patience if unknown else 0.0)
+    return (given or word_of(view, attempt, "")) == "cancelled"
+
+
+def _unless_cancelled(
+    attempt: Attempt,
+    failed: Callable[[str, str], None],
+    asked: Callable[[], str | None],
+    patience: float,
+    clock: Clock,
+) -> Requeued:
+    """Cancel once more what was being cancelled when it was requeued.
+
+    The requeue ends the attempt too, with a message in the log. The order of the two messages is that in
+    which Slurm got the two requests: a cancellation after the requeue ends the waiting job anyway.
+    """
+    if wait_for_word(asked, patience) != "cancelled":
+        return "requeued"
+    problem = withdraw(attempt.job, clock)
+    if problem is None:
+        return "cancelled"
+    failed("cancel", f"{problem}; `scancel {attempt.job}` ends what waits for its next start")
+    return "requeued"
+
+
+def withdraw(job: str, clock: Clock) -> str | None:
+    """Cancel a job that waits; None when it is done, else Slurm's words."""
+    words = ""
+    for _ in range(_CANCELS):
+        answer = slurm.run(slurm.scancel_command(job))
+        if answer.returncode == 0:
+            return None
+        words = " ".join(answer.stderr.split())
+        clock.sleep(_CANCEL_PAUSE)
+    return words

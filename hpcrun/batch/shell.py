@@ -1,0 +1,107 @@
+"""The shell in which a job's set-up lines run before its ranks start.
+
+The lines, their limits (`ulimit`), folder (`cd`) and variables reach srun and the ranks, and nothing
+else: the process that judges the end keeps the environment that sbatch gave it.
+"""
+
+import fcntl
+import os
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hpcrun.cluster.environment import export_lines
+
+_READY = b"ready"
+# A number that no line of a person's is likely to use.
+_FIRST_DESCRIPTOR = 200
+# A pipe takes this much in one piece (POSIX, PIPE_BUF).
+_LONGEST = 3000
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The exit code of the shell, and the command that failed in it before srun started, if one did."""
+
+    code: int
+    failed: str | None
+
+
+def run_ranks(
+    setup: Sequence[str],
+    env: Mapping[str, str],
+    steps: Sequence[Sequence[str]],
+    environ: Mapping[str, str],
+) -> Ended:
+    """Run ``setup``, set ``env``, and run ``steps`` one after the other, up to the first that fails.
+
+    Slurm signals every process of the batch script by itself, so that nothing is passed on.
+
+    Args:
+        setup: shell lines; a line that fails keeps the steps from starting.
+        env: variables for the ranks only.
+        steps: the srun commands; the last starts the ranks.
+        environ: the environment of the first line.
+
+    Raises:
+        OSError: bash cannot be started.
+    """
+    reading, writing = os.pipe()
+    report = fcntl.fcntl(writing, fcntl.F_DUPFD, _FIRST_DESCRIPTOR)
+    os.close(writing)
+    os.set_blocking(reading, False)
+    try:
+        script = shell_script(setup, env, steps, report)
+        child = subprocess.Popen(
+            ["bash", "-c", script, "hpcrun"], env=dict(environ), pass_fds=[report]
+        )
+        os.close(report)
+        report = -1
+        code = child.wait()
+        try:
+            words = os.read(reading, 2 * _LONGEST)
+        except BlockingIOError:
+            # A process that the set-up has left behind holds the other end.
+            words = b""
+    finally:
+        os.close(reading)
+        if report >= 0:
+            os.close(report)
+    code = code if code >= 0 else 128 - code
+    if words.startswith(_READY):
+        return Ended(code, None)
+    number, _, command = words.decode(errors="replace").partition(" ")
+    if not number.isdecimal():
+        return Ended(code, "job.setup")
+    return Ended(int(number), command)
+
+
+def shell_script(
+    setup: Sequence[str], env: Mapping[str, str], steps: Sequence[Sequence[str]], report: int
+) -> str:
+    """The text that bash runs; it writes to descriptor ``report`` which line failed, or that none did.
+
+    Raises:
+        ClusterError: a variable that a shell cannot have.
+    """
+    return "\n".join(
+        [
+            "set -e",
+            f'hpcrun_failed() {{ printf "%s %s" "$1" "${{2:0:{_LONGEST}}}" >&{report}; exit "$1"; }}',
+            'trap \'hpcrun_failed "$?" "$BASH_COMMAND"\' EXIT',
+            *setup,
+            *export_lines(env),
+            # Only here: module and conda read variables that are not set.
+            "set -u",
+            # Not a trap that the set-up has made its own.
+            'case "$(trap -p EXIT)" in *hpcrun_failed*) trap - EXIT ;; esac',
+            # Slurm signals this shell too: with a trap it outlives srun.
+            "trap : TERM USR2",
+            f"printf {_READY.decode()} >&{report}",
+            f"exec {report}>&-",
+            "code=0",
+            f"{' && '.join(shlex.join(step) for step in steps)} || code=$?",
+            "exit $code",
+        ]
+    )

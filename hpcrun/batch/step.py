@@ -1,0 +1,167 @@
+"""The batch step: everything that a batch script does, from its first line to its exit code."""
+
+import os
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hpcrun.batch.inherited import own_variables
+from hpcrun.batch.launch import (
+    Wishes,
+    link_batch_log,
+    node_setup_steps,
+    read_wishes,
+    srun_command,
+    torchrun_command,
+    torchrun_variables,
+)
+from hpcrun.batch.shell import Ended, run_ranks
+from hpcrun.cluster import slurm
+from hpcrun.cluster.launchers import job_id
+from hpcrun.errors import UserError
+from hpcrun.lifecycle import exitcodes
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Attempt
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+
+@dataclass(frozen=True)
+class Way:
+    """The kind of batch script. ``own_script``: a person's. ``torchrun``: one a node starts the ranks."""
+
+    own_script: bool = False
+    torchrun: bool = False
+
+
+@dataclass(frozen=True)
+class _Job:
+    attempt: Attempt
+    end_time: float | None
+
+
+def run_step(run: RunDirectory, way: Way, failed: str | None = None, code: int = 1) -> int:
+    """Run the job's part of ``run`` and return the exit code for the batch script.
+
+    Args:
+        failed: the command of a person's own batch script that has failed before the ranks; none start.
+        code: its exit code.
+
+    Raises:
+        UserError: this is no batch script, or there is no run.
+    """
+    # Slurm signals all processes of the batch script: this one has to outlive the ranks, who save.
+    _on_stop_signals(_go_on)
+    job = _take_over_variables()
+    # Before any refusal, which the batch script would take for an interpreter that does not start.
+    _forget_unstarted(run)
+    if not _exists(run):
+        raise UserError(
+            f"{run.path}: no run is there; make one with `hpcrun submit --prepare`, or look with "
+            "`hpcrun status`"
+        )
+    attempt = job.attempt
+    if way.own_script:
+        _prepare_logs(run, attempt)
+    print(f"hpcrun: attempt {attempt.owner} on {os.environ.get('SLURM_JOB_NODELIST')}", flush=True)
+    if failed is None and _is_finished(run, attempt):
+        print(f"hpcrun: {run.name} is finished: there is nothing left to train", flush=True)
+        return exitcodes.DONE
+    ended = _start(run, attempt, way) if failed is None else Ended(code, failed)
+    # A signal that comes now has nothing left to stop, and must not end the programs that requeue the job.
+    _on_stop_signals(signal.SIG_IGN)
+    from hpcrun.batch.ending import conclude
+
+    return conclude(
+        run,
+        attempt,
+        ended.code,
+        setup=ended.failed,
+        end_time=job.end_time,
+        own_script=way.own_script,
+    )
+
+
+def _start(run: RunDirectory, attempt: Attempt, way: Way) -> Ended:
+    wishes = Wishes() if way.own_script else read_wishes(run)
+    environ: Mapping[str, str] = os.environ
+    command = srun_command
+    env = dict(wishes.env)
+    if way.torchrun:
+        command = torchrun_command
+        env = torchrun_variables(run, attempt, environ)
+    try:
+        run.attempt_logs(attempt.job, attempt.restart).mkdir(parents=True, exist_ok=True)
+        steps = [
+            *node_setup_steps(run, attempt, wishes, environ),
+            command(run, attempt, wishes, environ),
+        ]
+        return run_ranks(wishes.setup, env, steps, environ)
+    except UserError as error:
+        print(f"hpcrun: {error}", flush=True)
+        return Ended(exitcodes.BAD_INPUT, None)
+    except OSError as error:
+        # Of this node or of the moment, so that another start may help.
+        print(f"hpcrun: srun cannot be started: {error}", flush=True)
+        return Ended(exitcodes.FAILED, None)
+
+
+def _take_over_variables() -> _Job:
+    """Make this process's environment the job's own, and return which job and start that is."""
+    number = os.environ.get("SLURM_JOB_ID")
+    if number is None:
+        raise UserError("batch: SLURM_JOB_ID is not set; batch scripts call this, not people")
+    shown = slurm.run(slurm.scontrol_show_job_command(number))
+    facts = slurm.parse_show_job(shown.stdout) if shown.returncode == 0 else {}
+    own = own_variables(os.environ, facts)
+    os.environ.clear()
+    os.environ.update(own)
+    attempt = Attempt(job_id(own) or number, int(own.get("SLURM_RESTART_COUNT") or 0))
+    return _Job(attempt, slurm.unix_time(facts.get("EndTime", "Unknown")))
+
+
+def _prepare_logs(run: RunDirectory, attempt: Attempt) -> None:
+    try:
+        run.logs.mkdir(exist_ok=True)
+        link_batch_log(run, attempt)
+    except OSError as error:
+        print(f"hpcrun: {run.logs}: {error.strerror}; Slurm's words are not read", flush=True)
+
+
+def _forget_unstarted(run: RunDirectory) -> None:
+    """Remove the file by which the batch script sees that its interpreter does not start."""
+    try:
+        run.unstarted(os.environ["SLURM_JOB_ID"]).unlink(missing_ok=True)
+    except OSError as error:
+        print(f"hpcrun: {error.filename}: {error.strerror}; it may be removed", flush=True)
+
+
+def _exists(run: RunDirectory) -> bool:
+    try:
+        return run.config.exists()
+    except OSError:
+        # A file server that does not answer says nothing of the run.
+        return True
+
+
+def _is_finished(run: RunDirectory, attempt: Attempt) -> bool:
+    """Return whether an earlier start of this job has finished the run."""
+    if attempt.restart == 0:
+        return False
+    from hpcrun.lifecycle.opening import already_finished
+
+    try:
+        return already_finished(run, attempt)
+    except OSError:
+        return False
+
+
+def _go_on(number: int, frame: "FrameType | None") -> None:
+    """Take a signal that the ranks have heard as well."""
+
+
+def _on_stop_signals(handler: "Callable[[int, FrameType | None], None] | signal.Handlers") -> None:
+    for number in (signal.SIGTERM, signal.SIGUSR2):
+        signal.signal(number, handler)

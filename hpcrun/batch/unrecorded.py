@@ -1,0 +1,93 @@
+"""The decision about an attempt after an error of the run's file system: a full quota, a stale handle.
+
+The next attempt closes this one in the event log, as it does after the loss of a node.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpcrun.cluster.errors import ClusterError
+from hpcrun.diagnose.slurm_log import scheduler_word
+from hpcrun.errors import UserError
+from hpcrun.lifecycle import exitcodes
+from hpcrun.lifecycle.batch_log import batch_log
+from hpcrun.lifecycle.history import Cause, all_lives, asked_to_end, jobs_of
+from hpcrun.lifecycle.policy import Budgets, decide
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Attempt, Event, read_events
+from hpcrun.run.files import read_json
+
+# Starts in a row of which nothing could be written.
+_SILENT = 3
+
+_FINAL = {
+    exitcodes.BAD_INPUT: "bad input; the log of rank 0 says what",
+    exitcodes.SAVE_FAILED: "the last checkpoint was not written",
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The reason in words, and the batch script's exit code; None: the job starts again."""
+
+    code: int | None
+    reason: str
+
+
+def decide_unrecorded(
+    run: RunDirectory, attempt: Attempt, exit_code: int, setup: str | None
+) -> Outcome:
+    """Decide from what can be read, without writing anything."""
+    try:
+        events = read_events(run)
+        finished = (read_json(run.result) or {}).get("state") == "finished"
+    except OSError:
+        events, finished = [], False
+    word = "cancelled" if asked_to_end(events, attempt) else scheduler_word(batch_log(run, attempt))
+    if word == "cancelled":
+        return Outcome(exitcodes.TERMINATED, "cancelled: `hpcrun resume` continues it")
+    mine = {event.what: event for event in events if event.attempt == attempt}
+    script = "opened" in mine and mine["opened"].fields.get("script")
+    done = script and exit_code == exitcodes.DONE and word is None and "stopped" not in mine
+    if finished or done or "finished" in mine:
+        return Outcome(exitcodes.DONE, "the training is done")
+    if "ended" in mine:
+        # Only what follows from it could not be written.
+        fields = mine["ended"].fields
+        code = None if fields.get("restart_allowed") else exit_code or exitcodes.FAILED
+        return Outcome(code, str(fields.get("decision", "")))
+    if exit_code in _FINAL and setup is None:
+        return Outcome(exit_code, _FINAL[exit_code])
+    if _silent_starts(events, attempt) >= _SILENT:
+        return Outcome(
+            exitcodes.FAILED,
+            f"{_SILENT} attempts in a row could write nothing to {run.path}: free some space there, then "
+            f"`hpcrun resume {run.name}`",
+        )
+    cause = Cause.PREEMPTION if word or "stopped" in mine else Cause.CRASH
+    ended = Event("ended", time.time(), attempt, cause.value, None, {})
+    chain = jobs_of(events, attempt.job)
+    own = [life for life in all_lives([*events, ended]) if life.attempt.job in chain]
+    decision = decide(own, _budgets(run))
+    code = None if decision.restart else exit_code or exitcodes.FAILED
+    return Outcome(code, decision.reason)
+
+
+def _silent_starts(events: Sequence[Event], attempt: Attempt) -> int:
+    """The starts of this job since the newest of which the event log knows, this one among them."""
+    opened = [
+        event.attempt.restart
+        for event in events
+        if event.what == "opened" and event.attempt and event.attempt.job == attempt.job
+    ]
+    return attempt.restart - max(opened, default=-1)
+
+
+def _budgets(run: RunDirectory) -> Budgets:
+    from hpcrun.config import load_resolved
+
+    try:
+        return Budgets(**load_resolved(run.config).restarts.model_dump())
+    except (OSError, UserError, ClusterError):
+        return Budgets()

@@ -1,0 +1,87 @@
+"""Remember a node that failed an attempt, and keep the next attempt away from nodes that fail often."""
+
+import os
+import sys
+from collections.abc import Collection
+
+from hpcrun.cluster import slurm
+from hpcrun.cluster.avoid import excluded_nodes, nodes_to_avoid, request_of, take_back_if_stuck
+from hpcrun.cluster.ledger import blame, ledger_path
+from hpcrun.diagnose.causes import blames_node
+from hpcrun.lifecycle.history import Cause
+from hpcrun.lifecycle.second_start import start_elsewhere
+from hpcrun.lifecycle.settle import Verdict
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Attempt, note, read_events
+
+
+def keep_away(
+    run: RunDirectory, attempt: Attempt, verdict: Verdict, *, after: int | None, hours: float
+) -> None:
+    """Call it when the job waits for its next start: only a pending job can be given other nodes.
+
+    Args:
+        after: failures from which a node is excluded; None: never.
+        hours: the time in which they count.
+    """
+    remember(run, verdict)
+    shown = slurm.run(slurm.scontrol_show_job_command(attempt.job))
+    if shown.returncode != 0:
+        return
+    facts = slurm.parse_show_job(shown.stdout)
+    if verdict.elsewhere:
+        left = start_elsewhere(run, attempt, facts)
+        _print(
+            f"starts once more, on other nodes than {', '.join(left)}"
+            if left
+            else "starts once more"
+        )
+        return
+    request = request_of(facts, _nodes_of(run, attempt))
+    bad = nodes_to_avoid(request, after=after, hours=hours)
+    if not bad:
+        return
+    given = _given_by_the_user(run, attempt, excluded_nodes(facts))
+    told = slurm.run(slurm.scontrol_exclude_command(attempt.job, [*given, *bad]))
+    if told.returncode != 0:
+        words = " ".join(told.stderr.split())
+        _print(f"cannot exclude {', '.join(bad)}: {words}")
+        return
+    note(run, "excluded", attempt, hosts=bad)
+    _print(f"leaves out {', '.join(bad)}: failed too often")
+    reason = take_back_if_stuck(attempt.job, given)
+    if reason is not None:
+        note(run, "excluded", attempt, hosts=[], reason=reason)
+        _print(f"leaves out no node after all: the job waited for {reason}")
+
+
+def remember(run: RunDirectory, verdict: Verdict) -> None:
+    """Write the node that a crash points at, if it does, into the user's ledger of nodes."""
+    crash = verdict.diagnosis if verdict.cause is Cause.CRASH else None
+    if crash is None or crash.host is None or not blames_node(crash):
+        return
+    try:
+        blame(ledger_path(), crash.host, crash.line, str(run.path))
+    except OSError as error:
+        _print(f"the ledger of nodes is not written: {error}")
+
+
+def _nodes_of(run: RunDirectory, attempt: Attempt) -> int:
+    """Return the number of nodes that the attempt had."""
+    told = [event.fields.get("nodes") for event in read_events(run) if event.attempt == attempt]
+    counted = [count for count in told if isinstance(count, int)]
+    given = os.environ.get("SLURM_JOB_NUM_NODES", "")
+    return max([1, *counted, *([int(given)] if given.isdecimal() else [])])
+
+
+def _given_by_the_user(run: RunDirectory, attempt: Attempt, excluded: Collection[str]) -> list[str]:
+    """Return the excluded nodes without those that an earlier requeue of this job added."""
+    ours: set[str] = set()
+    for event in read_events(run):
+        if event.what == "excluded" and event.attempt and event.attempt.job == attempt.job:
+            ours.update(event.fields.get("hosts", []))
+    return sorted(node for node in excluded if node not in ours)
+
+
+def _print(line: str) -> None:
+    print(f"hpcrun: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,241 @@
+"""The cause of an attempt's end, as a table: the first row with its evidence at hand decides.
+
+The events come before the exit code: srun kills the other ranks as soon as one leaves with a code, so
+that the highest of their codes may be 137 for any end.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hpcrun.diagnose.causes import Diagnosis
+from hpcrun.lifecycle import exitcodes
+from hpcrun.lifecycle.history import Cause, asked_to_end
+from hpcrun.run.events import Attempt, Event
+
+_BY_SCHEDULER = {
+    "preemption": Cause.PREEMPTION,
+    "cancelled": Cause.CANCELLED,
+    "time-limit": Cause.TIME_LIMIT,
+    "node-failure": Cause.NODE_FAILURE,
+}
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that is known of an end.
+
+    ``events``: the attempt's newest event of each kind. ``word``: Slurm's reason for the end, or a
+    person's. ``limit_near``: the time limit was near, so that a warning signal announced it.
+    ``nobody_asked``: Slurm says that the job runs on, so that a SIGTERM was no cancellation.
+    ``just_resumed``: the job was suspended until a moment before.
+    """
+
+    events: Mapping[str, Event]
+    exit_code: int
+    word: str | None = None
+    diagnosis: Diagnosis | None = None
+    limit_near: bool = False
+    nobody_asked: bool = False
+    just_resumed: bool = False
+
+    @property
+    def script(self) -> bool:
+        """True where the ranks run a program that reports no steps."""
+        return "opened" in self.events and bool(self.events["opened"].fields.get("script"))
+
+    @property
+    def stopped(self) -> Event | None:
+        """The agreed stop of all ranks, if there was one."""
+        return self.events.get("stopped")
+
+    @property
+    def stop_signal(self) -> str | None:
+        """The reason of the agreed stop: terminate, warning or deadline."""
+        return self.stopped.cause if self.stopped else None
+
+    def reason(self, event: str, otherwise: str) -> str:
+        """The reason that an event gives, or ``otherwise``."""
+        given = self.events[event].fields.get("reason") if event in self.events else None
+        return str(given or otherwise)
+
+    @property
+    def saved(self) -> str:
+        """The outcome of the agreed stop, in words."""
+        assert self.stopped is not None
+        if self.stopped.step is not None:
+            return f"stopped and saved at step {self.stopped.step}"
+        killed = self.stopped.fields.get("killed")
+        return "the script died of the signal" if killed else "the script was told to stop"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A kind of evidence, and the verdict where it is there: the cause, and a line about the end."""
+
+    name: str
+    holds: Callable[[Evidence], object]
+    cause: Cause | Callable[[Evidence], Cause]
+    line: str | Callable[[Evidence], str]
+
+
+def evidence_of(
+    events: Sequence[Event],
+    attempt: Attempt,
+    exit_code: int,
+    word: str | None,
+    diagnosis: Diagnosis | None,
+    *,
+    limit_near: bool = False,
+    nobody_asked: bool = False,
+    just_resumed: bool = False,
+) -> Evidence:
+    """Collect the evidence; a person's ``hpcrun cancel`` replaces Slurm's ``word``."""
+    return Evidence(
+        {event.what: event for event in events if event.attempt == attempt},
+        exit_code,
+        "cancelled" if asked_to_end(events, attempt) else word,
+        diagnosis,
+        limit_near,
+        nobody_asked,
+        just_resumed,
+    )
+
+
+def judge(evidence: Evidence) -> tuple[Cause, str]:
+    """Return the cause of the end and one line about it."""
+    row = deciding_row(evidence)
+    cause = row.cause if isinstance(row.cause, Cause) else row.cause(evidence)
+    return cause, row.line if isinstance(row.line, str) else row.line(evidence)
+
+
+def deciding_row(evidence: Evidence) -> Row:
+    """Return the first row that holds; the last row always does."""
+    return next(row for row in TABLE if row.holds(evidence))
+
+
+def _by_scheduler(e: Evidence) -> Cause:
+    return _BY_SCHEDULER[str(e.word)]
+
+
+def _bad_input(e: Evidence) -> bool:
+    # An exit code of 2 may also be that of a program which one node could not start.
+    of_node = e.diagnosis is not None and e.diagnosis.node_fault
+    found = e.diagnosis is not None and e.diagnosis.bad_input
+    return found or (e.exit_code == exitcodes.BAD_INPUT and not of_node)
+
+
+def _bad_input_line(e: Evidence) -> str:
+    found = e.diagnosis is not None and e.diagnosis.bad_input
+    return e.diagnosis.line if e.diagnosis and found else "bad input; the log says what"
+
+
+def _crash_line(e: Evidence) -> str:
+    assert e.diagnosis is not None
+    count = e.diagnosis.cascade
+    others = f" ({count} other {'rank' if count == 1 else 'ranks'} then failed)" if count else ""
+    return e.diagnosis.line + others
+
+
+TABLE: tuple[Row, ...] = (
+    Row(
+        "the training has finished",
+        lambda e: "finished" in e.events,
+        Cause.FINISHED,
+        "finished",
+    ),
+    Row(
+        # What Slurm was ending may have ended well because of it.
+        "a script has ended well by itself",
+        lambda e: e.script and e.exit_code == exitcodes.DONE and not e.stopped and e.word is None,
+        Cause.FINISHED,
+        "the script ended with exit code 0 on all ranks",
+    ),
+    Row(
+        "the last checkpoint is not there",
+        lambda e: (
+            e.exit_code == exitcodes.SAVE_FAILED
+            or (e.stopped and not e.stopped.fields.get("committed"))
+        ),
+        Cause.SAVE_FAILED,
+        lambda e: f"the last checkpoint was not written: {e.reason('save-failed', 'see the log')}",
+    ),
+    Row(
+        "an agreed stop, for which Slurm gives a reason",
+        lambda e: e.stopped and e.word in _BY_SCHEDULER,
+        _by_scheduler,
+        lambda e: f"{e.word}: {e.saved}",
+    ),
+    Row(
+        # A late end of an earlier step, for example: srun ends a step by its name, and both have the same.
+        "an agreed stop by a SIGTERM that is no cancellation",
+        lambda e: e.stop_signal == "terminate" and e.nobody_asked,
+        Cause.CRASH,
+        lambda e: f"SIGTERM, though nobody has cancelled the job: {e.saved}",
+    ),
+    Row(
+        "an agreed stop by SIGTERM",
+        lambda e: e.stop_signal == "terminate",
+        Cause.CANCELLED,
+        lambda e: f"SIGTERM: {e.saved}",
+    ),
+    Row(
+        "an agreed stop near the time limit",
+        lambda e: e.stop_signal == "deadline" or (e.stopped and e.limit_near),
+        Cause.TIME_LIMIT,
+        lambda e: f"time limit near: {e.saved}",
+    ),
+    Row(
+        "an agreed stop by the warning signal",
+        lambda e: e.stopped,
+        Cause.PREEMPTION,
+        lambda e: f"SIGUSR2: {e.saved}",
+    ),
+    Row(
+        "the policy allowed no start",
+        lambda e: "refused" in e.events,
+        Cause.EXHAUSTED,
+        lambda e: e.reason("refused", "refused"),
+    ),
+    Row(
+        "rank 0 refused the input",
+        lambda e: "bad-input" in e.events,
+        Cause.BAD_INPUT,
+        lambda e: e.reason("bad-input", "bad input; the log says what"),
+    ),
+    Row(
+        "Slurm ended the job before it could save",
+        lambda e: e.word in _BY_SCHEDULER,
+        _by_scheduler,
+        lambda e: f"{e.word}, before a checkpoint could be written",
+    ),
+    Row(
+        "the input is bad",
+        _bad_input,
+        Cause.BAD_INPUT,
+        _bad_input_line,
+    ),
+    Row(
+        "no progress after a suspension",
+        lambda e: e.just_resumed and e.diagnosis is not None and e.diagnosis.waited,
+        Cause.PREEMPTION,
+        lambda e: f"the job was suspended: {_crash_line(e)}",
+    ),
+    Row(
+        "a hang",
+        lambda e: e.diagnosis is not None and e.diagnosis.hang,
+        Cause.HANG,
+        lambda e: e.diagnosis.line if e.diagnosis else "",
+    ),
+    Row(
+        "a crash that left a trace",
+        lambda e: e.diagnosis is not None,
+        Cause.CRASH,
+        _crash_line,
+    ),
+    Row(
+        "an exit code and nothing else",
+        lambda _: True,
+        Cause.CRASH,
+        lambda e: f"exit code {e.exit_code}, and no rank left a word",
+    ),
+)

@@ -1,0 +1,158 @@
+"""A helper process of each rank that ends a stuck rank.
+
+Code that holds the interpreter's lock stops every Python thread, so no thread can end such a rank. A timer
+in C could, but the kernel's clocks run on while a job is suspended: the timer would end a healthy rank
+as soon as the job is resumed. This process is suspended together with its rank. It counts only the
+time in which both run, and reports the length of a suspension to the rank.
+
+The rank starts this file as a program, which imports the standard library only.
+"""
+
+import contextlib
+import faulthandler
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO
+
+NOTICED = 3.0
+"""Seconds: a process that does nothing is not kept waiting for the processor that long."""
+_WRITING = 1.0
+"""Seconds that the rank has to write its stacks before it is killed."""
+_ANSWER = 10.0
+"""Seconds that the rank waits for an answer: the two of them are not resumed in the same moment."""
+_STACKS = signal.SIGRTMAX - 2
+_SENT_TO_ALL = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class Sentry:
+    """The rank's side. Made and closed by the main thread, used by one thread."""
+
+    def __init__(self, stacks: IO[str], tick: float) -> None:
+        """Start the process; it does nothing before the first :meth:`put_off`.
+
+        Args:
+            stacks: the file that takes the stacks of a rank that is about to be ended.
+            tick: seconds between two looks of the process at its clock.
+
+        Raises:
+            OSError: the process cannot be started.
+        """
+        faulthandler.register(_STACKS, file=stacks, all_threads=True, chain=False)
+        # Slurm signals every process of a step. Blocked signals stay blocked in the new program.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SENT_TO_ALL)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", __file__, str(os.getpid()), str(tick)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                bufsize=0,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self._suspended = 0.0
+
+    def put_off(self, seconds: float) -> float:
+        """Let the rank be ended in ``seconds`` of running time, unless it is put off again.
+
+        Returns the seconds for which the rank was suspended and that no earlier call returned, 0 for less
+        than ``NOTICED``. If the process has ended, the rank is not ended, and 0 is returned.
+        """
+        try:
+            assert self._process.stdin is not None
+            self._process.stdin.write(b"%f\n" % seconds)
+            total = self._answer()
+        except (OSError, ValueError):
+            return 0.0
+        new = total - self._suspended
+        if new < NOTICED:
+            return 0.0
+        self._suspended = total
+        return new
+
+    def close(self) -> None:
+        """End the process; the rank is not ended any more."""
+        with contextlib.suppress(OSError):
+            self._process.kill()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
+        self._process.wait()
+        # Last: without a handler the signal that asks for stacks ends the rank.
+        faulthandler.unregister(_STACKS)
+
+    def _answer(self) -> float:
+        """Return the newest total of suspended seconds that the process has sent."""
+        assert self._process.stdout is not None
+        # Not select(2), which refuses descriptors above 1,023: rank 0 of a large world has thousands.
+        stream = select.poll()
+        stream.register(self._process.stdout, select.POLLIN)
+        received, wait = b"", _ANSWER
+        while stream.poll(wait * 1000):
+            read = self._process.stdout.read(4096)
+            if not read:
+                raise OSError("the sentry has gone")
+            received += read
+            # The answer to an earlier call may have come too late for that call.
+            wait = 0.0 if received.endswith(b"\n") else _ANSWER
+        return float(received.split()[-1]) if received else self._suspended
+
+
+class RunningTime:
+    """Seconds for which a process has run and those for which it was suspended, from looks at a clock."""
+
+    def __init__(self, now: float, tick: float) -> None:
+        """``now``: the clock in seconds; ``tick``: seconds between two looks at most, while running."""
+        self._before, self._tick = now, tick
+        self.running = self.suspended = 0.0
+
+    def look(self, now: float, *, stopped: bool = False) -> None:
+        """Count the time since the last look.
+
+        Args:
+            now: the clock in seconds.
+            stopped: the watched process is stopped; the time counts as suspended.
+        """
+        gap, self._before = now - self._before, now
+        if stopped or gap > self._tick + NOTICED:
+            self.suspended += gap
+        else:
+            self.running += gap
+
+
+def _guard(rank: int, tick: float) -> None:
+    """The process's side: end ``rank`` once the seconds that it gave last have passed in running time."""
+    clock, allowed, since = RunningTime(time.monotonic(), tick), None, 0.0
+    while os.getppid() == rank:
+        ready = select.select([0], [], [], tick)[0]
+        clock.look(time.monotonic(), stopped=_is_stopped(rank))
+        if ready:
+            orders = os.read(0, 4096)
+            if not orders:
+                return
+            allowed, since = float(orders.split()[-1]), clock.running
+            os.write(1, b"%f\n" % clock.suspended)
+        elif allowed is not None and clock.running - since >= allowed:
+            os.kill(rank, _STACKS)
+            time.sleep(_WRITING)
+            if os.getppid() == rank:
+                os.kill(rank, signal.SIGKILL)
+            return
+
+
+def _is_stopped(pid: int) -> bool:
+    """Return whether SIGSTOP holds the process (proc(5): the state follows the name in parentheses)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except (OSError, IndexError):
+        return False
+
+
+if __name__ == "__main__":
+    _guard(int(sys.argv[1]), float(sys.argv[2]))

@@ -1,0 +1,174 @@
+"""The request for another start, with programs that answer as Slurm's did and note what they were asked."""
+
+import os
+import shlex
+from pathlib import Path
+
+import pytest
+
+from hpcrun.batch.requeue import Clock, requeue
+from hpcrun.diagnose.slurm_log import scheduler_word
+from hpcrun.run.events import Attempt
+
+FIRST = Attempt("7", 0)
+CANCELLED = "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T19:48:15 ***"
+REQUEUED = (
+    "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T19:48:16 DUE TO JOB REQUEUE ***"
+)
+
+
+class Desk:
+    """A job's batch log and the programs of a Slurm that knows the job."""
+
+    def __init__(self, folder: Path, state: str = "RUNNING") -> None:
+        self.log, self.calls = folder / "batch-7.log", folder / "calls"
+        self.log.touch()
+        self.calls.touch()
+        self.folder = folder
+        self.answer("scancel", "")
+        self.answer("scontrol", f"[ $1 = show ] && echo 'JobId=7 JobState={state} Restarts=0 '")
+
+    def answer(self, program: str, script: str) -> None:
+        calls = shlex.quote(str(self.calls))
+        path = self.folder / program
+        path.write_text(f'#!/bin/bash\necho "{program} $*" >> {calls}\n{script}\ntrue\n')
+        path.chmod(0o755)
+
+    def tells(self, *lines: str) -> str:
+        """The shell's words that write these to the batch log."""
+        return "; ".join(
+            f"echo {shlex.quote(line)} >> {shlex.quote(str(self.log))}" for line in lines
+        )
+
+    def word(self) -> str | None:
+        return scheduler_word(self.log.read_text())
+
+    def requeue(self) -> str:
+        return requeue(FIRST, pytest.fail, self.word, patience=0.3)
+
+    def asked(self) -> list[str]:
+        return [call for call in self.calls.read_text().splitlines() if " show " not in call]
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return Desk(tmp_path)
+
+
+def test_a_job_that_is_being_cancelled_is_not_requeued(desk: Desk) -> None:
+    desk.answer(
+        "scontrol",
+        f"{desk.tells(CANCELLED)}; echo 'JobId=7 JobState=COMPLETING Restarts=0 '",
+    )
+    assert desk.requeue() == "cancelled"
+    assert desk.asked() == []
+
+
+def test_a_job_that_is_being_ended_for_no_known_reason_is_not_requeued(desk: Desk) -> None:
+    desk.answer("scontrol", "echo 'JobId=7 JobState=COMPLETING Restarts=0 '")
+    assert desk.requeue() == "cancelled"
+    assert desk.asked() == []
+
+
+def test_a_cancellation_that_the_requeue_has_undone_is_done_again(desk: Desk) -> None:
+    met = f"[ $1 = requeue ] && {{ {desk.tells(CANCELLED, REQUEUED)}; }}"
+    desk.answer("scontrol", f"[ $1 = show ] && echo 'JobId=7 JobState=RUNNING Restarts=0 '; {met}")
+    assert desk.requeue() == "cancelled"
+    assert desk.asked() == ["scontrol requeue 7", "scancel 7"]
+
+
+def test_a_requeue_that_met_nobody_is_left_to_slurm(desk: Desk) -> None:
+    met = f"[ $1 = requeue ] && {{ {desk.tells(REQUEUED)}; }}"
+    desk.answer("scontrol", f"[ $1 = show ] && echo 'JobId=7 JobState=RUNNING Restarts=0 '; {met}")
+    assert desk.requeue() == "requeued"
+    assert desk.asked() == ["scontrol requeue 7"]
+
+
+def test_a_preempted_job_that_is_cancelled_in_its_grace_time_is_not_requeued(desk: Desk) -> None:
+    """The controller's newest word counts more than the preemption that came first."""
+    json = '{"jobs": [{"job_state": ["CANCELLED", "COMPLETING"], "preempt_time": 1795315834}]}'
+    text = "JobId=7 JobState=COMPLETING Restarts=0 PreemptTime=1795315834"
+    desk.answer("scontrol", f"[ \"$4\" = --json ] && echo '{json}' || echo '{text}'")
+    assert requeue(FIRST, pytest.fail, lambda: "preemption", patience=0.0) == "cancelled"
+    assert desk.asked() == []
+
+
+class Hours(Clock):
+    """A clock whose waits take no time."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.time, self.waits, self.desk = 0.0, list[float](), desk
+        super().__init__(now=lambda: self.time, sleep=self.wait)
+
+    def wait(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        self.time += seconds
+
+
+def test_a_controller_that_is_away_is_waited_for_and_told_about_now_and_then(desk: Desk) -> None:
+    count = desk.folder / "count"
+    count.write_text("")
+    away = (
+        f"[ $1 = requeue ] || {{ echo -n x >> {count}; [ $(wc -c < {count}) -gt 40 ]; }} || exit 1"
+    )
+    desk.answer(
+        "scontrol", f"{away}; [ $1 = show ] && echo 'JobId=7 JobState=RUNNING Restarts=0 '; true"
+    )
+    clock, told = Hours(desk), list[str]()
+    became = requeue(
+        FIRST, lambda *words: told.append(": ".join(words)), until=3600.0, patience=0.0, clock=clock
+    )
+    assert became == "requeued"
+    assert desk.asked() == ["scontrol requeue 7"]
+    assert 900 < clock.time < 1800
+    assert clock.waits[:4] == [5.0, 10.0, 20.0, 30.0]
+    assert max(clock.waits) == 30.0
+    assert 3 <= len(told) <= 6
+    assert set(told) == {"transient: the controller does not answer"}
+
+
+def test_a_controller_that_never_comes_back_is_given_up_at_the_end_of_the_time(desk: Desk) -> None:
+    desk.answer("scontrol", "exit 1")
+    clock = Hours(desk)
+    assert requeue(FIRST, lambda *_: None, until=600.0, clock=clock) == "refused"
+    assert 600 <= clock.time <= 630
+
+
+def test_words_that_nobody_knows_are_asked_about_a_few_times(desk: Desk) -> None:
+    desk.answer(
+        "scontrol",
+        "if [ $1 = show ]; then echo 'JobId=7 JobState=RUNNING Restarts=0 '; else echo nix >&2; exit 1; fi",
+    )
+    assert requeue(FIRST, lambda *_: None, until=1e9, clock=Hours(desk)) == "refused"
+    assert desk.asked() == ["scontrol requeue 7"] * 5
+
+
+GRACE = (
+    "JobId=7 JobState=RUNNING Restarts=0 Requeue={} PreemptTime=1795315834 Partition=batch QOS=low"
+)
+
+
+@pytest.mark.parametrize(
+    ("version", "mode", "requeue_bit", "becomes"),
+    [
+        ("26.05.3", "REQUEUE", 1, "by-slurm"),
+        ("24.05.0", "REQUEUE", 1, "by-slurm"),
+        ("23.11.4", "REQUEUE", 1, "requeued"),
+        ("22.05.8", "REQUEUE", 1, "requeued"),
+        ("26.05.3", "CANCEL", 1, "requeued"),
+        ("26.05.3", "REQUEUE", 0, "requeued"),
+    ],
+)
+def test_a_job_in_its_grace_time_is_left_to_the_versions_that_requeue_it(
+    desk: Desk, version: str, mode: str, requeue_bit: int, becomes: str
+) -> None:
+    desk.answer(
+        "scontrol",
+        f"""case "$1 $2" in
+        "show job") echo '{GRACE.format(requeue_bit)}' ;;
+        "show config") printf 'SLURM_VERSION = {version}\nPreemptMode = OFF\n' ;;
+        "show partition") printf 'PartitionName=batch\n   OverTimeLimit=NONE PreemptMode={mode}\n' ;;
+        esac""",
+    )
+    assert requeue(FIRST, pytest.fail, desk.word, patience=0.0) == becomes

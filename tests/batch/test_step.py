@@ -1,0 +1,354 @@
+"""The batch step, with programs in place of Slurm's that note how they were called."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcrun.batch.launch import _surviving
+from hpcrun.cluster.ledger import blames
+from hpcrun.config import Config, to_yaml
+from hpcrun.diagnose.launching import launch_failure
+from hpcrun.lifecycle.opening import open_attempt
+from hpcrun.lifecycle.policy import Budgets
+from hpcrun.run.directory import RunDirectory, create
+from hpcrun.run.events import Attempt, read_events, record_event
+from hpcrun.run.files import read_json, write_json
+
+ROOT = Path(__file__).resolve().parents[2]
+FIRST = Attempt("7", 0)
+SHOWN = (
+    "JobId=7 JobName=x\\n   JobState=RUNNING Reason=None\\n   Requeue=1 Restarts=0 BatchFlag=1\\n"
+    "   NumTasks=1 CPUs/Task=1 ReqB:S:C:T=0:0:*:*\\n"
+)
+
+
+class Desk:
+    """A run and the programs of a Slurm that knows job 7."""
+
+    def __init__(self, folder: Path, **job: Any) -> None:
+        config = Config.model_validate({"job": job, "train": {"batch_size": 64}})
+        self.run = create(folder / "a run", to_yaml(config), {})
+        self.run.logs.mkdir(exist_ok=True)
+        self.bin = folder / "bin"
+        self.bin.mkdir()
+        self.calls = folder / "calls"
+        self.calls.touch()
+        self.answer("srun", "exit 0")
+        self.answer("scontrol", f"[ $1 = show ] && [ $2 = job ] && printf '{SHOWN}'; true")
+        self.answer("scancel", "")
+        self.answer("sinfo", "")
+
+    def answer(self, program: str, script: str) -> None:
+        stand_in = self.bin / program
+        calls = shlex.quote(str(self.calls))
+        stand_in.write_text(f'#!/bin/bash\necho "{program} $*" >> {calls}\n{script}\n')
+        stand_in.chmod(0o755)
+
+    def start(self, *options: str, **environ: str) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [sys.executable, "-m", "hpcrun", "batch", str(self.run.path), *options],
+            env={
+                "PATH": f"{self.bin}:/usr/bin:/bin",
+                "PYTHONPATH": str(ROOT),
+                "SLURM_JOB_ID": "7",
+                "SLURM_JOB_NODELIST": "n[1-2]",
+                "HOME": str(self.calls.parent),
+                **environ,
+            },
+            stdin=subprocess.DEVNULL,
+            # As a batch script: Slurm's words and ours in the log that the judging reads.
+            stdout=(self.run.logs / "batch-7.log").open("a"),
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def step(self, *options: str, **environ: str) -> int:
+        return self.start(*options, **environ).wait(timeout=300)
+
+    def told(self) -> str:
+        return (self.run.logs / "batch-7.log").read_text()
+
+    def called(self, program: str) -> list[str]:
+        lines = self.calls.read_text().splitlines()
+        return [line for line in lines if line.split()[0] == program]
+
+    def ends(self) -> list[str | None]:
+        return [event.cause for event in read_events(self.run) if event.what == "ended"]
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
+
+
+def test_srun_passes_everything_on_and_its_code_reaches_the_judge(desk: Desk) -> None:
+    desk.answer("srun", "exit 3")
+    open_attempt(desk.run, FIRST, Budgets(crash=0))
+    assert desk.step() == 0, desk.told()
+    (srun,) = desk.called("srun")
+    log = desk.run.attempt_logs("7", 0)
+    assert srun == (
+        f"srun --kill-on-bad-exit=1 --unbuffered --export=ALL --output={log}/rank-%5t.log "
+        f"{sys.executable} -u -m hpcrun.worker {desk.run.path}"
+    )
+    assert log.is_dir()
+    assert desk.told().startswith("hpcrun: attempt 7-0 on n[1-2]\n")
+    (ended,) = [event for event in read_events(desk.run) if event.what == "ended"]
+    assert (ended.cause, ended.fields["exit_code"]) == ("crash", 3)
+    assert "scontrol requeue 7" in desk.called("scontrol")
+
+
+def test_the_setup_reaches_the_ranks_and_nothing_else(tmp_path: Path) -> None:
+    desk = Desk(
+        tmp_path,
+        env={"NCCL_IB_HCA": "mlx5_0,mlx5_1", "NOTE": 'it\'s $HOME; "a" # b', "PYTHONHOME": "/no"},
+        setup=["export SITE=here", "ulimit -n 77", "cd /usr", "unset_is=$nothing"],
+        container=["in", "my box"],
+        python="/opt/python",
+        srun_args=["--label"],
+    )
+    seen = shlex.quote(str(tmp_path / "seen"))
+    desk.answer("srun", f'echo "$NCCL_IB_HCA|$NOTE|$SITE|$(ulimit -n)|$PWD|$PYTHONHOME" > {seen}')
+    desk.answer(
+        "scontrol", f"[ $1 = show ] && printf '{SHOWN}'; [ -z $PYTHONHOME ] || echo bad >&2"
+    )
+    desk.step()
+    assert (tmp_path / "seen").read_text() == (
+        'mlx5_0,mlx5_1|it\'s $HOME; "a" # b|here|77|/usr|/no\n'
+    )
+    (srun,) = desk.called("srun")
+    assert "--label" in srun
+    worker = f"in my box /opt/python -u -m hpcrun.worker {desk.run.path}"
+    assert srun.endswith(f'trap "" USR2; exec "$@" hpcrun {worker}')
+    assert "bad" not in desk.told()
+
+
+def test_every_node_is_prepared_before_the_ranks_start(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, nodes=2, env={"DATA": "/scratch"}, node_setup=["cp big.h5 $DATA"])
+    desk.step(SLURM_JOB_NUM_NODES="2")
+    prepare, ranks = desk.called("srun")
+    assert prepare.startswith("srun --nodes=2 --ntasks=2 --ntasks-per-node=1")
+    assert "hpcrun.worker" in ranks
+
+
+def test_a_node_that_cannot_be_prepared_is_named_and_no_rank_starts(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, nodes=2, node_setup=["cp big.h5 /scratch"])
+    log = shlex.quote(str(desk.run.attempt_logs("7", 0) / "node-setup-n2.log"))
+    words = "bash: line 3: cp: cannot stat big.h5\nhpcrun: node_setup failed on n2 with exit code 1"
+    desk.answer("srun", f"echo '{words}' > {log}; exit 1")
+    # The first start may have met a bad node, the second start ends the run.
+    assert desk.step() == 0, desk.told()
+    assert len(desk.called("srun")) == 1
+    (ended,) = [event for event in read_events(desk.run) if event.what == "ended"]
+    assert ended.fields["reason"] == "job.node_setup failed on n2: cp: cannot stat big.h5"
+    assert ended.fields["host"] == "n2"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("module load CUDA/12", "setup failed at `module load CUDA/12`: module: command not found"),
+        ("exit 0", "setup failed at `exit 0`"),
+        ("trap 'echo bye' EXIT; false", "setup failed at `job.setup`"),
+    ],
+)
+def test_a_setup_line_that_fails_is_told_and_no_rank_starts(
+    tmp_path: Path, line: str, words: str
+) -> None:
+    desk = Desk(tmp_path, setup=["export code=9 RUN=/x job=77", line])
+    # A first start may have met a bad node; the second start ends the run.
+    assert desk.step() == 0, desk.told()
+    shown = SHOWN.replace("Restarts=0", "Restarts=1")
+    desk.answer("scontrol", f"[ $1 = show ] && [ $2 = job ] && printf '{shown}'; true")
+    assert desk.step(SLURM_RESTART_COUNT="1") == 2, desk.told()
+    assert desk.called("srun") == []
+    assert words in (read_json(desk.run.result) or {})["reason"]
+
+
+def test_a_trap_on_exit_that_the_setup_sets_runs_after_the_ranks(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, setup=["trap 'echo the trap has run' EXIT"])
+    desk.answer("srun", "echo the ranks have run")
+    desk.step()
+    told = desk.told().splitlines()
+    assert told.index("the ranks have run") < told.index("the trap has run")
+
+
+def test_what_the_setup_leaves_running_does_not_hold_the_judging_up(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, setup=["sleep 60 > /dev/null 2>&1 &", "echo $! > pid"])
+    before = time.monotonic()
+    os.chdir(tmp_path)
+    desk.step()
+    assert time.monotonic() - before < 50
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+
+
+def test_a_signal_to_all_processes_lets_the_step_judge(desk: Desk) -> None:
+    open_attempt(desk.run, FIRST, Budgets())
+    ready = desk.calls.parent / "ready"
+    desk.answer("srun", f"trap 'exit 143' TERM; touch {ready}; while true; do sleep 0.1; done")
+    step = desk.start()
+    while not ready.exists():
+        time.sleep(0.05)
+    line = "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T19:48:15 ***\n"
+    with (desk.run.logs / "batch-7.log").open("a") as log:
+        log.write(line)
+    os.killpg(step.pid, signal.SIGTERM)
+    assert step.wait(timeout=300) == 143, desk.told()
+    assert desk.ends() == ["cancelled"]
+    assert not any("requeue" in call for call in desk.called("scontrol"))
+
+
+def test_a_start_too_many_of_a_finished_run_ends_well_and_starts_nothing(desk: Desk) -> None:
+    open_attempt(desk.run, FIRST, Budgets())
+    record_event(desk.run, "finished", attempt=FIRST, step=10)
+    write_json(desk.run.result, {"state": "finished"})
+    desk.answer(
+        "scontrol", f"[ $1 = show ] && printf '{SHOWN.replace('Restarts=0', 'Restarts=1')}'; true"
+    )
+    assert desk.step(SLURM_RESTART_COUNT="1") == 0
+    assert desk.called("srun") == []
+    assert desk.ends() == []
+
+
+def test_the_step_tells_its_batch_script_that_it_has_begun(desk: Desk) -> None:
+    marker = desk.run.unstarted("7")
+    marker.write_text("n1\n")
+    desk.step()
+    assert not marker.exists()
+
+
+def test_an_array_element_goes_by_the_name_by_which_it_is_requeued(desk: Desk) -> None:
+    desk.answer(
+        "scontrol",
+        f"[ $1 = show ] && printf 'JobId=7 ArrayJobId=5 ArrayTaskId=2 {SHOWN[8:]}'; true",
+    )
+    element = {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2", "SLURM_RESTART_COUNT": "4"}
+    (desk.run.logs / "batch-5_2.log").symlink_to("batch-7.log")
+    desk.step(**element)
+    assert "hpcrun: attempt 5_2-0 on n[1-2]" in desk.told()
+    assert (desk.run.logs / "5_2" / "restart-0").is_dir()
+
+
+def test_a_persons_own_script_takes_nothing_from_the_job_section(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, setup=["false"], container=["box"], python="/opt/python")
+    desk.step("--own-script", SLURM_CPUS_PER_TASK="1")
+    (srun,) = desk.called("srun")
+    assert f"--cpus-per-task=1 --output={desk.run.attempt_logs('7', 0)}" in srun
+    assert srun.endswith(f"{sys.executable} -u -m hpcrun.worker {desk.run.path}")
+
+
+def test_torchrun_is_started_once_a_node(desk: Desk) -> None:
+    seen = desk.calls.parent / "seen"
+    desk.answer("srun", f'printf "%s\\n" "$OMP_NUM_THREADS" "$HPCRUN_RANK_LOGS" "$@" > {seen}')
+    desk.step("--own-script", "--torchrun", RANKS="2", SLURM_NNODES="2", SLURM_CPUS_ON_NODE="8")
+    words = seen.read_text().splitlines()
+    assert words[:2] == ["4", str(desk.run.attempt_logs("7", 0))]
+    assert {"--ntasks=2", "--ntasks-per-node=1", "--nnodes=2", "--nproc-per-node=2"} <= set(words)
+    assert "--master-addr=n1" in words
+
+
+def test_a_folder_without_a_run_is_refused_and_stays_as_it_is(desk: Desk, tmp_path: Path) -> None:
+    nothing = RunDirectory(tmp_path / "nothing")
+    desk.run, log = nothing, desk.run.logs
+    done = subprocess.run(
+        [sys.executable, "-m", "hpcrun", "batch", str(nothing.path), "--own-script"],
+        env={"PATH": f"{desk.bin}:/usr/bin", "SLURM_JOB_ID": "7", "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"hpcrun: {nothing.path}: no run is there; make one with")
+    assert (nothing.path.exists(), log.exists()) == (False, True)
+
+
+@pytest.mark.parametrize("kind", ["denied", "disabled"])
+def test_a_job_that_may_not_be_requeued_has_a_successor(desk: Desk, kind: str) -> None:
+    words = {
+        "denied": "Access/permission denied",
+        "disabled": "Requested operation is presently disabled",
+    }[kind]
+    desk.answer(
+        "scontrol",
+        f"if [ $1 = show ]; then printf '{SHOWN}'; else echo '{words}' >&2; exit 1; fi",
+    )
+    desk.answer("sbatch", "echo 8")
+    record_event(desk.run, "submitted", attempt=FIRST, executor="slurm", nodes=1, gpus=1)
+    desk.run.batch_script.write_text("#!/bin/bash\n")
+    open_attempt(desk.run, FIRST, Budgets())
+    desk.answer("srun", "exit 1")
+    assert desk.step() == 75, desk.told()
+    script = desk.run.batch_script
+    assert desk.called("sbatch") == [f"sbatch --parsable --dependency=afterany:7 {script}"]
+    newest = [event for event in read_events(desk.run) if event.what == "submitted"][-1]
+    assert newest.attempt == Attempt("8", 0)
+    assert newest.fields == {"executor": "slurm", "nodes": 1, "gpus": 1, "continues": "7"}
+
+
+def test_a_persons_own_script_that_may_not_be_requeued_says_what_to_do(desk: Desk) -> None:
+    desk.answer(
+        "scontrol",
+        f"if [ $1 = show ]; then printf '{SHOWN}'; else echo 'Access/permission denied' >&2; exit 1; fi",
+    )
+    open_attempt(desk.run, FIRST, Budgets())
+    desk.answer("srun", "exit 1")
+    assert desk.step("--own-script") == 75
+    assert "no job continues a run: the batch script is your own" in desk.told()
+
+
+@pytest.mark.parametrize(
+    ("number", "survives"),
+    [(signal.SIGTERM, False), (signal.SIGUSR2, True), (signal.SIGHUP, False)],
+)
+def test_a_container_that_waits_for_its_rank_outlives_the_warning_at_which_it_saves(
+    number: signal.Signals, survives: bool
+) -> None:
+    wrapper = ["bash", "-c", 'echo up; "$@"; exit 5', "box"]
+    with subprocess.Popen(
+        [*_surviving(wrapper), *wrapper, "sleep", "1"], stdout=subprocess.PIPE, text=True
+    ) as box:
+        assert box.stdout is not None
+        box.stdout.readline()
+        box.send_signal(number)
+        assert box.wait() == (5 if survives else -number)
+
+
+def test_a_container_that_is_not_there_is_told_as_slurm_tells_it() -> None:
+    words = [*_surviving(["no-such-box"]), "no-such-box", "run"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    found = launch_failure("", done.stderr, worked=False)
+    assert found is not None
+    assert "cannot be started: no-such-box: No such file or directory" in found.line
+
+
+def test_a_folder_that_is_no_run_is_no_interpreter_that_does_not_start(desk: Desk) -> None:
+    desk.run.config.unlink()
+    desk.run.unstarted("7").write_text("n1\n")
+    assert desk.step() == 2
+    assert not desk.run.unstarted("7").exists()
+
+
+def test_a_config_that_is_damaged_during_the_run_does_not_end_the_run(desk: Desk) -> None:
+    open_attempt(desk.run, FIRST, Budgets())
+    config = shlex.quote(str(desk.run.config))
+    desk.answer("srun", f"echo '[' > {config}; exit 1")
+    assert desk.step() == 0, desk.told()
+    assert "the end of 7-0 is not judged" in desk.told()
+    assert "scontrol requeue 7" in desk.called("scontrol")
+
+
+def test_a_node_is_blamed_also_where_no_start_follows(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    config = Config.model_validate({"restarts": {"crash": 0}, "train": {"batch_size": 64}})
+    desk.run.config.write_text(to_yaml(config))
+    open_attempt(desk.run, FIRST, Budgets())
+    desk.answer("srun", "echo 'srun: error: n2: task 1: Killed'; exit 137")
+    assert desk.step(XDG_STATE_HOME=str(tmp_path)) == 137, desk.told()
+    assert [entry.node for entry in blames(tmp_path / "hpcrun" / "nodes.jsonl", 0.0)] == ["n2"]

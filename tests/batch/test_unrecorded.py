@@ -1,0 +1,94 @@
+"""Ends that cannot be written down still lead to a decision."""
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcrun.batch import ending
+from hpcrun.batch.requeue import Clock
+from hpcrun.batch.unrecorded import decide_unrecorded
+from hpcrun.config import Config, to_yaml
+from hpcrun.lifecycle.opening import open_attempt
+from hpcrun.lifecycle.policy import Budgets
+from hpcrun.run.directory import RunDirectory, create
+from hpcrun.run.events import Attempt, read_events, record_event
+from hpcrun.run.files import write_json
+
+FIRST = Attempt("7", 0)
+CANCELLED = "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T19:48:15 ***"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    config = Config.model_validate({"train": {"batch_size": 64}})
+    run = create(tmp_path / "a", to_yaml(config), {})
+    run.logs.mkdir(exist_ok=True)
+    (run.logs / "batch-7.log").write_text("hpcrun: attempt 7-0 on n1\n")
+    open_attempt(run, FIRST, Budgets())
+    return run
+
+
+def test_a_crash_is_requeued_within_the_budget(run: RunDirectory) -> None:
+    assert decide_unrecorded(run, FIRST, 1, None).code is None
+    for restart in range(3):
+        attempt = Attempt("7", restart)
+        record_event(run, "opened", attempt=attempt)
+        record_event(run, "started", attempt=attempt, step=0)
+        record_event(run, "ended", attempt=attempt, cause="crash", step=restart)
+    record_event(run, "opened", attempt=Attempt("7", 3))
+    last = decide_unrecorded(run, Attempt("7", 3), 137, None)
+    assert (last.code, "restarts." in last.reason) == (137, True)
+
+
+def test_what_is_final_stays_final(run: RunDirectory) -> None:
+    assert decide_unrecorded(run, FIRST, 2, None).code == 2
+    assert decide_unrecorded(run, FIRST, 74, None).code == 74
+    # Of a set-up line the code says nothing.
+    assert decide_unrecorded(run, FIRST, 2, "module load x").code is None
+    with (run.logs / "batch-7.log").open("a") as log:
+        log.write(CANCELLED)
+    assert decide_unrecorded(run, FIRST, 143, None).code == 143
+    write_json(run.result, {"state": "finished"})
+    record_event(run, "finished", attempt=FIRST)
+    (run.logs / "batch-7.log").unlink()
+    assert decide_unrecorded(run, FIRST, 1, None).code == 0
+
+
+def test_a_folder_that_never_can_be_written_ends_the_run(run: RunDirectory) -> None:
+    assert decide_unrecorded(run, Attempt("7", 1), 1, None).code is None
+    given_up = decide_unrecorded(run, Attempt("7", 3), 1, None)
+    assert (given_up.code, "free some space" in given_up.reason) == (1, True)
+
+
+@pytest.fixture
+def unwritable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """Programs of a Slurm that requeues, and a disk that has no space left for a line."""
+    calls = tmp_path / "calls"
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(
+        f'#!/bin/bash\necho "$*" >> {calls}\n'
+        "[ $1 = show ] && echo 'JobId=7 JobState=RUNNING Restarts=0 '\ntrue\n"
+    )
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "events.jsonl")
+
+    monkeypatch.setattr("hpcrun.run.events.append_line", full)
+    return calls
+
+
+def test_the_job_is_requeued_though_nothing_can_be_written(
+    run: RunDirectory, unwritable: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waits: list[float] = []
+    clock = Clock(now=lambda: 0.0, sleep=waits.append)
+    assert ending.conclude(run, FIRST, 137, clock=clock) == 0
+    assert "requeue 7" in unwritable.read_text().splitlines()
+    assert len(waits) == 2
+    assert [event.what for event in read_events(run)] == ["opened"]
+    assert "the end of 7-0 is not written down: [Errno 28]" in capsys.readouterr().err

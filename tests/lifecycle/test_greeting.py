@@ -1,0 +1,55 @@
+"""Rank 0 of a script answers with its key, and nothing else does."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+import pytest
+
+from hpcrun.lifecycle import greeting
+from hpcrun.lifecycle.greeting import answer, leads_to
+from hpcrun.run.rendezvous import Meeting
+
+
+def meeting_at(listener: socket.socket) -> Meeting:
+    return Meeting(("a",), listener.getsockname()[1], script_port=1)
+
+
+def test_the_key_is_answered_to_everybody_who_asks() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        meeting = meeting_at(listener)
+        answer(listener, meeting.key)
+        assert all(leads_to("127.0.0.1", meeting, 10.0) for _ in range(5))
+        assert not leads_to("no-such-host.invalid", meeting, 1.0)
+        # The same port of the same host, of another start.
+        other = Meeting(("a",), meeting.port)
+        assert not leads_to("127.0.0.1", other, 10.0)
+
+
+def test_a_port_where_nothing_answers_leads_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(greeting, "_ANSWER", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        meeting = meeting_at(silent)
+        assert not leads_to("127.0.0.1", meeting, 0.2)
+    assert not leads_to("127.0.0.1", meeting, 1.0)
+
+
+def test_a_failed_accept_does_not_end_the_answers() -> None:
+    """Thousands of ranks that connect at the same time can take all descriptors for a moment."""
+
+    class Scarce(socket.socket):
+        left = 2
+
+        def accept(self) -> tuple[socket.socket, object]:
+            if self.left:
+                self.left -= 1
+                raise OSError(errno.EMFILE, "Too many open files")
+            return super().accept()
+
+    with Scarce() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        meeting = meeting_at(listener)
+        answer(listener, meeting.key)
+        assert leads_to("127.0.0.1", meeting, 10.0)

@@ -1,0 +1,137 @@
+"""Each row of the table decides where its evidence is there, before all rows below."""
+
+from dataclasses import replace
+
+import pytest
+
+from hpcrun.diagnose.causes import Diagnosis
+from hpcrun.lifecycle.history import Cause
+from hpcrun.lifecycle.judging import TABLE, Evidence, deciding_row, evidence_of, judge
+from hpcrun.run.events import Attempt, Event
+
+FIRST = Attempt("7", 0)
+CRASH = Diagnosis("rank 1 on n2: ValueError: bad", 1, "n2", 5, None, 2)
+HANG = Diagnosis("rank 1 on n2 is behind", 1, "n2", 5, None, 0, hang=True)
+WRONG = Diagnosis("rank 1 on n2: no such file", 1, "n2", None, None, 0, bad_input=True)
+NODE = Diagnosis("rank 1 on n2: execve()", 1, "n2", None, None, 0, node_fault=True)
+
+
+def event(what: str, cause: str | None = None, step: int | None = None, **fields: object) -> Event:
+    return Event(what, 1.0, FIRST, cause, step, fields)
+
+
+def evidence(*events: Event, code: int = 137, **more: object) -> Evidence:
+    return Evidence({one.what: one for one in events}, code, **more)  # type: ignore[arg-type]
+
+
+SCRIPT = event("opened", script=True)
+SAVED = {"step": 10, "committed": True}
+BY_TERM = event("stopped", "terminate", **SAVED)  # type: ignore[arg-type]
+BY_WARNING = event("stopped", "warning", **SAVED)  # type: ignore[arg-type]
+BY_DEADLINE = event("stopped", "deadline", **SAVED)  # type: ignore[arg-type]
+
+CASES = {
+    "the training has finished": (
+        evidence(event("finished"), word="cancelled", diagnosis=CRASH),
+        (Cause.FINISHED, "finished"),
+    ),
+    "a script has ended well by itself": (
+        evidence(SCRIPT, code=0),
+        (Cause.FINISHED, "the script ended with exit code 0 on all ranks"),
+    ),
+    "the last checkpoint is not there": (
+        evidence(
+            event("save-failed", reason="disk full"),
+            event("stopped", "warning", committed=False),
+            code=74,
+            word="cancelled",
+        ),
+        (Cause.SAVE_FAILED, "the last checkpoint was not written: disk full"),
+    ),
+    "an agreed stop, for which Slurm gives a reason": (
+        evidence(BY_TERM, word="preemption", nobody_asked=True),
+        (Cause.PREEMPTION, "preemption: stopped and saved at step 10"),
+    ),
+    "an agreed stop by a SIGTERM that is no cancellation": (
+        evidence(BY_TERM, nobody_asked=True),
+        (Cause.CRASH, "SIGTERM, though nobody has cancelled the job: stopped and saved at step 10"),
+    ),
+    "an agreed stop by SIGTERM": (
+        evidence(BY_TERM, diagnosis=CRASH),
+        (Cause.CANCELLED, "SIGTERM: stopped and saved at step 10"),
+    ),
+    "an agreed stop near the time limit": (
+        evidence(BY_WARNING, limit_near=True),
+        (Cause.TIME_LIMIT, "time limit near: stopped and saved at step 10"),
+    ),
+    "an agreed stop by the warning signal": (
+        evidence(event("stopped", "warning", committed=True, killed=True)),
+        (Cause.PREEMPTION, "SIGUSR2: the script died of the signal"),
+    ),
+    "the policy allowed no start": (
+        evidence(event("refused", reason="3 hangs, 2 allowed"), code=2),
+        (Cause.EXHAUSTED, "3 hangs, 2 allowed"),
+    ),
+    "rank 0 refused the input": (
+        evidence(event("bad-input", reason="task: no such thing"), code=2, word="cancelled"),
+        (Cause.BAD_INPUT, "task: no such thing"),
+    ),
+    "Slurm ended the job before it could save": (
+        evidence(code=143, word="cancelled", diagnosis=CRASH),
+        (Cause.CANCELLED, "cancelled, before a checkpoint could be written"),
+    ),
+    "the input is bad": (
+        evidence(code=2, diagnosis=WRONG),
+        (Cause.BAD_INPUT, "rank 1 on n2: no such file"),
+    ),
+    "no progress after a suspension": (
+        evidence(diagnosis=HANG, just_resumed=True),
+        (Cause.PREEMPTION, "the job was suspended: rank 1 on n2 is behind"),
+    ),
+    "a hang": (evidence(diagnosis=HANG), (Cause.HANG, "rank 1 on n2 is behind")),
+    "a crash that left a trace": (
+        evidence(diagnosis=CRASH),
+        (Cause.CRASH, "rank 1 on n2: ValueError: bad (2 other ranks then failed)"),
+    ),
+    "an exit code and nothing else": (
+        evidence(code=1),
+        (Cause.CRASH, "exit code 1, and no rank left a word"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_row_decides_by_its_evidence(name: str) -> None:
+    found, verdict = CASES[name]
+    assert deciding_row(found).name == name
+    assert judge(found) == verdict
+
+
+def test_every_row_has_a_case() -> None:
+    assert [row.name for row in TABLE] == list(CASES)
+
+
+@pytest.mark.parametrize(
+    ("found", "cause"),
+    [
+        # What Slurm was ending may have ended well because of it.
+        (evidence(SCRIPT, code=0, word="cancelled"), Cause.CANCELLED),
+        (evidence(BY_DEADLINE), Cause.TIME_LIMIT),
+        (evidence(code=2), Cause.BAD_INPUT),
+        # One node could not start the program: srun's exit code 2 is not the run's.
+        (evidence(code=2, diagnosis=NODE), Cause.CRASH),
+        # A set-up that was cancelled leaves any exit code.
+        (evidence(code=2, word="cancelled"), Cause.CANCELLED),
+        # A rank's own error is a crash, also after a suspension.
+        (evidence(diagnosis=CRASH, just_resumed=True), Cause.CRASH),
+        (evidence(diagnosis=replace(CRASH, follows=True), just_resumed=True), Cause.PREEMPTION),
+    ],
+)
+def test_the_order_of_the_rows_counts(found: Evidence, cause: Cause) -> None:
+    assert judge(found)[0] is cause
+
+
+def test_a_person_who_cancels_is_believed_before_slurm() -> None:
+    events = [event("opened"), event("cancelled")]
+    assert evidence_of(events, FIRST, 137, "preemption", None).word == "cancelled"
+    assert evidence_of(events[:1], FIRST, 137, "preemption", None).word == "preemption"

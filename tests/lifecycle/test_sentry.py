@@ -1,0 +1,120 @@
+"""A stuck rank is ended after its stacks were written; a suspended rank is not ended."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hpcrun.lifecycle.sentry import RunningTime
+
+RANK = """
+import ctypes, resource, sys, time
+from hpcrun.lifecycle.sentry import Sentry
+stacks = open(sys.argv[1], "w")
+if sys.argv[2] == "many files":
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1200, hard))
+    files = [open("/dev/null") for _ in range(1100)]
+sentry = Sentry(stacks, tick=0.2)
+stuck = sys.argv[2] == "stuck"
+until = time.monotonic() + 60
+print("ready", flush=True)
+while time.monotonic() < until:
+    seconds = sentry.put_off(2.0)
+    if seconds:
+        sentry.close()
+        print(f"suspended {seconds:.1f}", flush=True)
+        sys.exit(0)
+    if stuck:
+        ctypes.PyDLL(None).pause()
+        ctypes.PyDLL(None).pause()
+    time.sleep(0.2)
+"""
+
+
+def rank(folder: Path, how: str) -> "subprocess.Popen[str]":
+    process = subprocess.Popen(
+        [sys.executable, "-c", RANK, str(folder / "stacks"), how],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_rank_in_code_that_holds_the_lock_is_ended_and_its_stack_kept(tmp_path: Path) -> None:
+    with rank(tmp_path, "stuck") as process:
+        assert process.wait(60) == -signal.SIGKILL
+    assert "<string>" in (tmp_path / "stacks").read_text()
+
+
+def test_a_suspension_longer_than_allowed_ends_no_rank_and_is_reported(tmp_path: Path) -> None:
+    with rank(tmp_path, "suspended") as process:
+        time.sleep(1.0)
+        (sentry,) = children(process.pid)
+        both = (process.pid, sentry)
+        for pid in both:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(6.0)
+        for pid in both:
+            os.kill(pid, signal.SIGCONT)
+        printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert 5.5 < float(printed.split()[1]) < 20
+    assert (tmp_path / "stacks").read_text() == ""
+
+
+@pytest.mark.parametrize("how", ["stopped", "many files"])
+def test_a_rank_that_is_stopped_alone_is_not_ended(tmp_path: Path, how: str) -> None:
+    with rank(tmp_path, how) as process:
+        os.kill(process.pid, signal.SIGSTOP)
+        time.sleep(5.0)
+        assert process.poll() is None
+        os.kill(process.pid, signal.SIGCONT)
+        printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert float(printed.split()[1]) > 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+def test_it_outlives_the_signals_of_a_step_and_goes_with_its_rank(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with rank(tmp_path, "stuck") as process:
+        (sentry,) = children(process.pid)
+        os.kill(sentry, number)
+        time.sleep(0.5)
+        assert children(process.pid) == [sentry]
+        process.kill()
+        process.wait()
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{sentry}/cmdline").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert b"sentry" not in _words(sentry)
+
+
+def _words(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def test_a_long_gap_is_no_running_time() -> None:
+    clock = RunningTime(100.0, tick=1.0)
+    for now in (101.0, 102.5, 105.5):
+        clock.look(now)
+    assert (clock.running, clock.suspended) == (5.5, 0.0)
+    clock.look(705.5)
+    clock.look(706.5)
+    clock.look(707.5, stopped=True)
+    assert (clock.running, clock.suspended) == (6.5, 601.0)

@@ -1,0 +1,103 @@
+"""The batch step on sites with rules of their own, on a real Slurm."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from hpcrun.run.events import Attempt
+from tests import jobs
+
+from .cluster import PATIENCE, SlurmCluster
+from .scripts import SBATCH
+from .scripts import Bench as RawBench
+from .training import ROOT
+
+pytestmark = pytest.mark.slurm
+
+
+def test_where_no_requeue_is_allowed_another_job_goes_on(bench, calm):
+    run = bench.submit("forbidden", model__pause=0.05, **{"job.sbatch_args": ["--no-requeue"]})
+    first = bench.job(run)
+    with bench.held_at(run, 12):
+        bench.hpcrun("preempt", "forbidden")
+    bench.wait_until(lambda: bench.job(run) != first, PATIENCE, lambda: bench.story(run))
+    second = bench.job(run)
+    assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
+    assert bench.slurm.scontrol_show_job(first)["ExitCode"] == "75:0"
+    assert bench.causes(run) == ["preemption", "finished"]
+    submitted = jobs.events(run, "submitted")[-1]
+    assert (submitted.attempt, submitted.fields["continues"]) == (Attempt(second, 0), first)
+    assert jobs.final_state(run) == jobs.final_state(calm)
+
+
+def test_an_end_that_cannot_be_written_down_is_requeued_all_the_same(bench, calm):
+    run = bench.submit("quota", model__pause=0.05)
+    with bench.held_at(run, 14):
+        (victim,) = bench.pids(run, 1)
+        # As a quota that is used up: the log of events takes no line more.
+        run.events.chmod(0o400)
+        os.kill(victim, signal.SIGKILL)
+    job = bench.job(run)
+    try:
+        bench.wait_until(lambda: bench.slurm.restarts(job) == 1, PATIENCE, lambda: bench.story(run))
+    finally:
+        run.events.chmod(0o600)
+    assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
+    assert len(bench.causes(run)) == 2
+    assert bench.causes(run)[-1] == "finished"
+    assert f"the end of {job}-0 is not written down" in bench.batch_log(run)
+    assert jobs.final_state(run) == jobs.final_state(calm)
+
+
+def test_a_site_on_which_sbatch_exports_nothing_trains(slurm: SlurmCluster) -> None:
+    """The variables come from the lines of a person's set-up, as such sites ask for."""
+    bench = RawBench(slurm)
+    run = bench.prepare("nothing-exported")
+    lines = "\n".join(f"export {name}='{value}'" for name, value in bench.environment().items())
+    text = (SBATCH / "train.sbatch").read_text().replace("# srun --export=…,", f"{lines}\n#")
+    script = bench.write("mine.sbatch", text)
+    job = bench.sbatch(
+        *("--export=NONE", "--nodes=2", "--ntasks-per-node=2", str(script), "runs/nothing-exported")
+    )
+    bench.wait_for_end(job)
+    assert jobs.result(run)["state"] == "finished", bench.told(run)
+
+
+def test_hpcrun_submit_trains_where_sbatch_exports_nothing(bench, slurm: SlurmCluster) -> None:
+    # An interpreter that finds the checkout without a variable, as that of an installed package does.
+    program = bench.folder / "python"
+    program.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {slurm.python} "$@"\n')
+    program.chmod(0o755)
+    options = {"job.sbatch_args": ["--export=NONE"], "job.python": str(program)}
+    bench.hpcrun(*bench.arguments("none", "--dry-run", **options))
+    arguments = bench.arguments("none", **options)
+    # The batch step runs in the interpreter that submits, which the test can only set by its path.
+    code = (
+        f"import sys; sys.executable = {str(program)!r}; from hpcrun.cli.main import main; main()"
+    )
+    slurm.run(
+        [slurm.python, "-c", code, *arguments],
+        cwd=bench.folder,
+        env=bench.environ(),
+        timeout=PATIENCE,
+    )
+    run = bench.run("none")
+    assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
+    assert bench.causes(run) == ["finished"]
+
+
+def test_a_raw_script_submitted_from_inside_a_job_with_gpus_trains(slurm: SlurmCluster) -> None:
+    bench = RawBench(slurm)
+    run = bench.prepare("inner", job__nodes=1)
+    inner = bench.folder / "inner-job"
+    command = f"sbatch --parsable -n2 {SBATCH / 'train.sbatch'} runs/inner > {inner}"
+    outer = bench.sbatch(
+        *("-N1", "--gpus-per-node=2", "--gpus-per-task=1", "-n2", "-c2", "--hint=nomultithread"),
+        *("--output=/dev/null", "--wrap", command),
+    )
+    bench.wait_for_end(outer)
+    bench.wait_for_end(inner.read_text().strip())
+    assert [event.cause for event in jobs.events(run, "ended")] == ["finished"], bench.told(run)

@@ -1,0 +1,122 @@
+"""Ranks find each other on nodes with two networks, and on nodes with names that do not resolve."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from .training import Bench
+
+pytestmark = pytest.mark.slurm
+
+
+def facts(bench: Bench, rank: int) -> dict[str, Any]:
+    """Return what the probe of a rank wrote."""
+    return json.loads((bench.folder / f"facts-{rank}").read_text())
+
+
+def as_root(bench: Bench, node: str, line: str) -> str:
+    """Run a shell line as root on a node."""
+    return bench.slurm.run(["sh", "-c", line], host=node, user="root").stdout
+
+
+@pytest.fixture
+def two_networks(bench: Bench) -> Iterator[list[str]]:
+    """Each node knows its own name under an address that leads nowhere; returns the good addresses."""
+    text = bench.slurm.run(["cat", "/etc/hosts"]).stdout
+    nodes = bench.slurm.nodes[:2]
+    good = [bench.slurm.run(["getent", "hosts", node]).stdout.split()[0] for node in nodes]
+    for number, node in enumerate(nodes, 1):
+        others = [line for line in text.splitlines() if line.split()[1:] != [node]]
+        hosts = bench.folder / f"hosts-{node}"
+        hosts.write_text("\n".join([*others, f"10.99.0.{number} {node}"]) + "\n")
+        as_root(
+            bench,
+            node,
+            f"ip link add mgmt0 type veth peer name mgmt1 && ip address add 10.99.0.{number}/24 dev mgmt0"
+            f" && ip link set mgmt0 up && ip link set mgmt1 up && mount --bind {hosts} /etc/hosts",
+        )
+    yield good
+    for node in nodes:
+        as_root(bench, node, "umount /etc/hosts; ip link delete mgmt0")
+
+
+def test_nodes_whose_own_name_is_on_another_network_find_each_other(bench, two_networks):
+    run = bench.submit("mgmt", task="probe:Watched", train__timeout=60, restarts__crash=0)
+    assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
+    first, second = two_networks
+    for rank, good in enumerate((first, first, second, second)):
+        peers = set(facts(bench, rank)["peers"])
+        assert peers & {first, second} - {good}
+        assert facts(bench, rank)["environ"]["GLOO_SOCKET_IFNAME"] == "eth0"
+
+
+@pytest.fixture
+def names_that_do_not_resolve(bench: Bench) -> Iterator[None]:
+    """Nodes that call themselves something that no resolver knows."""
+    nodes = bench.slurm.nodes[:2]
+    for node in nodes:
+        as_root(bench, node, f"hostname unknown-{node}")
+    yield
+    for node in nodes:
+        as_root(bench, node, f"hostname {node}")
+
+
+def test_nodes_whose_own_name_does_not_resolve_find_each_other(bench, names_that_do_not_resolve):
+    run = bench.submit("nameless", task="probe:Watched", train__timeout=60, restarts__crash=0)
+    assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
+    assert facts(bench, 2)["host"] == "unknown-node2"
+    assert facts(bench, 2)["environ"]["GLOO_SOCKET_IFNAME"] == "eth0"
+
+
+@pytest.mark.slow
+def test_a_script_finds_rank_0_on_nodes_whose_own_name_is_on_another_network(bench, two_networks):
+    (bench.folder / "train.py").write_text(
+        "import os, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "total = torch.ones(1)\n"
+        "dist.all_reduce(total)\n"
+        "print(int(total), 'ranks met', os.environ['GLOO_SOCKET_IFNAME'])\n"
+    )
+    settings = bench.settings(train__timeout=60, restarts__crash=0)
+    settings = [
+        word for word in settings if word.split("=")[0].split(".")[0] in ("job", "restarts")
+    ]
+    command = [bench.slurm.python, "train.py"]
+    bench.hpcrun("submit", "--name", "script", "--no-snapshot", *settings, "--", *command)
+    run = bench.run("script")
+    assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
+    logs = run.attempt_logs(bench.job(run), 0)
+    told = [(logs / f"rank-{rank:05d}.log").read_text() for rank in range(4)]
+    assert all("4 ranks met eth0" in text for text in told), told
+
+
+def test_the_interface_that_the_job_names_is_used_or_its_lack_is_one_line(bench):
+    run = bench.submit("named", task="probe:Watched", job__interface="eth")
+    assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
+    seen = facts(bench, 3)["environ"]
+    assert (seen["GLOO_SOCKET_IFNAME"], seen["NCCL_SOCKET_IFNAME"]) == ("eth0", "eth")
+    lacking = bench.submit("lacking", job__interface="ib0", restarts__crash=0)
+    assert bench.wait_for_end(lacking) == "FAILED"
+    assert "node1: job.interface=ib0 names no interface" in bench.result(lacking)["reason"]
+    assert "it has eth0 (" in bench.result(lacking)["reason"]
+
+
+def test_gpus_that_cannot_be_used_end_the_run_with_one_line(bench):
+    """The dev cluster's GPUs are allocated by Slurm, and the tests' torch is built for CPUs."""
+    given = {"job.cpu": False, "job.gpus": 2}
+    blind = bench.submit("blind", **given, **{"job.container": ["env", "CUDA_VISIBLE_DEVICES="]})
+    wrong = bench.submit("wrong", **given)
+    for run, line in (
+        (
+            blind,
+            "Slurm gave this job 2 GPU(s) here, and none is visible (CUDA_VISIBLE_DEVICES is ''",
+        ),
+        (wrong, "is built without CUDA and ROCm; install a build for them"),
+    ):
+        assert bench.wait_for_end(run) == "FAILED", bench.story(run)
+        assert line in bench.result(run)["reason"], bench.story(run)
+        assert bench.causes(run) == ["bad-input"]

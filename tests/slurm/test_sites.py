@@ -1,0 +1,239 @@
+"""Clusters of other shapes than the usual one: no GPU GRES, typed GPUs, several clusters."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcrun.cluster import slurm as commands
+from hpcrun.cluster.node_setup import node_setup_command
+from hpcrun.run.directory import RunDirectory
+from tests import jobs
+
+from . import cluster
+from .cluster import SlurmCluster
+
+pytestmark = pytest.mark.slurm
+
+
+def running(name: str, **options: object) -> Iterator[SlurmCluster]:
+    """Start a separate cluster, or skip where this machine cannot have it."""
+    reason = cluster.why_not(cluster.ClusterSpec(**options))  # type: ignore[arg-type]
+    if reason is not None:
+        pytest.skip(reason)
+    name = f"pytest-{os.getpid()}-{name}"
+    try:
+        yield cluster.start(name, **options)
+    finally:
+        cluster.stop(name)
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[SlurmCluster]:
+    yield from running("plain", nodes=2, gpus=(0,))
+
+
+@pytest.fixture(scope="module")
+def typed() -> Iterator[SlurmCluster]:
+    yield from running("typed", nodes=2, gpus=(4, 2), gpu_types=("a100", "h100"))
+
+
+@pytest.fixture(scope="module")
+def big() -> Iterator[SlurmCluster]:
+    yield from running("big", nodes=1, accounting=True)
+
+
+def hpcrun(
+    on: SlurmCluster, *arguments: str, env: dict[str, str] | None = None, check: bool = True
+) -> subprocess.CompletedProcess[str]:
+    command = [on.python, "-m", "hpcrun", *arguments]
+    return on.run(command, cwd=on.shared, env=env or {}, check=check)
+
+
+def submit(
+    on: SlurmCluster,
+    name: str,
+    *options: str,
+    env: dict[str, str] | None = None,
+    command: str = "env",
+) -> str:
+    """Submit a run, by default with ranks that print their environment, and return its job."""
+    arguments = ["submit", "--name", name, "--json", "job.executor=slurm", *options]
+    done = hpcrun(on, *arguments, "--", "bash", "-c", command, env=env)
+    return str(json.loads(done.stdout)["job_id"])
+
+
+def seen_by_rank_0(on: SlurmCluster, name: str, job: str) -> dict[str, str]:
+    log = on.shared / "runs" / name / "logs" / job / "restart-0" / "rank-00000.log"
+    lines = [line.partition("=") for line in log.read_text().splitlines()]
+    return {key: value for key, equals, value in lines if equals}
+
+
+def test_where_no_node_has_a_gpu_gres_none_is_asked_for(plain: SlurmCluster) -> None:
+    dry = hpcrun(plain, "submit", "--name", "dry", "--gpus", "2", "--dry-run", "--", "env")
+    assert "--gpus-per-node" not in dry.stdout
+    assert "no node has a gpu GRES" in dry.stderr
+    job = submit(plain, "plain", "--gpus", "2")
+    assert plain.wait_state(job) == "COMPLETED"
+    refused = hpcrun(
+        plain, "submit", "--name", "typed", "--gpus", "a100:2", "--", "env", check=False
+    )
+    assert refused.returncode == 2
+    assert "are not known to Slurm; leave a100 out" in refused.stderr
+    assert not (plain.shared / "runs" / "typed").exists()
+
+
+@pytest.mark.parametrize("form", ["gpus-per-node", "gres"])
+def test_typed_gpus_are_asked_for_in_each_form(typed: SlurmCluster, form: str) -> None:
+    job = submit(typed, form, "--gpus", "h100:2", f"job.gpu_request={form}")
+    assert typed.wait_state(job) == "COMPLETED"
+    shown = typed.scontrol_show_job(job)
+    assert shown["NodeList"] == "node2"
+    # The share of both GPUs of the node is the whole node: 16 CPUs and 64000 MB.
+    assert shown["NumCPUs"] == "16"
+    assert shown["MinMemoryNode"] == "62.50G"
+    seen = seen_by_rank_0(typed, form, job)
+    assert seen["SLURM_CPUS_PER_TASK"] == "8"
+    assert seen["CUDA_VISIBLE_DEVICES"] == "0,1"
+
+
+def test_gpus_by_task_show_each_rank_one(typed: SlurmCluster) -> None:
+    job = submit(typed, "by-task", "--gpus", "2", "job.gpu_request=gpus-per-task")
+    assert typed.wait_state(job) == "COMPLETED"
+    seen = seen_by_rank_0(typed, "by-task", job)
+    assert seen["CUDA_VISIBLE_DEVICES"] == "0"
+
+
+def test_the_dry_run_shows_what_is_submitted(typed: SlurmCluster) -> None:
+    arguments = ["submit", "--name", "same", "--gpus", "a100:1", "job.executor=slurm"]
+    dry = hpcrun(typed, *arguments, "--dry-run", "--json", "--", "env")
+    assert "asks for 4 CPUs a rank and 16000M of memory a node" in dry.stderr
+    done = hpcrun(typed, *arguments, "--json", "--", "env")
+    folder = typed.shared / "runs" / "same" / "logs" / "submitit"
+    job = json.loads(done.stdout)["job_id"]
+    (sent,) = folder.glob(f"{job}*.sh")
+    assert sent.read_text() == json.loads(dry.stdout)["script"]
+    assert typed.wait_state(job) == "COMPLETED"
+
+
+def test_a_type_that_the_partition_lacks_is_refused(typed: SlurmCluster) -> None:
+    done = hpcrun(typed, "submit", "--name", "v", "--gpus", "v100:1", "--", "env", check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "no node of this cluster has GPUs of type v100; there are: a100, h100" in done.stderr
+
+
+def test_node_setup_is_a_step_with_one_task_a_node(typed: SlurmCluster) -> None:
+    folder = typed.shared / "staging"
+    typed.run(["mkdir", str(folder)])
+
+    def step(*lines: str) -> str:
+        script = f"#!/bin/bash\n{shlex.join(node_setup_command(2, lines, {}, folder))}\n"
+        options = ("--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2", "--cpus-per-task=2")
+        return typed.sbatch(*options, f"--output={folder}/batch-%j.log", script=script)
+
+    assert typed.wait_state(step("nproc; hostname")) == "COMPLETED"
+    logs = {path.name: path.read_text().split() for path in folder.glob("node-setup-*.log")}
+    assert {name: words[1:] for name, words in logs.items()} == {
+        "node-setup-node1.log": ["node1"],
+        "node-setup-node2.log": ["node2"],
+    }
+    job = step('[ "$SLURMD_NODENAME" = node1 ] || cd /nonexistent', "sleep 1")
+    assert typed.wait_state(job) == "FAILED"
+    told = (folder / f"batch-{job}.log").read_text()
+    assert "srun: error: node2: task 1: Exited with exit code 1" in told
+    assert "node_setup failed on node2" in (folder / "node-setup-node2.log").read_text()
+
+
+def test_a_run_prepares_both_nodes_before_its_ranks(typed: SlurmCluster) -> None:
+    lines = '["echo ready > /tmp/prepared-$SLURM_CLUSTER_NAME-$SLURMD_NODENAME"]'
+    command = 'cat "/tmp/prepared-$SLURM_CLUSTER_NAME-$SLURMD_NODENAME"'
+    job = submit(
+        typed, "staged", "--nodes", "2", "--cpu", f"job.node_setup={lines}", command=command
+    )
+    assert typed.wait_state(job) == "COMPLETED"
+    logs = typed.shared / "runs" / "staged" / "logs" / job / "restart-0"
+    assert "ready" in (logs / "rank-00001.log").read_text()
+
+
+FRONT = """#!/bin/bash
+# The commands of a login host of another cluster, which has no job.
+case "$*" in
+    *--clusters=*) exec /usr/bin/PROGRAM "$@" ;;
+    "show config") echo "ClusterName             = front"; exit 0 ;;
+esac
+echo "PROGRAM: asked its own cluster: $*" >&2
+exit 1
+"""
+
+
+@pytest.fixture
+def front(big: SlurmCluster) -> dict[str, str]:
+    """The environment of a login host from which ``big`` is reached only by its name."""
+    folder = big.shared / "front"
+    folder.mkdir(exist_ok=True)
+    for program in ("squeue", "sacct", "scancel", "scontrol", "sinfo"):
+        path = folder / program
+        path.write_text(FRONT.replace("PROGRAM", program))
+        path.chmod(0o755)
+    return {"PATH": f"{folder}:/usr/bin:/bin"}
+
+
+@pytest.mark.slow
+def test_a_job_on_another_cluster_is_watched_and_ended_from_here(
+    big: SlurmCluster, front: dict[str, str]
+) -> None:
+    job = submit(big, "far", f"--cluster={big.name}", "job.sbatch_args=[--hold]", env=front)
+    run = RunDirectory(big.shared / "runs" / "far")
+    (submitted,) = jobs.events(run, "submitted")
+    assert (submitted.fields["cluster"], submitted.fields["name"]) == (big.name, "far")
+    assert "pending" in hpcrun(big, "status", "far", env=front).stdout
+    told = hpcrun(big, "cancel", "far", env=front).stdout
+    assert f"job {job}: cancelled while it waited" in told
+    assert big.state(job) == "CANCELLED"
+    assert "stopped" in hpcrun(big, "status", "far", env=front).stdout
+    again = hpcrun(big, "resume", "far", "--json", env=front)
+    second = str(json.loads(again.stdout)["job_id"])
+    assert jobs.events(run, "submitted")[-1].fields["cluster"] == big.name
+    assert hpcrun(big, "cancel", "--now", "far", env=front).returncode == 0
+    assert big.state(second) == "CANCELLED"
+
+
+@pytest.mark.slow
+def test_a_default_cluster_of_the_shells_is_taken_and_bends_no_answer(big: SlurmCluster) -> None:
+    environ = {"SLURM_CLUSTERS": big.name}
+    dry = hpcrun(big, "submit", "--name", "x", "--dry-run", "--", "env", env=environ)
+    assert f"#SBATCH --clusters={big.name}\n" in dry.stdout
+    job = submit(big, "near", "job.sbatch_args=[--hold]")
+    # An unknown cluster: squeue would ask there, and find no job.
+    wrong = {"SLURM_CLUSTERS": "nowhere"}
+    assert "pending" in hpcrun(big, "status", "near", env=wrong).stdout
+    assert hpcrun(big, "cancel", "near", env=wrong).returncode == 0
+    assert big.state(job) == "CANCELLED"
+
+
+def test_a_job_that_has_the_id_of_ours_is_neither_shown_nor_ended(typed: SlurmCluster) -> None:
+    job = submit(typed, "reused", "job.sbatch_args=[--hold]")
+    run = RunDirectory(Path(typed.shared / "runs" / "reused"))
+    typed.run(["scontrol", "update", f"jobid={job}", "jobname=renamed"])
+    # A person may rename a job; it still runs the script of the run.
+    assert "pending" in hpcrun(typed, "status", "reused").stdout
+    typed.run(["scancel", job])
+    typed.wait_state(job)
+    stranger = typed.sbatch("--hold", "--job-name=other", "--wrap=true")
+    # As after a new installation of the cluster, which counts job ids from 1 again.
+    log = run.events.read_text().replace(f'"{job}"', f'"{stranger}"')
+    typed.run(["tee", str(run.events)], stdin=log)
+    assert "pending" not in hpcrun(typed, "status", "reused").stdout
+    refused = hpcrun(typed, "cancel", "reused", check=False)
+    assert refused.returncode != 0
+    assert "is not running" in refused.stderr
+    assert typed.state(stranger) == "PENDING"
+    assert commands.parse_squeue(typed.admin(*commands.squeue_command([stranger])))
+    typed.run(["scancel", stranger])

@@ -1,0 +1,124 @@
+"""A suspended job: no hang, no restart, the same bits, and a record of the suspension."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from hpcrun.cluster import slurm
+from hpcrun.lifecycle.controller_view import view_of
+from tests import jobs
+
+from . import cluster
+from .cluster import PATIENCE, Partition
+from .training import Bench
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+SUSPENDED_S = 22.0
+SUSPENDING = {
+    "nodes": 2,
+    "partitions": (
+        Partition("batch", (("PriorityTier", "1"), ("PreemptMode", "SUSPEND"))),
+        Partition("urgent", (("PriorityTier", "100"), ("PreemptMode", "OFF"))),
+    ),
+    "settings": (("PreemptMode", "SUSPEND,GANG"), ("SchedulerTimeSlice", "30")),
+}
+
+
+def shown(bench: Bench, job: str) -> dict[str, str]:
+    """The fields that the controller shows of the job, with times in Unix seconds."""
+    command = ["scontrol", "show", "job", job]
+    done = bench.slurm.run(command, env={"SLURM_TIME_FORMAT": "%s"})
+    return slurm.parse_show_job(done.stdout)
+
+
+def test_a_suspended_job_goes_on_where_it_was(bench, calm):
+    run = bench.submit("suspended", model__pause=0.05, train__hang_after=10)
+    bench.wait_for_step(run, 12)
+    job = bench.job(run)
+    before = shown(bench, job)
+    bench.slurm.admin("scontrol", "suspend", job)
+    assert bench.slurm.state(job) == "SUSPENDED"
+    told = bench.hpcrun("status", "suspended").stdout
+    time.sleep(SUSPENDED_S)
+    bench.slurm.admin("scontrol", "resume", job)
+    after = shown(bench, job)
+    assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
+    assert bench.causes(run) == ["finished"], bench.story(run)
+    assert bench.slurm.restarts(job) == 0
+    assert jobs.final_state(run) == jobs.final_state(calm)
+    (event,) = jobs.events(run, "suspended")
+    assert SUSPENDED_S - 5 < event.fields["seconds"] < SUSPENDED_S + 20
+    assert event.step is not None
+    assert bench.result(run)["goodput"]["suspended"] == event.fields["seconds"]
+    assert "suspended by Slurm" in told
+    # Slurm does not count the time against the limit.
+    assert float(after["EndTime"]) - float(before["EndTime"]) > SUSPENDED_S - 5
+    # The verdict takes an end that follows a suspension for a preemption.
+    assert view_of(before).suspended is None
+    assert view_of(after).suspended is not None
+
+
+@pytest.fixture
+def sharing() -> Iterator[Bench]:
+    """Two nodes whose urgent jobs suspend the others (gang scheduling)."""
+    name = f"pytest-{os.getpid()}-suspend"
+    try:
+        yield Bench(cluster.start(name, **SUSPENDING))
+    finally:
+        cluster.stop(name)
+
+
+def test_an_urgent_job_that_suspends_costs_nothing_but_time(sharing, calm):
+    run = sharing.submit("parked", model__pause=0.05, train__hang_after=8)
+    sharing.wait_for_step(run, 12)
+    site, job = sharing.slurm, sharing.job(run)
+    urgent = site.sbatch(
+        *("-p", "urgent", "-N2", "--ntasks-per-node=16", "--mem=100", "--output=/dev/null"),
+        *("--wrap", f"sleep {SUSPENDED_S:.0f}"),
+    )
+    site.wait_state(job, "SUSPENDED")
+    refused = sharing.hpcrun("preempt", "parked", check=False)
+    assert refused.returncode == 2
+    assert "is suspended and hears no signal" in refused.stderr
+    assert sharing.wait_for_end(run) == "COMPLETED", sharing.story(run)
+    assert site.state(urgent) == "COMPLETED"
+    assert sharing.causes(run) == ["finished"], sharing.story(run)
+    assert site.restarts(job) == 0
+    assert jobs.events(run, "suspended") != []
+    assert jobs.final_state(run) == jobs.final_state(calm)
+
+
+def test_a_suspended_script_goes_on_and_its_time_is_told(bench):
+    (bench.folder / "count.py").write_text(
+        "import time\nfor number in range(20):\n    print(number, flush=True)\n    time.sleep(0.5)\n"
+    )
+    bench.hpcrun(
+        *("submit", "-c", "empty.yaml", "--name", "counting", "--nodes", "2", "--cpu", "--detach"),
+        *("job.executor=slurm", "job.mem=1G", "--", bench.slurm.python, "count.py"),
+    )
+    run = bench.run("counting")
+    bench.wait_until(lambda: jobs.events(run, "started") != [], PATIENCE, lambda: bench.story(run))
+    job = bench.job(run)
+    bench.slurm.admin("scontrol", "suspend", job)
+    time.sleep(8.0)
+    bench.slurm.admin("scontrol", "resume", job)
+    assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
+    assert bench.causes(run) == ["finished"], bench.story(run)
+    (event,) = jobs.events(run, "suspended")
+    assert 5 < event.fields["seconds"] < 30
+
+
+def test_a_suspended_job_that_is_cancelled_ends(bench):
+    run = bench.submit("unwanted", model__pause=0.2)
+    bench.wait_for_step(run, 3)
+    job = bench.job(run)
+    bench.slurm.admin("scontrol", "suspend", job)
+    bench.hpcrun("cancel", "unwanted")
+    assert bench.slurm.wait_state(job) == "CANCELLED"
+    assert bench.slurm.restarts(job) == 0
+    assert (bench.result(run)["state"], bench.result(run)["cause"]) == ("stopped", "cancelled")
