@@ -11,9 +11,12 @@ from hpcrun.cluster.ports import is_free, port_candidates
 # Those that wait most take longest: begun last, one of them would keep the other workers waiting.
 _LONGEST = ("slurm/test_chaos", "slurm/", "test_main_job", "launch/", "test_quickstart", "tools/")
 
+# The longest slow test cancels 50 jobs, one after the other.
+_SLOW_TIMEOUT_SECONDS = 2 * 3600
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the long files first; within a file, and among the others, the order stays."""
+    """Run the long files first, and give slow tests more time. Other tests keep their order."""
 
     def rank(item: pytest.Item) -> int:
         place = item.path.relative_to(Path(__file__).parent).as_posix()
@@ -21,6 +24,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return min(found, default=len(_LONGEST))
 
     items.sort(key=rank)
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(_SLOW_TIMEOUT_SECONDS))
 
 
 @pytest.fixture

@@ -34,7 +34,8 @@ lint-imports
 # worker, and each worker has a cluster of its own. Of two -m, or -n, pytest takes the last. What
 # skips says why (-rs).
 tests() {
-    python -m pytest -n "${HPCRUN_TEST_WORKERS:-3}" --dist loadfile --no-loadscope-reorder -rs "$@"
+    python -m pytest -n "${HPCRUN_TEST_WORKERS:-3}" --dist loadfile --no-loadscope-reorder -rs \
+        --durations=25 --durations-min=5 "$@"
 }
 if [ $# -gt 0 ]; then
     tests -m "not slow" "$@"
