@@ -1,6 +1,7 @@
 """One rank of one attempt of a run, from its directory to its exit code. Imports torch as late as it can."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -17,8 +18,8 @@ from hpcrun.errors import UserError
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.holder import Occupied
 from hpcrun.lifecycle.opening import already_finished, open_attempt
-from hpcrun.lifecycle.policy import Budgets, without_progress
-from hpcrun.lifecycle.script import run_script
+from hpcrun.lifecycle.policy import Budgets, of_script
+from hpcrun.lifecycle.script.running import ScriptTerms, run_script
 from hpcrun.lifecycle.settle import settle_by_hand
 from hpcrun.lifecycle.signals import StopFlag, end_helpers
 from hpcrun.run.commits import newest_commit
@@ -94,7 +95,7 @@ def _attempt(
             open_attempt(
                 run,
                 attempt,
-                without_progress(budgets) if config.command else budgets,
+                of_script(budgets) if config.command else budgets,
                 script=bool(config.command),
                 executor=scheduler(os.environ),
                 pid=os.getpid(),
@@ -106,15 +107,7 @@ def _attempt(
         if config.command:
             command = _as_submitted(run, config.command)
             _prepare_environment(distributed, bind=False)
-            return run_script(
-                command,
-                run,
-                attempt,
-                distributed,
-                flag,
-                timeout=config.train.timeout,
-                interface=config.job.interface,
-            )
+            return run_script(command, run, attempt, distributed, flag, _terms(config))
         require_fit(config, distributed)
         _prepare_environment(distributed, bind=config.train.affinity)
         _say_without_gpu(distributed)
@@ -140,6 +133,18 @@ def _attempt(
     # A task that calls sys.exit(0) is not done: nothing but the end of training may say so.
     except (Exception, SystemExit) as error:
         return _fail(run, attempt, distributed.rank, error, position)
+
+
+def _terms(config: Config) -> ScriptTerms:
+    """What a script is given of the job's times and signals."""
+    job = config.job
+    return ScriptTerms(
+        timeout=config.train.timeout,
+        # The scheduler ends the script earlier where it gives less time.
+        grace=max(float(job.signal_lead), float(job.kill_wait), job.grace),
+        warning=signal.Signals[f"SIG{config.warn_signal}"],
+        interface=job.interface,
+    )
 
 
 def enter_folder(run: RunDirectory) -> None:
