@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hpcrun.batch.launch import _surviving
-from hpcrun.cluster.ledger import blames
+from hpcrun.cluster.ledger import blame, blames
 from hpcrun.config import Config, to_yaml
 from hpcrun.diagnose.launching import launch_failure
 from hpcrun.lifecycle.opening import open_attempt
@@ -44,6 +44,7 @@ class Desk:
         self.answer("scontrol", f"[ $1 = show ] && [ $2 = job ] && printf '{SHOWN}'; true")
         self.answer("scancel", "")
         self.answer("sinfo", "")
+        self.answer("squeue", "")
 
     def answer(self, program: str, script: str) -> None:
         stand_in = self.bin / program
@@ -307,6 +308,29 @@ def test_a_job_that_may_not_be_requeued_has_a_successor(desk: Desk, kind: str) -
     newest = [event for event in read_events(desk.run) if event.what == "submitted"][-1]
     assert newest.attempt == Attempt("8", 0)
     assert newest.fields == {"executor": "slurm", "nodes": 1, "gpus": 1, "continues": "7"}
+
+
+def test_a_successor_leaves_out_a_node_that_failed_too_often(desk: Desk, tmp_path: Path) -> None:
+    waits = "JobId=8 JobState=PENDING Reason=Dependency Partition=batch NumNodes=1\\n"
+    desk.answer(
+        "scontrol",
+        f"""case "$*" in
+        "show job 8") printf '{waits}' ;;
+        "show job 7"*) printf '{SHOWN}' ;;
+        "requeue 7") echo 'Access/permission denied' >&2; exit 1 ;;
+        esac""",
+    )
+    desk.answer("sbatch", "echo 8")
+    desk.answer("sinfo", "printf 'batch*|n%s|idle|(null)\\n' 1 2 3")
+    record_event(desk.run, "submitted", attempt=FIRST, executor="slurm", nodes=1, gpus=1)
+    desk.run.batch_script.write_text("#!/bin/bash\n")
+    open_attempt(desk.run, FIRST, Budgets())
+    blame(tmp_path / "hpcrun" / "nodes.jsonl", "n2", "killed by SIGBUS", "another run")
+    desk.answer("srun", "echo 'srun: error: n2: task 1: Killed'; exit 137")
+    assert desk.step(XDG_STATE_HOME=str(tmp_path)) == 75, desk.told()
+    assert "scontrol update JobId=8 ExcNodeList=n2" in desk.called("scontrol"), desk.told()
+    (excluded,) = [event for event in read_events(desk.run) if event.what == "excluded"]
+    assert (excluded.attempt, excluded.fields["hosts"]) == (Attempt("8", 0), ["n2"])
 
 
 def test_a_persons_own_script_that_may_not_be_requeued_says_what_to_do(desk: Desk) -> None:

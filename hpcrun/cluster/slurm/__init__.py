@@ -16,6 +16,7 @@ from hpcrun.cluster.slurm.answers import (
 from hpcrun.cluster.slurm.commands import (
     sacct_command,
     scancel_command,
+    scontrol_depend_command,
     scontrol_exclude_command,
     scontrol_requeue_command,
     scontrol_show_config_command,
@@ -24,7 +25,9 @@ from hpcrun.cluster.slurm.commands import (
     scontrol_show_partitions_command,
     sinfo_command,
     squeue_command,
+    squeue_dependents_command,
 )
+from hpcrun.cluster.slurm.dependents import Dependent, parse_dependents
 from hpcrun.cluster.slurm.programs import (
     NOT_FOUND,
     TIMED_OUT,
@@ -42,6 +45,7 @@ __all__ = [
     "NOT_FOUND",
     "TIMED_OUT",
     "Completed",
+    "Dependent",
     "JobInfo",
     "JobRecord",
     "RequeueError",
@@ -50,6 +54,7 @@ __all__ = [
     "configured",
     "is_unknown_job",
     "parse_cluster_name",
+    "parse_dependents",
     "parse_job_states",
     "parse_sacct",
     "parse_sbatch",
@@ -60,6 +65,7 @@ __all__ = [
     "run",
     "sacct_command",
     "scancel_command",
+    "scontrol_depend_command",
     "scontrol_exclude_command",
     "scontrol_requeue_command",
     "scontrol_show_config_command",
@@ -69,5 +75,6 @@ __all__ = [
     "seconds",
     "sinfo_command",
     "squeue_command",
+    "squeue_dependents_command",
     "unix_time",
 ]

@@ -29,6 +29,11 @@ def squeue_command(job_ids: Sequence[str], cluster: str | None = None) -> list[s
     ]
 
 
+def squeue_dependents_command() -> list[str]:
+    """Build the query for the user's jobs that wait, with what they wait for and what they run."""
+    return ["squeue", "--noheader", "--me", "--states=PENDING", "--format=%i|%E|%o"]
+
+
 def sacct_command(job_ids: Sequence[str], cluster: str | None = None) -> list[str]:
     """Build the query for every attempt of these jobs; without --duplicates only the last shows."""
     jobs = ",".join(_checked(job_id) for job_id in job_ids)
@@ -75,6 +80,11 @@ def sinfo_command(
 def scontrol_exclude_command(job_id: str, hosts: Sequence[str]) -> list[str]:
     """Build the order that a pending job stay away from these nodes; from none where there are none."""
     return ["scontrol", "update", f"JobId={_checked(job_id)}", f"ExcNodeList={','.join(hosts)}"]
+
+
+def scontrol_depend_command(job_id: str, dependency: str) -> list[str]:
+    """Build the order that a pending job wait for other jobs than before."""
+    return ["scontrol", "update", f"JobId={_checked(job_id)}", f"Dependency={dependency}"]
 
 
 def scancel_command(
