@@ -195,18 +195,18 @@ def _start_again(
         return _go_on_in_another_job(run, attempt, judged, own_script, until, clock)
     if became == "refused":
         return exitcodes.UNFINISHED
-    _keep_away(run, attempt, judged)
+    _keep_away(run, attempt, judged, attempt.job)
     return exitcodes.DONE
 
 
-def _keep_away(run: RunDirectory, waiting: Attempt, judged: Judged | None) -> None:
-    """Blame the node that failed, and give the job of ``waiting`` other nodes than those that fail often.
+def _keep_away(run: RunDirectory, attempt: Attempt, judged: Judged | None, waiting: str) -> None:
+    """Blame the node that failed, and give the job ``waiting`` other nodes than those that fail often.
 
     Slurm gives other nodes to a pending job only; a signal no longer ends this process.
     """
     if judged is not None:
         after, hours = judged.job.exclude_after, judged.job.exclude_hours
-        keep_away(run, waiting, judged.verdict, after=after, hours=hours)
+        keep_away(run, attempt, judged.verdict, after=after, hours=hours, waiting=waiting)
 
 
 def _asked(run: RunDirectory, attempt: Attempt, judged: Judged | None) -> str | None:
@@ -275,7 +275,7 @@ def _go_on_in_another_job(
     moved = take_over_dependents(attempt.job, job)
     if moved:
         _say(f"jobs that waited for this job wait for job {job}: {', '.join(moved)}")
-    _keep_away(run, Attempt(job, 0), judged)
+    _keep_away(run, attempt, judged, job)
     return exitcodes.UNFINISHED
 
 

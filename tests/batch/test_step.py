@@ -330,7 +330,10 @@ def test_a_successor_leaves_out_a_node_that_failed_too_often(desk: Desk, tmp_pat
     assert desk.step(XDG_STATE_HOME=str(tmp_path)) == 75, desk.told()
     assert "scontrol update JobId=8 ExcNodeList=n2" in desk.called("scontrol"), desk.told()
     (excluded,) = [event for event in read_events(desk.run) if event.what == "excluded"]
-    assert (excluded.attempt, excluded.fields["hosts"]) == (Attempt("8", 0), ["n2"])
+    assert (excluded.attempt, excluded.fields["hosts"]) == (FIRST, ["n2"])
+    # The new job has not begun: nothing but its submission is in the log.
+    later = [event.what for event in read_events(desk.run) if event.attempt == Attempt("8", 0)]
+    assert later == ["submitted"]
 
 
 def test_a_persons_own_script_that_may_not_be_requeued_says_what_to_do(desk: Desk) -> None:
