@@ -24,7 +24,7 @@ _SURVIVE = (
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the `job:` section of a run says of its ranks; nothing of it for a script of a person's."""
+    """The part of the `job:` section that concerns the ranks; empty for a person's own script."""
 
     setup: Sequence[str] = ()
     node_setup: Sequence[str] = ()

@@ -85,7 +85,7 @@ def requeue(
 def _already(
     attempt: Attempt, view: JobView, asked: Callable[[], str | None], patience: float
 ) -> Requeued | None:
-    """What makes a requeue needless or wrong; None where nothing does."""
+    """Return the reason that makes a requeue needless or wrong; None: there is no reason."""
     if view.restarts > attempt.restart or view.state == "PENDING":
         return "requeued"
     if is_cancelled(attempt, view, asked, patience):

@@ -32,7 +32,7 @@ class JobInfo:
 class JobRecord:
     """One attempt of a job as accounting keeps it, times in Unix seconds.
 
-    ``state`` is one word; who cancelled (a user id, where told) is in ``cancelled_by``.
+    ``state`` is one word; ``cancelled_by`` is the id of the user who cancelled, where sacct prints the id.
     """
 
     job_id: str
@@ -46,9 +46,9 @@ class JobRecord:
 
 
 def parse_squeue(text: str) -> dict[str, JobInfo]:
-    """Return the jobs that squeue knows, by id; one it has forgotten is absent.
+    """Return the jobs that squeue knows, by id; a job that it has forgotten is absent.
 
-    Lines of another shape (a site's banner) are passed over.
+    Lines of another shape (a site's banner) are ignored.
     """
     jobs = {}
     for line in text.splitlines():

@@ -10,13 +10,13 @@ from hpcrun.cluster.errors import ClusterError
 from hpcrun.cluster.slurm.values import JOB_ID
 
 _SIGNAL = re.compile(r"[A-Z0-9]+")
-# The reason and the name come last, as the two fields whose text is free.
+# The reason and the name come last, because users and sites choose their text.
 _SQUEUE_FORMAT = "%i|%T|%N|%e|%L|%r|%j"
 _SACCT_FORMAT = "JobID,State,ExitCode,Start,End,NodeList"
 
 
 def squeue_command(job_ids: Sequence[str], cluster: str | None = None) -> list[str]:
-    """Build the query for all these jobs at once; ended ones stay known for some minutes."""
+    """Build one query for all these jobs; Slurm remembers ended jobs for some minutes."""
     jobs = ",".join(_checked(job_id) for job_id in job_ids)
     return [
         "squeue",
@@ -59,7 +59,7 @@ def scontrol_show_job_command(
 ) -> list[str]:
     """Build the query for all that the controller knows of one job.
 
-    JSON also tells the state under COMPLETING; scontrol of 22.05 has no such option and refuses.
+    JSON also has the state under COMPLETING; scontrol of 22.05 has no such option and refuses.
     """
     form = ["--json"] if as_json else []
     return ["scontrol", *_of(cluster), "show", "job", _checked(job_id), *form]

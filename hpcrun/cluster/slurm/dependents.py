@@ -30,6 +30,6 @@ class Dependent:
 
 
 def parse_dependents(text: str) -> list[Dependent]:
-    """Return the jobs of which squeue prints a dependency; lines of another shape are ignored."""
+    """Return the jobs for which squeue prints a dependency; lines of another shape are ignored."""
     lines = (line.strip().split("|", 2) for line in text.splitlines())
     return [Dependent(*fields) for fields in lines if len(fields) == 3 and ":" in fields[1]]

@@ -17,7 +17,7 @@ NOT_FOUND = 127
 
 @dataclass(frozen=True)
 class Completed:
-    """How a program ended: 124 where it took too long, 127 where it is not installed."""
+    """The end of a program: ``returncode`` is 124 where it took too long, 127 where it is not installed."""
 
     returncode: int
     stdout: str
@@ -35,8 +35,8 @@ def run(
     Args:
         argv: program and arguments; no shell sees them.
         timeout: seconds before it is killed. squeue takes 18 s to notice a dead controller.
-        environ: the environment, exactly (for sbatch, which hands it to the job). None means ours
-            in which no default of the user's bends the answer.
+        environ: the environment, exactly (for sbatch, which hands it to the job). None: that of this
+            process, without the user's defaults that would change the answer.
     """
     try:
         done = subprocess.run(
@@ -61,18 +61,18 @@ def run(
 def _plain_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Drop what changes an answer (SQUEUE_STATES, SLURM_CLUSTERS …), fix language and times.
 
-    A default cluster of the user's goes to sbatch as job.cluster. Each question after that names the
-    cluster that the job is on.
+    The user's default cluster goes to sbatch as job.cluster. Each later question names the cluster of the
+    job.
     """
-    bending = ("SQUEUE_", "SACCT_", "SCONTROL_", "SCANCEL_", "SINFO_", "SLURM_CLUSTERS")
-    kept = {name: value for name, value in environ.items() if not name.startswith(bending)}
+    changing = ("SQUEUE_", "SACCT_", "SCONTROL_", "SCANCEL_", "SINFO_", "SLURM_CLUSTERS")
+    kept = {name: value for name, value in environ.items() if not name.startswith(changing)}
     return kept | {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
 
 
 def configured(timeout: float = 3.0) -> bool:
-    """Tell whether jobs go to Slurm here: sbatch is on PATH, and knows a cluster.
+    """Return whether jobs go to Slurm here: sbatch is on PATH, and knows a cluster.
 
-    Its controller may be slow, or away: who has a cluster does not mean to compute on its login host.
+    The controller may be slow, or away: a user of a cluster does not want to compute on its login host.
     """
     if shutil.which("sbatch") is None:
         return False
@@ -80,7 +80,7 @@ def configured(timeout: float = 3.0) -> bool:
 
 
 def cluster_name(timeout: float = 6.0) -> str | None:
-    """The name of the cluster whose controller answers here; None where none does."""
+    """Return the name of this host's cluster; None where no controller answers."""
     return parse_cluster_name(run(["scontrol", "show", "config"], timeout=timeout).stdout)
 
 

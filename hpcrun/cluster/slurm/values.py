@@ -26,7 +26,7 @@ _DURATION = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 
 
 def seconds(text: str) -> int | None:
-    """Read a duration ``D-HH:MM:SS`` with its leading parts left out; UNLIMITED and such: None."""
+    """Read a duration ``D-HH:MM:SS``, also without its first parts; UNLIMITED and such: None."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         return None
