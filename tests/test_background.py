@@ -1,4 +1,4 @@
-"""Started in the background of a shell, the tests test the same, and a followed run goes on."""
+"""A shell's background changes neither the tests nor a run that is followed there."""
 
 import os
 import signal
@@ -25,9 +25,9 @@ def ignored():
 RANK = f"""
 import os, time
 {IGNORED}
-with open("heard-" + os.environ["RANK"] + ".part", "w") as told:
-    told.write(str(ignored()))
-os.rename(told.name, told.name.removesuffix(".part"))
+with open("heard-" + os.environ["RANK"] + ".part", "w") as heard:
+    heard.write(str(ignored()))
+os.rename(heard.name, heard.name.removesuffix(".part"))
 late = time.monotonic() + {jobs.PATIENCE}
 while not os.path.exists("go") and time.monotonic() < late:
     time.sleep(0.05)

@@ -31,7 +31,7 @@ def made_group() -> MadeGroup | None:
 
 
 def place_in_group(group: MadeGroup, environ: Mapping[str, str], gpus: int) -> Placement:
-    """Return where this rank of ``group`` stands.
+    """Return the placement of this rank of ``group``.
 
     What the launcher says is kept where it agrees. A launcher that started one process a node, each of
     which spawned ranks, says how many nodes there are. Otherwise LOCAL_RANK, LOCAL_WORLD_SIZE and NODE_RANK

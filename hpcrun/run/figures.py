@@ -1,6 +1,6 @@
-"""A training's figures in words: the loss of a step, and what a finished run came to.
+"""A training's figures in words: the loss of a step, and the report of a finished run.
 
-Rank 0's log holds them, and whoever follows the run prints them.
+Rank 0's log holds these lines. The commands that follow a run print them.
 """
 
 import time
@@ -103,12 +103,12 @@ def result_lines(run: RunDirectory) -> list[str]:
 
 
 def _told_apart(result: dict[str, Any]) -> bool:
-    """Tell whether another step than the last had the lowest validation loss."""
+    """Return whether another step than the last had the lowest validation loss."""
     return "best" in result and result["best"]["step"] != result.get("steps")
 
 
 def _of_the_best(result: dict[str, Any]) -> bool:
-    """Tell whether the report is of the step with the lowest validation loss, and not of the last step."""
+    """Return whether the report is of the step with the lowest validation loss, and not of the last step."""
     return _told_apart(result) and result.get("report_step", result["steps"]) != result["steps"]
 
 

@@ -58,7 +58,7 @@ def _text(descriptor: int) -> io.TextIOWrapper:
 
 
 class _Copying:
-    """A stream whose text also goes to a log. All else is the stream's."""
+    """A stream that also writes its text to a log. All else is the stream's."""
 
     def __init__(self, stream: TextIO, log: TextIO) -> None:
         self._stream, self._log = stream, log
@@ -79,10 +79,10 @@ class _Copying:
 
 @contextlib.contextmanager
 def copied_to(path: Path) -> Iterator[None]:
-    """Within the block, append to ``path`` whatever Python code prints here.
+    """Within the block, append to ``path`` all that Python code prints here.
 
-    What child processes and native code print goes to the terminal alone. Where the log cannot be opened the
-    terminal says so.
+    Child processes and native code print to the terminal only. Where the log cannot be opened, a line says
+    so.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

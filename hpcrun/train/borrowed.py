@@ -3,8 +3,8 @@
 FSDP gathers a unit's weights for that unit's own forward pass. A module outside of the unit that reads
 them directly meets a shard. No batch is at hand when the model is sharded, so the code of ``forward``, and
 of what it calls, is read instead: attributes, loops over parts, local names, and calls of methods and
-functions. What cannot be followed counts as not read. Torch's own modules are left out: what some of them
-read of their parts is for a fast path that sharded models do not take.
+functions. What cannot be followed counts as not read. Torch's own modules are skipped: some of them
+read their parts' weights, but only for a fast path that sharded models do not take.
 """
 
 import ast
@@ -38,7 +38,7 @@ def borrowed(root: nn.Module) -> dict[int, set[int]]:
 
 
 class _Reading:
-    """Follows the code of one module's forward pass. A value stands for all that a name may hold."""
+    """Follows the code of one module's forward pass. A list holds each value that a name may have."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module

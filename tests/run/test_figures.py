@@ -11,7 +11,7 @@ from hpcrun.run.streams import copied_to
 
 
 class Clock:
-    """A clock that stands still until it is set."""
+    """A clock that moves only when a test sets it."""
 
     now = 100.0
 

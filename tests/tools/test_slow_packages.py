@@ -1,4 +1,4 @@
-"""What tools/test.sh installs for slow tests, and when."""
+"""tools/test.sh installs more packages when slow tests are asked for."""
 
 import shlex
 import subprocess

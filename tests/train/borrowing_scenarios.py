@@ -1,4 +1,4 @@
-"""Sharded models of which one part reads the weights of another. Played by ``equivalence``."""
+"""Sharded models in which one part reads the weights of another part. Played by ``equivalence``."""
 
 import torch
 from torch.nn import functional as F
@@ -33,7 +33,7 @@ class Hidden(Net):
 
 
 def a_use_that_is_found_in_the_step(rank):
-    """What is said of it."""
+    """Return the error of the step."""
     way = Way("fsdp", 2)
     made = trainer(way, rank, make=Hidden)
     try:
