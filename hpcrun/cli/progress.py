@@ -2,14 +2,13 @@
 
 import os
 import sys
-import time
 from collections.abc import Mapping
 from typing import Any, Protocol, TextIO
 
 from tqdm import tqdm
 
-# In a log file or a pipe a line says as much as a hundred.
-_SECONDS_PER_LINE = 10.0
+from hpcrun.run.figures import StepLines
+
 # What a terminal echoes for Ctrl-C would push a full line over the edge, and leave half a bar behind.
 _ECHO = 3
 
@@ -94,27 +93,17 @@ class Lines:
     """A plain line on standard output, at the start, at the end, and at most every ten seconds."""
 
     def __init__(self, total: int) -> None:
-        self._total = total
-        self._began, self._first = time.monotonic(), 0
-        self._told: float | None = None
+        self._lines = StepLines(total)
 
     def begin(self, step: int) -> None:
         """Start the clock at ``step``."""
-        self._began, self._first, self._told = time.monotonic(), step, None
+        self._lines.begin(step)
 
     def update(self, step: int, facts: Mapping[str, str]) -> None:
         """Print where it is, if it is time again."""
-        now = time.monotonic()
-        due = self._told is None or now - self._told >= _SECONDS_PER_LINE
-        if not facts or (not due and step < self._total):
-            return
-        self._told = now
-        words = [f"{key} {value}" for key, value in facts.items()]
-        taken = step - self._first
-        if taken > 0:
-            left = (now - self._began) / taken * (self._total - step)
-            words.append(f"ETA {tqdm.format_interval(left)}")
-        print(f"step {step}/{self._total}: {', '.join(words)}", flush=True)
+        line = self._lines.line(step, facts)
+        if line is not None:
+            print(line, flush=True)
 
     def say(self, text: str) -> None:
         """A line like any other."""

@@ -16,6 +16,7 @@ from hpcrun.lifecycle.policy import OWN_DOING
 from hpcrun.lifecycle.signals import StopReason
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note, read_events
+from hpcrun.run.figures import result_lines
 from hpcrun.run.files import write_json
 from hpcrun.run.owner import require_ownership
 from hpcrun.train.best import Weights
@@ -107,6 +108,7 @@ def finished(
                 f"hpcrun: the report is of step {shown.step}, the best; {steps} is the last",
                 flush=True,
             )
+        print("\n".join(result_lines(run)), flush=True)
     return exitcodes.DONE
 
 

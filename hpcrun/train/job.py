@@ -29,6 +29,7 @@ from hpcrun.run.events import Attempt, note
 from hpcrun.run.files import read_json
 from hpcrun.run.import_path import copied_path, folders
 from hpcrun.run.snapshot import recorded_snapshot, snapshot_command
+from hpcrun.run.streams import copied_to
 from hpcrun.train.errors import NotTrainable, SaysAll, ToldByRankZero, known_to_all
 from hpcrun.train.position import Position
 
@@ -50,9 +51,14 @@ def run_rank(path: Path, flag: StopFlag) -> int:
     except UserError as error:
         return _refuse(error)
     attempt = Attempt(str(job), distributed.restart_count)
-    code = _attempt(run, attempt, config, distributed, flag)
-    if by_hand and distributed.rank == 0:
-        settle_by_hand(run, attempt, code)
+    if not by_hand:
+        return _attempt(run, attempt, config, distributed, flag)
+    # Where a scheduler starts the ranks it keeps their logs.
+    logs = run.attempt_logs(attempt.job, attempt.restart)
+    with copied_to(logs / f"rank-{distributed.rank:05d}.log"):
+        code = _attempt(run, attempt, config, distributed, flag)
+        if distributed.rank == 0:
+            settle_by_hand(run, attempt, code)
     return code
 
 

@@ -33,9 +33,11 @@ class ProgressWatch:
     in many scripts only one rank reports, and in the rest all ranks report the same.
     """
 
-    def __init__(self, run: RunDirectory, attempt: Attempt, rank: int) -> None:
+    def __init__(self, run: RunDirectory, attempt: Attempt, rank: int, ranks: int = 1) -> None:
         self._run, self._attempt, self._rank = run, attempt, rank
         self._logs = run.attempt_logs(attempt.job, attempt.restart)
+        # All ranks together look at the published progress a hundred times a second at most.
+        self._longest = ranks // 100
         self._folder: Path | None = None
         self._newest = Progress()
         self._known = Progress()
@@ -113,7 +115,7 @@ class ProgressWatch:
         if self._rank != 0 and not last:
             if self._waiting is None:
                 self._waiting = _Unpublished(self._newest, now)
-            if now - self._waiting.since < _FOR_RANK_ZERO:
+            if now - self._waiting.since < max(_FOR_RANK_ZERO, self._longest):
                 return
         elif now - self._published_at < _PUBLISH and not new_save and not last:
             return

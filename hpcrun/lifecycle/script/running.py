@@ -72,7 +72,7 @@ def run_script(
     # The meeting may set variables for gloo, hence before the environment is read.
     board = MeetingBoard(run, attempt, first=config.local_rank == 0)
     met = meeting_place(run, attempt, config, board, terms.timeout, terms.interface)
-    with ProgressWatch(run, attempt, config.rank) as progress:
+    with ProgressWatch(run, attempt, config.rank, config.world_size) as progress:
         environ = {
             "PYTHONUNBUFFERED": "1",
             **os.environ,

@@ -14,12 +14,12 @@ from hpcrun.lifecycle.signals import StopFlag, StopReason
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note
 from hpcrun.run.files import read_json
+from hpcrun.run.owner import OwnerLooks
 
 _TICK = 0.2
 # The script, or a peer on another node, may hear a signal, and end on it, before this process does: also
 # with exit code 0, which without a signal means that its work is done.
 _LATE_SIGNAL = 1.0
-_OWNER_CHECK = 5.0
 
 
 class Watch:
@@ -41,7 +41,7 @@ class Watch:
         self._pass_on = config.launch_method not in ("slurm", "local")
         self._passed_on = StopReason.NONE
         self._was_owner = False
-        self._checked = 0.0
+        self._looks = OwnerLooks(config.rank, config.world_size)
         self._told: str | None = None
         self._rank = config.rank
         self._progress = progress
@@ -92,9 +92,8 @@ class Watch:
 
     def _yield_to_successor(self) -> None:
         """A script knows no fence: the orphan of a dead node would write into its successor's files."""
-        if time.monotonic() - self._checked < _OWNER_CHECK:
+        if not self._looks.due(time.monotonic()):
             return
-        self._checked = time.monotonic()
         try:
             owner = (read_json(self._run.owner) or {}).get("owner")
         except OSError as error:
