@@ -12,6 +12,7 @@ from types import TracebackType
 from hpcrun.lifecycle.history import lives
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note, read_events
+from hpcrun.run.rendezvous import memory_folder
 from hpcrun.run.reports import VARIABLE, Progress, newest_report, publish, published
 
 # Seconds between two looks at the node's own folder, and between two published steps.
@@ -47,7 +48,9 @@ class ProgressWatch:
 
     def __enter__(self) -> "ProgressWatch":
         try:
-            self._folder = Path(tempfile.mkdtemp(prefix="hpcrun-reports-"))
+            # On a disk a replaced file is written out at once, and each report would wait for that.
+            made = tempfile.mkdtemp(prefix="hpcrun-reports-", dir=memory_folder())
+            self._folder = Path(made)
         except OSError as error:
             print(f"hpcrun: no reports of progress: {error}", file=sys.stderr, flush=True)
         return self
