@@ -87,6 +87,8 @@ def test_a_script_that_was_suspended_is_told_in_the_log_of_events(tmp_path: Path
         assert rank.stdin is not None
         assert rank.stdout is not None
         assert rank.stdout.readline() == b"waits\n"
+        # A stop before the wait begins is none of the wait.
+        time.sleep(1.0)
         rank.send_signal(signal.SIGSTOP)
         time.sleep(5.0)
         rank.send_signal(signal.SIGCONT)
@@ -112,11 +114,12 @@ from hpcrun.lifecycle.signals import StopFlag
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 child = subprocess.Popen(["cat"])
-print("waits", flush=True)
 run = RunDirectory(Path("{path}"))
 attempt, config = Attempt("7", 0), DistributedConfig()
 progress = ProgressWatch(run, attempt, 0)
-Watch(child, run, attempt, StopFlag(), config, signal.SIGUSR2, progress).wait(0.0)
+watch = Watch(child, run, attempt, StopFlag(), config, signal.SIGUSR2, progress)
+print("waits", flush=True)
+watch.wait(0.0)
 """
 
 
