@@ -3,7 +3,6 @@
 import argparse
 import os
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from hpcrun.config import (
     with_task_options,
 )
 from hpcrun.errors import UserError
+from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory
 from hpcrun.tasks import BUILTIN, options_for
 from hpcrun.tasks.finding import task_path
@@ -75,7 +75,7 @@ def choose_config(arguments: argparse.Namespace) -> Config:
     if profile is not None:
         layers.insert(0, profile_layer(profile))
     elif line := undecided(os.environ, wanted):
-        print(f"hpcrun: {line}", file=sys.stderr)
+        say_aside(f"hpcrun: {line}")
     defaults = sbatch_defaults(os.environ)
     layers.insert(
         0,
@@ -96,7 +96,7 @@ def choose_config(arguments: argparse.Namespace) -> Config:
             raise
         config = error.meant
     for line in idle_lines(config, layers):
-        print(f"hpcrun: {line}", file=sys.stderr)
+        say_aside(f"hpcrun: {line}")
     if config.command:
         return config
     where = locate(layers)

@@ -14,6 +14,7 @@ from hpcrun.cli.chosen import choose_config
 from hpcrun.cli.output import print_json
 from hpcrun.config import json_schema, to_yaml
 from hpcrun.errors import UserError
+from hpcrun.printing import say
 
 _WAYS = ("show", "schema")
 
@@ -35,11 +36,11 @@ def run(arguments: argparse.Namespace) -> int:
         hint = f"did you mean {near[0]}?" if near else "say `config show` or `config schema`"
         raise UserError(f"config {what}: no such view; {hint}" if what else f"config: {hint}")
     if what == "schema":
-        print(json.dumps(json_schema(), indent=2))
+        say(*json.dumps(json_schema(), indent=2).split("\n"))
         return 0
     config = choose_config(arguments)
     if arguments.json:
         print_json(config.model_dump(mode="json"))
     else:
-        print(to_yaml(config), end="")
+        say(*to_yaml(config).rstrip("\n").split("\n"))
     return 0

@@ -8,7 +8,6 @@ import contextlib
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from hpcrun.cli.runs import handle
 from hpcrun.config import Config, to_yaml
 from hpcrun.launch import jobs, submission
 from hpcrun.launch.submission import ExecutorName, Submitted
+from hpcrun.printing import say_aside
 from hpcrun.run import directory
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.files import read_json, write_atomic, write_json
@@ -80,10 +80,9 @@ def hand_over(
                         ours.append(submitted.job_id)
                         _stop_if_interrupted(signals)
     if replaced:
-        print(
+        say_aside(
             f"hpcrun: {run.name}: no step of its config was saved, and this one takes its place: "
-            f"{shortened(replaced)}",
-            file=sys.stderr,
+            f"{shortened(replaced)}"
         )
     if submitted is not None and not _ENDINGS.isdisjoint(signals):
         raise KeyboardInterrupt(
@@ -165,7 +164,7 @@ def _keep_code(run: RunDirectory, wanted: bool | None) -> None:
     try:
         snapshot, words = take_snapshot(run, Path(str(facts.get("folder") or Path.cwd())))
         if words:
-            print(f"hpcrun: {words}", file=sys.stderr)
+            say_aside(f"hpcrun: {words}")
         code = snapshot and {
             "root": str(snapshot.root.relative_to(run.path)),
             "source": str(snapshot.source),

@@ -9,6 +9,7 @@ from hpcrun.launch import jobs
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.batch_log import batch_log
 from hpcrun.lifecycle.history import last_committed
+from hpcrun.printing import escaped, quoted, say
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import read_exits, read_failures, read_hang
 from hpcrun.run.events import Attempt, Event, read_events
@@ -22,7 +23,7 @@ def print_result(run: RunDirectory) -> None:
     result = read_json(run.result) or {}
     report = {key: _shown(value) for key, value in (result.get("report") or {}).items()}
     long = {key: value for key, value in report.items() if "\n" in value}
-    short = {key: value for key, value in report.items() if key not in long}
+    short = {escaped(key): value for key, value in report.items() if key not in long}
     if "validation_loss" not in report and result.get("validation_loss") is not None:
         loss = (
             result["best"]["validation_loss"] if _of_the_best(result) else result["validation_loss"]
@@ -47,11 +48,11 @@ def print_result(run: RunDirectory) -> None:
         short["report"] = result["report_error"]
     width = max(map(len, short), default=0)
     for key, value in short.items():
-        print(f"  {key.replace('_', ' '):<{width}}  {value}")
+        say(f"  {key.replace('_', ' '):<{width}}  {value}")
     for key, value in long.items():
-        print(f"  {key.replace('_', ' ')}:")
-        print("\n".join(f"    | {line}" for line in value.splitlines()))
-    print(f"  {'result':<{width}}  {run.result}")
+        say(f"  {key.replace('_', ' ')}:")
+        say(*quoted(value))
+    say(f"  {'result':<{width}}  {run.result}")
 
 
 def _told_apart(result: dict[str, Any]) -> bool:
@@ -83,22 +84,22 @@ def print_end(run: RunDirectory) -> int:
     if result is None:
         now = jobs.state(run)
         if now.word != "stopped":
-            print(f"hpcrun: {run.name} ended without a result: {now.detail}; {_continue(run)}")
+            say(f"hpcrun: {run.name} ended without a result: {now.detail}; {_continue(run)}")
             _print_evidence(run, None)
             return exitcodes.FAILED
         result = {"state": "stopped", "step": last_committed(read_events(run))}
     state, cause = str(result.get("state")), str(result.get("cause"))
     if state == "finished":
-        print(f"hpcrun: {run.name} is finished")
+        say(f"hpcrun: {run.name} is finished")
         print_result(run)
         return exitcodes.DONE
     if state == "stopped":
-        print(
+        say(
             f"hpcrun: {run.name} is stopped{_where(result)}; "
             f"{_continue(run)}, and so does the same command"
         )
         return exitcodes.UNFINISHED
-    print(f"hpcrun: {run.name} failed: {result.get('reason')}")
+    say(f"hpcrun: {run.name} failed: {result.get('reason')}")
     _print_evidence(run, cause)
     return _CAUSES.get(cause, exitcodes.FAILED)
 
@@ -134,8 +135,8 @@ def _print_evidence(run: RunDirectory, ended: str | None) -> None:
     )
     # Of bad input the line says all: whoever has a traceback was only left behind.
     if cause is not None and cause.traceback and ended != "bad-input":
-        print(cause.traceback.rstrip())
-    print(f"  logs  {folder}")
+        say(*quoted(cause.traceback))
+    say(f"  logs  {folder}")
 
 
 def last_attempt_logs(run: RunDirectory) -> Path | None:

@@ -19,6 +19,7 @@ from hpcrun.launch import jobs
 from hpcrun.launch.jobs import RunState
 from hpcrun.lifecycle.goodput import goodput
 from hpcrun.lifecycle.history import last_committed, lives
+from hpcrun.printing import escaped, say
 from hpcrun.run.directory import RunDirectory, find
 from hpcrun.run.events import read_events
 from hpcrun.run.files import read_lines
@@ -49,11 +50,11 @@ def run(arguments: argparse.Namespace) -> int:
         for row in rows:
             print_json(row)
     elif not rows:
-        print(f"hpcrun: there are no runs in {folder}; `hpcrun submit` starts one")
+        say(f"hpcrun: there are no runs in {folder}; `hpcrun submit` starts one")
     else:
         _print_table(rows)
         if len(arguments.runs) == 1 and rows[0]["goodput"]["wall"]:
-            print(_where_the_time_went(rows[0]))
+            say(_where_the_time_went(rows[0]))
     return 0
 
 
@@ -87,12 +88,12 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     lines = _table_lines(rows, [*_COLUMNS, "detail"])
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDE
     if max(map(cell_len, lines)) <= columns:
-        print("\n".join(lines))
+        say(*lines)
         return
-    print("\n".join(_table_lines(rows, _COLUMNS)))
+    say(*_table_lines(rows, _COLUMNS))
     for row in rows:
         if row["detail"]:
-            print(f"{row['name']}: {row['detail']}")
+            say(f"{row['name']}: {row['detail']}")
 
 
 def _where_the_time_went(row: dict[str, Any]) -> str:
@@ -119,7 +120,7 @@ def _table_lines(rows: list[dict[str, Any]], keys: Sequence[str]) -> list[str]:
     from rich.console import Console
 
     # The terminal wraps a line that is too long; rich would cut every column to make it fit.
-    console = Console(width=_WIDE, color_system=None)
+    console = Console(width=_WIDE, color_system=None, force_terminal=False)
     with console.capture() as captured:
         console.print(_table(rows, keys))
     return [line.rstrip() for line in captured.get().splitlines()]
@@ -134,7 +135,7 @@ def _table(rows: list[dict[str, Any]], keys: Sequence[str]) -> "Table":
         number = key in ("step", "saved", "loss", "attempts")
         table.add_column(key, justify="right" if number else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*(Text(_shown(row[_KEYS.get(key, key)])) for key in keys))
+        table.add_row(*(Text(escaped(_shown(row[_KEYS.get(key, key)]))) for key in keys))
     return table
 
 

@@ -34,6 +34,7 @@ from hpcrun.launch import jobs, submission
 from hpcrun.launch.dependencies import still_to_wait_for, with_dependency
 from hpcrun.launch.raw_script import not_in_the_script, raw_command
 from hpcrun.launch.submission import ExecutorName, Submitted
+from hpcrun.printing import say, say_aside
 from hpcrun.run import directory, record
 from hpcrun.run.directory import RunDirectory
 
@@ -173,7 +174,7 @@ def start(
         return 0
     local = submitted.executor == "local"
     if arguments.detach or not (local or arguments.follow):
-        print(_advice(run, submitted))
+        say(*_advice(run, submitted))
         return 0
     from hpcrun.cli.follow import follow
 
@@ -198,8 +199,8 @@ def _say_prepared(run: RunDirectory, config: Config, as_json: bool) -> int:
         print_json({"run": str(run.path), "command": line})
         return 0
     for key in not_in_the_script(config):
-        print(f"hpcrun: {key} is not in train.sbatch; write it there", file=sys.stderr)
-    print(f"hpcrun: {run.path} is ready; submit it with\n{line}")
+        say_aside(f"hpcrun: {key} is not in train.sbatch; write it there")
+    say(f"hpcrun: {run.path} is ready; submit it with", line)
     return 0
 
 
@@ -210,7 +211,7 @@ def say_finished(run: RunDirectory, result: dict[str, Any], as_json: bool) -> in
     if as_json:
         print_json({"run": str(run.path), "result": result})
     else:
-        print(f"hpcrun: {run.name} is finished already; for a new one choose another --name")
+        say(f"hpcrun: {run.name} is finished already; for a new one choose another --name")
         print_result(run)
     return 0
 
@@ -227,24 +228,23 @@ def _show(
         shown = {"run": str(run.path), "executor": executor, "script": script}
         print_json(shown | {"config": config.model_dump(mode="json")})
         return 0
-    print(f"# dry run: nothing is submitted or written\n# run directory: {run.path}")
+    say("# dry run: nothing is submitted or written", f"# run directory: {run.path}")
     if standing is not None and standing.finished is not None:
-        print("# it is finished already: nothing would be submitted")
+        say("# it is finished already: nothing would be submitted")
     elif standing is not None and standing.replaced:
-        print(f"# no step of its config was saved; replaced: {shortened(standing.replaced)}")
-    print(f"# executor: {executor}\n\n{script}\n# {run.config}\n{text}", end="")
+        say(f"# no step of its config was saved; replaced: {shortened(standing.replaced)}")
+    say(f"# executor: {executor}", "", *script.split("\n"), f"# {run.config}")
+    say(*text.rstrip("\n").split("\n"))
     return 0
 
 
-def _advice(run: RunDirectory, submitted: Submitted) -> str:
+def _advice(run: RunDirectory, submitted: Submitted) -> list[str]:
     name = handle(run)
-    return "\n".join(
-        [
-            f"hpcrun: {run.name} is job {submitted.job_id} ({submitted.executor})",
-            f"  run directory  {run.path}",
-            f"  follow         hpcrun logs -f {name}",
-            f"  where it is    hpcrun status {name}",
-            f"  stop           hpcrun cancel {name}",
-            f"  continue       hpcrun resume {name}",
-        ]
-    )
+    return [
+        f"hpcrun: {run.name} is job {submitted.job_id} ({submitted.executor})",
+        f"  run directory  {run.path}",
+        f"  follow         hpcrun logs -f {name}",
+        f"  where it is    hpcrun status {name}",
+        f"  stop           hpcrun cancel {name}",
+        f"  continue       hpcrun resume {name}",
+    ]
