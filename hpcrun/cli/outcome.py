@@ -133,9 +133,11 @@ def _print_evidence(run: RunDirectory, ended: str | None) -> None:
         read_hang(folder),
         folder,
     )
-    # Of bad input the line says all: whoever has a traceback was only left behind.
-    if cause is not None and cause.traceback and ended != "bad-input":
+    # Of input that rank 0 refused the line says all: whoever has a traceback was only left behind.
+    if cause is not None and cause.traceback and (ended != "bad-input" or cause.bad_input):
         say(*quoted(cause.traceback))
+        if cause.copy:
+            say(f"  copy  {cause.copy} (the code as submitted, read-only: mend the original)")
     say(f"  logs  {folder}")
 
 

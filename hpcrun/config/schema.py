@@ -126,6 +126,10 @@ class Job(Section):
         default=[],
         description="Words before each rank's command, such as apptainer exec --nv image.sif.",
     )
+    same_code: bool = Field(
+        default=False,
+        description="Refuse to continue with other code than that of the step saved last.",
+    )
     python: ShellText | None = Field(
         default=None,
         description="Python interpreter of the ranks, in the container; null: the one that submits.",

@@ -19,6 +19,27 @@ class NotDeterministic(NotTrainable):
     """A kernel that train.deterministic does not allow."""
 
 
+# Files and names that are missing or closed, and code that Python cannot read.
+_TO_MEND = (
+    *(FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError),
+    *(ImportError, SyntaxError, NameError),
+)
+_OF_A_NODE = ("/dev/", "/proc/", "/sys/")
+_OF_A_DRIVER = ("shared object", "undefined symbol", "GLIBC", "CUDA", "libcu")
+
+
+def needs_mending(error: BaseException) -> bool:
+    """Whether ``error``, before anything was trained, is a mistake that every other start would meet.
+
+    What may lie at the node, such as its devices and its driver's libraries, is none.
+    """
+    if isinstance(error, OSError) and str(error.filename).startswith(_OF_A_NODE):
+        return False
+    if isinstance(error, ImportError) and any(word in str(error) for word in _OF_A_DRIVER):
+        return False
+    return isinstance(error, _TO_MEND)
+
+
 class PeerFailed(RuntimeError):
     """Another rank has failed, and says itself how."""
 
