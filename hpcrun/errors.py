@@ -9,5 +9,5 @@ class UserError(Exception):
 
     @property
     def lines(self) -> list[str]:
-        """The text as it is shown, a line for each thing that is wrong."""
+        """A line for each thing that is wrong."""
         return [str(self)]

@@ -1,4 +1,4 @@
-"""What the program shows a person: the only module whose text reaches a terminal.
+"""Text for a person: no other module prints to a terminal.
 
 A task, a script, a node or a file may hold anything: escape sequences that clear the screen or write to
 the clipboard, line breaks that forge a line, marks that turn a text around. To a terminal all of it is data.
@@ -25,7 +25,7 @@ _BYTES = range(0xDC80, 0xDD00)
 
 
 def escaped(text: str) -> str:
-    """``text`` on one line, where every character that a terminal obeys is shown as an escape.
+    """Return ``text`` on one line, with an escape for every character that a terminal obeys.
 
     Tabs become spaces. All letters, accents, CJK and emoji stay as they are.
     """
@@ -42,16 +42,16 @@ def _escape(found: "re.Match[str]") -> str:
 
 
 def logged(line: bytes) -> str:
-    """A line of a log as it is shown: as the terminal would leave it, where a program writes it anew.
+    """Return a line of a log as it is shown.
 
-    Progress bars overwrite their line. The last text of it is shown, behind ``…``.
+    Progress bars overwrite their line. The last text of such a line is shown, behind ``…``.
     """
     *before, last = line.decode(errors="backslashreplace").rstrip("\r").split("\r")
     return escaped(f"… {last}" if any(before) else last)
 
 
 def say(*lines: str, stream: TextIO | None = None) -> None:
-    """Print each of ``lines`` on a line of its own, escaped.
+    """Print each of ``lines``, escaped, on a separate line.
 
     Args:
         stream: standard output by default.
@@ -69,7 +69,7 @@ def say_aside(*lines: str) -> None:
 
 
 def quoted(text: str) -> Iterator[str]:
-    """The lines of a foreign text, each behind a mark: none can be taken for a line of the program."""
+    """Yield the lines of a foreign text behind a mark, so that no line looks like a line of the program."""
     return (f"    | {line}" for line in text.rstrip("\n").split("\n"))
 
 

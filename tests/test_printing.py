@@ -1,4 +1,4 @@
-"""Nothing that a task, a script, a node or a file holds is more than data to a terminal."""
+"""Text from a task, a script, a node or a file is data to a terminal."""
 
 import ast
 import io
@@ -22,7 +22,7 @@ from hpcrun.run.endings import Failure
 from tests.cli.terminal import Terminal
 
 PACKAGE = Path(hpcrun.__file__).parent
-# Their standard output is a log file, which the commands show as data.
+# These write into log files, and the commands show logs as data.
 INTO_LOGS = ("batch/", "lifecycle/", "train/", "launch/controller.py", "worker.py")
 # Pipes: a program reads them.
 INTO_PIPES = ("network/check/agent.py", "run/import_path.py")

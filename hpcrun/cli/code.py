@@ -1,4 +1,4 @@
-"""The copy of the code that a submission keeps, and how it differs from the code that has trained so far."""
+"""The copy of the code that a submission keeps, and its differences from the code that has trained so far."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -18,13 +18,13 @@ from hpcrun.run.snapshot import Snapshot, take_snapshot
 
 
 def keep_code(run: RunDirectory, config: Config, wanted: bool | None) -> None:
-    """Copy the code of the submission's folder beside the run, where that is wanted, and record it.
+    """Copy the code of the submission's folder to the run directory, if wanted, and record the copy.
 
     Args:
         wanted: None: if the submission before this one did.
 
     Raises:
-        RunError: it cannot be copied, or differs although ``job.same_code`` is set; no copy is left.
+        RunError: the code cannot be copied, or differs although ``job.same_code`` is set; no copy remains.
     """
     facts = read_json(run.record) or {}
     if wanted is None:
@@ -41,7 +41,7 @@ def keep_code(run: RunDirectory, config: Config, wanted: bool | None) -> None:
                 why = words or "there is no git work tree"
                 raise RunError(
                     f"job.same_code: no copy of the code can be compared: {why}; submit from a git work "
-                    "tree, or leave same_code out"
+                    "tree, or set job.same_code=false"
                 )
             write_json(run.record, {**facts, "code": None})
             return
@@ -53,13 +53,13 @@ def keep_code(run: RunDirectory, config: Config, wanted: bool | None) -> None:
         write_json(run.record, {**facts, "code": code})
     except OSError as error:
         raise RunError(
-            f"{error.filename or run.code}: cannot be copied beside the run: {error.strerror or error}; mend "
-            "that, or run the code as it lies with --no-snapshot"
+            f"{error.filename or run.code}: cannot be copied to the run: {error.strerror or error}; "
+            "correct that, or run the code in place with --no-snapshot"
         ) from error
 
 
 def _compared(run: RunDirectory, config: Config, snapshot: Snapshot, before: Any) -> dict[str, Any]:
-    """The record of ``snapshot``; tells how it differs from the code of the step that was saved last."""
+    """Return the record of ``snapshot``; print its differences from the code of the last saved step."""
     events = read_events(run)
     progress = _progress(events, config)
     trained = _trained(before, progress) if isinstance(before, dict) else None
@@ -76,7 +76,7 @@ def _compared(run: RunDirectory, config: Config, snapshot: Snapshot, before: Any
                 f"{run.path}: {told} (job.same_code); put the code back as in {run.path / str(trained)}, or "
                 f"submit with job.same_code=false"
             )
-        say_aside(f"hpcrun: {handle(run)}: {told}; it goes on with the code as it is now")
+        say_aside(f"hpcrun: {handle(run)}: {told}; the run continues with the new code")
     return {
         "root": str(snapshot.root.relative_to(run.path)),
         "source": str(snapshot.source),
@@ -87,13 +87,13 @@ def _compared(run: RunDirectory, config: Config, snapshot: Snapshot, before: Any
 
 
 def _progress(events: Sequence[Event], config: Config) -> int:
-    """A number that grows with each step that is saved, or of a script with each start."""
+    """Return a number that grows with each saved step, or for a script with each start."""
     kind = "opened" if config.command else "saved"
     return sum(event.what == kind for event in events)
 
 
 def _trained(before: Mapping[str, Any], progress: int) -> str | None:
-    """The copy that the newest progress was made with: that of the submission before, if it made any."""
+    """Return the copy that made the newest progress."""
     if progress > int(before.get("progress") or 0):
         return str(before.get("root"))
     trained = before.get("trained")

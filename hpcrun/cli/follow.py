@@ -155,9 +155,9 @@ class _Watcher:
             self._on_log(logged(line))
 
     def _on_log(self, line: str) -> None:
-        """What the package says in rank 0; a script's whole output, which alone shows its progress.
+        """Show the package's lines of rank 0; of a script all lines, because only they show its progress.
 
-        A task can write such lines too: the mark says whose they are.
+        A task can write such lines too: the mark names the writer.
         """
         words = line.removeprefix("hpcrun: ")
         told = words != line and not _NOISE.match(line)
@@ -171,8 +171,9 @@ class _Watcher:
         if "validation_loss" in line:
             self.say(f"step {step}: validation loss {_loss(line['validation_loss'])}")
         when = line.get("time")
-        known = isinstance(when, int | float) and math.isfinite(when)
-        self._progress.update(step, when if known else time.time(), facts_of(line))
+        if not isinstance(when, int | float) or not math.isfinite(when):
+            when = time.time()
+        self._progress.update(step, when, facts_of(line))
 
 
 def _ranks(nodes: int, each: int) -> str:

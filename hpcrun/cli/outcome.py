@@ -84,7 +84,8 @@ def print_end(run: RunDirectory) -> int:
     if result is None:
         now = jobs.state(run)
         if now.word != "stopped":
-            say(f"hpcrun: {run.name} ended without a result: {now.detail}; {_continue(run)}")
+            why = now.detail.removesuffix("; `hpcrun resume` continues it")
+            say(f"hpcrun: {run.name} ended without a result: {why}; {_continue(run)}")
             _print_evidence(run, None)
             return exitcodes.FAILED
         result = {"state": "stopped", "step": last_committed(read_events(run))}
@@ -137,7 +138,7 @@ def _print_evidence(run: RunDirectory, ended: str | None) -> None:
     if cause is not None and cause.traceback and (ended != "bad-input" or cause.bad_input):
         say(*quoted(cause.traceback))
         if cause.copy:
-            say(f"  copy  {cause.copy} (the code as submitted, read-only: mend the original)")
+            say(f"  copy  {cause.copy} (read-only copy of the submitted code; edit the original)")
     say(f"  logs  {folder}")
 
 

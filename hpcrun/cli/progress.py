@@ -40,9 +40,9 @@ def progress(total: int, environ: Mapping[str, str] = os.environ) -> Progress:
 
 
 class Pace:
-    """The time that is left, by the times that the run itself has written.
+    """The remaining time, from the times in the run's files.
 
-    The time at which its lines are read says nothing: many are read at once.
+    The time of reading is no measure: a reader may get many lines together.
     """
 
     def __init__(self, total: int) -> None:
@@ -51,17 +51,17 @@ class Pace:
         self._warm = False
 
     def begin(self, step: int, when: float) -> None:
-        """Start at ``step``: what an attempt before took says nothing about this one."""
+        """Start at ``step``; the pace of an earlier attempt does not count."""
         self._first, self._warm = (step, when), False
 
     def left(self, step: int, when: float) -> str | None:
-        """The time that is left after ``step``, in words; None while nothing is known."""
+        """Return the remaining time after ``step`` in words, or None if it is unknown."""
         if self._first is None:
             self._first = step, when
             return None
         first, began = self._first
         if not self._warm:
-            # The first steps compile and warm up: later estimates leave their time out.
+            # The first steps compile and warm up: later estimates exclude their time.
             self._first, self._warm = (step, when), True
         if step <= first or when < began:
             return None

@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from hpcrun.cli.chosen import choose_config
+from hpcrun.cli.chosen import choose_config, idle_on_this_machine
 from hpcrun.cli.continuing import Standing, compare, renewed, shortened
 from hpcrun.cli.handover import hand_over, refuse_live
 from hpcrun.cli.nccl_lint import warn_of
@@ -107,6 +107,11 @@ def run(arguments: argparse.Namespace) -> int:
     run_directory = RunDirectory(runs_dir(arguments) / config.name)
     standing = compare(run_directory, config) if run_directory.exists() else None
     executor: ExecutorName = "prepared" if arguments.prepare else submission.choose_executor(config)
+    idle = idle_on_this_machine(arguments) if executor in ("local", "debug") else []
+    if idle:
+        say_aside(
+            f"hpcrun: {', '.join(idle)}: no effect on this machine (job.executor is {executor})"
+        )
     if arguments.dry_run:
         if executor != "prepared":
             require_packages(config)

@@ -128,7 +128,7 @@ class Job(Section):
     )
     same_code: bool = Field(
         default=False,
-        description="Refuse to continue with other code than that of the step saved last.",
+        description="Refuse to continue with code other than that of the last saved step.",
     )
     python: ShellText | None = Field(
         default=None,

@@ -52,7 +52,7 @@ class Diagnosis:
     ``cascade`` counts the ranks whose failures only follow from it. ``hang``: nothing failed, but a
     watchdog ended ranks that made no progress. ``bad_input``: no other start would help.
     ``node_fault``: Slurm could not use the host, whatever the program does. ``follows``: the failure is
-    about a peer, but there is no other. ``copy``: the line of the traceback's end in the code beside the run.
+    about a peer, but there is no other. ``copy``: the failed line in the run's copy of the code.
     """
 
     line: str

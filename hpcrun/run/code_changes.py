@@ -1,4 +1,4 @@
-"""How one snapshot of the code differs from another, file by file."""
+"""Differences between two snapshots of the code, file by file."""
 
 import difflib
 from pathlib import Path
@@ -8,13 +8,13 @@ _PROGRAMS = {
     *(".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp"),
 }
 _MOST_BYTES = 1 << 20
-"""Of a file whose lines are compared."""
+"""The largest file that is compared line by line."""
 
 
 def changes(before: Path, after: Path) -> list[str]:
-    """What differs between the programs below two folders: ``img.py: 3 lines differ``, a text a file.
+    """Return a text for each program that differs between two folders: ``img.py: 3 lines differ``.
 
-    Texts and data are left out: the config has been compared already, and notes compute nothing.
+    Other files do not count: notes compute nothing, and the config is compared elsewhere.
     """
     old, new = _programs(before), _programs(after)
     found = []

@@ -29,9 +29,9 @@ _Ending = TypeVar("_Ending", "Failure", "Exit")
 class Failure:
     """An exception that ended a rank. ``where`` is the deepest ``file:line`` in the user's code.
 
-    It and ``traceback`` are empty for an exception without a traceback, whose message says all. ``copy``: the
-    same line in the copy of the code beside the run, if it ran from there. ``bad_input``: another start
-    would come to the same.
+    ``where`` and ``traceback`` are empty for an exception without a traceback: its message is enough.
+    ``copy``: the same line in the run's copy of the code, if the copy ran. ``bad_input``: another start would
+    fail in the same way.
     """
 
     rank: int
@@ -94,7 +94,7 @@ def record_failure(
 
     Args:
         host: where ``rank`` failed; None: this node.
-        bad_input: another start would come to the same.
+        bad_input: another start would fail in the same way.
     """
     where, copy = place_of(error)
     failure = Failure(

@@ -113,8 +113,7 @@ def json_line(value: Mapping[str, Any]) -> bytes:
 
 
 def _encoded(text: str) -> bytes:
-    # Names of files may hold bytes that are no UTF-8, of which Python makes surrogates: JSON has escapes for
-    # these, which read the same.
+    # File names may have bytes that are not UTF-8. Python reads them as surrogates, which JSON can escape.
     return f"{text}\n".encode(errors="backslashreplace")
 
 

@@ -129,7 +129,7 @@ def _copy(plan: _Plan, root: Path) -> list[Path]:
         copy.parent.mkdir(parents=True, exist_ok=True)
         try:
             shutil.copy2(path, copy)
-            # Who is shown an error's place in the copy is not to mend it there.
+            # An edit in the copy would have no effect on the next submission.
             copy.chmod(stat.S_IMODE(copy.stat().st_mode) & ~0o222)
         except PermissionError as error:
             if error.filename != str(path):

@@ -1,7 +1,7 @@
-"""Where an exception comes from, in the code of the person who reads of it.
+"""The place of an exception in the user's code.
 
-The deepest frame of a traceback is often torch's or Python's, and frames of this package come first. The code
-may have run from the copy beside the run: a person mends the original.
+The deepest frame of a traceback is often torch's or Python's, and the first frames are of this package. The
+code may have run from the copy in the run directory: the user edits the original.
 """
 
 import re
@@ -18,16 +18,16 @@ _LIBRARY = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")
 _SITE = {"site-packages", "dist-packages"}
 _FOLDED = "<hpcrun>"
 _FOLDED_FRAME = re.compile(rf'File "{_FOLDED}", line (\d+), in .*\n')
-# What torch makes of an exception in a loader process: the traceback is part of the message.
+# Torch wraps an exception of a loader process: the traceback is part of the message.
 _IN_LOADER = re.compile(r"Caught \w+ in (?P<where>.+)\.\nOriginal Traceback")
 _FRAME = re.compile(r'^ *File "(?P<file>.+)", line (?P<line>\d+), in ', re.MULTILINE)
 
 
 def place_of(error: BaseException) -> tuple[str, str]:
-    """The deepest place of ``error`` in code that is neither a library's nor ours.
+    """Return the deepest place of ``error`` in code of neither a library nor this package.
 
     Returns:
-        ``file:line`` by its original path, and the same in the copy beside the run, if it ran from there.
+        ``file:line`` by its original path, and by the path of the copy in the run directory, if the copy ran.
         Both are empty for an exception without a traceback.
     """
     places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
@@ -44,7 +44,7 @@ def place_of(error: BaseException) -> tuple[str, str]:
 
 
 def headline(message: str) -> str:
-    """The line of an exception's message that says most: the first, or the last of a loader process."""
+    """Return the most useful line of a message: the first, or from a loader process the last."""
     lines = message.strip().splitlines()
     if not lines:
         return "no message"
@@ -53,9 +53,9 @@ def headline(message: str) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """The traceback of ``error`` with original paths; runs of frames of this package are counted only.
+    """Return the traceback of ``error`` with original paths; frames of this package are only counted.
 
-    Where this package itself has raised the exception, its last frame stays.
+    If this package has raised the exception, its last frame stays.
     """
     told = traceback.TracebackException.from_exception(error)
     _fold(told, set())
@@ -63,7 +63,7 @@ def traceback_of(error: BaseException) -> str:
 
 
 def original(file: str) -> tuple[str, str]:
-    """The path that ``file`` was copied from beside a run, and ``file``; itself and nothing if it was not."""
+    """Return the original of ``file`` and ``file``; if it is no copy in a run, ``file`` and an empty text."""
     path = Path(file)
     for root in path.parents:
         if root.parent.name != "code":
@@ -106,7 +106,7 @@ def _counted(found: "re.Match[str]") -> str:
 
 
 def _is_ours(file: str) -> bool:
-    # The tasks that come with the package are read, and mended, like anybody's.
+    # Users read and change the built-in tasks like their own code.
     path = Path(file)
     return path.is_relative_to(_PACKAGE) and not path.is_relative_to(_PACKAGE / "tasks")
 

@@ -120,7 +120,7 @@ def length(dataset: Dataset[Any]) -> int:
     """The number of samples; raises UserError for a dataset that has none or cannot tell."""
     if isinstance(dataset, DataLoader):
         raise UserError(
-            "data: the task gave a DataLoader; give its dataset, of which hpcrun makes the batches "
+            "data: the task gave a DataLoader; return its dataset, hpcrun makes the batches "
             "(train.batch_size, data.workers, and the task's collate() for a collate_fn)"
         )
     if isinstance(dataset, IterableDataset):

@@ -24,13 +24,19 @@ from hpcrun.train.saver import Saver
 from hpcrun.train.task import Task
 from hpcrun.train.trainer import AMPTrainer
 
+_WHY = {
+    StopReason.TERMINATE: "by SIGTERM (a cancellation, or a preemption)",
+    StopReason.WARNING: "by SIGUSR2 (the warning before a time limit or a preemption)",
+    StopReason.DEADLINE: "the time limit is near",
+}
+
 
 def stopped(
     run: RunDirectory, attempt: Attempt, stop: StopReason, saver: Saver, trainer: AMPTrainer
 ) -> int:
     """Log that all ranks stopped before the end, and return the exit code."""
     if trainer.is_main_process:
-        print(f"hpcrun: stopped ({stop.name.lower()}); saved up to step {saver.saved}", flush=True)
+        print(f"hpcrun: stopped: {_WHY[stop]}; saved up to step {saver.saved}", flush=True)
         committed = saver.failed is None
         note(
             run,

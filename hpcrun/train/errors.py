@@ -19,8 +19,8 @@ class NotDeterministic(NotTrainable):
     """A kernel that train.deterministic does not allow."""
 
 
-# Files and names that are missing or closed, and code that Python cannot read.
-_TO_MEND = (
+# Missing or closed files, missing names, and code that Python cannot read.
+_TO_CORRECT = (
     *(FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError),
     *(ImportError, SyntaxError, NameError),
 )
@@ -28,16 +28,16 @@ _OF_A_NODE = ("/dev/", "/proc/", "/sys/")
 _OF_A_DRIVER = ("shared object", "undefined symbol", "GLIBC", "CUDA", "libcu")
 
 
-def needs_mending(error: BaseException) -> bool:
-    """Whether ``error``, before anything was trained, is a mistake that every other start would meet.
+def is_mistake(error: BaseException) -> bool:
+    """Return True if ``error``, before the first step, would meet every other start too.
 
-    What may lie at the node, such as its devices and its driver's libraries, is none.
+    Errors of a node, such as those of its devices and its driver's libraries, do not count.
     """
     if isinstance(error, OSError) and str(error.filename).startswith(_OF_A_NODE):
         return False
     if isinstance(error, ImportError) and any(word in str(error) for word in _OF_A_DRIVER):
         return False
-    return isinstance(error, _TO_MEND)
+    return isinstance(error, _TO_CORRECT)
 
 
 class PeerFailed(RuntimeError):

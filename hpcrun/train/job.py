@@ -33,8 +33,8 @@ from hpcrun.train.errors import (
     NotTrainable,
     SaysAll,
     ToldByRankZero,
+    is_mistake,
     known_to_all,
-    needs_mending,
 )
 from hpcrun.train.position import Position
 
@@ -153,7 +153,7 @@ def _attempt(
             distributed.rank,
             error,
             position,
-            bad_input=untrained and needs_mending(error),
+            bad_input=untrained and is_mistake(error),
         )
 
 

@@ -1,4 +1,4 @@
-"""What a person is told of a mistake: once, at the line to mend, and that the code is not what it was."""
+"""A mistake is reported once, at the user's line, and a resume reports changed code."""
 
 import re
 import subprocess
@@ -57,7 +57,7 @@ def prepare(project: Path, *more: str) -> int:
     return guarded(line)
 
 
-def test_code_that_has_changed_since_the_last_saved_step_is_told_and_refused_on_demand(
+def test_code_that_has_changed_since_the_last_saved_step_is_reported_and_refused_on_demand(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(project)
@@ -70,7 +70,7 @@ def test_code_that_has_changed_since_the_last_saved_step_is_told_and_refused_on_
     record_event(run, "saved", attempt=Attempt("1", 0), step=986)
     (project / "img.py").write_text(WITHOUT_DATA + "x = 1\ny = 2\nz = 3\n")
     assert prepare(project) == 0
-    line = "hpcrun: img: img.py: 3 lines differ from the code of step 986; it goes on with the code as it"
+    line = "hpcrun: img: img.py: 3 lines differ from the code of step 986; the run continues with"
     assert line in capsys.readouterr().err
     # No step was saved with that: the code to compare with is the same.
     assert prepare(project) == 0
@@ -94,3 +94,15 @@ def test_same_code_wants_a_copy_to_compare_with(
     assert prepare(project, "--no-snapshot", "job.same_code=true") == 2
     assert "job.same_code: no copy of the code can be compared" in capsys.readouterr().err
     assert not (project / "runs").exists()
+
+
+def test_options_that_only_slurm_understands_are_named(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(project)
+    line = ["submit", "--executor", "local", "--dry-run", "task=img:Img"]
+    assert guarded([*line, "--partition", "gpu", "job.qos=high"]) == 0
+    told = "hpcrun: --partition, job.qos: no effect on this machine (job.executor is local)\n"
+    assert capsys.readouterr().err == told
+    assert guarded(line) == 0
+    assert capsys.readouterr().err == ""

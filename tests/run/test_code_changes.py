@@ -1,4 +1,4 @@
-"""What has changed between two copies of the code."""
+"""Differences between two copies of the code."""
 
 from pathlib import Path
 

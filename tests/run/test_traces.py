@@ -1,4 +1,4 @@
-"""The place of an error is a line of the user's, by the path of the original."""
+"""The place of an error is a line of the user's code, by the path of the original."""
 
 import importlib.util
 import json
@@ -51,7 +51,7 @@ def loader():
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
-    """A run whose code was copied from ``project`` to ``code/001``."""
+    """A run with code copied from ``project`` to ``code/001``."""
     found = create(tmp_path / "runs" / "a", "x", {})
     write_json(found.record, {"code": {"root": "code/001", "source": str(tmp_path / "project")}})
     return found
@@ -73,7 +73,7 @@ def module(run: RunDirectory) -> ModuleType:
 
 
 def raised(work: Callable[[], object]) -> Exception:
-    """What ``work`` raises, called by code of this package."""
+    """Return the exception of ``work``, called by code of this package."""
     try:
         together(work, rank=0, group=None)
     except Exception as error:
