@@ -33,6 +33,7 @@ from hpcrun.errors import UserError
 from hpcrun.launch import jobs, submission
 from hpcrun.launch.dependencies import still_to_wait_for, with_dependency
 from hpcrun.launch.raw_script import not_in_the_script, raw_command
+from hpcrun.launch.sbatch_options import wanted_cluster
 from hpcrun.launch.submission import ExecutorName, Submitted
 from hpcrun.printing import say, say_aside
 from hpcrun.run import directory, record
@@ -117,7 +118,7 @@ def run(arguments: argparse.Namespace) -> int:
             require_packages(config)
         if standing is not None and standing.replaced:
             refuse_live(run_directory)
-        shown = with_dependency(config, _after(arguments, executor, run_directory))
+        shown = with_dependency(config, _after(arguments, config, executor, run_directory))
         return _show(run_directory, shown, executor, standing, arguments.json)
     folder = Path.cwd()
 
@@ -164,7 +165,7 @@ def start(
     # To continue a run says nothing of either: it is as it was.
     without = getattr(arguments, "no_snapshot", None)
     snapshot = None if without is None else not without
-    after = _after(arguments, executor, run)
+    after = _after(arguments, config, executor, run)
     submitted = hand_over(
         run, config, executor, admit=admit, make=make, snapshot=snapshot, after=after
     )
@@ -187,15 +188,16 @@ def start(
 
 
 def _after(
-    arguments: argparse.Namespace, executor: ExecutorName, run: RunDirectory
+    arguments: argparse.Namespace, config: Config, executor: ExecutorName, run: RunDirectory
 ) -> list[RunDirectory]:
     """The runs that are to finish first: those that are named, or that ``run`` has waited for before."""
     named: list[str] | None = getattr(arguments, "after", None)
-    if named is None:
-        return still_to_wait_for(jobs.waited_for(run), executor)
-    return still_to_wait_for(
-        [directory.find(name, runs_dir(arguments)) for name in named], executor
+    runs = (
+        jobs.waited_for(run)
+        if named is None
+        else [directory.find(name, runs_dir(arguments)) for name in named]
     )
+    return still_to_wait_for(runs, executor, wanted_cluster(config.job))
 
 
 def _say_prepared(run: RunDirectory, config: Config, as_json: bool) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcrun.cluster import slurm
-from hpcrun.cluster.job_states import WAITING, is_over
+from hpcrun.cluster.slurm.job_states import WAITING, is_over
 from hpcrun.launch import by_hand, local_job
 from hpcrun.launch.errors import LaunchError
 from hpcrun.launch.pace import pauses

@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hpcrun.cluster.nodes import Limits, Node, Offer, Partition, cluster_offer, gpu_types
+from hpcrun.cluster.slurm.options import given_option
 from hpcrun.config import Job
 from hpcrun.launch.errors import LaunchError
-from hpcrun.launch.sbatch_options import given_option, wanted_cluster
+from hpcrun.launch.sbatch_options import wanted_cluster
 from hpcrun.printing import say_aside
 
 _GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "tres-per-task")

@@ -47,7 +47,7 @@ class Submitted:
 
 
 def choose_executor(config: Config) -> ExecutorName:
-    """Who runs the job: what the config says, or with ``auto`` Slurm where there is one.
+    """Return the executor that the config names, or with ``auto`` Slurm where there is a Slurm.
 
     Raises:
         LaunchError: there are fewer GPUs than ranks.
@@ -84,7 +84,7 @@ def local_devices(config: Config) -> list[str] | None:
 
 
 def batch_request(run: RunDirectory, config: Config, avoid: Sequence[str] = ()) -> BatchRequest:
-    """What the Slurm script of ``run`` is made of; ``avoid``: nodes to leave out."""
+    """Return the parts of the Slurm script of ``run``; ``avoid``: nodes to exclude."""
     return BatchRequest(
         run=run.path,
         job=_leaving_out(config.job, avoid),
@@ -105,7 +105,7 @@ def fitted_to_slurm(config: Config) -> Config:
 
 
 def _worker(run: RunDirectory, job: Job) -> list[str]:
-    """What each task of the local cluster runs."""
+    """Return the command of each task of the local cluster."""
     python = job.python or sys.executable
     return [*job.container, python, "-u", "-m", "hpcrun.worker", str(run.path)]
 
@@ -118,9 +118,9 @@ def _leaving_out(job: Job, nodes: Sequence[str]) -> Job:
 
 
 def _bad_nodes(job: Job) -> list[str]:
-    """The nodes that failed too often of late, said once on the screen.
+    """Return the nodes that failed too often, and name them once on the screen.
 
-    None for a job on another cluster: what the ledger says of its nodes is not known to Slurm here.
+    For a job on another cluster there are none: Slurm does not know that cluster's nodes here.
     """
     if wanted_cluster(job) is not None:
         return []
@@ -144,12 +144,12 @@ def _say_what_sbatch_is_spared() -> None:
         inside = " (inside a job they may be that one's)" if "SLURM_JOB_ID" in os.environ else ""
         say_aside(
             f"hpcrun: not handed on to sbatch: {', '.join(unused)}{inside}; what the job needs of it "
-            "goes into job.sbatch_args, or a key or flag of its own"
+            "goes into job.sbatch_args, or another key or flag"
         )
 
 
 def preview(run: RunDirectory, config: Config, executor: ExecutorName) -> str:
-    """What :func:`submit` would send: the batch script, or the local cluster's plan as comments."""
+    """Return what :func:`submit` would send: the batch script, or the local cluster's plan as comments."""
     if executor in ("slurm", "prepared"):
         if executor == "slurm":
             _say_what_sbatch_is_spared()
@@ -166,7 +166,7 @@ def preview(run: RunDirectory, config: Config, executor: ExecutorName) -> str:
 
 
 def submitit_folder(run: RunDirectory) -> Path:
-    """Where submitit keeps its pickles, which nobody reads: the tasks are told the run's path."""
+    """Return the folder of submitit's pickles, which are never read: the tasks get the run's path."""
     return run.logs / "submitit"
 
 
@@ -191,7 +191,7 @@ def submit(
     """
     facts: dict[str, Any] = {"after": [str(other.path) for other in after]} if after else {}
     if executor == "slurm":
-        # Before, because of a job that was handed over there has to be a line at once.
+        # Asked first: the event has to follow the submission without a pause.
         if (cluster := slurm.cluster_name()) is not None:
             facts["cluster"] = cluster
         handed = _submit_slurm(run, with_dependency(config, after), interrupted)
@@ -270,13 +270,13 @@ def _submit_slurm(run: RunDirectory, config: Config, interrupted: Callable[[], b
 
 
 def _is_away() -> bool:
-    """Tell whether the controller of this host's cluster gives no answer."""
+    """Return whether the controller of this host's cluster gives no answer."""
     answer = slurm.run(["scontrol", "show", "config"], timeout=6.0)
     return answer.returncode != 0 and slurm.classify_requeue_error(answer.stderr) == "transient"
 
 
 def _wait_for_controller(interrupted: Callable[[], bool]) -> None:
-    """Tell the user that the controller is away, and wait before the next attempt.
+    """Inform the user that the controller is away, and wait before the next attempt.
 
     Raises:
         KeyboardInterrupt: the user ended the wait; nothing was submitted.
@@ -300,7 +300,7 @@ def _leave_enough_nodes(job_id: str, job: Job) -> None:
 
 
 def _executor(run: RunDirectory, config: Config, avoid: Sequence[str]) -> "RequeueingSlurmExecutor":
-    """The executor for a script that lies in the run, for the successor of a job that may not be requeued."""
+    """Return the executor. Its script stays in the run: where no requeue is allowed, it is needed again."""
     from hpcrun.launch.slurm_executor import RequeueingSlurmExecutor
 
     request = batch_request(run, config, avoid)
@@ -316,8 +316,8 @@ def _refusal(words: str) -> str:
             f"sbatch had no answer ({words}), and the job may be there or not; look with "
             "`squeue --me` before you submit again"
         )
-    told = words.replace("sbatch: error: ", "").replace("Batch job submission failed: ", "")
-    return f"sbatch refused: {told}; change the `job:` section or the flags, and see `sinfo`"
+    reason = words.replace("sbatch: error: ", "").replace("Batch job submission failed: ", "")
+    return f"sbatch refused: {reason}; change the `job:` section or the flags, and see `sinfo`"
 
 
 def _submit_local(run: RunDirectory, config: Config, after: Sequence[RunDirectory]) -> Submitted:

@@ -153,12 +153,19 @@ def trees() -> list[TreeGroup]:
     return [group for group in _groups() if isinstance(group, TreeGroup)]
 
 
+# Seconds that each rank adds to the limit for a connection: 164 s more at 8,192 ranks.
+_CONNECTING = 0.02
+
+
 def second_store(config: DistributedConfig, prefix: str, *, timeout: float = 10.0) -> Any:
-    """A connection of its own to the ranks' key-value store: for a thread, while others wait in theirs.
+    """A second connection to the ranks' key-value store, for a thread that must not wait for the first.
+
+    All ranks connect in the same moment, and rank 0 accepts one after the other. The limit for the
+    connection therefore grows with the number of ranks.
 
     Args:
         prefix: put before every key.
-        timeout: seconds that connecting and reading may take.
+        timeout: seconds that a request may take.
 
     Returns:
         The store, or None for a single rank and where it cannot be reached.
@@ -170,11 +177,12 @@ def second_store(config: DistributedConfig, prefix: str, *, timeout: float = 10.
             config.master_addr,
             config.master_port,
             is_master=False,
-            timeout=datetime.timedelta(seconds=timeout),
+            timeout=datetime.timedelta(seconds=timeout + config.world_size * _CONNECTING),
         )
     except RuntimeError as error:
         print(f"hpcrun: no second connection to rank 0's store: {error}", flush=True)
         return None
+    store.set_timeout(datetime.timedelta(seconds=timeout))
     return PrefixStore(prefix, store)
 
 

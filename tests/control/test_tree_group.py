@@ -4,6 +4,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch._C import _distributed_c10d
 
+from hpcrun.control import tree_group
 from hpcrun.control.tree_group import TreeGroup
 
 ROOT = Path(__file__).parents[2]
@@ -109,6 +111,28 @@ def test_random_collectives_give_what_a_full_mesh_gives(seed: int) -> None:
     flat, tree = both(size, fan_out, collectives(size, seed))
     assert tree == flat
     assert not any(isinstance(told, Exception) for told in flat), flat
+
+
+def test_a_rank_does_not_wait_at_its_end_for_a_peer_that_does_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tree_group, "_LONGEST_END", 1.0)
+    store, ended = c10d.HashStore(), threading.Event()
+
+    def play(rank: int) -> float:
+        group = TreeGroup(store, rank, 2, LIMIT, fan_out=2)
+        if rank == 1:
+            ended.wait()
+            group.shutdown()
+            return 0.0
+        group.allreduce([torch.ones(1)])
+        before = time.monotonic()
+        group.shutdown()
+        ended.set()
+        return time.monotonic() - before
+
+    waited, _ = on_threads(2, play)
+    assert 0.9 < waited < 30
 
 
 def test_collectives_that_are_begun_together_are_carried_out_in_order() -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from hpcrun.cluster.distributed import DistributedConfig
-from hpcrun.lifecycle import script
 from hpcrun.lifecycle.script import _own_code, _Watch
 from hpcrun.lifecycle.signals import StopFlag, StopReason
 from hpcrun.run.directory import create
 from hpcrun.run.events import Attempt, read_events
+from hpcrun.run.owner import OwnerLooks, claim
 
 
 def test_a_script_that_ends_well_on_a_signal_which_its_rank_hears_later_was_told_to_stop(
@@ -31,12 +31,38 @@ def test_a_script_that_ends_well_on_a_signal_which_its_rank_hears_later_was_told
 def test_a_script_outlives_an_owner_file_that_cannot_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(script, "_OWNER_CHECK", 0.0)
+    monkeypatch.setattr(OwnerLooks, "SHORTEST", 0.0)
     run, flag = create(tmp_path / "a", "{}\n", {}), StopFlag()
     run.owner.mkdir()
     with subprocess.Popen(["sleep", "1"]) as child:
         assert _Watch(child, run, Attempt("7", 0), flag, DistributedConfig()).wait() == 0
     assert capfd.readouterr().err.count("owner.json cannot be read now") == 1
+
+
+def test_a_script_whose_run_another_attempt_has_taken_over_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(OwnerLooks, "SHORTEST", 0.1)
+    run, first = create(tmp_path / "a", "{}\n", {}), Attempt("7", 0)
+    claim(run, first)
+    with subprocess.Popen(["sleep", "60"]) as child:
+        threading.Timer(1.0, claim, (run, Attempt("7", 1))).start()
+        watch = _Watch(child, run, first, StopFlag(), DistributedConfig())
+        assert watch.wait() == -signal.SIGKILL
+    assert "7-1 has taken over; ending the script" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("ranks", "pause"), [(1, 5.0), (8, 5.0), (500, 5.0), (8192, 81.92)])
+def test_many_ranks_together_look_for_a_new_owner_a_hundred_times_a_second_at_most(
+    ranks: int, pause: float
+) -> None:
+    looks = [OwnerLooks(rank, ranks) for rank in range(ranks)]
+    assert all(one.pause == pause for one in looks)
+    # Every rank looks at its start: a script may be an orphan from then on.
+    assert all(one.due(0.0) for one in looks)
+    counts = [sum(one.due(float(second)) for one in looks) for second in range(1, 200)]
+    assert max(counts) <= 101
+    assert abs(sum(counts) - ranks * 199 / pause) <= ranks
 
 
 def test_a_script_that_was_suspended_is_told_in_the_log_of_events(tmp_path: Path) -> None:
@@ -59,7 +85,6 @@ WATCHED = """
 import subprocess
 from pathlib import Path
 from hpcrun.cluster.distributed import DistributedConfig
-from hpcrun.lifecycle import script
 from hpcrun.lifecycle.script import _Watch
 from hpcrun.lifecycle.signals import StopFlag
 from hpcrun.run.directory import RunDirectory

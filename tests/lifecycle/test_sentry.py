@@ -4,12 +4,13 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
-from hpcrun.lifecycle.sentry import RunningTime
+from hpcrun.lifecycle.sentry import RunningTime, Sentry
 
 RANK = """
 import ctypes, resource, sys, time
@@ -100,6 +101,34 @@ def test_it_outlives_the_signals_of_a_step_and_goes_with_its_rank(
     while Path(f"/proc/{sentry}/cmdline").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     assert b"sentry" not in _words(sentry)
+
+
+def test_the_death_of_the_helper_is_reported_once_and_the_rank_goes_on(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with tempfile.TemporaryFile("w") as stacks:
+        sentry = Sentry(stacks, tick=0.2)
+        try:
+            assert sentry.put_off(600.0) == 0.0
+            (helper,) = children(os.getpid())
+            os.kill(helper, signal.SIGKILL)
+            assert [sentry.put_off(600.0) for _ in range(3)] == [0.0] * 3
+        finally:
+            sentry.close()
+    assert capfd.readouterr().err == (
+        f"hpcrun: the helper process {helper} of this rank has ended: a hang in C code and a suspension "
+        "are not noticed any more; the run continues\n"
+    )
+
+
+def test_a_helper_that_its_rank_has_closed_is_not_reported(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with tempfile.TemporaryFile("w") as stacks:
+        sentry = Sentry(stacks, tick=0.2)
+        sentry.close()
+        assert sentry.put_off(600.0) == 0.0
+    assert capfd.readouterr().err == ""
 
 
 def _words(pid: int) -> bytes:
