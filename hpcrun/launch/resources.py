@@ -5,7 +5,6 @@ the loaders of a GPU. Nothing here asks for more than the smallest node that the
 """
 
 import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from hpcrun.cluster.slurm.options import given_option
 from hpcrun.config import Job
 from hpcrun.launch.errors import LaunchError
 from hpcrun.launch.sbatch_options import wanted_cluster
+from hpcrun.printing import say_aside
 
 _GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "tres-per-task")
 _SHARE_OPTIONS = (
@@ -69,7 +69,7 @@ def fitted(
 def say(lines: Sequence[str]) -> None:
     """Print what :func:`fitted` has to say, on standard error."""
     for line in lines:
-        print(f"hpcrun: {line}", file=sys.stderr)
+        say_aside(f"hpcrun: {line}")
 
 
 def gpu_request(job: Job, offer: Offer | None) -> str:

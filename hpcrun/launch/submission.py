@@ -21,6 +21,7 @@ from hpcrun.launch.dependencies import with_dependency
 from hpcrun.launch.errors import LaunchError
 from hpcrun.launch.resources import fitted, say
 from hpcrun.launch.sbatch_options import job_name, wanted_cluster
+from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import record_event
 from hpcrun.run.files import write_atomic
@@ -55,9 +56,8 @@ def choose_executor(config: Config) -> ExecutorName:
     if wanted == "auto":
         wanted = "slurm" if slurm.configured() else "local"
         if wanted == "local" and shutil.which("sbatch") is not None:
-            print(
-                "hpcrun: Slurm is installed here, and knows no cluster: the job runs on this machine",
-                file=sys.stderr,
+            say_aside(
+                "hpcrun: Slurm is installed here, and knows no cluster: the job runs on this machine"
             )
     if wanted == "local":
         local_devices(config)
@@ -131,10 +131,9 @@ def _bad_nodes(job: Job) -> list[str]:
     request = with_options(wanted, job.sbatch_args)
     bad = nodes_to_avoid(request, after=job.exclude_after, hours=job.exclude_hours)
     if bad:
-        print(
+        say_aside(
             f"hpcrun: leaves out {', '.join(bad)}: {job.exclude_after} failures or more in the last "
-            f"{job.exclude_hours:g} h (job.exclude_after)",
-            file=sys.stderr,
+            f"{job.exclude_hours:g} h (job.exclude_after)"
         )
     return bad
 
@@ -143,10 +142,9 @@ def _say_what_sbatch_is_spared() -> None:
     unused = unused_by_sbatch(os.environ)
     if unused:
         inside = " (inside a job they may be that one's)" if "SLURM_JOB_ID" in os.environ else ""
-        print(
-            f"hpcrun: not handed on to sbatch: {', '.join(unused)}{inside}; what the job needs of it goes "
-            "into job.sbatch_args, or another key or flag",
-            file=sys.stderr,
+        say_aside(
+            f"hpcrun: not handed on to sbatch: {', '.join(unused)}{inside}; what the job needs of it "
+            "goes into job.sbatch_args, or another key or flag"
         )
 
 
@@ -257,7 +255,7 @@ def _submit_slurm(run: RunDirectory, config: Config, interrupted: Callable[[], b
         except (FailedJobError, FailedSubmissionError) as error:
             words = " ".join(str(error).split())
             if bad and any(words_of_slurm in words for words_of_slurm in _NO_NODE_LEFT):
-                print("hpcrun: leaves out no node: Slurm has no other for the job", file=sys.stderr)
+                say_aside("hpcrun: leaves out no node: Slurm has no other for the job")
                 bad = []
                 executor = _executor(run, wanted, bad)
                 continue
@@ -283,10 +281,9 @@ def _wait_for_controller(interrupted: Callable[[], bool]) -> None:
     Raises:
         KeyboardInterrupt: the user ended the wait; nothing was submitted.
     """
-    print(
+    say_aside(
         f"hpcrun: Slurm's controller does not answer; trying for {_PATIENCE:.0f} s "
-        "(--executor local trains on this machine)",
-        file=sys.stderr,
+        "(--executor local trains on this machine)"
     )
     again = time.monotonic() + _PAUSE
     while time.monotonic() < again:
@@ -299,7 +296,7 @@ def _leave_enough_nodes(job_id: str, job: Job) -> None:
     """Take the exclusion of bad nodes back where Slurm finds no other node for the job."""
     reason = take_back_if_stuck(job_id, [job.exclude] if job.exclude else [])
     if reason is not None:
-        print(f"hpcrun: leaves out no node after all: the job waited for {reason}", file=sys.stderr)
+        say_aside(f"hpcrun: leaves out no node after all: the job waited for {reason}")
 
 
 def _executor(run: RunDirectory, config: Config, avoid: Sequence[str]) -> "RequeueingSlurmExecutor":

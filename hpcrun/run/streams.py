@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO, cast
 
+from hpcrun.printing import say_aside
+
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -88,7 +90,7 @@ def copied_to(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     except OSError as error:
-        print(f"hpcrun: {path}: no log is kept: {error.strerror}", file=sys.stderr, flush=True)
+        say_aside(f"hpcrun: {path}: no log is kept: {error.strerror}")
         yield
         return
     streams = sys.stdout, sys.stderr
