@@ -25,7 +25,7 @@ _FEATURES = re.compile(r"[\w.-]+(?:[&,][\w.-]+)*")
 
 @dataclass(frozen=True)
 class Share:
-    """CPUs of each rank and memory of each node (MiB); None: left to Slurm."""
+    """CPUs for each rank and memory of each node (MiB); None: left to Slurm."""
 
     cpus_per_task: int | None
     memory: int | None
@@ -51,7 +51,7 @@ def fitted(
         lines.append(
             "no node has a gpu GRES: asks Slurm for no GPUs (job.gpu_request says otherwise)"
         )
-    if request == "gpus-per-task":
+    if request == "gpus-per-task" and job.gpus <= job.tasks_on_node:
         lines.append(
             "job.gpu_request=gpus-per-task: each rank sees one GPU only, so that NCCL may not reach "
             "the node's other GPUs directly; gpus-per-node avoids this"
@@ -60,6 +60,9 @@ def fitted(
     share = None if offer is None else node_share(job, offer)
     if share is not None:
         update["cpus_per_task"] = share.cpus_per_task
+        if share.cpus_per_task is not None and job.launcher is None:
+            # A task that starts several ranks has the cores of all.
+            update["cpus_per_task"] = max(1, share.cpus_per_task * job.gpus // job.tasks_on_node)
         update["mem"] = None if share.memory is None else f"{share.memory}M"
         lines.append(_in_words(share))
     return job.model_copy(update=update), lines
