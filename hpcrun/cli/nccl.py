@@ -1,10 +1,10 @@
 """Check or choose the environment variables of NCCL, RCCL and PyTorch's NCCL.
 
-  hpcrun nccl lint                    this shell's environment
-  hpcrun nccl lint train.sh           a script (shell, batch script, Dockerfile, Python)
-  hpcrun nccl lint configs/gpt.yaml   a config's job.env, job.setup and job.srun_args
-  hpcrun nccl lint RUN                what a run was submitted with
-  hpcrun nccl advise                  what to set on this node, each line with its reason
+  hpcrun nccl lint             this shell's environment
+  hpcrun nccl lint train.sh    a script: shell, batch, Dockerfile, Python
+  hpcrun nccl lint gpt.yaml    a config's job.env, job.setup and job.srun_args
+  hpcrun nccl lint RUN         what a run was submitted with
+  hpcrun nccl advise           what to set on this node, with the reasons
 
 `lint` ends with exit code 1 where it finds an error. In an allocation, `advise`
 looks at every node and says where the nodes differ.

@@ -1,11 +1,11 @@
-"""Check the network between the nodes of a job: names, latency, and the bandwidth of every pair.
+"""Check a job's network: names, latency, and the bandwidth of every pair of nodes.
 
-Needs neither GPUs nor root. All pairs are measured in parallel rounds, so that 16
-nodes take 45 seconds. The verdict names a bad node, or a bad link.
+Needs neither GPUs nor root. All pairs are measured in parallel rounds, so that
+16 nodes take 45 seconds. The verdict names a bad node, or a bad link.
 
-  hpcrun netcheck                  in an allocation (salloc, or sbatch/netcheck.sbatch)
-  hpcrun netcheck --nodes 8        asks Slurm for 8 nodes first
-  hpcrun netcheck --local 4        four processes on this machine, to see a report
+  hpcrun netcheck              in an allocation (salloc, sbatch/netcheck.sbatch)
+  hpcrun netcheck --nodes 8    asks Slurm for 8 nodes first
+  hpcrun netcheck --local 4    four processes on this machine, to see a report
 
 Exit code 1: something is wrong; the last line has the --exclude option to use.
 """

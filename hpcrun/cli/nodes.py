@@ -1,9 +1,9 @@
 """Nodes that failed your runs: how often, when and why, and if excluded now.
 
 A node that failed job.exclude_after times within job.exclude_hours is excluded
-by submissions and requeues of all your runs, as long as enough others live.
---forgive clears what a node is blamed for, once it is repaired. With --json, one
-object a line.
+by submissions and requeues of all your runs while enough other nodes are alive.
+--forgive clears what a node is blamed for, once the node is repaired. --json
+prints one object per line.
 """
 
 import argparse
