@@ -40,7 +40,7 @@ def fitted(
         LaunchError: no node has GPUs of the type that is asked for.
     """
     if job.cpu:
-        return job, []
+        return job.model_copy(update=_core_a_rank(job)), []
     offer = offer_of(wanted_cluster(job))
     lines = []
     update: dict[str, object] = {}
@@ -65,7 +65,16 @@ def fitted(
             update["cpus_per_task"] = max(1, share.cpus_per_task * job.gpus // job.tasks_on_node)
         update["mem"] = None if share.memory is None else f"{share.memory}M"
         lines.append(_in_words(share))
+    elif job.node_share:
+        update |= _core_a_rank(job)
     return job.model_copy(update=update), lines
+
+
+def _core_a_rank(job: Job) -> dict[str, object]:
+    """The cores of a task that starts several ranks: Slurm's own default is one core a task."""
+    if job.gpus <= job.tasks_on_node or _asks_for_shares(job):
+        return {}
+    return {"cpus_per_task": 1 if job.launcher else job.gpus // job.tasks_on_node}
 
 
 def say(lines: Sequence[str]) -> None:

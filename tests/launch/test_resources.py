@@ -166,6 +166,9 @@ def test_a_task_that_starts_several_ranks_gets_all_their_cpus_and_gpus() -> None
     job, _ = fitted(launched, lambda _: OFFER)
     assert "#SBATCH --cpus-per-task=32" in sbatch_lines(Path("/runs/a"), job)
     assert "#SBATCH --ntasks-per-node=1" in sbatch_lines(Path("/runs/a"), job)
+    for cpu in (one, launched):
+        job, _ = fitted(cpu.model_copy(update={"cpu": True}), lambda _: OFFER)
+        assert "#SBATCH --cpus-per-task=4" in sbatch_lines(Path("/runs/a"), job)
     asked = one.model_copy(update={"gpu_request": "gpus-per-task", "cpus_per_task": 32})
     job, lines = fitted(asked, lambda _: OFFER)
     assert lines == []
