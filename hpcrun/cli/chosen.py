@@ -37,6 +37,8 @@ _QUICKSTART_TASK = "language-model"
 _FLAGS = {
     "nodes": "job.nodes",
     "gpus": "job.gpus",
+    "tasks_per_node": "job.tasks_per_node",
+    "launcher": "job.launcher",
     "cpu": "job.cpu",
     "time": "job.time",
     "cluster": "job.cluster",
@@ -60,7 +62,7 @@ _OF_SLURM = frozenset(
     )
 )
 # Where the schema wants a number; an account may be called 0123.
-_COUNTS = ("nodes", "gpus", "cpus_per_task")
+_COUNTS = ("nodes", "gpus", "tasks_per_node", "cpus_per_task")
 
 
 def choose_config(arguments: argparse.Namespace) -> Config:

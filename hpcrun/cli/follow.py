@@ -19,6 +19,7 @@ from hpcrun.launch.pace import pauses
 from hpcrun.printing import escaped, logged, say
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Event, to_event
+from hpcrun.run.figures import facts_of, validation_line
 from hpcrun.run.files import parse_line
 
 # Seconds between two looks at the run's files; on a cluster their server is shared by everyone.
@@ -168,8 +169,9 @@ class _Watcher:
         step = line.get("step")
         if not isinstance(step, int):
             return
-        if "validation_loss" in line:
-            self.say(f"step {step}: validation loss {_loss(line['validation_loss'])}")
+        validated = validation_line(line)
+        if validated is not None:
+            self.say(validated)
         when = line.get("time")
         if not isinstance(when, int | float) or not math.isfinite(when):
             when = time.time()
@@ -179,19 +181,3 @@ class _Watcher:
 def _ranks(nodes: int, each: int) -> str:
     ranks = "1 rank" if each == 1 else f"{each} ranks"
     return ranks if nodes == 1 else f"{nodes} nodes x {ranks}"
-
-
-def facts_of(line: dict[str, Any]) -> dict[str, str]:
-    """Loss and speed, in words, of a line of metrics.jsonl."""
-    facts: dict[str, str] = {}
-    for key, value in line.items():
-        if key == "loss":
-            facts["loss"] = _loss(value)
-        elif key.endswith("_per_second") and isinstance(value, int | float):
-            facts[f"{key.removesuffix('_per_second')}/s"] = f"{value:,.0f}"
-    return facts
-
-
-def _loss(value: Any) -> str:
-    """JSON has no number that is not finite: it is null in the file."""
-    return f"{value:.4f}" if isinstance(value, int | float) else "nan"

@@ -2,16 +2,14 @@
 
 import os
 import sys
-import time
 from collections.abc import Mapping
 from typing import Any, Protocol, TextIO
 
 from tqdm import tqdm
 
-from hpcrun.printing import escaped, say
+from hpcrun.printing import say
+from hpcrun.run.figures import Pace, StepLines, in_words
 
-# In a log file or a pipe a line says as much as a hundred.
-_SECONDS_PER_LINE = 10.0
 # What a terminal echoes for Ctrl-C would push a full line over the edge, and leave half a bar behind.
 _ECHO = 3
 
@@ -37,35 +35,6 @@ def progress(total: int, environ: Mapping[str, str] = os.environ) -> Progress:
     if sys.stderr.isatty() and environ.get("TERM", "dumb") != "dumb":
         return Bar(total, sys.stderr)
     return Lines(total)
-
-
-class Pace:
-    """The remaining time, from the times in the run's files.
-
-    The time of reading is no measure: a reader may get many lines together.
-    """
-
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._first: tuple[int, float] | None = None
-        self._warm = False
-
-    def begin(self, step: int, when: float) -> None:
-        """Start at ``step``; the pace of an earlier attempt does not count."""
-        self._first, self._warm = (step, when), False
-
-    def left(self, step: int, when: float) -> str | None:
-        """Return the remaining time after ``step`` in words, or None if it is unknown."""
-        if self._first is None:
-            self._first = step, when
-            return None
-        first, began = self._first
-        if not self._warm:
-            # The first steps compile and warm up: later estimates exclude their time.
-            self._first, self._warm = (step, when), True
-        if step <= first or when < began:
-            return None
-        return str(tqdm.format_interval((when - began) / (step - first) * (self._total - step)))
 
 
 class Bar:
@@ -98,7 +67,7 @@ class Bar:
         bar = self._open(0) if self._bar is None else self._bar
         bar.ncols = self._columns()
         if facts:
-            bar.set_postfix_str(_in_words(facts, self._pace.left(step, when)), False)
+            bar.set_postfix_str(in_words(facts, self._pace.left(step, when)), False)
         bar.update(step - bar.n)
 
     def say(self, text: str) -> None:
@@ -128,23 +97,17 @@ class Lines:
     """A plain line on standard output, at the start, at the end, and at most every ten seconds."""
 
     def __init__(self, total: int) -> None:
-        self._total = total
-        self._pace = Pace(total)
-        self._told: float | None = None
+        self._lines = StepLines(total)
 
     def begin(self, step: int, when: float) -> None:
         """Start the clock at ``step``."""
-        self._pace.begin(step, when)
-        self._told = None
+        self._lines.begin(step, when)
 
     def update(self, step: int, when: float, facts: Mapping[str, str]) -> None:
         """Print where it is, if it is time again."""
-        now = time.monotonic()
-        due = self._told is None or now - self._told >= _SECONDS_PER_LINE
-        if not facts or (not due and step < self._total):
-            return
-        self._told = now
-        say(f"step {step}/{self._total}: {_in_words(facts, self._pace.left(step, when))}")
+        line = self._lines.line(step, when, facts)
+        if line is not None:
+            say(line)
 
     def say(self, text: str) -> None:
         """A line like any other."""
@@ -152,8 +115,3 @@ class Lines:
 
     def close(self) -> None:
         """Nothing is left open."""
-
-
-def _in_words(facts: Mapping[str, str], left: str | None) -> str:
-    words = [f"{key} {value}" for key, value in facts.items()]
-    return escaped(", ".join([*words, f"ETA {left}"] if left else words))

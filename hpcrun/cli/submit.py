@@ -8,6 +8,7 @@ this machine: nodes x gpus processes, each believing that it is a Slurm task.
   hpcrun submit --nodes 2 --gpus 4 -c gpt.yaml train.lr=3e-4
   hpcrun submit task=my_module:MyTask train.steps=500
   hpcrun submit --nodes 2 --gpus 4 -- python train.py --its-own-arguments
+  hpcrun submit --nodes 2 --gpus 4 --launcher torchrun -- train.py --its-own-arguments
 
 With --prepare it makes the run directory and stops: for those who submit
 a batch script of their own (sbatch/train.sbatch), or start the ranks with
@@ -28,6 +29,7 @@ from hpcrun.cli.nccl_lint import warn_of
 from hpcrun.cli.output import print_json
 from hpcrun.cli.packages import require_packages
 from hpcrun.cli.runs import add_runs_dir, handle, runs_dir
+from hpcrun.command.checks import check_command
 from hpcrun.config import Config, to_yaml
 from hpcrun.errors import UserError
 from hpcrun.launch import jobs, submission
@@ -52,6 +54,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--nodes", metavar="N", help="number of nodes")
     where.add_argument(
         "--gpus", metavar="N", help="ranks a node: one a GPU (4, a100:4); on CPU, processes"
+    )
+    where.add_argument(
+        "--tasks-per-node",
+        metavar="N",
+        help="tasks a node for a command that starts its own ranks: 1 has all GPUs of its node",
+    )
+    where.add_argument(
+        "--launcher",
+        metavar="WHO",
+        help="torchrun or accelerate starts the command's ranks: one task a node",
     )
     where.add_argument("--cpu", action="store_true", default=None, help="train on the CPU")
     where.add_argument("--time", metavar="LIMIT", help="time limit: HH:MM:SS or minutes")
@@ -107,6 +119,8 @@ def run(arguments: argparse.Namespace) -> int:
     warn_of(config.job.env)
     run_directory = RunDirectory(runs_dir(arguments) / config.name)
     standing = compare(run_directory, config) if run_directory.exists() else None
+    if standing is None or standing.finished is None:
+        check_command(config, Path.cwd())
     executor: ExecutorName = "prepared" if arguments.prepare else submission.choose_executor(config)
     idle = idle_on_this_machine(arguments) if executor in ("local", "debug") else []
     if idle:

@@ -42,7 +42,7 @@ class RequeueingSlurmExecutor(SlurmExecutor):
         self._request = request
         self.accepted: str | None = None
         self.cluster: str | None = None
-        self.update_parameters(nodes=request.job.nodes, ntasks_per_node=request.job.gpus)
+        self.update_parameters(nodes=request.job.nodes, ntasks_per_node=request.job.tasks_on_node)
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
         return batch_script(self._request)

@@ -20,7 +20,7 @@ from hpcrun.launch.batch_script import BatchRequest, batch_script
 from hpcrun.launch.dependencies import with_dependency
 from hpcrun.launch.errors import LaunchError
 from hpcrun.launch.resources import fitted, say
-from hpcrun.launch.sbatch_options import job_name, wanted_cluster
+from hpcrun.launch.sbatch_options import given_option, job_name, wanted_cluster
 from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import record_event
@@ -33,6 +33,15 @@ if TYPE_CHECKING:
 _NOT_REACHED = "Unable to contact slurm controller (connect failure)"
 _PATIENCE, _PAUSE = 120.0, 5.0
 _NO_NODE_LEFT = ("Requested node configuration is not available", "Invalid node name specified")
+# Options of srun and sbatch that say how many tasks there are, long and short.
+_TASK_COUNTS = (
+    ("ntasks-per-node", None),
+    ("ntasks", "n"),
+    ("nodes", "N"),
+    ("ntasks-per-gpu", None),
+    ("ntasks-per-socket", None),
+    ("ntasks-per-core", None),
+)
 
 ExecutorName = Literal["slurm", "local", "debug", "prepared"]
 
@@ -50,7 +59,7 @@ def choose_executor(config: Config) -> ExecutorName:
     """Return the executor that the config names, or with ``auto`` Slurm where there is a Slurm.
 
     Raises:
-        LaunchError: there are fewer GPUs than ranks.
+        LaunchError: there are fewer GPUs than ranks, or the local cluster cannot do what is asked for.
     """
     wanted = config.job.executor
     if wanted == "auto":
@@ -61,26 +70,47 @@ def choose_executor(config: Config) -> ExecutorName:
             )
     if wanted == "local":
         local_devices(config)
+        _refuse_task_counts(config.job)
     return wanted
 
 
 def local_devices(config: Config) -> list[str] | None:
-    """The GPUs that a local job of ``config`` uses, one a rank; None when it runs on the CPU.
+    """The GPUs that a local job of ``config`` uses, node after node; None when it runs on the CPU.
 
     Raises:
-        LaunchError: there are GPUs, but fewer than ranks.
+        LaunchError: there are GPUs, but fewer than the job asks for.
     """
     available = visible_gpus(os.environ)
     if config.job.cpu or not available:
         return None
-    ranks = config.job.world_size
-    if available < ranks:
+    wanted = config.job.nodes * config.job.gpus
+    if available < wanted:
         raise LaunchError(
-            f"{ranks} ranks, but this machine shows {available} GPUs: ask for at most {available} "
+            f"{wanted} ranks, but this machine shows {available} GPUs: ask for at most {available} "
             "(--nodes 1 --gpus N), or train on the CPU with --cpu"
         )
     named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    return (named or [str(index) for index in range(available)])[:ranks]
+    return (named or [str(index) for index in range(available)])[:wanted]
+
+
+def _refuse_task_counts(job: Job) -> None:
+    """Refuse options that change the number of tasks: the local cluster has no srun.
+
+    Raises:
+        LaunchError: an option of srun's, or of sbatch's, says how many tasks there are.
+    """
+    for key in ("srun_args", "sbatch_args"):
+        for option in getattr(job, key):
+            if any(given_option([option], long, short) is not None for long, short in _TASK_COUNTS):
+                raise LaunchError(
+                    f"job.{key}: {option}: the local cluster has no srun; say it with --nodes, --gpus and "
+                    "--tasks-per-node"
+                )
+    if job.srun_args:
+        print(
+            f"hpcrun: job.srun_args: the local cluster has no srun and ignores {' '.join(job.srun_args)}",
+            file=sys.stderr,
+        )
 
 
 def batch_request(run: RunDirectory, config: Config, avoid: Sequence[str] = ()) -> BatchRequest:
@@ -157,7 +187,7 @@ def preview(run: RunDirectory, config: Config, executor: ExecutorName) -> str:
     request = batch_request(run, config)
     job = config.job
     lines = [
-        f"# {executor}: {job.nodes} x {job.gpus} processes on this machine, each running",
+        f"# {executor}: {job.nodes} x {job.tasks_on_node} processes on this machine, each running",
         f"#   {' '.join(_worker(run, job))}",
         "# With Slurm, this script would go to sbatch:",
         "",
@@ -328,8 +358,8 @@ def _submit_local(run: RunDirectory, config: Config, after: Sequence[RunDirector
     seconds = job.time_seconds
     executor.update_parameters(
         nodes=job.nodes,
-        tasks_per_node=job.gpus,
-        cpus_per_task=job.cpus_per_task,
+        tasks_per_node=job.tasks_on_node,
+        cpus_per_task=job.cpus_of_task,
         timeout_min=None if seconds is None else seconds / 60,
         devices=local_devices(config),
         signal_lead=float(job.signal_lead),

@@ -14,8 +14,10 @@ from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.history import lives
 from hpcrun.lifecycle.policy import OWN_DOING
 from hpcrun.lifecycle.signals import StopReason
+from hpcrun.printing import say
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note, read_events
+from hpcrun.run.figures import result_lines
 from hpcrun.run.files import write_json
 from hpcrun.run.owner import require_ownership
 from hpcrun.train.best import Weights
@@ -113,6 +115,7 @@ def finished(
                 f"hpcrun: the report is of step {shown.step}, the best; {steps} is the last",
                 flush=True,
             )
+        say(*result_lines(run))
     return exitcodes.DONE
 
 

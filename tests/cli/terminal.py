@@ -31,9 +31,6 @@ class Terminal:
         self._pid, self._master = pty.fork()
         if self._pid == 0:
             os.chdir(folder)
-            # Under nohup, or in a shell's background, the tests ignore them, and so would their children.
-            signal.signal(signal.SIGHUP, signal.SIG_DFL)
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
             environ = os.environ | {"TERM": term, "PYTHONPATH": str(Path(__file__).parents[2])}
             os.execve(program[0], [*program, *arguments], environ)
         size = struct.pack("HHHH", 24, columns, 0, 0)

@@ -63,6 +63,30 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "a script without dashes": (["submit", "train.py"], ["-- python train.py"]),
     "a config with a typo": (["submit", "-c", "typo.yaml"], ["typo.yaml:2", "train.lr"]),
     "a config that is no YAML": (["submit", "-c", "torn.yaml"], ["torn.yaml:2", "YAML"]),
+    "a script that is not there": (
+        ["submit", "--", "python", "missing.py", "--lr", "1"],
+        ["missing.py: no such file in", "after `--`"],
+    ),
+    "a launcher without a script": (
+        ["submit", "--launcher", "torchrun"],
+        ["--launcher: job.launcher", "after `--`"],
+    ),
+    "a launcher with an interpreter": (
+        ["submit", "--launcher", "torchrun", "--", "python", "broken.py"],
+        ["--launcher torchrun", "write only the script: -- train.py"],
+    ),
+    "an unknown launcher": (
+        ["submit", "--launcher", "torchrum", "--", "broken.py"],
+        ["--launcher", "did you mean torchrun?"],
+    ),
+    "a launcher with several tasks": (
+        ["submit", "--launcher", "torchrun", "--tasks-per-node", "2", "--", "broken.py"],
+        ["--tasks-per-node: job.tasks_per_node", "the only task of a node"],
+    ),
+    "several tasks for one training": (
+        ["submit", "--gpus", "2", "--tasks-per-node", "1"],
+        ["--tasks-per-node: job.tasks_per_node", "one task a GPU"],
+    ),
     "a name with spaces": (["submit", "--name", "a b"], ["--name", "'a b'", "try a-b"]),
     "a name with a quote": (["submit", "--name", "it's"], ["--name", "it's", "try it-s"]),
     "a name with double quotes": (["submit", "--name", 'a"b'], ["--name", "try a-b"]),

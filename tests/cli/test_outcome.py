@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.cli.follow import facts_of, follow
+from hpcrun.cli.follow import follow
 from hpcrun.cli.outcome import print_end, print_result
 from hpcrun.cli.progress import Pace
 from hpcrun.config import Config
@@ -12,6 +12,7 @@ from hpcrun.lifecycle import exitcodes
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import Exit, record_exit, record_failure
 from hpcrun.run.events import Attempt, record_event
+from hpcrun.run.figures import facts_of
 from hpcrun.run.files import write_json
 from hpcrun.train.errors import PeerFailed, SaysAll
 

@@ -166,7 +166,7 @@ def test_a_late_rank_ends_the_collective_of_all_within_the_limit() -> None:
     def play(rank: int) -> str:
         group = TreeGroup(store, rank, 9, timedelta(seconds=5), fan_out=2)
         if rank == 6:
-            over.wait(60)
+            over.wait(300)
             group.shutdown()
             return "late"
         try:
@@ -214,7 +214,7 @@ def test_a_stop_asked_on_any_rank_is_agreed_at_the_same_step_by_all(played: Path
 
 def test_the_groups_of_torch_take_a_tree_for_one_of_theirs(played: Path) -> None:
     assert told(played, "objects") == [str([f"rank {rank}" for rank in range(7)])] * 7
-    assert set(told(played, "limits")) == {"60.0 1925.0 60.0"}
+    assert set(told(played, "limits")) == {"400.0 1925.0 400.0"}
     assert set(told(played, "begun")) == {"all_reduce of 1"}
 
 
@@ -224,4 +224,4 @@ def test_the_death_of_a_rank_ends_what_the_others_wait_in(played: Path, dead: in
     ended = told(played, f"death-{dead}")
     assert len(ended) == 6
     for seconds in ended:
-        assert float(seconds) < 30, ended
+        assert float(seconds) < 200, ended
