@@ -107,9 +107,8 @@ def _refuse_task_counts(job: Job) -> None:
                     "--tasks-per-node"
                 )
     if job.srun_args:
-        print(
-            f"hpcrun: job.srun_args: the local cluster has no srun and ignores {' '.join(job.srun_args)}",
-            file=sys.stderr,
+        say_aside(
+            f"hpcrun: job.srun_args: the local cluster has no srun and ignores {' '.join(job.srun_args)}"
         )
 
 
