@@ -23,8 +23,12 @@ _SURVIVE = (
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the `job:` section of a run says of its ranks; nothing of it for a script of a person's."""
+    """What the `job:` section of a run says of its ranks; nothing of it for a script of a person's.
 
+    ``gpus``: the ranks must not train on CPUs.
+    """
+
+    gpus: bool = False
     setup: Sequence[str] = ()
     node_setup: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict)
@@ -46,6 +50,7 @@ def read_wishes(run: RunDirectory) -> Wishes:
     try:
         job: Mapping[str, Any] = (yaml.safe_load(run.config.read_text()) or {}).get("job") or {}
         return Wishes(
+            gpus=not job.get("cpu"),
             setup=[str(line) for line in job.get("setup") or ()],
             node_setup=[str(line) for line in job.get("node_setup") or ()],
             env={str(name): str(value) for name, value in (job.get("env") or {}).items()},

@@ -79,14 +79,28 @@ def test_where_no_node_has_a_gpu_gres_none_is_asked_for(plain: SlurmCluster) -> 
     dry = hpcrun(plain, "submit", "--name", "dry", "--gpus", "2", "--dry-run", "--", "env")
     assert "--gpus-per-node" not in dry.stdout
     assert "no node has a gpu GRES" in dry.stderr
-    job = submit(plain, "plain", "--gpus", "2")
-    assert plain.wait_state(job) == "COMPLETED"
     refused = hpcrun(
         plain, "submit", "--name", "typed", "--gpus", "a100:2", "--", "env", check=False
     )
     assert refused.returncode == 2
     assert "are not known to Slurm; leave a100 out" in refused.stderr
     assert not (plain.shared / "runs" / "typed").exists()
+
+
+def test_where_slurm_counts_no_gpus_the_ranks_find_some_or_the_job_is_refused(
+    plain: SlurmCluster,
+) -> None:
+    blind = submit(plain, "blind", "--gpus", "2")
+    cpu = submit(plain, "cpu", "--gpus", "2", "--cpu")
+    # As on a node that has GPUs.
+    seeing = submit(plain, "seeing", "--gpus", "2", 'job.env={CUDA_VISIBLE_DEVICES: "0,1"}')
+    assert [plain.wait_state(job) for job in (cpu, seeing)] == ["COMPLETED", "COMPLETED"]
+    assert plain.wait_state(blind) == "FAILED"
+    run = RunDirectory(plain.shared / "runs" / "blind")
+    assert [event.cause for event in jobs.events(run, "ended")] == ["bad-input"]
+    reason = jobs.result(run)["reason"]
+    assert "the job is for GPUs, Slurm gave it none here, and none is visible" in reason
+    assert "to train on CPUs submit with --cpu" in reason
 
 
 @pytest.mark.parametrize("form", ["gpus-per-node", "gres"])
