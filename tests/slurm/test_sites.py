@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import subprocess
 from collections.abc import Iterator
@@ -16,22 +15,10 @@ from hpcrun.cluster.node_setup import node_setup_command
 from hpcrun.run.directory import RunDirectory
 from tests import jobs
 
-from . import cluster
 from .cluster import SlurmCluster
+from .separate import running
 
 pytestmark = pytest.mark.slurm
-
-
-def running(name: str, **options: object) -> Iterator[SlurmCluster]:
-    """Start a separate cluster, or skip where this machine cannot have it."""
-    reason = cluster.why_not(cluster.ClusterSpec(**options))  # type: ignore[arg-type]
-    if reason is not None:
-        pytest.skip(reason)
-    name = f"pytest-{os.getpid()}-{name}"
-    try:
-        yield cluster.start(name, **options)
-    finally:
-        cluster.stop(name)
 
 
 @pytest.fixture(scope="module")
