@@ -14,7 +14,7 @@ from .training import Bench
 
 pytestmark = [pytest.mark.slurm, pytest.mark.lifecycle, pytest.mark.slow]
 
-# The cluster alone would end a preempted job for good: only its QOS has it requeued.
+# By the cluster's setting a preempted job ends for good. Only the job's QOS has it requeued.
 SETTINGS = (("PreemptType", "preempt/qos"), ("PreemptMode", "CANCEL"))
 # Seconds. Slurm looks for the end of a grace time now and then only.
 GRACE = 15

@@ -11,7 +11,7 @@ from .endings import DEAF
 from .nodes import edit
 from .site import Site
 
-# A QOS that nobody has given a mode follows the cluster.
+# A QOS without a mode of its own follows the cluster.
 MODES = {"requeue": "requeue", "cancel": "cancel", "plain": None}
 
 
@@ -30,7 +30,7 @@ def record(site: Site) -> None:
         # The controller hears of a QOS from slurmdbd a moment later.
         site.until(lambda name=name: f"QOS={name}(" in site.ask(shown(name)).stdout, name)  # type: ignore[misc]
         site.keep(f"qos-{name}.txt", shown(name))
-    site.keep("qos-unknown.txt", shown("nobody"))
+    site.keep("qos-unknown.txt", shown("unknown"))
     preempted(site)
 
 
