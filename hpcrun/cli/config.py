@@ -13,6 +13,7 @@ from hpcrun.cli.chosen import choose_config
 from hpcrun.cli.output import print_json
 from hpcrun.cli.subcommand import require_subcommand
 from hpcrun.config import json_schema, to_yaml
+from hpcrun.printing import say
 
 _WAYS = ("show", "schema")
 
@@ -30,11 +31,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the config or the schema."""
     what = require_subcommand("config", arguments.what, _WAYS, "view")
     if what == "schema":
-        print(json.dumps(json_schema(), indent=2))
+        say(*json.dumps(json_schema(), indent=2).split("\n"))
         return 0
     config = choose_config(arguments)
     if arguments.json:
         print_json(config.model_dump(mode="json"))
     else:
-        print(to_yaml(config), end="")
+        say(*to_yaml(config).rstrip("\n").split("\n"))
     return 0

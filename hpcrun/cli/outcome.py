@@ -9,6 +9,7 @@ from hpcrun.launch import jobs
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.batch_log import batch_log
 from hpcrun.lifecycle.history import last_committed
+from hpcrun.printing import quoted, say
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import read_exits, read_failures, read_hang
 from hpcrun.run.events import Attempt, Event, read_events
@@ -20,7 +21,7 @@ _CAUSES = {"bad-input": exitcodes.BAD_INPUT, "save-failed": exitcodes.SAVE_FAILE
 
 def print_result(run: RunDirectory) -> None:
     """Print a finished run's figures."""
-    print("\n".join(result_lines(run)))
+    say(*result_lines(run))
 
 
 def print_end(run: RunDirectory) -> int:
@@ -29,22 +30,23 @@ def print_end(run: RunDirectory) -> int:
     if result is None:
         now = jobs.state(run)
         if now.word != "stopped":
-            print(f"hpcrun: {run.name} ended without a result: {now.detail}; {_continue(run)}")
+            why = now.detail.removesuffix("; `hpcrun resume` continues it")
+            say(f"hpcrun: {run.name} ended without a result: {why}; {_continue(run)}")
             _print_evidence(run, None)
             return exitcodes.FAILED
         result = {"state": "stopped", "step": last_committed(read_events(run))}
     state, cause = str(result.get("state")), str(result.get("cause"))
     if state == "finished":
-        print(f"hpcrun: {run.name} is finished")
+        say(f"hpcrun: {run.name} is finished")
         print_result(run)
         return exitcodes.DONE
     if state == "stopped":
-        print(
+        say(
             f"hpcrun: {run.name} is stopped{_where(result)}; "
             f"{_continue(run)}, and so does the same command"
         )
         return exitcodes.UNFINISHED
-    print(f"hpcrun: {run.name} failed: {result.get('reason')}")
+    say(f"hpcrun: {run.name} failed: {result.get('reason')}")
     _print_evidence(run, cause)
     return _CAUSES.get(cause, exitcodes.FAILED)
 
@@ -66,7 +68,7 @@ def describe_restart(event: Event) -> str:
 
 
 def _print_evidence(run: RunDirectory, ended: str | None) -> None:
-    attempt = _last_attempt(run)
+    attempt = last_attempt(run)
     if attempt is None:
         return
     folder = run.attempt_logs(attempt.job, attempt.restart)
@@ -78,19 +80,22 @@ def _print_evidence(run: RunDirectory, ended: str | None) -> None:
         read_hang(folder),
         folder,
     )
-    # Of bad input the line says all: whoever has a traceback was only left behind.
-    if cause is not None and cause.traceback and ended != "bad-input":
-        print(cause.traceback.rstrip())
-    print(f"  logs  {folder}")
+    # Of input that rank 0 refused the line says all: whoever has a traceback was only left behind.
+    if cause is not None and cause.traceback and (ended != "bad-input" or cause.bad_input):
+        say(*quoted(cause.traceback))
+        if cause.copy:
+            say(f"  copy  {cause.copy} (read-only copy of the submitted code; edit the original)")
+    say(f"  logs  {folder}")
 
 
 def last_attempt_logs(run: RunDirectory) -> Path | None:
     """The log folder of the newest attempt, or None before the first."""
-    attempt = _last_attempt(run)
+    attempt = last_attempt(run)
     return None if attempt is None else run.attempt_logs(attempt.job, attempt.restart)
 
 
-def _last_attempt(run: RunDirectory) -> Attempt | None:
+def last_attempt(run: RunDirectory) -> Attempt | None:
+    """The newest attempt that has begun, or None."""
     for event in reversed(read_events(run)):
         if event.attempt is not None and event.what != "submitted":
             return event.attempt

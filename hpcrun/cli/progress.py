@@ -7,7 +7,8 @@ from typing import Any, Protocol, TextIO
 
 from tqdm import tqdm
 
-from hpcrun.run.figures import StepLines
+from hpcrun.printing import say
+from hpcrun.run.figures import Pace, StepLines, in_words
 
 # What a terminal echoes for Ctrl-C would push a full line over the edge, and leave half a bar behind.
 _ECHO = 3
@@ -16,11 +17,11 @@ _ECHO = 3
 class Progress(Protocol):
     """What follows a run's steps."""
 
-    def begin(self, step: int) -> None:
-        """An attempt starts (again) at ``step``."""
+    def begin(self, step: int, when: float) -> None:
+        """An attempt starts (again) at ``step``; ``when``: its own clock said so, in Unix seconds."""
 
-    def update(self, step: int, facts: Mapping[str, str]) -> None:
-        """``step`` steps are done; ``facts``: loss and speed, in words."""
+    def update(self, step: int, when: float, facts: Mapping[str, str]) -> None:
+        """``step`` steps were done at ``when``; ``facts``: loss and speed, in words."""
 
     def say(self, text: str) -> None:
         """A line of its own, where the bar does not hide it."""
@@ -41,10 +42,15 @@ class Bar:
 
     def __init__(self, total: int, stream: TextIO) -> None:
         self._total, self._stream = total, stream
+        self._pace = Pace(total)
         self._bar: tqdm[Any] | None = None
 
-    def begin(self, step: int) -> None:
-        """Start the clock at ``step``: what an attempt before took says nothing about this one."""
+    def begin(self, step: int, when: float) -> None:
+        """Start the clock at ``step``."""
+        self._pace.begin(step, when)
+        self._open(step)
+
+    def _open(self, step: int) -> "tqdm[Any]":
         self.close(leave=False)
         self._bar = tqdm(
             total=self._total,
@@ -52,28 +58,26 @@ class Bar:
             file=self._stream,
             smoothing=0.1,
             ncols=self._columns(),
-            bar_format="{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt}{postfix}, ETA {remaining}",
+            bar_format="{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt}{postfix}",
         )
+        return self._bar
 
-    def update(self, step: int, facts: Mapping[str, str]) -> None:
+    def update(self, step: int, when: float, facts: Mapping[str, str]) -> None:
         """Move the bar."""
-        if self._bar is None:
-            self.begin(0)
-        assert self._bar is not None
-        self._bar.ncols = self._columns()
+        bar = self._open(0) if self._bar is None else self._bar
+        bar.ncols = self._columns()
         if facts:
-            self._bar.set_postfix_str(
-                ", ".join(f"{key} {value}" for key, value in facts.items()), False
-            )
-        self._bar.update(step - self._bar.n)
+            bar.set_postfix_str(in_words(facts, self._pace.left(step, when)), False)
+        bar.update(step - bar.n)
 
     def say(self, text: str) -> None:
         """A line above the bar."""
         if self._bar is None:
-            print(text, flush=True)
+            say(text)
         else:
             self._bar.ncols = self._columns()
-            self._bar.write(text, file=sys.stdout)
+            with tqdm.external_write_mode(file=sys.stdout):
+                say(text)
 
     def close(self, leave: bool = True) -> None:
         """Let go of the bar; ``leave`` it on the screen or not."""
@@ -95,19 +99,19 @@ class Lines:
     def __init__(self, total: int) -> None:
         self._lines = StepLines(total)
 
-    def begin(self, step: int) -> None:
+    def begin(self, step: int, when: float) -> None:
         """Start the clock at ``step``."""
-        self._lines.begin(step)
+        self._lines.begin(step, when)
 
-    def update(self, step: int, facts: Mapping[str, str]) -> None:
+    def update(self, step: int, when: float, facts: Mapping[str, str]) -> None:
         """Print where it is, if it is time again."""
-        line = self._lines.line(step, facts)
+        line = self._lines.line(step, when, facts)
         if line is not None:
-            print(line, flush=True)
+            say(line)
 
     def say(self, text: str) -> None:
         """A line like any other."""
-        print(text, flush=True)
+        say(text)
 
     def close(self) -> None:
         """Nothing is left open."""

@@ -29,8 +29,8 @@ class JobRequest:
     limit; its exit code 75 asks for a requeue.
     ``warn_signal``: the signal of that warning and of a preemption, as USR2.
     ``setup``: shell lines before each task's command; ``node_setup``: before the tasks, once a node.
-    ``wait_for``: the run directories that have to finish first. ``devices``: the GPUs to hand out, or
-    None for a CPU job.
+    ``wait_for``: the run directories that have to finish first. ``devices``: the GPUs to hand out, as many
+    to each node, or None for a CPU job.
     """
 
     job_id: str

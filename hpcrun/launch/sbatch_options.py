@@ -13,9 +13,9 @@ def sbatch_lines(folder: Path, job: Job) -> list[str]:
     options: dict[str, object] = {
         "job-name": run.name,
         "nodes": job.nodes,
-        "ntasks-per-node": job.gpus,
+        "ntasks-per-node": job.tasks_on_node,
         **_gpu_options(job),
-        "cpus-per-task": job.cpus_per_task,
+        "cpus-per-task": job.cpus_of_task,
         "mem": job.mem,
         "time": job.time,
         "clusters": job.cluster,
@@ -48,7 +48,7 @@ def _gpu_options(job: Job) -> dict[str, object]:
     if job.gpu_request == "gres":
         return {"gres": f"gpu:{kind}{job.gpus}"}
     if job.gpu_request == "gpus-per-task":
-        return {"gpus-per-task": 1}
+        return {"gpus-per-task": job.gpus // job.tasks_on_node}
     return {"gpus-per-node": f"{kind}{job.gpus}"}
 
 

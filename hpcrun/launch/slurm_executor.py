@@ -24,6 +24,7 @@ from hpcrun.cluster import slurm
 from hpcrun.cluster.environment import scrub
 from hpcrun.cluster.errors import ClusterError
 from hpcrun.launch.batch_script import BatchRequest, batch_script
+from hpcrun.printing import say
 
 # Seconds without an answer after which the user is informed.
 _SILENCE = 5.0
@@ -41,7 +42,7 @@ class RequeueingSlurmExecutor(SlurmExecutor):
         self._request = request
         self.accepted: str | None = None
         self.cluster: str | None = None
-        self.update_parameters(nodes=request.job.nodes, ntasks_per_node=request.job.gpus)
+        self.update_parameters(nodes=request.job.nodes, ntasks_per_node=request.job.tasks_on_node)
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
         return batch_script(self._request)
@@ -89,9 +90,9 @@ def _reported_if_slow(stream: TextIO) -> Iterator[None]:
     """
     line = (
         "hpcrun: sbatch has not answered yet; Ctrl-C waits for its answer. Ctrl-\\ does not: then look with "
-        "`squeue --me` whether the job is there\n"
+        "`squeue --me` whether the job is there"
     )
-    report = threading.Timer(_SILENCE, stream.write, [line])
+    report = threading.Timer(_SILENCE, say, [line], {"stream": stream})
     report.daemon = True
     report.start()
     try:

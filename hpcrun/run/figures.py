@@ -9,6 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from hpcrun.printing import escaped, quoted
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import read_json
 
@@ -16,31 +17,62 @@ from hpcrun.run.files import read_json
 _SECONDS_PER_LINE = 10.0
 
 
+class Pace:
+    """The remaining time, from the times in the run's files.
+
+    The time of reading is no measure: a reader may get many lines together.
+    """
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._first: tuple[int, float] | None = None
+        self._warm = False
+
+    def begin(self, step: int, when: float) -> None:
+        """Start at ``step``; the pace of an earlier attempt does not count."""
+        self._first, self._warm = (step, when), False
+
+    def left(self, step: int, when: float) -> str | None:
+        """Return the remaining time after ``step`` in words, or None if it is unknown."""
+        if self._first is None:
+            self._first = step, when
+            return None
+        first, began = self._first
+        if not self._warm:
+            # The first steps compile and warm up: later estimates exclude their time.
+            self._first, self._warm = (step, when), True
+        if step <= first or when < began:
+            return None
+        return str(tqdm.format_interval((when - began) / (step - first) * (self._total - step)))
+
+
 class StepLines:
     """A line at the start, at the end, and at most every ten seconds of a training of ``total`` steps."""
 
-    def __init__(self, total: int, start: int = 0) -> None:
+    def __init__(self, total: int) -> None:
         self._total = total
-        self.begin(start)
-
-    def begin(self, step: int) -> None:
-        """Start the clock at ``step``: what an attempt before took says nothing about this one."""
-        self._began, self._first = time.monotonic(), step
+        self._pace = Pace(total)
         self._told: float | None = None
 
-    def line(self, step: int, facts: Mapping[str, str]) -> str | None:
-        """Return where the training is, after ``step`` steps; None if it is not time for a line."""
+    def begin(self, step: int, when: float) -> None:
+        """Start the clock at ``step``; ``when``: Unix seconds."""
+        self._pace.begin(step, when)
+        self._told = None
+
+    def line(self, step: int, when: float, facts: Mapping[str, str]) -> str | None:
+        """Return the line for ``step`` done steps at ``when`` (Unix seconds); None between two lines."""
         now = time.monotonic()
         due = self._told is None or now - self._told >= _SECONDS_PER_LINE
         if not facts or (not due and step < self._total):
             return None
         self._told = now
-        words = [f"{key} {value}" for key, value in facts.items()]
-        taken = step - self._first
-        if taken > 0:
-            left = (now - self._began) / taken * (self._total - step)
-            words.append(f"ETA {tqdm.format_interval(left)}")
-        return f"step {step}/{self._total}: {', '.join(words)}"
+        return f"step {step}/{self._total}: {in_words(facts, self._pace.left(step, when))}"
+
+
+def in_words(facts: Mapping[str, str], left: str | None) -> str:
+    """Return ``facts`` and the remaining time on one line, safe for a terminal."""
+    words = [f"{key} {value}" for key, value in facts.items()]
+    return escaped(", ".join([*words, f"ETA {left}"] if left else words))
 
 
 def facts_of(line: Mapping[str, Any]) -> dict[str, str]:
@@ -71,7 +103,7 @@ def result_lines(run: RunDirectory) -> list[str]:
     result = read_json(run.result) or {}
     report = {key: _shown(value) for key, value in (result.get("report") or {}).items()}
     long = {key: value for key, value in report.items() if "\n" in value}
-    short = {key: value for key, value in report.items() if key not in long}
+    short = {escaped(key): value for key, value in report.items() if key not in long}
     if "validation_loss" not in report and result.get("validation_loss") is not None:
         loss = (
             result["best"]["validation_loss"] if _of_the_best(result) else result["validation_loss"]
@@ -98,7 +130,7 @@ def result_lines(run: RunDirectory) -> list[str]:
     lines = [f"  {key.replace('_', ' '):<{width}}  {value}" for key, value in short.items()]
     for key, value in long.items():
         lines.append(f"  {key.replace('_', ' ')}:")
-        lines += [f"    | {line}" for line in value.splitlines()]
+        lines += quoted(value)
     return [*lines, f"  {'result':<{width}}  {run.result}"]
 
 

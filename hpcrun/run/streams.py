@@ -1,4 +1,4 @@
-"""A rank's output outlives a full disk: that costs lines of the log, not the training."""
+"""Output that outlives a full disk: lines of the log are lost, and not the training or the requeue."""
 
 import contextlib
 import errno
@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO, cast
+
+from hpcrun.printing import say_aside
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -88,7 +90,7 @@ def copied_to(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     except OSError as error:
-        print(f"hpcrun: {path}: no log is kept: {error.strerror}", file=sys.stderr, flush=True)
+        say_aside(f"hpcrun: {path}: no log is kept: {error.strerror}")
         yield
         return
     streams = sys.stdout, sys.stderr

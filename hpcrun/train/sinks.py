@@ -3,11 +3,13 @@
 import atexit
 import hashlib
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from hpcrun.config import Config
 from hpcrun.errors import UserError
+from hpcrun.printing import say
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.figures import StepLines, facts_of, validation_line
 from hpcrun.run.files import read_json
@@ -50,12 +52,16 @@ class RankLog:
     """What rank 0 prints: loss, speed and the time that is left, a line now and then."""
 
     def __init__(self, total: int, start: int) -> None:
-        self._lines = StepLines(total, start)
+        self._lines = StepLines(total)
+        self._lines.begin(start, time.time())
 
     def write(self, line: Mapping[str, Any]) -> None:
-        for told in (validation_line(line), self._lines.line(line["step"], facts_of(line))):
+        for told in (
+            validation_line(line),
+            self._lines.line(line["step"], time.time(), facts_of(line)),
+        ):
             if told is not None:
-                print(told, flush=True)
+                say(told)
 
     def flush(self) -> None:
         """Each line is flushed."""

@@ -151,7 +151,7 @@ def test_exit_code_75_asks_for_another_start_also_without_a_signal(tmp_path: Pat
 def test_a_program_that_is_not_there_is_told_in_one_line_and_not_tried_again(
     tmp_path: Path,
 ) -> None:
-    run = start(tmp_path, "absent", "./no-such-program")
+    run = start(tmp_path, "absent", "no-such-program")
     jobs.wait_for_end(run)
     assert outcome(run) == ("failed", ["bad-input"])
-    assert "./no-such-program: cannot be started: No such file" in jobs.result(run)["reason"]
+    assert "no-such-program: cannot be started: No such file" in jobs.result(run)["reason"]

@@ -27,18 +27,19 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_a_step_has_a_line_at_once_then_every_ten_seconds_and_at_the_end(clock: Clock) -> None:
-    lines = StepLines(100, start=10)
-    clock.now += 5
-    assert lines.line(20, {"loss": "1.5"}) == "step 20/100: loss 1.5, ETA 00:40"
+    lines = StepLines(100)
+    lines.begin(10, 1000.0)
+    # The first step is no measure: it holds the start of the loop.
+    assert lines.line(20, 1005.0, {"loss": "1.5"}) == "step 20/100: loss 1.5, ETA 00:40"
     clock.now += 9.9
-    assert lines.line(30, {"loss": "1.4"}) is None
+    assert lines.line(30, 1014.9, {"loss": "1.4"}) is None
     clock.now += 0.1
-    assert lines.line(40, {"loss": "1.3"}) == "step 40/100: loss 1.3, ETA 00:30"
-    assert lines.line(100, {"loss": "1.2"}) == "step 100/100: loss 1.2, ETA 00:00"
+    assert lines.line(40, 1015.0, {"loss": "1.3"}) == "step 40/100: loss 1.3, ETA 00:30"
+    assert lines.line(100, 1045.0, {"loss": "1.2"}) == "step 100/100: loss 1.2, ETA 00:00"
 
 
 def test_a_line_without_figures_is_none(clock: Clock) -> None:
-    assert StepLines(100).line(1, facts_of({"step": 1, "validation_loss": 2.0})) is None
+    assert StepLines(100).line(1, 1000.0, facts_of({"step": 1, "validation_loss": 2.0})) is None
 
 
 def test_a_validation_has_a_line_also_where_its_loss_is_no_number() -> None:

@@ -1,6 +1,5 @@
 """The end of a rank's script in the run's records: an orderly stop, or a failure with its last words."""
 
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -78,17 +77,6 @@ def record_end(folder: Path, rank: int, end: ScriptEnd, step: int | None) -> Non
         record_failure(folder, rank, failure, step)
     except OSError as error:
         print(f"hpcrun: the failure is not recorded: {error}", file=sys.stderr, flush=True)
-
-
-def last_line(log: Path) -> str:
-    """The last line that is not empty, which in a traceback is the exception."""
-    try:
-        with log.open("rb") as stream:
-            stream.seek(max(0, os.fstat(stream.fileno()).st_size - 4096))
-            lines = stream.read().decode(errors="replace").split("\n")
-    except OSError:
-        return ""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")[:200]
 
 
 def _how(code: int) -> str:

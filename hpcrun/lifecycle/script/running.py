@@ -15,9 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.command.launcher import Launcher
+from hpcrun.diagnose.script_log import script_words
 from hpcrun.errors import UserError
 from hpcrun.lifecycle import exitcodes
-from hpcrun.lifecycle.script.end import ScriptEnd, last_line, note_stop, record_end
+from hpcrun.lifecycle.script.end import ScriptEnd, note_stop, record_end
 from hpcrun.lifecycle.script.meeting import meeting_place
 from hpcrun.lifecycle.script.orphans import adopt_orphans
 from hpcrun.lifecycle.script.progress import ProgressWatch
@@ -57,6 +59,7 @@ def run_script(
     config: DistributedConfig,
     flag: StopFlag,
     terms: ScriptTerms,
+    launcher: Launcher | None = None,
 ) -> int:
     """Run ``command`` as this rank's program and return the rank's exit code.
 
@@ -64,6 +67,9 @@ def run_script(
     0 after a signal to stop, and where the script ends with 75 to be continued: srun ends
     all ranks at the first other code, also ranks that still save. The event ``stopped``, written by
     rank 0, and the mark of :func:`record_unfinished` say that the script has not finished.
+
+    Args:
+        launcher: starts the ranks of ``command``; None where this process is the rank.
 
     Raises:
         UserError: the program cannot be started.
@@ -83,7 +89,7 @@ def run_script(
         }
         # Before the script starts: a wrapper may die of a signal at any time.
         adopt_orphans()
-        child = _start(command, environ)
+        child = _start(command, environ, launcher)
         if config.rank == 0:
             progress.note_start()
         before = time.monotonic()
@@ -110,17 +116,20 @@ def run_script(
         return exitcodes.DONE
     worked = attempt.restart > 0 or time.monotonic() - before > _WORKED
     if code:
-        words = last_line(folder / f"rank-{config.rank:05d}.log")
+        words = script_words(folder / f"rank-{config.rank:05d}.log")
         end = ScriptEnd(command, code, words, refused=code == exitcodes.BAD_INPUT and not worked)
         record_end(folder, config.rank, end, progress.step)
     return _own_code(code if code >= 0 else 128 - code, worked=worked)
 
 
-def _start(command: Sequence[str], environ: dict[str, str]) -> "subprocess.Popen[bytes]":
+def _start(
+    command: Sequence[str], environ: dict[str, str], launcher: Launcher | None
+) -> "subprocess.Popen[bytes]":
     """Start the program; raises UserError where that is not possible."""
+    words = launcher.words(command, environ) if launcher else [_program(command[0]), *command[1:]]
     try:
         return subprocess.Popen(
-            [_program(command[0]), *command[1:]],
+            words,
             env=environ,
             # MPI talks to srun through a descriptor that srun has opened (PMI_FD).
             close_fds=False,
