@@ -24,8 +24,13 @@ _SURVIVE = (
 
 @dataclass(frozen=True)
 class Wishes:
-    """The part of the `job:` section that concerns the ranks; empty for a person's own script."""
+    """The part of the `job:` section that concerns the ranks; empty for a person's own script.
 
+
+    ``gpus``: the ranks must not train on CPUs.
+    """
+
+    gpus: bool = False
     setup: Sequence[str] = ()
     node_setup: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict)
@@ -47,6 +52,7 @@ def read_wishes(run: RunDirectory) -> Wishes:
     try:
         job: Mapping[str, Any] = (yaml.safe_load(run.config.read_text()) or {}).get("job") or {}
         return Wishes(
+            gpus=not job.get("cpu"),
             setup=[str(line) for line in job.get("setup") or ()],
             node_setup=[str(line) for line in job.get("node_setup") or ()],
             env={str(name): str(value) for name, value in (job.get("env") or {}).items()},

@@ -68,7 +68,7 @@ def describe_restart(event: Event) -> str:
 
 
 def _print_evidence(run: RunDirectory, ended: str | None) -> None:
-    attempt = _last_attempt(run)
+    attempt = last_attempt(run)
     if attempt is None:
         return
     folder = run.attempt_logs(attempt.job, attempt.restart)
@@ -90,11 +90,12 @@ def _print_evidence(run: RunDirectory, ended: str | None) -> None:
 
 def last_attempt_logs(run: RunDirectory) -> Path | None:
     """The log folder of the newest attempt, or None before the first."""
-    attempt = _last_attempt(run)
+    attempt = last_attempt(run)
     return None if attempt is None else run.attempt_logs(attempt.job, attempt.restart)
 
 
-def _last_attempt(run: RunDirectory) -> Attempt | None:
+def last_attempt(run: RunDirectory) -> Attempt | None:
+    """The newest attempt that has begun, or None."""
     for event in reversed(read_events(run)):
         if event.attempt is not None and event.what != "submitted":
             return event.attempt

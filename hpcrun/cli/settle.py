@@ -17,6 +17,7 @@ from hpcrun.lifecycle import exitcodes
 from hpcrun.printing import say
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.events import Attempt
+from hpcrun.run.streams import outlive_full_disk
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Judge the attempt that this environment belongs to."""
+    outlive_full_disk()
     job = job_id(os.environ)
     if job is None or not in_local_cluster(os.environ):
         raise RunError("settle: this is no job of the local cluster, which alone calls this")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcrun.diagnose.known import explained
+from hpcrun.diagnose.catalogue import explained, known_cause
 from hpcrun.diagnose.rank_logs import words_at_exit
 from hpcrun.diagnose.slurm_log import before_termination
 from hpcrun.run.endings import Exit, Failure, Hang, last_words, node_name
@@ -85,13 +85,16 @@ _NODE_FAULT = re.compile(
     r"|No CUDA GPUs are available|unhandled system error|Input/output error|Remote I/O error",
     re.IGNORECASE,
 )
+_OF_NODES = ("hardware", "storage")
 
 
 def blames_node(diagnosis: Diagnosis) -> bool:
     """Whether the first cause points at its node (hardware, memory, driver) and not at the program."""
     if diagnosis.host is None or diagnosis.bad_input:
         return False
-    return diagnosis.node_fault or bool(_NODE_FAULT.search(diagnosis.line))
+    known = known_cause(diagnosis.line)
+    of_node = known is not None and known.retry == "elsewhere" and known.kind in _OF_NODES
+    return diagnosis.node_fault or of_node or bool(_NODE_FAULT.search(diagnosis.line))
 
 
 def is_cascade(failure: Failure) -> bool:
@@ -205,6 +208,7 @@ def _from_srun(told: "re.Match[str]", failures: Sequence[Failure], logs: Path | 
         _last_step(failures),
         None,
         len(failures),
+        bad_input=words is not None and _hopeless(words),
         # The other ranks have started.
         node_fault=words is not None and words.startswith("execve(): "),
     )
@@ -225,19 +229,29 @@ def signal_name(number: int | None) -> str:
 def _from_failure(first: Failure, failures: Sequence[Failure]) -> Diagnosis:
     at = f" at {first.where}" if first.where else ""
     kind = "out of memory" if first.kind in _OUT_OF_MEMORY else first.kind
-    told = explained(first.message) or f"{headline(first.message)}{at}"
-    says_all = first.kind in _BAD_INPUT
+    full = f"{first.kind}: {first.message}"
+    told = explained(first.message, at) or (explained(full, at) or "").removeprefix(
+        f"{first.kind}: "
+    )
+    told = told or f"{headline(first.message)}{at}"
+    own = first.kind in _BAD_INPUT
     return Diagnosis(
-        f"rank {first.rank} on {first.host}: {told if says_all else f'{kind}: {told}'}",
+        f"rank {first.rank} on {first.host}: {told if own else f'{kind}: {told}'}",
         first.rank,
         first.host,
         first.step,
         first.traceback,
         len({failure.rank for failure in failures} - {first.rank}),
-        bad_input=says_all or first.bad_input,
+        bad_input=own or first.bad_input or _hopeless(full),
         copy=first.copy,
         follows=is_cascade(first),
     )
+
+
+def _hopeless(message: str) -> bool:
+    """Return whether the catalogue is certain that no other start would help."""
+    known = known_cause(message)
+    return known is not None and known.retry == "never"
 
 
 def _last_step(failures: Sequence[Failure]) -> int | None:

@@ -14,13 +14,14 @@ from hpcrun.cluster.avoid import NodeRequest, nodes_to_avoid, take_back_if_stuck
 from hpcrun.cluster.devices import visible_gpus
 from hpcrun.cluster.environment import unused_by_sbatch
 from hpcrun.cluster.hostlist import expand
+from hpcrun.cluster.slurm.options import given_option
 from hpcrun.config import Config, Job
 from hpcrun.launch import jobs
 from hpcrun.launch.batch_script import BatchRequest, batch_script
 from hpcrun.launch.dependencies import with_dependency
 from hpcrun.launch.errors import LaunchError
 from hpcrun.launch.resources import fitted, say
-from hpcrun.launch.sbatch_options import given_option, job_name, wanted_cluster
+from hpcrun.launch.sbatch_options import job_name, wanted_cluster
 from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import record_event
