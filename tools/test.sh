@@ -2,10 +2,12 @@
 # Sets up everything that the tests need and runs them: style, types, import rules, then pytest.
 # A real Slurm is brought up where this user may (root on Debian); elsewhere its tests say why they skip.
 # Arguments go to pytest; long tests are left out unless asked for: tools/test.sh -m slow
+# These need more packages (GlusterFS, MooseFS, slurmdbd and MariaDB, iperf3, e2fsprogs, wandb), installed then.
 # Without arguments the lifecycle tests also run on the newest Slurm, before all tests run on the system's.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/environment.sh
+. tools/slow_packages.sh
 hpcrun_environment "dev"
 ready=
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
@@ -24,6 +26,7 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
         esac
     done
     export HPCRUN_SLURM_UNAVAILABLE="${HPCRUN_SLURM_UNAVAILABLE:-}"
+    if asks_for_slow "$@"; then install_for_slow_tests; fi
 fi
 ruff check .
 ruff format --check .

@@ -1,11 +1,11 @@
 """Checks of the command after ``--``, before anything is made or submitted."""
 
-import sys
 from pathlib import Path
 
 from hpcrun.command.missing import require_there
 from hpcrun.command.rank_starters import require_script, separate_trainings
 from hpcrun.config import Config
+from hpcrun.printing import say_aside
 
 
 def check_command(config: Config, folder: Path) -> None:
@@ -35,4 +35,4 @@ def check_command(config: Config, folder: Path) -> None:
     if job.launcher is None:
         line = separate_trainings(config.command, folder, nodes=job.nodes, tasks=job.tasks_on_node)
     if line is not None:
-        print(f"hpcrun: {line}", file=sys.stderr)
+        say_aside(f"hpcrun: {line}")

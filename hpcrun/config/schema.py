@@ -135,6 +135,10 @@ class Job(Section):
         default=[],
         description="Words before each rank's command, such as apptainer exec --nv image.sif.",
     )
+    same_code: bool = Field(
+        default=False,
+        description="Refuse to continue with code other than that of the last saved step.",
+    )
     python: ShellText | None = Field(
         default=None,
         description="Python interpreter of the ranks, in the container; null: the one that submits.",

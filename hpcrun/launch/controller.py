@@ -68,8 +68,13 @@ class _Orders:
 
         for number in (CANCEL, KILL, PREEMPT, WARN):
             signal.signal(number, note)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        # Not SIG_IGN, which the tasks would inherit: as Slurm's, they hear signals whatever shell submitted.
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, _unmoved)
+
+
+def _unmoved(_number: int, _frame: object) -> None:
+    """Handle a signal that is not for the controller."""
 
 
 @dataclass

@@ -5,14 +5,15 @@ the loaders of a GPU. Nothing here asks for more than the smallest node that the
 """
 
 import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hpcrun.cluster.nodes import Limits, Node, Offer, Partition, cluster_offer, gpu_types
+from hpcrun.cluster.slurm.options import given_option
 from hpcrun.config import Job
 from hpcrun.launch.errors import LaunchError
-from hpcrun.launch.sbatch_options import given_option, wanted_cluster
+from hpcrun.launch.sbatch_options import wanted_cluster
+from hpcrun.printing import say_aside
 
 _GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "tres-per-task")
 _SHARE_OPTIONS = (
@@ -49,7 +50,8 @@ def fitted(
     request = gpu_request(job, offer)
     if request == "none" and job.gpu_request == "auto" and not _asks_for_gpus(job):
         lines.append(
-            "no node has a gpu GRES: asks Slurm for no GPUs (job.gpu_request says otherwise)"
+            "no node has a gpu GRES: asks Slurm for no GPUs (job.gpu_request says otherwise); a node "
+            "that shows the ranks no GPU is refused (--cpu trains on CPUs)"
         )
     if request == "gpus-per-task" and job.gpus <= job.tasks_on_node:
         lines.append(
@@ -80,7 +82,7 @@ def _core_a_rank(job: Job) -> dict[str, object]:
 def say(lines: Sequence[str]) -> None:
     """Print what :func:`fitted` has to say, on standard error."""
     for line in lines:
-        print(f"hpcrun: {line}", file=sys.stderr)
+        say_aside(f"hpcrun: {line}")
 
 
 def gpu_request(job: Job, offer: Offer | None) -> str:

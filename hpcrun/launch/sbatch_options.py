@@ -1,8 +1,8 @@
 """The options of a Slurm job, as lines of its batch script."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
+from hpcrun.cluster.slurm.options import given_option
 from hpcrun.config import Job
 from hpcrun.run.directory import RunDirectory
 
@@ -55,22 +55,6 @@ def _gpu_options(job: Job) -> dict[str, object]:
 def job_name(run: RunDirectory, job: Job) -> str:
     """The name under which Slurm lists the job."""
     return given_option(job.sbatch_args, "job-name", "J") or run.name
-
-
-def given_option(arguments: Sequence[str], long: str, short: str | None = None) -> str | None:
-    """The value that the last of these options of sbatch gives to ``--long`` or ``-short``.
-
-    An option without a value has "". None where it is not given. sbatch takes the first letters of a
-    long name for it.
-    """
-    found = None
-    for argument in arguments:
-        name, _, value = argument.replace("=", " ", 1).partition(" ")
-        if name == f"--{long}" or (len(name) > 4 and f"--{long}".startswith(name)):
-            found = value
-        elif short and argument.startswith(f"-{short}") and not argument.startswith("--"):
-            found = argument[2:].lstrip(" =")
-    return found
 
 
 def wanted_cluster(job: Job) -> str | None:

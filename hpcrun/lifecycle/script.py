@@ -25,6 +25,7 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import record_failure
 from hpcrun.run.events import Attempt, note
 from hpcrun.run.files import read_json
+from hpcrun.run.owner import OwnerLooks
 from hpcrun.run.rendezvous import MeetingBoard
 
 _SIGNAL_OF = {StopReason.TERMINATE: signal.SIGTERM, StopReason.WARNING: signal.SIGUSR2}
@@ -35,7 +36,6 @@ _TICK = 0.2
 # The script, or a peer on another node, may hear a signal, and end on it, before this process does: also
 # with exit code 0, which without a signal means that its work is done.
 _LATE_SIGNAL = 1.0
-_OWNER_CHECK = 5.0
 # A program that has run for as many seconds has read its arguments.
 _WORKED = 60.0
 _PR_SET_PDEATHSIG = 1
@@ -160,7 +160,7 @@ class _Watch:
         self._pass_on = config.launch_method not in ("slurm", "local")
         self._passed_on = StopReason.NONE
         self._was_owner = False
-        self._checked = 0.0
+        self._looks = OwnerLooks(config.rank, config.world_size)
         self._told: str | None = None
         self._rank = config.rank
 
@@ -197,9 +197,8 @@ class _Watch:
 
     def _yield_to_successor(self) -> None:
         """A script knows no fence: the orphan of a dead node would write into its successor's files."""
-        if time.monotonic() - self._checked < _OWNER_CHECK:
+        if not self._looks.due(time.monotonic()):
             return
-        self._checked = time.monotonic()
         try:
             owner = (read_json(self._run.owner) or {}).get("owner")
         except OSError as error:

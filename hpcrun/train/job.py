@@ -22,6 +22,7 @@ from hpcrun.lifecycle.policy import Budgets, without_progress
 from hpcrun.lifecycle.script import run_script
 from hpcrun.lifecycle.settle import settle_by_hand
 from hpcrun.lifecycle.signals import StopFlag, end_helpers
+from hpcrun.printing import say_aside
 from hpcrun.run.commits import newest_commit
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.endings import record_failure
@@ -29,7 +30,14 @@ from hpcrun.run.events import Attempt, note
 from hpcrun.run.files import read_json
 from hpcrun.run.import_path import copied_path, folders
 from hpcrun.run.snapshot import recorded_snapshot, snapshot_command
-from hpcrun.train.errors import NotTrainable, SaysAll, ToldByRankZero, known_to_all
+from hpcrun.run.streams import copied_to
+from hpcrun.train.errors import (
+    NotTrainable,
+    SaysAll,
+    ToldByRankZero,
+    is_mistake,
+    known_to_all,
+)
 from hpcrun.train.position import Position
 
 
@@ -50,9 +58,14 @@ def run_rank(path: Path, flag: StopFlag) -> int:
     except UserError as error:
         return _refuse(error)
     attempt = Attempt(str(job), distributed.restart_count)
-    code = _attempt(run, attempt, config, distributed, flag)
-    if by_hand and distributed.rank == 0:
-        settle_by_hand(run, attempt, code)
+    if not by_hand:
+        return _attempt(run, attempt, config, distributed, flag)
+    # Where a scheduler starts the ranks it keeps their logs.
+    logs = run.attempt_logs(attempt.job, attempt.restart)
+    with copied_to(logs / f"rank-{distributed.rank:05d}.log"):
+        code = _attempt(run, attempt, config, distributed, flag)
+        if distributed.rank == 0:
+            settle_by_hand(run, attempt, code)
     return code
 
 
@@ -144,7 +157,15 @@ def _attempt(
         return exitcodes.BAD_INPUT if isinstance(error, NotTrainable) else code
     # A task that calls sys.exit(0) is not done: nothing but the end of training may say so.
     except (Exception, SystemExit) as error:
-        return _fail(run, attempt, distributed.rank, error, position)
+        untrained = not position.step and newest_commit(run) is None
+        return _fail(
+            run,
+            attempt,
+            distributed.rank,
+            error,
+            position,
+            bad_input=untrained and is_mistake(error),
+        )
 
 
 def enter_folder(run: RunDirectory) -> None:
@@ -279,19 +300,25 @@ def _say_without_gpu(distributed: DistributedConfig) -> None:
 
 
 def _refuse(error: UserError) -> int:
-    print(f"hpcrun: {error}", file=sys.stderr, flush=True)
+    say_aside(f"hpcrun: {error}")
     return exitcodes.BAD_INPUT
 
 
 def _fail(
-    run: RunDirectory, attempt: Attempt, rank: int, error: BaseException, position: Position
+    run: RunDirectory,
+    attempt: Attempt,
+    rank: int,
+    error: BaseException,
+    position: Position,
+    *,
+    bad_input: bool = False,
 ) -> int:
     folder = run.attempt_logs(attempt.job, attempt.restart)
     end_helpers()  # Before the traceback goes, and with it the loader, which would wait for them.
     if isinstance(error, SaysAll):
         error.__traceback__ = None
     try:
-        failure = record_failure(folder, rank, error, position.step)
+        failure = record_failure(folder, rank, error, position.step, bad_input=bad_input)
     except OSError as disk:
         print(f"hpcrun: the failure is not recorded: {disk}", file=sys.stderr, flush=True)
         raise error from None
@@ -302,5 +329,5 @@ def _fail(
         print(f"hpcrun: rank {rank} lost its peers: {first_line}", file=sys.stderr, flush=True)
     else:
         text = failure.traceback or f"{failure.kind}: {failure.message}"
-        print(text, file=sys.stderr, flush=True)
-    return exitcodes.FAILED
+        say_aside(*text.rstrip("\n").split("\n"))
+    return exitcodes.BAD_INPUT if bad_input else exitcodes.FAILED

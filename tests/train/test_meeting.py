@@ -6,6 +6,7 @@ import datetime
 import os
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from hpcrun.run.rendezvous import Meeting, MeetingBoard
 from hpcrun.train import gpus, meeting
 from hpcrun.train.errors import NotTrainable
 from hpcrun.train.gpus import refuse_duplicates, require_gpu_build
+from hpcrun.train.process_group import second_store
 
 
 def config(rank: int, **changes: Any) -> DistributedConfig:
@@ -52,6 +54,29 @@ def hold_and_join(
     assert second[1].get("word") == b"from rank 0"
     assert first[0].master_port == second[0].master_port == port
     return first, second
+
+
+@pytest.mark.parametrize(("ranks", "connected"), [(2, False), (1000, True)])
+def test_the_watchdogs_store_is_waited_for_the_longer_the_more_ranks_there_are(
+    ranks: int, connected: bool
+) -> None:
+    port, held = free_port(), []
+
+    def hold() -> None:
+        held.append(TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False))
+
+    late = threading.Timer(3.0, hold)
+    late.start()
+    many = config(1, world_size=ranks, num_nodes=ranks // 2, master_port=port)
+    store = second_store(many, "hang", timeout=0.5)
+    late.join()
+    assert (store is not None) is connected
+    if store is not None:
+        before = time.monotonic()
+        with pytest.raises(RuntimeError):
+            store.get("missing")
+        # A request keeps its own limit.
+        assert time.monotonic() - before < 10
 
 
 def test_names_that_do_not_resolve_are_passed_over(
