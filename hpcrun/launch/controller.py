@@ -38,8 +38,9 @@ REQUEUE = 75
 """The exit code by which the ``after`` command asks for another attempt."""
 
 _TICK = 0.05
-# After the first failure the others get this long to say what they saw, then SIGKILL.
-_LAST_WORDS = 1.0
+# After the first failure the others get this long to say what they saw, then SIGKILL. The node whose rank
+# failed first may be the last to end: torchrun waits for its other ranks, and a task for a late signal.
+_LAST_WORDS = 3.0
 _PR_SET_PDEATHSIG = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
