@@ -19,6 +19,7 @@ from hpcrun.launch import jobs
 from hpcrun.launch.jobs import RunState
 from hpcrun.lifecycle.goodput import goodput
 from hpcrun.lifecycle.history import last_committed, lives
+from hpcrun.run.commits import newest_commit
 from hpcrun.run.directory import RunDirectory, find
 from hpcrun.run.events import read_events
 from hpcrun.run.files import read_lines
@@ -67,7 +68,7 @@ def _row(run_directory: RunDirectory, state: RunState) -> dict[str, Any]:
         "name": run_directory.name,
         "state": state.word,
         "step": last[0].get("step") if last else None,
-        "committed": last_committed(events),
+        "committed": None if newest_commit(run_directory) is None else last_committed(events),
         # A loss that is not finite is null in the file, and here again with --json.
         "loss": (math.nan if losses[0] is None else losses[0]) if losses else None,
         "job": state.job,

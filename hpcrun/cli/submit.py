@@ -22,7 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.cli.chosen import choose_config
-from hpcrun.cli.continuing import Standing, compare, renewed, shortened
+from hpcrun.cli.continuing import (
+    Standing,
+    compare,
+    from_scratch,
+    renewed,
+    require_restartable,
+    shortened,
+)
 from hpcrun.cli.handover import hand_over, refuse_live
 from hpcrun.cli.nccl_lint import warn_of
 from hpcrun.cli.output import print_json
@@ -78,6 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument(
         "--profile", metavar="NAME", help="site profile: a name or a path; '' for none"
     )
+    add_from_scratch(what)
     what.add_argument(
         "--no-snapshot", action="store_true", help="run the code as it lies, not a copy of it"
     )
@@ -95,6 +103,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_from_scratch(parser: argparse._ActionsContainer) -> None:
+    """Add ``--from-scratch``."""
+    parser.add_argument(
+        "--from-scratch",
+        action="store_true",
+        help="start at step 0; checkpoints, metrics and events so far are moved beside the old job's logs",
+    )
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Submit, and follow where wanted; the exit code is the run's when it was followed."""
     require_one_way(arguments)
@@ -104,7 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
     assert config.name is not None
     warn_of(config.job.env)
     run_directory = RunDirectory(runs_dir(arguments) / config.name)
-    standing = compare(run_directory, config) if run_directory.exists() else None
+    standing = _standing(run_directory, config, arguments.from_scratch)
     executor: ExecutorName = "prepared" if arguments.prepare else submission.choose_executor(config)
     if arguments.dry_run:
         if executor != "prepared":
@@ -126,9 +143,23 @@ def run(arguments: argparse.Namespace) -> int:
         return start(run_directory, config, executor, arguments, lambda: nullcontext(()), make)
     if standing.finished is not None:
         return say_finished(run_directory, standing.finished, arguments.json)
-    return start(
-        run_directory, config, executor, arguments, lambda: renewed(run_directory, config, identity)
-    )
+
+    def admit() -> AbstractContextManager[Sequence[str]]:
+        if arguments.from_scratch:
+            return from_scratch(run_directory, config)
+        return renewed(run_directory, config, identity)
+
+    return start(run_directory, config, executor, arguments, admit)
+
+
+def _standing(run: RunDirectory, config: Config, scratch: bool) -> Standing | None:
+    """How the run of that name stands to ``config``; None where there is no run."""
+    if not run.exists():
+        return None
+    if scratch:
+        require_restartable(run, config)
+        return Standing()
+    return compare(run, config)
 
 
 def require_one_way(arguments: argparse.Namespace) -> None:

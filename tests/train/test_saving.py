@@ -140,12 +140,12 @@ def test_a_start_removes_what_is_kept_no_more_for_a_full_disk_lets_no_save_do_it
     store = CheckpointStore(run.checkpoints, "test-0")
     for step in range(1, 6):
         faults.save(store, step)
-    make_room(run, Attempt("7", 0), configured("checkpoint.keep=2"), step=3)
+    make_room(store, configured("checkpoint.keep=2"), step=3)
     assert kept(run) == [5, 4, 3]
-    make_room(run, Attempt("7", 0), configured("checkpoint.keep=1"), step=5)
+    make_room(store, configured("checkpoint.keep=1"), step=5)
     assert kept(run) == [5]
     (run.checkpoints / "step-000000005").rename(run.path / "moved")
     run.checkpoints.rmdir()
     run.checkpoints.write_text("no folder")
-    make_room(run, Attempt("7", 0), configured(), step=5)
+    make_room(store, configured(), step=5)
     assert "cannot be listed" in capsys.readouterr().err
