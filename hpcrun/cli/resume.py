@@ -8,7 +8,7 @@ import argparse
 
 from hpcrun.cli.continuing import from_scratch, unchanged
 from hpcrun.cli.runs import add_run, find_run
-from hpcrun.cli.submit import add_from_scratch, require_one_way, say_finished, start
+from hpcrun.cli.submit import add_continuing, require_one_way, say_finished, start
 from hpcrun.config import load_resolved
 from hpcrun.launch import submission
 from hpcrun.run.files import read_json
@@ -17,7 +17,7 @@ from hpcrun.run.files import read_json
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_run(parser)
-    add_from_scratch(parser)
+    add_continuing(parser)
     # None: as it was submitted.
     parser.add_argument(
         "--no-snapshot",

@@ -85,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument(
         "--profile", metavar="NAME", help="site profile: a name or a path; '' for none"
     )
-    add_from_scratch(what)
+    add_continuing(what)
     what.add_argument(
         "--no-snapshot", action="store_true", help="run the code as it lies, not a copy of it"
     )
@@ -103,8 +103,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_from_scratch(parser: argparse._ActionsContainer) -> None:
-    """Add ``--from-scratch``."""
+def add_continuing(parser: argparse._ActionsContainer) -> None:
+    """Add the options on how a run goes on: ``--from-scratch`` and ``--trust-owner``."""
+    parser.add_argument(
+        "--trust-owner", action="store_true", help="go on with a run that belongs to another user"
+    )
     parser.add_argument(
         "--from-scratch",
         action="store_true",
@@ -191,7 +194,14 @@ def start(
     snapshot = None if without is None else not without
     after = _after(arguments, executor, run)
     submitted = hand_over(
-        run, config, executor, admit=admit, make=make, snapshot=snapshot, after=after
+        run,
+        config,
+        executor,
+        admit=admit,
+        make=make,
+        snapshot=snapshot,
+        after=after,
+        trust_owner=arguments.trust_owner,
     )
     if executor == "prepared":
         return _say_prepared(run, with_dependency(config, after), arguments.json)

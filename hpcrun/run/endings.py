@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hpcrun.run.files import append_line, read_json, read_lines, write_json
+from hpcrun.run.files import append_line, make_log_folder, read_json, read_lines, write_json
 
 _TERMINATED = re.compile(
     r"terminate called after throwing an instance of '(?P<kind>[^']+)'\n\s*what\(\): +(?P<what>[^\n]+)"
@@ -96,7 +96,7 @@ def record_failure(
         step=step,
         traceback="".join(traceback.format_exception(error)) if frames else "",
     )
-    folder.mkdir(parents=True, exist_ok=True)
+    make_log_folder(folder)
     write_json(folder / f"failure-rank-{rank:05d}.json", asdict(failure))
     return failure
 

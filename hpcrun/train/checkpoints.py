@@ -20,7 +20,7 @@ from hpcrun.config import Config
 from hpcrun.lifecycle.lost import require_none_lost
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Event, read_events
-from hpcrun.run.owner import require_ownership
+from hpcrun.run.owner import INCARNATION, require_ownership
 from hpcrun.train.together import together
 from hpcrun.train.trainer import DistributedAMPTrainer
 
@@ -34,7 +34,7 @@ def build_engine(
 ) -> CheckpointEngine:
     """The engine of a run's attempt. Collective."""
     wanted = config.checkpoint
-    store = CheckpointStore(run.checkpoints, attempt.owner)
+    store = CheckpointStore(run.checkpoints, attempt.owner, nonce=INCARNATION)
     memory = wanted.host_memory
     staging = Staging(
         limit=None if memory is None else int(memory * 1e9),

@@ -13,8 +13,10 @@ from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.lifecycle import script
 from hpcrun.lifecycle.script import _own_code, _Watch
 from hpcrun.lifecycle.signals import StopFlag, StopReason
+from hpcrun.run import owner
 from hpcrun.run.directory import create
 from hpcrun.run.events import Attempt, read_events
+from hpcrun.run.owner import claim
 
 
 def test_a_script_that_ends_well_on_a_signal_which_its_rank_hears_later_was_told_to_stop(
@@ -37,6 +39,30 @@ def test_a_script_outlives_an_owner_file_that_cannot_be_read(
     with subprocess.Popen(["sleep", "1"]) as child:
         assert _Watch(child, run, Attempt("7", 0), flag, DistributedConfig()).wait() == 0
     assert capfd.readouterr().err.count("owner.json cannot be read now") == 1
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_script_ends_when_another_process_of_the_same_number_has_the_run(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    rank: int,
+) -> None:
+    monkeypatch.setattr(script, "_OWNER_CHECK", 0.0)
+    run, attempt = create(tmp_path / "a", "{}\n", {}), Attempt("7", 0)
+    claim(run, attempt)
+
+    def taken_over() -> None:
+        monkeypatch.setattr(owner, "INCARNATION", "another")
+        claim(run, attempt)
+
+    with subprocess.Popen(["sleep", "60"]) as child:
+        watch = _Watch(child, run, attempt, StopFlag(), DistributedConfig(rank=rank, world_size=2))
+        timer = threading.Timer(1.5, taken_over)
+        timer.start()
+        assert watch.wait() == -signal.SIGKILL
+        timer.join()
+    assert "hpcrun: 7-0 (rank 0 on " in capfd.readouterr().err
 
 
 def test_a_script_that_was_suspended_is_told_in_the_log_of_events(tmp_path: Path) -> None:
