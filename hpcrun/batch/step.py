@@ -131,7 +131,7 @@ def _take_over_variables() -> _Job:
 
 
 def _has_own_number(run: RunDirectory, attempt: Attempt) -> bool:
-    """Tell whether the job's log folder is its own, and print the refusal if it is not."""
+    """Return whether the job owns its log folder; print the refusal if it does not."""
     from hpcrun.lifecycle.holder import Occupied, require_own_number
 
     try:

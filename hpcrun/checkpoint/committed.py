@@ -60,15 +60,15 @@ class CommittedSteps:
         return sorted((int(match[1]) for match in found if match), reverse=True)
 
     def require_none(self, remedy: str) -> None:
-        """Raise CheckpointError if there are checkpoints, for a training that did not go on from them.
+        """Raise CheckpointError if there are checkpoints, for a training that did not restore them.
 
         A save keeps a step that is there already, so that of another training would stay.
 
         Args:
-            remedy: the call with which it goes on from them.
+            remedy: the call that restores them.
         """
         steps: list[int] = []
-        with suppress(CheckpointError):  # what cannot be listed the save itself will tell
+        with suppress(CheckpointError):  # the save itself reports a folder that cannot be listed
             steps = self.steps()
         if steps:
             raise CheckpointError(

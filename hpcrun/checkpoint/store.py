@@ -234,7 +234,7 @@ class CheckpointStore(CommittedSteps):
         """Rename the checkpoints that this object found damaged to ``damaged-step-…``; for rank 0.
 
         They then take no place of those that are kept. The newest two stay for a look, older ones are
-        removed. A checkpoint that the file system refused to read stays where it lies.
+        removed. A checkpoint that the file system refused to read stays in place.
 
         Returns:
             A line for each that was renamed.
@@ -248,7 +248,7 @@ class CheckpointStore(CommittedSteps):
             with explained("be renamed", self.path(step)), suppress(FileNotFoundError):
                 self._fs.rename(self.path(step), aside)
                 lines.append(
-                    f"step {step} is damaged and lies in {aside.name} now (the newest "
+                    f"step {step} is damaged and was renamed to {aside.name} (the newest "
                     f"{_DAMAGED_KEPT} of these stay)"
                 )
             self._damaged.discard(step)

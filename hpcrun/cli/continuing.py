@@ -109,8 +109,8 @@ def unchanged(run: RunDirectory, config: Config) -> Iterator[Sequence[str]]:
 def from_scratch(run: RunDirectory, config: Config) -> Iterator[Sequence[str]]:
     """As :func:`unchanged`, but put all that ``run`` has trained aside, so that it begins at step 0.
 
-    Checkpoints, metrics, event log and result lie beside the logs of the newest job then. Where the block
-    fails, they are put back.
+    Checkpoints, metrics, event log and result move into the log folder of the newest job, and back where the
+    block fails.
 
     Raises:
         RunError: ``run`` trains something else, or is a script.
@@ -131,8 +131,8 @@ def require_restartable(run: RunDirectory, config: Config) -> None:
         )
     if config.command:
         raise RunError(
-            f"{run.path}: runs a script, which alone knows its checkpoints; remove these, and leave "
-            "--from-scratch out"
+            f"{run.path}: runs a script with checkpoints of its format; remove these, and omit "
+            "--from-scratch"
         )
 
 
@@ -143,7 +143,7 @@ def shortened(differences: Sequence[str]) -> str:
 
 @contextmanager
 def _put_aside(run: RunDirectory, paths: Iterable[Path]) -> Iterator[None]:
-    """Put ``paths`` beside the logs of the newest job; back on a failure.
+    """Move ``paths`` into the log folder of the newest job, and back on a failure.
 
     Raises:
         OSError: it cannot be moved.

@@ -48,7 +48,7 @@ def hand_over(
         make: makes the run directory, where there is none yet.
         snapshot: keep a copy of the code; None: if the submission before this one did.
         after: runs that have to finish first.
-        trust_owner: go on with a run of another user.
+        trust_owner: continue a run of another user.
 
     Raises:
         UserError: it is another user's, is being run already, or cannot be written or submitted; nothing

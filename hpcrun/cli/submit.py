@@ -104,14 +104,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_continuing(parser: argparse._ActionsContainer) -> None:
-    """Add the options on how a run goes on: ``--from-scratch`` and ``--trust-owner``."""
+    """Add the options for a run that exists: ``--from-scratch`` and ``--trust-owner``."""
     parser.add_argument(
-        "--trust-owner", action="store_true", help="go on with a run that belongs to another user"
+        "--trust-owner", action="store_true", help="continue a run that belongs to another user"
     )
     parser.add_argument(
         "--from-scratch",
         action="store_true",
-        help="start at step 0; checkpoints, metrics and events so far are moved beside the old job's logs",
+        help="start at step 0; checkpoints, metrics and events move to the old job's log folder",
     )
 
 
@@ -156,7 +156,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _standing(run: RunDirectory, config: Config, scratch: bool) -> Standing | None:
-    """How the run of that name stands to ``config``; None where there is no run."""
+    """Compare the run of that name with ``config``; return None where there is no run."""
     if not run.exists():
         return None
     if scratch:

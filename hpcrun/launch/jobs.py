@@ -400,7 +400,7 @@ def _local_state(folder: Path) -> tuple[str, str]:
 
 
 def is_full(folder: Path) -> bool:
-    """Tell whether the disk of ``folder`` has no space for a file of a few lines."""
+    """Return whether the disk of ``folder`` has no space for a file of a few lines."""
     return shutil.disk_usage(folder).free < _FULL
 
 

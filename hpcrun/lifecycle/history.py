@@ -163,7 +163,7 @@ def finished_before(events: Sequence[Event], attempt: Attempt) -> bool:
 
 
 def last_committed(events: Sequence[Event]) -> int | None:
-    """The step that a resume would begin at, as far as the log tells; None without a checkpoint.
+    """The step that a resume would begin at, as far as the log knows; None without a checkpoint.
 
     A start below the newest announced step shows that the checkpoints above it are damaged or gone.
     """

@@ -65,7 +65,7 @@ def require_own_number(run: RunDirectory, job: str) -> None:
 
 
 def same_number(run: RunDirectory, job: str, cluster: str) -> str:
-    """The line for a job whose number another job of the run has, on another cluster."""
+    """The line for a job that has the number of another job of the run, on another cluster."""
     return (
         f"{run.name}: cluster {cluster} has started a job {job} for it, and log files are named by that "
         "number; submit this one again: it gets another number"

@@ -216,7 +216,7 @@ class _Watch:
         self._was_owner = self._was_owner or mine
 
     def _is_mine(self, owner: Mapping[str, Any]) -> bool:
-        """Tell whether this rank's attempt is the ``owner``."""
+        """Return whether this rank's attempt is the ``owner``."""
         here, there = os.environ.get("SLURM_CLUSTER_NAME"), owner.get("cluster")
         if owner.get("owner") != self._attempt.owner or (here and there and here != there):
             return False

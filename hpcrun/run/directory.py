@@ -235,7 +235,7 @@ def _owner(path: Path) -> str:
 
 
 def refuse_foreign(run: RunDirectory) -> None:
-    """Refuse a run of another user, whose config names commands that would run as this user.
+    """Refuse a run of another user: commands in its config would run as this user.
 
     Raises:
         RunError: with the option that allows it.
@@ -243,8 +243,8 @@ def refuse_foreign(run: RunDirectory) -> None:
     for path in (run.path, run.config):
         if path.stat().st_uid != os.geteuid():
             raise RunError(
-                f"{path}: belongs to {_owner(path)}, and what its config names would run as you; if you "
-                "trust it, give --trust-owner"
+                f"{path}: belongs to {_owner(path)}, and commands in its config would run as you; if you "
+                "trust the owner, give --trust-owner"
             )
 
 

@@ -63,7 +63,7 @@ def make_folders(folder: Path, *, below: Path) -> None:
 
 
 class HeldFolder:
-    """A folder that is told from a later one of its name: while it is open, its inode is not used again.
+    """An open folder, which a later folder of the same name cannot be mistaken for: its inode stays in use.
 
     Raises:
         OSError: it cannot be opened.
@@ -74,7 +74,7 @@ class HeldFolder:
         self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
 
     def is_there(self) -> bool:
-        """Tell whether the folder still has its name; raises OSError where the file server does not say."""
+        """Return whether the folder still has its name; raises OSError on other trouble of the server."""
         try:
             return os.path.samestat(self._path.stat(), os.fstat(self._descriptor))
         except OSError as error:

@@ -43,7 +43,7 @@ def publish(staged: Path, path: Path) -> None:
 
 
 def sweep(staged: Path) -> None:
-    """Remove what killed submissions left beside ``staged``, the folder of a live one.
+    """Remove the folders of killed submissions in the parent folder of ``staged``, which is a live one's.
 
     A folder stays while its maker may live: a process of this host that runs, or, of another host, an
     hour by the clock of the file server. Folders of other users stay.
@@ -56,14 +56,14 @@ def sweep(staged: Path) -> None:
 
 
 def clear_husk(path: Path) -> bool:
-    """Free the name of a run that was deleted while its ranks ended; tell whether there was such a husk.
+    """Free the name of a run that was deleted while its ranks ended; return whether there was a husk.
 
     Raises:
         OSError: the folder cannot be moved away.
     """
     if not is_husk(path):
         return False
-    # At once, whatever a rank still writes; what resists is swept later.
+    # A rename frees the name even while a rank writes; a later sweep removes what is left.
     away = path.with_name(f".{path.name}.{secrets.token_hex(6)}.new")
     path.rename(away)
     shutil.rmtree(away, ignore_errors=True)
@@ -71,7 +71,7 @@ def clear_husk(path: Path) -> bool:
 
 
 def is_husk(folder: Path) -> bool:
-    """Tell whether nothing but logs and metrics of a deleted run lie in ``folder``."""
+    """Return whether ``folder`` holds only logs and metrics of a deleted run."""
     if folder.is_symlink() or not folder.is_dir():
         return False
     try:

@@ -1,4 +1,4 @@
-"""Damaged checkpoints are renamed aside by the training that goes on without them."""
+"""Damaged checkpoints are renamed aside by the training that continues without them."""
 
 import errno
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_what_a_restore_passed_over_is_renamed_by_the_first_save_after_it(tmp_pa
     assert outcome.ok
     (aside,) = [name for name in names(root) if name.startswith("damaged-step-000000003-")]
     assert outcome.notes == (
-        f"step 3 is damaged and lies in {aside} now (the newest 2 of these stay)",
+        f"step 3 is damaged and was renamed to {aside} (the newest 2 of these stay)",
     )
     # keep=2, of whole ones only.
     assert names(root) == [aside, "step-000000002", "step-000000003"]
@@ -90,7 +90,7 @@ def test_two_damaged_ones_stay(tmp_path, monkeypatch) -> None:
     assert store.set_damaged_aside() == []
 
 
-def test_what_cannot_be_read_now_stays_where_it_lies(tmp_path) -> None:
+def test_what_cannot_be_read_now_stays_in_place(tmp_path) -> None:
     class Away(FileSystem):
         def open(self, path: Path) -> int:
             if path.name == "shared.pt":
@@ -110,7 +110,7 @@ def test_what_cannot_be_read_now_stays_where_it_lies(tmp_path) -> None:
     assert store.steps() == []
 
 
-def test_a_checkpoint_of_a_newer_format_stays_where_it_lies(tmp_path) -> None:
+def test_a_checkpoint_of_a_newer_format_stays_in_place(tmp_path) -> None:
     faults.save(CheckpointStore(tmp_path, "7-0"), 1)
     manifest = tmp_path / "step-000000001" / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 2'))

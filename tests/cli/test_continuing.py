@@ -131,7 +131,7 @@ def test_a_script_does_not_start_from_scratch(
     line = ["submit", "--prepare", "--no-snapshot", "--name", "script"]
     assert guarded([*line, "--", "python", "x.py"]) == 0
     assert guarded([*line, "--from-scratch", "--", "python", "x.py"]) == 2
-    assert "runs a script, which alone knows its checkpoints" in capsys.readouterr().err
+    assert "runs a script with checkpoints of its format" in capsys.readouterr().err
 
 
 def test_a_script_that_has_begun_may_have_saved(

@@ -43,7 +43,7 @@ def test_what_killed_submissions_left_is_swept_and_what_live_ones_fill_is_not(
     (left,) = names(tmp_path)
     assert left.startswith(".b.")
     mine = leftovers.make_staged(tmp_path / "mine")
-    # Of other hosts, and of versions that left no name: known by their age alone.
+    # Of other hosts, and of versions that left no name: only their age is known.
     young, old = leftovers.make_staged(tmp_path / "y"), leftovers.make_staged(tmp_path / "o")
     for folder in (young, old):
         write_json(folder / ".maker", {"host": "elsewhere", "pid": 1})
