@@ -21,6 +21,7 @@ LINE = ["submit", "--prepare", "--no-snapshot", "--cpu", "task=probe:Probe", "--
 def run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     """A run that was prepared with ``train.lr=0.1``, in the working directory's ``runs``."""
     monkeypatch.chdir(folder)
+    (folder / "x.py").touch()
     assert guarded([*LINE, "train.lr=0.1"]) == 0
     return RunDirectory(folder / "runs" / "one")
 
