@@ -20,6 +20,7 @@ from hpcrun.launch.jobs import RunState
 from hpcrun.lifecycle.goodput import goodput
 from hpcrun.lifecycle.history import all_lives, last_committed
 from hpcrun.printing import escaped, say
+from hpcrun.run.commits import newest_commit
 from hpcrun.run.directory import RunDirectory, find
 from hpcrun.run.events import Event, read_events
 from hpcrun.run.files import read_lines
@@ -76,7 +77,7 @@ def _row(run_directory: RunDirectory, state: RunState) -> dict[str, Any]:
         "name": run_directory.name,
         "state": state.word,
         "step": last[0].get("step") if last else _reported_step(run_directory, events),
-        "committed": last_committed(events),
+        "committed": _saved_step(run_directory, events),
         # A loss that is not finite is null in the file, and here again with --json.
         "loss": (math.nan if losses[0] is None else losses[0]) if losses else None,
         "job": state.job,
@@ -88,6 +89,12 @@ def _row(run_directory: RunDirectory, state: RunState) -> dict[str, Any]:
         "detail": state.detail,
         "directory": str(run_directory.path),
     }
+
+
+def _saved_step(run: RunDirectory, events: Sequence[Event]) -> int | None:
+    """The step that a resume starts from, or None. A script keeps its files elsewhere: its report counts."""
+    scripts = any(event.what == "opened" and event.fields.get("script") for event in events)
+    return last_committed(events) if scripts or newest_commit(run) is not None else None
 
 
 def _reported_step(run_directory: RunDirectory, events: Sequence[Event]) -> int | None:

@@ -103,7 +103,7 @@ class Attempt:
     def __init__(self, request: JobRequest, restart: int, orders: _Orders) -> None:
         self._request, self._orders = request, orders
         self.folder = Path(request.folder) / f"restart-{restart}"
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(exist_ok=True)
         self.environ = scrub(os.environ) | job_environment(request, restart) | request.env
         self._end = time.time() + request.time_limit if request.time_limit else None
         self._kill_at: float | None = None
@@ -310,6 +310,9 @@ def _after(request: JobRequest, attempt: Attempt, code: int, word: str | None) -
     """Run the request's ``after`` command; whether another attempt follows."""
     if not request.after:
         return word == "preemption"
+    if not Path(request.folder).is_dir():
+        say(f"{request.folder} is gone: the run was deleted, and the job ends")
+        return False
     command = [*request.after, "--exit-code", str(code)]
     if word is not None:
         command += ["--scheduler", word]
