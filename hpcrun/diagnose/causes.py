@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcrun.diagnose.known import explained
+from hpcrun.diagnose.catalogue import explained, known_cause
 from hpcrun.diagnose.rank_logs import words_at_exit
 from hpcrun.diagnose.slurm_log import before_termination
 from hpcrun.run.endings import Exit, Failure, Hang, last_words, node_name
+from hpcrun.run.traces import headline
 
 _CASCADE = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|closed by (remote )?peer"
@@ -51,7 +52,7 @@ class Diagnosis:
     ``cascade`` counts the ranks whose failures only follow from it. ``hang``: nothing failed, but a
     watchdog ended ranks that made no progress. ``bad_input``: no other start would help.
     ``node_fault``: Slurm could not use the host, whatever the program does. ``follows``: the failure is
-    about a peer, but there is no other.
+    about a peer, but there is no other. ``copy``: the failed line in the run's copy of the code.
     """
 
     line: str
@@ -64,6 +65,7 @@ class Diagnosis:
     bad_input: bool = False
     node_fault: bool = False
     follows: bool = False
+    copy: str = ""
 
     @property
     def waited(self) -> bool:
@@ -83,13 +85,16 @@ _NODE_FAULT = re.compile(
     r"|No CUDA GPUs are available|unhandled system error|Input/output error|Remote I/O error",
     re.IGNORECASE,
 )
+_OF_NODES = ("hardware", "storage")
 
 
 def blames_node(diagnosis: Diagnosis) -> bool:
     """Whether the first cause points at its node (hardware, memory, driver) and not at the program."""
     if diagnosis.host is None or diagnosis.bad_input:
         return False
-    return diagnosis.node_fault or bool(_NODE_FAULT.search(diagnosis.line))
+    known = known_cause(diagnosis.line)
+    of_node = known is not None and known.retry == "elsewhere" and known.kind in _OF_NODES
+    return diagnosis.node_fault or of_node or bool(_NODE_FAULT.search(diagnosis.line))
 
 
 def is_cascade(failure: Failure) -> bool:
@@ -203,6 +208,7 @@ def _from_srun(told: "re.Match[str]", failures: Sequence[Failure], logs: Path | 
         _last_step(failures),
         None,
         len(failures),
+        bad_input=words is not None and _hopeless(words),
         # The other ranks have started.
         node_fault=words is not None and words.startswith("execve(): "),
     )
@@ -221,21 +227,31 @@ def signal_name(number: int | None) -> str:
 
 
 def _from_failure(first: Failure, failures: Sequence[Failure]) -> Diagnosis:
-    headline = first.message.strip().splitlines()[0] if first.message.strip() else "no message"
     at = f" at {first.where}" if first.where else ""
     kind = "out of memory" if first.kind in _OUT_OF_MEMORY else first.kind
-    told = explained(first.message) or f"{headline}{at}"
-    bad_input = first.kind in _BAD_INPUT
+    full = f"{first.kind}: {first.message}"
+    told = explained(first.message, at) or (explained(full, at) or "").removeprefix(
+        f"{first.kind}: "
+    )
+    told = told or f"{headline(first.message)}{at}"
+    own = first.kind in _BAD_INPUT
     return Diagnosis(
-        f"rank {first.rank} on {first.host}: {told if bad_input else f'{kind}: {told}'}",
+        f"rank {first.rank} on {first.host}: {told if own else f'{kind}: {told}'}",
         first.rank,
         first.host,
         first.step,
         first.traceback,
         len({failure.rank for failure in failures} - {first.rank}),
-        bad_input=bad_input,
+        bad_input=own or first.bad_input or _hopeless(full),
+        copy=first.copy,
         follows=is_cascade(first),
     )
+
+
+def _hopeless(message: str) -> bool:
+    """Return whether the catalogue is certain that no other start would help."""
+    known = known_cause(message)
+    return known is not None and known.retry == "never"
 
 
 def _last_step(failures: Sequence[Failure]) -> int | None:

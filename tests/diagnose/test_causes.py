@@ -313,7 +313,8 @@ def test_a_rank_without_a_record_is_told_with_the_last_line_of_its_traceback(
     assert told is not None
     assert told.line == (
         "task 1 on node2: Exited with exit code 1: ImportError: libcudart.so.12: cannot open shared "
-        "object file"
+        "object file: a shared library is not found on the node; load its module, or install the package "
+        "that has it; look at LD_LIBRARY_PATH"
     )
     assert not blames_node(told)
     # A rank that was killed had survived what it printed.

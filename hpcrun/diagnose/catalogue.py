@@ -1,0 +1,138 @@
+"""The known causes of failures, read from the data files of this package.
+
+An entry has: ``id``; ``pattern``, regular expressions of which one must match within a line; ``kind``, what
+is at fault (input, program, environment, resource, storage, network, hardware, scheduler, unknown);
+``role``, the place of its message in a failure (see :class:`Entry`); ``cause`` and ``remedy``, for people;
+``retry``, what another start can do; ``source``, where the message was seen.
+"""
+
+import functools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+Role = Literal["initiating", "symptom", "consequence", "teardown"]
+Retry = Literal["helps", "elsewhere", "unlikely", "never"]
+
+_FOLDER = Path(__file__).with_name("catalogue")
+_FILES = ("slurm", "containers", "nccl", "gpu", "memory", "files", "python", "torch")
+_LEVELS: dict[Role, int] = {"initiating": 3, "symptom": 2, "consequence": 1, "teardown": 0}
+_SHORT = 120
+"""Characters: of longer messages only the known words are repeated."""
+
+RETRY_WORDS: dict[Retry, str] = {
+    "helps": "a retry can help",
+    "elsewhere": "a retry can help on other nodes",
+    "unlikely": "a retry is unlikely to help before this is changed",
+    "never": "a retry cannot help before this is changed",
+}
+
+# Every message of the catalogue has one of these words: other lines need no closer look.
+_WORDS = (
+    "error", "fail", "warn", "cannot", "can't", "could not", "couldn't", "unable", "not found", "no such",
+    "not available", "denied", "kill", "abort", "fatal", "timed out", "timeout", "time limit", "exceed",
+    "invalid", "mismatch", "refused", "closed", "reset", "lost", "unreachable", "no space", "quota",
+    "stale", "insufficient", "busy", "assert", "fault", "expected", "unrecognized", "cancelled", "oom",
+    "xid", "exception", "signal", "fallen", "duplicate", "no locks", "truncated", "does not", "doesn't",
+    "unknown", "not initialized", "out of memory", "too many", "socket interface", "illegal", "unspecified",
+    "preemption", "node failure", "ended as", "eaddrinuse", "undefined", "interrupt", "broken pipe",
+    "no gpus", "instead of", "at minimum", "checked in", "bad ", "read-only", "loopback", "terminating",
+    "forcing", "squashfuse", "max retries", "remote", "driver", "missing", "attempt ended", "no progress",
+    "memory", "lock file", "socket", "death", "0 items", "completion", "sending", "stuck", "exitcode",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A known message and what it means.
+
+    ``role``: *initiating* messages name a cause by themselves. A *symptom* names what failed, and may follow
+    from a failure elsewhere. A *consequence* is about another rank. *Teardown* says that a launcher ends
+    the rest.
+    """
+
+    id: str
+    pattern: tuple[str, ...]
+    kind: str
+    role: Role
+    cause: str
+    remedy: str
+    retry: Retry
+    source: str
+
+    @functools.cached_property
+    def _compiled(self) -> tuple["re.Pattern[str]", ...]:
+        return tuple(re.compile(pattern) for pattern in self.pattern)
+
+    @property
+    def level(self) -> int:
+        """The strength of its message as a cause: 3 for initiating, down to 0 for teardown."""
+        return _LEVELS[self.role]
+
+    def search(self, text: str) -> "re.Match[str] | None":
+        """Find the message in ``text``."""
+        found = (pattern.search(text) for pattern in self._compiled)
+        return next((match for match in found if match), None)
+
+
+@functools.cache
+def entries() -> tuple[Entry, ...]:
+    """Return all entries, the more specific ones first; the files are read once."""
+    return tuple(_read())
+
+
+def by_id(name: str) -> Entry:
+    """Return the entry called ``name``; raises KeyError."""
+    return {entry.id: entry for entry in entries()}[name]
+
+
+def may_match(line: str) -> bool:
+    """Return False for a line that no entry can match (cheap)."""
+    low = line.lower()
+    return any(word in low for word in _WORDS)
+
+
+@functools.lru_cache(maxsize=4096)
+def match(line: str) -> Entry | None:
+    """Return the strongest entry that matches within ``line``, or None."""
+    if not may_match(line):
+        return None
+    found = [entry for entry in entries() if entry.search(line)]
+    # max() keeps the first of equals: the files list specific messages before general ones.
+    return max(found, key=lambda entry: entry.level, default=None)
+
+
+def explained(message: str, where: str = "") -> str | None:
+    """Return the words of ``message`` with cause and remedy; None for an unknown message.
+
+    Args:
+        where: words on the place of the error, which follow a short message.
+    """
+    entry = known_cause(message)
+    if entry is None:
+        return None
+    line = next(line for line in message.splitlines() if entry.search(line)).strip()
+    found = entry.search(line)
+    assert found is not None
+    words = f"{line}{where}" if len(line) <= _SHORT else found[0][:_SHORT]
+    return f"{words}: {entry.cause}; {entry.remedy}"
+
+
+def known_cause(message: str) -> Entry | None:
+    """Return the initiating entry of the first line of ``message`` that has one, or None."""
+    matched = (match(line[:4000]) for line in message.splitlines())
+    return next((entry for entry in matched if entry and entry.role == "initiating"), None)
+
+
+def _read() -> Iterator[Entry]:
+    # The parser in C takes a tenth of the time, and some builds of PyYAML lack it.
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    for name in _FILES:
+        text = (_FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
+        entry: dict[str, Any]
+        for entry in yaml.load(text, loader):
+            yield Entry(**{**entry, "pattern": tuple(entry["pattern"])})

@@ -1,0 +1,257 @@
+"""The initiating cause in the lines of a failed job, with the cascade and the teardown folded away.
+
+A message that names a cause by itself comes before one that may follow from it, and this before one about
+another rank; among messages of equal weight the earliest counts.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from hpcrun.diagnose.catalogue import RETRY_WORDS, Entry, Retry, match
+from hpcrun.diagnose.collectives import Positions
+from hpcrun.diagnose.log_line import LogLine
+
+Confidence = Literal["high", "medium", "low"]
+
+_TRACEBACK = "Traceback (most recent call last):"
+_EXCEPTION = re.compile(r"(?P<kind>[A-Za-z_][\w.]*)(: .*)?$")
+_CONFIDENCE: dict[int, Confidence] = {3: "high", 2: "medium"}
+_MOST_SIGHTINGS = 20_000
+_MOST_EVIDENCE = 4
+_TEXT = 400
+# What a rank says of an end that Slurm or a person began.
+_SCHEDULER = "scheduler"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The initiating cause of a failure.
+
+    ``id``: the entry of the catalogue; ``exception`` for an error of Python that is in no entry.
+    ``confidence``: high for a message that names the cause by itself, medium for one that may follow from
+    another failure, low for the first trace of an unknown failure. ``ranks``: all with the same message.
+    ``cascade``: the other ranks with errors. ``folded``: the number of lines that only follow, for each
+    entry. ``notes``: more facts, a sentence each.
+    """
+
+    id: str
+    kind: str
+    cause: str
+    remedy: str
+    retry: Retry
+    confidence: Confidence
+    rank: int | None
+    node: str | None
+    evidence: tuple[LogLine, ...]
+    ranks: tuple[int, ...]
+    cascade: tuple[int, ...]
+    folded: tuple[tuple[str, int], ...]
+    notes: tuple[str, ...]
+
+    @property
+    def line(self) -> str:
+        """The verdict in one line."""
+        where = ""
+        if self.rank is not None:
+            where = f"rank {self.rank}" + (f" on {self.node}" if self.node else "") + ": "
+        elif self.node:
+            where = f"{self.node}: "
+        return f"{where}{self.cause}; {RETRY_WORDS[self.retry]}"
+
+
+@dataclass(frozen=True)
+class _Sighting:
+    line: LogLine
+    entry: Entry | None
+    order: int
+
+    @property
+    def level(self) -> int:
+        return self.entry.level if self.entry else 2
+
+    @property
+    def id(self) -> str:
+        return self.entry.id if self.entry else "exception"
+
+    @property
+    def scheduler(self) -> bool:
+        return self.entry is not None and self.entry.kind == _SCHEDULER
+
+
+def find_cause(lines: Iterable[LogLine]) -> Finding | None:
+    """Return the initiating cause that ``lines`` show; None where they show no failure.
+
+    Args:
+        lines: of all logs of one attempt, each log in its order. Facts with a time come first.
+    """
+    seen = _Seen()
+    for line in lines:
+        seen.add(line)
+    return seen.finding()
+
+
+class _Seen:
+    """What was seen in the lines so far; its size is bounded."""
+
+    def __init__(self) -> None:
+        self._first: dict[tuple[str, int | None, str], _Sighting] = {}
+        self._counts: Counter[str] = Counter()
+        self._ranks: set[int] = set()
+        self._nodes: dict[int, str] = {}
+        self._named_nodes: set[str] = set()
+        self._tracebacks: set[tuple[str, int | None]] = set()
+        self._positions = Positions()
+        self._order = 0
+
+    def add(self, line: LogLine) -> None:
+        """Take in a line."""
+        self._order += 1
+        if line.rank is not None:
+            self._ranks.add(line.rank)
+            if line.node:
+                self._nodes.setdefault(line.rank, line.node)
+        if line.node and len(self._named_nodes) < _MOST_SIGHTINGS:
+            self._named_nodes.add(line.node)
+        entry = match(line.text[:4000])
+        if entry is not None:
+            self._keep(_Sighting(line, entry, self._order))
+            if "ank " in line.text:
+                self._positions.add(line.text)
+        self._follow_traceback(line, entry)
+
+    def _follow_traceback(self, line: LogLine, entry: Entry | None) -> None:
+        source = (line.file, line.rank)
+        if _TRACEBACK in line.text:
+            self._tracebacks.add(source)
+        elif source in self._tracebacks and line.text.strip() and not line.text[0].isspace():
+            self._tracebacks.discard(source)
+            if entry is None and _EXCEPTION.match(line.text):
+                self._keep(_Sighting(line, None, self._order))
+
+    def _keep(self, sighting: _Sighting) -> None:
+        self._counts[sighting.id] += 1
+        key = (sighting.id, sighting.line.rank, sighting.line.file)
+        if len(self._first) < _MOST_SIGHTINGS:
+            self._first.setdefault(key, sighting)
+
+    def finding(self) -> Finding | None:
+        """Choose the initiating sighting and describe it."""
+        candidates = sorted(
+            (one for one in self._first.values() if one.level > 0), key=lambda one: one.order
+        )
+        if not candidates:
+            # Teardown alone: something failed, and the lines do not say what.
+            torn = min(self._first.values(), key=lambda one: one.order, default=None)
+            return self._describe(torn, []) if torn else None
+        best = _earliest(candidates)
+        if best.scheduler:
+            best = _before_the_end(best, candidates) or best
+        return self._describe(best, candidates)
+
+    def _describe(self, best: _Sighting, candidates: list[_Sighting]) -> Finding:
+        same = [one for one in self._first.values() if one.id == best.id]
+        if best.entry is None:
+            same = [one for one in same if one.line.text == best.line.text]
+        ranks = sorted({one.line.rank for one in same if one.line.rank is not None})
+        cascade = sorted(
+            {one.line.rank for one in self._first.values() if one.line.rank is not None}
+            - set(ranks)
+        )
+        rank, node = best.line.rank, best.line.node
+        notes: list[str] = []
+        if best.id in ("collective-timeout", "watchdog-stuck"):
+            told = self._positions.told(self._ranks)
+            if told:
+                rank, node = told[0][0], None
+                notes.append(told[1])
+        if rank is not None and node is None:
+            node = self._nodes.get(rank)
+        text = _shortened(best.line.text)
+        finding = Finding(
+            id=best.id,
+            kind=best.entry.kind if best.entry else "program",
+            cause=best.entry.cause if best.entry else f"the program raised {text}",
+            remedy=best.entry.remedy
+            if best.entry
+            else "read the traceback above this line; the catalogue does not know the error",
+            retry=best.entry.retry if best.entry else "unlikely",
+            confidence=_CONFIDENCE.get(best.level, "low") if best.entry else "low",
+            rank=rank,
+            node=node,
+            evidence=tuple(one.line for one in _evidence(best, same)),
+            ranks=tuple(ranks),
+            cascade=tuple(cascade),
+            folded=tuple(
+                (name, count) for name, count in self._counts.most_common() if name != best.id
+            ),
+            notes=(),
+        )
+        notes += self._others(best, candidates)
+        return self._on_one_node(replace(finding, notes=tuple(notes)), same)
+
+    def _others(self, best: _Sighting, candidates: list[_Sighting]) -> list[str]:
+        """Name further initiating causes: the reader may know better which came first."""
+        others: dict[str, _Sighting] = {}
+        for one in candidates:
+            if one.level == 3 and one.id != best.id:
+                others.setdefault(one.id, one)
+        return [
+            f"also seen: {one.entry.cause} ({one.line.place})"
+            for one in list(others.values())[:3]
+            if one.entry
+        ]
+
+    def _on_one_node(self, finding: Finding, same: list[_Sighting]) -> Finding:
+        """Where only one of several nodes shows the cause, blame the node."""
+        nodes = {
+            node
+            for one in same
+            if (
+                node := one.line.node
+                or self._nodes.get(-1 if one.line.rank is None else one.line.rank)
+            )
+        }
+        all_nodes = self._named_nodes | set(self._nodes.values())
+        if len(nodes) != 1 or len(all_nodes) < 2 or finding.kind not in ("environment", "storage"):
+            return finding
+        (node,) = nodes
+        note = f"only {node} of {len(all_nodes)} nodes shows it"
+        return replace(finding, node=node, retry="elsewhere", notes=(*finding.notes, note))
+
+
+def _earliest(candidates: list[_Sighting]) -> _Sighting:
+    strongest = max(one.level for one in candidates)
+    best = [one for one in candidates if one.level == strongest]
+    if all(one.line.time is not None for one in best):
+        return min(best, key=lambda one: (one.line.time, one.order))
+    return best[0]
+
+
+def _before_the_end(end: _Sighting, candidates: list[_Sighting]) -> _Sighting | None:
+    """The failure because of which the job still ran, or stood still, when the scheduler ended it."""
+    for one in sorted(candidates, key=lambda one: (-one.level, one.order)):
+        if one.scheduler or one.level < 2:
+            continue
+        if one.line.file == end.line.file:
+            earlier = one.order < end.order
+        elif one.line.time is not None and end.line.time is not None:
+            earlier = one.line.time < end.line.time
+        else:
+            earlier = one.level == 3
+        if earlier:
+            return one
+    return None
+
+
+def _evidence(best: _Sighting, same: list[_Sighting]) -> list[_Sighting]:
+    """The line itself, and the same message of other ranks or in other files."""
+    others = sorted((one for one in same if one is not best), key=lambda one: one.order)
+    return [best, *others][:_MOST_EVIDENCE]
+
+
+def _shortened(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _TEXT else f"{text[:_TEXT]} …"

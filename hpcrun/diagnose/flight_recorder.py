@@ -1,0 +1,120 @@
+"""The dumps of torch's flight recorder: which collectives each rank began before the job stood still.
+
+torch's own analyser compares them where torch is installed. It unpickles the dumps, and a pickle can run any
+program; so the dumps are read here first by a reader that knows plain values only.
+"""
+
+import io
+import pickle
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_NAME = re.compile(r"^(?P<prefix>.*?)(?P<rank>\d+)$")
+_PATIENCE = 120.0
+_LARGEST = 256 << 20
+"""Bytes: a dump of the default size has some 2 MB."""
+_MOST_LINES = 12
+
+Dumps = Mapping[str, Mapping[int, Mapping[str, Any]]]
+
+
+class _PlainReader(pickle.Unpickler):
+    """Unpickles numbers, texts, lists and dictionaries, and refuses everything else."""
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        """Refuse: a dump holds no objects."""
+        raise pickle.UnpicklingError(f"the dump holds an object ({module_name}.{global_name})")
+
+
+def read_dumps(folder: Path) -> Dumps:
+    """Return the dumps in ``folder``: for each prefix of the file names, the ranks' dumps.
+
+    Files that are no dumps are passed over, and so are files that hold more than plain values.
+    """
+    found: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for path in sorted(folder.glob("*")):
+        named = _NAME.match(path.name)
+        if named is None or not path.is_file() or path.stat().st_size > _LARGEST:
+            continue
+        try:
+            dump = _PlainReader(io.BytesIO(path.read_bytes())).load()
+        except (
+            pickle.UnpicklingError,
+            OSError,
+            EOFError,
+            ValueError,
+            IndexError,
+            KeyError,
+            AttributeError,
+        ):
+            continue
+        if isinstance(dump, dict) and "entries" in dump and "pg_config" in dump:
+            found.setdefault(named["prefix"], {})[int(named["rank"])] = dump
+    return found
+
+
+def laggards(dumps: Dumps) -> list[str]:
+    """Return a sentence for each process group in which some ranks began fewer collectives than others."""
+    told = []
+    for ranks in dumps.values():
+        begun: dict[str, dict[int, tuple[int, str]]] = {}
+        for rank, dump in ranks.items():
+            for entry in dump["entries"]:
+                group = str((entry.get("process_group") or [""])[0])
+                at = entry.get("collective_seq_id")
+                if entry.get("is_p2p") or not isinstance(at, int):
+                    continue
+                last = begun.setdefault(group, {}).get(rank, (-1, ""))
+                begun[group][rank] = max(last, (at, str(entry.get("profiling_name", ""))))
+        told += [line for group, at in begun.items() if (line := _behind(group, at))]
+    return told
+
+
+def _behind(group: str, at: Mapping[int, tuple[int, str]]) -> str | None:
+    most, name = max(at.values())
+    behind = sorted(rank for rank, (number, _) in at.items() if number < most)
+    if not behind:
+        return None
+    least = min(number for number, _ in at.values())
+    ranks = ", ".join(map(str, behind[:8])) + (" …" if len(behind) > 8 else "")
+    return (
+        f"flight recorder: {len(behind)} of {len(at)} ranks ({ranks}) had begun collective {least} of group "
+        f"{group or 'default'}, and others {most} ({name})"
+    )
+
+
+def analysed(dumps: Dumps) -> list[str]:
+    """Return what torch's analyser prints about the dumps, at most a dozen lines; empty without torch."""
+    told: list[str] = []
+    for prefix, ranks in dumps.items():
+        with tempfile.TemporaryDirectory(prefix="hpcrun-doctor-") as folder:
+            for rank, dump in ranks.items():
+                (Path(folder) / f"{prefix}{rank}").write_bytes(pickle.dumps(dump))
+            told += _analyse(folder, prefix)
+    return told[:_MOST_LINES]
+
+
+def _analyse(folder: str, prefix: str) -> list[str]:
+    module = "torch.distributed.flight_recorder.fr_trace"
+    argv = [sys.executable, "-m", module, folder, "--prefix", prefix, "--allow-incomplete-ranks"]
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_PATIENCE,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    if done.returncode != 0:
+        return []
+    lines = [line.strip() for line in done.stdout.splitlines()]
+    return [line for line in lines if line and "tabulate" not in line]

@@ -1,0 +1,110 @@
+"""Everything that is known of an attempt's end, as lines: records, logs, Slurm's words."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from hpcrun.cluster import slurm
+from hpcrun.diagnose.causes import signal_name
+from hpcrun.diagnose.log_line import LogLine
+from hpcrun.diagnose.reading import HEAD, TAIL, read_log
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.endings import read_exits, read_failures, read_hang
+from hpcrun.run.events import Attempt, Event
+
+LOGS = ("*.log", "*.out", "*.err", "*.txt")
+"""The names of files that hold logs."""
+
+_PATIENCE = 20.0
+_ENDED_WELL = ("COMPLETED", "RUNNING", "PENDING", "COMPLETING", "REQUEUED")
+
+
+def lines_of_attempt(
+    run: RunDirectory,
+    attempt: Attempt,
+    events: Iterable[Event],
+    *,
+    accounting: Sequence[slurm.JobRecord] = (),
+    head: int = HEAD,
+    tail: int = TAIL,
+    most_files: int | None = None,
+) -> Iterator[LogLine]:
+    """Yield the lines of ``attempt``: records with a time first, then the logs.
+
+    Args:
+        accounting: what sacct knows of the job.
+        head, tail: bytes that are read of each log.
+        most_files: logs that are read at most; None: all.
+
+    Raises:
+        OSError: a log cannot be read.
+    """
+    folder = run.attempt_logs(attempt.job, attempt.restart)
+    yield from _records(run, folder)
+    logs = sorted(path for pattern in LOGS for path in folder.glob(pattern))
+    for path in logs[:most_files]:
+        yield from read_log(path, shown=_shown(run, path), head=head, tail=tail)
+    batch = run.logs / f"batch-{attempt.job}.log"
+    if batch.is_file():
+        yield from _of_attempt(
+            read_log(batch, shown=_shown(run, batch), head=head, tail=tail), attempt
+        )
+    for event in events:
+        if event.what == "ended" and event.attempt == attempt and event.cause != "finished":
+            reason = event.fields.get("reason", "")
+            text = f"hpcrun: the attempt ended: {event.cause}: {reason}"
+            yield LogLine(text, "events.jsonl", node=event.fields.get("host"), time=event.time)
+    for record in accounting:
+        if record.state not in _ENDED_WELL:
+            text = (
+                f"sacct: job {record.job_id} ended as {record.state}, exit code {record.exit_code}"
+            )
+            node = record.nodes[0] if len(record.nodes) == 1 else None
+            yield LogLine(text, "sacct", node=node, time=record.end)
+
+
+def accounting_of(job: str) -> list[slurm.JobRecord]:
+    """Return what sacct knows of ``job``, oldest attempt first; empty where there is no accounting."""
+    if not job.replace("_", "").isdecimal():
+        return []
+    answer = slurm.run(slurm.sacct_command([job]), timeout=_PATIENCE)
+    return slurm.parse_sacct(answer.stdout) if answer.returncode == 0 else []
+
+
+def _shown(run: RunDirectory, path: Path) -> str:
+    return str(path.relative_to(run.path))
+
+
+def _records(run: RunDirectory, folder: Path) -> Iterator[LogLine]:
+    """The ranks' own records, their watchers', and the watchdogs': each with a time."""
+    found = []
+    for failure in read_failures(folder):
+        where = f" at {failure.where}" if failure.where else ""
+        path = _shown(run, folder / f"failure-rank-{failure.rank:05d}.json")
+        for number, text in enumerate(failure.message.splitlines() or [""]):
+            told = f"{failure.kind}: {text}{where}" if number == 0 else text
+            found.append(LogLine(told, path, 0, failure.rank, failure.host, failure.time))
+    for ended in read_exits(folder):
+        if ended.signal is not None and not ended.induced:
+            text = f"rank {ended.rank} was killed by {signal_name(ended.signal)}"
+            path = _shown(run, folder / "exits.jsonl")
+            found.append(LogLine(text, path, 0, ended.rank, ended.host, ended.time))
+    hang = read_hang(folder)
+    if hang is not None:
+        text = f"hpcrun: no progress: {hang.line}"
+        found.append(
+            LogLine(text, _shown(run, folder / "hang.json"), 0, hang.rank, hang.host, hang.time)
+        )
+    yield from sorted(found, key=lambda line: line.time or 0.0)
+
+
+def _of_attempt(lines: Iterable[LogLine], attempt: Attempt) -> Iterator[LogLine]:
+    """The lines of the batch log between the mark of ``attempt`` and the next mark; all without marks."""
+    mine, marked = True, f"hpcrun: attempt {attempt.owner} "
+    other = f"hpcrun: attempt {attempt.job}-"
+    for line in lines:
+        if line.text.startswith(marked):
+            mine = True
+        elif line.text.startswith(other):
+            mine = False
+        elif mine:
+            yield line

@@ -1,0 +1,53 @@
+"""Logs of any size are read in bounded memory, with the right line numbers."""
+
+import io
+import tracemalloc
+from pathlib import Path
+
+from hpcrun.diagnose.finding import find_cause
+from hpcrun.diagnose.reading import read_log, read_stream
+
+
+def test_short_logs_are_read_whole(tmp_path: Path) -> None:
+    log = tmp_path / "rank-00003.log"
+    log.write_bytes(b"one\r\ntwo\nthree")
+    lines = list(read_log(log))
+    assert [(line.line, line.text, line.rank) for line in lines] == [
+        (1, "one", 3),
+        (2, "two", 3),
+        (3, "three", 3),
+    ]
+    assert list(read_stream(io.BytesIO(b""), "-")) == []
+
+
+def test_the_middle_of_a_long_log_is_passed_over_and_counted() -> None:
+    data = b"".join(b"line %d\n" % number for number in range(1, 400_001))
+    lines = list(read_stream(io.BytesIO(data), "-", head=1000, tail=1 << 20))
+    assert lines[0].text == "line 1"
+    assert lines[-1].text == "line 400000"
+    whole = [line for line in lines if line.text.startswith("line ")]
+    # Where a piece begins within a line, the rest of the line is one line with the right number.
+    assert all(int(line.text[5:]) == line.line for line in whole)
+    assert len(lines) < 250_000
+
+
+def test_memory_stays_bounded_for_a_log_of_100_mb(tmp_path: Path) -> None:
+    log = tmp_path / "job.log"
+    with log.open("wb") as stream:
+        stream.write(b"start\n")
+        for _ in range(100):
+            stream.write(b"nothing happens here, again and again\n" * 27_000)
+        stream.write(b"OSError: [Errno 122] Disk quota exceeded\n")
+    tracemalloc.start()
+    found = find_cause(read_log(log, head=1 << 18, tail=1 << 20))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found is not None
+    assert found.id == "quota"
+    assert found.evidence[0].line == 100 * 27_000 + 2
+    assert peak < 16 << 20
+
+
+def test_a_line_without_end_is_cut() -> None:
+    (line,) = read_stream(io.BytesIO(b"x" * 3_000_000), "-")
+    assert len(line.text) < 20_000
