@@ -18,7 +18,7 @@ from hpcrun.run.events import Attempt
 # The message is the one that the step daemon writes for a program that it starts itself.
 _SURVIVE = (
     'type -P "$1" > /dev/null || { echo "error: execve(): $1: No such file or directory" >&2; exit 2; }; '
-    'trap "" USR2; exec "$@"'
+    'trap "" USR1 USR2; exec "$@"'
 )
 
 
@@ -106,7 +106,7 @@ def node_setup_steps(
 
 
 def _surviving(container: Sequence[str]) -> list[str]:
-    """Words in front of a container's that keep it alive through SIGUSR2, at which its rank saves.
+    """Words in front of a container's that keep it alive through a warning, at which its rank saves.
 
     A wrapper without handlers, which waits for its rank, would die. SIGTERM ends it also while it starts.
     """

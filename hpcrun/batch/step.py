@@ -166,5 +166,5 @@ def _go_on(number: int, frame: "FrameType | None") -> None:
 
 
 def _on_stop_signals(handler: "Callable[[int, FrameType | None], None] | signal.Handlers") -> None:
-    for number in (signal.SIGTERM, signal.SIGUSR2):
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, handler)

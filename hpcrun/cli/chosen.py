@@ -58,7 +58,7 @@ _OF_SLURM = frozenset(
     f"job.{name}"
     for name in (
         *("cluster", "partition", "account", "qos", "constraint", "reservation", "exclusive"),
-        *("exclude", "mem", "gpu_type", "gpu_request", "sbatch_args", "srun_args"),
+        *("exclude", "mem", "gpu_type", "gpu_request", "sbatch_args"),
     )
 )
 # Where the schema wants a number; an account may be called 0123.

@@ -63,12 +63,17 @@ def _compared(run: RunDirectory, config: Config, snapshot: Snapshot, before: Any
     events = read_events(run)
     progress = _progress(events, config)
     trained = _trained(before, progress) if isinstance(before, dict) else None
+    step = last_committed(events)
+    whose = "of the start before" if step is None else f"of step {step}"
     found: Sequence[str] = ()
     if trained is not None and (run.path / trained).is_dir():
         found = changes(run.path / trained, snapshot.root)
+    elif progress and config.job.same_code:
+        raise RunError(
+            f"{run.path}: there is no copy of the code {whose} to compare with (job.same_code); submit with "
+            "job.same_code=false"
+        )
     if found:
-        step = last_committed(events)
-        whose = "of the start before" if step is None else f"of step {step}"
         link = " from" if all(one.endswith(("differ", "differs")) for one in found) else ": not"
         told = f"{shortened(found)}{link} the code {whose}"
         if config.job.same_code:

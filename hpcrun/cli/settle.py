@@ -33,6 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="preemption, cancelled, time-limit or node-failure, where it was the scheduler that ended "
         "the attempt",
     )
+    parser.add_argument(
+        "--limit-near",
+        action="store_true",
+        help="the ranks had got the signal that announces the time limit",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -45,7 +50,12 @@ def run(arguments: argparse.Namespace) -> int:
     attempt = Attempt(job, int(os.environ.get("SLURM_RESTART_COUNT") or 0))
     try:
         verdict = judge(
-            directory, attempt, arguments.exit_code, on_slurm=False, scheduler=arguments.scheduler
+            directory,
+            attempt,
+            arguments.exit_code,
+            on_slurm=False,
+            scheduler=arguments.scheduler,
+            limit_near=arguments.limit_near,
         ).verdict
     except NotOurs as other:
         say(f"hpcrun: {other}")

@@ -21,8 +21,9 @@ from hpcrun.lifecycle.goodput import goodput
 from hpcrun.lifecycle.history import all_lives, last_committed
 from hpcrun.printing import escaped, say
 from hpcrun.run.directory import RunDirectory, find
-from hpcrun.run.events import read_events
+from hpcrun.run.events import Event, read_events
 from hpcrun.run.files import read_lines
+from hpcrun.run.reports import published
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -74,7 +75,7 @@ def _row(run_directory: RunDirectory, state: RunState) -> dict[str, Any]:
     return {
         "name": run_directory.name,
         "state": state.word,
-        "step": last[0].get("step") if last else None,
+        "step": last[0].get("step") if last else _reported_step(run_directory, events),
         "committed": last_committed(events),
         # A loss that is not finite is null in the file, and here again with --json.
         "loss": (math.nan if losses[0] is None else losses[0]) if losses else None,
@@ -87,6 +88,19 @@ def _row(run_directory: RunDirectory, state: RunState) -> dict[str, Any]:
         "detail": state.detail,
         "directory": str(run_directory.path),
     }
+
+
+def _reported_step(run_directory: RunDirectory, events: Sequence[Event]) -> int | None:
+    """The step that a script has reported in its newest attempt with a report."""
+    for life in reversed(all_lives(events)):
+        try:
+            logs = run_directory.attempt_logs(life.attempt.job, life.attempt.restart)
+            step = published(logs).step
+        except OSError:
+            continue
+        if step is not None:
+            return step
+    return None
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:

@@ -138,7 +138,7 @@ def test_the_setup_reaches_the_ranks_and_nothing_else(tmp_path: Path) -> None:
     (srun,) = desk.called("srun")
     assert "--label" in srun
     worker = f"in my box /opt/python -u -m hpcrun.worker {desk.run.path}"
-    assert srun.endswith(f'trap "" USR2; exec "$@" hpcrun {worker}')
+    assert srun.endswith(f'trap "" USR1 USR2; exec "$@" hpcrun {worker}')
     assert "bad" not in desk.told()
 
 

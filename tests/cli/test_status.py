@@ -1,10 +1,10 @@
 """The table of runs."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from hpcrun.cli import status
 from hpcrun.cli.main import guarded
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, record_event
@@ -46,7 +46,8 @@ def test_where_details_do_not_fit_the_table_comes_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(status, "_WIDE", 60)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
     run_of(tmp_path, "good", "finished", 9_958.0)
     assert guarded(["status"]) == 0
     first, heading, _row = capsys.readouterr().out.splitlines()
