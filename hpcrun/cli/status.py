@@ -2,7 +2,7 @@
 
 Asks the scheduler once for all of them; without it, the run directories tell
 what they know. Of a single run it also tells where the time went. With --json,
-one object a line.
+one object a line. Of a failed run it gives the verdict of `hpcrun doctor`.
 """
 
 import argparse
@@ -13,14 +13,18 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from hpcrun.cli.outcome import last_attempt
 from hpcrun.cli.output import print_json
 from hpcrun.cli.runs import add_runs_dir, all_runs, runs_dir
+from hpcrun.cli.verdict import verdict_line
+from hpcrun.diagnose.finding import find_cause
+from hpcrun.diagnose.run_lines import lines_of_attempt
 from hpcrun.launch import jobs
 from hpcrun.launch.jobs import RunState
 from hpcrun.lifecycle.goodput import goodput
 from hpcrun.lifecycle.history import last_committed, lives
 from hpcrun.run.directory import RunDirectory, find
-from hpcrun.run.events import read_events
+from hpcrun.run.events import Event, read_events
 from hpcrun.run.files import read_lines
 
 if TYPE_CHECKING:
@@ -29,6 +33,8 @@ if TYPE_CHECKING:
 _COLUMNS = ("name", "state", "step", "saved", "loss", "attempts", "job", "executor")
 _KEYS = {"saved": "committed"}
 _WIDE = 2000
+# Of each log: many runs are to be told at once. `hpcrun doctor` reads more.
+_HEAD, _TAIL, _MOST_FILES = 1 << 14, 1 << 16, 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,6 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
         _print_table(rows)
         if len(arguments.runs) == 1 and rows[0]["goodput"]["wall"]:
             print(_where_the_time_went(rows[0]))
+        for row in rows:
+            if row["verdict"]:
+                print(f"{row['name']}: doctor: {row['verdict']}")
     return 0
 
 
@@ -76,8 +85,24 @@ def _row(run_directory: RunDirectory, state: RunState) -> dict[str, Any]:
         "age_seconds": round(time.time() - begun),
         "goodput": goodput(events, time.time()).as_record(),
         "detail": state.detail,
+        "verdict": _verdict(run_directory, events) if state.word == "failed" else None,
         "directory": str(run_directory.path),
     }
+
+
+def _verdict(run_directory: RunDirectory, events: Sequence[Event]) -> str | None:
+    """The doctor's verdict on the newest attempt; None where the logs show no cause."""
+    attempt = last_attempt(run_directory)
+    if attempt is None:
+        return None
+    lines = lines_of_attempt(
+        run_directory, attempt, events, head=_HEAD, tail=_TAIL, most_files=_MOST_FILES
+    )
+    try:
+        found = find_cause(lines)
+    except OSError:
+        return None
+    return verdict_line(found) if found and found.confidence != "low" else None
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:
