@@ -18,7 +18,7 @@ from hpcrun.cli.output import print_json
 from hpcrun.cli.runs import add_runs_dir, all_runs, runs_dir
 from hpcrun.cli.verdict import verdict_line
 from hpcrun.diagnose.finding import find_cause
-from hpcrun.diagnose.run_lines import lines_of_attempt
+from hpcrun.diagnose.run_lines import lines_of_attempt, nodes_of
 from hpcrun.launch import jobs
 from hpcrun.launch.jobs import RunState
 from hpcrun.lifecycle.goodput import goodput
@@ -99,7 +99,7 @@ def _verdict(run_directory: RunDirectory, events: Sequence[Event]) -> str | None
         run_directory, attempt, events, head=_HEAD, tail=_TAIL, most_files=_MOST_FILES
     )
     try:
-        found = find_cause(lines)
+        found = find_cause(lines, nodes_of(events, attempt))
     except OSError:
         return None
     return verdict_line(found) if found and found.confidence != "low" else None

@@ -1,6 +1,6 @@
 """The known causes of failures, read from the data files of this package.
 
-An entry has: ``id``; ``pattern``, regular expressions of which one must match within a line; ``kind``, what
+An entry has: ``id``; ``pattern``, regular expressions (one must match within a line); ``kind``, what
 is at fault (input, program, environment, resource, storage, network, hardware, scheduler, unknown);
 ``role``, the place of its message in a failure (see :class:`Entry`); ``cause`` and ``remedy``, for people;
 ``retry``, what another start can do; ``source``, where the message was seen.

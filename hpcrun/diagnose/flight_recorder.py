@@ -35,7 +35,7 @@ class _PlainReader(pickle.Unpickler):
 def read_dumps(folder: Path) -> Dumps:
     """Return the dumps in ``folder``: for each prefix of the file names, the ranks' dumps.
 
-    Files that are no dumps are passed over, and so are files that hold more than plain values.
+    Files that are no dumps are skipped, and so are files that hold more than plain values.
     """
     found: dict[str, dict[int, Mapping[str, Any]]] = {}
     for path in sorted(folder.glob("*")):

@@ -62,6 +62,13 @@ def lines_of_attempt(
             yield LogLine(text, "sacct", node=node, time=record.end)
 
 
+def nodes_of(events: Iterable[Event], attempt: Attempt) -> int:
+    """Return the number of nodes of ``attempt``; 0 where the event log does not say."""
+    opened = [one for one in events if one.what == "opened" and one.attempt == attempt]
+    count = opened[-1].fields.get("nodes") if opened else 0
+    return count if isinstance(count, int) else 0
+
+
 def accounting_of(job: str) -> list[slurm.JobRecord]:
     """Return what sacct knows of ``job``, oldest attempt first; empty where there is no accounting."""
     if not job.replace("_", "").isdecimal():

@@ -15,7 +15,7 @@ _SCRIPT = Path(__file__).with_name("broken.py")
 _QUICK = [
     ("killed", "rank-killed", 1, None, "crash"),
     ("disk", "disk-full", None, None, "crash"),
-    ("module", "module-missing", 1, "n1", "crash"),
+    ("module", "module-missing", 1, "local1", "crash"),
     ("arguments", "wrong-arguments", None, None, "bad-input"),
 ]
 _SLOW = [

@@ -93,7 +93,7 @@ def test_no_byte_of_a_log_commands_the_terminal(
     ("arguments", "words"),
     [
         (["nosuch"], "nosuch"),
-        (["-", "job.log"], "- stands alone"),
+        (["-", "job.log"], "- allows no other source"),
         (["a.log", "b.log"], "no such log"),
         (["-", "--flight-recorder", "nowhere"], "holds no dumps"),
     ],
