@@ -124,6 +124,8 @@ class _Seen:
             self._keep(_Sighting(line, entry, self._order))
             if "ank " in line.text:
                 self._positions.add(line.text)
+        elif line.failure:
+            self._keep(_Sighting(line, None, self._order))
         self._follow_traceback(line, entry)
 
     def _follow_traceback(self, line: LogLine, entry: Entry | None) -> None:
@@ -177,10 +179,10 @@ class _Seen:
         finding = Finding(
             id=best.id,
             kind=best.entry.kind if best.entry else "program",
-            cause=best.entry.cause if best.entry else f"the program raised {text}",
-            remedy=best.entry.remedy
+            cause=best.entry.cause
             if best.entry
-            else "read the traceback above this line; the catalogue does not know the error",
+            else f"an error that the catalogue does not know: {text}",
+            remedy=best.entry.remedy if best.entry else "read the log around this line",
             retry=best.entry.retry if best.entry else "unlikely",
             confidence=_CONFIDENCE.get(best.level, "low") if best.entry else "low",
             rank=rank,

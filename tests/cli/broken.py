@@ -49,7 +49,7 @@ def files() -> None:
 
 def permission() -> None:
     """Write to what even root may not."""
-    Path("/proc/version").write_text("x")
+    Path("/proc/sys/kernel/osrelease").write_text("x")
 
 
 def module() -> None:
