@@ -2,9 +2,11 @@
 
 import os
 import secrets
+import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from hpcrun.cluster.ports import is_free, port_candidates
 
@@ -13,6 +15,22 @@ _LONGEST = ("slurm/test_chaos", "slurm/", "test_main_job", "launch/", "test_quic
 
 # The longest slow test cancels 50 jobs, one after the other.
 _SLOW_TIMEOUT_SECONDS = 2 * 3600
+
+
+def _unmoved(_number: int, _frame: object) -> None:
+    """Handle a signal and go on."""
+
+
+# A shell without job control starts what stands before a `&` with SIGINT and SIGQUIT ignored, and nohup
+# ignores SIGHUP. The programs that the tests start would inherit that. A handler keeps the tests running as
+# well, and is not inherited.
+for _number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else _unmoved)
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -27,6 +45,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(_SLOW_TIMEOUT_SECONDS))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Print a failure at once: a run that is ended from outside never comes to pytest's own list."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\nFAILED {report.nodeid} ({report.when})\n{report.longreprtext}", flush=True)
 
 
 @pytest.fixture

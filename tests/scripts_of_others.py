@@ -71,6 +71,32 @@ else:
 dist.destroy_process_group()
 '''
 
+SPAWN = '''
+"""Starts a rank for each GPU of its node with mp.spawn. Each rank is the DDP script beside this one."""
+
+import os
+import runpy
+import signal
+import sys
+
+import torch.multiprocessing as mp
+
+GPUS = 2
+
+
+def rank(local, node, nodes):
+    place = {"RANK": node * GPUS + local, "WORLD_SIZE": nodes * GPUS, "LOCAL_RANK": local}
+    os.environ.update({name: str(value) for name, value in place.items()}, LOCAL_WORLD_SIZE=str(GPUS))
+    runpy.run_path("train.py", run_name="__main__")
+
+
+if __name__ == "__main__":
+    for number in (signal.SIGTERM, signal.SIGUSR2):
+        # The ranks hear the signals too, and save.
+        signal.signal(number, lambda number, frame: None)
+    mp.spawn(rank, args=(int(os.environ["NODE_RANK"]), int(os.environ["WORLD_SIZE"])), nprocs=GPUS)
+'''
+
 UNAWARE = '''
 """Knows nothing of signals: counts how often it was started, and works until it is told that it is enough."""
 

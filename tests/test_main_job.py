@@ -50,7 +50,7 @@ def test_a_killed_rank_ends_the_job_within_seconds_with_the_cause_first(tmp_path
         others = [pid for pid in jobs.job_status(run).tasks if pid != victim]
         os.kill(victim, signal.SIGKILL)
     # Seconds, where torch would wait for its own time-out of ten minutes.
-    jobs.wait_for(lambda: all(map(jobs.has_ended, others)), timeout=120)
+    jobs.wait_for(lambda: all(map(jobs.has_ended, others)))
     jobs.wait_for_end(run)
     first = jobs.events(run, "ended")[0]
     assert first.cause == "crash"

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Record what one version of Slurm prints, into ``tests/cluster/recorded/VERSION``.
+"""Record the output of one version of Slurm in ``tests/cluster/recorded/VERSION``.
 
-Brings up a dev cluster with accounting, leads jobs into every state and to every end, and keeps what
-hpcrun's parsers have to read. Ids of jobs and times differ from one recording to the next.
+Brings up a dev cluster with accounting, brings jobs into every state and to every end, and keeps the
+output that hpcrun's parsers read. Ids of jobs and times differ from one recording to the next.
 
     tools/record_slurm.py 26.05       (as root; see docs/devcluster.md)
 """
@@ -13,29 +13,29 @@ import signal
 import sys
 from pathlib import Path
 
-# The checkout's own modules, wherever the package is installed from.
+# The checkout's own modules, also where another copy of the package is installed.
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
-from recordlib import endings, environments, nodes, refusals, states  # noqa: E402
+from recordlib import endings, environments, nodes, qos, refusals, states  # noqa: E402
 from recordlib.site import Site  # noqa: E402
 
 from tests.slurm import cluster  # noqa: E402
 
 PARTS = {
     part.__name__.rpartition(".")[2]: part
-    for part in (environments, states, endings, nodes, refusals)
+    for part in (environments, states, endings, nodes, refusals, qos)
 }
 
 
 def main() -> int:
-    """Record all parts; 0 when each of them came about."""
+    """Record all parts; return 0 when each part was recorded."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("version", metavar="VERSION", help="of Slurm, as 26.05")
     parser.add_argument(
         "--system", action="store_true", help="the system's own Slurm has this version"
     )
-    parser.add_argument("--part", choices=PARTS, help="record this part alone")
+    parser.add_argument("--part", choices=PARTS, help="record only this part")
     parser.add_argument("--into", type=Path, default=ROOT / "tests/cluster/recorded")
     wanted = parser.parse_args()
     # A terminated tool takes its cluster down too.

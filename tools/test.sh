@@ -2,10 +2,12 @@
 # Sets up everything that the tests need and runs them: style, types, import rules, then pytest.
 # A real Slurm is brought up where this user may (root on Debian); elsewhere its tests say why they skip.
 # Arguments go to pytest; long tests are left out unless asked for: tools/test.sh -m slow
+# These need more packages (GlusterFS, MooseFS, slurmdbd and MariaDB, iperf3, e2fsprogs, wandb), installed then.
 # Without arguments the lifecycle tests also run on the newest Slurm, before all tests run on the system's.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/environment.sh
+. tools/slow_packages.sh
 hpcrun_environment "dev"
 ready=
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
@@ -24,6 +26,7 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
         esac
     done
     export HPCRUN_SLURM_UNAVAILABLE="${HPCRUN_SLURM_UNAVAILABLE:-}"
+    if asks_for_slow "$@"; then install_for_slow_tests; fi
 fi
 ruff check .
 ruff format --check .
@@ -32,12 +35,14 @@ mypy --strict tools/devclusterlib
 lint-imports
 # Three at a time even on two cores: much of a test on a real Slurm is waiting. A file stays on one
 # worker, and each worker has a cluster of its own. Of two -m, or -n, pytest takes the last. What
-# skips says why (-rs).
+# skips says why (-rs). A run of everything ends after this limit, whatever hangs.
+limit="timeout --foreground --signal=INT --kill-after=60 2400"
 tests() {
-    python -m pytest -n "${HPCRUN_TEST_WORKERS:-3}" --dist loadfile --no-loadscope-reorder -rs \
+    $limit python -m pytest -n "${HPCRUN_TEST_WORKERS:-3}" --dist loadfile --no-loadscope-reorder -rs \
         --durations=25 --durations-min=5 "$@"
 }
 if [ $# -gt 0 ]; then
+    limit=
     tests -m "not slow" "$@"
     exit
 fi

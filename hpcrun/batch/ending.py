@@ -7,8 +7,9 @@ import sys
 import traceback
 from dataclasses import dataclass
 
-from hpcrun.batch.requeue import WORD_PATIENCE, Clock, is_cancelled, requeue, withdraw
-from hpcrun.batch.successor import Unsubmitted, submit_successor
+from hpcrun.batch.requeue import WORD_PATIENCE, is_cancelled, requeue, withdraw
+from hpcrun.batch.retries import Clock
+from hpcrun.batch.successor import Unsubmitted, submit_successor, take_over_dependents
 from hpcrun.batch.unrecorded import decide_unrecorded
 from hpcrun.config import Job, load_resolved
 from hpcrun.diagnose.slurm_log import scheduler_word
@@ -191,14 +192,21 @@ def _start_again(
         _say("Slurm requeues it by itself, because it ends within the grace time of its preemption")
         return exitcodes.UNFINISHED
     if became == "forbidden":
-        return _go_on_in_another_job(run, attempt, judged, own_script, clock)
+        return _go_on_in_another_job(run, attempt, judged, own_script, until, clock)
     if became == "refused":
         return exitcodes.UNFINISHED
-    # Slurm gives other nodes to a pending job only; a signal no longer ends this process.
+    _keep_away(run, attempt, judged, attempt.job)
+    return exitcodes.DONE
+
+
+def _keep_away(run: RunDirectory, attempt: Attempt, judged: Judged | None, waiting: str) -> None:
+    """Blame the node that failed, and give the job ``waiting`` other nodes than those that fail often.
+
+    Slurm gives other nodes to a pending job only; a signal no longer ends this process.
+    """
     if judged is not None:
         after, hours = judged.job.exclude_after, judged.job.exclude_hours
-        keep_away(run, attempt, judged.verdict, after=after, hours=hours)
-    return exitcodes.DONE
+        keep_away(run, attempt, judged.verdict, after=after, hours=hours, waiting=waiting)
 
 
 def _asked(run: RunDirectory, attempt: Attempt, judged: Judged | None) -> str | None:
@@ -227,23 +235,31 @@ def _cancelled_after_all(run: RunDirectory, attempt: Attempt, judged: Judged | N
 
 
 def _go_on_in_another_job(
-    run: RunDirectory, attempt: Attempt, judged: Judged | None, own_script: bool, clock: Clock
+    run: RunDirectory,
+    attempt: Attempt,
+    judged: Judged | None,
+    own_script: bool,
+    until: float,
+    clock: Clock,
 ) -> int:
     """Submit the successor of a job that may not be requeued; the exit code of the batch script."""
+
+    def failed(kind: str, words: str) -> None:
+        note(run, "requeue-failed", attempt, cause=kind, reason=words)
+        _complain(f"no job continues {run.name} yet: {words}")
+
     try:
         if own_script:
             raise Unsubmitted(
                 "the batch script is your own, and its options are not known here: submit it once more, or "
                 f"continue with `hpcrun resume {run.name}`"
             )
-        job = submit_successor(run, attempt)
+        job = submit_successor(run, attempt, failed, until=until, clock=clock)
     except Unsubmitted as problem:
         note(run, "requeue-failed", attempt, cause="no-successor", reason=str(problem))
         _complain(f"no job continues {run.name}: {problem}")
         return exitcodes.UNFINISHED
     _say(f"this job may not be requeued: job {job} continues {run.name} after its end")
-    if judged is not None:
-        remember(run, judged.verdict)
     view = look_at(attempt.job)
     asked = _asked(run, attempt, judged)
     if asked == "cancelled" or (
@@ -252,8 +268,14 @@ def _go_on_in_another_job(
     ):
         problem_words = withdraw(job, clock)
         if problem_words is None:
+            if judged is not None:
+                remember(run, judged.verdict)
             return _cancelled_after_all(run, attempt, judged)
         _complain(f"not cancelled: {problem_words}; `scancel {job}` ends it")
+    moved = take_over_dependents(attempt.job, job)
+    if moved:
+        _say(f"jobs that waited for this job wait for job {job}: {', '.join(moved)}")
+    _keep_away(run, attempt, judged, job)
     return exitcodes.UNFINISHED
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.cluster.hostlist import expand
-from hpcrun.cluster.node_setup import node_setup_command
+from hpcrun.cluster.node_setup import components, node_setup_command
 from hpcrun.cluster.ports import is_free, port_candidates
+from hpcrun.cluster.slurm.options import given_option
 from hpcrun.errors import UserError
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
@@ -23,8 +24,13 @@ _SURVIVE = (
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the `job:` section of a run says of its ranks; nothing of it for a script of a person's."""
+    """The part of the `job:` section that concerns the ranks; empty for a person's own script.
 
+
+    ``gpus``: the ranks must not train on CPUs.
+    """
+
+    gpus: bool = False
     setup: Sequence[str] = ()
     node_setup: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict)
@@ -46,6 +52,7 @@ def read_wishes(run: RunDirectory) -> Wishes:
     try:
         job: Mapping[str, Any] = (yaml.safe_load(run.config.read_text()) or {}).get("job") or {}
         return Wishes(
+            gpus=not job.get("cpu"),
             setup=[str(line) for line in job.get("setup") or ()],
             node_setup=[str(line) for line in job.get("node_setup") or ()],
             env={str(name): str(value) for name, value in (job.get("env") or {}).items()},
@@ -62,7 +69,8 @@ def srun_command(
 ) -> list[str]:
     """The command that starts one task a rank."""
     cores = environ.get("SLURM_CPUS_PER_TASK")
-    components = environ.get("SLURM_HET_SIZE")
+    size = environ.get("SLURM_HET_SIZE")
+    groups = None if given_option(wishes.srun_args, "het-group") else size
     return [
         "srun",
         # Without it a dead rank leaves the others waiting for it in a collective.
@@ -73,7 +81,7 @@ def srun_command(
         # srun of 22.05 and 23.02 does not take this over from sbatch.
         *([f"--cpus-per-task={cores}"] if cores else []),
         # Only the first component starts otherwise.
-        *([f"--het-group=0-{int(components) - 1}"] if components else []),
+        *([f"--het-group=0-{int(groups) - 1}"] if groups else []),
         *wishes.srun_args,
         f"--output={_log_folder(run, attempt)}/rank-%5t.log",
         *_surviving(wishes.container),
@@ -85,16 +93,17 @@ def srun_command(
 def node_setup_steps(
     run: RunDirectory, attempt: Attempt, wishes: Wishes, environ: Mapping[str, str]
 ) -> list[list[str]]:
-    """The srun that prepares every node before the ranks; none where the config has no ``node_setup``."""
+    """The srun that prepares the nodes of the ranks; none where the config has no ``node_setup``.
+
+    Raises:
+        ClusterError: ``srun_args`` name groups or nodes in a way that cannot be read.
+    """
     if not wishes.node_setup:
         return []
-    nodes = int(environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or 1)
+    parts = components(environ, wishes.srun_args)
+    folder = run.attempt_logs(attempt.job, attempt.restart)
     # The shell has exported job.env before this srun.
-    return [
-        node_setup_command(
-            nodes, wishes.node_setup, {}, run.attempt_logs(attempt.job, attempt.restart)
-        )
-    ]
+    return [node_setup_command(parts, wishes.node_setup, {}, folder)]
 
 
 def _surviving(container: Sequence[str]) -> list[str]:

@@ -10,12 +10,11 @@ A job that ends by itself in the grace time of its preemption counts as failed u
 on Slurm requeues it (see ``preempting``).
 """
 
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 from hpcrun.batch.preempting import slurm_requeues
+from hpcrun.batch.retries import Clock, Retries
 from hpcrun.cluster import slurm
 from hpcrun.lifecycle.controller_view import (
     JobView,
@@ -31,20 +30,8 @@ from hpcrun.run.events import Attempt
 WORD_PATIENCE = 5.0
 # Slurm ends the batch script KillWait (30 s) after the requeue.
 _CANCELS, _CANCEL_PAUSE = 3, 2.0
-# Tries after a refusal in unknown words.
-_UNKNOWN = 5
-_FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 30.0
-_SAY_EVERY = 300.0
 
 Requeued = Literal["requeued", "by-slurm", "forbidden", "refused", "cancelled"]
-
-
-@dataclass(frozen=True)
-class Clock:
-    """The time and a way to let it pass: a seam for the tests."""
-
-    now: Callable[[], float] = time.time
-    sleep: Callable[[float], None] = time.sleep
 
 
 def requeue(
@@ -59,8 +46,7 @@ def requeue(
     """Have Slurm start the job again, unless it already does, or somebody has asked for its end.
 
     Args:
-        failed: called with the kind of a refusal (see ``slurm.classify_requeue_error``) and Slurm's words;
-            every five minutes only, where the controller does not answer.
+        failed: called with the kind of a refusal and Slurm's words, as :class:`Retries` says.
         asked: the first reason to end the attempt that anybody has given until now (`cancelled`, say).
         until: when to give up a controller that does not answer, in Unix seconds; None: after the first try.
         patience: seconds that a reason may need to appear.
@@ -71,7 +57,7 @@ def requeue(
         job allows no requeue, "refused" where no answer, or no known answer, came.
     """
     clock = clock or Clock()
-    pause, unknown, said = _FIRST_PAUSE, 0, float("-inf")
+    retries = Retries(failed, until, clock)
     while True:
         view = look_at(attempt.job)
         kind, words = "transient", "the controller does not answer"
@@ -89,22 +75,17 @@ def requeue(
             )
         if kind == "pending":
             return "requeued"
-        unknown += kind == "unknown"
-        if kind != "transient" or clock.now() - said >= _SAY_EVERY:
-            failed(kind, words)
-            said = clock.now()
         if kind not in ("transient", "unknown"):
+            retries.report(kind, words)
             return "forbidden"
-        if unknown >= _UNKNOWN or (kind == "transient" and clock.now() >= (until or 0.0)):
+        if not retries.again(kind, words):
             return "refused"
-        clock.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 def _already(
     attempt: Attempt, view: JobView, asked: Callable[[], str | None], patience: float
 ) -> Requeued | None:
-    """What makes a requeue needless or wrong; None where nothing does."""
+    """Return the reason that makes a requeue needless or wrong; None: there is no reason."""
     if view.restarts > attempt.restart or view.state == "PENDING":
         return "requeued"
     if is_cancelled(attempt, view, asked, patience):

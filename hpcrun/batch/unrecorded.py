@@ -18,7 +18,7 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Event, read_events
 from hpcrun.run.files import read_json
 
-# Starts in a row of which nothing could be written.
+# Starts in a row that could write nothing.
 _SILENT = 3
 
 _FINAL = {
@@ -75,7 +75,7 @@ def decide_unrecorded(
 
 
 def _silent_starts(events: Sequence[Event], attempt: Attempt) -> int:
-    """The starts of this job since the newest of which the event log knows, this one among them."""
+    """Return the number of starts of this job since the newest in the event log, this start included."""
     opened = [
         event.attempt.restart
         for event in events

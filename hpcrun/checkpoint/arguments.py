@@ -6,6 +6,7 @@ from operator import index
 from typing import Any
 
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim import Optimizer
 
 from hpcrun.checkpoint.errors import CheckpointError
@@ -40,6 +41,7 @@ def require_arguments(
         number = isinstance(value, int | float) and math.isfinite(value) and value > 0
         if value is not None and not number:
             raise CheckpointError(f"{name}={value!r}: give a number above 0, or None")
+    _require_named_weights(model)
     _require_within(model, optimizer)
     try:
         steps = index(every)
@@ -79,6 +81,18 @@ def require_step(step: Any) -> int:
     if whole < 0:
         raise CheckpointError(f"step {whole}: cannot be negative")
     return whole
+
+
+def _require_named_weights(model: nn.Module) -> None:
+    """Refuse FSDP1, which keeps the weights of a part in one flat parameter that differs with the ranks."""
+    for name, part in model.named_modules():
+        if isinstance(part, FullyShardedDataParallel):
+            raise CheckpointError(
+                f"model: {f'its {name}' if name else 'it'} is wrapped in FullyShardedDataParallel (FSDP1), "
+                "whose weights have no names of their own; use torch.distributed.fsdp.fully_shard (FSDP2) in "
+                "its place: fully_shard(block) for each block, then fully_shard(model), and make the "
+                "optimizer after it"
+            )
 
 
 def _require_within(model: nn.Module, optimizer: Optimizer) -> None:

@@ -7,7 +7,6 @@ so that it can go out by direct I/O without passing through the page cache.
 
 import contextlib
 import mmap
-import sys
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 
 from hpcrun.checkpoint.memory import available_memory
 from hpcrun.checkpoint.planning import Part
+from hpcrun.printing import say_aside
 
 _PAGE = 1 << 21
 _PORTABLE = 1  # cudaHostRegisterPortable: for all devices
@@ -32,11 +32,9 @@ def pin_for_cuda(address: int, size: int) -> Callable[[], None] | None:
     cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     code = int(cudart.cudaHostRegister(address, size, _PORTABLE))
     if code:
-        print(
+        say_aside(
             f"hpcrun: {size / 1e9:.1f} GB of host memory cannot be page-locked (CUDA error {code}); "
-            "snapshots take longer",
-            file=sys.stderr,
-            flush=True,
+            "snapshots take longer"
         )
         return None
     return lambda: cudart.cudaHostUnregister(address)

@@ -30,13 +30,7 @@ class Together:
         Raises:
             Exception: what it raised there; on other ranks a CheckpointError with its text.
         """
-        value: Any = None
-        failure: Exception | None = None
-        if self.rank == 0:
-            try:
-                value = compute()
-            except Exception as error:  # the others must not wait for a rank 0 that has left
-                failure = error
+        value, failure = self._on_rank_0(compute)
         if self.world_size > 1:
             box = [value, None if failure is None else self.named(failure)]
             dist.broadcast_object_list(box, src=0, group=self.group)
@@ -54,18 +48,13 @@ class Together:
         Raises:
             Exception: as :meth:`from_rank_0`.
         """
-        values: Sequence[T] = ()
-        failure: Exception | None = None
-        if self.rank == 0:
-            try:
-                values = compute()
-            except Exception as error:  # the others must not wait for a rank 0 that has left
-                failure = error
+        values, failure = self._on_rank_0(compute)
         if self.world_size == 1 and failure is None:
-            return values[0]
+            first: T = values[0]
+            return first
         if self.world_size > 1:
             told = None if failure is None else self.named(failure)
-            boxes: list[Any] = [(value, None) for value in values]
+            boxes: list[Any] = [(value, None) for value in values or ()]
             boxes = boxes or [(None, told)] * self.world_size
             box: list[Any] = [None]
             given = boxes if self.rank == 0 else None
@@ -77,6 +66,15 @@ class Together:
             raise failure
         result: T = mine
         return result
+
+    def _on_rank_0(self, compute: Callable[[], Any]) -> tuple[Any, Exception | None]:
+        """The result of ``compute`` on rank 0, or the exception that it raised there; None elsewhere."""
+        if self.rank != 0:
+            return None, None
+        try:
+            return compute(), None
+        except Exception as error:  # the other ranks must not wait for a rank 0 that has left
+            return None, error
 
     @contextmanager
     def agreed(self) -> Iterator[None]:

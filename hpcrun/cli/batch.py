@@ -1,9 +1,9 @@
-"""Start the ranks of a run in a Slurm job, judge their end, and requeue the
-job where the policy says so. Batch scripts call it; people call `hpcrun submit`.
+"""Start the ranks of a run in a Slurm job, judge their end, and requeue the job.
 
-Exit code 0: the training is done, or the job has been requeued. 75: the run
-is to continue, but the step has not requeued the job. Any other: this was the end,
-and a failure (143: stopped on request).
+Batch scripts call this command; people call `hpcrun submit`. The policy of the
+run decides on the requeue. Exit code 0: the training is done, or the job has
+been requeued. 75: the run is to continue, and the step has not requeued the
+job. Any other code: the run has ended in a failure (143: stopped on request).
 """
 
 import argparse
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hpcrun.batch.step import Way, run_step
 from hpcrun.run.directory import RunDirectory
+from hpcrun.run.streams import outlive_full_disk
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the batch step of the job that this environment belongs to."""
+    outlive_full_disk()
     way = Way(own_script=arguments.own_script, torchrun=arguments.torchrun)
     directory = RunDirectory(arguments.run.absolute())
     return run_step(directory, way, arguments.failed, arguments.exit_code)

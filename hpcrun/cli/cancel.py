@@ -11,6 +11,7 @@ from hpcrun.config import load_resolved
 from hpcrun.launch import jobs
 from hpcrun.lifecycle.history import Cause, last_committed
 from hpcrun.lifecycle.settle import write_final_word
+from hpcrun.printing import say
 from hpcrun.run.events import read_events
 from hpcrun.run.files import read_json
 
@@ -26,13 +27,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Cancel the run's job, and wait for its end."""
     directory = find_run(arguments)
     done = jobs.kill(directory) if arguments.now else jobs.cancel(directory)
-    print(f"hpcrun: {done}", flush=True)
+    say(f"hpcrun: {done}")
     if arguments.no_wait:
         return 0
     job = load_resolved(directory.config).job
     limit = max(job.grace, float(job.kill_wait)) + 60.0
     if not jobs.wait_until_ended(directory, limit):
-        print(f"hpcrun: still there after {limit:.0f} s; look with `hpcrun status`")
+        say(f"hpcrun: still there after {limit:.0f} s; look with `hpcrun status`")
         return 1
     if read_json(directory.result) is None:
         # It waited for its start, or its batch script was killed: nobody else is left to say it.

@@ -2,8 +2,8 @@
 
 import argparse
 import os
+import re
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from hpcrun.config import (
     with_task_options,
 )
 from hpcrun.errors import UserError
+from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory
 from hpcrun.tasks import BUILTIN, options_for
 from hpcrun.tasks.finding import task_path
@@ -36,6 +37,8 @@ _QUICKSTART_TASK = "language-model"
 _FLAGS = {
     "nodes": "job.nodes",
     "gpus": "job.gpus",
+    "tasks_per_node": "job.tasks_per_node",
+    "launcher": "job.launcher",
     "cpu": "job.cpu",
     "time": "job.time",
     "cluster": "job.cluster",
@@ -51,8 +54,15 @@ _FLAGS = {
     "executor": "job.executor",
     "name": "name",
 }
+_OF_SLURM = frozenset(
+    f"job.{name}"
+    for name in (
+        *("cluster", "partition", "account", "qos", "constraint", "reservation", "exclusive"),
+        *("exclude", "mem", "gpu_type", "gpu_request", "sbatch_args"),
+    )
+)
 # Where the schema wants a number; an account may be called 0123.
-_COUNTS = ("nodes", "gpus", "cpus_per_task")
+_COUNTS = ("nodes", "gpus", "tasks_per_node", "cpus_per_task")
 
 
 def choose_config(arguments: argparse.Namespace) -> Config:
@@ -75,7 +85,7 @@ def choose_config(arguments: argparse.Namespace) -> Config:
     if profile is not None:
         layers.insert(0, profile_layer(profile))
     elif line := undecided(os.environ, wanted):
-        print(f"hpcrun: {line}", file=sys.stderr)
+        say_aside(f"hpcrun: {line}")
     defaults = sbatch_defaults(os.environ)
     layers.insert(
         0,
@@ -96,7 +106,7 @@ def choose_config(arguments: argparse.Namespace) -> Config:
             raise
         config = error.meant
     for line in idle_lines(config, layers):
-        print(f"hpcrun: {line}", file=sys.stderr)
+        say_aside(f"hpcrun: {line}")
     if config.command:
         return config
     where = locate(layers)
@@ -121,10 +131,24 @@ def _refuse_stray_files(overrides: list[str]) -> None:
     for word in overrides:
         if "=" in word:
             continue
+        if word in BUILTIN or re.fullmatch(r"[\w./-]+:\w+", word):
+            raise UserError(f"{word}: a task is named with its key: task={word}")
         if word.endswith((".yaml", ".yml", ".json")):
             raise UserError(f"{word}: a config file is named with -c: -c {shlex.quote(word)}")
         if word.endswith((".py", ".sh")):
             raise UserError(f"{word}: a program to run stands after `--`: -- python {word}")
+
+
+def idle_on_this_machine(arguments: argparse.Namespace) -> list[str]:
+    """Return the options of the command line that only Slurm understands."""
+    flags = [flag for flag, key in _FLAGS.items() if key in _OF_SLURM]
+    given = [
+        f"--{flag.replace('_', '-')}"
+        for flag in flags
+        if getattr(arguments, flag, None) is not None
+    ]
+    keys = [word.partition("=")[0] for word in getattr(arguments, "overrides", ())]
+    return given + [key for key in keys if key in _OF_SLURM]
 
 
 def quickstart() -> Path:

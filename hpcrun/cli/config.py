@@ -6,14 +6,14 @@ for editors.
 """
 
 import argparse
-import difflib
 import json
 from pathlib import Path
 
 from hpcrun.cli.chosen import choose_config
 from hpcrun.cli.output import print_json
+from hpcrun.cli.subcommand import require_subcommand
 from hpcrun.config import json_schema, to_yaml
-from hpcrun.errors import UserError
+from hpcrun.printing import say
 
 _WAYS = ("show", "schema")
 
@@ -29,17 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the config or the schema."""
-    what: str | None = arguments.what
-    if what not in _WAYS:
-        near = difflib.get_close_matches(what or "", _WAYS, n=1)
-        hint = f"did you mean {near[0]}?" if near else "say `config show` or `config schema`"
-        raise UserError(f"config {what}: no such view; {hint}" if what else f"config: {hint}")
+    what = require_subcommand("config", arguments.what, _WAYS, "view")
     if what == "schema":
-        print(json.dumps(json_schema(), indent=2))
+        say(*json.dumps(json_schema(), indent=2).split("\n"))
         return 0
     config = choose_config(arguments)
     if arguments.json:
         print_json(config.model_dump(mode="json"))
     else:
-        print(to_yaml(config), end="")
+        say(*to_yaml(config).rstrip("\n").split("\n"))
     return 0

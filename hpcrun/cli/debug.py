@@ -3,7 +3,6 @@
 import os
 
 from hpcrun.cluster.environment import scrub
-from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.settle import settle_by_hand
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, record_event
@@ -19,12 +18,7 @@ def run_here(run: RunDirectory) -> int:
     attempt = Attempt(f"pid{os.getpid()}", 0)
     record_event(run, "submitted", executor="debug", job=attempt.job)
     try:
-        code = train_here(run.path)
+        return train_here(run.path)
     except KeyboardInterrupt:
         settle_by_hand(run, attempt, _INTERRUPTED, "cancelled")
         raise
-    if code == exitcodes.DONE:
-        from hpcrun.cli.outcome import print_result
-
-        print_result(run)
-    return code

@@ -14,7 +14,7 @@ from typing import Any
 from hpcrun.cli.outcome import last_attempt
 from hpcrun.cli.output import print_json
 from hpcrun.cli.runs import add_runs_dir, runs_dir
-from hpcrun.cli.verdict import as_data, harmless, report
+from hpcrun.cli.verdict import as_data, report
 from hpcrun.diagnose.finding import find_cause
 from hpcrun.diagnose.flight_recorder import Dumps, analysed, laggards, read_dumps
 from hpcrun.diagnose.log_line import LogLine
@@ -22,6 +22,7 @@ from hpcrun.diagnose.reading import read_log, read_stream
 from hpcrun.diagnose.run_lines import LOGS, accounting_of, lines_of_attempt, nodes_of
 from hpcrun.errors import UserError
 from hpcrun.launch import jobs
+from hpcrun.printing import say
 from hpcrun.run.directory import RunDirectory, find
 from hpcrun.run.events import read_events
 from hpcrun.run.files import read_json
@@ -56,10 +57,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(as_data(finding, notes))
     elif finding is None:
-        print("hpcrun: no failure found")
-        print("\n".join(f"note      {harmless(note)}" for note in notes), end="\n" if notes else "")
+        say("hpcrun: no failure found", *(f"note      {note}" for note in notes))
     else:
-        print(report(finding, notes))
+        say(*report(finding, notes))
     return int(finding is not None or bool(notes))
 
 

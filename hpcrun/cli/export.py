@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hpcrun.checkpoint.errors import amount
 from hpcrun.cli.saved import add_saved, find_saved
+from hpcrun.printing import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     store.require_private([step])
     told = export_model(store, step, arguments.file, averaged=arguments.ema)
     weights = "averaged weights" if arguments.ema else "model"
-    print(
+    say(
         f"hpcrun: {arguments.file}: the {weights} of {name} after step {step}, "
         f"{told['tensors']} tensors, {amount(told['bytes'])}"
     )

@@ -1,5 +1,6 @@
 """Watching a run from the terminal: one bar for rank 0, a line for each thing that happens to it."""
 
+import math
 import re
 import signal
 import time
@@ -15,8 +16,10 @@ from hpcrun.config import Config
 from hpcrun.errors import UserError
 from hpcrun.launch import jobs
 from hpcrun.launch.pace import pauses
+from hpcrun.printing import escaped, logged, say
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Event, to_event
+from hpcrun.run.figures import facts_of, validation_line
 from hpcrun.run.files import parse_line
 
 # Seconds between two looks at the run's files; on a cluster their server is shared by everyone.
@@ -47,7 +50,7 @@ def follow(run: RunDirectory, config: Config, *, stop_on_interrupt: bool) -> int
             handled += 1
             if not stop_on_interrupt:
                 watcher.close()
-                print(f"hpcrun: left running; `hpcrun logs -f {handle(run)}` follows it again")
+                say(f"hpcrun: left running; `hpcrun logs -f {handle(run)}` follows it again")
                 return _INTERRUPTED
             _interrupt(run, watcher, handled)
         watcher.close()
@@ -93,7 +96,7 @@ class _Watcher:
         """What is being watched, where it lies, and what Ctrl-C will do."""
         job = self._config.job
         place = "on this machine" if self._executor == "local" else f"on {self._executor}"
-        ranks = f"{job.nodes} x {job.gpus} ranks"
+        ranks = _ranks(job.nodes, job.gpus)
         self.say(f"hpcrun: {self._run.name}: job {self._job} {place}, {ranks}, is starting")
         self.say(f"  run directory  {self._run.path}")
         if stop_on_interrupt:
@@ -139,9 +142,9 @@ class _Watcher:
                 self._on_lines(self._log_tail.last())
             self._log_tail = Tail(folder / "rank-00000.log")
         if event.what == "bad-input":
-            self._last_word.append(str(event.fields.get("reason")))
+            self._last_word.append(escaped(str(event.fields.get("reason"))))
         if event.what == "started" and not self._config.command:
-            self._progress.begin(event.step or 0)
+            self._progress.begin(event.step or 0, event.time)
         if event.what == "ended" and event.fields.get("restart_allowed"):
             self.say(describe_restart(event))
         elif event.what == "ended":
@@ -150,36 +153,31 @@ class _Watcher:
 
     def _on_lines(self, lines: Iterator[bytes]) -> None:
         for line in lines:
-            self._on_log(line.decode(errors="replace"))
+            self._on_log(logged(line))
 
     def _on_log(self, line: str) -> None:
-        """Rank 0's own words; a script's whole output, because nothing else shows its progress."""
-        told = line.startswith("hpcrun: ") and not _NOISE.match(line)
-        if line.removeprefix("hpcrun: ") in self._last_word:
-            return
-        if self._config.command or told:
-            self.say(line)
+        """Show the package's lines of rank 0; of a script all lines, because only they show its progress.
+
+        A task can write such lines too: the mark names the writer.
+        """
+        words = line.removeprefix("hpcrun: ")
+        told = words != line and not _NOISE.match(line)
+        if (self._config.command or told) and words not in self._last_word:
+            self.say(f"rank 0: {words}")
 
     def _on_metrics(self, line: dict[str, Any]) -> None:
         step = line.get("step")
         if not isinstance(step, int):
             return
-        if "validation_loss" in line:
-            self.say(f"step {step}: validation loss {_loss(line['validation_loss'])}")
-        self._progress.update(step, facts_of(line))
+        validated = validation_line(line)
+        if validated is not None:
+            self.say(validated)
+        when = line.get("time")
+        if not isinstance(when, int | float) or not math.isfinite(when):
+            when = time.time()
+        self._progress.update(step, when, facts_of(line))
 
 
-def facts_of(line: dict[str, Any]) -> dict[str, str]:
-    """Loss and speed, in words, of a line of metrics.jsonl."""
-    facts: dict[str, str] = {}
-    for key, value in line.items():
-        if key == "loss":
-            facts["loss"] = _loss(value)
-        elif key.endswith("_per_second") and isinstance(value, int | float):
-            facts[f"{key.removesuffix('_per_second')}/s"] = f"{value:,.0f}"
-    return facts
-
-
-def _loss(value: Any) -> str:
-    """JSON has no number that is not finite: it is null in the file."""
-    return f"{value:.4f}" if isinstance(value, int | float) else "nan"
+def _ranks(nodes: int, each: int) -> str:
+    ranks = "1 rank" if each == 1 else f"{each} ranks"
+    return ranks if nodes == 1 else f"{nodes} nodes x {ranks}"

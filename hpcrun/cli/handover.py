@@ -8,22 +8,21 @@ import contextlib
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 
+from hpcrun.cli.code import keep_code
 from hpcrun.cli.continuing import shortened
 from hpcrun.cli.interrupts import noted
 from hpcrun.cli.runs import handle
 from hpcrun.config import Config, to_yaml
 from hpcrun.launch import jobs, submission
 from hpcrun.launch.submission import ExecutorName, Submitted
+from hpcrun.printing import say_aside
 from hpcrun.run import directory
 from hpcrun.run.directory import RunDirectory, RunError
-from hpcrun.run.files import read_json, write_atomic, write_json
+from hpcrun.run.files import write_atomic
 from hpcrun.run.owner import SubmissionLock
-from hpcrun.run.snapshot import take_snapshot
 
 # Each wants this command to end; a closed terminal only that nobody watches.
 _ENDINGS = frozenset({signal.SIGINT, signal.SIGTERM})
@@ -61,7 +60,7 @@ def hand_over(
         with SubmissionLock(run):
             refuse_live(run)
             with _put_back_on_failure(run), admit() as replaced:
-                _keep_code(run, snapshot)
+                keep_code(run, config, snapshot)
                 # A resume may ask for other nodes: the ranks read what the newest submission said.
                 write_atomic(run.config, to_yaml(config))
                 run.result.unlink(missing_ok=True)
@@ -80,10 +79,9 @@ def hand_over(
                         ours.append(submitted.job_id)
                         _stop_if_interrupted(signals)
     if replaced:
-        print(
+        say_aside(
             f"hpcrun: {run.name}: no step of its config was saved, and this one takes its place: "
-            f"{shortened(replaced)}",
-            file=sys.stderr,
+            f"{shortened(replaced)}"
         )
     if submitted is not None and not _ENDINGS.isdisjoint(signals):
         raise KeyboardInterrupt(
@@ -151,28 +149,3 @@ def refuse_live(run: RunDirectory) -> None:
             f"{run.name}: job {now.job} has it already ({now.word}); watch it with `hpcrun logs -f "
             f"{handle(run)}`, end it with `hpcrun cancel {handle(run)}`, or choose another --name"
         )
-
-
-def _keep_code(run: RunDirectory, wanted: bool | None) -> None:
-    """Copy the code of the submission's folder beside the run, where that is wanted, and record it."""
-    facts = read_json(run.record) or {}
-    if wanted is None:
-        wanted = facts.get("snapshot") is not False
-    facts["snapshot"] = wanted
-    if not wanted:
-        write_json(run.record, {**facts, "code": None})
-        return
-    try:
-        snapshot, words = take_snapshot(run, Path(str(facts.get("folder") or Path.cwd())))
-        if words:
-            print(f"hpcrun: {words}", file=sys.stderr)
-        code = snapshot and {
-            "root": str(snapshot.root.relative_to(run.path)),
-            "source": str(snapshot.source),
-        }
-        write_json(run.record, {**facts, "code": code})
-    except OSError as error:
-        raise RunError(
-            f"{error.filename or run.code}: cannot be copied beside the run: {error.strerror or error}; mend "
-            "that, or run the code as it lies with --no-snapshot"
-        ) from error

@@ -6,7 +6,6 @@ run.
 """
 
 import argparse
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from hpcrun.cli.tail import Tail
 from hpcrun.config import load_resolved
 from hpcrun.errors import UserError
 from hpcrun.launch import jobs
+from hpcrun.printing import logged, say, say_aside
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import read_json
 
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         _print_lines(directory, rank, arguments.follow)
     except KeyboardInterrupt:
         if jobs.state(directory).live:
-            print(f"hpcrun: {directory.name} runs on", file=sys.stderr)
+            say_aside(f"hpcrun: {directory.name} runs on")
         return 130
     return 0
 
@@ -51,9 +51,7 @@ def _print_lines(directory: RunDirectory, rank: int | None, follow: bool) -> Non
     live = follow and jobs.state(directory).live
     while True:
         read = Tail.read if live else Tail.last
-        for line in _new_lines(directory, rank, tails, read):
-            print(line)
-        sys.stdout.flush()
+        say(*_new_lines(directory, rank, tails, read))
         if not live:
             return
         time.sleep(_POLL)
@@ -108,5 +106,4 @@ def _new_lines(
     for path in sorted(folder.glob(pattern)):
         tail = tails.setdefault(path, Tail(path))
         for line in read(tail):
-            text = line.decode(errors="replace")
-            yield f"{path.stem}: {text}" if rank is None else text
+            yield f"{path.stem}: {logged(line)}" if rank is None else logged(line)

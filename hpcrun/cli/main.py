@@ -5,13 +5,16 @@ import difflib
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import NoReturn
 
 from hpcrun import __version__
 from hpcrun.cli.output import make_printable
 from hpcrun.errors import UserError
+from hpcrun.printing import say, say_aside
 
 COMMANDS = {
     "submit": "start a training, or continue one",
@@ -63,12 +66,14 @@ class Parser(argparse.ArgumentParser):
         if unknown != message:
             option = unknown.split("=")[0].split()[0]
             message = f"{option}: no such option{_near(option, known)}"
-        self.exit(2, f"{self.prog}: {message.removeprefix('argument ')} (see {self.prog} --help)\n")
+        say_aside(f"{self.prog}: {message.removeprefix('argument ')} (see {self.prog} --help)")
+        self.exit(2)
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit with its code."""
     make_printable()
+    sys.excepthook = _show_traceback
     sys.exit(guarded(list(sys.argv[1:] if argv is None else argv)))
 
 
@@ -80,9 +85,9 @@ def guarded(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
         return code
     except UserError as error:
-        return _refuse(*str(error).splitlines())
+        return _refuse(*error.lines)
     except KeyboardInterrupt as interrupt:
-        print(": ".join(["hpcrun: interrupted", *map(str, interrupt.args)]), file=sys.stderr)
+        say_aside(": ".join(["hpcrun: interrupted", *map(str, interrupt.args)]))
         return _INTERRUPTED
     except BrokenPipeError:
         # The reader (head, less) has seen enough; Python would complain again while it exits.
@@ -101,10 +106,10 @@ def run_command(arguments: Sequence[str]) -> int:
     if arguments[:1] == ["help"] and len(arguments) > 1:
         arguments = [arguments[1], "--help"]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(usage())
+        say(*usage().split("\n"))
         return 0
     if arguments[0] in ("-V", "--version", "version"):
-        print(f"hpcrun {__version__}")
+        say(f"hpcrun {__version__}")
         return 0
     name = arguments[0]
     if name not in COMMANDS:
@@ -165,9 +170,17 @@ def _require_folder() -> None:
         ) from error
 
 
+def _show_traceback(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """For errors that nobody foresaw, whose texts are foreign too."""
+    text = "".join(traceback.format_exception(kind, error, trace))
+    say_aside(*text.rstrip("\n").split("\n"))
+
+
 def _refuse(*lines: str) -> int:
     for line in lines:
-        print(f"hpcrun: {line}", file=sys.stderr)
+        say_aside(f"hpcrun: {line}")
     return 2
 
 

@@ -1,21 +1,20 @@
 """Check or choose the environment variables of NCCL, RCCL and PyTorch's NCCL.
 
-  hpcrun nccl lint                    this shell's environment
-  hpcrun nccl lint train.sh           a script (shell, batch script, Dockerfile, Python)
-  hpcrun nccl lint configs/gpt.yaml   a config's job.env, job.setup and job.srun_args
-  hpcrun nccl lint RUN                what a run was submitted with
-  hpcrun nccl advise                  what to set on this node, each line with its reason
+  hpcrun nccl lint             this shell's environment
+  hpcrun nccl lint train.sh    a script: shell, batch, Dockerfile, Python
+  hpcrun nccl lint gpt.yaml    a config's job.env, job.setup and job.srun_args
+  hpcrun nccl lint RUN         what a run was submitted with
+  hpcrun nccl advise           what to set on this node, with the reasons
 
 `lint` ends with exit code 1 where it finds an error. In an allocation, `advise`
 looks at every node and says where the nodes differ.
 """
 
 import argparse
-import difflib
 import importlib
 
 from hpcrun.cli.runs import add_runs_dir
-from hpcrun.errors import UserError
+from hpcrun.cli.subcommand import require_subcommand
 
 _WAYS = ("lint", "advise")
 FORMATS = ("table", "shell", "yaml", "json")
@@ -57,11 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run ``lint`` or ``advise``."""
-    what: str | None = arguments.what
-    if what not in _WAYS:
-        near = difflib.get_close_matches(what or "", _WAYS, n=1)
-        hint = f"did you mean {near[0]}?" if near else "write `nccl lint` or `nccl advise`"
-        raise UserError(f"nccl {what}: there is no such check; {hint}" if what else f"nccl: {hint}")
+    what = require_subcommand("nccl", arguments.what, _WAYS, "check")
     module = importlib.import_module(f"hpcrun.cli.nccl_{what}")
     code: int = module.run(arguments)
     return code

@@ -19,6 +19,7 @@ from hpcrun.network.nccl.formats import as_data, as_shell, as_table, as_yaml
 from hpcrun.network.nccl.inspect import inspect_node
 from hpcrun.network.nccl.presets import with_preset
 from hpcrun.network.nccl.versions import is_version
+from hpcrun.printing import say, say_aside
 
 _TEXTS = {"table": as_table, "shell": as_shell, "yaml": as_yaml}
 # Seconds for a step on all nodes: nvidia-smi takes some of them on a busy node.
@@ -77,7 +78,7 @@ def _on_every_node(hosts: Sequence[str]) -> list[NodeFacts]:
         raise UserError(f"srun on {len(hosts)} nodes: {words}")
     missing = len(hosts) - len(nodes)
     if missing:
-        print(f"hpcrun: {missing} of {len(hosts)} nodes did not answer", file=sys.stderr)
+        say_aside(f"hpcrun: {missing} of {len(hosts)} nodes did not answer")
     return sorted(nodes, key=lambda node: _place(node.host, hosts))
 
 
@@ -106,10 +107,10 @@ def _print(advice: dict[str, list[Advice]], found: list[Difference], form: str) 
         groups.setdefault(tuple(lines), []).append(host)
     for number, (group, hosts) in enumerate(groups.items()):
         if len(advice) > 1:
-            print(f"{'# ' if form != 'table' else ''}{', '.join(hosts)}:")
-        print(_TEXTS[form](group), end="" if number == len(groups) - 1 else "\n")
+            say(f"{'# ' if form != 'table' else ''}{', '.join(hosts)}:")
+        say(*_TEXTS[form](group).split("\n")[: -1 if number == len(groups) - 1 else None])
     for difference in found:
-        print(f"hpcrun: the nodes differ in {difference}", file=sys.stderr)
+        say_aside(f"hpcrun: the nodes differ in {difference}")
     _print_what_is_set({line for group in groups for line in group})
 
 
@@ -117,7 +118,6 @@ def _print_what_is_set(lines: set[Advice]) -> None:
     """Say which advised variables this shell sets otherwise."""
     for line in sorted(lines, key=lambda line: line.name or ""):
         if line.name is not None and os.environ.get(line.name, line.value) != line.value:
-            print(
-                f"hpcrun: this shell has {line.name}={os.environ[line.name]}, not {line.value}",
-                file=sys.stderr,
+            say_aside(
+                f"hpcrun: this shell has {line.name}={os.environ[line.name]}, not {line.value}"
             )

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from hpcrun.network.nccl.rules import rules
 from hpcrun.network.nccl.scripts import export_findings, settings_of_script
 from hpcrun.network.nccl.settings import Setting, concerns_nccl, settings_of
 from hpcrun.network.nccl.versions import installed_nccl, is_version
+from hpcrun.printing import say, say_aside
 from hpcrun.run.directory import RunDirectory, RunError, find
 
 _CONFIGS = (".yaml", ".yml", ".json")
@@ -96,20 +96,18 @@ def _print(findings: Iterable[Finding], name: str, version: str | None) -> None:
     for finding in findings:
         shown = finding.setting
         value = "" if shown.value is None else f"={shown.value}"
-        print(f"{shown.where}: {finding.level}: {shown.name}{value}: {finding.message}")
+        say(f"{shown.where}: {finding.level}: {shown.name}{value}: {finding.message}")
     if findings:
-        print("\nsources:")
+        say("", "sources:")
         for address in sorted({rules().sources[finding.source] for finding in findings}):
-            print(f"  {address}")
+            say(f"  {address}")
     counts = [
         f"{number} {level}{'s' if number != 1 else ''}"
         for level in ("error", "warning", "note")
         if (number := sum(finding.level == level for finding in findings))
     ]
     known = version or f"{rules().newest}, the newest known"
-    print(
-        f"hpcrun: {name}: {', '.join(counts) or 'nothing is wrong'} (NCCL {known})", file=sys.stderr
-    )
+    say_aside(f"hpcrun: {name}: {', '.join(counts) or 'nothing is wrong'} (NCCL {known})")
 
 
 def warn_of(env: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> None:
@@ -125,14 +123,11 @@ def warn_of(env: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> 
     for finding in findings:
         if finding.level == "error":
             shown = finding.setting
-            print(
-                f"hpcrun: {shown.where}: {shown.name}={shown.value}: {finding.message}",
-                file=sys.stderr,
-            )
+            say_aside(f"hpcrun: {shown.where}: {shown.name}={shown.value}: {finding.message}")
     warnings = [finding.setting.name for finding in findings if finding.level == "warning"]
     if warnings:
         names = ", ".join(dict.fromkeys(warnings))
-        print(f"hpcrun: look at {names}: `hpcrun nccl lint` says why", file=sys.stderr)
+        say_aside(f"hpcrun: look at {names}: `hpcrun nccl lint` says why")
 
 
 def _ours(name: str) -> bool:

@@ -1,11 +1,11 @@
-"""Check the network between the nodes of a job: names, latency, and the bandwidth of every pair.
+"""Check a job's network: names, latency, and the bandwidth of every pair of nodes.
 
-Needs neither GPUs nor root. All pairs are measured in parallel rounds, so that 16
-nodes take 45 seconds. The verdict names a bad node, or a bad link.
+Needs neither GPUs nor root. All pairs are measured in parallel rounds, so that
+16 nodes take 45 seconds. The verdict names a bad node, or a bad link.
 
-  hpcrun netcheck                  in an allocation (salloc, or sbatch/netcheck.sbatch)
-  hpcrun netcheck --nodes 8        asks Slurm for 8 nodes first
-  hpcrun netcheck --local 4        four processes on this machine, to see a report
+  hpcrun netcheck              in an allocation (salloc, sbatch/netcheck.sbatch)
+  hpcrun netcheck --nodes 8    asks Slurm for 8 nodes first
+  hpcrun netcheck --local 4    four processes on this machine, to see a report
 
 Exit code 1: something is wrong; the last line has the --exclude option to use.
 """
@@ -31,6 +31,7 @@ from hpcrun.network.check.heatmap import table, write_png
 from hpcrun.network.check.measured import Measured
 from hpcrun.network.check.report import as_data, node_lines, verdict_lines
 from hpcrun.network.check.verdict import THRESHOLD, Verdict, verdicts
+from hpcrun.printing import escaped, say, show_table
 
 _TOOLS = ("auto", "sockets", "iperf3")
 _MOST_LOCAL = 64
@@ -171,20 +172,17 @@ def _check(
 
 def _show(bar: "tqdm[Any]", step: int, steps: int, text: str) -> None:
     bar.total, bar.n = steps, step
-    bar.set_description(text, refresh=False)
+    bar.set_description(escaped(text), refresh=False)
     bar.refresh()
 
 
 def _print(measured: Measured, found: list[Verdict]) -> None:
-    from rich.console import Console
-
-    print("\n".join(node_lines(measured)))
+    say(*node_lines(measured))
     if len(measured.nodes) <= _WIDE_TABLE and measured.transfers:
-        print("\nGbit/s, from row to column")
+        say("", "Gbit/s, from row to column")
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 400
-        Console(width=width).print(table(measured.nodes, measured.transfers))
-    print()
-    print("\n".join(verdict_lines(found)))
+        show_table(table(measured.nodes, measured.transfers), width)
+    say("", *verdict_lines(found))
 
 
 def _in_an_allocation(arguments: argparse.Namespace) -> int:

@@ -1,9 +1,9 @@
 """Nodes that failed your runs: how often, when and why, and if excluded now.
 
 A node that failed job.exclude_after times within job.exclude_hours is excluded
-by submissions and requeues of all your runs, as long as enough others live.
---forgive clears what a node is blamed for, once it is repaired. With --json, one
-object a line.
+by submissions and requeues of all your runs while enough other nodes are alive.
+--forgive clears what a node is blamed for, once the node is repaired. --json
+prints one object per line.
 """
 
 import argparse
@@ -15,6 +15,7 @@ from hpcrun.cli.output import print_json
 from hpcrun.cluster.ledger import Blame, blames, forgive, ledger_path, suspects
 from hpcrun.config import Job
 from hpcrun.errors import UserError
+from hpcrun.printing import say
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         if all(entry.node != node for entry in known):
             raise UserError(f"--forgive {node}: {_unknown(known)}")
         forgive(path, node)
-        print(f"hpcrun: {node}: forgiven; new jobs may use it again")
+        say(f"hpcrun: {node}: forgiven; new jobs may use it again")
         return 0
     rule = Job()
     records = node_records(known, rule.exclude_after, rule.exclude_hours, time.time())
@@ -51,11 +52,11 @@ def run(arguments: argparse.Namespace) -> int:
             print_json(_as_json(record))
         return 0
     if not records:
-        print("hpcrun: no node has failed a run of yours")
+        say("hpcrun: no node has failed a run of yours")
         return 0
     _print_table(records)
     if any(record.excluded for record in records):
-        print(
+        say(
             f"excluded: {rule.exclude_after} failures or more in {rule.exclude_hours:g} h "
             "(job.exclude_after, job.exclude_hours of a run may differ); "
             "`hpcrun nodes --forgive NODE` ends it"
@@ -100,10 +101,10 @@ def _as_json(record: NodeRecord) -> dict[str, object]:
 
 def _print_table(records: Sequence[NodeRecord]) -> None:
     width = max(4, *(len(record.node) for record in records))
-    print(f"{'node':<{width}}  {'excluded':<8}  failures")
+    say(f"{'node':<{width}}  {'excluded':<8}  failures")
     for record in records:
         mark = "yes" if record.excluded else "no"
         for number, failure in enumerate(reversed(record.failures)):
             lead = f"{record.node:<{width}}  {mark:<8}" if number == 0 else " " * (width + 10)
             when = time.strftime("%Y-%m-%d %H:%M", time.localtime(failure.time))
-            print(f"{lead}  {when}  {failure.why} ({failure.run})")
+            say(f"{lead}  {when}  {failure.why} ({failure.run})")

@@ -9,72 +9,19 @@ from hpcrun.launch import jobs
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.batch_log import batch_log
 from hpcrun.lifecycle.history import last_committed
+from hpcrun.printing import quoted, say
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import read_exits, read_failures, read_hang
 from hpcrun.run.events import Attempt, Event, read_events
+from hpcrun.run.figures import result_lines
 from hpcrun.run.files import read_json
 
 _CAUSES = {"bad-input": exitcodes.BAD_INPUT, "save-failed": exitcodes.SAVE_FAILED}
 
 
 def print_result(run: RunDirectory) -> None:
-    """Print a finished run's report: numbers first, then texts of several lines."""
-    result = read_json(run.result) or {}
-    report = {key: _shown(value) for key, value in (result.get("report") or {}).items()}
-    long = {key: value for key, value in report.items() if "\n" in value}
-    short = {key: value for key, value in report.items() if key not in long}
-    if "validation_loss" not in report and result.get("validation_loss") is not None:
-        loss = (
-            result["best"]["validation_loss"] if _of_the_best(result) else result["validation_loss"]
-        )
-        short["validation_loss"] = _shown(loss)
-    if "stopped_early" in result:
-        short["stopped_early"] = _shown(result["stopped_early"])
-    if _told_apart(result):
-        best = result["best"]
-        mine, others = (
-            ("; the figures are of it", "")
-            if _of_the_best(result)
-            else ("", "; the figures are of it")
-        )
-        short["best"] = (
-            f"step {best['step']}, validation loss {_shown(best['validation_loss'])}{mine}"
-        )
-        short["last"] = (
-            f"step {result['steps']}, validation loss {_shown(result['validation_loss'])}{others}"
-        )
-    if "report_error" in result:
-        short["report"] = result["report_error"]
-    width = max(map(len, short), default=0)
-    for key, value in short.items():
-        print(f"  {key.replace('_', ' '):<{width}}  {value}")
-    for key, value in long.items():
-        print(f"  {key.replace('_', ' ')}:")
-        print("\n".join(f"    | {line}" for line in value.splitlines()))
-    print(f"  {'result':<{width}}  {run.result}")
-
-
-def _told_apart(result: dict[str, Any]) -> bool:
-    """Whether another step than the last had the lowest validation loss."""
-    return "best" in result and result["best"]["step"] != result.get("steps")
-
-
-def _of_the_best(result: dict[str, Any]) -> bool:
-    """Whether the report is of the weights with the lowest validation loss, and these are not the last."""
-    return _told_apart(result) and result.get("report_step", result["steps"]) != result["steps"]
-
-
-def _shown(value: Any) -> str:
-    """A value of the report as text: a list of lists becomes a table."""
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        return f"{value:.4f}"
-    if isinstance(value, list) and len(value) > 1 and all(isinstance(row, list) for row in value):
-        cells = [[_shown(cell) for cell in row] for row in value]
-        width = max((len(cell) for row in cells for cell in row), default=0)
-        return "\n".join(" ".join(cell.rjust(width) for cell in row) for row in cells)
-    return str(value)
+    """Print a finished run's figures."""
+    say(*result_lines(run))
 
 
 def print_end(run: RunDirectory) -> int:
@@ -83,22 +30,23 @@ def print_end(run: RunDirectory) -> int:
     if result is None:
         now = jobs.state(run)
         if now.word != "stopped":
-            print(f"hpcrun: {run.name} ended without a result: {now.detail}; {_continue(run)}")
+            why = now.detail.removesuffix("; `hpcrun resume` continues it")
+            say(f"hpcrun: {run.name} ended without a result: {why}; {_continue(run)}")
             _print_evidence(run, None)
             return exitcodes.FAILED
         result = {"state": "stopped", "step": last_committed(read_events(run))}
     state, cause = str(result.get("state")), str(result.get("cause"))
     if state == "finished":
-        print(f"hpcrun: {run.name} is finished")
+        say(f"hpcrun: {run.name} is finished")
         print_result(run)
         return exitcodes.DONE
     if state == "stopped":
-        print(
+        say(
             f"hpcrun: {run.name} is stopped{_where(result)}; "
             f"{_continue(run)}, and so does the same command"
         )
         return exitcodes.UNFINISHED
-    print(f"hpcrun: {run.name} failed: {result.get('reason')}")
+    say(f"hpcrun: {run.name} failed: {result.get('reason')}")
     _print_evidence(run, cause)
     return _CAUSES.get(cause, exitcodes.FAILED)
 
@@ -132,10 +80,12 @@ def _print_evidence(run: RunDirectory, ended: str | None) -> None:
         read_hang(folder),
         folder,
     )
-    # Of bad input the line says all: whoever has a traceback was only left behind.
-    if cause is not None and cause.traceback and ended != "bad-input":
-        print(cause.traceback.rstrip())
-    print(f"  logs  {folder}")
+    # Of input that rank 0 refused the line says all: whoever has a traceback was only left behind.
+    if cause is not None and cause.traceback and (ended != "bad-input" or cause.bad_input):
+        say(*quoted(cause.traceback))
+        if cause.copy:
+            say(f"  copy  {cause.copy} (read-only copy of the submitted code; edit the original)")
+    say(f"  logs  {folder}")
 
 
 def last_attempt_logs(run: RunDirectory) -> Path | None:

@@ -4,12 +4,13 @@ import json
 import sys
 from typing import Any
 
+from hpcrun.printing import say
 from hpcrun.run.files import finite
 
 
 def print_json(value: Any) -> None:
     """Print ``value`` on one line. JSON (RFC 8259) has no NaN and no infinity: they become null."""
-    print(json.dumps(finite(value), ensure_ascii=True, allow_nan=False))
+    say(json.dumps(finite(value), ensure_ascii=True, allow_nan=False))
 
 
 def make_printable() -> None:

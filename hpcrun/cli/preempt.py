@@ -10,6 +10,7 @@ import argparse
 
 from hpcrun.cli.runs import add_run, find_run
 from hpcrun.launch import jobs
+from hpcrun.printing import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,5 +20,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Preempt the run's job."""
-    print(f"hpcrun: {jobs.preempt(find_run(arguments))}")
+    say(f"hpcrun: {jobs.preempt(find_run(arguments))}")
     return 0

@@ -2,14 +2,14 @@
 
 import os
 import sys
-import time
 from collections.abc import Mapping
 from typing import Any, Protocol, TextIO
 
 from tqdm import tqdm
 
-# In a log file or a pipe a line says as much as a hundred.
-_SECONDS_PER_LINE = 10.0
+from hpcrun.printing import say
+from hpcrun.run.figures import Pace, StepLines, in_words
+
 # What a terminal echoes for Ctrl-C would push a full line over the edge, and leave half a bar behind.
 _ECHO = 3
 
@@ -17,11 +17,11 @@ _ECHO = 3
 class Progress(Protocol):
     """What follows a run's steps."""
 
-    def begin(self, step: int) -> None:
-        """An attempt starts (again) at ``step``."""
+    def begin(self, step: int, when: float) -> None:
+        """An attempt starts (again) at ``step``; ``when``: its own clock said so, in Unix seconds."""
 
-    def update(self, step: int, facts: Mapping[str, str]) -> None:
-        """``step`` steps are done; ``facts``: loss and speed, in words."""
+    def update(self, step: int, when: float, facts: Mapping[str, str]) -> None:
+        """``step`` steps were done at ``when``; ``facts``: loss and speed, in words."""
 
     def say(self, text: str) -> None:
         """A line of its own, where the bar does not hide it."""
@@ -42,10 +42,15 @@ class Bar:
 
     def __init__(self, total: int, stream: TextIO) -> None:
         self._total, self._stream = total, stream
+        self._pace = Pace(total)
         self._bar: tqdm[Any] | None = None
 
-    def begin(self, step: int) -> None:
-        """Start the clock at ``step``: what an attempt before took says nothing about this one."""
+    def begin(self, step: int, when: float) -> None:
+        """Start the clock at ``step``."""
+        self._pace.begin(step, when)
+        self._open(step)
+
+    def _open(self, step: int) -> "tqdm[Any]":
         self.close(leave=False)
         self._bar = tqdm(
             total=self._total,
@@ -53,28 +58,26 @@ class Bar:
             file=self._stream,
             smoothing=0.1,
             ncols=self._columns(),
-            bar_format="{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt}{postfix}, ETA {remaining}",
+            bar_format="{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt}{postfix}",
         )
+        return self._bar
 
-    def update(self, step: int, facts: Mapping[str, str]) -> None:
+    def update(self, step: int, when: float, facts: Mapping[str, str]) -> None:
         """Move the bar."""
-        if self._bar is None:
-            self.begin(0)
-        assert self._bar is not None
-        self._bar.ncols = self._columns()
+        bar = self._open(0) if self._bar is None else self._bar
+        bar.ncols = self._columns()
         if facts:
-            self._bar.set_postfix_str(
-                ", ".join(f"{key} {value}" for key, value in facts.items()), False
-            )
-        self._bar.update(step - self._bar.n)
+            bar.set_postfix_str(in_words(facts, self._pace.left(step, when)), False)
+        bar.update(step - bar.n)
 
     def say(self, text: str) -> None:
         """A line above the bar."""
         if self._bar is None:
-            print(text, flush=True)
+            say(text)
         else:
             self._bar.ncols = self._columns()
-            self._bar.write(text, file=sys.stdout)
+            with tqdm.external_write_mode(file=sys.stdout):
+                say(text)
 
     def close(self, leave: bool = True) -> None:
         """Let go of the bar; ``leave`` it on the screen or not."""
@@ -94,31 +97,21 @@ class Lines:
     """A plain line on standard output, at the start, at the end, and at most every ten seconds."""
 
     def __init__(self, total: int) -> None:
-        self._total = total
-        self._began, self._first = time.monotonic(), 0
-        self._told: float | None = None
+        self._lines = StepLines(total)
 
-    def begin(self, step: int) -> None:
+    def begin(self, step: int, when: float) -> None:
         """Start the clock at ``step``."""
-        self._began, self._first, self._told = time.monotonic(), step, None
+        self._lines.begin(step, when)
 
-    def update(self, step: int, facts: Mapping[str, str]) -> None:
+    def update(self, step: int, when: float, facts: Mapping[str, str]) -> None:
         """Print where it is, if it is time again."""
-        now = time.monotonic()
-        due = self._told is None or now - self._told >= _SECONDS_PER_LINE
-        if not facts or (not due and step < self._total):
-            return
-        self._told = now
-        words = [f"{key} {value}" for key, value in facts.items()]
-        taken = step - self._first
-        if taken > 0:
-            left = (now - self._began) / taken * (self._total - step)
-            words.append(f"ETA {tqdm.format_interval(left)}")
-        print(f"step {step}/{self._total}: {', '.join(words)}", flush=True)
+        line = self._lines.line(step, when, facts)
+        if line is not None:
+            say(line)
 
     def say(self, text: str) -> None:
         """A line like any other."""
-        print(text, flush=True)
+        say(text)
 
     def close(self) -> None:
         """Nothing is left open."""

@@ -14,8 +14,10 @@ from pathlib import Path
 from hpcrun.batch.ending import NotOurs, final_code, judge
 from hpcrun.cluster.launchers import in_local_cluster, job_id
 from hpcrun.lifecycle import exitcodes
+from hpcrun.printing import say
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.events import Attempt
+from hpcrun.run.streams import outlive_full_disk
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Judge the attempt that this environment belongs to."""
+    outlive_full_disk()
     job = job_id(os.environ)
     if job is None or not in_local_cluster(os.environ):
         raise RunError("settle: this is no job of the local cluster, which alone calls this")
@@ -45,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
             directory, attempt, arguments.exit_code, on_slurm=False, scheduler=arguments.scheduler
         ).verdict
     except NotOurs as other:
-        print(f"hpcrun: {other}", flush=True)
+        say(f"hpcrun: {other}")
         return other.code
     if verdict.decision.restart:
         return exitcodes.UNFINISHED

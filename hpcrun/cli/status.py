@@ -1,8 +1,9 @@
 """Where runs stand: state, step, job, and why.
 
 Asks the scheduler once for all of them; without it, the run directories tell
-what they know. Of a single run it also tells where the time went. With --json,
-one object a line. Of a failed run it gives the verdict of `hpcrun doctor`.
+what they know. `last` is the age of the newest line of metrics. Of a single run
+it also tells where the time went. With --json, one object a line.
+Of a failed run it gives the verdict of `hpcrun doctor`.
 """
 
 import argparse
@@ -16,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 from hpcrun.cli.outcome import last_attempt
 from hpcrun.cli.output import print_json
 from hpcrun.cli.runs import add_runs_dir, all_runs, runs_dir
-from hpcrun.cli.verdict import verdict_line
 from hpcrun.diagnose.finding import find_cause
 from hpcrun.diagnose.run_lines import lines_of_attempt, nodes_of
 from hpcrun.launch import jobs
 from hpcrun.launch.jobs import RunState
 from hpcrun.lifecycle.goodput import goodput
-from hpcrun.lifecycle.history import last_committed, lives
+from hpcrun.lifecycle.history import all_lives, last_committed
+from hpcrun.printing import escaped, say
 from hpcrun.run.directory import RunDirectory, find
 from hpcrun.run.events import Event, read_events
 from hpcrun.run.files import read_lines
@@ -30,8 +31,9 @@ from hpcrun.run.files import read_lines
 if TYPE_CHECKING:
     from rich.table import Table
 
-_COLUMNS = ("name", "state", "step", "saved", "loss", "attempts", "job", "executor")
-_KEYS = {"saved": "committed"}
+_COLUMNS = ("name", "state", "step", "saved", "loss", "last", "attempts", "job", "executor")
+_KEYS = {"saved": "committed", "last": "progress_seconds"}
+_STATES = ("new", "pending", "running", "suspended", "finished", "stopped", "failed", "lost")
 _WIDE = 2000
 # Of each log: many runs are to be told at once. `hpcrun doctor` reads more.
 _HEAD, _TAIL, _MOST_FILES = 1 << 14, 1 << 16, 64
@@ -43,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "runs", nargs="*", metavar="RUN", help="names or directories (default: all)"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object a run, a line each")
+    parser.add_argument("--state", choices=_STATES, help="only the runs in this state")
     add_runs_dir(parser)
 
 
@@ -50,19 +53,20 @@ def run(arguments: argparse.Namespace) -> int:
     """Print a table, or JSON lines."""
     folder = runs_dir(arguments)
     runs = [find(name, folder) for name in arguments.runs] or all_runs(arguments)
-    rows = [_row(one, state) for one, state in zip(runs, jobs.states(runs), strict=True)]
+    found = zip(runs, jobs.states(runs), strict=True)
+    wanted: str | None = arguments.state
+    rows = [_row(one, state) for one, state in found if wanted in (None, state.word)]
     if arguments.json:
         for row in rows:
             print_json(row)
     elif not rows:
-        print(f"hpcrun: there are no runs in {folder}; `hpcrun submit` starts one")
+        what = f"no runs are {wanted}" if wanted and runs else "there are no runs"
+        say(f"hpcrun: {what} in {folder}; `hpcrun submit` starts one")
     else:
         _print_table(rows)
         if len(arguments.runs) == 1 and rows[0]["goodput"]["wall"]:
-            print(_where_the_time_went(rows[0]))
-        for row in rows:
-            if row["verdict"]:
-                print(f"{row['name']}: doctor: {row['verdict']}")
+            say(_where_the_time_went(rows[0]))
+        say(*(f"{row['name']}: doctor: {row['verdict']}" for row in rows if row["verdict"]))
     return 0
 
 
@@ -71,7 +75,9 @@ def _row(run_directory: RunDirectory, state: RunState) -> dict[str, Any]:
     lines = read_lines(run_directory.metrics)
     last = lines[-1:]
     losses = [line["loss"] for line in reversed(lines) if "loss" in line][:1]
-    begun = events[0].time if events else time.time()
+    now = time.time()
+    begun = events[0].time if events else now
+    latest = last[0].get("time") if last else None
     return {
         "name": run_directory.name,
         "state": state.word,
@@ -81,9 +87,10 @@ def _row(run_directory: RunDirectory, state: RunState) -> dict[str, Any]:
         "loss": (math.nan if losses[0] is None else losses[0]) if losses else None,
         "job": state.job,
         "executor": state.executor,
-        "attempts": len(lives(events)),
-        "age_seconds": round(time.time() - begun),
-        "goodput": goodput(events, time.time()).as_record(),
+        "attempts": len(all_lives(events)),
+        "progress_seconds": _since(latest, now),
+        "age_seconds": round(now - begun),
+        "goodput": goodput(events, now).as_record(),
         "detail": state.detail,
         "verdict": _verdict(run_directory, events) if state.word == "failed" else None,
         "directory": str(run_directory.path),
@@ -102,22 +109,21 @@ def _verdict(run_directory: RunDirectory, events: Sequence[Event]) -> str | None
         found = find_cause(lines, nodes_of(events, attempt))
     except OSError:
         return None
-    return verdict_line(found) if found and found.confidence != "low" else None
+    return found.line if found and found.confidence != "low" else None
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:
-    """One line a run; where the details do not fit beside it, they follow below, whole."""
+    """One line a run; details that do not fit into it are printed before the table."""
     from rich.cells import cell_len
 
     lines = _table_lines(rows, [*_COLUMNS, "detail"])
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDE
     if max(map(cell_len, lines)) <= columns:
-        print("\n".join(lines))
+        say(*lines)
         return
-    print("\n".join(_table_lines(rows, _COLUMNS)))
-    for row in rows:
-        if row["detail"]:
-            print(f"{row['name']}: {row['detail']}")
+    # The table is last, so that it stays visible below many details.
+    say(*(f"{row['name']}: {row['detail']}" for row in rows if row["detail"]))
+    say(*_table_lines(rows, _COLUMNS))
 
 
 def _where_the_time_went(row: dict[str, Any]) -> str:
@@ -144,7 +150,7 @@ def _table_lines(rows: list[dict[str, Any]], keys: Sequence[str]) -> list[str]:
     from rich.console import Console
 
     # The terminal wraps a line that is too long; rich would cut every column to make it fit.
-    console = Console(width=_WIDE, color_system=None)
+    console = Console(width=_WIDE, color_system=None, force_terminal=False)
     with console.capture() as captured:
         console.print(_table(rows, keys))
     return [line.rstrip() for line in captured.get().splitlines()]
@@ -156,11 +162,30 @@ def _table(rows: list[dict[str, Any]], keys: Sequence[str]) -> "Table":
 
     table = Table(box=None, pad_edge=False)
     for key in keys:
-        number = key in ("step", "saved", "loss", "attempts")
+        number = key in ("step", "saved", "loss", "last", "attempts")
         table.add_column(key, justify="right" if number else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*(Text(_shown(row[_KEYS.get(key, key)])) for key in keys))
+        table.add_row(*(Text(escaped(_cell(key, row[_KEYS.get(key, key)]))) for key in keys))
     return table
+
+
+def _cell(key: str, value: Any) -> str:
+    if key == "last" and value is not None:
+        return f"{_age(value)} ago"
+    return _shown(value)
+
+
+def _since(when: Any, now: float) -> int | None:
+    known = isinstance(when, int | float) and math.isfinite(when)
+    return round(max(0.0, now - when)) if known else None
+
+
+def _age(seconds: float) -> str:
+    """The largest unit alone: ``42 s``, ``5 min``, ``3 h``, ``12 d``."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def _shown(value: Any) -> str:

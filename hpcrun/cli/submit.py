@@ -8,6 +8,7 @@ this machine: nodes x gpus processes, each believing that it is a Slurm task.
   hpcrun submit --nodes 2 --gpus 4 -c gpt.yaml train.lr=3e-4
   hpcrun submit task=my_module:MyTask train.steps=500
   hpcrun submit --nodes 2 --gpus 4 -- python train.py --its-own-arguments
+  hpcrun submit --nodes 2 --gpus 4 --launcher torchrun -- train.py --its-own-arguments
 
 With --prepare it makes the run directory and stops: for those who submit
 a batch script of their own (sbatch/train.sbatch), or start the ranks with
@@ -21,19 +22,22 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from hpcrun.cli.chosen import choose_config
+from hpcrun.cli.chosen import choose_config, idle_on_this_machine
 from hpcrun.cli.continuing import Standing, compare, renewed, shortened
 from hpcrun.cli.handover import hand_over, refuse_live
 from hpcrun.cli.nccl_lint import warn_of
 from hpcrun.cli.output import print_json
 from hpcrun.cli.packages import require_packages
 from hpcrun.cli.runs import add_runs_dir, handle, runs_dir
+from hpcrun.command.checks import check_command
 from hpcrun.config import Config, to_yaml
 from hpcrun.errors import UserError
 from hpcrun.launch import jobs, submission
 from hpcrun.launch.dependencies import still_to_wait_for, with_dependency
 from hpcrun.launch.raw_script import not_in_the_script, raw_command
+from hpcrun.launch.sbatch_options import wanted_cluster
 from hpcrun.launch.submission import ExecutorName, Submitted
+from hpcrun.printing import say, say_aside
 from hpcrun.run import directory, record
 from hpcrun.run.directory import RunDirectory
 
@@ -50,6 +54,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--nodes", metavar="N", help="number of nodes")
     where.add_argument(
         "--gpus", metavar="N", help="ranks a node: one a GPU (4, a100:4); on CPU, processes"
+    )
+    where.add_argument(
+        "--tasks-per-node",
+        metavar="N",
+        help="tasks a node for a command that starts its own ranks: 1 has all GPUs of its node",
+    )
+    where.add_argument(
+        "--launcher",
+        metavar="WHO",
+        help="torchrun or accelerate starts the command's ranks: one task a node",
     )
     where.add_argument("--cpu", action="store_true", default=None, help="train on the CPU")
     where.add_argument("--time", metavar="LIMIT", help="time limit: HH:MM:SS or minutes")
@@ -105,13 +119,20 @@ def run(arguments: argparse.Namespace) -> int:
     warn_of(config.job.env)
     run_directory = RunDirectory(runs_dir(arguments) / config.name)
     standing = compare(run_directory, config) if run_directory.exists() else None
+    if standing is None or standing.finished is None:
+        check_command(config, Path.cwd())
     executor: ExecutorName = "prepared" if arguments.prepare else submission.choose_executor(config)
+    idle = idle_on_this_machine(arguments) if executor in ("local", "debug") else []
+    if idle:
+        say_aside(
+            f"hpcrun: {', '.join(idle)}: no effect on this machine (job.executor is {executor})"
+        )
     if arguments.dry_run:
         if executor != "prepared":
             require_packages(config)
         if standing is not None and standing.replaced:
             refuse_live(run_directory)
-        shown = with_dependency(config, _after(arguments, executor, run_directory))
+        shown = with_dependency(config, _after(arguments, config, executor, run_directory))
         return _show(run_directory, shown, executor, standing, arguments.json)
     folder = Path.cwd()
 
@@ -158,7 +179,7 @@ def start(
     # To continue a run says nothing of either: it is as it was.
     without = getattr(arguments, "no_snapshot", None)
     snapshot = None if without is None else not without
-    after = _after(arguments, executor, run)
+    after = _after(arguments, config, executor, run)
     submitted = hand_over(
         run, config, executor, admit=admit, make=make, snapshot=snapshot, after=after
     )
@@ -173,7 +194,7 @@ def start(
         return 0
     local = submitted.executor == "local"
     if arguments.detach or not (local or arguments.follow):
-        print(_advice(run, submitted))
+        say(*_advice(run, submitted))
         return 0
     from hpcrun.cli.follow import follow
 
@@ -181,15 +202,16 @@ def start(
 
 
 def _after(
-    arguments: argparse.Namespace, executor: ExecutorName, run: RunDirectory
+    arguments: argparse.Namespace, config: Config, executor: ExecutorName, run: RunDirectory
 ) -> list[RunDirectory]:
     """The runs that are to finish first: those that are named, or that ``run`` has waited for before."""
     named: list[str] | None = getattr(arguments, "after", None)
-    if named is None:
-        return still_to_wait_for(jobs.waited_for(run), executor)
-    return still_to_wait_for(
-        [directory.find(name, runs_dir(arguments)) for name in named], executor
+    runs = (
+        jobs.waited_for(run)
+        if named is None
+        else [directory.find(name, runs_dir(arguments)) for name in named]
     )
+    return still_to_wait_for(runs, executor, wanted_cluster(config.job))
 
 
 def _say_prepared(run: RunDirectory, config: Config, as_json: bool) -> int:
@@ -198,8 +220,8 @@ def _say_prepared(run: RunDirectory, config: Config, as_json: bool) -> int:
         print_json({"run": str(run.path), "command": line})
         return 0
     for key in not_in_the_script(config):
-        print(f"hpcrun: {key} is not in train.sbatch; write it there", file=sys.stderr)
-    print(f"hpcrun: {run.path} is ready; submit it with\n{line}")
+        say_aside(f"hpcrun: {key} is not in train.sbatch; write it there")
+    say(f"hpcrun: {run.path} is ready; submit it with", line)
     return 0
 
 
@@ -210,7 +232,7 @@ def say_finished(run: RunDirectory, result: dict[str, Any], as_json: bool) -> in
     if as_json:
         print_json({"run": str(run.path), "result": result})
     else:
-        print(f"hpcrun: {run.name} is finished already; for a new one choose another --name")
+        say(f"hpcrun: {run.name} is finished already; for a new one choose another --name")
         print_result(run)
     return 0
 
@@ -227,24 +249,23 @@ def _show(
         shown = {"run": str(run.path), "executor": executor, "script": script}
         print_json(shown | {"config": config.model_dump(mode="json")})
         return 0
-    print(f"# dry run: nothing is submitted or written\n# run directory: {run.path}")
+    say("# dry run: nothing is submitted or written", f"# run directory: {run.path}")
     if standing is not None and standing.finished is not None:
-        print("# it is finished already: nothing would be submitted")
+        say("# it is finished already: nothing would be submitted")
     elif standing is not None and standing.replaced:
-        print(f"# no step of its config was saved; replaced: {shortened(standing.replaced)}")
-    print(f"# executor: {executor}\n\n{script}\n# {run.config}\n{text}", end="")
+        say(f"# no step of its config was saved; replaced: {shortened(standing.replaced)}")
+    say(f"# executor: {executor}", "", *script.split("\n"), f"# {run.config}")
+    say(*text.rstrip("\n").split("\n"))
     return 0
 
 
-def _advice(run: RunDirectory, submitted: Submitted) -> str:
+def _advice(run: RunDirectory, submitted: Submitted) -> list[str]:
     name = handle(run)
-    return "\n".join(
-        [
-            f"hpcrun: {run.name} is job {submitted.job_id} ({submitted.executor})",
-            f"  run directory  {run.path}",
-            f"  follow         hpcrun logs -f {name}",
-            f"  where it is    hpcrun status {name}",
-            f"  stop           hpcrun cancel {name}",
-            f"  continue       hpcrun resume {name}",
-        ]
-    )
+    return [
+        f"hpcrun: {run.name} is job {submitted.job_id} ({submitted.executor})",
+        f"  run directory  {run.path}",
+        f"  follow         hpcrun logs -f {name}",
+        f"  where it is    hpcrun status {name}",
+        f"  stop           hpcrun cancel {name}",
+        f"  continue       hpcrun resume {name}",
+    ]

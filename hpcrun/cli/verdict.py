@@ -1,4 +1,4 @@
-"""How a diagnosis is shown: on a terminal, and as JSON. Every text of a log is made harmless here."""
+"""How a diagnosis is shown: as lines of text, and as JSON."""
 
 from typing import Any
 
@@ -10,20 +10,8 @@ _LINE = 300
 _MOST_RANKS = 12
 
 
-def harmless(text: str) -> str:
-    """Return ``text`` with control characters escaped: a log may hold commands for the terminal."""
-    return "".join(
-        mark if mark.isprintable() else mark.encode("unicode_escape").decode() for mark in text
-    )
-
-
-def verdict_line(finding: Finding) -> str:
-    """The verdict in one line, for a table."""
-    return harmless(finding.line)
-
-
-def report(finding: Finding, notes: list[str]) -> str:
-    """The diagnosis as a few lines of text."""
+def report(finding: Finding, notes: list[str]) -> list[str]:
+    """Return the diagnosis as a few lines of text; :func:`hpcrun.printing.say` escapes them."""
     lines = [
         f"cause     {finding.cause} ({finding.id}, confidence {finding.confidence})",
         *([f"where     {where}"] if (where := _where(finding)) else []),
@@ -37,7 +25,7 @@ def report(finding: Finding, notes: list[str]) -> str:
         folded = ", ".join(f"{name} {count}" for name, count in finding.folded[:6])
         lines.append(f"folded    lines that only follow: {folded}")
     lines += [f"note      {note}" for note in (*finding.notes, *notes)]
-    return "\n".join(harmless(line) for line in lines)
+    return lines
 
 
 def as_data(finding: Finding | None, notes: list[str]) -> dict[str, Any]:

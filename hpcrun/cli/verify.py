@@ -9,6 +9,7 @@ import json
 from hpcrun.checkpoint.errors import CheckpointError, amount
 from hpcrun.checkpoint.verify import verify
 from hpcrun.cli.saved import add_saved, find_saved
+from hpcrun.printing import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,11 +36,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     def report(step: int, trouble: str | None, size: int) -> None:
         if arguments.json:
-            print(json.dumps({"step": step, "whole": not trouble, "bytes": size, "why": trouble}))
+            say(json.dumps({"step": step, "whole": not trouble, "bytes": size, "why": trouble}))
         elif trouble is None:
-            print(f"step {step}: whole ({amount(size)})")
+            say(f"step {step}: whole ({amount(size)})")
         else:
             for line in trouble.splitlines():
-                print(f"step {step}: DAMAGED: {line}")
+                say(f"step {step}: DAMAGED: {line}")
 
     return int(bool(verify(store, steps, report)))

@@ -27,6 +27,11 @@ def is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
+def is_link_local(address: str) -> bool:
+    """Return whether a numeric address is valid on one cable only (169.254.x.x, fe80::)."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_link_local
+
+
 def is_own(address: str) -> bool:
     """Return whether a numeric address belongs to this host, loopback included."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from hpcrun.cluster import slurm
 from hpcrun.cluster.hostlist import expand
 from hpcrun.cluster.ledger import blame, blames, ledger_path, spare, suspects
-from hpcrun.cluster.node_table import parse_sinfo_gres, sinfo_gres_command
+from hpcrun.cluster.slurm.node_table import parse_sinfo_gres, sinfo_gres_command
 
 _DEAD = ("DOWN", "FAIL", "ERROR", "NOT_RESPONDING", "UNKNOWN")
 # sinfo's long words; "*" after one: the node does not respond, "$": it is kept for maintenance.

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from hpcrun.cluster.devices import lists_mig, visible_gpus
 from hpcrun.cluster.errors import ClusterError
 from hpcrun.cluster.launchers import LOOPBACK, LaunchMethod, Placement, read_placement
+from hpcrun.cluster.made_group import made_group, place_in_group
 from hpcrun.cluster.ports import is_free, port_candidates
 
 Backend = Literal["nccl", "gloo"]
@@ -60,10 +61,10 @@ class DistributedConfig(BaseModel):
         cpu: bool = False,
         visible_devices: int | None = None,
     ) -> "DistributedConfig":
-        """Read the launcher's variables.
+        """Read the launcher's variables, and the process group where the program has made one.
 
-        The port is MASTER_PORT where that is set, and otherwise the first of the job's
-        candidates, which rank 0 has yet to probe (see ``ports``).
+        Rank and world size are the group's then. The port is MASTER_PORT where that is set, and
+        otherwise the first of the job's candidates, which rank 0 has yet to probe (see ``ports``).
 
         Args:
             environ: the environment of this rank.
@@ -71,16 +72,17 @@ class DistributedConfig(BaseModel):
             visible_devices: GPUs this process sees; counted without torch when None.
 
         Raises:
-            ClusterError: variables are missing, malformed or contradict each other.
+            ClusterError: variables are missing, malformed, or contradict each other or the group.
         """
-        placement = read_placement(environ)
         gpus = visible_gpus(environ) if visible_devices is None else visible_devices
         on_gpu = gpus > 0 and not cpu
+        group = made_group()
+        placement = place_in_group(group, environ, gpus) if group else read_placement(environ)
         return cls(
             world_size=placement.world_size,
             rank=placement.rank,
             local_rank=placement.local_rank,
-            backend="nccl" if on_gpu else "gloo",
+            backend="nccl" if on_gpu and (group is None or group.nccl) else "gloo",
             master_addr=_master_addr(placement),
             master_port=placement.master_port or port_candidates(placement.job_id or "hpcrun")[0],
             num_nodes=placement.num_nodes,
@@ -182,6 +184,46 @@ class DistributedConfig(BaseModel):
                 f"{where}: {self.num_gpus_per_node} task(s) on this node, but the list of nodes "
                 f"says {tasks[self.node_rank]} for node {self.node_rank}; make them agree"
             )
+        self._check_size(where)
+        self._check_place(where)
+        if len(self.device_ids) > 1:
+            raise ClusterError(
+                f"{where}: device_ids {list(self.device_ids)} names {len(self.device_ids)} GPUs, and a rank "
+                f"drives one; give device_ids=({self.device_ids[0]},) and start a rank for each GPU"
+            )
+
+    def _check_size(self, where: str) -> None:
+        """Compare the world size with nodes and ranks per node, where no list tells each node's ranks."""
+        nodes, per_node = self.num_nodes, self.num_gpus_per_node
+        # Only torchrun, of the launchers without a list, has nodes of different sizes.
+        unequal = self.launch_method == "torchrun" and nodes > 1
+        fits = (
+            self.world_size >= per_node + nodes - 1
+            if unequal
+            else self.world_size == nodes * per_node
+        )
+        if not self.tasks_per_node and not fits:
+            raise ClusterError(
+                f"{where}: the world size is {self.world_size}, but {nodes} node(s) of {per_node} rank(s) "
+                f"are {nodes * per_node}; correct world_size, num_nodes or num_gpus_per_node, or give "
+                "tasks_per_node where nodes differ"
+            )
+
+    def _check_place(self, where: str) -> None:
+        """Compare the rank with its place, in the orders that launchers fill nodes: in turn, or by turns."""
+        node, local, nodes = self.node_rank, self.local_rank, self.num_nodes
+        tasks = self.tasks_per_node
+        equal = self.num_gpus_per_node * nodes == self.world_size
+        # srun and mpirun have further orders (--distribution, --map-by), and their variables are right.
+        if self.launch_method in ("slurm", "local", "mpi") or not (tasks or equal):
+            return
+        filled = sum(tasks[:node]) if tasks else node * self.num_gpus_per_node
+        if self.rank == filled + local or (equal and self.rank == local * nodes + node):
+            return
+        raise ClusterError(
+            f"{where}: local rank {local} on node {node} of {nodes} is rank {filled + local}; correct rank, "
+            "local_rank or node_rank (LOCAL_RANK, LOCAL_WORLD_SIZE and NODE_RANK in the environment)"
+        )
 
     def _check_devices(self, gpus: int) -> None:
         where = f"rank {self.rank} on {socket.gethostname()}"

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from hpcrun.cluster.addresses import (
     bound_address,
+    is_link_local,
     is_loopback,
     is_only_loopback,
     is_sound,
@@ -15,11 +16,16 @@ from hpcrun.cluster.launchers import LOOPBACK, in_local_cluster, step_hosts
 
 
 def own_interfaces() -> dict[str, list[str]]:
-    """Return the addresses of each interface that is up: IPv4 first, neither loopback nor link-local."""
+    """Return the addresses of each interface that is up: IPv4 first, neither loopback nor link-local.
+
+    IPv4's link-local addresses (169.254.x.x) are returned where this host has no other address. Such an
+    address often leads to the host's management controller only.
+    """
     import psutil
 
     state = psutil.net_if_stats()
     found: dict[str, list[str]] = {}
+    local: dict[str, list[str]] = {}
     for name, entries in psutil.net_if_addrs().items():
         if name in state and not state[name].isup:
             continue
@@ -30,9 +36,12 @@ def own_interfaces() -> dict[str, list[str]]:
             if entry.family == family and "%" not in entry.address
         ]
         useful = [address for address in addresses if not is_loopback(address)]
-        if useful:
-            found[name] = useful
-    return found
+        routed = [address for address in useful if not is_link_local(address)]
+        if routed:
+            found[name] = routed
+        elif useful:
+            local[name] = useful
+    return found or local
 
 
 def chosen_interfaces(wanted: str, names: Iterable[str]) -> list[str]:

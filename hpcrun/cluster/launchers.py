@@ -94,7 +94,7 @@ def read_placement(environ: Mapping[str, str]) -> Placement:
             return _mpirun(environ, _HYDRA)
     if step:
         return _slurm_step(environ, "local" if local else "slurm")
-    if _whole(environ, _HYDRA.size, remedy=_MPIRUN, default=1) > 1:
+    if whole_number(environ, _HYDRA.size, remedy=_MPIRUN, default=1) > 1:
         raise ClusterError(
             f"PMI_RANK and PMI_SIZE={environ[_HYDRA.size]} are set, but neither srun, torchrun nor an mpirun "
             "that says which rank of its node a process is: start the ranks with srun, torchrun, or the "
@@ -153,7 +153,7 @@ def step_hosts(environ: Mapping[str, str]) -> list[str]:
 def _slurm_step(environ: Mapping[str, str], method: LaunchMethod) -> Placement:
     """Read a Slurm step: its own variables before the job's and the legacy ones (srun(1))."""
     tasks = _step_tasks(environ)
-    node_rank = _whole(environ, "SLURM_NODEID", remedy=_SRUN)
+    node_rank = whole_number(environ, "SLURM_NODEID", remedy=_SRUN)
     if node_rank >= len(tasks):
         raise ClusterError(
             f"SLURM_NODEID is {node_rank} but the step has {len(tasks)} node(s): variables of two "
@@ -161,15 +161,15 @@ def _slurm_step(environ: Mapping[str, str], method: LaunchMethod) -> Placement:
         )
     return Placement(
         method=method,
-        rank=_whole(environ, "SLURM_PROCID", remedy=_SRUN),
-        world_size=_whole(environ, *_STEP_SIZE, minimum=1, remedy=_SRUN, default=sum(tasks)),
-        local_rank=_whole(environ, "SLURM_LOCALID", remedy=_SRUN),
+        rank=whole_number(environ, "SLURM_PROCID", remedy=_SRUN),
+        world_size=whole_number(environ, *_STEP_SIZE, minimum=1, remedy=_SRUN, default=sum(tasks)),
+        local_rank=whole_number(environ, "SLURM_LOCALID", remedy=_SRUN),
         local_world_size=tasks[node_rank],
         node_rank=node_rank,
         num_nodes=len(tasks),
         tasks_per_node=tasks,
         master_addr=LOOPBACK if method == "local" else _master_of_step(environ, len(tasks)),
-        master_port=_port(environ),
+        master_port=port_of(environ),
         job_id=job_id(environ),
         restart_count=_restarts(environ),
         own_devices=_has_own_devices(environ, tasks[node_rank]),
@@ -178,7 +178,7 @@ def _slurm_step(environ: Mapping[str, str], method: LaunchMethod) -> Placement:
 
 def _batch_script(environ: Mapping[str, str]) -> Placement:
     """Read a process that the batch script started without srun: fine for a job of one task."""
-    size = _whole(environ, *_STEP_SIZE, minimum=1, remedy=_SRUN, default=1)
+    size = whole_number(environ, *_STEP_SIZE, minimum=1, remedy=_SRUN, default=1)
     if size > 1:
         raise ClusterError(
             f"this process was started by the batch script of a job with {size} tasks without "
@@ -189,11 +189,11 @@ def _batch_script(environ: Mapping[str, str]) -> Placement:
 
 def _torchrun(environ: Mapping[str, str]) -> Placement:
     """Read torchrun's variables (torch.distributed.run, "Environment Variables")."""
-    world_size = _whole(environ, "WORLD_SIZE", minimum=1, remedy=_TORCHRUN)
-    local_size = _whole(environ, "LOCAL_WORLD_SIZE", minimum=1, remedy=_TORCHRUN)
-    rank = _whole(environ, "RANK", remedy=_TORCHRUN)
+    world_size = whole_number(environ, "WORLD_SIZE", minimum=1, remedy=_TORCHRUN)
+    local_size = whole_number(environ, "LOCAL_WORLD_SIZE", minimum=1, remedy=_TORCHRUN)
+    rank = whole_number(environ, "RANK", remedy=_TORCHRUN)
     # torchrun runs one agent, which is one group, on each node.
-    num_nodes = _whole(
+    num_nodes = whole_number(
         environ,
         "GROUP_WORLD_SIZE",
         minimum=1,
@@ -201,20 +201,22 @@ def _torchrun(environ: Mapping[str, str]) -> Placement:
         default=-(-world_size // local_size),
     )
     run_id = environ.get("TORCHELASTIC_RUN_ID", "none")
-    elastic_restarts = _whole(environ, "TORCHELASTIC_RESTART_COUNT", remedy=_TORCHRUN, default=0)
+    elastic_restarts = whole_number(
+        environ, "TORCHELASTIC_RESTART_COUNT", remedy=_TORCHRUN, default=0
+    )
     return Placement(
         method="torchrun",
         rank=rank,
         world_size=world_size,
-        local_rank=_whole(environ, "LOCAL_RANK", remedy=_TORCHRUN),
+        local_rank=whole_number(environ, "LOCAL_RANK", remedy=_TORCHRUN),
         local_world_size=local_size,
-        node_rank=_whole(
+        node_rank=whole_number(
             environ, "GROUP_RANK", "NODE_RANK", remedy=_TORCHRUN, default=rank // local_size
         ),
         num_nodes=num_nodes,
         tasks_per_node=(local_size,) * num_nodes if local_size * num_nodes == world_size else (),
         master_addr=environ.get("MASTER_ADDR") or (LOOPBACK if num_nodes == 1 else None),
-        master_port=_port(environ) or TORCHRUN_PORT,
+        master_port=port_of(environ) or TORCHRUN_PORT,
         job_id=job_id(environ) or (None if run_id == "none" else run_id),
         restart_count=_restarts(environ) + elastic_restarts,
     )
@@ -226,9 +228,9 @@ def _mpirun(environ: Mapping[str, str], names: _MPI) -> Placement:
     They do not tell the node's rank (OMPI_COMM_WORLD_NODE_RANK counts the processes *on* a node):
     it follows from mpirun's default of filling one node after the other.
     """
-    world_size = _whole(environ, names.size, minimum=1, remedy=_MPIRUN)
-    local_size = _whole(environ, names.local_size, minimum=1, remedy=_MPIRUN)
-    rank = _whole(environ, names.rank, remedy=_MPIRUN)
+    world_size = whole_number(environ, names.size, minimum=1, remedy=_MPIRUN)
+    local_size = whole_number(environ, names.local_size, minimum=1, remedy=_MPIRUN)
+    rank = whole_number(environ, names.rank, remedy=_MPIRUN)
     if world_size % local_size:
         raise ClusterError(
             f"mpirun started {world_size} ranks, {local_size} of them on this node: where nodes "
@@ -242,13 +244,13 @@ def _mpirun(environ: Mapping[str, str], names: _MPI) -> Placement:
         method="mpi",
         rank=rank,
         world_size=world_size,
-        local_rank=_whole(environ, names.local_rank, remedy=_MPIRUN),
+        local_rank=whole_number(environ, names.local_rank, remedy=_MPIRUN),
         local_world_size=local_size,
         node_rank=rank // local_size,
         num_nodes=num_nodes,
         tasks_per_node=(local_size,) * num_nodes,
         master_addr=master,
-        master_port=_port(environ),
+        master_port=port_of(environ),
         job_id=job_id(environ),
         restart_count=_restarts(environ),
     )
@@ -293,31 +295,36 @@ def _has_own_devices(environ: Mapping[str, str], tasks_on_node: int) -> bool:
     than SLURM_GPUS_ON_NODE counts, while tasks that share see them all (seen with Slurm 22.05).
     """
     mine = [gpu for gpu in environ.get("SLURM_STEP_GPUS", "").split(",") if gpu]
-    on_node = _whole(environ, "SLURM_GPUS_ON_NODE", remedy=_SRUN, default=0)
+    on_node = whole_number(environ, "SLURM_GPUS_ON_NODE", remedy=_SRUN, default=0)
     return 0 < len(mine) < on_node and tasks_on_node <= on_node
 
 
 def _restarts(environ: Mapping[str, str]) -> int:
-    return _whole(environ, "SLURM_RESTART_COUNT", remedy=_SRUN, default=0)
+    return whole_number(environ, "SLURM_RESTART_COUNT", remedy=_SRUN, default=0)
 
 
-def _port(environ: Mapping[str, str]) -> int | None:
+def port_of(environ: Mapping[str, str]) -> int | None:
+    """Return MASTER_PORT, or None where it is not set; raises ClusterError if it is no port."""
     if not environ.get("MASTER_PORT"):
         return None
-    port = _whole(environ, "MASTER_PORT", minimum=1, remedy=_PORT)
+    port = whole_number(environ, "MASTER_PORT", minimum=1, remedy=_PORT)
     if port > 65535:
         raise ClusterError(f"MASTER_PORT is {port}: expected 1 to 65535; {_PORT}")
     return port
 
 
-def _whole(
+def whole_number(
     environ: Mapping[str, str],
     *names: str,
     remedy: str,
     minimum: int = 0,
     default: int | None = None,
 ) -> int:
-    """Return the number in the first variable of ``names`` that is set."""
+    """Return the number in the first variable of ``names`` that is set, or ``default``.
+
+    Raises:
+        ClusterError: none is set and there is no default, or it is no number from ``minimum``.
+    """
     name = next((name for name in names if environ.get(name)), None)
     if name is None:
         if default is None:

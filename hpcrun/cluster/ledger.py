@@ -1,6 +1,6 @@
-"""Nodes that failed, remembered across runs: a bad node attracts jobs, because they end there so fast.
+"""Nodes that failed, remembered across runs. A bad node attracts jobs, because jobs end there so fast.
 
-One small file a user, append-only; blame expires, because nodes are mended.
+Each user has one small append-only file. A failure expires, because nodes are repaired.
 """
 
 import json
@@ -24,7 +24,7 @@ class Blame:
 
 
 def ledger_path(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where the user's ledger lies: ``$XDG_STATE_HOME/hpcrun/nodes.jsonl``."""
+    """Return the path of the user's ledger: ``$XDG_STATE_HOME/hpcrun/nodes.jsonl``."""
     state = environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "hpcrun" / "nodes.jsonl"
 
@@ -35,7 +35,7 @@ def blame(path: Path, node: str, why: str, run: str) -> None:
 
 
 def forgive(path: Path, node: str) -> None:
-    """Remember that ``node`` is repaired: what it was blamed for until now counts no more.
+    """Remember that ``node`` is repaired: its failures until now no longer count.
 
     Raises:
         OSError: the file cannot be written.
@@ -44,7 +44,7 @@ def forgive(path: Path, node: str) -> None:
 
 
 def blames(path: Path, since: float) -> list[Blame]:
-    """What nodes are blamed for since ``since`` (Unix seconds), oldest first; torn lines are passed over."""
+    """Return the failures since ``since`` (Unix seconds), oldest first; torn lines are ignored."""
     found: list[Blame] = []
     for line in _last_lines(path):
         try:

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from hpcrun.cluster.errors import ClusterError
 
 
-def threads_per_rank(environ: Mapping[str, str], cpus: int) -> int:
-    """Return the threads of a rank that has ``cpus`` CPUs to itself.
+def threads_per_rank(environ: Mapping[str, str], cpus: int, ranks: int = 1) -> int:
+    """Return the threads of each of ``ranks`` ranks in a task that has ``cpus`` CPUs to itself.
 
     OMP_NUM_THREADS decides where it is set (its first number: OpenMP allows one per nesting
     level), then SLURM_CPUS_PER_TASK, then ``cpus``.
@@ -23,8 +23,8 @@ def threads_per_rank(environ: Mapping[str, str], cpus: int) -> int:
         return _positive("OMP_NUM_THREADS", asked)
     given = environ.get("SLURM_CPUS_PER_TASK", "").strip()
     if given:
-        return _positive("SLURM_CPUS_PER_TASK", given)
-    return cpus
+        cpus = _positive("SLURM_CPUS_PER_TASK", given)
+    return max(1, cpus // ranks)
 
 
 def _positive(name: str, text: str) -> int:

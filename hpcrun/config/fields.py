@@ -17,6 +17,7 @@ from hpcrun.config.problems import value_text
 _NAME_MARKS = "._-+=@"
 _NAME_CHARACTERS = 100
 _NAME_BYTES = 200  # a directory's name may have 255 bytes; suffixes of ours have to fit as well
+_MOST = 10**12  # of steps, samples or seconds; more is a slip of the finger
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MEMORY = re.compile(r"[0-9]+[KMGT]?", re.IGNORECASE)
 TYPED_GPUS = re.compile(
@@ -74,6 +75,11 @@ def _cleaned(name: str) -> str:
 
 def _check_task(task: str) -> str:
     module, colon, name = task.partition(":")
+    if colon and (module.endswith(".py") or "/" in module):
+        meant = module.removesuffix(".py").removeprefix("./").strip("/").replace("/", ".")
+        raise ValueError(
+            f"names a file; a task is named by its module: did you mean {meant}:{name}?"
+        )
     if _BUILTIN_TASK.fullmatch(task):
         return task
     if colon and all(part.isidentifier() for part in [*module.split("."), *name.split(".")]):
@@ -185,7 +191,7 @@ def _check_window(window: Any) -> Any:
 
 # The limits stand before the validator, or they would be missing from the JSON schema.
 _NUMBER = BeforeValidator(_refuse_bool)
-Count = Annotated[int, Field(ge=1), _NUMBER]
+Count = Annotated[int, Field(ge=1, le=_MOST), _NUMBER]
 GpuCount = Annotated[
     int,
     Field(ge=1),
@@ -200,7 +206,7 @@ GpuCount = Annotated[
         }
     ),
 ]
-FromZero = Annotated[int, Field(ge=0), _NUMBER]
+FromZero = Annotated[int, Field(ge=0, le=_MOST), _NUMBER]
 Seed = Annotated[int, Field(ge=0, lt=2**63), _NUMBER]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), _NUMBER]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), _NUMBER]

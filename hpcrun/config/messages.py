@@ -32,7 +32,7 @@ _OTHER_NAMES = {
     "optimizer": "optim.name",
     "num_nodes": "job.nodes",
     "gpus_per_node": "job.gpus",
-    "ntasks_per_node": "job.gpus",
+    "ntasks_per_node": "job.tasks_per_node",
     "walltime": "job.time",
     "time_limit": "job.time",
     "queue": "job.partition",

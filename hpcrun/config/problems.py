@@ -36,7 +36,12 @@ class ConfigError(UserError):
     def __init__(self, problems: Iterable[Problem], meant: Config | None = None) -> None:
         self.problems = tuple(problems)
         self.meant = meant
-        super().__init__("\n".join(str(problem) for problem in self.problems))
+        super().__init__("\n".join(self.lines))
+
+    @property
+    def lines(self) -> list[str]:
+        """A line for each of `problems`."""
+        return [str(problem) for problem in self.problems]
 
 
 def printable(text: str) -> str:

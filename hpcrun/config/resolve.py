@@ -191,10 +191,11 @@ def _contradictions(config: Config) -> Iterator[tuple[list[str], str]]:
                 ["optim.decay_steps", "optim.warmup_steps", "train.steps"],
                 f"warm-up and decay take {ends} steps, and train.steps is {train.steps}",
             )
+    yield from _of_tasks(config)
     if job.executor == "debug" and job.world_size != 1:
         yield (
             ["job.executor", "job.nodes", "job.gpus"],
-            f"debug runs one rank in one process, not {job.nodes} x {job.gpus}; "
+            f"debug runs one rank in one process, not {job.nodes} x {job.tasks_on_node}; "
             "use one node and one gpu, or the local executor",
         )
     if job.gpu_type is not None and job.gpu_request == "none" and not job.cpu:
@@ -216,4 +217,31 @@ def _contradictions(config: Config) -> Iterator[tuple[list[str], str]]:
             ["job.time", "job.signal_lead"],
             f"{job.time} is over before the job is told to stop, {job.signal_lead} s ahead; "
             "give it longer, or set a shorter job.signal_lead",
+        )
+
+
+def _of_tasks(config: Config) -> Iterator[tuple[list[str], str]]:
+    """Yield what cannot be together among the keys that say how many tasks a node has."""
+    job = config.job
+    if job.launcher is not None and not config.command:
+        yield (
+            ["job.launcher"],
+            f"{job.launcher} starts your script; write the script after `--`, or remove this key",
+        )
+    elif job.launcher is not None and job.tasks_per_node not in (None, 1):
+        yield (
+            ["job.tasks_per_node", "job.launcher"],
+            f"{job.launcher} is the only task of a node and starts the ranks; remove this key",
+        )
+    elif job.tasks_per_node not in (None, job.gpus) and not config.command:
+        yield (
+            ["job.tasks_per_node", "job.gpus"],
+            "a training by hpcrun has one task a GPU; set job.gpus instead, or write your command after "
+            "`--`",
+        )
+    if job.gpu_request == "gpus-per-task" and job.gpus % job.tasks_on_node and not job.cpu:
+        yield (
+            ["job.tasks_per_node", "job.gpus", "job.gpu_request"],
+            f"{job.gpus} GPUs cannot be divided among {job.tasks_on_node} tasks; use "
+            "job.gpu_request=gpus-per-node, with which each task sees all GPUs of its node",
         )

@@ -47,6 +47,13 @@ class Job(Section):
     gpus: GpuCount = Field(
         default=1, description="GPUs per node (4, a100:4), one rank each; ranks per node on CPU."
     )
+    tasks_per_node: Count | None = Field(
+        default=None,
+        description="Tasks per node that run a command, each with all GPUs of its node; null: one a GPU.",
+    )
+    launcher: Literal["torchrun", "accelerate"] | None = Field(
+        default=None, description="Program that starts the command's ranks, as one task per node."
+    )
     gpu_type: Word | None = Field(
         default=None, description="Type of the GPUs; gpus: a100:4 sets both. null: any."
     )
@@ -63,7 +70,9 @@ class Job(Section):
         default=None,
         description="Time limit: HH:MM:SS, D-HH:MM:SS or minutes; null: the partition's.",
     )
-    cpus_per_task: Count | None = Field(default=None, description="CPU cores for each rank.")
+    cpus_per_task: Count | None = Field(
+        default=None, description="CPU cores for each task; of a launcher: each rank."
+    )
     node_share: bool = Field(
         default=True,
         description="Without cpus_per_task and mem, ask for the GPUs' share of a node's CPUs and memory.",
@@ -126,15 +135,31 @@ class Job(Section):
         default=[],
         description="Words before each rank's command, such as apptainer exec --nv image.sif.",
     )
+    same_code: bool = Field(
+        default=False,
+        description="Refuse to continue with code other than that of the last saved step.",
+    )
     python: ShellText | None = Field(
         default=None,
         description="Python interpreter of the ranks, in the container; null: the one that submits.",
     )
 
     @property
+    def tasks_on_node(self) -> int:
+        """Number of tasks that the job starts on each node."""
+        return 1 if self.launcher else self.tasks_per_node or self.gpus
+
+    @property
+    def cpus_of_task(self) -> int | None:
+        """CPU cores that each task asks for, or None; a launcher's task has those of all its ranks."""
+        if self.cpus_per_task is None or self.launcher is None:
+            return self.cpus_per_task
+        return self.cpus_per_task * self.gpus
+
+    @property
     def world_size(self) -> int:
-        """Number of ranks of the job."""
-        return self.nodes * self.gpus
+        """Number of tasks of the job. Each is a rank, unless it starts several ranks."""
+        return self.nodes * self.tasks_on_node
 
     @property
     def time_seconds(self) -> int | None:

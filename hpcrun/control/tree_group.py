@@ -25,6 +25,9 @@ _c10d: Any = _distributed_c10d
 _REMEMBERED = 32
 """Collectives that are kept by name, for the diagnosis of a hang."""
 
+_LONGEST_END = 60.0
+"""Seconds that a rank waits at its end for collectives that were begun."""
+
 _REDUCTIONS: dict[Any, Callable[[Tensor], Tensor]] = {
     _c10d.ReduceOp.SUM: lambda stacked: stacked.sum(0, dtype=stacked.dtype),
     _c10d.ReduceOp.MIN: lambda stacked: stacked.amin(0),
@@ -180,12 +183,16 @@ class TreeGroup(_c10d.ProcessGroup):  # type: ignore[misc]  # its base is Any
         return self._begin("barrier", run)
 
     def shutdown(self) -> None:
-        """Close the connections, once what was begun is over."""
+        """Close the connections, once the collectives that were begun are over.
+
+        After a minute the rank stops waiting: a peer that neither answers nor ends must not hold back the
+        end of this rank. The connections then close with the process.
+        """
         self._work.put(None)
-        self._thread.join()
+        self._thread.join(_LONGEST_END)
 
     def abort(self) -> None:
-        """As :meth:`shutdown`: what has begun ends by its limit."""
+        """As :meth:`shutdown`: a collective that was begun ends by its limit."""
         self.shutdown()
 
     def getBackendName(self) -> str:

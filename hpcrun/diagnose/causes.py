@@ -15,6 +15,7 @@ from hpcrun.diagnose.catalogue import explained, known_cause
 from hpcrun.diagnose.rank_logs import words_at_exit
 from hpcrun.diagnose.slurm_log import before_termination
 from hpcrun.run.endings import Exit, Failure, Hang, last_words, node_name
+from hpcrun.run.traces import headline
 
 _CASCADE = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|closed by (remote )?peer"
@@ -51,7 +52,7 @@ class Diagnosis:
     ``cascade`` counts the ranks whose failures only follow from it. ``hang``: nothing failed, but a
     watchdog ended ranks that made no progress. ``bad_input``: no other start would help.
     ``node_fault``: Slurm could not use the host, whatever the program does. ``follows``: the failure is
-    about a peer, but there is no other.
+    about a peer, but there is no other. ``copy``: the failed line in the run's copy of the code.
     """
 
     line: str
@@ -64,6 +65,7 @@ class Diagnosis:
     bad_input: bool = False
     node_fault: bool = False
     follows: bool = False
+    copy: str = ""
 
     @property
     def waited(self) -> bool:
@@ -225,14 +227,13 @@ def signal_name(number: int | None) -> str:
 
 
 def _from_failure(first: Failure, failures: Sequence[Failure]) -> Diagnosis:
-    headline = first.message.strip().splitlines()[0] if first.message.strip() else "no message"
     at = f" at {first.where}" if first.where else ""
     kind = "out of memory" if first.kind in _OUT_OF_MEMORY else first.kind
     full = f"{first.kind}: {first.message}"
     told = explained(first.message, at) or (explained(full, at) or "").removeprefix(
         f"{first.kind}: "
     )
-    told = told or f"{headline}{at}"
+    told = told or f"{headline(first.message)}{at}"
     own = first.kind in _BAD_INPUT
     return Diagnosis(
         f"rank {first.rank} on {first.host}: {told if own else f'{kind}: {told}'}",
@@ -241,7 +242,8 @@ def _from_failure(first: Failure, failures: Sequence[Failure]) -> Diagnosis:
         first.step,
         first.traceback,
         len({failure.rank for failure in failures} - {first.rank}),
-        bad_input=own or _hopeless(full),
+        bad_input=own or first.bad_input or _hopeless(full),
+        copy=first.copy,
         follows=is_cascade(first),
     )
 

@@ -16,7 +16,7 @@ _TRACEBACK = "Traceback (most recent call last):"
 
 def words_at_exit(folder: Path, rank: int) -> str | None:
     """Return why ``rank`` left with an exit code: slurmstepd's words, C++'s, or its traceback's last line."""
-    text = _end_of_log(folder / f"rank-{rank:05d}.log")
+    text = end_of_log(folder / f"rank-{rank:05d}.log")
     unstarted = _EXECVE.search(text)
     if unstarted:
         return f"execve(): {unstarted['what']}"
@@ -43,7 +43,7 @@ def node_without_program(folder: Path) -> tuple[str | None, str] | None:
     failed: dict[str, re.Match[str]] = {}
     started = False
     for path in sorted(folder.glob("rank-*.log")):
-        text = _end_of_log(path)
+        text = end_of_log(path)
         found = _EXECVE.search(text)
         if found:
             failed[path.name] = found
@@ -56,7 +56,8 @@ def node_without_program(folder: Path) -> tuple[str | None, str] | None:
     return (host and host["host"]), first["what"]
 
 
-def _end_of_log(path: Path) -> str:
+def end_of_log(path: Path) -> str:
+    """Return the last 64 KiB of a log as text; "" where it cannot be read."""
     try:
         with path.open("rb") as log:
             log.seek(max(0, os.fstat(log.fileno()).st_size - _END))

@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from hpcrun.cluster.environment import scrub
 from hpcrun.cluster.node_setup import node_setup_script
 from hpcrun.launch.local_job import (
@@ -28,6 +30,7 @@ from hpcrun.launch.local_job import (
     own_status,
     write_status,
 )
+from hpcrun.launch.orphans import adopt_orphans, bury_orphans, started_apart
 from hpcrun.launch.task_environment import host_name, job_environment, step_environment
 from hpcrun.run.endings import Exit, record_exit, record_failure
 
@@ -64,8 +67,13 @@ class _Orders:
 
         for number in (CANCEL, KILL, PREEMPT, WARN):
             signal.signal(number, note)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        # Not SIG_IGN, which the tasks would inherit: as Slurm's, they hear signals whatever shell submitted.
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, _unmoved)
+
+
+def _unmoved(_number: int, _frame: object) -> None:
+    """Handle a signal that is not for the controller."""
 
 
 @dataclass
@@ -76,9 +84,13 @@ class _Task:
     code: int | None = None
 
     def signal(self, number: signal.Signals) -> None:
-        """To the whole container, as the step daemon does: the task and what it has started."""
+        """Signal the task and all that it has started, as the step daemon does."""
+        apart = started_apart(self.process.pid, str(self.rank))
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
+        for process in apart:
+            with contextlib.suppress(psutil.Error):
+                process.send_signal(number)
 
 
 class Attempt:
@@ -176,6 +188,7 @@ class Attempt:
     def kill(self) -> None:
         """End every task at once."""
         self._signal_all(signal.SIGKILL)
+        bury_orphans({task.process.pid for task in self.tasks})
 
     def _obey(self) -> None:
         if self._orders.cancel and self._ending != "cancelled":
@@ -350,6 +363,7 @@ def main(arguments: Sequence[str]) -> None:
     # Before anyone can know the job: an order that met the default action would end it without a word.
     orders = _Orders()
     orders.install()
+    adopt_orphans()
     # The submitter waits for this first one: without it there is no job.
     write_status(Path(request.folder), own_status(request, "PENDING", 0, []))
     final: State = "FAILED"

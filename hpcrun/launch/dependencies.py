@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from hpcrun.cluster import slurm
 from hpcrun.config import Config
 from hpcrun.launch import jobs
 from hpcrun.launch.errors import LaunchError
@@ -14,11 +15,17 @@ from hpcrun.run.files import read_json
 _POLL = 1.0
 
 
-def still_to_wait_for(runs: Sequence[RunDirectory], executor: str) -> list[RunDirectory]:
-    """Those of ``runs`` that have not finished yet.
+def still_to_wait_for(
+    runs: Sequence[RunDirectory], executor: str, cluster: str | None = None
+) -> list[RunDirectory]:
+    """Return those of ``runs`` that have not finished yet.
+
+    Args:
+        executor: what will run the job that waits.
+        cluster: the Slurm cluster that the job names; None: this host's.
 
     Raises:
-        LaunchError: one will never finish as things are, or is where ``executor`` cannot wait for it.
+        LaunchError: a run will never finish as things are, or is where the job cannot wait for it.
     """
     waiting = []
     for run, now in zip(runs, jobs.states(runs), strict=True):
@@ -34,8 +41,23 @@ def still_to_wait_for(runs: Sequence[RunDirectory], executor: str) -> list[RunDi
                 f"--after {run.name}: runs on {now.executor}, where a job of {executor} cannot wait for "
                 "it; choose the same --executor"
             )
+        there = now.cluster or now.through
+        if now.executor == "slurm" and there != cluster and there != _elsewhere(cluster):
+            raise LaunchError(
+                f"--after {run.name}: runs on {_called(there)}, and a job on {_called(cluster)} cannot wait "
+                "for a job of another cluster; submit to the same cluster, or without --after"
+            )
         waiting.append(run)
     return waiting
+
+
+def _elsewhere(cluster: str | None) -> str | None:
+    """The cluster, or None where it is this host's: a job may name that too."""
+    return None if cluster == slurm.cluster_name() else cluster
+
+
+def _called(cluster: str | None) -> str:
+    return "this host's cluster" if cluster is None else f"cluster {cluster}"
 
 
 def with_dependency(config: Config, runs: Sequence[RunDirectory]) -> Config:

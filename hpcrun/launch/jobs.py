@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcrun.cluster import slurm
-from hpcrun.cluster.job_states import WAITING, is_over
+from hpcrun.cluster.slurm.job_states import WAITING, is_over
 from hpcrun.launch import by_hand, local_job
 from hpcrun.launch.errors import LaunchError
 from hpcrun.launch.pace import pauses
@@ -149,7 +149,9 @@ def cancel(run: RunDirectory) -> str:
         _checked(slurm.scancel_command(job, cluster=through))
         _note_cancelled(run, job)
     return (
-        f"job {job}: cancelled while it waited" if waiting else f"job {job}: told to save and stop"
+        f"job {job}: cancelled while it waited"
+        if waiting
+        else f"job {job}: told to save and stop once its step is done"
     )
 
 
@@ -325,7 +327,8 @@ def _state(
     if executor == "slurm" and _by_events(run) == "pending":
         gone = "its job has gone from Slurm while it waited; `hpcrun resume` continues it"
         return RunState("stopped", gone, False, executor, job_id)
-    return RunState("lost", detail or "ended without a word", False, executor, job_id)
+    detail = detail or "ended without a word; `hpcrun resume` continues it"
+    return RunState("lost", detail, False, executor, job_id)
 
 
 def _why_cancelled(run: RunDirectory, job: str) -> str:
@@ -391,7 +394,7 @@ def _by_result(
 def _local_state(folder: Path) -> tuple[str, str]:
     status = local_job.read_status(folder)
     if status is None:
-        return "", "its job left no state"
+        return "", "its job left no state; `hpcrun resume` continues it"
     if status.state in local_job.ENDED:
         return status.state, ""
     if not local_job.is_alive(status):
@@ -402,5 +405,5 @@ def _local_state(folder: Path) -> tuple[str, str]:
 def _why_gone(folder: Path) -> str:
     free = shutil.disk_usage(folder).free
     if free < _FULL:
-        return f"the disk of {folder} is full ({free} bytes are free): free some space first"
-    return "its controller is gone: the machine went down, or it was killed"
+        return f"the disk of {folder} is full ({free} bytes are free): free some space, then `hpcrun resume`"
+    return "its controller is gone: the machine went down, or it was killed; `hpcrun resume` continues it"

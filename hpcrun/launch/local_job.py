@@ -27,8 +27,8 @@ class JobRequest:
     Times are in seconds. ``after`` is run at the end of each attempt with ``--exit-code`` and, where
     this cluster ended the attempt, ``--scheduler WHY``; its exit code 75 asks for a requeue.
     ``setup``: shell lines before each task's command; ``node_setup``: before the tasks, once a node.
-    ``wait_for``: the run directories that have to finish first. ``devices``: the GPUs to hand out, or
-    None for a CPU job.
+    ``wait_for``: the run directories that have to finish first. ``devices``: the GPUs to hand out, as many
+    to each node, or None for a CPU job.
     """
 
     job_id: str

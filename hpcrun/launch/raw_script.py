@@ -11,7 +11,9 @@ from hpcrun.launch.sbatch_options import sbatch_lines
 from hpcrun.launch.submission import batch_request, fitted_to_slurm
 from hpcrun.run.directory import RunDirectory
 
-SCRIPTS = (Path(__file__).resolve().parents[1] / "sbatch").resolve()
+_PACKAGE = Path(__file__).resolve().parents[1]
+_COPY = _PACKAGE / "sbatch"
+SCRIPTS = _COPY if _COPY.is_dir() else _PACKAGE.parent / "sbatch"
 """In a checkout the folder ``sbatch`` at its top, in an installed package a copy of that folder."""
 
 _IN_THE_SCRIPT = ("--requeue", "--open-mode=append")

@@ -5,14 +5,15 @@ the loaders of a GPU. Nothing here asks for more than the smallest node that the
 """
 
 import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hpcrun.cluster.nodes import Limits, Node, Offer, Partition, cluster_offer, gpu_types
+from hpcrun.cluster.slurm.options import given_option
 from hpcrun.config import Job
 from hpcrun.launch.errors import LaunchError
-from hpcrun.launch.sbatch_options import given_option, wanted_cluster
+from hpcrun.launch.sbatch_options import wanted_cluster
+from hpcrun.printing import say_aside
 
 _GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "tres-per-task")
 _SHARE_OPTIONS = (
@@ -25,7 +26,7 @@ _FEATURES = re.compile(r"[\w.-]+(?:[&,][\w.-]+)*")
 
 @dataclass(frozen=True)
 class Share:
-    """CPUs of each rank and memory of each node (MiB); None: left to Slurm."""
+    """CPUs for each rank and memory of each node (MiB); None: left to Slurm."""
 
     cpus_per_task: int | None
     memory: int | None
@@ -40,7 +41,7 @@ def fitted(
         LaunchError: no node has GPUs of the type that is asked for.
     """
     if job.cpu:
-        return job, []
+        return job.model_copy(update=_core_a_rank(job)), []
     offer = offer_of(wanted_cluster(job))
     lines = []
     update: dict[str, object] = {}
@@ -49,9 +50,10 @@ def fitted(
     request = gpu_request(job, offer)
     if request == "none" and job.gpu_request == "auto" and not _asks_for_gpus(job):
         lines.append(
-            "no node has a gpu GRES: asks Slurm for no GPUs (job.gpu_request says otherwise)"
+            "no node has a gpu GRES: asks Slurm for no GPUs (job.gpu_request says otherwise); a node "
+            "that shows the ranks no GPU is refused (--cpu trains on CPUs)"
         )
-    if request == "gpus-per-task":
+    if request == "gpus-per-task" and job.gpus <= job.tasks_on_node:
         lines.append(
             "job.gpu_request=gpus-per-task: each rank sees one GPU only, so that NCCL may not reach "
             "the node's other GPUs directly; gpus-per-node avoids this"
@@ -60,15 +62,27 @@ def fitted(
     share = None if offer is None else node_share(job, offer)
     if share is not None:
         update["cpus_per_task"] = share.cpus_per_task
+        if share.cpus_per_task is not None and job.launcher is None:
+            # A task that starts several ranks has the cores of all.
+            update["cpus_per_task"] = max(1, share.cpus_per_task * job.gpus // job.tasks_on_node)
         update["mem"] = None if share.memory is None else f"{share.memory}M"
         lines.append(_in_words(share))
+    elif job.node_share:
+        update |= _core_a_rank(job)
     return job.model_copy(update=update), lines
+
+
+def _core_a_rank(job: Job) -> dict[str, object]:
+    """The cores of a task that starts several ranks: Slurm's own default is one core a task."""
+    if job.gpus <= job.tasks_on_node or _asks_for_shares(job):
+        return {}
+    return {"cpus_per_task": 1 if job.launcher else job.gpus // job.tasks_on_node}
 
 
 def say(lines: Sequence[str]) -> None:
     """Print what :func:`fitted` has to say, on standard error."""
     for line in lines:
-        print(f"hpcrun: {line}", file=sys.stderr)
+        say_aside(f"hpcrun: {line}")
 
 
 def gpu_request(job: Job, offer: Offer | None) -> str:

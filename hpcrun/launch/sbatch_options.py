@@ -1,8 +1,8 @@
 """The options of a Slurm job, as lines of its batch script."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
+from hpcrun.cluster.slurm.options import given_option
 from hpcrun.config import Job
 from hpcrun.run.directory import RunDirectory
 
@@ -13,9 +13,9 @@ def sbatch_lines(folder: Path, job: Job) -> list[str]:
     options: dict[str, object] = {
         "job-name": run.name,
         "nodes": job.nodes,
-        "ntasks-per-node": job.gpus,
+        "ntasks-per-node": job.tasks_on_node,
         **_gpu_options(job),
-        "cpus-per-task": job.cpus_per_task,
+        "cpus-per-task": job.cpus_of_task,
         "mem": job.mem,
         "time": job.time,
         "clusters": job.cluster,
@@ -48,29 +48,13 @@ def _gpu_options(job: Job) -> dict[str, object]:
     if job.gpu_request == "gres":
         return {"gres": f"gpu:{kind}{job.gpus}"}
     if job.gpu_request == "gpus-per-task":
-        return {"gpus-per-task": 1}
+        return {"gpus-per-task": job.gpus // job.tasks_on_node}
     return {"gpus-per-node": f"{kind}{job.gpus}"}
 
 
 def job_name(run: RunDirectory, job: Job) -> str:
     """The name under which Slurm lists the job."""
     return given_option(job.sbatch_args, "job-name", "J") or run.name
-
-
-def given_option(arguments: Sequence[str], long: str, short: str | None = None) -> str | None:
-    """The value that the last of these options of sbatch gives to ``--long`` or ``-short``.
-
-    An option without a value has "". None where it is not given. sbatch takes the first letters of a
-    long name for it.
-    """
-    found = None
-    for argument in arguments:
-        name, _, value = argument.replace("=", " ", 1).partition(" ")
-        if name == f"--{long}" or (len(name) > 4 and f"--{long}".startswith(name)):
-            found = value
-        elif short and argument.startswith(f"-{short}") and not argument.startswith("--"):
-            found = argument[2:].lstrip(" =")
-    return found
 
 
 def wanted_cluster(job: Job) -> str | None:

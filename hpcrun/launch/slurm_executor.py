@@ -1,8 +1,8 @@
 """The submitit executor for Slurm, with this package's batch script instead of submitit's.
 
-submitit keeps what it is good at (job folders, the call of sbatch). Its script lacks ``--requeue``, sends a
-work-load key that many sites refuse, and ends with srun, so that nobody is left to find the cause of a
-failure. Its pickle is written, and read by nobody: the batch step starts the ranks.
+submitit makes the job folders and calls sbatch. Its script lacks ``--requeue``, sends a workload key that
+many sites refuse, and ends with srun, so that no process is left to find the cause of a failure. Its
+pickle is written but never read: the batch step starts the ranks.
 """
 
 import contextlib
@@ -24,16 +24,17 @@ from hpcrun.cluster import slurm
 from hpcrun.cluster.environment import scrub
 from hpcrun.cluster.errors import ClusterError
 from hpcrun.launch.batch_script import BatchRequest, batch_script
+from hpcrun.printing import say
 
-# Seconds without an answer after which a person wonders.
+# Seconds without an answer after which the user is informed.
 _SILENCE = 5.0
 
 
 class RequeueingSlurmExecutor(SlurmExecutor):
     """Sends ``request``'s script to sbatch.
 
-    ``accepted``: the job's id from the moment that sbatch has told it, also if what follows fails;
-    ``cluster``: the one that sbatch has named, which it does after ``--clusters``.
+    ``accepted``: the job's id from the moment that sbatch has printed it, also if a later step fails.
+    ``cluster``: the cluster that sbatch has named, which it does after ``--clusters``.
     """
 
     def __init__(self, folder: Path, request: BatchRequest) -> None:
@@ -41,7 +42,7 @@ class RequeueingSlurmExecutor(SlurmExecutor):
         self._request = request
         self.accepted: str | None = None
         self.cluster: str | None = None
-        self.update_parameters(nodes=request.job.nodes, ntasks_per_node=request.job.gpus)
+        self.update_parameters(nodes=request.job.nodes, ntasks_per_node=request.job.tasks_on_node)
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
         return batch_script(self._request)
@@ -51,7 +52,7 @@ class RequeueingSlurmExecutor(SlurmExecutor):
 
     def _submit_command(self, command: str) -> Job[Any]:
         # submitit prints sbatch's words as well as raising them.
-        with _unheard(), _told_if_slow(sys.stderr), contextlib.redirect_stderr(io.StringIO()):
+        with _unheard(), _reported_if_slow(sys.stderr), contextlib.redirect_stderr(io.StringIO()):
             return super()._submit_command(command)
 
     def _get_job_id_from_submission_command(  # type: ignore[override]
@@ -69,8 +70,8 @@ class RequeueingSlurmExecutor(SlurmExecutor):
 def _unheard() -> Iterator[None]:
     """Let the signals by which people and terminals end programs wait until the block is over.
 
-    A terminal sends them to sbatch as well, which inherits the mask: one that dies after its request
-    has left takes the job's id along.
+    A terminal sends these signals to sbatch as well, which inherits the mask: an sbatch that dies after it
+    sent its request takes the job's id along.
     """
     before = signal.pthread_sigmask(
         signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
@@ -82,29 +83,29 @@ def _unheard() -> Iterator[None]:
 
 
 @contextmanager
-def _told_if_slow(stream: TextIO) -> Iterator[None]:
-    """Say what a long block waits for, and what ends it: SIGQUIT, which is never made to wait.
+def _reported_if_slow(stream: TextIO) -> Iterator[None]:
+    """Print why a long block waits, and how to end the wait: SIGQUIT is never blocked.
 
-    To be entered under the mask: the thread that tells would take the signals else.
+    Enter it under the mask: without the mask the thread that prints would take the signals.
     """
     line = (
         "hpcrun: sbatch has not answered yet; Ctrl-C waits for its answer. Ctrl-\\ does not: then look with "
-        "`squeue --me` whether the job is there\n"
+        "`squeue --me` whether the job is there"
     )
-    telling = threading.Timer(_SILENCE, stream.write, [line])
-    telling.daemon = True
-    telling.start()
+    report = threading.Timer(_SILENCE, say, [line], {"stream": stream})
+    report.daemon = True
+    report.start()
     try:
         yield
     finally:
-        telling.cancel()
+        report.cancel()
 
 
 def sbatch_command(script: Path, environ: dict[str, str]) -> list[str]:
     """The sbatch call, without the variables that a submission from inside a job would inherit.
 
-    An inherited SLURM_CPU_BIND would silently change the new job, and SBATCH_PARTITION outrank the
-    script's own: as a default of the person's it has been read into the config.
+    An inherited SLURM_CPU_BIND would silently change the new job. SBATCH_PARTITION would outrank the
+    script's own option; the config has read it already, as the user's default.
     """
     inherited = sorted(environ.keys() - scrub(environ).keys())
     unset = [argument for name in inherited for argument in ("-u", name)]

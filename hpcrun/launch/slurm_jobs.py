@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcrun.cluster import slurm
-from hpcrun.cluster.job_states import WAITING
-from hpcrun.cluster.reasons import reason_in_words
+from hpcrun.cluster.slurm.job_states import WAITING
+from hpcrun.cluster.slurm.reasons import reason_in_words
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import read_events
 

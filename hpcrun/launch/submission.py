@@ -14,6 +14,7 @@ from hpcrun.cluster.avoid import NodeRequest, nodes_to_avoid, take_back_if_stuck
 from hpcrun.cluster.devices import visible_gpus
 from hpcrun.cluster.environment import unused_by_sbatch
 from hpcrun.cluster.hostlist import expand
+from hpcrun.cluster.slurm.options import given_option
 from hpcrun.config import Config, Job
 from hpcrun.launch import jobs
 from hpcrun.launch.batch_script import BatchRequest, batch_script
@@ -21,6 +22,7 @@ from hpcrun.launch.dependencies import with_dependency
 from hpcrun.launch.errors import LaunchError
 from hpcrun.launch.resources import fitted, say
 from hpcrun.launch.sbatch_options import job_name, wanted_cluster
+from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import record_event
 from hpcrun.run.files import write_atomic
@@ -32,6 +34,15 @@ if TYPE_CHECKING:
 _NOT_REACHED = "Unable to contact slurm controller (connect failure)"
 _PATIENCE, _PAUSE = 120.0, 5.0
 _NO_NODE_LEFT = ("Requested node configuration is not available", "Invalid node name specified")
+# Options of srun and sbatch that say how many tasks there are, long and short.
+_TASK_COUNTS = (
+    ("ntasks-per-node", None),
+    ("ntasks", "n"),
+    ("nodes", "N"),
+    ("ntasks-per-gpu", None),
+    ("ntasks-per-socket", None),
+    ("ntasks-per-core", None),
+)
 
 ExecutorName = Literal["slurm", "local", "debug", "prepared"]
 
@@ -46,45 +57,64 @@ class Submitted:
 
 
 def choose_executor(config: Config) -> ExecutorName:
-    """Who runs the job: what the config says, or with ``auto`` Slurm where there is one.
+    """Return the executor that the config names, or with ``auto`` Slurm where there is a Slurm.
 
     Raises:
-        LaunchError: there are fewer GPUs than ranks.
+        LaunchError: there are fewer GPUs than ranks, or the local cluster cannot do what is asked for.
     """
     wanted = config.job.executor
     if wanted == "auto":
         wanted = "slurm" if slurm.configured() else "local"
         if wanted == "local" and shutil.which("sbatch") is not None:
-            print(
-                "hpcrun: Slurm is installed here, and knows no cluster: the job runs on this machine",
-                file=sys.stderr,
+            say_aside(
+                "hpcrun: Slurm is installed here, and knows no cluster: the job runs on this machine"
             )
     if wanted == "local":
         local_devices(config)
+        _refuse_task_counts(config.job)
     return wanted
 
 
 def local_devices(config: Config) -> list[str] | None:
-    """The GPUs that a local job of ``config`` uses, one a rank; None when it runs on the CPU.
+    """The GPUs that a local job of ``config`` uses, node after node; None when it runs on the CPU.
 
     Raises:
-        LaunchError: there are GPUs, but fewer than ranks.
+        LaunchError: there are GPUs, but fewer than the job asks for.
     """
     available = visible_gpus(os.environ)
     if config.job.cpu or not available:
         return None
-    ranks = config.job.world_size
-    if available < ranks:
+    wanted = config.job.nodes * config.job.gpus
+    if available < wanted:
         raise LaunchError(
-            f"{ranks} ranks, but this machine shows {available} GPUs: ask for at most {available} "
+            f"{wanted} ranks, but this machine shows {available} GPUs: ask for at most {available} "
             "(--nodes 1 --gpus N), or train on the CPU with --cpu"
         )
     named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    return (named or [str(index) for index in range(available)])[:ranks]
+    return (named or [str(index) for index in range(available)])[:wanted]
+
+
+def _refuse_task_counts(job: Job) -> None:
+    """Refuse options that change the number of tasks: the local cluster has no srun.
+
+    Raises:
+        LaunchError: an option of srun's, or of sbatch's, says how many tasks there are.
+    """
+    for key in ("srun_args", "sbatch_args"):
+        for option in getattr(job, key):
+            if any(given_option([option], long, short) is not None for long, short in _TASK_COUNTS):
+                raise LaunchError(
+                    f"job.{key}: {option}: the local cluster has no srun; say it with --nodes, --gpus and "
+                    "--tasks-per-node"
+                )
+    if job.srun_args:
+        say_aside(
+            f"hpcrun: job.srun_args: the local cluster has no srun and ignores {' '.join(job.srun_args)}"
+        )
 
 
 def batch_request(run: RunDirectory, config: Config, avoid: Sequence[str] = ()) -> BatchRequest:
-    """What the Slurm script of ``run`` is made of; ``avoid``: nodes to leave out."""
+    """Return the parts of the Slurm script of ``run``; ``avoid``: nodes to exclude."""
     return BatchRequest(
         run=run.path,
         job=_leaving_out(config.job, avoid),
@@ -105,7 +135,7 @@ def fitted_to_slurm(config: Config) -> Config:
 
 
 def _worker(run: RunDirectory, job: Job) -> list[str]:
-    """What each task of the local cluster runs."""
+    """Return the command of each task of the local cluster."""
     python = job.python or sys.executable
     return [*job.container, python, "-u", "-m", "hpcrun.worker", str(run.path)]
 
@@ -118,9 +148,9 @@ def _leaving_out(job: Job, nodes: Sequence[str]) -> Job:
 
 
 def _bad_nodes(job: Job) -> list[str]:
-    """The nodes that failed too often of late, said once on the screen.
+    """Return the nodes that failed too often, and name them once on the screen.
 
-    None for a job on another cluster: what the ledger says of its nodes is not known to Slurm here.
+    For a job on another cluster there are none: Slurm does not know that cluster's nodes here.
     """
     if wanted_cluster(job) is not None:
         return []
@@ -131,10 +161,9 @@ def _bad_nodes(job: Job) -> list[str]:
     request = with_options(wanted, job.sbatch_args)
     bad = nodes_to_avoid(request, after=job.exclude_after, hours=job.exclude_hours)
     if bad:
-        print(
+        say_aside(
             f"hpcrun: leaves out {', '.join(bad)}: {job.exclude_after} failures or more in the last "
-            f"{job.exclude_hours:g} h (job.exclude_after)",
-            file=sys.stderr,
+            f"{job.exclude_hours:g} h (job.exclude_after)"
         )
     return bad
 
@@ -143,15 +172,14 @@ def _say_what_sbatch_is_spared() -> None:
     unused = unused_by_sbatch(os.environ)
     if unused:
         inside = " (inside a job they may be that one's)" if "SLURM_JOB_ID" in os.environ else ""
-        print(
-            f"hpcrun: not handed on to sbatch: {', '.join(unused)}{inside}; what the job needs of it goes "
-            "into job.sbatch_args, or a key or flag of its own",
-            file=sys.stderr,
+        say_aside(
+            f"hpcrun: not handed on to sbatch: {', '.join(unused)}{inside}; what the job needs of it "
+            "goes into job.sbatch_args, or another key or flag"
         )
 
 
 def preview(run: RunDirectory, config: Config, executor: ExecutorName) -> str:
-    """What :func:`submit` would send: the batch script, or the local cluster's plan as comments."""
+    """Return what :func:`submit` would send: the batch script, or the local cluster's plan as comments."""
     if executor in ("slurm", "prepared"):
         if executor == "slurm":
             _say_what_sbatch_is_spared()
@@ -159,7 +187,7 @@ def preview(run: RunDirectory, config: Config, executor: ExecutorName) -> str:
     request = batch_request(run, config)
     job = config.job
     lines = [
-        f"# {executor}: {job.nodes} x {job.gpus} processes on this machine, each running",
+        f"# {executor}: {job.nodes} x {job.tasks_on_node} processes on this machine, each running",
         f"#   {' '.join(_worker(run, job))}",
         "# With Slurm, this script would go to sbatch:",
         "",
@@ -168,7 +196,7 @@ def preview(run: RunDirectory, config: Config, executor: ExecutorName) -> str:
 
 
 def submitit_folder(run: RunDirectory) -> Path:
-    """Where submitit keeps its pickles, which nobody reads: the tasks are told the run's path."""
+    """Return the folder of submitit's pickles, which are never read: the tasks get the run's path."""
     return run.logs / "submitit"
 
 
@@ -193,7 +221,7 @@ def submit(
     """
     facts: dict[str, Any] = {"after": [str(other.path) for other in after]} if after else {}
     if executor == "slurm":
-        # Before, because of a job that was handed over there has to be a line at once.
+        # Asked first: the event has to follow the submission without a pause.
         if (cluster := slurm.cluster_name()) is not None:
             facts["cluster"] = cluster
         handed = _submit_slurm(run, with_dependency(config, after), interrupted)
@@ -257,7 +285,7 @@ def _submit_slurm(run: RunDirectory, config: Config, interrupted: Callable[[], b
         except (FailedJobError, FailedSubmissionError) as error:
             words = " ".join(str(error).split())
             if bad and any(words_of_slurm in words for words_of_slurm in _NO_NODE_LEFT):
-                print("hpcrun: leaves out no node: Slurm has no other for the job", file=sys.stderr)
+                say_aside("hpcrun: leaves out no node: Slurm has no other for the job")
                 bad = []
                 executor = _executor(run, wanted, bad)
                 continue
@@ -272,21 +300,20 @@ def _submit_slurm(run: RunDirectory, config: Config, interrupted: Callable[[], b
 
 
 def _is_away() -> bool:
-    """Tell whether the controller of this host's cluster gives no answer."""
+    """Return whether the controller of this host's cluster gives no answer."""
     answer = slurm.run(["scontrol", "show", "config"], timeout=6.0)
     return answer.returncode != 0 and slurm.classify_requeue_error(answer.stderr) == "transient"
 
 
 def _wait_for_controller(interrupted: Callable[[], bool]) -> None:
-    """Tell the user that the controller is away, and wait before the next attempt.
+    """Inform the user that the controller is away, and wait before the next attempt.
 
     Raises:
         KeyboardInterrupt: the user ended the wait; nothing was submitted.
     """
-    print(
+    say_aside(
         f"hpcrun: Slurm's controller does not answer; trying for {_PATIENCE:.0f} s "
-        "(--executor local trains on this machine)",
-        file=sys.stderr,
+        "(--executor local trains on this machine)"
     )
     again = time.monotonic() + _PAUSE
     while time.monotonic() < again:
@@ -299,11 +326,11 @@ def _leave_enough_nodes(job_id: str, job: Job) -> None:
     """Take the exclusion of bad nodes back where Slurm finds no other node for the job."""
     reason = take_back_if_stuck(job_id, [job.exclude] if job.exclude else [])
     if reason is not None:
-        print(f"hpcrun: leaves out no node after all: the job waited for {reason}", file=sys.stderr)
+        say_aside(f"hpcrun: leaves out no node after all: the job waited for {reason}")
 
 
 def _executor(run: RunDirectory, config: Config, avoid: Sequence[str]) -> "RequeueingSlurmExecutor":
-    """The executor for a script that lies in the run, for the successor of a job that may not be requeued."""
+    """Return the executor. Its script stays in the run: where no requeue is allowed, it is needed again."""
     from hpcrun.launch.slurm_executor import RequeueingSlurmExecutor
 
     request = batch_request(run, config, avoid)
@@ -319,8 +346,8 @@ def _refusal(words: str) -> str:
             f"sbatch had no answer ({words}), and the job may be there or not; look with "
             "`squeue --me` before you submit again"
         )
-    told = words.replace("sbatch: error: ", "").replace("Batch job submission failed: ", "")
-    return f"sbatch refused: {told}; change the `job:` section or the flags, and see `sinfo`"
+    reason = words.replace("sbatch: error: ", "").replace("Batch job submission failed: ", "")
+    return f"sbatch refused: {reason}; change the `job:` section or the flags, and see `sinfo`"
 
 
 def _submit_local(run: RunDirectory, config: Config, after: Sequence[RunDirectory]) -> Submitted:
@@ -331,8 +358,8 @@ def _submit_local(run: RunDirectory, config: Config, after: Sequence[RunDirector
     seconds = job.time_seconds
     executor.update_parameters(
         nodes=job.nodes,
-        tasks_per_node=job.gpus,
-        cpus_per_task=job.cpus_per_task,
+        tasks_per_node=job.tasks_on_node,
+        cpus_per_task=job.cpus_of_task,
         timeout_min=None if seconds is None else seconds / 60,
         devices=local_devices(config),
         signal_lead=float(job.signal_lead),

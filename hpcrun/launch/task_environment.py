@@ -59,7 +59,7 @@ def step_environment(request: JobRequest, rank: int) -> dict[str, str]:
         "SLURMD_NODENAME": host_name(node),
     }
     if request.devices is not None:
-        first = node * request.tasks_per_node
-        mine = request.devices[first : first + request.tasks_per_node]
+        on_node = len(request.devices) // request.nodes
+        mine = request.devices[node * on_node : (node + 1) * on_node]
         environ["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
     return environ

@@ -16,21 +16,30 @@ from hpcrun.run.events import Attempt, note, read_events
 
 
 def keep_away(
-    run: RunDirectory, attempt: Attempt, verdict: Verdict, *, after: int | None, hours: float
+    run: RunDirectory,
+    attempt: Attempt,
+    verdict: Verdict,
+    *,
+    after: int | None,
+    hours: float,
+    waiting: str | None = None,
 ) -> None:
     """Call it when the job waits for its next start: only a pending job can be given other nodes.
 
     Args:
+        attempt: the attempt that has ended.
+        waiting: the job that waits; None: the job of ``attempt``.
         after: failures from which a node is excluded; None: never.
         hours: the time in which they count.
     """
     remember(run, verdict)
-    shown = slurm.run(slurm.scontrol_show_job_command(attempt.job))
+    job = waiting or attempt.job
+    shown = slurm.run(slurm.scontrol_show_job_command(job))
     if shown.returncode != 0:
         return
     facts = slurm.parse_show_job(shown.stdout)
     if verdict.elsewhere:
-        left = start_elsewhere(run, attempt, facts)
+        left = start_elsewhere(run, attempt, job, facts)
         _print(
             f"starts once more, on other nodes than {', '.join(left)}"
             if left
@@ -42,14 +51,14 @@ def keep_away(
     if not bad:
         return
     given = _given_by_the_user(run, attempt, excluded_nodes(facts))
-    told = slurm.run(slurm.scontrol_exclude_command(attempt.job, [*given, *bad]))
+    told = slurm.run(slurm.scontrol_exclude_command(job, [*given, *bad]))
     if told.returncode != 0:
         words = " ".join(told.stderr.split())
         _print(f"cannot exclude {', '.join(bad)}: {words}")
         return
     note(run, "excluded", attempt, hosts=bad)
     _print(f"leaves out {', '.join(bad)}: failed too often")
-    reason = take_back_if_stuck(attempt.job, given)
+    reason = take_back_if_stuck(job, given)
     if reason is not None:
         note(run, "excluded", attempt, hosts=[], reason=reason)
         _print(f"leaves out no node after all: the job waited for {reason}")

@@ -7,7 +7,7 @@ another job nobody knows that but Slurm.
 import os
 from collections.abc import Sequence
 
-from hpcrun.cluster.job_states import is_over
+from hpcrun.cluster.slurm.job_states import is_over
 from hpcrun.errors import UserError
 from hpcrun.lifecycle.controller_view import look_at
 from hpcrun.run.directory import RunDirectory

@@ -14,6 +14,8 @@ import time
 from collections.abc import Sequence
 
 from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.command.launcher import Launcher
+from hpcrun.diagnose.script_log import script_words
 from hpcrun.errors import UserError
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.script_meeting import meeting_place
@@ -23,6 +25,7 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import record_failure
 from hpcrun.run.events import Attempt, note
 from hpcrun.run.files import read_json
+from hpcrun.run.owner import OwnerLooks
 from hpcrun.run.rendezvous import MeetingBoard
 
 _SIGNAL_OF = {StopReason.TERMINATE: signal.SIGTERM, StopReason.WARNING: signal.SIGUSR2}
@@ -33,7 +36,6 @@ _TICK = 0.2
 # The script, or a peer on another node, may hear a signal, and end on it, before this process does: also
 # with exit code 0, which without a signal means that its work is done.
 _LATE_SIGNAL = 1.0
-_OWNER_CHECK = 5.0
 # A program that has run for as many seconds has read its arguments.
 _WORKED = 60.0
 _PR_SET_PDEATHSIG = 1
@@ -54,6 +56,7 @@ def run_script(
     *,
     timeout: float,
     interface: str | None = None,
+    launcher: Launcher | None = None,
 ) -> int:
     """Run ``command`` as this rank's program and return the rank's exit code.
 
@@ -64,6 +67,7 @@ def run_script(
     Args:
         timeout: seconds to wait for rank 0's port.
         interface: the network interfaces to use, as ``job.interface`` has them.
+        launcher: starts the ranks of ``command``; None where this process is the rank.
 
     Raises:
         UserError: the program cannot be started.
@@ -79,10 +83,9 @@ def run_script(
         "HPCRUN_RUN": str(run.path),
         "HPCRUN_RESTART": str(attempt.restart),
     }
+    words = launcher.words(command, environ) if launcher else [_program(command[0]), *command[1:]]
     try:
-        child = subprocess.Popen(
-            [_program(command[0]), *command[1:]], env=environ, preexec_fn=_die_with_parent
-        )
+        child = subprocess.Popen(words, env=environ, preexec_fn=_die_with_parent)
     except OSError as error:
         raise UserError(
             f"{command[0]}: cannot be started: {error.strerror}; check the path after `--`"
@@ -157,7 +160,7 @@ class _Watch:
         self._pass_on = config.launch_method not in ("slurm", "local")
         self._passed_on = StopReason.NONE
         self._was_owner = False
-        self._checked = 0.0
+        self._looks = OwnerLooks(config.rank, config.world_size)
         self._told: str | None = None
         self._rank = config.rank
 
@@ -194,9 +197,8 @@ class _Watch:
 
     def _yield_to_successor(self) -> None:
         """A script knows no fence: the orphan of a dead node would write into its successor's files."""
-        if time.monotonic() - self._checked < _OWNER_CHECK:
+        if not self._looks.due(time.monotonic()):
             return
-        self._checked = time.monotonic()
         try:
             owner = (read_json(self._run.owner) or {}).get("owner")
         except OSError as error:
@@ -222,23 +224,12 @@ def _record(
     """Leave a failure record, so that the rank that failed first can be told from those it took along."""
     how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
     folder = run.attempt_logs(attempt.job, attempt.restart)
-    words = _last_line(folder / f"rank-{rank:05d}.log")
+    words = script_words(folder / f"rank-{rank:05d}.log")
     failure = ScriptFailed(f"{' '.join(command)[:80]} ended with {how}{words and f': {words}'}")
     try:
         record_failure(folder, rank, failure, None)
     except OSError as error:
         print(f"hpcrun: the failure is not recorded: {error}", file=sys.stderr, flush=True)
-
-
-def _last_line(log: "os.PathLike[str]") -> str:
-    """The last line that is not empty, which in a traceback is the exception."""
-    try:
-        with open(log, "rb") as stream:  # noqa: PTH123  (any path will do)
-            stream.seek(max(0, os.fstat(stream.fileno()).st_size - 4096))
-            lines = stream.read().decode(errors="replace").split("\n")
-    except OSError:
-        return ""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")[:200]
 
 
 def _program(name: str) -> str:

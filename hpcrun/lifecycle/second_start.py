@@ -15,17 +15,22 @@ from hpcrun.cluster.avoid import (
     take_back_if_stuck,
 )
 from hpcrun.cluster.hostlist import expand
+from hpcrun.lifecycle.history import jobs_of
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Event, note
 
 
 def deserves_second_start(events: Sequence[Event], attempt: Attempt) -> bool:
-    """Return whether no start of the job has ended or trained before ``attempt``."""
+    """Return whether no start of the job has ended or trained before ``attempt``.
+
+    The starts of the jobs that this job continues count as well.
+    """
+    chain = jobs_of(events, attempt.job)
     return not any(
         event.what in ("ended", "opened")
         for event in events
         if event.attempt is not None
-        and event.attempt.job == attempt.job
+        and event.attempt.job in chain
         # An error of the file system may have cut off the judging after it wrote this attempt's end.
         and (event.what != "ended" or event.attempt != attempt)
     )
@@ -34,10 +39,11 @@ def deserves_second_start(events: Sequence[Event], attempt: Attempt) -> bool:
 def start_elsewhere(
     run: RunDirectory,
     attempt: Attempt,
+    job: str,
     facts: Mapping[str, str],
     environ: Mapping[str, str] = os.environ,
 ) -> list[str]:
-    """Keep the pending job away from the nodes of ``attempt``; return the excluded nodes.
+    """Keep the pending ``job`` away from the nodes of ``attempt``; return the excluded nodes.
 
     Enough nodes for the job always remain: in a small partition the second start may get some of the
     same nodes, or all of them.
@@ -50,8 +56,8 @@ def start_elsewhere(
     if not nodes:
         return []
     given = sorted(excluded_nodes(facts))
-    changed = slurm.run(slurm.scontrol_exclude_command(attempt.job, [*given, *nodes]))
-    if changed.returncode != 0 or take_back_if_stuck(attempt.job, given) is not None:
+    changed = slurm.run(slurm.scontrol_exclude_command(job, [*given, *nodes]))
+    if changed.returncode != 0 or take_back_if_stuck(job, given) is not None:
         return []
     note(run, "excluded", attempt, hosts=nodes)
     return nodes

@@ -57,18 +57,22 @@ class Sentry:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._suspended = 0.0
+        # After close() no answer comes either.
+        self._silent = False
 
     def put_off(self, seconds: float) -> float:
         """Let the rank be ended in ``seconds`` of running time, unless it is put off again.
 
         Returns the seconds for which the rank was suspended and that no earlier call returned, 0 for less
-        than ``NOTICED``. If the process has ended, the rank is not ended, and 0 is returned.
+        than ``NOTICED``. If the process has ended, the rank is not ended, 0 is returned, and the first call
+        writes a line to standard error.
         """
         try:
             assert self._process.stdin is not None
             self._process.stdin.write(b"%f\n" % seconds)
             total = self._answer()
         except (OSError, ValueError):
+            self._report_once()
             return 0.0
         new = total - self._suspended
         if new < NOTICED:
@@ -78,6 +82,7 @@ class Sentry:
 
     def close(self) -> None:
         """End the process; the rank is not ended any more."""
+        self._silent = True
         with contextlib.suppress(OSError):
             self._process.kill()
         for stream in (self._process.stdin, self._process.stdout):
@@ -86,6 +91,17 @@ class Sentry:
         self._process.wait()
         # Last: without a handler the signal that asks for stacks ends the rank.
         faulthandler.unregister(_STACKS)
+
+    def _report_once(self) -> None:
+        if self._silent:
+            return
+        self._silent = True
+        print(
+            f"hpcrun: the helper process {self._process.pid} of this rank has ended: a hang in C code and a "
+            "suspension are not noticed any more; the run continues",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def _answer(self) -> float:
         """Return the newest total of suspended seconds that the process has sent."""

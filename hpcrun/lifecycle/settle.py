@@ -165,7 +165,8 @@ def _unlaunched(
     if any(one.attempt == attempt for one in events if one.what not in not_of_ranks):
         return None
     opened = [event.attempt for event in events if event.what == "opened" and event.attempt]
-    worked = second or any(one.job == attempt.job for one in opened)
+    chain = jobs_of(events, attempt.job)
+    worked = second or any(one.job in chain for one in opened)
     if setup is not None:
         return setup_failure(setup, batch_log, worked=worked)
     return launch_failure(batch_log, first_log(folder), worked=worked, logs=folder)

@@ -47,7 +47,12 @@ class StopFlag:
         signal.signal(signal.SIGCONT, signal.SIG_DFL)
 
     def take_interrupt(self) -> None:
-        """Take SIGINT for SIGTERM: Ctrl-C in torchrun's terminal reaches every rank."""
+        """Take SIGINT for SIGTERM: Ctrl-C in torchrun's terminal reaches every rank.
+
+        What is ignored stays ignored: the ranks were started in the background of a shell.
+        """
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            return
         signal.signal(signal.SIGINT, self._remember)
 
     @property

@@ -9,12 +9,12 @@ import os
 import re
 import socket
 import time
-import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hpcrun.run.files import append_line, read_json, read_lines, write_json
+from hpcrun.run.traces import place_of, traceback_of
 
 _TERMINATED = re.compile(
     r"terminate called after throwing an instance of '(?P<kind>[^']+)'\n\s*what\(\): +(?P<what>[^\n]+)"
@@ -27,9 +27,11 @@ _Ending = TypeVar("_Ending", "Failure", "Exit")
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception that ended a rank. ``where`` is the innermost ``file:line`` of the traceback.
+    """An exception that ended a rank. ``where`` is the deepest ``file:line`` in the user's code.
 
-    Both are empty for an exception without one, whose message says all.
+    ``where`` and ``traceback`` are empty for an exception without a traceback: its message is enough.
+    ``copy``: the same line in the run's copy of the code, if the copy ran. ``bad_input``: another start would
+    fail in the same way.
     """
 
     rank: int
@@ -40,6 +42,8 @@ class Failure:
     where: str
     step: int | None
     traceback: str
+    copy: str = ""
+    bad_input: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,23 +82,32 @@ def node_name() -> str:
 
 
 def record_failure(
-    folder: Path, rank: int, error: BaseException, step: int | None, host: str | None = None
+    folder: Path,
+    rank: int,
+    error: BaseException,
+    step: int | None,
+    host: str | None = None,
+    *,
+    bad_input: bool = False,
 ) -> Failure:
     """Write ``failure-rank-00003.json`` into ``folder``; raises OSError when the disk refuses.
 
     Args:
         host: where ``rank`` failed; None: this node.
+        bad_input: another start would fail in the same way.
     """
-    frames = traceback.extract_tb(error.__traceback__)
+    where, copy = place_of(error)
     failure = Failure(
         rank=rank,
         host=host or node_name(),
         time=time.time(),
         kind=type(error).__name__,
         message=str(error),
-        where=f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "",
+        where=where,
         step=step,
-        traceback="".join(traceback.format_exception(error)) if frames else "",
+        traceback=traceback_of(error) if where else "",
+        copy=copy,
+        bad_input=bad_input,
     )
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / f"failure-rank-{rank:05d}.json", asdict(failure))

@@ -1,11 +1,11 @@
 """The event log: what happened to a run, in order, and why. Decisions about restarts read only this."""
 
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import append_line, read_lines
 
@@ -72,7 +72,7 @@ def note(run: RunDirectory, what: str, attempt: Attempt, **fields: Any) -> None:
     try:
         record_event(run, what, attempt=attempt, **fields)
     except OSError as error:
-        print(f"hpcrun: event {what} is not written: {error}", file=sys.stderr, flush=True)
+        say_aside(f"hpcrun: event {what} is not written: {error}")
 
 
 def read_events(run: RunDirectory) -> Sequence[Event]:

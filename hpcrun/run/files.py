@@ -52,7 +52,7 @@ def sync_directory(folder: Path) -> None:
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Replace ``path`` by ``value`` as indented JSON; raises OSError as :func:`write_atomic` does."""
     text = json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False)
-    write_atomic(path, text + "\n")
+    write_atomic(path, _encoded(text))
 
 
 def finite(value: Any) -> Any:
@@ -109,7 +109,12 @@ def append_line(path: Path, value: Mapping[str, Any], *, durable: bool = False) 
 def json_line(value: Mapping[str, Any]) -> bytes:
     """``value`` as a line of its own."""
     text = json.dumps(finite(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return f"{text}\n".encode()
+    return _encoded(text)
+
+
+def _encoded(text: str) -> bytes:
+    # File names may have bytes that are not UTF-8. Python reads them as surrogates, which JSON can escape.
+    return f"{text}\n".encode(errors="backslashreplace")
 
 
 def append_lines(path: Path, lines: bytes, *, durable: bool = False) -> None:

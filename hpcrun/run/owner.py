@@ -64,6 +64,30 @@ def require_ownership(
         pause *= 2
 
 
+class OwnerLooks:
+    """The moments at which a rank reads ``owner.json`` while a script runs.
+
+    A rank reads the file every five seconds. In a large world each rank reads it less often, and all ranks
+    at different moments, so that all together read it at most ``PER_SECOND`` times a second.
+    """
+
+    SHORTEST = 5.0
+    PER_SECOND = 100.0
+
+    def __init__(self, rank: int, ranks: int) -> None:
+        self.pause = max(self.SHORTEST, ranks / self.PER_SECOND)
+        self._share = (rank + 1) / ranks
+        self._next = float("-inf")
+
+    def due(self, now: float) -> bool:
+        """Return whether to read the file now; ``now`` is in seconds of any clock."""
+        if now < self._next:
+            return False
+        first = self._next == float("-inf")
+        self._next = now + self.pause * (self._share if first else 1.0)
+        return True
+
+
 class SubmissionLock:
     """Held while a run is being submitted, so that two people cannot start it twice.
 

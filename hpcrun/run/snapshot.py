@@ -8,6 +8,7 @@ it was: the job's working folder does not change.
 import itertools
 import os
 import shutil
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -128,6 +129,8 @@ def _copy(plan: _Plan, root: Path) -> list[Path]:
         copy.parent.mkdir(parents=True, exist_ok=True)
         try:
             shutil.copy2(path, copy)
+            # An edit in the copy would have no effect on the next submission.
+            copy.chmod(stat.S_IMODE(copy.stat().st_mode) & ~0o222)
         except PermissionError as error:
             if error.filename != str(path):
                 raise

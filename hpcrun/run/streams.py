@@ -1,10 +1,15 @@
-"""A rank's output outlives a full disk: that costs lines of the log, not the training."""
+"""Output that outlives a full disk: lines of the log are lost, and not the training or the requeue."""
 
+import contextlib
 import errno
 import io
 import os
 import sys
-from typing import Any
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+from hpcrun.printing import say_aside
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -52,3 +57,47 @@ def _text(descriptor: int) -> io.TextIOWrapper:
         line_buffering=True,
         write_through=True,
     )
+
+
+class _Copying:
+    """A stream that also writes its text to a log. All else is the stream's."""
+
+    def __init__(self, stream: TextIO, log: TextIO) -> None:
+        self._stream, self._log = stream, log
+
+    def write(self, text: str) -> int:
+        """Write ``text`` to both."""
+        self._log.write(text)
+        return self._stream.write(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write all ``lines`` to both."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def copied_to(path: Path) -> Iterator[None]:
+    """Within the block, append to ``path`` all that Python code prints here.
+
+    Child processes and native code print to the terminal only. Where the log cannot be opened, a line says
+    so.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    except OSError as error:
+        say_aside(f"hpcrun: {path}: no log is kept: {error.strerror}")
+        yield
+        return
+    streams = sys.stdout, sys.stderr
+    # It stays open: a logger may have taken a stream of the block, and print at the process's end.
+    log = _text(descriptor)
+    sys.stdout, sys.stderr = (cast(TextIO, _Copying(stream, log)) for stream in streams)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = streams

@@ -12,6 +12,10 @@ from hpcrun.train.order import Indices, divide
 Uneven = Literal["across", "drop", "pad", "join"]
 
 
+_EPOCHS = 2
+"""Epochs in one step from which a line warns: a wrong train.batch_size makes long, silent steps."""
+
+
 @dataclass(frozen=True)
 class Batching:
     """A step's ``batch_size`` samples over ``ranks`` x ``accumulation`` micro-batches.
@@ -115,6 +119,11 @@ class Batching:
         }[self.uneven if self._left_over else "across"]
         yield f"epoch of {_many(self.epoch, 'sample')}: {_about(self.steps_per_epoch, 'step')}{what}"
         yield f"{_many(steps, 'step')} in all: {_about(steps / self.steps_per_epoch, 'epoch')}"
+        if self.batch_size >= _EPOCHS * self.epoch and self.uneven == "across":
+            yield (
+                f"each step takes {self.batch_size // self.epoch} epochs (train.batch_size="
+                f"{self.batch_size}): logs and stops wait for the end of a step"
+            )
 
     @property
     def _left_over(self) -> int:

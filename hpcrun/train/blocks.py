@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 
+from hpcrun.train.borrowed import borrowed
+
 _LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 _NEVER_CALLED = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
@@ -31,13 +33,15 @@ def by_class(module: nn.Module, names: Iterable[str]) -> list[nn.Module]:
 def by_size(module: nn.Module, parameters: int) -> list[nn.Module]:
     """The smallest parts below ``module`` that hold ``parameters`` or more, inner ones first.
 
-    What an inner part has taken does not count again for those around it.
+    What an inner part has taken does not count again for those around it. A part whose weights the model
+    also uses outside of it is none of them: its weights count for the next part around it that may be one.
     """
     taken: set[int] = set()
+    separate = _separate(module)
 
     def large(part: nn.Module) -> bool:
         own = {id(p): p.numel() for p in part.parameters() if id(p) not in taken}
-        if isinstance(part, _NEVER_CALLED) or sum(own.values()) < parameters:
+        if isinstance(part, _NEVER_CALLED) or sum(own.values()) < parameters or not separate(part):
             return False
         taken.update(own)
         return True
@@ -53,6 +57,13 @@ def kind(module: nn.Module) -> type[nn.Module]:
 
 def unshared(root: nn.Module, parts: list[nn.Module]) -> list[nn.Module]:
     """Those of ``parts`` that hold no parameter which the model also uses outside of them (tied weights)."""
+    separate = _separate(root)
+    return [part for part in parts if separate(part)]
+
+
+def _separate(root: nn.Module) -> Callable[[nn.Module], bool]:
+    """Return what tells whether all uses of a part's parameters are inside of the part."""
+    readers = borrowed(root)
     uses: Counter[int] = Counter()
     for part in root.modules():
         uses.update(id(p) for p in part._parameters.values() if p is not None)
@@ -61,9 +72,12 @@ def unshared(root: nn.Module, parts: list[nn.Module]) -> list[nn.Module]:
         inside: Counter[int] = Counter()
         for inner in part.modules():
             inside.update(id(p) for p in inner._parameters.values() if p is not None)
-        return all(uses[key] == count for key, count in inside.items())
+        here = {id(inner) for inner in part.modules()}
+        return all(
+            uses[key] == count and readers.get(key, set()) <= here for key, count in inside.items()
+        )
 
-    return [part for part in parts if own(part)]
+    return own
 
 
 def _collect(module: nn.Module, found: dict[int, nn.Module]) -> None:

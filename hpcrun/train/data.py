@@ -110,10 +110,19 @@ def require_trainable(dataset: Dataset[Any], ranks: int, workers: int) -> None:
         require_stream(dataset, ranks, workers)
     else:
         length(dataset)
+        if not hasattr(dataset, "__getitem__") and not hasattr(dataset, "__getitems__"):
+            raise UserError(
+                f"data: {type(dataset).__name__} gives no sample by its number; give it __getitem__"
+            )
 
 
 def length(dataset: Dataset[Any]) -> int:
     """The number of samples; raises UserError for a dataset that has none or cannot tell."""
+    if isinstance(dataset, DataLoader):
+        raise UserError(
+            "data: the task gave a DataLoader; return its dataset, hpcrun makes the batches "
+            "(train.batch_size, data.workers, and the task's collate() for a collate_fn)"
+        )
     if isinstance(dataset, IterableDataset):
         raise UserError(
             f"data: {type(dataset).__name__} is a stream, which only training reads; give a map-style "

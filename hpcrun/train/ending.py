@@ -14,8 +14,10 @@ from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.history import lives
 from hpcrun.lifecycle.policy import OWN_DOING
 from hpcrun.lifecycle.signals import StopReason
+from hpcrun.printing import say
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note, read_events
+from hpcrun.run.figures import result_lines
 from hpcrun.run.files import write_json
 from hpcrun.run.owner import require_ownership
 from hpcrun.train.best import Weights
@@ -24,13 +26,19 @@ from hpcrun.train.saver import Saver
 from hpcrun.train.task import Task
 from hpcrun.train.trainer import AMPTrainer
 
+_WHY = {
+    StopReason.TERMINATE: "by SIGTERM (a cancellation, or a preemption)",
+    StopReason.WARNING: "by SIGUSR2 (the warning before a time limit or a preemption)",
+    StopReason.DEADLINE: "the time limit is near",
+}
+
 
 def stopped(
     run: RunDirectory, attempt: Attempt, stop: StopReason, saver: Saver, trainer: AMPTrainer
 ) -> int:
     """Log that all ranks stopped before the end, and return the exit code."""
     if trainer.is_main_process:
-        print(f"hpcrun: stopped ({stop.name.lower()}); saved up to step {saver.saved}", flush=True)
+        print(f"hpcrun: stopped: {_WHY[stop]}; saved up to step {saver.saved}", flush=True)
         committed = saver.failed is None
         note(
             run,
@@ -107,6 +115,7 @@ def finished(
                 f"hpcrun: the report is of step {shown.step}, the best; {steps} is the last",
                 flush=True,
             )
+        say(*result_lines(run))
     return exitcodes.DONE
 
 

@@ -19,6 +19,27 @@ class NotDeterministic(NotTrainable):
     """A kernel that train.deterministic does not allow."""
 
 
+# Missing or closed files, missing names, and code that Python cannot read.
+_TO_CORRECT = (
+    *(FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError),
+    *(ImportError, SyntaxError, NameError),
+)
+_OF_A_NODE = ("/dev/", "/proc/", "/sys/")
+_OF_A_DRIVER = ("shared object", "undefined symbol", "GLIBC", "CUDA", "libcu")
+
+
+def is_mistake(error: BaseException) -> bool:
+    """Return True if ``error``, before the first step, would meet every other start too.
+
+    Errors of a node, such as those of its devices and its driver's libraries, do not count.
+    """
+    if isinstance(error, OSError) and str(error.filename).startswith(_OF_A_NODE):
+        return False
+    if isinstance(error, ImportError) and any(word in str(error) for word in _OF_A_DRIVER):
+        return False
+    return isinstance(error, _TO_CORRECT)
+
+
 class PeerFailed(RuntimeError):
     """Another rank has failed, and says itself how."""
 

@@ -11,6 +11,7 @@ from hpcrun.cluster.errors import NodeUnfit
 from hpcrun.cluster.interfaces import interface_variables, own_interfaces
 from hpcrun.cluster.launchers import scheduler
 from hpcrun.cluster.threads import threads_per_rank
+from hpcrun.command.launcher import Launcher, launching_python
 from hpcrun.config import Config, load_resolved
 from hpcrun.diagnose.causes import is_cascade
 from hpcrun.errors import UserError
@@ -21,6 +22,7 @@ from hpcrun.lifecycle.policy import Budgets, without_progress
 from hpcrun.lifecycle.script import run_script
 from hpcrun.lifecycle.settle import settle_by_hand
 from hpcrun.lifecycle.signals import StopFlag, end_helpers
+from hpcrun.printing import say_aside
 from hpcrun.run.commits import newest_commit
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.endings import record_failure
@@ -28,7 +30,14 @@ from hpcrun.run.events import Attempt, note
 from hpcrun.run.files import read_json
 from hpcrun.run.import_path import copied_path, folders
 from hpcrun.run.snapshot import recorded_snapshot, snapshot_command
-from hpcrun.train.errors import NotTrainable, SaysAll, ToldByRankZero, known_to_all
+from hpcrun.run.streams import copied_to
+from hpcrun.train.errors import (
+    NotTrainable,
+    SaysAll,
+    ToldByRankZero,
+    is_mistake,
+    known_to_all,
+)
 from hpcrun.train.position import Position
 
 
@@ -49,9 +58,14 @@ def run_rank(path: Path, flag: StopFlag) -> int:
     except UserError as error:
         return _refuse(error)
     attempt = Attempt(str(job), distributed.restart_count)
-    code = _attempt(run, attempt, config, distributed, flag)
-    if by_hand and distributed.rank == 0:
-        settle_by_hand(run, attempt, code)
+    if not by_hand:
+        return _attempt(run, attempt, config, distributed, flag)
+    # Where a scheduler starts the ranks it keeps their logs.
+    logs = run.attempt_logs(attempt.job, attempt.restart)
+    with copied_to(logs / f"rank-{distributed.rank:05d}.log"):
+        code = _attempt(run, attempt, config, distributed, flag)
+        if distributed.rank == 0:
+            settle_by_hand(run, attempt, code)
     return code
 
 
@@ -104,8 +118,11 @@ def _attempt(
             )
         _require_node(config, distributed)
         if config.command:
-            command = _as_submitted(run, config.command)
-            _prepare_environment(distributed, bind=False)
+            launcher = _launcher(config, distributed)
+            command = _as_submitted(run, config.command, launcher)
+            # The ranks that a task starts inherit its variables.
+            started = max(1, config.job.gpus // config.job.tasks_on_node)
+            _prepare_environment(distributed, bind=False, started=started)
             return run_script(
                 command,
                 run,
@@ -114,6 +131,7 @@ def _attempt(
                 flag,
                 timeout=config.train.timeout,
                 interface=config.job.interface,
+                launcher=launcher,
             )
         require_fit(config, distributed)
         _prepare_environment(distributed, bind=config.train.affinity)
@@ -139,7 +157,15 @@ def _attempt(
         return exitcodes.BAD_INPUT if isinstance(error, NotTrainable) else code
     # A task that calls sys.exit(0) is not done: nothing but the end of training may say so.
     except (Exception, SystemExit) as error:
-        return _fail(run, attempt, distributed.rank, error, position)
+        untrained = not position.step and newest_commit(run) is None
+        return _fail(
+            run,
+            attempt,
+            distributed.rank,
+            error,
+            position,
+            bad_input=untrained and is_mistake(error),
+        )
 
 
 def enter_folder(run: RunDirectory) -> None:
@@ -163,14 +189,28 @@ def enter_folder(run: RunDirectory) -> None:
         sys.path[:] = copied_path(sys.path, folders(), snapshot.copy_of)
 
 
-def _as_submitted(run: RunDirectory, command: list[str]) -> list[str]:
+def _as_submitted(run: RunDirectory, command: list[str], launcher: Launcher | None) -> list[str]:
     """The command with the code's copies in place of the files it names."""
     snapshot = recorded_snapshot(run)
     if snapshot is None:
         return command
-    words, variables = snapshot_command(snapshot, command, Path.cwd())
+    before = [launcher.python] if launcher else []
+    words, variables = snapshot_command(snapshot, [*before, *command], Path.cwd())
     os.environ.update(variables)
-    return words
+    return words[len(before) :]
+
+
+def _launcher(config: Config, distributed: DistributedConfig) -> Launcher | None:
+    """Return what starts the command's ranks; raises UserError where they are started already."""
+    job = config.job
+    if job.launcher is None:
+        return None
+    if distributed.launch_method == "torchrun":
+        raise UserError(
+            f"job.launcher: {job.launcher}, but torchrun has started this rank already; submit the run with "
+            "`hpcrun submit`, or with sbatch/train.sbatch"
+        )
+    return Launcher(job.launcher, job.gpus, launching_python(job.python))
 
 
 def describe(config: Config) -> DistributedConfig:
@@ -225,14 +265,23 @@ def _slurm_hosts(distributed: DistributedConfig) -> str | None:
     return os.environ.get("SLURM_JOB_NODELIST") if distributed.launch_method == "slurm" else None
 
 
-def _prepare_environment(distributed: DistributedConfig, *, bind: bool) -> None:
-    """Set what libraries read once, at import, and before their threads start."""
-    ranks, gpu = distributed.num_gpus_per_node, bool(distributed.device_ids)
+def _prepare_environment(distributed: DistributedConfig, *, bind: bool, started: int = 1) -> None:
+    """Set what libraries read once, at import, and before their threads start.
+
+    Args:
+        started: the number of ranks that the program of this task starts.
+    """
+    gpu = bool(distributed.device_ids)
+    index, ranks = distributed.local_rank, distributed.num_gpus_per_node
+    if distributed.launch_method == "local":
+        # All nodes of the local cluster are this machine.
+        index, ranks = distributed.rank, distributed.world_size
     cpus = cpus_of_rank(os.environ, ranks)
     if bind:
-        cpus = bind_rank(os.environ, distributed.local_rank, ranks, gpu=gpu)
-    threads = threads_per_rank(os.environ, cpus)
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+        cpus = bind_rank(os.environ, index, ranks, gpu=gpu)
+    threads = threads_per_rank(os.environ, cpus, started)
+    if not os.environ.get("OMP_NUM_THREADS"):
+        os.environ["OMP_NUM_THREADS"] = str(threads)
     if distributed.launch_method == "local":
         # gloo would otherwise bind to whatever address the host's name resolves to.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -251,19 +300,25 @@ def _say_without_gpu(distributed: DistributedConfig) -> None:
 
 
 def _refuse(error: UserError) -> int:
-    print(f"hpcrun: {error}", file=sys.stderr, flush=True)
+    say_aside(f"hpcrun: {error}")
     return exitcodes.BAD_INPUT
 
 
 def _fail(
-    run: RunDirectory, attempt: Attempt, rank: int, error: BaseException, position: Position
+    run: RunDirectory,
+    attempt: Attempt,
+    rank: int,
+    error: BaseException,
+    position: Position,
+    *,
+    bad_input: bool = False,
 ) -> int:
     folder = run.attempt_logs(attempt.job, attempt.restart)
     end_helpers()  # Before the traceback goes, and with it the loader, which would wait for them.
     if isinstance(error, SaysAll):
         error.__traceback__ = None
     try:
-        failure = record_failure(folder, rank, error, position.step)
+        failure = record_failure(folder, rank, error, position.step, bad_input=bad_input)
     except OSError as disk:
         print(f"hpcrun: the failure is not recorded: {disk}", file=sys.stderr, flush=True)
         raise error from None
@@ -274,5 +329,5 @@ def _fail(
         print(f"hpcrun: rank {rank} lost its peers: {first_line}", file=sys.stderr, flush=True)
     else:
         text = failure.traceback or f"{failure.kind}: {failure.message}"
-        print(text, file=sys.stderr, flush=True)
-    return exitcodes.FAILED
+        say_aside(*text.rstrip("\n").split("\n"))
+    return exitcodes.BAD_INPUT if bad_input else exitcodes.FAILED

@@ -2,7 +2,9 @@
 
 import datetime
 import os
+import queue
 import socket
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -89,18 +91,46 @@ def _connect(address: str, meeting: Meeting, patience: float) -> tuple[str, Any]
     try:
         # Sooner than TCPStore, which tries a refused connection until its time is over.
         socket.create_connection((address, meeting.port), timeout=patience).close()
-        store = TCPStore(
-            address,
-            meeting.port,
-            is_master=False,
-            timeout=datetime.timedelta(seconds=max(patience, _HANDSHAKE)),
-            wait_for_workers=False,
-        )
+        store = _open_store(address, meeting.port, max(patience, _HANDSHAKE))
         # The address may lead to the store of another job, which has no such key.
         right = store.check([_KEY]) and store.get(_KEY).decode() == meeting.key
     except (OSError, UnicodeError, RuntimeError):
         return None
     return (address, store) if right else None
+
+
+def _open_store(address: str, port: int, seconds: float) -> Any:
+    """Return a connection to the store at ``address`` and ``port``.
+
+    Raises:
+        RuntimeError: no store answers; a server that stays silent counts after ``seconds``.
+    """
+    opened: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def open_store() -> None:
+        try:
+            opened.put(
+                TCPStore(
+                    address,
+                    port,
+                    is_master=False,
+                    timeout=datetime.timedelta(seconds=seconds),
+                    wait_for_workers=False,
+                )
+            )
+        except RuntimeError as error:
+            opened.put(error)
+
+    # TCPStore waits for the answer to its first ping without any limit (seen with torch 2.13). The
+    # thread of a silent server stays until the process ends.
+    threading.Thread(target=open_store, name="hpcrun-store", daemon=True).start()
+    try:
+        store = opened.get(timeout=2 * seconds)
+    except queue.Empty:
+        raise RuntimeError(f"no store answers at {address} port {port}") from None
+    if isinstance(store, RuntimeError):
+        raise store
+    return store
 
 
 def _network_of_gloo(config: DistributedConfig, store: Any) -> dict[str, str]:

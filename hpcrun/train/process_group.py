@@ -14,6 +14,7 @@ from hpcrun.checkpoint.engine import WRITERS
 from hpcrun.checkpoint.native_threads import GLOO_WORKERS, wait_until_idle
 from hpcrun.cluster.devices import require_given_gpus
 from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.cluster.errors import ClusterError
 from hpcrun.cluster.ports import wanted_ports
 from hpcrun.control.making import new_control_group
 from hpcrun.control.tree_group import TreeGroup
@@ -31,18 +32,20 @@ def setup_distributed(
     """Join the process group that the environment (or ``config``) describes, and return the description.
 
     For a loop of your own: the ranks meet at ``master_addr:master_port``. A single rank needs no
-    group and makes none.
+    group and makes none. A group that the program made by itself is kept.
 
     Args:
         timeout: seconds that a collective may take.
 
     Raises:
         ClusterError: the description contradicts itself or this machine, or without a ``config`` the job was
-            given GPUs and sees none; `DistributedConfig.from_env(cpu=True)` trains on CPUs there.
+            given GPUs and sees none; `DistributedConfig.from_env(cpu=True)` trains on CPUs there. Or there
+            is a group already, with another rank or size.
     """
     if config is None:
         require_given_gpus(os.environ)
         config = DistributedConfig.from_env()
+    require_same_group(config)
     require_gpu_build(config)
     config.validate(visible_devices=torch.cuda.device_count())
     select_device(config)
@@ -55,6 +58,23 @@ def setup_distributed(
             timeout=datetime.timedelta(seconds=timeout),
         )
     return config
+
+
+def require_same_group(config: DistributedConfig) -> None:
+    """Check ``config`` against the process group, where there is one.
+
+    Raises:
+        ClusterError: the group has another rank or size, so that ranks would train models of their own.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    if (rank, ranks) != (config.rank, config.world_size):
+        raise ClusterError(
+            f"this process is rank {rank} of {ranks} in its process group, and rank {config.rank} of "
+            f"{config.world_size} in its DistributedConfig; make the group before the trainer and leave "
+            "`distributed` out, or give both the same rank and world size"
+        )
 
 
 def join_run(
@@ -153,12 +173,19 @@ def trees() -> list[TreeGroup]:
     return [group for group in _groups() if isinstance(group, TreeGroup)]
 
 
+# Seconds that each rank adds to the limit for a connection: 164 s more at 8,192 ranks.
+_CONNECTING = 0.02
+
+
 def second_store(config: DistributedConfig, prefix: str, *, timeout: float = 10.0) -> Any:
-    """A connection of its own to the ranks' key-value store: for a thread, while others wait in theirs.
+    """A second connection to the ranks' key-value store, for a thread that must not wait for the first.
+
+    All ranks connect in the same moment, and rank 0 accepts one after the other. The limit for the
+    connection therefore grows with the number of ranks.
 
     Args:
         prefix: put before every key.
-        timeout: seconds that connecting and reading may take.
+        timeout: seconds that a request may take.
 
     Returns:
         The store, or None for a single rank and where it cannot be reached.
@@ -170,11 +197,12 @@ def second_store(config: DistributedConfig, prefix: str, *, timeout: float = 10.
             config.master_addr,
             config.master_port,
             is_master=False,
-            timeout=datetime.timedelta(seconds=timeout),
+            timeout=datetime.timedelta(seconds=timeout + config.world_size * _CONNECTING),
         )
     except RuntimeError as error:
         print(f"hpcrun: no second connection to rank 0's store: {error}", flush=True)
         return None
+    store.set_timeout(datetime.timedelta(seconds=timeout))
     return PrefixStore(prefix, store)
 
 

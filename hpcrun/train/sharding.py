@@ -24,6 +24,7 @@ from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config.training import FSDP
 from hpcrun.errors import UserError
 from hpcrun.train.blocks import blocks, by_class, by_size, kind, unshared
+from hpcrun.train.errors import NotTrainable
 from hpcrun.train.preparation import CompileMode, compile_in_place
 from hpcrun.train.strategies import Strategy
 from hpcrun.train.suitable import unshardable
@@ -34,6 +35,9 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 FILLS_UNUSED = hasattr(FSDPModule, "set_reduce_scatter_unused_params")
 """Whether this torch reduces zeros for parameters that a rank has no gradient for, if it is asked to."""
+
+_MIXED = "got mixed torch.Tensor and DTensor"
+"""Torch's words for a shard beside a whole tensor."""
 
 # Graphs replayed by CUDA hold the addresses of weights, which are gathered elsewhere each time.
 _COMPILE_MODES = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
@@ -128,10 +132,9 @@ class Sharded(Strategy):
                 # Who spends the memory on gathered weights keeps them from one micro-batch to the next.
                 model.set_reshard_after_backward(last)
             self._syncs = last
-        if self._use is None:
-            return contextlib.nullcontext()
-        self._use.begin(last=last)
-        return self._agreeing(self._use) if last and self._may_differ else contextlib.nullcontext()
+        if self._use is not None:
+            self._use.begin(last=last)
+        return self._passes(self._use if last and self._may_differ else None)
 
     def clip(self, parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
         clipped = list(parameters)
@@ -184,9 +187,20 @@ class Sharded(Strategy):
         }
 
     @contextlib.contextmanager
-    def _agreeing(self, use: ShardedUse) -> Iterator[None]:
-        yield
-        use.settle()
+    def _passes(self, settled: ShardedUse | None) -> Iterator[None]:
+        """Around the passes of a micro-batch. Raises NotTrainable where one part reads another's shard."""
+        try:
+            yield
+        except RuntimeError as error:
+            if _MIXED not in str(error):
+                raise
+            raise NotTrainable(
+                "train.parallel: fsdp gathers the weights of a part for the forward pass of this part, and "
+                f"the model reads them in another part too ({' '.join(str(error).split())}); set "
+                "fsdp.wrap=blocks or a larger fsdp.min_parameters, or take ddp"
+            ) from error
+        if settled is not None:
+            settled.settle()
 
     def _running_norms(self, module: nn.Module) -> list[nn.Module]:
         """The norms with running statistics, which are in fp32: so must the weights beside them be."""
@@ -228,7 +242,7 @@ def units(module: nn.Module, options: FSDP) -> list[nn.Module]:
         UserError: the model has none of the classes that are asked for.
     """
     if options.wrap == "size":
-        return unshared(module, by_size(module, options.min_parameters))
+        return by_size(module, options.min_parameters)
     if options.wrap == "blocks":
         return unshared(module, blocks(module))
     found = by_class(module, options.classes)

@@ -1,14 +1,17 @@
-"""Where metrics go: metrics.jsonl always, TensorBoard and Weights & Biases where they are asked for."""
+"""Where metrics go: always metrics.jsonl and rank 0's log, on request TensorBoard and Weights & Biases."""
 
 import atexit
 import hashlib
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from hpcrun.config import Config
 from hpcrun.errors import UserError
+from hpcrun.printing import say
 from hpcrun.run.directory import RunDirectory
+from hpcrun.run.figures import StepLines, facts_of, validation_line
 from hpcrun.run.files import read_json
 from hpcrun.run.line_writer import LineWriter
 
@@ -43,6 +46,28 @@ class JsonLines:
 
     def close(self) -> None:
         self._lines.close()
+
+
+class RankLog:
+    """What rank 0 prints: loss, speed and the time that is left, a line now and then."""
+
+    def __init__(self, total: int, start: int) -> None:
+        self._lines = StepLines(total)
+        self._lines.begin(start, time.time())
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        for told in (
+            validation_line(line),
+            self._lines.line(line["step"], time.time(), facts_of(line)),
+        ):
+            if told is not None:
+                say(told)
+
+    def flush(self) -> None:
+        """Each line is flushed."""
+
+    def close(self) -> None:
+        """Nothing is held back."""
 
 
 class TensorBoard:
@@ -146,7 +171,7 @@ class Sinks:
 
 def build_sinks(run: RunDirectory, config: Config, start: int) -> Sinks:
     """What the config asks for; ``start``: the step restored from. Raises UserError naming a package."""
-    sinks: list[Sink] = [JsonLines(run)]
+    sinks: list[Sink] = [JsonLines(run), RankLog(config.train.steps, start)]
     if config.watch.tensorboard:
         sinks.append(TensorBoard(run, start))
     if config.watch.wandb is not None:

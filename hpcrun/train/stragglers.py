@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 
 _FACTOR = 1.5
+_LEAST = 0.01  # seconds; less is noise of the machine in tiny steps
 _WEIGHT = 0.1
 _QUIET = 600.0
 
@@ -20,8 +21,8 @@ def straggler(own: Sequence[float], step: float) -> int | None:
         return None
     rank = max(range(len(own)), key=own.__getitem__)
     usual = _others(own, rank)
-    late = own[rank] > _FACTOR * usual and own[rank] - usual > _WEIGHT * step
-    return rank if late else None
+    late = own[rank] - usual
+    return rank if own[rank] > _FACTOR * usual and late > max(_WEIGHT * step, _LEAST) else None
 
 
 class StragglerWatch:

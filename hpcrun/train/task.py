@@ -1,12 +1,12 @@
 """What to train: the one class that a user writes when the built-in tasks do not fit."""
 
 import importlib
-import traceback
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from hpcrun.config import Config
 from hpcrun.errors import UserError
+from hpcrun.run.traces import place_of
 from hpcrun.train.errors import NotTrainable
 
 if TYPE_CHECKING:
@@ -164,12 +164,9 @@ def load_task(config: Config) -> Task:
 
 def _in_short(error: BaseException) -> str:
     """Kind, message and place of ``error`` on one line; the place, if it lies outside this file."""
-    # Frozen: the machinery of imports, and the modules that python starts with.
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith("<frozen") and "importlib" not in frame.filename
-    ]
-    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if len(frames) > 1 else ""
+    where, _ = place_of(error)
+    own = f"{__file__}:"
     message = " ".join(str(error).split())
-    return f"{type(error).__name__}: {message}{where}"
+    return f"{type(error).__name__}: {message}" + (
+        f" ({where})" if where and not where.startswith(own) else ""
+    )

@@ -60,7 +60,8 @@ class DistributedAMPTrainer(AMPTrainer):
         """As :class:`AMPTrainer`; with ``fsdp`` the model moves to the device when it is wrapped.
 
         Args:
-            distributed: where this rank stands; by default what the launcher's variables say.
+            distributed: where this rank stands; by default what the process group says where the program
+                has made one, and otherwise the launcher's variables.
             parallel: how the ranks share the work; a single rank does all of it whatever this says.
             fsdp: how the model is sharded, for ``parallel="fsdp"``.
             preparation: layout, activation checkpointing and compilation.
@@ -70,6 +71,8 @@ class DistributedAMPTrainer(AMPTrainer):
             ValueError: ``single`` or ``dp`` with several ranks; an optimiser of parameters that will go;
                 compression without DDP.
         """
+        # One rank that is given is meant so: each rank may train a small model of its own.
+        self._meant_alone = distributed is not None and distributed.world_size == 1
         self.distributed = distributed or DistributedConfig.from_env()
         self._parallel, self._fsdp = parallel, fsdp or FSDP()
         self._preparation = preparation or Preparation()
@@ -125,8 +128,10 @@ class DistributedAMPTrainer(AMPTrainer):
         """Prepare and wrap the model, and return what forward passes must go through. Collective.
 
         Raises:
-            UserError: the model has not what the preparation or the sharding asks for.
+            UserError: the model has not what the preparation or the sharding asks for, or the process group
+                has another rank or size than ``distributed``.
         """
+        self._require_same_group()
         if not self._wrapped:
             self._strategy.remember(self.module)
             prepare(self.module, self._preparation)
@@ -192,7 +197,12 @@ class DistributedAMPTrainer(AMPTrainer):
         kept = None if own is None else own.get("compression")
         return self._compression.restore(kept, self.gate.steps, self.device)
 
+    def _require_same_group(self) -> None:
+        if not self._meant_alone:
+            process_group.require_same_group(self.distributed)
+
     def _make_engine(self, folder: Path) -> CheckpointEngine:
+        self._require_same_group()
         return folder_engine(
             folder,
             owner=f"{self.distributed.job_id or 0}-{self.distributed.restart_count}",
@@ -212,6 +222,7 @@ class DistributedAMPTrainer(AMPTrainer):
     def _settle(self, batch: Any, loss: LossFunction) -> None:
         if self._buckets_settled:
             return
+        self._require_same_group()
         if self.is_distributed and not self._wrapped:
             raise RuntimeError(
                 f"the {self.distributed.world_size} ranks would each train a model of their own: call "

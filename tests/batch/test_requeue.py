@@ -1,53 +1,18 @@
 """The request for another start, with programs that answer as Slurm's did and note what they were asked."""
 
 import os
-import shlex
 from pathlib import Path
 
 import pytest
 
-from hpcrun.batch.requeue import Clock, requeue
-from hpcrun.diagnose.slurm_log import scheduler_word
-from hpcrun.run.events import Attempt
+from hpcrun.batch.requeue import requeue
 
-FIRST = Attempt("7", 0)
+from .desk import FIRST, Desk, Hours
+
 CANCELLED = "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T19:48:15 ***"
 REQUEUED = (
     "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T19:48:16 DUE TO JOB REQUEUE ***"
 )
-
-
-class Desk:
-    """A job's batch log and the programs of a Slurm that knows the job."""
-
-    def __init__(self, folder: Path, state: str = "RUNNING") -> None:
-        self.log, self.calls = folder / "batch-7.log", folder / "calls"
-        self.log.touch()
-        self.calls.touch()
-        self.folder = folder
-        self.answer("scancel", "")
-        self.answer("scontrol", f"[ $1 = show ] && echo 'JobId=7 JobState={state} Restarts=0 '")
-
-    def answer(self, program: str, script: str) -> None:
-        calls = shlex.quote(str(self.calls))
-        path = self.folder / program
-        path.write_text(f'#!/bin/bash\necho "{program} $*" >> {calls}\n{script}\ntrue\n')
-        path.chmod(0o755)
-
-    def tells(self, *lines: str) -> str:
-        """The shell's words that write these to the batch log."""
-        return "; ".join(
-            f"echo {shlex.quote(line)} >> {shlex.quote(str(self.log))}" for line in lines
-        )
-
-    def word(self) -> str | None:
-        return scheduler_word(self.log.read_text())
-
-    def requeue(self) -> str:
-        return requeue(FIRST, pytest.fail, self.word, patience=0.3)
-
-    def asked(self) -> list[str]:
-        return [call for call in self.calls.read_text().splitlines() if " show " not in call]
 
 
 @pytest.fixture
@@ -92,18 +57,6 @@ def test_a_preempted_job_that_is_cancelled_in_its_grace_time_is_not_requeued(des
     desk.answer("scontrol", f"[ \"$4\" = --json ] && echo '{json}' || echo '{text}'")
     assert requeue(FIRST, pytest.fail, lambda: "preemption", patience=0.0) == "cancelled"
     assert desk.asked() == []
-
-
-class Hours(Clock):
-    """A clock whose waits take no time."""
-
-    def __init__(self, desk: Desk) -> None:
-        self.time, self.waits, self.desk = 0.0, list[float](), desk
-        super().__init__(now=lambda: self.time, sleep=self.wait)
-
-    def wait(self, seconds: float) -> None:
-        self.waits.append(seconds)
-        self.time += seconds
 
 
 def test_a_controller_that_is_away_is_waited_for_and_told_about_now_and_then(desk: Desk) -> None:

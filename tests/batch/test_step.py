@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hpcrun.batch.launch import _surviving
-from hpcrun.cluster.ledger import blames
+from hpcrun.cluster.ledger import blame, blames
 from hpcrun.config import Config, to_yaml
 from hpcrun.diagnose.launching import launch_failure
 from hpcrun.lifecycle.opening import open_attempt
@@ -44,6 +44,7 @@ class Desk:
         self.answer("scontrol", f"[ $1 = show ] && [ $2 = job ] && printf '{SHOWN}'; true")
         self.answer("scancel", "")
         self.answer("sinfo", "")
+        self.answer("squeue", "")
 
     def answer(self, program: str, script: str) -> None:
         stand_in = self.bin / program
@@ -51,7 +52,9 @@ class Desk:
         stand_in.write_text(f'#!/bin/bash\necho "{program} $*" >> {calls}\n{script}\n')
         stand_in.chmod(0o755)
 
-    def start(self, *options: str, **environ: str) -> "subprocess.Popen[str]":
+    def start(
+        self, *options: str, output: Path | None = None, **environ: str
+    ) -> "subprocess.Popen[str]":
         return subprocess.Popen(
             [sys.executable, "-m", "hpcrun", "batch", str(self.run.path), *options],
             env={
@@ -64,7 +67,7 @@ class Desk:
             },
             stdin=subprocess.DEVNULL,
             # As a batch script: Slurm's words and ours in the log that the judging reads.
-            stdout=(self.run.logs / "batch-7.log").open("a"),
+            stdout=(output or self.run.logs / "batch-7.log").open("a"),
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
@@ -106,6 +109,14 @@ def test_srun_passes_everything_on_and_its_code_reaches_the_judge(desk: Desk) ->
     assert "scontrol requeue 7" in desk.called("scontrol")
 
 
+def test_a_full_disk_costs_the_words_of_the_step_and_not_the_requeue(desk: Desk) -> None:
+    desk.answer("srun", "exit 3")
+    open_attempt(desk.run, FIRST, Budgets(crash=1))
+    assert desk.start(output=Path("/dev/full")).wait(timeout=300) == 0
+    assert desk.ends() == ["crash"]
+    assert "scontrol requeue 7" in desk.called("scontrol")
+
+
 def test_the_setup_reaches_the_ranks_and_nothing_else(tmp_path: Path) -> None:
     desk = Desk(
         tmp_path,
@@ -137,6 +148,24 @@ def test_every_node_is_prepared_before_the_ranks_start(tmp_path: Path) -> None:
     prepare, ranks = desk.called("srun")
     assert prepare.startswith("srun --nodes=2 --ntasks=2 --ntasks-per-node=1")
     assert "hpcrun.worker" in ranks
+
+
+def test_the_ranks_and_node_setup_use_the_components_that_the_config_names(
+    tmp_path: Path,
+) -> None:
+    desk = Desk(tmp_path, node_setup=["true"], srun_args=["--het-group=1"])
+    shown = SHOWN.replace("JobId=7", "JobId=7 HetJobId=7 HetJobOffset=0")
+    desk.answer("scontrol", f"[ $1 = show ] && [ $2 = job ] && printf '{shown}'; true")
+    desk.step(
+        SLURM_HET_SIZE="2",
+        SLURM_HET_JOB_ID="7",
+        SLURM_JOB_NODELIST_HET_GROUP_0="n1",
+        SLURM_JOB_NODELIST_HET_GROUP_1="n[2-3]",
+    )
+    prepare, ranks = desk.called("srun")
+    assert prepare.startswith("srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --het-group=1 ")
+    assert ranks.count("--het-group") == 1
+    assert "--het-group=1 " in ranks
 
 
 def test_a_node_that_cannot_be_prepared_is_named_and_no_rank_starts(tmp_path: Path) -> None:
@@ -182,11 +211,11 @@ def test_a_trap_on_exit_that_the_setup_sets_runs_after_the_ranks(tmp_path: Path)
 
 
 def test_what_the_setup_leaves_running_does_not_hold_the_judging_up(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, setup=["sleep 60 > /dev/null 2>&1 &", "echo $! > pid"])
+    desk = Desk(tmp_path, setup=["sleep 900 > /dev/null 2>&1 &", "echo $! > pid"])
     before = time.monotonic()
     os.chdir(tmp_path)
     desk.step()
-    assert time.monotonic() - before < 50
+    assert time.monotonic() - before < 600
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
 
 
@@ -289,6 +318,32 @@ def test_a_job_that_may_not_be_requeued_has_a_successor(desk: Desk, kind: str) -
     newest = [event for event in read_events(desk.run) if event.what == "submitted"][-1]
     assert newest.attempt == Attempt("8", 0)
     assert newest.fields == {"executor": "slurm", "nodes": 1, "gpus": 1, "continues": "7"}
+
+
+def test_a_successor_leaves_out_a_node_that_failed_too_often(desk: Desk, tmp_path: Path) -> None:
+    waits = "JobId=8 JobState=PENDING Reason=Dependency Partition=batch NumNodes=1\\n"
+    desk.answer(
+        "scontrol",
+        f"""case "$*" in
+        "show job 8") printf '{waits}' ;;
+        "show job 7"*) printf '{SHOWN}' ;;
+        "requeue 7") echo 'Access/permission denied' >&2; exit 1 ;;
+        esac""",
+    )
+    desk.answer("sbatch", "echo 8")
+    desk.answer("sinfo", "printf 'batch*|n%s|idle|(null)\\n' 1 2 3")
+    record_event(desk.run, "submitted", attempt=FIRST, executor="slurm", nodes=1, gpus=1)
+    desk.run.batch_script.write_text("#!/bin/bash\n")
+    open_attempt(desk.run, FIRST, Budgets())
+    blame(tmp_path / "hpcrun" / "nodes.jsonl", "n2", "killed by SIGBUS", "another run")
+    desk.answer("srun", "echo 'srun: error: n2: task 1: Killed'; exit 137")
+    assert desk.step(XDG_STATE_HOME=str(tmp_path)) == 75, desk.told()
+    assert "scontrol update JobId=8 ExcNodeList=n2" in desk.called("scontrol"), desk.told()
+    (excluded,) = [event for event in read_events(desk.run) if event.what == "excluded"]
+    assert (excluded.attempt, excluded.fields["hosts"]) == (FIRST, ["n2"])
+    # The new job has not begun: nothing but its submission is in the log.
+    later = [event.what for event in read_events(desk.run) if event.attempt == Attempt("8", 0)]
+    assert later == ["submitted"]
 
 
 def test_a_persons_own_script_that_may_not_be_requeued_says_what_to_do(desk: Desk) -> None:

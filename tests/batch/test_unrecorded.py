@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.batch import ending
-from hpcrun.batch.requeue import Clock
+from hpcrun.batch.retries import Clock
 from hpcrun.batch.unrecorded import decide_unrecorded
 from hpcrun.config import Config, to_yaml
 from hpcrun.lifecycle.opening import open_attempt

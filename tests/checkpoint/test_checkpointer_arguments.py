@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 from hpcrun.checkpoint.checkpointer import Checkpointer
@@ -29,6 +31,26 @@ def parts(**more):
 def stranger():
     model = nn.Linear(2, 2)
     return torch.optim.SGD([*model.parameters(), nn.Parameter(torch.ones(3))], lr=0.1)
+
+
+@pytest.fixture
+def group_of_one():
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("inner", "where"), [(False, "it"), (True, "its 0")])
+@pytest.mark.usefixtures("group_of_one")
+def test_a_model_in_fsdp1_is_refused_with_what_to_use_instead(tmp_path, inner, where):
+    model = FullyShardedDataParallel(nn.Linear(2, 2), device_id=torch.device("cpu"))
+    model = nn.Sequential(model) if inner else model
+    optimizer = torch.optim.Adam(model.parameters())
+    told = rf"model: {where} is wrapped in FullyShardedDataParallel \(FSDP1\).*fully_shard\(block\) for each"
+    with pytest.raises(CheckpointError, match=told):
+        Checkpointer(tmp_path / "saved", model=model, optimizer=optimizer)
+    assert not (tmp_path / "saved").exists()
 
 
 @pytest.mark.parametrize(

@@ -10,27 +10,29 @@ import struct
 import sys
 import termios
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.jobs import PATIENCE
 
 
 class Terminal:
-    """`hpcrun ARGUMENTS` in the foreground of a pseudo-terminal (pty(7)), ``columns`` wide."""
+    """`hpcrun ARGUMENTS`, or another program, in a pseudo-terminal (pty(7)), ``columns`` wide."""
 
     def __init__(
-        self, folder: Path, *arguments: str, columns: int = 80, term: str = "xterm-256color"
+        self,
+        folder: Path,
+        *arguments: str,
+        columns: int = 80,
+        term: str = "xterm-256color",
+        program: Sequence[str] = (sys.executable, "-m", "hpcrun"),
     ) -> None:
         self.text = ""
         self._pid, self._master = pty.fork()
         if self._pid == 0:
             os.chdir(folder)
-            # Under nohup, or in a shell's background, the tests ignore them, and so would their children.
-            signal.signal(signal.SIGHUP, signal.SIG_DFL)
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
             environ = os.environ | {"TERM": term, "PYTHONPATH": str(Path(__file__).parents[2])}
-            words = [sys.executable, "-m", "hpcrun", *arguments]
-            os.execve(sys.executable, words, environ)
+            os.execve(program[0], [*program, *arguments], environ)
         size = struct.pack("HHHH", 24, columns, 0, 0)
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, size)
 

@@ -173,7 +173,12 @@ def test_a_live_run_has_one_job_and_is_preempted_cancelled_and_resumed(folder: P
     for command in ("cancel", "preempt"):
         require_one_line(jobs.hpcrun(command, "live", cwd=folder), "live: is not running (stopped)")
     resumed = json.loads(jobs.hpcrun("resume", "live", "--json", cwd=folder).stdout)
-    assert resumed == {"run": str(run.path), "executor": "local", "job_id": resumed["job_id"]}
+    assert resumed == {
+        "run": str(run.path),
+        "executor": "local",
+        "cluster": None,
+        "job_id": resumed["job_id"],
+    }
     killed = jobs.hpcrun("cancel", "--now", "live", cwd=folder)
     assert "live is stopped" in killed.stdout
     assert "stopped" in jobs.hpcrun("status", cwd=folder).stdout

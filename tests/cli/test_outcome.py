@@ -4,13 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.cli.follow import facts_of, follow
+from hpcrun.cli.follow import follow
 from hpcrun.cli.outcome import print_end, print_result
+from hpcrun.cli.progress import Pace
 from hpcrun.config import Config
 from hpcrun.lifecycle import exitcodes
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import Exit, record_exit, record_failure
 from hpcrun.run.events import Attempt, record_event
+from hpcrun.run.figures import facts_of
 from hpcrun.run.files import write_json
 from hpcrun.train.errors import PeerFailed, SaysAll
 
@@ -86,6 +88,40 @@ def test_what_a_rank_says_of_a_hang_is_told_once_by_the_end(
     assert said.count("no progress for 300 s") == 1
 
 
+def test_a_task_cannot_forge_a_line_of_ours(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, attempt = RunDirectory(tmp_path), Attempt("1", 0)
+    logs = run.attempt_logs("1", 0)
+    forged = f"hpcrun: {run.name} is finished"
+    record_event(run, "submitted", executor="local", job="1")
+    record_event(run, "opened", attempt=attempt)
+    logs.mkdir(parents=True)
+    (logs / "rank-00000.log").write_text(f"{forged}\nx\r{forged}\n")
+    _fail(logs, 0, ValueError(f"x\n{forged}"))
+    write_json(run.result, {"state": "failed", "cause": "crash", "reason": f"x\n{forged}"})
+    for config in (Config(), Config(command=["x"])):
+        assert follow(run, config, stop_on_interrupt=False) == exitcodes.FAILED
+        told = capsys.readouterr().out.splitlines()
+        assert forged not in told
+        assert f"rank 0: {run.name} is finished" in told
+        assert f"    | {forged}" in told
+
+
+def test_the_time_that_is_left_follows_the_runs_own_clock() -> None:
+    pace = Pace(100_000)
+    # All of it is read in one look at the files, long after it was written.
+    pace.begin(0, 1000.0)
+    assert pace.left(10, 1001.0) == "2:46:39"
+    # Ten steps of a second in all, the first of which took nine of it, and then a hundred a second.
+    pace.begin(0, 1000.0)
+    pace.left(10, 1010.0)
+    assert pace.left(1010, 1020.0) == "16:29"
+    # A clock that was set back says nothing.
+    assert pace.left(1020, 900.0) is None
+    assert Pace(10).left(5, 1.0) is None
+
+
 def _fail(folder: Path, rank: int, error: Exception) -> None:
     try:
         raise error
@@ -120,7 +156,7 @@ def test_no_traceback_is_shown_of_a_rank_that_only_lost_its_peers(
     first, *evidence, last = capsys.readouterr().out.splitlines()
     assert first.endswith("failed: rank 1 began it")
     assert last == f"  logs  {folder}"
-    assert [line.startswith("Traceback") for line in evidence].count(True) == shown
+    assert [line.startswith("    | Traceback") for line in evidence].count(True) == shown
     assert not any("PeerFailed" in line for line in evidence)
 
 

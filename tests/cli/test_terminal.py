@@ -37,7 +37,7 @@ def test_ctrl_c_saves_and_stops_and_the_same_line_goes_on_and_twice_ends_it_at_o
 ) -> None:
     run = RunDirectory(folder / "runs" / "long")
     screen = start()
-    screen.read_until(r"long: job \d+ on this machine, 1 x 2 ranks")
+    screen.read_until(r"long: job \d+ on this machine, 2 ranks")
     screen.read_until(r"run directory +" + re.escape(str(run.path)))
     screen.read_until("Ctrl-C +saves and stops it")
     screen.read_until("2 ranks on the CPU over gloo")

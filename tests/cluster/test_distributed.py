@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from hpcrun.cluster import ClusterError, DistributedConfig
 from hpcrun.cluster.launchers import read_placement
+from hpcrun.cluster.made_group import MadeGroup, place_in_group
 from hpcrun.cluster.ports import port_candidates
 
 Recorded = Callable[[str], dict[str, str]]
@@ -135,6 +136,12 @@ def test_a_sound_configuration_passes() -> None:
         ({"local_rank": 4}, 4, "local rank 4 is not below"),
         ({}, 2, "4 ranks on this node but 2 visible"),
         ({"device_ids": (4,)}, 4, "device 4 is not among"),
+        ({"world_size": 7, "tasks_per_node": ()}, 4, "the world size is 7, but 2 node.* are 8"),
+        ({"world_size": 12, "tasks_per_node": ()}, 4, "the world size is 12, but 2 node"),
+        ({"local_rank": 0}, 4, "local rank 0 on node 1 of 2 is rank 4; correct rank"),
+        ({"node_rank": 0}, 4, "local rank 1 on node 0 of 2 is rank 1; correct rank"),
+        ({"node_rank": 0, "tasks_per_node": ()}, 4, "is rank 1; correct rank"),
+        ({"device_ids": (0, 1)}, 4, r"device_ids \[0, 1\] names 2 GPUs.*give device_ids=\(0,\)"),
         ({}, 0, "CUDA shows none"),
         ({"master_addr": "no-such-host.invalid"}, 4, "does not resolve"),
         ({"master_addr": "a" * 70 + ".invalid"}, 4, "does not resolve"),
@@ -146,6 +153,81 @@ def test_what_cannot_work_is_refused_in_one_line(
     with pytest.raises(ClusterError, match=line) as refusal:
         gpu_config(**changes).validate(visible_devices=visible)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        # Ranks dealt out to the nodes by turns: --distribution=cyclic.
+        {"local_rank": 2, "tasks_per_node": ()},
+        {"launch_method": "slurm", "local_rank": 0},
+        {"launch_method": "mpi", "local_rank": 0},
+        # torchrun's nodes may differ, and its variables do not say how.
+        {"launch_method": "torchrun", "world_size": 7, "tasks_per_node": ()},
+        {"world_size": 6, "tasks_per_node": (2, 4), "rank": 3},
+    ],
+)
+def test_ranks_in_an_order_that_a_launcher_makes_pass(changes: dict[str, object]) -> None:
+    gpu_config(**changes).validate(visible_devices=4)
+
+
+@pytest.mark.parametrize(
+    ("rank", "ranks", "nccl", "env", "gpus", "expected"),
+    [
+        # mp.spawn on one host, without variables; expected: local rank, ranks a node, node, nodes.
+        (1, 2, False, {}, 0, (1, 2, 0, 1)),
+        (3, 4, True, {}, 8, (3, 4, 0, 1)),
+        # Two hosts started by hand, with RANK and WORLD_SIZE alone.
+        (5, 8, True, {"RANK": "5", "WORLD_SIZE": "8"}, 4, (1, 4, 1, 2)),
+        # Each rank is shown one GPU.
+        (3, 4, True, {"RANK": "3", "WORLD_SIZE": "4"}, 1, (0, 1, 3, 4)),
+        (5, 8, False, {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}, 0, (1, 4, 1, 2)),
+        # torchrun started one process a host, which spawned the ranks.
+        (
+            3,
+            4,
+            False,
+            {
+                "RANK": "1",
+                "WORLD_SIZE": "2",
+                "LOCAL_RANK": "0",
+                "LOCAL_WORLD_SIZE": "1",
+                "GROUP_RANK": "1",
+                "MASTER_ADDR": "first",
+            },
+            0,
+            (1, 2, 1, 2),
+        ),
+    ],
+)
+def test_ranks_of_a_group_that_the_program_made_are_placed(
+    rank: int,
+    ranks: int,
+    nccl: bool,
+    env: dict[str, str],
+    gpus: int,
+    expected: tuple[int, int, int, int],
+) -> None:
+    found = place_in_group(MadeGroup(rank, ranks, nccl), env, gpus)
+    assert (found.rank, found.world_size) == (rank, ranks)
+    assert (
+        found.local_rank,
+        found.local_world_size,
+        found.node_rank,
+        found.num_nodes,
+    ) == expected
+
+
+def test_the_launcher_s_word_is_kept_where_the_group_agrees(recorded_env: Recorded) -> None:
+    env = recorded_env("uneven-step")
+    placement = read_placement(env)
+    group = MadeGroup(placement.rank, placement.world_size, nccl=True)
+    assert place_in_group(group, env, 2) == placement
+
+
+def test_nodes_of_unknown_sizes_in_a_group_are_refused() -> None:
+    with pytest.raises(ClusterError, match=r"6 ranks and this node shows 4 GPU.*set LOCAL_RANK"):
+        place_in_group(MadeGroup(5, 6, nccl=True), {}, 4)
 
 
 def test_only_the_rank_that_listens_minds_a_taken_port() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from hpcrun.cluster import interfaces
@@ -132,3 +135,35 @@ def test_gloo_is_left_to_itself_on_one_node_and_where_the_user_chose(resolve: Re
     assert gloo_interface({"SLURM_STEP_NODELIST": "node1"}, [], NODE) == {}
     assert gloo_interface({**TWO, "GLOO_SOCKET_IFNAME": "ib0"}, [], NODE) == {}
     assert gloo_interface({**TWO, "HPCRUN_LOCAL_CLUSTER": "1"}, [], NODE) == {}
+
+
+Addresses = dict[str, list[str]]
+
+
+@pytest.mark.parametrize(
+    ("has", "found"),
+    [
+        (
+            {"idrac": ["169.254.0.2"], "eth0": ["10.0.0.1", "169.254.7.7"]},
+            {"eth0": ["10.0.0.1"]},
+        ),
+        ({"eth0": ["169.254.7.7", "fd00::1"]}, {"eth0": ["fd00::1"]}),
+        ({"eth0": ["169.254.7.7"], "lo": ["127.0.0.1"]}, {"eth0": ["169.254.7.7"]}),
+    ],
+)
+def test_link_local_addresses_count_only_where_there_is_no_other(
+    monkeypatch: pytest.MonkeyPatch, has: Addresses, found: Addresses
+) -> None:
+    listed = {
+        name: [
+            SimpleNamespace(
+                family=socket.AF_INET6 if ":" in address else socket.AF_INET, address=address
+            )
+            for address in addresses
+        ]
+        for name, addresses in has.items()
+    }
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: listed)
+    up = {name: SimpleNamespace(isup=True) for name in has}
+    monkeypatch.setattr(psutil, "net_if_stats", lambda: up)
+    assert own_interfaces() == found

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.cluster import slurm
-from hpcrun.cluster.reasons import reason_in_words
+from hpcrun.cluster.slurm.reasons import reason_in_words
 
 from .conftest import RECORDED, VERSIONS
 

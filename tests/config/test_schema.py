@@ -226,7 +226,7 @@ def test_the_written_config_holds_every_key() -> None:
 
 
 @given(model=st.dictionaries(TEXT, PLAIN, max_size=4))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_plain_value_of_a_task_survives_being_written_down(model: dict[str, Any]) -> None:
     config = resolve([Layer({"model": model})])
     values, _ = read_yaml(to_yaml(config), str)
@@ -237,7 +237,7 @@ def test_any_plain_value_of_a_task_survives_being_written_down(model: dict[str, 
 @given(
     env=st.dictionaries(st.from_regex(r"[A-Za-z_][A-Za-z0-9_]*", fullmatch=True), TEXT, max_size=3)
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_any_environment_survives_being_written_down(env: dict[str, str]) -> None:
     config = resolve([Layer({"job": {"env": env}})])
     values, _ = read_yaml(to_yaml(config), str)

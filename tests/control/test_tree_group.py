@@ -4,6 +4,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch._C import _distributed_c10d
 
+from hpcrun.control import tree_group
 from hpcrun.control.tree_group import TreeGroup
 
 ROOT = Path(__file__).parents[2]
@@ -111,6 +113,28 @@ def test_random_collectives_give_what_a_full_mesh_gives(seed: int) -> None:
     assert not any(isinstance(told, Exception) for told in flat), flat
 
 
+def test_a_rank_does_not_wait_at_its_end_for_a_peer_that_does_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tree_group, "_LONGEST_END", 1.0)
+    store, ended = c10d.HashStore(), threading.Event()
+
+    def play(rank: int) -> float:
+        group = TreeGroup(store, rank, 2, LIMIT, fan_out=2)
+        if rank == 1:
+            ended.wait()
+            group.shutdown()
+            return 0.0
+        group.allreduce([torch.ones(1)])
+        before = time.monotonic()
+        group.shutdown()
+        ended.set()
+        return time.monotonic() - before
+
+    waited, _ = on_threads(2, play)
+    assert 0.9 < waited < 30
+
+
 def test_collectives_that_are_begun_together_are_carried_out_in_order() -> None:
     store = c10d.HashStore()
 
@@ -142,7 +166,7 @@ def test_a_late_rank_ends_the_collective_of_all_within_the_limit() -> None:
     def play(rank: int) -> str:
         group = TreeGroup(store, rank, 9, timedelta(seconds=5), fan_out=2)
         if rank == 6:
-            over.wait(60)
+            over.wait(300)
             group.shutdown()
             return "late"
         try:
@@ -190,7 +214,7 @@ def test_a_stop_asked_on_any_rank_is_agreed_at_the_same_step_by_all(played: Path
 
 def test_the_groups_of_torch_take_a_tree_for_one_of_theirs(played: Path) -> None:
     assert told(played, "objects") == [str([f"rank {rank}" for rank in range(7)])] * 7
-    assert set(told(played, "limits")) == {"60.0 1925.0 60.0"}
+    assert set(told(played, "limits")) == {"400.0 1925.0 400.0"}
     assert set(told(played, "begun")) == {"all_reduce of 1"}
 
 
@@ -200,4 +224,4 @@ def test_the_death_of_a_rank_ends_what_the_others_wait_in(played: Path, dead: in
     ended = told(played, f"death-{dead}")
     assert len(ended) == 6
     for seconds in ended:
-        assert float(seconds) < 30, ended
+        assert float(seconds) < 200, ended

@@ -122,7 +122,7 @@ def test_cancelling_a_script_lets_it_save_and_resume_continues_it(tmp_path: Path
 def test_a_program_that_is_not_there_is_told_in_one_line_and_not_tried_again(
     tmp_path: Path,
 ) -> None:
-    run = start(tmp_path, "absent", "./no-such-program")
+    run = start(tmp_path, "absent", "no-such-program")
     jobs.wait_for_end(run)
     assert outcome(run) == ("failed", ["bad-input"])
-    assert "./no-such-program: cannot be started: No such file" in jobs.result(run)["reason"]
+    assert "no-such-program: cannot be started: No such file" in jobs.result(run)["reason"]

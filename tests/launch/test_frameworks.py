@@ -1,8 +1,5 @@
 """Unmodified scripts for Lightning and Accelerate, which have their own idea of who launched them."""
 
-import subprocess
-import sysconfig
-import venv
 from pathlib import Path
 
 import pytest
@@ -10,29 +7,13 @@ import pytest
 from hpcrun.launch import jobs as run_jobs
 from hpcrun.run.directory import RunDirectory
 from tests import jobs, scripts_of_others
-
-CONSTRAINTS = Path(__file__).resolve().parents[2] / "constraints.txt"
+from tests.frameworks import make_environment
 
 
 @pytest.fixture(scope="module")
 def interpreter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Python that has both, in an environment of the test's own, and this one's torch."""
-    home = tmp_path_factory.mktemp("frameworks")
-    venv.create(home, with_pip=True)
-    python = home / "bin" / "python"
-    own = subprocess.run(
-        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
-        capture_output=True, text=True, check=True,
-    ).stdout.strip()  # fmt: skip
-    # `--system-site-packages` would show those below this interpreter's own environment.
-    (Path(own) / "parent.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    packages = ("lightning", "accelerate")
-    subprocess.run(
-        [python, "-m", "pip", "install", "-q", "-c", CONSTRAINTS, *packages],
-        check=True,
-        timeout=600,
-    )
-    return python
+    return make_environment(tmp_path_factory.mktemp("frameworks"), "lightning", "accelerate")
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ JOBS: dict[str, dict[str, object]] = {
         "srun_args": ["--cpu-bind=cores", "--label"],
     },
     "quoted": {},
+    "one-task": {"nodes": 2, "gpus": 4, "tasks_per_node": 1, "cpus_per_task": 32},
 }  # fmt: skip
 
 RUNS = {"site": "/scratch/me/runs/größe", "quoted": "/scratch/my project/it's $HOME; #1/runs/a"}
@@ -34,7 +35,8 @@ RUNS = {"site": "/scratch/me/runs/größe", "quoted": "/scratch/my project/it's 
 
 def script(name: str) -> str:
     """The batch script of one of ``JOBS``."""
-    job = Config.model_validate({"job": JOBS[name], "train": {"batch_size": 64}}).job
+    values = {"job": JOBS[name], "command": ["train"], "train": {"batch_size": 64}}
+    job = Config.model_validate(values).job
     run = Path(RUNS.get(name, "/scratch/me/runs/gpt"))
     return batch_script(BatchRequest(run=run, job=job, python="/usr/bin/python3"))
 

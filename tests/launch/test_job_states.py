@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.cluster.job_states import is_over
+from hpcrun.cluster.slurm.job_states import is_over
 from hpcrun.launch import jobs
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, record_event

@@ -186,6 +186,14 @@ def test_each_node_sees_its_own_gpus_and_a_cpu_job_is_told_nothing() -> None:
     assert "CUDA_VISIBLE_DEVICES" not in step_environment(request(devices=None), 0)
 
 
+def test_one_task_of_a_node_sees_all_its_gpus() -> None:
+    one = request(tasks_per_node=1)
+    assert [step_environment(one, rank)["CUDA_VISIBLE_DEVICES"] for rank in range(2)] == [
+        "4,5",
+        "6,7",
+    ]
+
+
 def test_fewer_gpus_than_ranks_are_refused_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

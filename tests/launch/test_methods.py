@@ -1,6 +1,7 @@
 """Every way to start ranks without a scheduler: each trains, and ends with the same weights."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -33,6 +34,16 @@ def begin(folder: Path, *command: str) -> "subprocess.Popen[bytes]":
     """Start Python with ``command`` in ``folder``, the probe's sample log where it expects it."""
     environ = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "SLURM_JOB_ID": ""}
     return subprocess.Popen(command, cwd=folder, env=environ)
+
+
+def told_by(folder: Path, *command: str) -> str:
+    """What ``command`` prints, started as by :func:`begin`, when it has ended well."""
+    environ = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "SLURM_JOB_ID": ""}
+    done = subprocess.run(
+        command, cwd=folder, env=environ, stdout=subprocess.PIPE, text=True, check=True,
+        timeout=jobs.PATIENCE,
+    )  # fmt: skip
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -132,18 +143,14 @@ def test_the_torchrun_tool_is_seen_interrupted_and_continued_by_the_same_line(
         first.send_signal(signal.SIGINT)
     first.wait(jobs.PATIENCE)
     assert jobs.result(run)["state"] == "stopped", jobs.result(run)
-    assert begin(tmp_path, *line).wait(jobs.PATIENCE) == 0
+    second = told_by(tmp_path, *line)
     assert [event.cause for event in jobs.events(run, "ended")] == ["cancelled", "finished"]
     assert jobs.final_state(run) == trained
-    again = subprocess.run(
-        line,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | {"PYTHON": sys.executable},
-    )
-    assert "is finished already" in again.stdout
+    for shown in (second, jobs.hpcrun("logs", "probe", cwd=tmp_path).stdout):
+        assert re.search(r"^step 12/12: loss \d+\.\d{4}, samples/s [\d,]+, ETA 00:00$", shown, re.M)
+        assert re.search(rf"^  result +{re.escape(str(run.result))}$", shown, re.M)
+    assert jobs.hpcrun("logs", "probe", "--rank", "1", cwd=tmp_path).returncode == 0
+    assert "is finished already" in told_by(tmp_path, *line)
 
 
 def test_cancel_and_preempt_reach_a_run_that_torchrun_has_started(tmp_path: Path) -> None:

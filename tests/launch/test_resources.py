@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from hpcrun.cluster.nodes import Limits, Node, Offer, parse_limits, parse_nodes, parse_partitions
+from hpcrun.cluster.slurm.options import given_option
 from hpcrun.config import Job
 from hpcrun.launch.errors import LaunchError
 from hpcrun.launch.resources import Share, fitted, gpu_request, node_share
-from hpcrun.launch.sbatch_options import given_option, sbatch_lines
+from hpcrun.launch.sbatch_options import sbatch_lines
 
 RECORDED = Path(__file__).parents[1] / "cluster" / "recorded"
 
@@ -155,6 +156,24 @@ def test_what_was_decided_is_told_in_a_line_each() -> None:
     assert "asks Slurm for no GPUs" in line
     _, (line,) = fitted(Job(gpu_request="gpus-per-task"), lambda _: None)
     assert "NCCL" in line
+
+
+def test_a_task_that_starts_several_ranks_gets_all_their_cpus_and_gpus() -> None:
+    one = Job(partition="gpu", gpus=4, tasks_per_node=1)
+    job, (line,) = fitted(one, lambda _: OFFER)
+    assert (job.cpus_per_task, job.mem) == (32, "128000M")
+    assert "asks for 8 CPUs a rank" in line
+    launched = Job(partition="gpu", gpus=4, launcher="torchrun")
+    job, _ = fitted(launched, lambda _: OFFER)
+    assert "#SBATCH --cpus-per-task=32" in sbatch_lines(Path("/runs/a"), job)
+    assert "#SBATCH --ntasks-per-node=1" in sbatch_lines(Path("/runs/a"), job)
+    for cpu in (one, launched):
+        job, _ = fitted(cpu.model_copy(update={"cpu": True}), lambda _: OFFER)
+        assert "#SBATCH --cpus-per-task=4" in sbatch_lines(Path("/runs/a"), job)
+    asked = one.model_copy(update={"gpu_request": "gpus-per-task", "cpus_per_task": 32})
+    job, lines = fitted(asked, lambda _: OFFER)
+    assert lines == []
+    assert "#SBATCH --gpus-per-task=4" in sbatch_lines(Path("/runs/a"), job)
 
 
 def test_the_cluster_that_is_asked_is_the_one_the_job_names() -> None:

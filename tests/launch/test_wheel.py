@@ -15,7 +15,7 @@ def test_a_wheel_holds_the_batch_scripts_where_the_program_looks_for_them(tmp_pa
     for name in ("hpcrun", "sbatch"):
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignore)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("LICENSE", "MANIFEST.in", "pyproject.toml", "README.md", "setup.py"):
         shutil.copy(ROOT / name, source)
     command = [
         "wheel",

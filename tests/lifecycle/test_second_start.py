@@ -73,6 +73,20 @@ def test_a_new_job_of_the_run_has_a_second_start_of_its_own(run: RunDirectory) -
     assert failed_setup(run, Attempt("8", 0)).elsewhere
 
 
+def test_a_job_that_continues_another_has_no_second_start_of_its_own(run: RunDirectory) -> None:
+    assert failed_setup(run, FIRST).elsewhere
+    record_event(run, "submitted", job="8", executor="slurm", continues="7")
+    second = failed_setup(run, Attempt("8", 0))
+    assert (second.cause, second.elsewhere) == (Cause.BAD_INPUT, False)
+
+
+def test_a_job_that_continues_one_that_has_trained_is_no_bad_input(run: RunDirectory) -> None:
+    open_attempt(run, FIRST, Budgets())
+    settle(run, FIRST, 1, Budgets())
+    record_event(run, "submitted", job="8", executor="slurm", continues="7")
+    assert failed_setup(run, Attempt("8", 0)).cause is Cause.CRASH
+
+
 @pytest.mark.parametrize(
     ("living", "left"),
     [
@@ -96,4 +110,4 @@ def test_as_many_nodes_as_the_job_needs_remain_for_the_second_start(
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     facts = slurm.parse_show_job(shown)
-    assert start_elsewhere(run, FIRST, facts, {"SLURM_JOB_NODELIST": "n[1-2]"}) == left
+    assert start_elsewhere(run, FIRST, FIRST.job, facts, {"SLURM_JOB_NODELIST": "n[1-2]"}) == left

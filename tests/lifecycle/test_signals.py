@@ -34,6 +34,20 @@ def test_the_weightiest_signal_is_remembered(flag: StopFlag) -> None:
     assert flag.reason is StopReason.TERMINATE
 
 
+def test_an_interrupt_asks_for_the_stop_unless_a_shell_has_muted_it(flag: StopFlag) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        flag.take_interrupt()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert flag.reason is StopReason.NONE
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        flag.take_interrupt()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert flag.reason is StopReason.TERMINATE
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_a_forked_child_does_not_decide(flag: StopFlag) -> None:
     child = os.fork()
     if child == 0:

@@ -88,3 +88,11 @@ def test_lines_of_many_writers_do_not_mix(tmp_path: Path) -> None:
     assert len(lines) == 400
     for writer in range(8):
         assert [line["n"] for line in lines if line["writer"] == writer] == list(range(50))
+
+
+def test_names_that_are_no_utf8_outlive_both_kinds_of_file(tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9")
+    write_json(tmp_path / "one.json", {"path": name})
+    append_line(tmp_path / "lines.jsonl", {"path": name})
+    assert read_json(tmp_path / "one.json") == {"path": name}
+    assert read_lines(tmp_path / "lines.jsonl") == [{"path": name}]

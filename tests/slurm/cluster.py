@@ -51,13 +51,15 @@ def why_not(spec: ClusterSpec | None = None) -> str | None:
     return None
 
 
-def excused(version: str) -> bool:
-    """Return True for a version whose packages could not be fetched, as the caller has said.
+def excused(version: str, features: Collection[str] = ()) -> bool:
+    """Return True for what could not be fetched, as the caller has said.
 
-    HPCRUN_SLURM_UNAVAILABLE lists these versions. An installation that is there is not excused.
+    HPCRUN_SLURM_UNAVAILABLE lists versions of Slurm and features (`accounting`, `gluster`, `moosefs`). An
+    installation that is there is not excused.
     """
     listed = os.environ.get("HPCRUN_SLURM_UNAVAILABLE", "").split()
-    return version in listed and not installations.installed(version)
+    lacking = not set(features).isdisjoint(listed)
+    return lacking or (version in listed and not installations.installed(version))
 
 
 class SlurmCluster:

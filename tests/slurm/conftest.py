@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import pytest
 
@@ -13,12 +13,14 @@ from hpcrun.run.directory import RunDirectory
 from . import cluster, training
 
 
-def unavailable(reason: str, version: str = cluster.VERSION) -> None:
+def unavailable(
+    reason: str, version: str = cluster.VERSION, features: Collection[str] = ()
+) -> None:
     """Skip where there is no Slurm to be had; fail where CI promised one.
 
-    A ``version`` whose packages cannot be fetched is skipped in CI too.
+    A ``version`` or one of ``features`` whose packages cannot be fetched is skipped in CI too.
     """
-    if os.environ.get("HPCRUN_REQUIRE_SLURM") == "1" and not cluster.excused(version):
+    if os.environ.get("HPCRUN_REQUIRE_SLURM") == "1" and not cluster.excused(version, features):
         pytest.fail(f"HPCRUN_REQUIRE_SLURM=1, but: {reason}")
     pytest.skip(reason)
 

@@ -21,6 +21,8 @@ pytestmark = pytest.mark.slurm
 def test_where_no_requeue_is_allowed_another_job_goes_on(bench, calm):
     run = bench.submit("forbidden", model__pause=0.05, **{"job.sbatch_args": ["--no-requeue"]})
     first = bench.job(run)
+    shape = ("--cpu", "--executor", "slurm", "--detach", "--no-snapshot", "--name", "next")
+    bench.hpcrun("submit", *shape, "--after", "forbidden", "--", "true")
     with bench.held_at(run, 12):
         bench.hpcrun("preempt", "forbidden")
     bench.wait_until(lambda: bench.job(run) != first, PATIENCE, lambda: bench.story(run))
@@ -31,6 +33,8 @@ def test_where_no_requeue_is_allowed_another_job_goes_on(bench, calm):
     submitted = jobs.events(run, "submitted")[-1]
     assert (submitted.attempt, submitted.fields["continues"]) == (Attempt(second, 0), first)
     assert jobs.final_state(run) == jobs.final_state(calm)
+    # The run that waits for this run by --after waits for the second job.
+    assert bench.wait_for_end(bench.run("next")) == "COMPLETED", bench.batch_log(run)
 
 
 def test_an_end_that_cannot_be_written_down_is_requeued_all_the_same(bench, calm):

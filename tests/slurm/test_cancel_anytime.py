@@ -53,9 +53,14 @@ def test_no_cancelled_job_comes_back(bench: Bench) -> None:
     assert not left, left
     for victim in cancelled:
         story = f"{victim}\n{bench.story(victim.run)}"
-        assert jobs.events(victim.run, "ended")[-1:] == [] or (
-            jobs.events(victim.run, "ended")[-1].cause in ("cancelled", "finished", "preemption")
-        ), story
+        last = jobs.events(victim.run, "opened")[-1:]
+        # An earlier start may have had any end: on a busy machine Slurm gives up a node that is alive.
+        causes = [
+            event.cause
+            for event in jobs.events(victim.run, "ended")
+            if [event.attempt] == [opened.attempt for opened in last]
+        ]
+        assert set(causes) <= {"cancelled", "finished", "preemption"}, story
 
 
 def _cancel_some(bench: Bench, dice: random.Random, numbers: range) -> list[Victim]:

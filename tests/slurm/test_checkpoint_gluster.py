@@ -22,7 +22,7 @@ def gluster():
     """Two hosts with one GlusterFS mounted on each."""
     spec = {"nodes": 2, "shared_fs": "gluster"}
     if (reason := cluster.why_not(cluster.ClusterSpec(**spec))) is not None:
-        unavailable(reason)
+        unavailable(reason, features=["gluster"])
     name = f"gluster-{os.getpid()}"
     try:
         yield cluster.start(name, **spec)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import subprocess
 from collections.abc import Iterator
@@ -12,26 +11,16 @@ from pathlib import Path
 import pytest
 
 from hpcrun.cluster import slurm as commands
-from hpcrun.cluster.node_setup import node_setup_command
+from hpcrun.cluster.node_setup import Component, node_setup_command
 from hpcrun.run.directory import RunDirectory
 from tests import jobs
 
-from . import cluster
 from .cluster import SlurmCluster
+from .separate import running
 
 pytestmark = pytest.mark.slurm
 
-
-def running(name: str, **options: object) -> Iterator[SlurmCluster]:
-    """Start a separate cluster, or skip where this machine cannot have it."""
-    reason = cluster.why_not(cluster.ClusterSpec(**options))  # type: ignore[arg-type]
-    if reason is not None:
-        pytest.skip(reason)
-    name = f"pytest-{os.getpid()}-{name}"
-    try:
-        yield cluster.start(name, **options)
-    finally:
-        cluster.stop(name)
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -79,14 +68,28 @@ def test_where_no_node_has_a_gpu_gres_none_is_asked_for(plain: SlurmCluster) -> 
     dry = hpcrun(plain, "submit", "--name", "dry", "--gpus", "2", "--dry-run", "--", "env")
     assert "--gpus-per-node" not in dry.stdout
     assert "no node has a gpu GRES" in dry.stderr
-    job = submit(plain, "plain", "--gpus", "2")
-    assert plain.wait_state(job) == "COMPLETED"
     refused = hpcrun(
         plain, "submit", "--name", "typed", "--gpus", "a100:2", "--", "env", check=False
     )
     assert refused.returncode == 2
     assert "are not known to Slurm; leave a100 out" in refused.stderr
     assert not (plain.shared / "runs" / "typed").exists()
+
+
+def test_where_slurm_counts_no_gpus_the_ranks_find_some_or_the_job_is_refused(
+    plain: SlurmCluster,
+) -> None:
+    blind = submit(plain, "blind", "--gpus", "2")
+    cpu = submit(plain, "cpu", "--gpus", "2", "--cpu")
+    # As on a node that has GPUs.
+    seeing = submit(plain, "seeing", "--gpus", "2", 'job.env={CUDA_VISIBLE_DEVICES: "0,1"}')
+    assert [plain.wait_state(job) for job in (cpu, seeing)] == ["COMPLETED", "COMPLETED"]
+    assert plain.wait_state(blind) == "FAILED"
+    run = RunDirectory(plain.shared / "runs" / "blind")
+    assert [event.cause for event in jobs.events(run, "ended")] == ["bad-input"]
+    reason = jobs.result(run)["reason"]
+    assert "the job is for GPUs, Slurm gave it none here, and none is visible" in reason
+    assert "to train on CPUs submit with --cpu" in reason
 
 
 @pytest.mark.parametrize("form", ["gpus-per-node", "gres"])
@@ -134,7 +137,9 @@ def test_node_setup_is_a_step_with_one_task_a_node(typed: SlurmCluster) -> None:
     typed.run(["mkdir", str(folder)])
 
     def step(*lines: str) -> str:
-        script = f"#!/bin/bash\n{shlex.join(node_setup_command(2, lines, {}, folder))}\n"
+        script = (
+            f"#!/bin/bash\n{shlex.join(node_setup_command([Component(2)], lines, {}, folder))}\n"
+        )
         options = ("--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2", "--cpus-per-task=2")
         return typed.sbatch(*options, f"--output={folder}/batch-%j.log", script=script)
 
@@ -149,6 +154,31 @@ def test_node_setup_is_a_step_with_one_task_a_node(typed: SlurmCluster) -> None:
     told = (folder / f"batch-{job}.log").read_text()
     assert "srun: error: node2: task 1: Exited with exit code 1" in told
     assert "node_setup failed on node2" in (folder / "node-setup-node2.log").read_text()
+
+
+_PREPARE = """\
+import os, sys
+from pathlib import Path
+from hpcrun.cluster.node_setup import components, node_setup_command
+parts = components(os.environ, sys.argv[2:])
+command = node_setup_command(parts, ["hostname"], {}, Path(sys.argv[1]))
+os.execvp(command[0], command)
+"""
+
+
+def test_node_setup_prepares_the_components_of_a_heterogeneous_job(typed: SlurmCluster) -> None:
+    def prepared(name: str, *srun_args: str) -> set[str]:
+        folder = typed.shared / name
+        typed.run(["mkdir", str(folder)])
+        command = shlex.join([typed.python, "-c", _PREPARE, str(folder), *srun_args])
+        script = f"#!/bin/bash\nexport PYTHONPATH={shlex.quote(str(ROOT))}\n{command}\n"
+        shape = ("--nodes=1", "--ntasks=2", ":", "--nodes=1", "--ntasks=1")
+        job = typed.sbatch(f"--output={folder}/batch.log", *shape, script=script)
+        assert typed.wait_state(job) == "COMPLETED", (folder / "batch.log").read_text()
+        return {path.read_text() for path in folder.glob("node-setup-*.log")}
+
+    assert prepared("both") == {"node1\n", "node2\n"}
+    assert prepared("second", "--het-group=1") == {"node2\n"}
 
 
 def test_a_run_prepares_both_nodes_before_its_ranks(typed: SlurmCluster) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from . import cluster
+from .conftest import unavailable
 from .training import Bench
 
 # Slurm forgets a job on a tick of half a minute.
@@ -19,7 +20,7 @@ def forgetful(slurm) -> Iterator[cluster.SlurmCluster]:
     """A cluster with accounting whose squeue forgets a job after two seconds."""
     reason = cluster.why_not(cluster.ClusterSpec(accounting=True))
     if reason is not None:
-        pytest.skip(reason)
+        unavailable(reason, features=["accounting"])
     name = f"pytest-{os.getpid()}-sacct"
     try:
         yield cluster.start(name, nodes=2, accounting=True, settings=(("MinJobAge", "2"),))

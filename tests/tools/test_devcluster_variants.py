@@ -21,7 +21,11 @@ def variant(request: pytest.FixtureRequest) -> Iterator[slurm_cluster.SlurmClust
     """A cluster of two nodes with the options of the test."""
     options = {"nodes": 2, **request.param}
     if (reason := slurm_cluster.why_not(ClusterSpec(**options))) is not None:
-        unavailable(reason)
+        features = [
+            str(options.get("shared_fs")),
+            *(["accounting"] if "accounting" in options else []),
+        ]
+        unavailable(reason, features=features)
     name = f"variant-{os.getpid()}"
     try:
         yield slurm_cluster.start(name, **options)

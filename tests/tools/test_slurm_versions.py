@@ -238,6 +238,16 @@ def test_a_missing_version_is_excused_where_it_was_said_to_be_unavailable(cache,
         unavailable("why", "24.11")
 
 
+def test_a_missing_feature_is_excused_where_it_was_said_to_be_unavailable(monkeypatch):
+    monkeypatch.setenv("HPCRUN_REQUIRE_SLURM", "1")
+    monkeypatch.setenv("HPCRUN_SLURM_UNAVAILABLE", "26.05 moosefs")
+    with pytest.raises(pytest.skip.Exception):
+        unavailable("why", features=["moosefs"])
+    for features in ([], ["gluster"]):
+        with pytest.raises(pytest.fail.Exception):
+            unavailable("why", features=features)
+
+
 @pytest.fixture(params=VERSIONS)
 def other(request: pytest.FixtureRequest) -> Iterator[slurm_cluster.SlurmCluster]:
     """Two nodes of another version of Slurm."""

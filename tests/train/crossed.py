@@ -23,10 +23,10 @@ from tests.train import runs
 from tests.train.forks import fork_ranks
 from tests.train.zoo import Noisy, Regression
 
-# Longer than ranks that share their cores with all the others may take for a step.
-QUICK = ["train.hang_after=5", "train.hang_start=5"]
-# What may take longer than a collective.
-LATE = ["train.timeout=8", "train.hang_after=2", "train.hang_start=9"]
+# Longer than a step may take where all these ranks share two cores, with other programs too.
+QUICK = ["train.hang_after=12", "train.hang_start=12"]
+# A hang_start longer than a collective may take.
+LATE = ["train.timeout=16", "train.hang_after=6", "train.hang_start=18"]
 
 RUNS = {
     "parameter": ["train.parallel=fsdp", "model.leaves_out=parameter"],
@@ -34,7 +34,7 @@ RUNS = {
     "at-once": ["train.parallel=fsdp", "model.leaves_out=block", "model.since=1"],
     "importing": ["model.leaves_out=importing", *QUICK],
     # Rank 0 prepares: for 48 times hang_start.
-    "preparing": ["model.leaves_out=preparing", "train.hang_after=5", "train.hang_start=0.12"],
+    "preparing": ["model.leaves_out=preparing", "train.hang_after=12", "train.hang_start=0.4"],
     "building": ["model.leaves_out=building", *QUICK],
     "wrapping": ["model.leaves_out=wrapping", "train.parallel=ddp", *LATE],
     "restoring": [

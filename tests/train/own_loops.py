@@ -1,9 +1,9 @@
 """The program that ``test_own_loop.py`` starts: the page's script alone and on two ranks, disturbed, and
 two ranks that do what the page says beside it.
 
-``python -m tests.train.own_loops SCRIPT FOLDER`` leaves ``NAME-PART/rank-0.log``, ``codes.json`` and
-``beside-RANK.json`` in the folder. The ranks see torchrun's variables; torchrun itself would import torch
-again for each.
+``python -m tests.train.own_loops SCRIPT FOLDER`` leaves ``NAME-PART/rank-0.log``, ``codes.json``,
+``beside-RANK.json`` and ``own-RANK.json`` in the folder. The ranks see torchrun's variables;
+torchrun itself would import torch again for each.
 """
 
 import builtins
@@ -17,9 +17,11 @@ from pathlib import Path
 
 import torch
 import torch._dynamo
+import torch.distributed as dist
 
-from hpcrun import DistributedAMPTrainer, cleanup_distributed
+from hpcrun import DistributedAMPTrainer, cleanup_distributed, setup_distributed
 from hpcrun.cluster.ports import is_free, port_candidates
+from hpcrun.errors import UserError
 from tests.train import gan
 from tests.train.forks import fork_ranks
 
@@ -90,11 +92,51 @@ def sharing_by(parallel, rank: int, folder: Path) -> dict[str, object]:
     }
 
 
+def own_group(rank: int, port: int, folder: Path) -> None:
+    """Be one of two ranks that ``init_process_group`` alone numbers, as programs of mp.spawn do."""
+    torch.set_num_threads(1)
+    torch.manual_seed(rank)
+
+    def trainer():
+        return DistributedAMPTrainer(
+            torch.nn.Linear(2, 1), lambda m: torch.optim.SGD(m.parameters(), lr=0.1), device="cpu"
+        )
+
+    early = trainer()
+    address = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+    found = {
+        "early wrap": refused(early.wrap_model),
+        "early step": refused(
+            lambda: early.training_step([torch.ones(1, 2)], lambda m, b: m(b).sum())
+        ),
+        "early setup": refused(early.setup_distributed),
+    }
+    made = trainer()
+    place = made.setup_distributed()
+    made.wrap_model()
+    inputs = torch.full((1, 2), float(rank + 1))
+    made.training_step([inputs], lambda model, batch: model(batch).sum())
+    outcome = made.save_checkpoint(folder / "own-checkpoints", 1)
+    found |= {
+        "place": [place.rank, place.world_size, place.local_rank, place.num_gpus_per_node],
+        "method": [place.launch_method, place.backend],
+        "main": made.is_main_process,
+        "saved": outcome.ok,
+        "weights": torch.cat([w.flatten() for w in made.module.parameters()]).tolist(),
+    }
+    os.environ |= {"RANK": str(1 - rank), "LOCAL_RANK": str(1 - rank)}
+    os.environ |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    found["crossed"] = refused(setup_distributed)
+    (folder / f"own-{rank}.json").write_text(json.dumps(found))
+    cleanup_distributed()
+
+
 def refused(ask) -> str | None:
     """What ``ask`` is answered with where the order of calls is wrong."""
     try:
         ask()
-    except RuntimeError as error:
+    except (RuntimeError, UserError) as error:
         return str(error)
     return None
 
@@ -123,6 +165,8 @@ def main(script: Path, folder: Path) -> None:
             )
     port = free_port()
     codes["beside"] = fork_ranks(2, lambda rank: beside(rank, port, folder))
+    own_port = free_port()
+    codes["own"] = fork_ranks(2, lambda rank: own_group(rank, own_port, folder))
     (folder / "codes.json").write_text(json.dumps(codes))
 
 

@@ -15,6 +15,7 @@ from hpcrun.train.optimiser import build_optimizer
 from hpcrun.train.sharding import mesh_over
 from hpcrun.train.validation import validate
 from hpcrun.train.validation_data import ValidationData
+from tests.train.borrowing_scenarios import a_use_that_is_found_in_the_step, the_shipped_gpt_by_size
 from tests.train.sharing import Net, Pairs, Way, batches, flat, loss, trainer
 from tests.train.thawing_scenarios import thawed_in_the_loop, unfreezing_when_sharded
 
@@ -354,5 +355,7 @@ SCENARIOS = {
         offloading_from_the_cpu,
         running_statistics_in_bf16,
         every_optimiser,
+        the_shipped_gpt_by_size,
+        a_use_that_is_found_in_the_step,
     ],
 }

@@ -135,6 +135,17 @@ def test_norms_with_running_statistics_are_computed_alike_in_half_precision(resu
             assert losses == pytest.approx(copies, rel=0.02)
 
 
+def test_the_shipped_gpt_trains_sharded_by_size_as_in_copies(results):
+    for copies, sharded in results["the_shipped_gpt_by_size"]:
+        assert sharded == pytest.approx(copies, rel=1e-5)
+
+
+def test_a_shard_that_another_part_reads_is_refused_with_a_remedy(results):
+    for said in results["a_use_that_is_found_in_the_step"]:
+        assert said.startswith("NotTrainable: train.parallel: fsdp gathers the weights of a part")
+        assert "set fsdp.wrap=blocks or a larger fsdp.min_parameters, or take ddp" in said
+
+
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_every_optimiser_takes_the_same_steps_sharded_with_the_kernels_it_has(results, name):
     rank_0, _ = results["every_optimiser"]

@@ -6,6 +6,7 @@ import datetime
 import os
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from hpcrun.run.rendezvous import Meeting, MeetingBoard
 from hpcrun.train import gpus, meeting
 from hpcrun.train.errors import NotTrainable
 from hpcrun.train.gpus import refuse_duplicates, require_gpu_build
+from hpcrun.train.process_group import second_store
 
 
 def config(rank: int, **changes: Any) -> DistributedConfig:
@@ -44,14 +46,37 @@ def free_port() -> int:
 def hold_and_join(
     attempt: Any, monkeypatch: pytest.MonkeyPatch, addresses: list[str], port: int
 ) -> tuple[Any, Any]:
-    """Let rank 0 and rank 1 meet, and return the result of each."""
+    """Let rank 0 and rank 1 meet, and return the config and the store of each."""
     monkeypatch.setattr(meeting, "meeting_addresses", lambda *_: addresses)
     first = meeting.meet(config(0), attempt(True), [port], interface=None, timeout=30)
     second = meeting.meet(config(1), attempt(False), [port], interface=None, timeout=30)
     first[1].set("word", "from rank 0")
     assert second[1].get("word") == b"from rank 0"
     assert first[0].master_port == second[0].master_port == port
-    return first[0], second[0]
+    return first, second
+
+
+@pytest.mark.parametrize(("ranks", "connected"), [(2, False), (1000, True)])
+def test_the_watchdogs_store_is_waited_for_the_longer_the_more_ranks_there_are(
+    ranks: int, connected: bool
+) -> None:
+    port, held = free_port(), []
+
+    def hold() -> None:
+        held.append(TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False))
+
+    late = threading.Timer(3.0, hold)
+    late.start()
+    many = config(1, world_size=ranks, num_nodes=ranks // 2, master_port=port)
+    store = second_store(many, "hang", timeout=0.5)
+    late.join()
+    assert (store is not None) is connected
+    if store is not None:
+        before = time.monotonic()
+        with pytest.raises(RuntimeError):
+            store.get("missing")
+        # A request keeps its own limit.
+        assert time.monotonic() - before < 10
 
 
 def test_names_that_do_not_resolve_are_passed_over(
@@ -59,7 +84,7 @@ def test_names_that_do_not_resolve_are_passed_over(
 ) -> None:
     names = ["no-such-host.invalid", "a" * 70 + ".invalid", "127.0.0.1"]
     found = hold_and_join(attempt, monkeypatch, names, free_port())
-    assert [one.master_addr for one in found] == ["127.0.0.1"] * 2
+    assert [met.master_addr for met, _ in found] == ["127.0.0.1"] * 2
 
 
 def test_an_address_of_another_host_is_passed_over(
@@ -89,7 +114,8 @@ def test_rank_0_listens_on_all_addresses_and_both_protocols(
     attempt: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = free_port()
-    hold_and_join(attempt, monkeypatch, ["127.0.0.1"], port)
+    held = hold_and_join(attempt, monkeypatch, ["127.0.0.1"], port)
+    assert held
     for address in ("127.0.0.3", "::1") if socket.has_dualstack_ipv6() else ("127.0.0.3",):
         store = TCPStore(address, port, is_master=False, timeout=datetime.timedelta(seconds=10))
         assert store.check(["hpcrun/meeting"])

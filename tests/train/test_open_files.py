@@ -18,7 +18,7 @@ def asked(ranks: int, soft: int, hard: int) -> list[str]:
         "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=600
     )
     return done.stdout.splitlines()
 

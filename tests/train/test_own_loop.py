@@ -114,3 +114,33 @@ def test_what_belongs_to_the_weights_is_not_made_before_these_are_sharded(beside
         for asked in ("optimizer", "load", "whole"):
             assert "call setup_distributed() and wrap_model() before" in found["fsdp"][asked]
             assert found["ddp"][asked] is None
+
+
+@pytest.fixture(scope="module")
+def own_group(played):
+    """What each of two ranks found whose program made their process group itself."""
+    assert json.loads((played / "codes.json").read_text())["own"] == [0, 0]
+    return [json.loads((played / f"own-{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_ranks_of_a_group_that_the_program_made_train_one_model(own_group):
+    first, second = own_group
+    assert first["weights"] == second["weights"]
+    assert [found["place"] for found in own_group] == [[0, 2, 0, 2], [1, 2, 1, 2]]
+    assert [found["main"] for found in own_group] == [True, False]
+    assert first["method"] == ["spawn", "gloo"]
+    assert first["saved"]
+    assert second["saved"]
+
+
+@pytest.mark.parametrize("asked", ["early wrap", "early step", "early setup"])
+def test_a_trainer_older_than_the_process_group_is_refused(own_group, asked):
+    told = own_group[1][asked]
+    assert "rank 1 of 2 in its process group, and rank 0 of 1 in its DistributedConfig" in told
+    assert "make the group before the trainer" in told
+
+
+def test_a_group_that_numbers_ranks_otherwise_than_the_launcher_is_refused(own_group):
+    told = own_group[0]["crossed"]
+    assert "the process group says rank 0 of 2, and torchrun says rank 1 of 2" in told
+    assert "give init_process_group the launcher's rank and world_size" in told

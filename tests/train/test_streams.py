@@ -142,7 +142,7 @@ def test_one_order_is_dealt_out_alike_to_any_number_of_ranks_and_processes(kind,
         assert all(state == states[0] for state in states)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     size=st.integers(1, 40),
     stop=st.integers(0, 6),

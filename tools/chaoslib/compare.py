@@ -29,7 +29,10 @@ def verify(chaos: Chaos, reference: RunDirectory) -> dict[str, str]:
     opened = [event.attempt for event in events if event.what == "opened"]
     ended = [event.attempt for event in events if event.what == "ended"]
     assert len(set(opened)) == len(opened), "an attempt was opened twice"
-    assert sorted(map(str, opened)) == sorted(map(str, ended)), "not each attempt has one end"
+    unequal = set(opened) ^ set(ended)
+    assert sorted(map(str, opened)) == sorted(map(str, ended)), (
+        f"not each attempt has one end: {sorted(map(str, unequal))}\n{chaos.story()}"
+    )
     steps = read_lines(chaos.run.metrics)
     account = goodput(events, time.time())
     logged = [float(line["time"]) for line in steps if "loss" in line]

@@ -36,7 +36,7 @@ srun --nodes=2 --ntasks=2 --ntasks-per-node=1 {TASK} small-step
 
 
 def array(site: Site) -> None:
-    """Record a task of an array whose tasks have a GPU each."""
+    """Record a task of an array with a GPU for each task."""
     script = f"#!/bin/bash\nsrun {TASK} gpus-per-task.$SLURM_ARRAY_TASK_ID\n"
     shape = ("--array=1-2", "--ntasks=2", "--gpus-per-task=1", "--output=/dev/null")
     site.jobs["array-of-gpus"] = job = site.slurm.sbatch(*shape, "--job-name=train", script=script)

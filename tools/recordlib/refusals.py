@@ -1,4 +1,4 @@
-"""What scontrol, scancel and squeue print when they refuse, or when no controller answers."""
+"""The output of scontrol, scancel and squeue when they refuse, or when no controller answers."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Site:
         folder.mkdir(parents=True, exist_ok=True)
 
     def submit(self, scene: str, *arguments: str, script: str | None = None) -> str:
-        """Submit the job of ``scene``, whose log is ``SCENE.txt``, and return its id."""
+        """Submit the job of ``scene`` with ``SCENE.txt`` as its log, and return its id."""
         # A second start would empty the log.
         log = (f"--output={scene}.txt", "--open-mode=append")
         job = self.slurm.sbatch(*log, f"--job-name={scene}", *arguments, script=script)

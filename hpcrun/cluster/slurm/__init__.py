@@ -1,0 +1,80 @@
+"""Slurm's programs: pure builders of commands, pure parsers of answers, and one function that runs them.
+
+All of it is in this package because Slurm's texts differ between versions and sites.
+"""
+
+from hpcrun.cluster.slurm.answers import (
+    JobInfo,
+    JobRecord,
+    parse_job_states,
+    parse_sacct,
+    parse_sbatch,
+    parse_show_job,
+    parse_sinfo,
+    parse_squeue,
+)
+from hpcrun.cluster.slurm.commands import (
+    sacct_command,
+    scancel_command,
+    scontrol_depend_command,
+    scontrol_exclude_command,
+    scontrol_requeue_command,
+    scontrol_show_config_command,
+    scontrol_show_job_command,
+    scontrol_show_nodes_command,
+    scontrol_show_partitions_command,
+    sinfo_command,
+    squeue_command,
+    squeue_dependents_command,
+)
+from hpcrun.cluster.slurm.dependents import Dependent, parse_dependents
+from hpcrun.cluster.slurm.programs import (
+    NOT_FOUND,
+    TIMED_OUT,
+    Completed,
+    cluster_name,
+    configured,
+    parse_cluster_name,
+    run,
+)
+from hpcrun.cluster.slurm.reasons import reason_in_words
+from hpcrun.cluster.slurm.refusals import RequeueError, classify_requeue_error, is_unknown_job
+from hpcrun.cluster.slurm.values import seconds, unix_time
+
+__all__ = [
+    "NOT_FOUND",
+    "TIMED_OUT",
+    "Completed",
+    "Dependent",
+    "JobInfo",
+    "JobRecord",
+    "RequeueError",
+    "classify_requeue_error",
+    "cluster_name",
+    "configured",
+    "is_unknown_job",
+    "parse_cluster_name",
+    "parse_dependents",
+    "parse_job_states",
+    "parse_sacct",
+    "parse_sbatch",
+    "parse_show_job",
+    "parse_sinfo",
+    "parse_squeue",
+    "reason_in_words",
+    "run",
+    "sacct_command",
+    "scancel_command",
+    "scontrol_depend_command",
+    "scontrol_exclude_command",
+    "scontrol_requeue_command",
+    "scontrol_show_config_command",
+    "scontrol_show_job_command",
+    "scontrol_show_nodes_command",
+    "scontrol_show_partitions_command",
+    "seconds",
+    "sinfo_command",
+    "squeue_command",
+    "squeue_dependents_command",
+    "unix_time",
+]

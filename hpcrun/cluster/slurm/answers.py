@@ -1,0 +1,164 @@
+"""The answers of Slurm's programs about jobs and nodes. Each function reads one kind of output.
+
+The tests use output that was recorded from the real programs of several versions.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+
+from hpcrun.cluster.errors import ClusterError
+from hpcrun.cluster.slurm.values import JOB_ID, host_names, seconds, unix_time
+
+
+@dataclass(frozen=True)
+class JobInfo:
+    """A job as the controller sees it now.
+
+    ``end_time`` (Unix seconds) is the end of the time limit while it runs, and the end of the grace
+    period once it is being preempted; of a waiting job it is a guess. ``time_left`` (seconds) does
+    not shrink at a preemption. Both are None where Slurm knows none. A ``name`` with a ``|`` is cut.
+    """
+
+    state: str
+    reason: str
+    nodes: tuple[str, ...]
+    end_time: float | None
+    time_left: int | None
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """One attempt of a job as accounting keeps it, times in Unix seconds.
+
+    ``state`` is one word; ``cancelled_by`` is the id of the user who cancelled, where sacct prints the id.
+    """
+
+    job_id: str
+    state: str
+    cancelled_by: str | None
+    exit_code: int
+    signal: int
+    start: float | None
+    end: float | None
+    nodes: tuple[str, ...]
+
+
+def parse_squeue(text: str) -> dict[str, JobInfo]:
+    """Return the jobs that squeue knows, by id; a job that it has forgotten is absent.
+
+    Lines of another shape (a site's banner) are ignored.
+    """
+    jobs = {}
+    for line in text.splitlines():
+        fields = line.strip().split("|", 5)
+        if len(fields) != 6 or not JOB_ID.fullmatch(fields[0]):
+            continue
+        job_id, state, nodes, end, left, free = fields
+        reason, name = free.rsplit("|", 1) if "|" in free else (free, "")
+        jobs[job_id] = JobInfo(
+            state, reason, host_names(nodes), unix_time(end), seconds(left), name
+        )
+    return jobs
+
+
+def parse_sacct(text: str) -> list[JobRecord]:
+    """Return one record a row, in sacct's order, which for one job is that of its attempts."""
+    records = []
+    for line in text.splitlines():
+        fields = line.strip().split("|")
+        if len(fields) != 6 or not JOB_ID.fullmatch(fields[0]):
+            continue
+        job_id, state, exit_code, start, end, nodes = fields
+        # "CANCELLED by 1000", and "CANCELLED+" where a column was too narrow for that.
+        word, _, canceller = state.partition(" by ")
+        code, _, signal = exit_code.partition(":")
+        records.append(
+            JobRecord(
+                job_id=job_id,
+                state=word.rstrip("+"),
+                cancelled_by=canceller or None,
+                exit_code=int(code or 0),
+                signal=int(signal or 0),
+                start=unix_time(start),
+                end=unix_time(end),
+                nodes=host_names(nodes),
+            )
+        )
+    return records
+
+
+_SHOWN_KEY = re.compile(r"(?:^|(?<=\s))([A-Z][A-Za-z0-9_/:]*)=")
+
+_FREE_TEXT = frozenset(
+    {"JobName", "Command", "WorkDir", "StdErr", "StdIn", "StdOut", "SubmitLine"}
+    | {"Comment", "AdminComment", "SystemComment", "Extra"}
+)
+
+
+def parse_show_job(text: str) -> dict[str, str]:
+    """Return the fields of one job, such as PreemptTime, Restarts and Requeue, as Slurm's text.
+
+    Names chosen by the user end their line in Slurm's output, so a field that one of them fakes
+    stays part of that name. Read times with ``unix_time``.
+    """
+    fields: dict[str, str] = {}
+    for line in text.splitlines():
+        keys = list(_SHOWN_KEY.finditer(line))
+        ends = [key.start() for key in keys[1:]] + [len(line)]
+        for key, end_of_value in zip(keys, ends, strict=False):
+            free = key.group(1) in _FREE_TEXT
+            end = len(line) if free else end_of_value
+            fields.setdefault(key.group(1), line[key.end() : end].strip())
+            if free:
+                break
+    return fields
+
+
+def parse_job_states(text: str) -> frozenset[str]:
+    """Return the states of the job in scontrol's JSON, such as CANCELLED and COMPLETING.
+
+    Empty where ``text`` is not such JSON. Newer versions print a list of states, older ones a word. A
+    job that is requeued after a preemption counts as PREEMPTED as well: only its ``preempt_time`` says so.
+    """
+    try:
+        answer = json.loads(text)
+        job = answer["jobs"][0]
+        states, preempted = job["job_state"], job.get("preempt_time")
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return frozenset()
+    listed = states if isinstance(states, list) else [states]
+    found = {state.upper() for state in listed if isinstance(state, str)}
+    when = preempted.get("number") if isinstance(preempted, dict) else preempted
+    return frozenset(found | ({"PREEMPTED"} if when else set()))
+
+
+def parse_sinfo(text: str) -> dict[str, str]:
+    """Return each node's state as sinfo says it (``idle``, ``down*``), in sinfo's order.
+
+    A node of several partitions is listed once for each.
+    """
+    lines = (line.strip().split("|") for line in text.splitlines())
+    return {fields[0]: fields[1] for fields in lines if len(fields) == 2}
+
+
+_SUBMITTED = re.compile(r"(?:Submitted batch job )?([0-9]+)(?:(?:;| on cluster )(\S+))?")
+
+
+def parse_sbatch(text: str) -> tuple[str, str | None]:
+    """Return the job id that sbatch printed, and the cluster, which it names only after ``--clusters``.
+
+    Its forms are ``123``, ``123;cluster`` and ``Submitted batch job 123 on cluster NAME``.
+
+    Raises:
+        ClusterError: the last line holds no job id.
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    match = _SUBMITTED.fullmatch(lines[-1]) if lines else None
+    if match is None:
+        raise ClusterError(
+            f"sbatch answered {lines[-1] if lines else 'nothing'!r}: expected a job id; "
+            "see with squeue --me whether the job was submitted"
+        )
+    return match[1], match[2]

@@ -1,0 +1,140 @@
+"""The command lines of Slurm's programs. Each function builds one and runs nothing.
+
+``cluster`` is for ``--clusters``: another cluster than this host's.
+"""
+
+import re
+from collections.abc import Sequence
+
+from hpcrun.cluster.errors import ClusterError
+from hpcrun.cluster.slurm.values import JOB_ID
+
+_SIGNAL = re.compile(r"[A-Z0-9]+")
+# The reason and the name come last, because users and sites choose their text.
+_SQUEUE_FORMAT = "%i|%T|%N|%e|%L|%r|%j"
+_SACCT_FORMAT = "JobID,State,ExitCode,Start,End,NodeList"
+
+
+def squeue_command(job_ids: Sequence[str], cluster: str | None = None) -> list[str]:
+    """Build one query for all these jobs; Slurm remembers ended jobs for some minutes."""
+    jobs = ",".join(_checked(job_id) for job_id in job_ids)
+    return [
+        "squeue",
+        *_of(cluster),
+        "--noheader",
+        "--array",
+        "--states=all",
+        f"--format={_SQUEUE_FORMAT}",
+        f"--jobs={jobs}",
+    ]
+
+
+def squeue_dependents_command() -> list[str]:
+    """Build the query for the user's jobs that wait, with what they wait for and what they run."""
+    return ["squeue", "--noheader", "--me", "--states=PENDING", "--format=%i|%E|%o"]
+
+
+def sacct_command(job_ids: Sequence[str], cluster: str | None = None) -> list[str]:
+    """Build the query for every attempt of these jobs; without --duplicates only the last shows."""
+    jobs = ",".join(_checked(job_id) for job_id in job_ids)
+    return [
+        "sacct",
+        *_of(cluster),
+        "--noheader",
+        "--parsable2",
+        "--allocations",
+        "--duplicates",
+        f"--format={_SACCT_FORMAT}",
+        f"--jobs={jobs}",
+    ]
+
+
+def scontrol_requeue_command(job_id: str, cluster: str | None = None) -> list[str]:
+    """Build the requeue of one job. It kills the job's processes: save first."""
+    return ["scontrol", *_of(cluster), "requeue", _checked(job_id)]
+
+
+def scontrol_show_job_command(
+    job_id: str, cluster: str | None = None, *, as_json: bool = False
+) -> list[str]:
+    """Build the query for all that the controller knows of one job.
+
+    JSON also has the state under COMPLETING; scontrol of 22.05 has no such option and refuses.
+    """
+    form = ["--json"] if as_json else []
+    return ["scontrol", *_of(cluster), "show", "job", _checked(job_id), *form]
+
+
+def sinfo_command(
+    hosts: Sequence[str] = (), partition: str | None = None, cluster: str | None = None
+) -> list[str]:
+    """Build the query for the state of these nodes, or of all of a partition, or of all there are."""
+    command = ["sinfo", *_of(cluster), "--noheader", "--Node", "--format=%N|%T"]
+    if hosts:
+        command.append(f"--nodes={','.join(hosts)}")
+    if partition:
+        command.append(f"--partition={partition}")
+    return command
+
+
+def scontrol_exclude_command(job_id: str, hosts: Sequence[str]) -> list[str]:
+    """Build the order that a pending job stay away from these nodes; from none where there are none."""
+    return ["scontrol", "update", f"JobId={_checked(job_id)}", f"ExcNodeList={','.join(hosts)}"]
+
+
+def scontrol_depend_command(job_id: str, dependency: str) -> list[str]:
+    """Build the order that a pending job wait for other jobs than before."""
+    return ["scontrol", "update", f"JobId={_checked(job_id)}", f"Dependency={dependency}"]
+
+
+def scancel_command(
+    job_id: str,
+    signal: str | None = None,
+    *,
+    full: bool = False,
+    step: int | None = None,
+    cluster: str | None = None,
+) -> list[str]:
+    """Build the end of a job, or a signal (such as "USR2") to its steps, or to one ``step``.
+
+    ``full`` reaches the batch script too, with its children (scancel(1), --full). KILL is a signal
+    only for a step: for a job Slurm takes it as the order to end it, with SIGTERM first.
+
+    Raises:
+        ClusterError: the job id or the signal is not one.
+    """
+    argv = ["scancel", *_of(cluster)]
+    if signal is not None:
+        if not _SIGNAL.fullmatch(signal):
+            raise ClusterError(f"signal {signal!r}: expected a name such as USR2 or TERM")
+        argv.append(f"--signal={signal}")
+    if full:
+        argv.append("--full")
+    return [*argv, _checked(job_id) if step is None else f"{_checked(job_id)}.{step}"]
+
+
+def scontrol_show_nodes_command(cluster: str | None = None) -> list[str]:
+    """Build the query for all that the controller knows of its nodes, a line each."""
+    return ["scontrol", *_of(cluster), "--oneliner", "show", "nodes"]
+
+
+def scontrol_show_partitions_command(cluster: str | None = None) -> list[str]:
+    """Build the query for all partitions, a line each."""
+    return ["scontrol", *_of(cluster), "--oneliner", "show", "partitions"]
+
+
+def scontrol_show_config_command(cluster: str | None = None) -> list[str]:
+    """Build the query for the cluster's configuration."""
+    return ["scontrol", *_of(cluster), "show", "config"]
+
+
+def _checked(job_id: str) -> str:
+    if not JOB_ID.fullmatch(job_id):
+        raise ClusterError(
+            f"job id {job_id!r}: expected a number such as 123, or 123_4 of an array"
+        )
+    return job_id
+
+
+def _of(cluster: str | None) -> list[str]:
+    return [] if cluster is None else [f"--clusters={cluster}"]

@@ -1,0 +1,35 @@
+"""Jobs that wait for another job, as squeue lists them."""
+
+import re
+from dataclasses import dataclass
+
+_CONDITION = re.compile(r"(?P<kind>[a-z]+):(?P<job>[0-9_+*]+)(?:\([a-z]+\))?")
+
+
+@dataclass(frozen=True)
+class Dependent:
+    """A pending job: what it waits for in Slurm's words, and the path of its batch script."""
+
+    job: str
+    dependency: str
+    script: str
+
+    def waits_for(self, kind: str, job: str) -> bool:
+        """Return whether the job waits for ``job`` under the condition ``kind``, such as ``afterok``."""
+        found = _CONDITION.finditer(self.dependency)
+        return any((one["kind"], one["job"]) == (kind, job) for one in found)
+
+    def retargeted(self, kind: str, old: str, new: str) -> str:
+        """Return the dependency with ``new`` in the place of ``old``, in the form that sbatch accepts."""
+
+        def replaced(one: "re.Match[str]") -> str:
+            job = new if (one["kind"], one["job"]) == (kind, old) else one["job"]
+            return f"{one['kind']}:{job}"
+
+        return _CONDITION.sub(replaced, self.dependency)
+
+
+def parse_dependents(text: str) -> list[Dependent]:
+    """Return the jobs for which squeue prints a dependency; lines of another shape are ignored."""
+    lines = (line.strip().split("|", 2) for line in text.splitlines())
+    return [Dependent(*fields) for fields in lines if len(fields) == 3 and ":" in fields[1]]

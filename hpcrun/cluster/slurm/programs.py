@@ -1,0 +1,90 @@
+"""The function that runs Slurm's programs, and the questions that every command asks of a cluster.
+
+Times are asked for as Unix seconds through SLURM_TIME_FORMAT, which avoids time zones and the hour that
+repeats in autumn.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+TIMED_OUT = 124
+NOT_FOUND = 127
+
+
+@dataclass(frozen=True)
+class Completed:
+    """The end of a program: ``returncode`` is 124 where it took too long, 127 where it is not installed."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run(
+    argv: Sequence[str], timeout: float = 10.0, environ: Mapping[str, str] | None = None
+) -> Completed:
+    """Run a program to its end and return what it printed; the only place that does.
+
+    It never raises: a program that is missing, or slower than ``timeout`` seconds, is a return
+    code (127, 124) with a line in ``stderr``.
+
+    Args:
+        argv: program and arguments; no shell sees them.
+        timeout: seconds before it is killed. squeue takes 18 s to notice a dead controller.
+        environ: the environment, exactly (for sbatch, which hands it to the job). None: that of this
+            process, without the user's defaults that would change the answer.
+    """
+    try:
+        done = subprocess.run(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+            # A second Ctrl-C is not to end the scancel that the first one has led to.
+            start_new_session=True,
+            env=_plain_environment(os.environ) if environ is None else dict(environ),
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Completed(TIMED_OUT, "", f"{argv[0]} timed out after {timeout:g} s")
+    except OSError as error:
+        return Completed(NOT_FOUND, "", f"cannot run {argv[0]}: {error.strerror}")
+    return Completed(done.returncode, done.stdout, done.stderr)
+
+
+def _plain_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Drop what changes an answer (SQUEUE_STATES, SLURM_CLUSTERS …), fix language and times.
+
+    The user's default cluster goes to sbatch as job.cluster. Each later question names the cluster of the
+    job.
+    """
+    changing = ("SQUEUE_", "SACCT_", "SCONTROL_", "SCANCEL_", "SINFO_", "SLURM_CLUSTERS")
+    kept = {name: value for name, value in environ.items() if not name.startswith(changing)}
+    return kept | {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
+
+
+def configured(timeout: float = 3.0) -> bool:
+    """Return whether jobs go to Slurm here: sbatch is on PATH, and knows a cluster.
+
+    The controller may be slow, or away: a user of a cluster does not want to compute on its login host.
+    """
+    if shutil.which("sbatch") is None:
+        return False
+    return "configuration source" not in run(["scontrol", "ping"], timeout=timeout).stderr
+
+
+def cluster_name(timeout: float = 6.0) -> str | None:
+    """Return the name of this host's cluster; None where no controller answers."""
+    return parse_cluster_name(run(["scontrol", "show", "config"], timeout=timeout).stdout)
+
+
+def parse_cluster_name(text: str) -> str | None:
+    """Read ``ClusterName`` from what ``scontrol show config`` prints; None where it is not there."""
+    found = re.search(r"^ClusterName\s*=\s*(\S+)", text, re.MULTILINE)
+    return found and found[1]

@@ -1,0 +1,89 @@
+"""torchrun or ``accelerate launch`` as the one task of a node, with the arguments by which all nodes meet."""
+
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+LauncherName = Literal["torchrun", "accelerate"]
+
+# The launchers have no handler for the warning before a time limit and would die of it, and their ranks
+# after them. A rank that sets a handler hears it all the same.
+_OUTLIVE_WARNING = 'trap "" USR2; exec "$@"'
+# With one of these options accelerate knows how to start its ranks.
+_CHOSEN = frozenset(
+    {
+        *("--config-file", "--multi-gpu", "--tpu", "--use-deepspeed", "--use-fsdp"),
+        "--use-megatron-lm",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A launcher that starts ``ranks`` ranks on each node, with the interpreter ``python``."""
+
+    name: LauncherName
+    ranks: int
+    python: str
+
+    def words(self, command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+        """Return what this task runs, so that ``command`` becomes one training over all nodes.
+
+        Args:
+            command: the script and its arguments, after options of the launcher's if there are any.
+            environ: the variables of the task: WORLD_SIZE counts the nodes, RANK is this one.
+        """
+        if self.name == "torchrun":
+            own = _torchrun(self.ranks, environ)
+        else:
+            own = _accelerate(self.ranks, command, environ)
+        return ["sh", "-c", _OUTLIVE_WARNING, "sh", self.python, "-m", *own, *command]
+
+
+def launching_python(asked: str | None) -> str:
+    """Return the interpreter for a launcher: the worker's own if the job names one, else `python` on PATH."""
+    found = None if asked else shutil.which("python") or shutil.which("python3")
+    return found or sys.executable
+
+
+def _torchrun(ranks: int, environ: Mapping[str, str]) -> list[str]:
+    return [
+        "torch.distributed.run",
+        f"--nnodes={environ['WORLD_SIZE']}",
+        f"--node-rank={environ['RANK']}",
+        f"--nproc-per-node={ranks}",
+        f"--master-addr={environ['MASTER_ADDR']}",
+        f"--master-port={environ['MASTER_PORT']}",
+    ]
+
+
+def _accelerate(ranks: int, command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    machines = int(environ["WORLD_SIZE"])
+    given = {word.partition("=")[0].replace("_", "-") for word in _before_script(command)}
+    # Without --multi_gpu, nodes with one GPU would each train a model. On CPUs it is the only way to
+    # several processes without MPI. It would overrule the user's file of defaults.
+    plain = machines * ranks > 1 and given.isdisjoint(_CHOSEN) and not _has_defaults(environ)
+    return [
+        "accelerate.commands.launch",
+        *(["--multi_gpu"] if plain else []),
+        f"--num_machines={machines}",
+        f"--machine_rank={environ['RANK']}",
+        f"--num_processes={machines * ranks}",
+        f"--main_process_ip={environ['MASTER_ADDR']}",
+        f"--main_process_port={environ['MASTER_PORT']}",
+    ]
+
+
+def _before_script(command: Sequence[str]) -> Sequence[str]:
+    script = next((at for at, word in enumerate(command) if word.endswith(".py")), len(command))
+    return command[:script]
+
+
+def _has_defaults(environ: Mapping[str, str]) -> bool:
+    """Return whether `accelerate config` has left a file (accelerate.commands.config.config_args)."""
+    cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
+    folder = Path(environ.get("HF_HOME") or cache) / "accelerate"
+    return (folder / "default_config.yaml").is_file()

@@ -1,0 +1,139 @@
+"""The job that continues a run where no requeue is allowed, with programs in place of Slurm's."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hpcrun.batch.successor import Unsubmitted, submit_successor, take_over_dependents
+from hpcrun.run.directory import RunDirectory, create
+from hpcrun.run.events import Attempt, read_events, record_event
+
+from .desk import FIRST, Desk, Hours
+
+AWAY = "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)"
+LIMIT = (
+    "sbatch: error: QOSMaxSubmitJobPerUserLimit\n"
+    "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy"
+)
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    desk = Desk(tmp_path)
+    desk.answer("squeue", "")
+    return desk
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    run = create(tmp_path / "a run", "x", {})
+    run.batch_script.parent.mkdir(exist_ok=True)
+    run.batch_script.write_text("#!/bin/bash\n")
+    record_event(run, "submitted", attempt=FIRST, executor="slurm", nodes=1)
+    return run
+
+
+def refuse(desk: Desk, words: str, times: int) -> None:
+    """Let sbatch fail so often, and then accept job 8."""
+    count = desk.folder / "count"
+    desk.answer(
+        "sbatch",
+        f"echo x >> {count}; [ $(wc -l < {count}) -gt {times} ] && echo 8 && exit 0\n"
+        f"printf '{words}\\n' >&2; exit 1",
+    )
+
+
+def listing(lines: list[str]) -> str:
+    return "\n".join(f"echo '{line}'" for line in lines)
+
+
+def called(desk: Desk, program: str) -> int:
+    return sum(call.split()[0] == program for call in desk.calls.read_text().splitlines())
+
+
+@pytest.mark.parametrize(("words", "kind"), [(AWAY, "transient"), (LIMIT, "unknown")])
+def test_an_sbatch_that_fails_for_a_moment_is_tried_again(
+    desk: Desk, run: RunDirectory, words: str, kind: str
+) -> None:
+    refuse(desk, words, times=3)
+    clock, told = Hours(desk), list[str]()
+    failed = lambda kind, _: told.append(kind)  # noqa: E731
+    assert submit_successor(run, FIRST, failed, until=3600.0, clock=clock) == "8"
+    assert clock.waits == [5.0, 10.0, 20.0]
+    assert told == [kind] * (1 if kind == "transient" else 3)
+    newest = read_events(run)[-1]
+    assert (newest.what, newest.attempt) == ("submitted", Attempt("8", 0))
+    assert newest.fields["continues"] == "7"
+
+
+def test_a_job_whose_id_was_lost_is_not_submitted_twice(desk: Desk, run: RunDirectory) -> None:
+    refuse(desk, "sbatch: error: Socket timed out on send/recv operation", times=9)
+    lines = [
+        "12|afterok:7(unfulfilled)|/home/u/other.sbatch",
+        "13|(null)|/home/u/other.sbatch",
+        f"14|afterany:7(unfulfilled)|{run.batch_script}",
+    ]
+    desk.answer("squeue", listing(lines))
+    job = submit_successor(run, FIRST, lambda *_: None, until=3600.0, clock=Hours(desk))
+    assert job == "14"
+    assert called(desk, "sbatch") == 1
+
+
+def test_no_second_job_is_submitted_while_nobody_knows_of_the_first(
+    desk: Desk, run: RunDirectory
+) -> None:
+    refuse(desk, AWAY, times=1)
+    count = desk.folder / "asked"
+    away = f"echo x >> {count}; [ $(wc -l < {count}) -gt 3 ] || {{ echo '{AWAY}' >&2; exit 1; }}"
+    desk.answer("squeue", away)
+    clock = Hours(desk)
+    assert submit_successor(run, FIRST, lambda *_: None, until=3600.0, clock=clock) == "8"
+    assert (called(desk, "sbatch"), len(clock.waits)) == (2, 4)
+
+
+def test_a_refusal_that_stays_is_given_up(desk: Desk, run: RunDirectory) -> None:
+    refuse(desk, LIMIT, times=99)
+    clock = Hours(desk)
+    with pytest.raises(Unsubmitted, match="QOSMaxSubmitJobPerUserLimit"):
+        submit_successor(run, FIRST, lambda *_: None, until=1e9, clock=clock)
+    assert called(desk, "sbatch") == 5
+    assert len(read_events(run)) == 1
+
+
+def test_a_controller_that_stays_away_is_given_up_at_the_time_limit(
+    desk: Desk, run: RunDirectory
+) -> None:
+    refuse(desk, AWAY, times=999)
+    clock = Hours(desk)
+    with pytest.raises(Unsubmitted, match="Unable to contact"):
+        submit_successor(run, FIRST, lambda *_: None, until=600.0, clock=clock)
+    assert 600 <= clock.time <= 630
+
+
+def test_jobs_that_wait_for_the_old_job_wait_for_the_new_one(desk: Desk) -> None:
+    lines = [
+        "12|afterok:7(unfulfilled),afterok:3(unfulfilled)|/a",
+        "13|afterok:77(unfulfilled)|/b",
+        "14|afterany:7(unfulfilled)|/c",
+        "15|afterok:3(unfulfilled)?afterok:7(unfulfilled)|/d",
+    ]
+    desk.answer("squeue", listing(lines))
+    assert take_over_dependents("7", "8") == ["12", "15"]
+    assert [call for call in desk.asked() if call.startswith("scontrol")] == [
+        "scontrol update JobId=12 Dependency=afterok:8,afterok:3",
+        "scontrol update JobId=15 Dependency=afterok:3?afterok:8",
+    ]
+
+
+def test_a_job_that_slurm_does_not_let_wait_is_named(
+    desk: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    desk.answer("squeue", "echo '12|afterok:7(unfulfilled)|/a'")
+    desk.answer("scontrol", "echo 'Job dependency problem' >&2; exit 1")
+    assert take_over_dependents("7", "8") == []
+    assert capsys.readouterr().err == (
+        "hpcrun: job 12 waits for job 7, and Slurm cancels it: Job dependency problem; "
+        "submit it again with --after\n"
+    )

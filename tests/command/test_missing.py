@@ -1,0 +1,78 @@
+"""A script that is not there is refused where that can be known, and nowhere else."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcrun.command.missing import require_there
+from hpcrun.errors import UserError
+
+
+def refused(line: str, folder: Path, **changes: Any) -> bool:
+    """Return True if the command is refused in ``folder``."""
+    facts: dict[str, Any] = {"launched": False, "here": False, "prepared_by": []} | changes
+    try:
+        require_there(shlex.split(line), folder, **facts)
+    except UserError as error:
+        return "missing" in str(error).partition(": no such file in ")[0]
+    return False
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "python missing.py",
+        "python -u -W ignore code/missing.py --lr 1",
+        "python3 missing",
+        "bash missing.sh",
+        "env A=1 python missing.py",
+        "uv run missing.py",
+        "./missing",
+        "torchrun --nproc-per-node 2 missing.py",
+        "accelerate launch --config_file there.yaml missing.py there.py",
+    ],
+)
+def test_a_relative_path_is_known(line: str, tmp_path: Path) -> None:
+    assert refused(line, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "python there.py missing.py",
+        "python -m missing.py",
+        "python -c 'open(\"missing.py\")'",
+        "python -",
+        "python /nodes/missing.py",
+        "bash -c 'python missing.py'",
+        "bash -c 'cd x && python missing.py'",
+        "env -C code python missing.py",
+        "apptainer exec image.sif python missing.py",
+        "python $SCRATCH/missing.py",
+        "missing",
+        "torchrun -m missing.train",
+    ],
+)
+def test_what_may_be_there_on_the_node_passes(line: str, tmp_path: Path) -> None:
+    (tmp_path / "there.py").touch()
+    assert not refused(line, tmp_path)
+
+
+def test_an_absolute_path_is_known_below_the_folder_and_on_this_machine(tmp_path: Path) -> None:
+    assert refused(f"python {tmp_path}/missing.py", tmp_path)
+    assert refused("python /nodes/missing.py", tmp_path, here=True)
+
+
+def test_what_the_set_up_makes_passes(tmp_path: Path) -> None:
+    made = ["git clone https://example.org/missing"]
+    assert not refused("python missing/train.py", tmp_path, prepared_by=made)
+    assert refused("python missing.py", tmp_path, prepared_by=["module load cuda"])
+
+
+def test_a_launchers_script_is_the_first_python_file(tmp_path: Path) -> None:
+    (tmp_path / "there.py").touch()
+    assert refused("--mixed_precision bf16 missing.py there.py", tmp_path, launched=True)
+    assert not refused("there.py missing.py", tmp_path, launched=True)
+    assert not refused("-m missing.train", tmp_path, launched=True)

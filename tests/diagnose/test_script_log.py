@@ -1,0 +1,84 @@
+"""The last words of a script, as PyTorch 2.13's torchrun leaves them in a log."""
+
+from pathlib import Path
+
+from hpcrun.diagnose.causes import is_cascade
+from hpcrun.diagnose.script_log import script_words
+from hpcrun.run.endings import Failure
+
+RANK_1 = """\
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "/home/me/crash.py", line 5, in <module>
+[rank1]:     raise ValueError("broken data")
+[rank1]: ValueError: broken data
+"""
+RANK_0 = """\
+[rank0]: Traceback (most recent call last):
+[rank0]:   File "/home/me/crash.py", line 6, in <module>
+[rank0]:     dist.all_reduce(torch.ones(1))
+[rank0]:   File "/opt/venv/lib/python3.11/site-packages/torch/distributed/c10d_logger.py", line 83, in wrapper
+[rank0]:     return func(*args, **kwargs)
+[rank0]:            ^^^^^^^^^^^^^^^^^^^^^
+[rank0]:   File "/opt/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 3252, in all_reduce
+[rank0]:     work.wait()
+[rank0]: RuntimeError: [/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:26550. This is typically caused by a remote worker crashing. Check the logs of the remote worker before reporting an error. GLHF!
+"""  # noqa: E501
+REPORT = """\
+W1122 08:24:25.516000 20353 torch/distributed/elastic/multiprocessing/api.py:1028] Sending process 20936 closing signal SIGTERM
+E1122 08:24:25.686000 20353 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) local_rank: 1 (pid: 20938) of binary: /opt/venv/bin/python
+Traceback (most recent call last):
+  File "<frozen runpy>", line 198, in _run_module_as_main
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError: 
+============================================================
+crash.py FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  time      : 2026-11-22_08:24:25
+  host      : localhost
+  rank      : 0 (local_rank: 0)
+  exitcode  : -15 (pid: 20936)  (SIGTERM)
+  error_file: <N/A>
+  traceback : Signal 15 (SIGTERM) received by PID 20936
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-22_08:24:25
+  host      : localhost
+  rank      : 1 (local_rank: 1)
+  exitcode  : 1 (pid: 20938) 
+  error_file: <N/A>
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+============================================================
+"""  # noqa: E501, W291
+
+
+def words(folder: Path, text: str) -> str:
+    """The last words in a log with this text."""
+    log = folder / "rank-00000.log"
+    log.write_text(text)
+    return script_words(log)
+
+
+def test_a_plain_script_ends_with_its_last_line(tmp_path: Path) -> None:
+    assert words(tmp_path, "Traceback …\nValueError: broken data\n\n") == "ValueError: broken data"
+    assert words(tmp_path, "") == ""
+    assert script_words(tmp_path / "absent") == ""
+
+
+def test_torchruns_report_leads_to_the_rank_that_failed_first(tmp_path: Path) -> None:
+    assert words(tmp_path, RANK_1 + RANK_0 + REPORT) == "rank 1: ValueError: broken data"
+    # The same words, whichever of the two has printed first.
+    assert words(tmp_path, RANK_0 + RANK_1 + REPORT) == "rank 1: ValueError: broken data"
+
+
+def test_a_rank_without_a_process_group_is_told_by_the_last_traceback(tmp_path: Path) -> None:
+    text = RANK_1.replace("[rank1]: ", "") + REPORT
+    assert words(tmp_path, "loads the data\n" + text) == "rank 1: ValueError: broken data"
+    assert words(tmp_path, "loads the data\n" + REPORT) == "rank 1: exit code 1"
+
+
+def test_a_rank_that_lost_its_peer_on_another_node_is_no_first_cause(tmp_path: Path) -> None:
+    follows = RANK_0.replace("[rank0]", "[rank1]") + REPORT
+    told = Failure(1, "n1", 0.0, "ScriptFailed", words(tmp_path, follows), None, None, None)
+    assert is_cascade(told)

@@ -1,0 +1,31 @@
+"""An environment for tests that need a framework which the package does not depend on."""
+
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+CONSTRAINTS = Path(__file__).resolve().parents[1] / "constraints.txt"
+
+
+def make_environment(home: Path, *packages: str) -> Path:
+    """Make a virtual environment with ``packages``, and with all that this interpreter has, torch among it.
+
+    Returns:
+        Its interpreter.
+    """
+    venv.create(home, with_pip=True)
+    python = home / "bin" / "python"
+    own = subprocess.run(
+        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+        capture_output=True, text=True, check=True,
+    ).stdout.strip()  # fmt: skip
+    # `--system-site-packages` would show those below this interpreter's own environment.
+    inherited = [folder for folder in sys.path if folder.endswith("site-packages")]
+    (Path(own) / "parent.pth").write_text("".join(f"{folder}\n" for folder in inherited))
+    subprocess.run(
+        [python, "-m", "pip", "install", "-q", "-c", CONSTRAINTS, *packages],
+        check=True,
+        timeout=600,
+    )
+    return python

@@ -1,0 +1,123 @@
+"""Commands that start their own ranks, as one task of each pretended node of the local cluster."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hpcrun.run.directory import RunDirectory
+from tests import jobs, scripts_of_others
+from tests.launch.test_any_script import logs, outcome
+
+SHAPE = ("--nodes", "2", "--gpus", "2", "--cpu", "--executor", "local", "--detach")
+
+# Rank 0 answers the others for as long as its script runs.
+VARIABLES = """
+import json, os, time
+names = ("RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK CUDA_VISIBLE_DEVICES "
+         "SLURM_NTASKS SLURM_TASKS_PER_NODE OMP_NUM_THREADS")
+print(json.dumps({name: os.environ.get(name) for name in names.split()}))
+time.sleep(5)
+"""
+
+
+def submit(
+    folder: Path, name: str, *arguments: str, env: dict[str, str] | None = None
+) -> RunDirectory:
+    """Submit to two pretended nodes with two ranks, or GPUs, each."""
+    own = ("--name", name, "job.requeue_delay=0.1", "restarts.crash=1")
+    done = jobs.hpcrun("submit", *SHAPE, *own, *arguments, cwd=folder, env=env)
+    assert done.returncode == 0, done.stderr
+    return RunDirectory(folder / "runs" / name)
+
+
+def test_one_task_a_node_is_a_rank_of_its_own_and_shares_the_machine_with_the_others(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "say.py").write_text(VARIABLES)
+    several = {**os.environ, "OMP_NUM_THREADS": ""}
+    run = submit(
+        tmp_path, "one", "--tasks-per-node", "1", "--", sys.executable, "say.py", env=several
+    )
+    usual = submit(tmp_path, "usual", "--", sys.executable, "say.py", env=several)
+    jobs.wait_for_end(run)
+    jobs.wait_for_end(usual)
+    told = [json.loads(log.splitlines()[0]) for log in logs(run, 0)]
+    cores = len(os.sched_getaffinity(0))
+    for rank, variables in enumerate(told):
+        assert variables == {
+            "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+            "NODE_RANK": str(rank), "GROUP_RANK": str(rank), "CUDA_VISIBLE_DEVICES": None,
+            "SLURM_NTASKS": "2", "SLURM_TASKS_PER_NODE": "1(x2)",
+            # Of the two ranks that each task may start, on a machine that two nodes share.
+            "OMP_NUM_THREADS": str(max(1, cores // 4)),
+        }  # fmt: skip
+    told = [json.loads(log.splitlines()[0]) for log in logs(usual, 0)]
+    assert {variables["OMP_NUM_THREADS"] for variables in told} == {str(max(1, cores // 4))}
+    assert outcome(run) == ("finished", ["finished"])
+
+
+def test_torchrun_trains_over_all_nodes_and_survives_a_preemption_and_a_crash(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.py").write_text(scripts_of_others.DDP)
+    (tmp_path / "saved").mkdir()
+    command = ("--launcher", "torchrun", "--", "train.py", "60", "saved", "0.1")
+    run = submit(tmp_path, "launched", *command)
+    jobs.wait_for(lambda: "starts at" in "".join(logs(run, 0)))
+    assert jobs.hpcrun("preempt", "launched", cwd=tmp_path).returncode == 0
+    jobs.wait_for(lambda: "starts at" in "".join(logs(run, 1)))
+    (tmp_path / "saved" / "crash").touch()
+    jobs.wait_for_end(run)
+    assert outcome(run) == ("finished", ["preemption", "crash", "finished"]), logs(run, 1)
+    first = "".join(logs(run, 0))
+    for rank in range(4):
+        assert f"rank {rank} of 4 starts at step 0\n" in first
+        assert f"rank {rank} stops after step" in first
+        assert f"rank {rank} is done" in "".join(logs(run, 2))
+    assert "starts at step 0\n" not in "".join(logs(run, 1))
+    crash = str(jobs.events(run, "ended")[1].fields["reason"])
+    assert crash.startswith(
+        "rank 0 on local0: ScriptFailed: train.py 60 saved 0.1 ended with exit code 1"
+    )
+    assert crash.endswith("rank 1: ValueError: broken data")
+
+
+SLEEPERS = """
+import os, sys, time
+from pathlib import Path
+Path(sys.argv[1], f"pid-{os.environ['RANK']}").write_text(str(os.getpid()))
+time.sleep(600)
+"""
+
+
+def test_no_rank_of_torchrun_outlives_its_job(tmp_path: Path) -> None:
+    (tmp_path / "sleep.py").write_text(SLEEPERS)
+    run = submit(tmp_path, "killed", "--launcher", "torchrun", "--", "sleep.py", str(tmp_path))
+    jobs.wait_for(lambda: len(list(tmp_path.glob("pid-*"))) == 4)
+    pids = [int(path.read_text()) for path in tmp_path.glob("pid-*")]
+    assert all(map(psutil.pid_exists, pids))
+    # As the kernel does when memory is short: the launcher of a node dies, and its ranks hear nothing.
+    agent = psutil.Process(pids[0]).parent()
+    assert agent is not None
+    agent.send_signal(signal.SIGKILL)
+    jobs.wait_for(lambda: len(jobs.events(run, "ended")) == 1)
+    jobs.wait_for(lambda: all(map(jobs.has_ended, pids)))
+    assert jobs.hpcrun("cancel", "--now", "killed", cwd=tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize("key", ["srun_args", "sbatch_args"])
+def test_a_number_of_tasks_for_srun_is_refused_on_the_local_cluster(
+    tmp_path: Path, key: str
+) -> None:
+    (tmp_path / "say.py").write_text(VARIABLES)
+    wish = f"job.{key}=[--ntasks-per-node=1]"
+    done = jobs.hpcrun("submit", *SHAPE, wish, "--", "python", "say.py", cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"job.{key}: --ntasks-per-node=1: the local cluster has no srun" in done.stderr
+    assert "--tasks-per-node" in done.stderr
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,30 @@
+"""Differences between two copies of the code."""
+
+from pathlib import Path
+
+from hpcrun.run.code_changes import changes
+
+
+def test_each_file_says_how_much_of_it_differs(tmp_path: Path) -> None:
+    before, after = tmp_path / "001", tmp_path / "002"
+    for root in (before, after):
+        (root / "src").mkdir(parents=True)
+        (root / "src" / "same.py").write_text("same\n")
+    (before / "img.py").write_text("a\nb\nc\nd\ne\n")
+    (after / "img.py").write_text("a\nB\nC\nd\ne\nf\n")
+    (before / "one.sh").write_text("a\nb\n")
+    (after / "one.sh").write_text("a\nc\n")
+    (before / "old.py").write_text("")
+    (after / "src" / "new.py").write_text("")
+    (before / "built.so").write_bytes(b"\0a")
+    (after / "built.so").write_bytes(b"\0b")
+    (before / "README.md").write_text("before")
+    (after / "README.md").write_text("after")
+    assert changes(before, after) == [
+        "built.so: differs",
+        "img.py: 3 lines differ",
+        "old.py is gone",
+        "one.sh: 1 line differs",
+        "src/new.py is new",
+    ]
+    assert changes(after, after) == []

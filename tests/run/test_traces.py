@@ -1,0 +1,159 @@
+"""The place of an error is a line of the user's code, by the path of the original."""
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from hpcrun.cluster.hostlist import expand
+from hpcrun.run.directory import RunDirectory, create
+from hpcrun.run.endings import record_failure
+from hpcrun.run.files import write_json
+from hpcrun.run.traces import headline, place_of, traceback_of
+from hpcrun.tasks.options import __file__ as OPTIONS
+from hpcrun.train.together import together
+
+MODULE = """
+import json
+import torch
+from torch import nn
+
+def read():
+    return json.loads("{")
+
+def load():
+    return torch.load("/data/imagenet/train.pt")
+
+def chained():
+    try:
+        read()
+    except ValueError as error:
+        raise RuntimeError("no labels") from error
+
+def shape():
+    return nn.Linear(4, 2)(torch.zeros(3, 5))
+
+class Missing(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return open("/data/%d.npy" % index)
+
+def loader():
+    return next(iter(torch.utils.data.DataLoader(Missing(), num_workers=1)))
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """A run with code copied from ``project`` to ``code/001``."""
+    found = create(tmp_path / "runs" / "a", "x", {})
+    write_json(found.record, {"code": {"root": "code/001", "source": str(tmp_path / "project")}})
+    return found
+
+
+@pytest.fixture
+def module(run: RunDirectory) -> ModuleType:
+    """The user's module, as it runs from the copy."""
+    path = run.code / "001" / "src" / "img.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(MODULE)
+    spec = importlib.util.spec_from_file_location("img_of_traces", path)
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    sys.modules["img_of_traces"] = found
+    spec.loader.exec_module(found)
+    return found
+
+
+def raised(work: Callable[[], object]) -> Exception:
+    """Return the exception of ``work``, called by code of this package."""
+    try:
+        together(work, rank=0, group=None)
+    except Exception as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def line_of(text: str) -> int:
+    return next(n for n, line in enumerate(MODULE.split("\n"), 1) if text in line)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("read", "json.loads"),
+        ("load", "torch.load"),
+        ("chained", "raise RuntimeError"),
+        ("shape", "nn.Linear(4"),
+        ("loader", "open("),
+    ],
+)
+def test_the_place_is_the_deepest_line_of_the_user(
+    run: RunDirectory, module: ModuleType, tmp_path: Path, name: str, text: str
+) -> None:
+    error = raised(getattr(module, name))
+    line = line_of(text)
+    original = tmp_path / "project" / "src" / "img.py"
+    copy = run.code / "001" / "src" / "img.py"
+    assert place_of(error) == (f"{original}:{line}", f"{copy}:{line}")
+    failure = record_failure(tmp_path / "logs", 0, error, None)
+    assert (failure.where, failure.copy) == (f"{original}:{line}", f"{copy}:{line}")
+
+
+def test_our_frames_are_counted_and_the_users_have_their_own_path(
+    module: ModuleType, tmp_path: Path
+) -> None:
+    told = traceback_of(raised(module.chained))
+    assert "… 1 frame of hpcrun\n" in told
+    assert "together.py" not in told
+    assert (
+        f'File "{tmp_path}/project/src/img.py", line {line_of("raise Runtime")}, in chained' in told
+    )
+    assert "    raise RuntimeError" in told
+    # The cause too, and the frames of libraries stay.
+    assert f"line {line_of('json.loads')}, in read" in told
+    assert "json/decoder.py" in told
+    assert "code/001" not in told
+    assert told.endswith("RuntimeError: no labels\n")
+
+
+def test_of_an_error_of_ours_the_last_frame_stays() -> None:
+    error = raised(lambda: expand("node[1-"))
+    told = traceback_of(error)
+    assert "hpcrun/cluster/hostlist.py" in told
+    assert "together.py" not in told
+    # The line of the user's that has called it.
+    assert place_of(error)[0].startswith(__file__)
+
+
+def test_a_module_that_is_no_python_is_its_own_place(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("x = (\n")
+    error = raised(lambda: compile("x = (\n", str(tmp_path / "broken.py"), "exec"))
+    assert place_of(error) == (f"{tmp_path}/broken.py:1", "")
+
+
+def test_what_has_no_traceback_has_no_place() -> None:
+    assert place_of(ValueError("x")) == ("", "")
+
+
+def test_of_a_loader_process_the_headline_is_the_error(module: ModuleType) -> None:
+    told = headline(str(raised(module.loader)))
+    assert told == (
+        "FileNotFoundError: [Errno 2] No such file or directory: '/data/0.npy' "
+        "(in DataLoader worker process 0)"
+    )
+    assert headline("a\nb") == "a"
+    assert headline("") == "no message"
+
+
+def test_the_tasks_of_the_package_are_read_like_anybodys() -> None:
+    error = raised(lambda: exec(compile("import json; json.loads('{')", OPTIONS, "exec")))
+    assert isinstance(error, json.JSONDecodeError)
+    assert place_of(error)[0].startswith(OPTIONS)

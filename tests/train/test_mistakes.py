@@ -1,0 +1,73 @@
+"""A mistake before the first step ends the run; an error of a node does not."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from hpcrun.diagnose.causes import first_cause
+from hpcrun.errors import UserError
+from hpcrun.lifecycle.history import Cause
+from hpcrun.lifecycle.judging import evidence_of, judge
+from hpcrun.run.endings import read_failures, record_failure
+from hpcrun.run.events import Attempt
+from hpcrun.train.batching import Batching
+from hpcrun.train.data import require_trainable
+from hpcrun.train.errors import is_mistake
+
+
+def no_such(path: str) -> OSError:
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+
+
+@pytest.mark.parametrize(
+    ("error", "mistake"),
+    [
+        (no_such("/data/imagenet/train.pt"), True),
+        (PermissionError(errno.EACCES, "Permission denied", "/data/x"), True),
+        (ModuleNotFoundError("No module named 'timm'"), True),
+        (ImportError("cannot import name 'a' from 'b'"), True),
+        (SyntaxError("invalid syntax"), True),
+        (NameError("name 'x' is not defined"), True),
+        (no_such("/dev/nvidia3"), False),
+        (ImportError("libcudart.so.12: cannot open shared object file"), False),
+        (OSError(errno.EIO, "Input/output error", "/data/x"), False),
+        (RuntimeError("CUDA error"), False),
+        (ValueError("x"), False),
+    ],
+)
+def test_only_what_every_other_start_would_meet_is_a_mistake(
+    error: Exception, mistake: bool
+) -> None:
+    assert is_mistake(error) == mistake
+
+
+def test_a_mistake_is_bad_input_with_kind_and_place(tmp_path: Path) -> None:
+    try:
+        raise no_such("/data/x")
+    except OSError as error:
+        record_failure(tmp_path, 1, error, None, "n1", bad_input=True)
+    found = first_cause(read_failures(tmp_path), [])
+    assert found is not None
+    assert found.bad_input
+    assert found.line.startswith("rank 1 on n1: FileNotFoundError: [Errno 2] No such file")
+    assert f" at {__file__}:" in found.line
+    cause, line = judge(evidence_of([], Attempt("1", 0), 1, None, found))
+    assert (cause, line) == (Cause.BAD_INPUT, found.line)
+
+
+def test_a_data_loader_is_refused_with_its_remedy() -> None:
+    loader = DataLoader(TensorDataset(torch.zeros(4)))
+    with pytest.raises(UserError, match=r"gave a DataLoader; return its dataset, .*batch_size"):
+        require_trainable(loader, 1, 0)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="set gives no sample by its number; give it __getitem__"):
+        require_trainable({1, 2}, 1, 0)  # type: ignore[arg-type]
+
+
+def test_a_step_of_many_epochs_is_announced() -> None:
+    lines = list(Batching(1_000_000, 1, epoch=2000).lines(10))
+    assert lines[-1].startswith("each step takes 500 epochs (train.batch_size=1000000): ")
+    assert not any("each step takes" in line for line in Batching(32, 1, epoch=20).lines(10))
