@@ -26,7 +26,6 @@ _SURVIVE = (
 class Wishes:
     """The part of the `job:` section that concerns the ranks; empty for a person's own script.
 
-
     ``gpus``: the ranks must not train on CPUs.
     """
 

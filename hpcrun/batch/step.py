@@ -24,6 +24,7 @@ from hpcrun.errors import UserError
 from hpcrun.lifecycle import exitcodes
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
+from hpcrun.run.files import HeldFolder, make_log_folder
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -64,13 +65,20 @@ def run_step(run: RunDirectory, way: Way, failed: str | None = None, code: int =
             "`hpcrun status`"
         )
     attempt = job.attempt
+    if not _has_own_number(run, attempt):
+        return exitcodes.BAD_INPUT
     if way.own_script:
         _prepare_logs(run, attempt)
     print(f"hpcrun: attempt {attempt.owner} on {os.environ.get('SLURM_JOB_NODELIST')}", flush=True)
     if failed is None and _is_finished(run, attempt):
         print(f"hpcrun: {run.name} is finished: there is nothing left to train", flush=True)
         return exitcodes.DONE
+    place = _held(run)
     ended = _start(run, attempt, way) if failed is None else Ended(code, failed)
+    if _was_deleted(place):
+        # Another run may have the name by now: its log and its result are not this job's.
+        print(f"hpcrun: {run.path} was deleted while the job ran; the job ends", flush=True)
+        return exitcodes.FAILED
     # A signal that comes now has nothing left to stop, and must not end the programs that requeue the job.
     _on_stop_signals(signal.SIG_IGN)
     from hpcrun.batch.ending import conclude
@@ -96,7 +104,7 @@ def _start(run: RunDirectory, attempt: Attempt, way: Way) -> Ended:
         command = torchrun_command
         env = torchrun_variables(run, attempt, environ)
     try:
-        run.attempt_logs(attempt.job, attempt.restart).mkdir(parents=True, exist_ok=True)
+        make_log_folder(run.attempt_logs(attempt.job, attempt.restart))
         steps = [
             *node_setup_steps(run, attempt, wishes, environ),
             command(run, attempt, wishes, environ),
@@ -125,6 +133,21 @@ def _take_over_variables() -> _Job:
     return _Job(attempt, slurm.unix_time(facts.get("EndTime", "Unknown")))
 
 
+def _has_own_number(run: RunDirectory, attempt: Attempt) -> bool:
+    """Return whether the job owns its log folder; print the refusal if it does not."""
+    from hpcrun.lifecycle.holder import Occupied, require_own_number
+
+    try:
+        require_own_number(run, attempt.job)
+    except Occupied as taken:
+        print(f"hpcrun: {taken}", flush=True)
+        return False
+    except OSError as error:
+        # Without the file only the owner's name keeps two clusters apart.
+        print(f"hpcrun: {run.job_logs(attempt.job)}: {error.strerror}", flush=True)
+    return True
+
+
 def _prepare_logs(run: RunDirectory, attempt: Attempt) -> None:
     try:
         run.logs.mkdir(exist_ok=True)
@@ -139,6 +162,21 @@ def _forget_unstarted(run: RunDirectory) -> None:
         run.unstarted(os.environ["SLURM_JOB_ID"]).unlink(missing_ok=True)
     except OSError as error:
         print(f"hpcrun: {error.filename}: {error.strerror}; it may be removed", flush=True)
+
+
+def _held(run: RunDirectory) -> HeldFolder | None:
+    """The run directory, to be known again; None where the file server does not answer."""
+    try:
+        return HeldFolder(run.path)
+    except OSError:
+        return None
+
+
+def _was_deleted(place: HeldFolder | None) -> bool:
+    try:
+        return place is not None and not place.is_there()
+    except OSError:
+        return False
 
 
 def _exists(run: RunDirectory) -> bool:

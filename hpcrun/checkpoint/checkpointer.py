@@ -7,7 +7,6 @@ import secrets
 import warnings
 import weakref
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -212,7 +211,7 @@ class Checkpointer:
             self._together.from_rank_0(self._claim)
             self._claimed = True
         if not self._begun:
-            self._together.from_rank_0(self._require_none)
+            self._together.from_rank_0(lambda: self._store.require_none("restore()"))
             self._begun = True
         if step == self._asked:
             self._take(self._engine.wait())
@@ -310,17 +309,6 @@ class Checkpointer:
     def _claim(self) -> None:
         self._store.make_root()
         self._lock.take()
-
-    def _require_none(self) -> None:
-        # A step that is there already is kept and not written again: those of another training would stay.
-        steps: list[int] = []
-        with suppress(CheckpointError):  # what cannot be listed the save itself will tell
-            steps = self._store.steps()
-        if steps:
-            raise CheckpointError(
-                f"{self._store.root}: holds checkpoints up to step {steps[0]}, which this training did "
-                "not go on from; call restore() first, or use another folder"
-            )
 
     def _take(self, outcomes: list[SaveOutcome]) -> None:
         for outcome in outcomes:

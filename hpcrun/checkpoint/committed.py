@@ -3,6 +3,7 @@
 Apart from the protocol that makes them (store.py), since most who read never write.
 """
 
+import errno
 import re
 import stat
 from collections.abc import Iterable, Iterator
@@ -17,7 +18,10 @@ from hpcrun.checkpoint.filesystem import FileSystem
 from hpcrun.checkpoint.manifest import MANIFEST, FileRecord, Manifest, decode
 
 _COMMITTED = re.compile(r"step-(\d{9,})")
+_ASIDE = re.compile(r"damaged-step-(\d{9,})-(\d+)")
 _MANIFEST_LIMIT = 64 << 20
+# What is not there any more, or has become another kind of file.
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 
 
 class CommittedSteps:
@@ -28,6 +32,7 @@ class CommittedSteps:
         self._fs = fs
         self._patience = patience
         self._distrusted: set[int] = set()
+        self._damaged: set[int] = set()
 
     def path(self, step: int) -> Path:
         """Where the checkpoint of ``step`` lies, or would."""
@@ -54,6 +59,23 @@ class CommittedSteps:
         found = (_COMMITTED.fullmatch(name) for name in self._names())
         return sorted((int(match[1]) for match in found if match), reverse=True)
 
+    def require_none(self, remedy: str) -> None:
+        """Raise CheckpointError if there are checkpoints, for a training that did not restore them.
+
+        A save keeps a step that is there already, so that of another training would stay.
+
+        Args:
+            remedy: the call that restores them.
+        """
+        steps: list[int] = []
+        with suppress(CheckpointError):  # the save itself reports a folder that cannot be listed
+            steps = self.steps()
+        if steps:
+            raise CheckpointError(
+                f"{self.root}: holds checkpoints up to step {steps[0]}, which this training did not go on "
+                f"from; call {remedy} first, or use another folder"
+            )
+
     def manifest(self, step: int) -> Manifest:
         """The manifest of ``step``.
 
@@ -65,9 +87,9 @@ class CommittedSteps:
             raw = b"".join(blocks(self._fs, path, _MANIFEST_LIMIT, self._patience))
             manifest = decode(raw)
         except OSError as error:
-            raise self.damaged(step, f"{path}: cannot be read: {reason(error)}") from error
+            raise self._unreadable(step, path, error) from error
         except DamagedCheckpoint as error:
-            raise self.damaged(step, f"{path}: {error}") from error
+            raise self.damaged(step, f"{path}: {error}", lasting=error.lasting) from error
         if manifest.step != step:
             raise self.damaged(step, f"{path}: belongs to step {manifest.step}")
         return manifest
@@ -128,18 +150,32 @@ class CommittedSteps:
             with closing(PatientFile(self._fs, path, self._patience)) as file:
                 yield file
         except OSError as error:
-            raise self.damaged(step, f"{path}: cannot be read: {reason(error)}") from error
+            raise self._unreadable(step, path, error) from error
         except EOFError as error:
             raise self.damaged(step, f"{path}: is shorter than it was written") from error
 
-    def distrust(self, step: int) -> None:
-        """Treat ``step`` as damaged from now on: another rank found it so."""
-        self._distrusted.add(step)
+    def distrust(self, step: int, *, lasting: bool = True) -> None:
+        """Treat ``step`` as damaged from now on: another rank found it so.
 
-    def damaged(self, step: int, text: str) -> DamagedCheckpoint:
-        """An exception that says ``text``; ``step`` is not trusted from now on."""
+        ``lasting``: see :class:`DamagedCheckpoint`.
+        """
         self._distrusted.add(step)
-        return DamagedCheckpoint(text)
+        if lasting:
+            self._damaged.add(step)
+
+    def damaged(self, step: int, text: str, *, lasting: bool = True) -> DamagedCheckpoint:
+        """An exception that says ``text``; ``step`` is not trusted from now on."""
+        self.distrust(step, lasting=lasting)
+        return DamagedCheckpoint(text, lasting=lasting)
+
+    def set_aside(self) -> list[str]:
+        """The names of the folders of damaged checkpoints that were renamed aside, newest first.
+
+        Raises:
+            CheckpointError: the folder is there and cannot be read.
+        """
+        found = [(match, name) for name in self._names() if (match := _ASIDE.fullmatch(name))]
+        return [name for _, name in sorted(found, key=lambda pair: -int(pair[0][2]))]
 
     # The parts
 
@@ -149,8 +185,14 @@ class CommittedSteps:
             try:
                 self._require_size(self.path(step) / record.name, record.size)
             except CheckpointError as error:
-                raise self.damaged(step, str(error)) from error
+                cause = error.__cause__
+                lasting = not isinstance(cause, OSError) or cause.errno in _GONE
+                raise self.damaged(step, str(error), lasting=lasting) from error
         return manifest
+
+    def _unreadable(self, step: int, path: Path, error: OSError) -> DamagedCheckpoint:
+        text = f"{path}: cannot be read: {reason(error)}"
+        return self.damaged(step, text, lasting=error.errno in _GONE)
 
     def _is_whole(self, step: int) -> bool:
         try:
@@ -164,7 +206,7 @@ class CommittedSteps:
         try:
             yield from blocks(self._fs, path, limit, self._patience)
         except OSError as error:
-            raise self.damaged(step, f"{path}: cannot be read: {reason(error)}") from error
+            raise self._unreadable(step, path, error) from error
 
     def _require_size(self, path: Path, size: int) -> None:
         require_size(self._fs, path, size, self._patience)

@@ -156,6 +156,15 @@ class CheckpointEngine:
         return told
 
     @property
+    def store(self) -> CheckpointStore:
+        """The folder's checkpoints, with what was learned of them so far."""
+        return self._store
+
+    def require_no_steps(self, remedy: str) -> None:
+        """On all ranks, refuse what :meth:`CommittedSteps.require_none` refuses. Collective."""
+        self._together.from_rank_0(lambda: self._store.require_none(remedy))
+
+    @property
     def under_way(self) -> bool:
         """Whether a save is. Differs between ranks."""
         return self._thread is not None and self._thread.is_alive()

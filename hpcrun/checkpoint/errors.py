@@ -14,7 +14,14 @@ class CheckpointError(UserError):
 
 
 class DamagedCheckpoint(CheckpointError):
-    """A committed checkpoint whose bytes are not the ones that were written."""
+    """A committed checkpoint whose bytes are not the ones that were written.
+
+    ``lasting``: False where the file system refused to read, which may pass.
+    """
+
+    def __init__(self, text: str, *, lasting: bool = True) -> None:
+        super().__init__(text)
+        self.lasting = lasting
 
 
 class CheckpointWarning(UserWarning):

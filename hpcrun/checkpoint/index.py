@@ -86,7 +86,8 @@ def decode(raw: bytes) -> Index:
         values = json.loads(raw)
         if values["format"] != _FORMAT:
             raise DamagedCheckpoint(
-                f"{INDEX}: format {values['format']!r}: this version of hpcrun reads {_FORMAT}"
+                f"{INDEX}: format {values['format']!r}: this version of hpcrun reads {_FORMAT}",
+                lasting=False,
             )
         files = [str(name) for name in values["files"]]
         for name in files:

@@ -82,7 +82,8 @@ def decode(raw: bytes) -> Manifest:
         values = json.loads(raw)
         if values["format"] != _FORMAT:
             raise DamagedCheckpoint(
-                f"format {values['format']!r}: this version of hpcrun reads format {_FORMAT}"
+                f"format {values['format']!r}: this version of hpcrun reads format {_FORMAT}",
+                lasting=False,
             )
         manifest = Manifest(
             step=int(values["step"]),

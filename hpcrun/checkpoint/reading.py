@@ -269,7 +269,7 @@ def _key(index: MetadataIndex) -> tuple[str, tuple[int, ...]]:
 def _dtype(name: str) -> torch.dtype:
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
-        raise DamagedCheckpoint(f"{INDEX}: {name!r} is no type of elements")
+        raise DamagedCheckpoint(f"{INDEX}: {name!r} is no type of elements", lasting=False)
     return found
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -56,7 +56,10 @@ def restore(
         if error is None and chosen is None and notes:
             error = f"{store.root}: no checkpoint there is whole: {'; '.join(notes)}"
             if not skip:
-                error += "; move the folder away to start from step 0"
+                error += (
+                    "; to start from step 0 move the folder away, or give the run's `hpcrun resume` "
+                    "--from-scratch"
+                )
         if error is not None:
             raise CheckpointError(error)
         if chosen is None:
@@ -67,15 +70,15 @@ def restore(
             load = _Load(store, together, manifest, index, template)
             for work in (load.prepare, load.fill):
                 reports = together.gather(_report(work, together, store.path(manifest.step)))
-                if any(damage or misfit for damage, misfit in reports):
+                if any(report.damage or report.misfit for report in reports):
                     break
-        misfits = [misfit for _, misfit in reports if misfit]
+        misfits = [report.misfit for report in reports if report.misfit]
         if misfits:
             raise CheckpointError(f"step {manifest.step}: {first_of(misfits)}")
-        troubles = [damage for damage, _ in reports if damage]
+        troubles = [report.damage for report in reports if report.damage]
         if not troubles:
             return load.restored(notes)
-        store.distrust(manifest.step)
+        store.distrust(manifest.step, lasting=any(report.lasting for report in reports))
         skipped.add(manifest.step)
         notes.append(f"step {manifest.step} passed over: {first_of(troubles)}")
 
@@ -149,16 +152,22 @@ class _Load:
         return Restored(manifest.step, shared, self._own, dict(manifest.meta), tuple(notes))
 
 
-def _report(
-    work: Callable[[], None], together: Together, path: Path
-) -> tuple[str | None, str | None]:
-    """The damage that ``work`` met, and what else kept it from being done."""
+class _Report(NamedTuple):
+    """The damage that a rank met, whether it lasts, and what else kept the rank from its work."""
+
+    damage: str | None = None
+    lasting: bool = False
+    misfit: str | None = None
+
+
+def _report(work: Callable[[], None], together: Together, path: Path) -> _Report:
     try:
         work()
     except DamagedCheckpoint as error:
-        return together.named(error), None
+        return _Report(together.named(error), error.lasting)
     except CheckpointError as error:
-        return None, together.named(error)
+        return _Report(misfit=together.named(error))
     except Exception as error:  # whatever it is, the others are waiting to hear
-        return None, together.named(f"{path}: cannot be loaded here: {one_line(error)}")
-    return None, None
+        line = f"{path}: cannot be loaded here: {one_line(error)}"
+        return _Report(misfit=together.named(line))
+    return _Report()

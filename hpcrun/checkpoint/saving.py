@@ -52,7 +52,7 @@ class Saving:
         self._still_mine = still_mine
         self._tidy = tidy
         self._swept = False
-        self._left: str | None = None
+        self._left: list[str] = []
 
     def run(self, task: Task) -> SaveOutcome:
         """Save. Collective; returns on all ranks alike once it is decided, and raises for no disk.
@@ -88,13 +88,14 @@ class Saving:
 
     def _sweep(self) -> None:
         """What stays (an NFS client keeps files that are open somewhere) costs room, not this save."""
-        self._left = None
+        self._left = []
         if not self._swept:
             try:
                 self._store.sweep()
+                self._left = self._store.set_damaged_aside()
                 self._swept = True
             except CheckpointError as error:
-                self._left = self._together.named(error)
+                self._left = [self._together.named(error)]
 
     def _write(self, task: Task, draft: Path) -> Written | str | None:
         if not isinstance(task.share, Share):
@@ -117,7 +118,7 @@ class Saving:
                 task, draft, [part for part in written if isinstance(part, Written)]
             )
         told = [note for part in written if isinstance(part, Written) for note in part.notes]
-        notes = [self._left] if self._left else []
+        notes = [*self._left]
         notes += [first_of(told)] if told else []
         try:
             if outcome.ok:

@@ -41,6 +41,7 @@ from hpcrun.checkpoint.manifest import (
 
 _DRAFT = re.compile(r"step-\d{9,}\.tmp-.+")
 _TRASH = ".trash-"
+_DAMAGED_KEPT = 2
 
 
 class CheckpointStore(CommittedSteps):
@@ -49,6 +50,7 @@ class CheckpointStore(CommittedSteps):
     Args:
         root: the folder; made (0700) by the first :meth:`begin` if it does not exist.
         owner: job and restart, like ``4711-0``; part of the names of drafts.
+        nonce: part of the names of drafts too, where another incarnation may have the same ``owner``.
         fs: the system calls; tests plant faults there.
         patience: seconds to wait for a name that another node made and that a network file system
             does not show here yet (ENOENT, ESTALE).
@@ -58,11 +60,18 @@ class CheckpointStore(CommittedSteps):
     """
 
     def __init__(
-        self, root: Path, owner: str, *, fs: FileSystem = LOCAL, patience: float = 3.0
+        self,
+        root: Path,
+        owner: str,
+        *,
+        nonce: str = "",
+        fs: FileSystem = LOCAL,
+        patience: float = 3.0,
     ) -> None:
         require_owner(owner)
         super().__init__(root, fs=fs, patience=patience)
         self.owner = owner
+        self._incarnation = f"{owner}-{nonce}" if nonce else owner
         self._rooted = False
 
     # Writing
@@ -78,7 +87,7 @@ class CheckpointStore(CommittedSteps):
         Raises:
             CheckpointError: the folder cannot be made.
         """
-        draft = self.root / f"{step_name(step)}.tmp-{self.owner}"
+        draft = self.root / f"{step_name(step)}.tmp-{self._incarnation}"
         with explained("begin a checkpoint", draft):
             with suppress(FileExistsError):
                 self._fs.make_directory(self.root)
@@ -144,6 +153,7 @@ class CheckpointStore(CommittedSteps):
             self._publish(draft, final, step)
             sync_directory(self._fs, self.root)
         self._distrusted.discard(step)
+        self._damaged.discard(step)
         return final
 
     def abandon(self, draft: Path) -> None:
@@ -219,6 +229,34 @@ class CheckpointStore(CommittedSteps):
         with explained("be pruned", self.root):
             self._remove([self.path(step) for step in doomed])
         return doomed
+
+    def set_damaged_aside(self) -> list[str]:
+        """Rename the checkpoints that this object found damaged to ``damaged-step-…``; for rank 0.
+
+        They then take no place of those that are kept. The newest two stay for a look, older ones are
+        removed. A checkpoint that the file system refused to read stays in place.
+
+        Returns:
+            A line for each that was renamed.
+
+        Raises:
+            CheckpointError: the disk refused.
+        """
+        lines = []
+        for step in sorted(self._damaged):
+            aside = self.root / f"damaged-{step_name(step)}-{int(time.time())}"
+            with explained("be renamed", self.path(step)), suppress(FileNotFoundError):
+                self._fs.rename(self.path(step), aside)
+                lines.append(
+                    f"step {step} is damaged and was renamed to {aside.name} (the newest "
+                    f"{_DAMAGED_KEPT} of these stay)"
+                )
+            self._damaged.discard(step)
+        if lines:
+            with explained("be pruned", self.root):
+                sync_directory(self._fs, self.root)
+                self._remove([self.root / name for name in self.set_aside()[_DAMAGED_KEPT:]])
+        return lines
 
     def sweep(self) -> list[str]:
         """Remove what failed or died on its way: drafts, half-removed folders, holds long expired.

@@ -1,6 +1,8 @@
 """What a run that is there already makes of a config of its name: it goes on, makes room, or refuses."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +14,7 @@ from hpcrun.config import Config, lengths_left, training_differences
 from hpcrun.config import load_resolved as load
 from hpcrun.launch import jobs
 from hpcrun.lifecycle.history import last_committed
+from hpcrun.lifecycle.lost import require_none_lost
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.events import read_events
 from hpcrun.run.files import read_json, write_atomic, write_json
@@ -33,15 +36,17 @@ def compare(run: RunDirectory, config: Config) -> Standing:
     """How ``run`` stands to ``config``.
 
     Raises:
-        RunError: it trains something else.
+        RunError: it trains something else, or its checkpoints are gone.
     """
     result = read_json(run.result)
     done = result is not None and result.get("state") == "finished"
-    steps = CheckpointStore(run.checkpoints, "submit-0").steps()
+    steps = _steps(run)
     stands = max(steps, default=0)
     old = load(run.config)
     differences = training_differences(old, config, None if done else stands)
     if not differences:
+        if not done and not steps:
+            require_none_lost(run, handle(run))
         return Standing(finished=result if done else None)
     if not done and not steps and _saved_nothing(run, old):
         return Standing(replaced=training_differences(old, config))
@@ -74,7 +79,7 @@ def renewed(run: RunDirectory, config: Config, identity: Identity) -> Iterator[S
     # A process that outlived its job may commit until the moment when the run is no longer its own.
     run.owner.unlink(missing_ok=True)
     found = compare(run, config)
-    with _put_aside(run):
+    with _put_aside(run, run.measured):
         facts, diff = identity()
         before = read_json(run.record) or {}
         replaces = {key: before.get(key) for key in ("created", "command")}
@@ -91,11 +96,44 @@ def unchanged(run: RunDirectory, config: Config) -> Iterator[Sequence[str]]:
     """As :func:`renewed`, of a run that ``config`` was read from.
 
     Raises:
-        RunError: it has another one by now.
+        RunError: it has another one by now, or its checkpoints are gone.
     """
     if load(run.config) != config:
         raise RunError(f"{run.path}: somebody has just given it another config; resume it again")
+    if not _steps(run):
+        require_none_lost(run, handle(run))
     yield ()
+
+
+@contextmanager
+def from_scratch(run: RunDirectory, config: Config) -> Iterator[Sequence[str]]:
+    """As :func:`unchanged`, but put all that ``run`` has trained aside, so that it begins at step 0.
+
+    Checkpoints, metrics, event log and result move into the log folder of the newest job, and back where the
+    block fails.
+
+    Raises:
+        RunError: ``run`` trains something else, or is a script.
+    """
+    require_restartable(run, config)
+    # A process that outlived its job may commit until the moment when the run is no longer its own.
+    run.owner.unlink(missing_ok=True)
+    with _put_aside(run, (run.events, run.result, run.checkpoints, *run.measured)):
+        run.checkpoints.mkdir(mode=0o700)
+        yield ()
+
+
+def require_restartable(run: RunDirectory, config: Config) -> None:
+    """Raise RunError where ``run`` cannot begin at step 0 with ``config``."""
+    if differences := training_differences(load(run.config), config, None):
+        raise RunError(
+            f"{run.path}: is a run of another config ({shortened(differences)}); choose another --name"
+        )
+    if config.command:
+        raise RunError(
+            f"{run.path}: runs a script with checkpoints of its format; remove these, and omit "
+            "--from-scratch"
+        )
 
 
 def shortened(differences: Sequence[str]) -> str:
@@ -104,8 +142,8 @@ def shortened(differences: Sequence[str]) -> str:
 
 
 @contextmanager
-def _put_aside(run: RunDirectory) -> Iterator[None]:
-    """Put what a config has left beside its job's logs, where another takes its place; back on a failure.
+def _put_aside(run: RunDirectory, paths: Iterable[Path]) -> Iterator[None]:
+    """Move ``paths`` into the log folder of the newest job, and back on a failure.
 
     Raises:
         OSError: it cannot be moved.
@@ -114,11 +152,10 @@ def _put_aside(run: RunDirectory) -> Iterator[None]:
     folder = run.logs if job is None else run.job_logs(job[1])
     moved: list[tuple[Path, Path]] = []
     try:
-        for path in run.measured:
+        for path in paths:
             if path.exists():
-                # Beside the logs that tell of it, and out of the way of what the new config will measure.
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                target = folder / path.name
+                target = _free_name(folder / path.name)
                 path.rename(target)
                 moved.append((path, target))
         yield
@@ -126,6 +163,16 @@ def _put_aside(run: RunDirectory) -> Iterator[None]:
         for path, target in moved:
             target.rename(path)
         raise
+
+
+def _free_name(path: Path) -> Path:
+    """``path``, or the first of its name with a number that is not taken."""
+    names = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
+    return next(name for name in itertools.chain([path], names) if not os.path.lexists(name))
+
+
+def _steps(run: RunDirectory) -> list[int]:
+    return CheckpointStore(run.checkpoints, "submit-0").steps()
 
 
 def _saved_nothing(run: RunDirectory, config: Config) -> bool:

@@ -37,6 +37,7 @@ def hand_over(
     make: Callable[[], object] | None = None,
     snapshot: bool | None = None,
     after: Sequence[RunDirectory] = (),
+    trust_owner: bool = False,
 ) -> Submitted | None:
     """Submit ``run``; None where nobody is to run it (prepared), or this process (debug).
 
@@ -46,9 +47,11 @@ def hand_over(
         make: makes the run directory, where there is none yet.
         snapshot: keep a copy of the code; None: if the submission before this one did.
         after: runs that have to finish first.
+        trust_owner: continue a run of another user.
 
     Raises:
-        UserError: it is being run already, or cannot be written or submitted; nothing has changed.
+        UserError: it is another user's, is being run already, or cannot be written or submitted; nothing
+            has changed.
         KeyboardInterrupt: Ctrl-C or SIGTERM meanwhile; nothing has changed, or it says which job stays.
     """
     submitted, ours = None, list[str]()
@@ -57,6 +60,8 @@ def hand_over(
         _made(run, ours, make),
     ):
         directory.refuse_if_writable_by_others(run)
+        if not trust_owner:
+            directory.refuse_foreign(run)
         with SubmissionLock(run):
             refuse_live(run)
             with _put_back_on_failure(run), admit() as replaced:

@@ -15,6 +15,7 @@ from hpcrun.run.endings import read_exits, read_failures, read_hang
 from hpcrun.run.events import Attempt, Event, read_events
 from hpcrun.run.figures import result_lines
 from hpcrun.run.files import read_json
+from hpcrun.run.leftovers import is_husk
 
 _CAUSES = {"bad-input": exitcodes.BAD_INPUT, "save-failed": exitcodes.SAVE_FAILED}
 
@@ -27,13 +28,17 @@ def print_result(run: RunDirectory) -> None:
 def print_end(run: RunDirectory) -> int:
     """Print how ``run`` ended, cause first, and return the exit code that says the same."""
     result = read_json(run.result)
+    if result is None and (not run.path.is_dir() or is_husk(run.path)):
+        say(f"hpcrun: {run.name} has ended: its run directory, {run.path}, was deleted")
+        return exitcodes.FAILED
     if result is None:
         now = jobs.state(run)
         if now.word != "stopped":
             why = now.detail.removesuffix("; `hpcrun resume` continues it")
             say(f"hpcrun: {run.name} ended without a result: {why}; {_continue(run)}")
             _print_evidence(run, None)
-            return exitcodes.FAILED
+            # Only a full disk keeps the controller, too, from a last word.
+            return exitcodes.SAVE_FAILED if jobs.is_full(run.path) else exitcodes.FAILED
         result = {"state": "stopped", "step": last_committed(read_events(run))}
     state, cause = str(result.get("state")), str(result.get("cause"))
     if state == "finished":

@@ -6,9 +6,9 @@ to Slurm where there is one, else it runs on this machine.
 
 import argparse
 
-from hpcrun.cli.continuing import unchanged
+from hpcrun.cli.continuing import from_scratch, unchanged
 from hpcrun.cli.runs import add_run, find_run
-from hpcrun.cli.submit import require_one_way, say_finished, start
+from hpcrun.cli.submit import add_continuing, require_one_way, say_finished, start
 from hpcrun.config import load_resolved
 from hpcrun.launch import submission
 from hpcrun.run.files import read_json
@@ -17,6 +17,7 @@ from hpcrun.run.files import read_json
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_run(parser)
+    add_continuing(parser)
     # None: as it was submitted.
     parser.add_argument(
         "--no-snapshot",
@@ -36,8 +37,10 @@ def run(arguments: argparse.Namespace) -> int:
     require_one_way(arguments)
     directory = find_run(arguments)
     result = read_json(directory.result) or {}
-    if result.get("state") == "finished":
+    scratch = arguments.from_scratch
+    if result.get("state") == "finished" and not scratch:
         return say_finished(directory, result, arguments.json)
     config = load_resolved(directory.config)
     executor = submission.choose_executor(config)
-    return start(directory, config, executor, arguments, lambda: unchanged(directory, config))
+    admit = from_scratch if scratch else unchanged
+    return start(directory, config, executor, arguments, lambda: admit(directory, config))

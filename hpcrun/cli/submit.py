@@ -23,7 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.cli.chosen import choose_config, idle_on_this_machine
-from hpcrun.cli.continuing import Standing, compare, renewed, shortened
+from hpcrun.cli.continuing import (
+    Standing,
+    compare,
+    from_scratch,
+    renewed,
+    require_restartable,
+    shortened,
+)
 from hpcrun.cli.handover import hand_over, refuse_live
 from hpcrun.cli.nccl_lint import warn_of
 from hpcrun.cli.output import print_json
@@ -92,6 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument(
         "--profile", metavar="NAME", help="site profile: a name or a path; '' for none"
     )
+    add_continuing(what)
     what.add_argument(
         "--no-snapshot", action="store_true", help="run the code as it lies, not a copy of it"
     )
@@ -109,6 +117,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_continuing(parser: argparse._ActionsContainer) -> None:
+    """Add the options for a run that exists: ``--from-scratch`` and ``--trust-owner``."""
+    parser.add_argument(
+        "--trust-owner", action="store_true", help="continue a run that belongs to another user"
+    )
+    parser.add_argument(
+        "--from-scratch",
+        action="store_true",
+        help="start at step 0; checkpoints, metrics and events move to the old job's log folder",
+    )
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Submit, and follow where wanted; the exit code is the run's when it was followed."""
     require_one_way(arguments)
@@ -118,7 +138,7 @@ def run(arguments: argparse.Namespace) -> int:
     assert config.name is not None
     warn_of(config.job.env)
     run_directory = RunDirectory(runs_dir(arguments) / config.name)
-    standing = compare(run_directory, config) if run_directory.exists() else None
+    standing = _standing(run_directory, config, arguments.from_scratch)
     if standing is None or standing.finished is None:
         check_command(config, Path.cwd())
     executor: ExecutorName = "prepared" if arguments.prepare else submission.choose_executor(config)
@@ -147,9 +167,23 @@ def run(arguments: argparse.Namespace) -> int:
         return start(run_directory, config, executor, arguments, lambda: nullcontext(()), make)
     if standing.finished is not None:
         return say_finished(run_directory, standing.finished, arguments.json)
-    return start(
-        run_directory, config, executor, arguments, lambda: renewed(run_directory, config, identity)
-    )
+
+    def admit() -> AbstractContextManager[Sequence[str]]:
+        if arguments.from_scratch:
+            return from_scratch(run_directory, config)
+        return renewed(run_directory, config, identity)
+
+    return start(run_directory, config, executor, arguments, admit)
+
+
+def _standing(run: RunDirectory, config: Config, scratch: bool) -> Standing | None:
+    """Compare the run of that name with ``config``; return None where there is no run."""
+    if not run.exists():
+        return None
+    if scratch:
+        require_restartable(run, config)
+        return Standing()
+    return compare(run, config)
 
 
 def require_one_way(arguments: argparse.Namespace) -> None:
@@ -181,7 +215,14 @@ def start(
     snapshot = None if without is None else not without
     after = _after(arguments, config, executor, run)
     submitted = hand_over(
-        run, config, executor, admit=admit, make=make, snapshot=snapshot, after=after
+        run,
+        config,
+        executor,
+        admit=admit,
+        make=make,
+        snapshot=snapshot,
+        after=after,
+        trust_owner=arguments.trust_owner,
     )
     if executor == "prepared":
         return _say_prepared(run, with_dependency(config, after), arguments.json)

@@ -31,7 +31,9 @@ def run(arguments: argparse.Namespace) -> int:
             )
         steps = [arguments.step]
     if not steps:
-        raise CheckpointError(f"{store.root}: there is no checkpoint yet")
+        aside = ", ".join(store.set_aside())
+        found = f"; set aside as damaged: {aside}" if aside else " yet"
+        raise CheckpointError(f"{store.root}: there is no checkpoint{found}")
     store.require_private(steps)
 
     def report(step: int, trouble: str | None, size: int) -> None:
@@ -43,4 +45,10 @@ def run(arguments: argparse.Namespace) -> int:
             for line in trouble.splitlines():
                 say(f"step {step}: DAMAGED: {line}")
 
-    return int(bool(verify(store, steps, report)))
+    damaged = verify(store, steps, report)
+    if not arguments.json and arguments.step is None:
+        for name in store.set_aside():
+            say(
+                f"{name}: a damaged checkpoint, set aside; no resume reads it, and it may be removed"
+            )
+    return int(bool(damaged))

@@ -38,8 +38,9 @@ REQUEUE = 75
 """The exit code by which the ``after`` command asks for another attempt."""
 
 _TICK = 0.05
-# After the first failure the others get this long to say what they saw, then SIGKILL.
-_LAST_WORDS = 1.0
+# After the first failure the others get this long to say what they saw, then SIGKILL. The node whose rank
+# failed first may be the last to end: torchrun waits for its other ranks, and a task for a late signal.
+_LAST_WORDS = 3.0
 _PR_SET_PDEATHSIG = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -102,7 +103,7 @@ class Attempt:
     def __init__(self, request: JobRequest, restart: int, orders: _Orders) -> None:
         self._request, self._orders = request, orders
         self.folder = Path(request.folder) / f"restart-{restart}"
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(exist_ok=True)
         self.environ = scrub(os.environ) | job_environment(request, restart) | request.env
         self._end = time.time() + request.time_limit if request.time_limit else None
         self._kill_at: float | None = None
@@ -309,6 +310,9 @@ def _after(request: JobRequest, attempt: Attempt, code: int, word: str | None) -
     """Run the request's ``after`` command; whether another attempt follows."""
     if not request.after:
         return word == "preemption"
+    if not Path(request.folder).is_dir():
+        say(f"{request.folder} is gone: the run was deleted, and the job ends")
+        return False
     command = [*request.after, "--exit-code", str(code)]
     if word is not None:
         command += ["--scheduler", word]

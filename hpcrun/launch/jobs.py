@@ -407,8 +407,13 @@ def _local_state(folder: Path) -> tuple[str, str]:
     return status.state, f"restart {status.restart}" if status.restart else ""
 
 
+def is_full(folder: Path) -> bool:
+    """Return whether the disk of ``folder`` has no space for a file of a few lines."""
+    return shutil.disk_usage(folder).free < _FULL
+
+
 def _why_gone(folder: Path) -> str:
-    free = shutil.disk_usage(folder).free
-    if free < _FULL:
+    if is_full(folder):
+        free = shutil.disk_usage(folder).free
         return f"the disk of {folder} is full ({free} bytes are free): free some space, then `hpcrun resume`"
     return "its controller is gone: the machine went down, or it was killed; `hpcrun resume` continues it"

@@ -181,6 +181,16 @@ def finished_before(events: Sequence[Event], attempt: Attempt) -> bool:
 
 
 def last_committed(events: Sequence[Event]) -> int | None:
-    """The newest step that was announced as committed, over all submissions."""
-    steps = [event.step for event in events if event.what == "saved" and event.step is not None]
-    return max(steps, default=None)
+    """The step that a resume would begin at, as far as the log knows; None without a checkpoint.
+
+    A start below the newest announced step shows that the checkpoints above it are damaged or gone.
+    """
+    newest: int | None = None
+    for event in events:
+        if event.step is None:
+            continue
+        if event.what == "started":
+            newest = event.step or None
+        elif event.what == "saved":
+            newest = max(event.step, newest or 0)
+    return newest

@@ -12,6 +12,7 @@ from hpcrun.errors import UserError
 from hpcrun.lifecycle.controller_view import look_at
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Event, read_events, record_event
+from hpcrun.run.files import make_folders
 
 
 class Occupied(UserError):
@@ -34,6 +35,41 @@ def require_free(run: RunDirectory, attempt: Attempt) -> None:
         return
     record_event(run, "occupied", refused=attempt.owner, holder=job)
     raise Occupied(_line(run, attempt, str(job)))
+
+
+def require_own_number(run: RunDirectory, job: str) -> None:
+    """Return unless a job of another cluster has the same number, and with it the same log folder.
+
+    The folder belongs to the first cluster that starts such a job: a file in it holds the cluster's name.
+
+    Raises:
+        Occupied: the folder belongs to another cluster.
+        OSError: the run directory cannot be written.
+    """
+    here = os.environ.get("SLURM_CLUSTER_NAME")
+    if not here:
+        return
+    path = run.job_logs(job) / "cluster"
+    make_folders(path.parent, below=run.path)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        there = path.read_text().strip()
+    else:
+        with open(descriptor, "w") as stream:  # noqa: PTH123
+            stream.write(f"{here}\n")
+        return
+    # A file without a name was left by a crash, or by a full disk.
+    if there and there != here:
+        raise Occupied(same_number(run, job, there))
+
+
+def same_number(run: RunDirectory, job: str, cluster: str) -> str:
+    """The line for a job that has the number of another job of the run, on another cluster."""
+    return (
+        f"{run.name}: cluster {cluster} has started a job {job} for it, and log files are named by that "
+        "number; submit this one again: it gets another number"
+    )
 
 
 def refusal(run: RunDirectory, attempt: Attempt) -> str | None:

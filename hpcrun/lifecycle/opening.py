@@ -20,7 +20,7 @@ from hpcrun.lifecycle.history import (
     last_committed,
     lives,
 )
-from hpcrun.lifecycle.holder import require_free
+from hpcrun.lifecycle.holder import Occupied, require_free, same_number
 from hpcrun.lifecycle.policy import Budgets, decide
 from hpcrun.lifecycle.settle import with_lost_announcement, write_final_word
 from hpcrun.run.directory import RunDirectory
@@ -100,8 +100,17 @@ def _require_new(run: RunDirectory, attempt: Attempt) -> None:
     """Raise Refused where an earlier srun of the same allocation (salloc) has opened this attempt.
 
     Files of that step (the meeting place of the ranks, failures) would be taken for those of this step.
+
+    Raises:
+        Occupied: it was a job of another cluster, which has the same number.
     """
-    if any(event.what == "opened" and event.attempt == attempt for event in read_events(run)):
+    here = os.environ.get("SLURM_CLUSTER_NAME")
+    for event in read_events(run):
+        if event.what != "opened" or event.attempt != attempt:
+            continue
+        there = event.fields.get("cluster", here)
+        if there != here:
+            raise Occupied(same_number(run, attempt.job, str(there)))
         raise Refused(
             f"{run.name}: attempt {attempt.owner} has run before in this allocation; start the next attempt "
             f"with SLURM_RESTART_COUNT={attempt.restart + 1} in front of srun, or submit the run"

@@ -14,6 +14,7 @@ from typing import Any
 
 from hpcrun.errors import UserError
 from hpcrun.run.files import sync_directory, write_atomic, write_json
+from hpcrun.run.leftovers import clear_husk, make_staged, publish, sweep
 
 _FREE_IT = "put it right, move it away, or choose another --name"
 
@@ -140,23 +141,26 @@ def create(path: Path, config_text: str, record: Mapping[str, Any], diff: str = 
         RunError: the place is taken, or cannot be written; nothing is left behind.
     """
     run = RunDirectory(path)
-    staged = RunDirectory(path.with_name(f".{path.name}.{os.urandom(6).hex()}.new"))
+    filled: Path | None = None
     made = [folder for folder in path.parents if not os.path.lexists(folder)]
     try:
-        if os.path.lexists(path):
+        if os.path.lexists(path) and not clear_husk(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
         path.parent.mkdir(parents=True, exist_ok=True)
-        staged.path.mkdir(mode=0o700)
+        filled = make_staged(path)
+        sweep(filled)
+        staged = RunDirectory(filled)
         for folder in (staged.checkpoints, staged.logs):
             folder.mkdir(mode=0o700)
         write_atomic(staged.config, config_text)
         if diff:
             write_atomic(staged.diff, diff)
         write_json(staged.record, record)
-        staged.path.rename(path)
+        publish(filled, path)
         sync_directory(path.parent)
     except BaseException as error:
-        shutil.rmtree(staged.path, ignore_errors=True)
+        if filled is not None:
+            shutil.rmtree(filled, ignore_errors=True)
         remove_if_empty(made)
         if not isinstance(error, OSError):
             raise
@@ -228,6 +232,20 @@ def _owner(path: Path) -> str:
         return path.owner()
     except KeyError:
         return f"user {path.stat().st_uid}"
+
+
+def refuse_foreign(run: RunDirectory) -> None:
+    """Refuse a run of another user: commands in its config would run as this user.
+
+    Raises:
+        RunError: with the option that allows it.
+    """
+    for path in (run.path, run.config):
+        if path.stat().st_uid != os.geteuid():
+            raise RunError(
+                f"{path}: belongs to {_owner(path)}, and commands in its config would run as you; if you "
+                "trust the owner, give --trust-owner"
+            )
 
 
 def refuse_if_writable_by_others(run: RunDirectory) -> None:

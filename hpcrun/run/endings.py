@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hpcrun.run.files import append_line, read_json, read_lines, write_json
+from hpcrun.run.files import append_line, make_log_folder, read_json, read_lines, write_json
 from hpcrun.run.traces import place_of, traceback_of
 
 _TERMINATED = re.compile(
@@ -110,7 +110,7 @@ def record_failure(
         copy=copy,
         bad_input=bad_input,
     )
-    folder.mkdir(parents=True, exist_ok=True)
+    make_log_folder(folder)
     write_json(folder / f"failure-rank-{rank:05d}.json", asdict(failure))
     return failure
 

@@ -49,6 +49,49 @@ def sync_directory(folder: Path) -> None:
         os.close(descriptor)
 
 
+def make_folders(folder: Path, *, below: Path) -> None:
+    """Make ``folder`` and what is missing between it and ``below``, but not ``below`` itself.
+
+    A rank that ends must not bring back a run directory that was deleted.
+
+    Raises:
+        OSError: the disk refuses; FileNotFoundError where ``below`` is gone.
+    """
+    inner = folder.relative_to(below).parts
+    for count in range(1, len(inner) + 1):
+        below.joinpath(*inner[:count]).mkdir(exist_ok=True)
+
+
+class HeldFolder:
+    """An open folder, which a later folder of the same name cannot be mistaken for: its inode stays in use.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._descriptor = path, -1
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+
+    def is_there(self) -> bool:
+        """Return whether the folder still has its name; raises OSError on other trouble of the server."""
+        try:
+            return os.path.samestat(self._path.stat(), os.fstat(self._descriptor))
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
+                return False
+            raise
+
+    def __del__(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+
+def make_log_folder(folder: Path) -> None:
+    """Make an attempt's log folder, ``RUN/logs/JOB/restart-N``; raises OSError as :func:`make_folders`."""
+    make_folders(folder, below=folder.parents[2])
+
+
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Replace ``path`` by ``value`` as indented JSON; raises OSError as :func:`write_atomic` does."""
     text = json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False)

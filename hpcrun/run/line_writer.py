@@ -1,5 +1,6 @@
 """A log of lines that nobody has to wait for: a thread appends them to the file."""
 
+import errno
 import os
 import threading
 from collections import deque
@@ -7,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcrun.run.files import append_lines, json_line
+from hpcrun.run.files import HeldFolder, append_lines, json_line
 
 _PAUSE = 0.2
 _MOST_WAITING = 1000
@@ -23,6 +24,7 @@ class LineWriter:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._folder = HeldFolder(path.parent)
         self._waiting: deque[Mapping[str, Any]] = deque()
         self._appending = threading.Lock()
         self._some, self._over = threading.Event(), threading.Event()
@@ -73,6 +75,9 @@ class LineWriter:
             if not values:
                 return
             try:
+                if not self._folder.is_there():
+                    # Of a run that was deleted, or deleted and made anew under its name.
+                    raise FileNotFoundError(errno.ENOENT, "its folder is gone", str(self._path))
                 # As bytes only here: many in a row take a fifth of the time of one between two steps.
                 append_lines(self._path, b"".join(map(json_line, values)))
             except Exception as error:

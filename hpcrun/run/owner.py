@@ -12,11 +12,16 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.events import Attempt
 from hpcrun.run.files import read_json, write_json
+
+INCARNATION = os.urandom(8).hex()
+"""The random name of this process. Two clusters may give the same number to two jobs of one run."""
 
 
 class Superseded(RuntimeError):
@@ -24,17 +29,28 @@ class Superseded(RuntimeError):
 
 
 def claim(run: RunDirectory, attempt: Attempt) -> None:
-    """Make ``attempt`` the only one that may write to ``run``; raises OSError when the disk refuses."""
+    """Make this process, for ``attempt``, the only one that may write to ``run``.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    cluster = os.environ.get("SLURM_CLUSTER_NAME")
     write_json(
         run.owner,
-        {"owner": attempt.owner, "host": socket.gethostname(), "time": round(time.time(), 3)},
+        {
+            "owner": attempt.owner,
+            **({"cluster": cluster} if cluster else {}),
+            "incarnation": INCARNATION,
+            "host": socket.gethostname(),
+            "time": round(time.time(), 3),
+        },
     )
 
 
 def require_ownership(
     run: RunDirectory, attempt: Attempt, *, patience: float = 30.0, pause: float = 0.5
 ) -> None:
-    """Return if ``attempt`` is the run's owner.
+    """Return if this process is the run's owner, for ``attempt``.
 
     A file that cannot be read, or is not there, says nothing about a newer incarnation: on a network file
     system both pass. It is read again until ``patience`` is over.
@@ -50,18 +66,24 @@ def require_ownership(
     late = time.monotonic() + patience
     while True:
         try:
-            owner = (read_json(run.owner) or {}).get("owner")
+            owner = read_json(run.owner) or {}
         except OSError:
             if time.monotonic() + pause > late:
                 raise
         else:
-            if owner == attempt.owner:
+            if owner.get("owner") == attempt.owner and owner.get("incarnation") == INCARNATION:
                 return
-            if owner is not None or time.monotonic() + pause > late:
-                words = f"{owner} owns this run now" if owner else f"{run.owner.name} is gone"
+            if "owner" in owner or time.monotonic() + pause > late:
+                words = f"{described(owner)} owns this run now" if owner else "owner.json is gone"
                 raise Superseded(f"{run.name}: {words}; {attempt.owner} stops writing")
         time.sleep(pause)
         pause *= 2
+
+
+def described(owner: Mapping[str, Any]) -> str:
+    """The owner in the content of an ``owner.json``, in words: attempt, cluster and host."""
+    cluster = f" of cluster {owner['cluster']}" if "cluster" in owner else ""
+    return f"{owner.get('owner')}{cluster} (rank 0 on {owner.get('host')})"
 
 
 class OwnerLooks:
@@ -130,26 +152,29 @@ class SubmissionLock:
             ) from error
         return True
 
-    def _taken_over(self) -> bool:
+    def _taken_over(self, lock: Path | None = None) -> bool:
         """Put our lock in the place of a stale one; exactly one of several that try succeeds.
 
         The name of the new file holds the token of the stale lock: only one process can make it, and
-        only the process that made it may replace that lock.
+        only the process that made it may replace that lock. A process that died in between has left that
+        file, which is then taken over in the same way.
         """
-        stale, _, _ = _holder(self._run.submitting)
+        lock = lock or self._run.submitting
+        stale, _, _ = _holder(lock)
         if stale is None:
-            return self._created()
-        claim = self._run.submitting.with_name(f".{self._run.submitting.name}.{stale}")
+            return lock == self._run.submitting and self._created()
+        claim = lock.with_name(f".{self._run.submitting.name}.{stale}")
         try:
             self._write(claim)
         except FileExistsError:
-            return False
+            if not self._taken_over(claim):
+                return False
         try:
             # Again, now that nobody else may replace it: the first answer may be old.
-            token, age, dead = _holder(self._run.submitting, now=claim.stat().st_mtime)
+            token, age, dead = _holder(lock, now=claim.stat().st_mtime)
             if token != stale or not (dead or age > self._stale_after):
                 return False
-            claim.replace(self._run.submitting)
+            claim.replace(lock)
         finally:
             claim.unlink(missing_ok=True)
         return True

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.events import Attempt
-from hpcrun.run.files import read_json, write_json
+from hpcrun.run.files import make_log_folder, read_json, write_json
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ class MeetingBoard:
 
     def publish(self, meeting: Meeting) -> None:
         """Write down where rank 0 listens; raises OSError where the shared file cannot be written."""
-        self._shared.parent.mkdir(parents=True, exist_ok=True)
+        make_log_folder(self._shared.parent)
         write_json(self._shared, asdict(meeting))
         self._hand_over(meeting)
 

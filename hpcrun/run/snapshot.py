@@ -16,6 +16,7 @@ from pathlib import Path
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import read_json
 from hpcrun.run.import_path import copied_path, folders_of
+from hpcrun.run.leftovers import is_husk
 from hpcrun.run.work_tree import shown_files, work_tree
 
 MOST_BYTES = 200 * 2**20
@@ -236,7 +237,12 @@ def _not_of_runs(paths: Iterable[Path], source: Path, folder: Path, run: Path) -
 
     def left_out(folder: Path) -> bool:
         if folder not in known:
-            known[folder] = left_out(folder.parent) or _is_run(folder) or _is_environment(folder)
+            known[folder] = (
+                left_out(folder.parent)
+                or _is_run(folder)
+                or is_husk(folder)
+                or _is_environment(folder)
+            )
         return known[folder]
 
     return (path for path in paths if not left_out(path.parent))

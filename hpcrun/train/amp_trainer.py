@@ -105,6 +105,7 @@ class AMPTrainer(Checkpointing):
         self._weighed: list[tuple[Tensor, Weight]] = []
         self._weights: Sequence[Weight] = ()
         self._engines: dict[Path, CheckpointEngine] = {}
+        self._begun: set[CheckpointEngine] = set()
 
     @property
     def is_distributed(self) -> bool:

@@ -35,6 +35,7 @@ class Checkpointing(ABC):
     model: nn.Module
     gate: StepGate
     _engines: dict[Path, CheckpointEngine]
+    _begun: set[CheckpointEngine]
 
     @property
     @abstractmethod
@@ -67,9 +68,13 @@ class Checkpointing(ABC):
 
         Returns:
             Whether it was committed; a failed save is told, on every rank alike, and not raised.
+
+        Raises:
+            CheckpointError: the folder holds steps of another training, which :meth:`load_checkpoint`
+                did not load. On all ranks.
         """
         engine = self._engine(where)
-        self.start_checkpoint(engine, step, extra, meta)
+        self.start_checkpoint(where, step, extra, meta)
         return engine.wait()[-1]
 
     def start_checkpoint(
@@ -84,6 +89,10 @@ class Checkpointing(ABC):
 
         ``own``: plain data of this rank alone, given back in the ``own`` of :meth:`load_checkpoint`.
         """
+        engine = self._engine(where)
+        if engine is not where and engine not in self._begun:
+            engine.require_no_steps("load_checkpoint()")
+            self._begun.add(engine)
         # First what the schedule still has to learn of the last step: the optimiser holds its rate.
         self.gate.settle()
         shared = state.capture_shared(
@@ -95,7 +104,7 @@ class Checkpointing(ABC):
         )
         if self.average is not None:
             shared["ema"] = self.average.tensors()
-        self._engine(where).start(
+        engine.start(
             step,
             shared,
             {**(own or {}), **self._capture_own()},
@@ -116,7 +125,9 @@ class Checkpointing(ABC):
         Raises:
             CheckpointError: what was read does not fit this model.
         """
-        restored = self._engine(where).restore(self._template(), skip)
+        engine = self._engine(where)
+        restored = engine.restore(self._template(), skip)
+        self._begun.add(engine)
         if restored is not None:
             parts = {"scaler": self.gate, "scheduler": self.scheduler}
             state.apply_shared(restored.shared, self.model, self.optimizer, **parts)

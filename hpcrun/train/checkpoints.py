@@ -9,6 +9,7 @@ from typing import Any
 from hpcrun.checkpoint.engine import CheckpointEngine
 from hpcrun.checkpoint.errors import CheckpointError
 from hpcrun.checkpoint.interval import EverySeconds, EverySteps, Interval, pays
+from hpcrun.checkpoint.outcome import Restored
 from hpcrun.checkpoint.retention import Retention, tidying
 from hpcrun.checkpoint.staging import Staging
 from hpcrun.checkpoint.store import CheckpointStore
@@ -16,9 +17,12 @@ from hpcrun.checkpoint.tier import Stage
 from hpcrun.checkpoint.together import Together
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import Config
+from hpcrun.lifecycle.lost import require_none_lost
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Event, read_events
-from hpcrun.run.owner import require_ownership
+from hpcrun.run.owner import INCARNATION, require_ownership
+from hpcrun.train.together import together
+from hpcrun.train.trainer import DistributedAMPTrainer
 
 _FAILURES = ("crash", "hang", "node-failure", "preemption", "time-limit")
 _PRIOR = 86400.0
@@ -30,7 +34,7 @@ def build_engine(
 ) -> CheckpointEngine:
     """The engine of a run's attempt. Collective."""
     wanted = config.checkpoint
-    store = CheckpointStore(run.checkpoints, attempt.owner)
+    store = CheckpointStore(run.checkpoints, attempt.owner, nonce=INCARNATION)
     memory = wanted.host_memory
     staging = Staging(
         limit=None if memory is None else int(memory * 1e9),
@@ -49,13 +53,36 @@ def build_engine(
     )
 
 
-def make_room(run: RunDirectory, attempt: Attempt, config: Config, step: int) -> None:
-    """Remove what the config does not keep any more, now that ``step`` is restored; for rank 0.
+def restore(
+    run: RunDirectory, config: Config, trainer: DistributedAMPTrainer, engine: CheckpointEngine
+) -> Restored | None:
+    """The newest whole checkpoint, loaded into ``trainer``; None before the first. Collective.
+
+    Raises:
+        UserError: a checkpoint was committed and none is left, or none can be loaded. On all ranks.
+    """
+    restored = trainer.load_checkpoint(engine)
+    main = trainer.is_main_process
+    if restored is None:
+        together(
+            lambda: require_none_lost(run) if main else None,
+            rank=trainer.distributed.rank,
+            group=trainer.control_group() if trainer.is_distributed else None,
+        )
+    elif main:
+        make_room(engine.store, config, restored.step)
+    return restored
+
+
+def make_room(store: CheckpointStore, config: Config, step: int) -> None:
+    """Set damaged checkpoints aside and remove those not kept, now that ``step`` is restored; for rank 0.
 
     Where the disk is full, no save would come so far as to do it.
     """
     try:
-        _tidying(CheckpointStore(run.checkpoints, attempt.owner), config)(step)
+        for line in store.set_damaged_aside():
+            print(f"hpcrun: {line}", flush=True)
+        _tidying(store, config)(step)
     except CheckpointError as error:
         print(f"hpcrun: {error}", file=sys.stderr, flush=True)
 

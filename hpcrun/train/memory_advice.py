@@ -9,6 +9,7 @@ from typing import Any, TypeGuard
 import torch
 
 from hpcrun.config import Config
+from hpcrun.run.files import make_log_folder
 from hpcrun.train.batching import Batching, accumulation_for
 from hpcrun.train.parallel import only_ddp
 
@@ -141,7 +142,7 @@ def _snapshot(folder: Path, rank: int) -> Iterator[str]:
         return
     # The process may be too far gone for this, and its end must be told all the same.
     with contextlib.suppress(Exception):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_log_folder(folder)
         summary = folder / f"memory-rank-{rank:05d}.txt"
         summary.write_text(cuda.memory_summary())
         cuda.memory._dump_snapshot(str(summary.with_suffix(".pickle")))

@@ -27,7 +27,7 @@ from hpcrun.train import flight, process_group
 from hpcrun.train.batching import Batching, accumulation_of
 from hpcrun.train.best import Weights, put_best_back
 from hpcrun.train.building import build_trainer
-from hpcrun.train.checkpoints import build_engine, build_interval, make_room
+from hpcrun.train.checkpoints import build_engine, build_interval, restore
 from hpcrun.train.data import length, require_trainable, training_steps
 from hpcrun.train.determinism import choose_kernels, refusals_told, seed_alike, seed_rank
 from hpcrun.train.early_stopping import EarlyStopping
@@ -121,9 +121,7 @@ def _train(
         with at("wrapping the model"):
             trainer = build_trainer(config, task, model, distributed, parallel)
         with at("restoring"):
-            restored = trainer.load_checkpoint(engine)
-        if restored is not None and trainer.is_main_process:
-            make_room(run, attempt, config, restored.step)
+            restored = restore(run, config, trainer, engine)
     start = position.start = restored.step if restored else 0
     task._reached(start)
     if restored is None or restored.own is None:

@@ -139,7 +139,10 @@ class WeightsAndBiases:
 
 
 class Sinks:
-    """All sinks of a run, on rank 0. One that fails costs lines, not the training, and says so once."""
+    """All sinks of a run, on rank 0. One that fails costs lines, not the training.
+
+    It says so once, and once more when it works again.
+    """
 
     def __init__(self, sinks: list[Sink]) -> None:
         self._sinks = sinks
@@ -147,7 +150,7 @@ class Sinks:
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Give ``line`` to all of them."""
-        self._each(lambda sink: sink.write(line))
+        self._each(lambda sink: sink.write(line), proof=True)
 
     def flush(self) -> None:
         """Have all of them put in safety what they were given."""
@@ -158,13 +161,19 @@ class Sinks:
         self._each(lambda sink: sink.close())
         self._sinks = []
 
-    def _each(self, act: Callable[[Sink], None]) -> None:
+    def _each(self, act: Callable[[Sink], None], *, proof: bool = False) -> None:
+        """Do ``act`` to each sink; ``proof``: a sink that succeeds works."""
         for number, sink in enumerate(self._sinks):
+            name = "metrics" if isinstance(sink, JsonLines) else type(sink).__name__
             try:
                 act(sink)
+                if proof and number in self._failed:
+                    # Some sinks write later: only now is it known.
+                    sink.flush()
+                    self._failed.discard(number)
+                    print(f"hpcrun: {name} are written again", file=sys.stderr, flush=True)
             except Exception as error:
                 if number not in self._failed:
-                    name = "metrics" if isinstance(sink, JsonLines) else type(sink).__name__
                     print(f"hpcrun: {name} are not written: {error}", file=sys.stderr, flush=True)
                 self._failed.add(number)
 

@@ -29,6 +29,7 @@ from hpcrun.lifecycle.signals import kill_helpers
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import node_name, record_hang, stacks_path
 from hpcrun.run.events import Attempt, note
+from hpcrun.run.files import make_log_folder
 from hpcrun.train import flight, process_group
 from hpcrun.train.hangs import Answer, judge_hang
 from hpcrun.train.position import PREPARING, TRAINING, Position
@@ -137,7 +138,7 @@ class Watchdog:
 
     def __enter__(self) -> "Watchdog":
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_log_folder(self._folder)
             self._stacks = stacks_path(self._folder, self._rank).open("w")
         except OSError as error:
             print(f"hpcrun: stacks will go to the log: {error}", file=sys.stderr, flush=True)

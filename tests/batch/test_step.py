@@ -407,3 +407,24 @@ def test_a_node_is_blamed_also_where_no_start_follows(tmp_path: Path) -> None:
     desk.answer("srun", "echo 'srun: error: n2: task 1: Killed'; exit 137")
     assert desk.step(XDG_STATE_HOME=str(tmp_path)) == 137, desk.told()
     assert [entry.node for entry in blames(tmp_path / "hpcrun" / "nodes.jsonl", 0.0)] == ["n2"]
+
+
+def test_a_job_whose_number_another_cluster_has_used_starts_and_judges_nothing(desk: Desk) -> None:
+    assert desk.step(SLURM_CLUSTER_NAME="one") != 2
+    log = desk.run.job_logs("7")
+    assert (log / "cluster").read_text() == "one\n"
+    desk.run.events.unlink()
+    started = len(desk.called("srun"))
+    assert desk.step(SLURM_CLUSTER_NAME="two") == 2
+    assert "cluster one has started a job 7 for it" in desk.told()
+    assert len(desk.called("srun")) == started
+    assert not desk.run.events.exists()
+
+
+def test_a_run_that_was_deleted_and_made_anew_is_not_judged_by_its_old_job(desk: Desk) -> None:
+    open_attempt(desk.run, FIRST, Budgets())
+    place = shlex.quote(str(desk.run.path))
+    desk.answer("srun", f"cp -r {place} {place}2; rm -r {place}; mv {place}2 {place}; exit 1")
+    assert desk.step() == 1
+    assert desk.ends() == []
+    assert desk.called("scontrol")[-1] != "scontrol requeue 7"

@@ -21,6 +21,7 @@ LINE = ["submit", "--prepare", "--no-snapshot", "--cpu", "task=probe:Probe", "--
 def run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     """A run that was prepared with ``train.lr=0.1``, in the working directory's ``runs``."""
     monkeypatch.chdir(folder)
+    (folder / "x.py").touch()
     assert guarded([*LINE, "train.lr=0.1"]) == 0
     return RunDirectory(folder / "runs" / "one")
 
@@ -74,8 +75,64 @@ def test_a_run_that_has_saved_keeps_its_config(
         assert guarded([*LINE, "train.lr=0.2", *how]) == 2
         assert "is a run of another config (train.lr: 0.1 -> 0.2)" in capsys.readouterr().err
     assert content(run) == before
+    (run.checkpoints / "step-000000003").mkdir()
     assert guarded([*LINE, "train.lr=0.1", "checkpoint.keep=1"]) == 0
     assert load_resolved(run.config).checkpoint.keep == 1
+
+
+def test_a_run_whose_checkpoints_are_gone_does_not_start_over_unless_asked(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record_event(run, "submitted", attempt=Attempt("7", 0), executor="local")
+    record_event(run, "saved", step=3, attempt=Attempt("7", 0))
+    run.metrics.write_text("the old ones\n")
+    run.checkpoints.rmdir()
+    before = content(run)
+    line = [*LINE, "train.lr=0.1"]
+    for command in (line, [*line, "--dry-run"], ["resume", "one"]):
+        assert guarded(command) == 2
+        told = capsys.readouterr().err
+        assert "checkpoints: step 3 was saved, and no checkpoint is left; put the folder" in told
+        assert "with `hpcrun resume one --from-scratch`\n" in told
+    assert guarded([*LINE, "train.lr=0.2", "--from-scratch"]) == 2
+    assert "is a run of another config (train.lr: 0.1 -> 0.2)" in capsys.readouterr().err
+    # What cannot be submitted leaves everything as it was.
+    with monkeypatch.context() as without_sbatch:
+        without_sbatch.setenv("PATH", "")
+        unsent = [word for word in line if word != "--prepare"]
+        assert guarded([*unsent, "--from-scratch", "--executor", "slurm"]) == 2
+    assert "there is no sbatch on PATH" in capsys.readouterr().err
+    assert content(run) == before
+    for number in ("", ".1"):
+        assert guarded([*line, "--from-scratch"]) == 0
+        old = run.logs if number else run.job_logs("7")
+        assert (old / "events.jsonl").exists() is not bool(number)
+        assert list(run.checkpoints.iterdir()) == []
+        assert not run.metrics.exists()
+    assert guarded(line) == 0
+    assert (run.job_logs("7") / "metrics.jsonl").read_text() == "the old ones\n"
+
+
+def test_from_scratch_keeps_the_checkpoints_that_are_there_out_of_the_way(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = run.checkpoints / "step-000000003"
+    saved.mkdir()
+    (saved / "manifest.json").write_text("{}")
+    for name in ("checkpoints", "checkpoints.1"):
+        assert guarded([*LINE, "train.lr=0.1", "--from-scratch"]) == 0
+        assert list(run.checkpoints.iterdir()) == []
+        assert [path.name for path in (run.logs / name).iterdir()] == ["step-000000003"]
+        (run.checkpoints / "step-000000003").mkdir()
+
+
+def test_a_script_does_not_start_from_scratch(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["submit", "--prepare", "--no-snapshot", "--name", "script"]
+    assert guarded([*line, "--", "python", "x.py"]) == 0
+    assert guarded([*line, "--from-scratch", "--", "python", "x.py"]) == 2
+    assert "runs a script with checkpoints of its format" in capsys.readouterr().err
 
 
 def test_a_script_that_has_begun_may_have_saved(

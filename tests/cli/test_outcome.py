@@ -1,5 +1,7 @@
 """How the end of a run is told on the screen."""
 
+import contextlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,8 +10,9 @@ from hpcrun.cli.follow import follow
 from hpcrun.cli.outcome import print_end, print_result
 from hpcrun.cli.progress import Pace
 from hpcrun.config import Config
+from hpcrun.launch.local_job import JobStatus, write_status
 from hpcrun.lifecycle import exitcodes
-from hpcrun.run.directory import RunDirectory
+from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import Exit, record_exit, record_failure
 from hpcrun.run.events import Attempt, record_event
 from hpcrun.run.figures import facts_of
@@ -169,6 +172,32 @@ def test_of_bad_input_no_traceback_is_shown_of_those_that_it_left(
     _fail(folder, 1, RuntimeError("Connection closed by peer"))
     assert print_end(run) == exitcodes.BAD_INPUT
     assert capsys.readouterr().out.splitlines()[1:] == [f"  logs  {folder}"]
+
+
+def test_a_run_that_was_deleted_is_not_to_be_continued(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDirectory(tmp_path / "a")
+    assert print_end(run) == exitcodes.FAILED
+    assert capsys.readouterr().out == (
+        f"hpcrun: a has ended: its run directory, {run.path}, was deleted\n"
+    )
+
+
+def test_a_disk_too_full_for_a_last_word_ends_with_74(
+    small_disk: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    disk = small_disk("600k")
+    run = create(disk / "full", "x", {})
+    attempt = Attempt("7", 0)
+    record_event(run, "submitted", attempt=attempt, executor="local")
+    run.job_logs("7").mkdir()
+    write_status(run.job_logs("7"), JobStatus("7", "RUNNING", 0, 2**22 + 1, 1.0, []))
+    with contextlib.suppress(OSError), (disk / "data").open("wb", buffering=0) as data:
+        while True:
+            data.write(bytes(4096))
+    assert print_end(run) == exitcodes.SAVE_FAILED
+    assert "full ended without a result: the disk of " in capsys.readouterr().out
 
 
 def test_a_loss_that_is_not_finite_is_told_as_such() -> None:

@@ -1,13 +1,14 @@
 """A run that has a job keeps it when a person submits another one beside it."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from hpcrun.batch.ending import conclude
 from hpcrun.lifecycle import exitcodes
-from hpcrun.lifecycle.holder import Occupied
+from hpcrun.lifecycle.holder import Occupied, require_own_number
 from hpcrun.lifecycle.opening import Refused, open_attempt
 from hpcrun.lifecycle.policy import Budgets
 from hpcrun.run.directory import RunDirectory, create
@@ -110,3 +111,30 @@ def test_a_second_srun_of_an_allocation_is_refused_with_the_way_to_a_new_attempt
         open_attempt(run, SECOND, Budgets(), executor="slurm")
     assert read_events(run) == before
     open_attempt(run, Attempt("8", 1), Budgets(), executor="slurm")
+
+
+def test_a_number_that_another_cluster_has_used_for_the_run_is_refused(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_own_number(run, "9")
+    assert not run.job_logs("9").exists()
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "one")
+    # Also the later starts of the same job, and what a crash left of the file.
+    for _ in range(2):
+        require_own_number(run, "9")
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "two")
+    with pytest.raises(
+        Occupied, match=r"a: cluster one has started a job 9 for it.* submit this one"
+    ):
+        require_own_number(run, "9")
+    (run.job_logs("9") / "cluster").write_text("")
+    require_own_number(run, "9")
+    # A step of salloc asks for no folder of its own.
+    record_event(run, "opened", attempt=Attempt("9", 0), executor="slurm", cluster="one")
+    before = read_events(run)
+    with pytest.raises(Occupied, match="cluster one has started a job 9"):
+        open_attempt(run, Attempt("9", 0), Budgets(), executor="slurm")
+    assert read_events(run) == before
+    shutil.rmtree(run.path)
+    with pytest.raises(FileNotFoundError):
+        require_own_number(run, "10")

@@ -229,6 +229,18 @@ def test_a_new_submission_gives_new_budgets_but_keeps_the_checkpoints() -> None:
     assert last_committed(log) == 20
 
 
+def test_a_start_below_the_newest_save_shows_what_is_still_there() -> None:
+    log = [event("started", step=0), event("saved", step=900), event("saved", step=986)]
+    assert last_committed(log) == 986
+    log += [event("opened", job="2"), event("started", job="2", step=900)]
+    assert last_committed(log) == 900
+    log += [event("saved", job="2", step=901)]
+    assert last_committed(log) == 901
+    # A script counts no steps.
+    assert last_committed([*log, event("started", job="3")]) == 901
+    assert last_committed([*log, event("started", job="3", step=0)]) is None
+
+
 def test_a_commit_that_was_not_announced_is_seen_by_where_the_next_attempt_starts() -> None:
     found = lives(
         [

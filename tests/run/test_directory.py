@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.run.directory import RunError, create, find
+from hpcrun.run import owner
+from hpcrun.run.directory import RunError, create, find, refuse_foreign
 from hpcrun.run.events import Attempt, read_events, record_event
 from hpcrun.run.owner import SubmissionLock, Superseded, claim, require_ownership
 
@@ -76,6 +77,18 @@ def test_a_directory_that_anyone_may_write_to_is_refused_with_the_remedy(tmp_pat
         find("a", tmp_path)
 
 
+def test_a_run_of_another_user_is_refused_with_the_option_that_allows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = create(tmp_path / "a", "x", {})
+    refuse_foreign(run)
+    monkeypatch.setattr(os, "geteuid", lambda: 54321)
+    with pytest.raises(
+        RunError, match=rf"{run.path}: belongs to .*would run as you.*--trust-owner"
+    ):
+        refuse_foreign(run)
+
+
 def test_a_newer_incarnation_fences_the_older(tmp_path: Path) -> None:
     run = create(tmp_path / "a", "x", {})
     old, new = Attempt("7", 0), Attempt("7", 1)
@@ -85,6 +98,24 @@ def test_a_newer_incarnation_fences_the_older(tmp_path: Path) -> None:
     require_ownership(run, new)
     with pytest.raises(Superseded):
         require_ownership(run, old)
+
+
+def test_of_two_processes_with_the_same_attempt_the_first_is_fenced(tmp_path: Path) -> None:
+    # Two clusters number their jobs alike.
+    run, attempt = create(tmp_path / "a", "x", {}), Attempt("7", 0)
+    claim(run, attempt)
+    child = os.fork()
+    if child == 0:
+        owner.INCARNATION = "of another process"
+        os.environ["SLURM_CLUSTER_NAME"] = "elsewhere"
+        claim(run, attempt)
+        require_ownership(run, attempt)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    with pytest.raises(
+        Superseded, match=r"a: 7-0 of cluster elsewhere \(rank 0 on .*\) owns this run"
+    ):
+        require_ownership(run, attempt)
 
 
 def test_an_owner_that_cannot_be_read_for_a_moment_owns_the_run_still(
@@ -189,6 +220,23 @@ def test_who_judged_a_lock_that_was_replaced_since_leaves_the_new_one(
     assert run.submitting.exists()
     second.__exit__()
     assert not run.submitting.exists()
+
+
+def test_a_taker_that_dies_blocks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = create(tmp_path / "a", "x", {})
+    for death in (1, 2):
+        child = os.fork()
+        if child == 0:
+            if death == 2:
+                # It has made its claim, and dies before it replaces the lock.
+                monkeypatch.setattr(Path, "replace", lambda *_: os._exit(0))
+            SubmissionLock(run).__enter__()
+            os._exit(0)
+        os.waitpid(child, 0)
+    assert len(list(run.path.glob(".submitting*"))) == 1
+    with SubmissionLock(run):
+        pass
+    assert not list(run.path.glob("*submitting*"))
 
 
 def test_a_lock_is_as_old_as_the_file_server_says(

@@ -326,6 +326,29 @@ def test_a_sink_that_fails_says_so_once_and_the_others_go_on(
     assert capsys.readouterr().err == "hpcrun: Full are not written: no space\n"
 
 
+def test_metrics_that_are_written_again_after_an_outage_say_so(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sinks = Sinks([JsonLines(run)])
+    sinks.write({"step": 1})
+    sinks.flush()
+    lines = run.metrics.rename(run.metrics.with_suffix(".away"))
+    run.metrics.mkdir()
+    for step in (2, 3, 4):
+        sinks.write({"step": step})
+        sinks.flush()
+    told = capsys.readouterr().err
+    assert told.startswith("hpcrun: metrics are not written: ")
+    assert told.count("\n") == 1
+    run.metrics.rmdir()
+    lines.rename(run.metrics)
+    for step in (5, 6):
+        sinks.write({"step": step})
+    sinks.close()
+    assert capsys.readouterr().err == "hpcrun: metrics are written again\n"
+    assert read_lines(run.metrics) == [{"step": 1}, {"step": 5}, {"step": 6}]
+
+
 def test_all_attempts_of_a_run_are_one_run_of_wandb(run: RunDirectory, tmp_path: Path) -> None:
     other = RunDirectory(tmp_path / "other" / "run")
     other.path.mkdir(parents=True)

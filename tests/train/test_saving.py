@@ -1,5 +1,6 @@
 """``checkpoint`` in a config, through the package's own loop: the checkpoints that are there afterwards."""
 
+import shutil
 import time
 from dataclasses import replace
 from itertools import pairwise
@@ -13,12 +14,14 @@ from hpcrun.checkpoint.store import CheckpointStore
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import override_layer, resolve, to_yaml
 from hpcrun.lifecycle import exitcodes
+from hpcrun.lifecycle.history import last_committed
 from hpcrun.lifecycle.signals import STOP
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, Event, read_events, record_event
 from hpcrun.train.checkpoints import build_interval, failure_seconds, make_room
 from hpcrun.train.job import run_rank
 from tests.checkpoint import faults
+from tests.checkpoint.test_set_aside import flip
 from tests.train.forks import fork_ranks
 
 COMMON = [
@@ -35,14 +38,21 @@ def trained(folder: Path, *overrides: str) -> RunDirectory:
     """A run of one rank that somebody started by hand, with these overrides, to its end."""
     run = create(folder / "run", to_yaml(configured(*overrides)), {"created": time.time()})
     logs = folder / "logs"
+    code, trouble = started(run, logs)
+    assert code == exitcodes.DONE, trouble
+    return run
+
+
+def started(run: RunDirectory, logs: Path) -> tuple[int, str]:
+    """The exit code of one rank that somebody started by hand, and how it raised."""
     logs.mkdir()
 
     def play(_: int) -> None:
         torch.set_num_threads(1)
         raise SystemExit(run_rank(run.path, STOP))
 
-    assert fork_ranks(1, play, logs) == [exitcodes.DONE], (logs / "rank-0.log").read_text()
-    return run
+    (code,) = fork_ranks(1, play, logs)
+    return code, (logs / "rank-0.log").read_text()
 
 
 def kept(run: RunDirectory) -> list[int]:
@@ -140,12 +150,36 @@ def test_a_start_removes_what_is_kept_no_more_for_a_full_disk_lets_no_save_do_it
     store = CheckpointStore(run.checkpoints, "test-0")
     for step in range(1, 6):
         faults.save(store, step)
-    make_room(run, Attempt("7", 0), configured("checkpoint.keep=2"), step=3)
+    make_room(store, configured("checkpoint.keep=2"), step=3)
     assert kept(run) == [5, 4, 3]
-    make_room(run, Attempt("7", 0), configured("checkpoint.keep=1"), step=5)
+    make_room(store, configured("checkpoint.keep=1"), step=5)
     assert kept(run) == [5]
     (run.checkpoints / "step-000000005").rename(run.path / "moved")
     run.checkpoints.rmdir()
     run.checkpoints.write_text("no folder")
-    make_room(run, Attempt("7", 0), configured(), step=5)
+    make_room(store, configured(), step=5)
     assert "cannot be listed" in capsys.readouterr().err
+
+
+def test_a_start_falls_back_from_damage_and_refuses_step_0_where_all_is_gone(tmp_path, capfd):
+    run = trained(tmp_path, "checkpoint.every=4", "checkpoint.keep=2")
+    assert kept(run) == [12, 8]
+    run.result.unlink()
+    flip(run.checkpoints / "step-000000012" / "rank-00000.bin")
+    code, trouble = started(run, tmp_path / "second")
+    assert code == exitcodes.DONE, trouble
+    said = capfd.readouterr().out
+    assert "step 12 passed over: " in said
+    assert "step 12 is damaged and was renamed to damaged-step-000000012-" in said
+    assert "resumed from step 8" in said
+    assert kept(run) == [12, 8]
+    assert len(list(run.checkpoints.glob("damaged-*"))) == 1
+    assert last_committed(read_events(run)) == 12
+
+    run.result.unlink()
+    shutil.rmtree(run.checkpoints)
+    before = [event.what for event in read_events(run)].count("started")
+    code, trouble = started(run, tmp_path / "third")
+    assert code == exitcodes.BAD_INPUT, trouble
+    assert "checkpoints: step 12 was saved, and no checkpoint is left" in capfd.readouterr().err
+    assert [event.what for event in read_events(run)].count("started") == before

@@ -258,6 +258,25 @@ def test_a_checkpoint_of_another_model_is_refused_by_the_name_of_a_difference(tm
         AMPTrainer(nn.Linear(4, 1), sgd, device="cpu").load_checkpoint(tmp_path / "c")
 
 
+def test_a_folder_with_the_steps_of_another_training_is_refused_until_they_are_loaded(tmp_path):
+    first = AMPTrainer(net(), sgd, device="cpu")
+    assert first.save_checkpoint(tmp_path, 1).ok
+    first.training_step([batch(4, 1)], loss)
+    assert first.save_checkpoint(tmp_path, 2).ok
+    manifest = (tmp_path / "step-000000002" / "manifest.json").read_bytes()
+    torch.manual_seed(1)
+    second = AMPTrainer(net(), sgd, device="cpu")
+    for save in (second.save_checkpoint, second.start_checkpoint):
+        with pytest.raises(
+            CheckpointError,
+            match=r"up to step 2, .* call load_checkpoint\(\) first, or use another",
+        ):
+            save(tmp_path, 2)
+    assert (tmp_path / "step-000000002" / "manifest.json").read_bytes() == manifest
+    assert second.load_checkpoint(tmp_path).step == 2
+    assert second.save_checkpoint(tmp_path, 3).ok
+
+
 def test_one_process_is_not_distributed_and_is_the_main_one():
     trainer = AMPTrainer(net(), sgd, device="cpu")
     assert (trainer.is_distributed, trainer.is_main_process) == (False, True)

@@ -1,9 +1,12 @@
 """Wait for a script: pass signals to it, and end it when a newer attempt has taken over."""
 
+import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.lifecycle.script.end import died_of_stop
@@ -14,7 +17,7 @@ from hpcrun.lifecycle.signals import StopFlag, StopReason
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note
 from hpcrun.run.files import read_json
-from hpcrun.run.owner import OwnerLooks
+from hpcrun.run.owner import INCARNATION, OwnerLooks, described
 
 _TICK = 0.2
 # The script, or a peer on another node, may hear a signal, and end on it, before this process does: also
@@ -45,6 +48,8 @@ class Watch:
         self._told: str | None = None
         self._rank = config.rank
         self._progress = progress
+        # Rank 0 has claimed the run; the other ranks learn the name from the first file of their attempt.
+        self._incarnation = INCARNATION if config.rank == 0 else None
 
     def wait(self, grace: float) -> int:
         """Return the script's exit code, -n for signal n.
@@ -95,17 +100,28 @@ class Watch:
         if not self._looks.due(time.monotonic()):
             return
         try:
-            owner = (read_json(self._run.owner) or {}).get("owner")
+            owner = read_json(self._run.owner) or {}
         except OSError as error:
             # A file system that has trouble says nothing about who owns the run.
             self._tell_once(f"owner.json cannot be read now: {error.strerror}; looking again")
             return
-        mine = owner == self._attempt.owner
+        mine = self._is_mine(owner)
         # A client of a network file system may show an older owner for a while, but not one after ours.
-        if self._was_owner and owner is not None and not mine:
-            print(f"hpcrun: {owner} has taken over; ending the script", file=sys.stderr, flush=True)
+        if self._was_owner and "owner" in owner and not mine:
+            line = f"{described(owner)} has taken over; ending the script"
+            print(f"hpcrun: {line}", file=sys.stderr, flush=True)
             self._child.kill()
         self._was_owner = self._was_owner or mine
+
+    def _is_mine(self, owner: Mapping[str, Any]) -> bool:
+        """Return whether this rank's attempt is the ``owner``."""
+        here, there = os.environ.get("SLURM_CLUSTER_NAME"), owner.get("cluster")
+        if owner.get("owner") != self._attempt.owner or (here and there and here != there):
+            return False
+        incarnation = owner.get("incarnation")
+        if self._incarnation is None:
+            self._incarnation = incarnation
+        return bool(incarnation == self._incarnation)
 
     def _tell_once(self, line: str) -> None:
         if line != self._told:

@@ -1,0 +1,99 @@
+"""What killed submissions and deleted runs leave in the folder of runs, and its removal.
+
+A submission fills a folder ``.NAME.<hex>.new`` and renames it; a killed one leaves it. A run that is
+deleted while its ranks end may leave some log files, without config and record.
+"""
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+import socket
+from pathlib import Path
+
+from hpcrun.run.files import read_json
+
+_STAGED = re.compile(r"\..+\.[0-9a-f]{12}\.new")
+_MAKER = ".maker"
+# Seconds; a submission fills its folder with five small files.
+_LONGEST = 3600.0
+_JOB_FILES = ("job.json", "request.json", "controller.log", "cluster")
+_OWN_HIDDEN = re.compile(r"\.unstarted-|\..+\.[0-9a-f]{12}\.tmp$")
+_OF_RUNS = {
+    *("checkpoints", "code", "events.jsonl", "logs", "metrics.jsonl", "nonfinite", "owner.json"),
+    *("profile", "result.json", "submitting.lock", "tensorboard", "uncommitted.patch"),
+}
+
+
+def make_staged(path: Path) -> Path:
+    """Make the folder in which the run directory at ``path`` is filled; raises OSError."""
+    staged = path.with_name(f".{path.name}.{secrets.token_hex(6)}.new")
+    staged.mkdir(mode=0o700)
+    maker = {"host": socket.gethostname(), "pid": os.getpid()}
+    (staged / _MAKER).write_text(json.dumps(maker))
+    return staged
+
+
+def publish(staged: Path, path: Path) -> None:
+    """Rename ``staged`` to ``path``; raises OSError where something is there."""
+    (staged / _MAKER).unlink()
+    staged.rename(path)
+
+
+def sweep(staged: Path) -> None:
+    """Remove the folders of killed submissions in the parent folder of ``staged``, which is a live one's.
+
+    A folder stays while its maker may live: a process of this host that runs, or, of another host, an
+    hour by the clock of the file server. Folders of other users stay.
+    """
+    with contextlib.suppress(OSError):
+        now = staged.stat().st_mtime
+        for folder in staged.parent.iterdir():
+            if _STAGED.fullmatch(folder.name) and folder != staged and _is_left(folder, now):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def clear_husk(path: Path) -> bool:
+    """Free the name of a run that was deleted while its ranks ended; return whether there was a husk.
+
+    Raises:
+        OSError: the folder cannot be moved away.
+    """
+    if not is_husk(path):
+        return False
+    # A rename frees the name even while a rank writes; a later sweep removes what is left.
+    away = path.with_name(f".{path.name}.{secrets.token_hex(6)}.new")
+    path.rename(away)
+    shutil.rmtree(away, ignore_errors=True)
+    return True
+
+
+def is_husk(folder: Path) -> bool:
+    """Return whether ``folder`` holds only logs and metrics of a deleted run."""
+    if folder.is_symlink() or not folder.is_dir():
+        return False
+    try:
+        names = {entry.name for entry in folder.iterdir() if not _OWN_HIDDEN.match(entry.name)}
+        if not names <= _OF_RUNS or _holds(folder / "checkpoints", "step-*"):
+            return False
+        return _holds(folder / "logs", "*/restart-*", *(f"*/{name}" for name in _JOB_FILES)) or (
+            "metrics.jsonl" in names and names <= {"metrics.jsonl", "events.jsonl", "logs"}
+        )
+    except OSError:
+        return False
+
+
+def _holds(folder: Path, *patterns: str) -> bool:
+    return any(next(folder.glob(pattern), None) is not None for pattern in patterns)
+
+
+def _is_left(folder: Path, now: float) -> bool:
+    try:
+        maker, age = read_json(folder / _MAKER) or {}, now - folder.stat().st_mtime
+    except OSError:
+        return False
+    here = maker.get("host") == socket.gethostname()
+    dead = here and not os.path.exists(f"/proc/{maker.get('pid')}")  # noqa: PTH110
+    return dead or (not here and age > _LONGEST)

@@ -1,0 +1,123 @@
+"""What killed submissions and deleted runs leave, and that it blocks no name."""
+
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hpcrun.run import leftovers
+from hpcrun.run.directory import RunError, create
+from hpcrun.run.endings import record_failure
+from hpcrun.run.files import read_lines, write_json
+from hpcrun.run.leftovers import is_husk
+from hpcrun.run.line_writer import LineWriter
+from hpcrun.run.snapshot import take_snapshot
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def _killed_in_the_middle(path: Path) -> None:
+    leftovers.publish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+    from hpcrun.run import directory
+
+    directory.publish = leftovers.publish  # type: ignore[attr-defined]
+    create(path, "x", {})
+
+
+def test_what_killed_submissions_left_is_swept_and_what_live_ones_fill_is_not(
+    tmp_path: Path,
+) -> None:
+    for name in ("a", "b"):
+        process = multiprocessing.get_context("fork").Process(
+            target=_killed_in_the_middle, args=(tmp_path / name,)
+        )
+        process.start()
+        process.join()
+    # The second one has swept what the first one left.
+    (left,) = names(tmp_path)
+    assert left.startswith(".b.")
+    mine = leftovers.make_staged(tmp_path / "mine")
+    # Of other hosts, and of versions that left no name: only their age is known.
+    young, old = leftovers.make_staged(tmp_path / "y"), leftovers.make_staged(tmp_path / "o")
+    for folder in (young, old):
+        write_json(folder / ".maker", {"host": "elsewhere", "pid": 1})
+    nameless = leftovers.make_staged(tmp_path / "n")
+    (nameless / ".maker").unlink()
+    for folder in (old, nameless):
+        os.utime(folder, (0, 0))
+    (tmp_path / ".mine.new").mkdir()
+    create(tmp_path / "c", "x", {})
+    assert names(tmp_path) == sorted([".mine.new", "c", mine.name, young.name])
+    assert ".maker" not in names(tmp_path / "c")
+
+
+def test_ranks_that_end_do_not_bring_a_deleted_run_back(tmp_path: Path) -> None:
+    run = create(tmp_path / "a", "x", {})
+    log = LineWriter(run.metrics)
+    log.write({"step": 1})
+    log.flush()
+    shutil.rmtree(run.path)
+    log.write({"step": 2})
+    with pytest.raises(FileNotFoundError, match=r"gone|No such file"):
+        log.flush()
+    with pytest.raises(FileNotFoundError):
+        record_failure(run.attempt_logs("7", 0), 0, ValueError("x"), None)
+    assert names(tmp_path) == []
+    # Nor do they write into the run that has taken the name.
+    create(run.path, "y", {})
+    log.write({"step": 3})
+    with pytest.raises(FileNotFoundError, match=r"gone|No such file"):
+        log.flush()
+    assert read_lines(run.metrics) == []
+
+
+def husk(path: Path) -> Path:
+    run = create(path, "x", {})
+    folder = run.attempt_logs("7", 0)
+    folder.mkdir(parents=True)
+    (folder / "rank-00000.log").write_text("the end")
+    run.metrics.write_text("{}\n")
+    for gone in (run.config, run.record):
+        gone.unlink()
+    run.checkpoints.rmdir()
+    return path
+
+
+def test_a_husk_blocks_no_name_and_is_in_no_snapshot(tmp_path: Path) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    subprocess.run(["git", "init", "-q", str(code)], check=True)
+    (code / "train.py").write_text("pass\n")
+    husk(code / "old-runs" / "two")
+    assert is_husk(code / "old-runs" / "two")
+    run = create(tmp_path / "runs" / "one", "x", {})
+    snapshot, _ = take_snapshot(run, code)
+    assert snapshot is not None
+    assert [path.name for path in snapshot.root.rglob("*")] == ["train.py"]
+    made = create(code / "old-runs" / "two", "y", {})
+    assert made.exists()
+    assert names(code / "old-runs") == ["two"]
+    assert not made.metrics.exists()
+
+
+@pytest.mark.parametrize("kept", ["config.yaml", "checkpoints/step-000000003", "notes.txt"])
+def test_what_holds_anything_else_is_no_husk(tmp_path: Path, kept: str) -> None:
+    path = husk(tmp_path / "a")
+    (path / kept).parent.mkdir(exist_ok=True)
+    (path / kept).mkdir()
+    assert not is_husk(path)
+    with pytest.raises(RunError, match="is taken, by"):
+        create(path, "x", {})
+    assert (path / "metrics.jsonl").exists()
+
+
+def test_an_empty_folder_and_a_link_are_no_husks(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(husk(tmp_path / "a"))
+    assert [is_husk(tmp_path / name) for name in ("empty", "link", "none")] == [False] * 3
