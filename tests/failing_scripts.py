@@ -73,12 +73,10 @@ WAYS = (
     _fails("raises-first", _SAMPLE, rank=0),
     _fails("raises-last", _SAMPLE),
     _fails("killed", "was killed by SIGKILL"),
-    Way(
+    _fails(
         "import",
-        ("python", "fails.py", "import"),
-        "crash",
-        "ScriptFailed: ModuleNotFoundError: No module named 'no_module_has_this_name': ",
-        None,
+        "ended with exit code 1: ModuleNotFoundError: No module named 'no_module_has_this_name': ",
+        rank=None,
     ),
     _fails(
         "exit-2",
