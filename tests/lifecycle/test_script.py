@@ -102,6 +102,8 @@ def test_a_script_that_was_suspended_is_told_in_the_log_of_events(tmp_path: Path
         assert rank.stdin is not None
         assert rank.stdout is not None
         assert rank.stdout.readline() == b"waits\n"
+        # Stopped before its first wait, the rank would notice nothing.
+        time.sleep(1.0)
         rank.send_signal(signal.SIGSTOP)
         time.sleep(5.0)
         rank.send_signal(signal.SIGCONT)
