@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hpcrun.cluster.distributed import DistributedConfig
     from hpcrun.config import AMPConfig
+    from hpcrun.run.reports import report
     from hpcrun.train.process_group import (
         cleanup_distributed,
         get_rank,
@@ -32,6 +33,7 @@ __all__ = [
     "get_rank",
     "get_world_size",
     "is_main_process",
+    "report",
     "setup_distributed",
 ]
 
@@ -45,6 +47,7 @@ _HOMES = {
     "get_rank": "hpcrun.train.process_group",
     "get_world_size": "hpcrun.train.process_group",
     "is_main_process": "hpcrun.train.process_group",
+    "report": "hpcrun.run.reports",
     "setup_distributed": "hpcrun.train.process_group",
 }
 

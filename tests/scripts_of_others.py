@@ -112,6 +112,26 @@ while not (folder / "enough").exists():
     time.sleep(0.1)
 '''
 
+SAVES = '''
+"""Saves for two seconds at a signal to stop, reports that, and asks to be continued."""
+
+import os, signal, sys, time
+import hpcrun
+
+def save(number, frame):
+    time.sleep(2)
+    open(f"saved-{os.environ['RANK']}-{signal.Signals(number).name}", "w").close()
+    hpcrun.report(step=7, saved=True)
+    sys.exit(75)
+
+for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+    signal.signal(number, save)
+if os.environ["HPCRUN_RESTART"] == "0":
+    hpcrun.report(step=4)
+    open("ready-" + os.environ["RANK"], "x").close()
+    time.sleep(600)
+'''
+
 LIGHTNING = '''
 """Trains with Lightning's Trainer, which keeps its own checkpoint."""
 

@@ -17,6 +17,7 @@ NAMES = {
     "get_rank",
     "get_world_size",
     "is_main_process",
+    "report",
     "setup_distributed",
 }
 

@@ -27,7 +27,7 @@ from hpcrun.lifecycle.controller_view import (
 )
 from hpcrun.lifecycle.history import Cause, asked_to_end, last_committed, successor
 from hpcrun.lifecycle.holder import Occupied, refusal, require_free
-from hpcrun.lifecycle.policy import Budgets, without_progress
+from hpcrun.lifecycle.policy import Budgets, of_script
 from hpcrun.lifecycle.settle import Verdict, settle, write_final_word
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note, read_events
@@ -62,13 +62,14 @@ def judge(
     *,
     on_slurm: bool,
     scheduler: SchedulerWord | None = None,
+    limit_near: bool = False,
     setup: str | None = None,
 ) -> "Judged":
     """Find the cause of the end, write it down and decide.
 
     Args:
         exit_code: the highest of the ranks' exit codes.
-        on_slurm: Slurm is asked why the attempt has ended; else ``scheduler`` says it.
+        on_slurm: Slurm is asked why the attempt has ended; else ``scheduler`` and ``limit_near`` say it.
         setup: the command that failed before there were ranks.
 
     Raises:
@@ -98,12 +99,13 @@ def judge(
         run,
         attempt,
         exit_code,
-        without_progress(budgets) if config.command else budgets,
+        of_script(budgets) if config.command else budgets,
         scheduler=ending.word,
         batch_log=ending.log,
-        limit_near=ending.limit_near(float(config.job.signal_lead)),
+        limit_near=limit_near or ending.limit_near(float(config.job.signal_lead)),
         nobody_asked=on_slurm and ending.nobody_asked,
         just_resumed=ending.just_resumed,
+        warned_by_term=config.warn_signal == "TERM",
         setup=setup,
         other_nodes=on_slurm,
     )

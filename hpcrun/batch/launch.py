@@ -18,14 +18,18 @@ from hpcrun.run.events import Attempt
 # The message is the one that the step daemon writes for a program that it starts itself.
 _SURVIVE = (
     'type -P "$1" > /dev/null || { echo "error: execve(): $1: No such file or directory" >&2; exit 2; }; '
-    'trap "" USR2; exec "$@"'
+    'trap "" USR1 USR2; exec "$@"'
 )
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """The part of the `job:` section that concerns the ranks; empty for a person's own script."""
+    """The part of the `job:` section that concerns the ranks; empty for a person's own script.
 
+    ``gpus``: the ranks must not train on CPUs.
+    """
+
+    gpus: bool = False
     setup: Sequence[str] = ()
     node_setup: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict)
@@ -47,6 +51,7 @@ def read_wishes(run: RunDirectory) -> Wishes:
     try:
         job: Mapping[str, Any] = (yaml.safe_load(run.config.read_text()) or {}).get("job") or {}
         return Wishes(
+            gpus=not job.get("cpu"),
             setup=[str(line) for line in job.get("setup") or ()],
             node_setup=[str(line) for line in job.get("node_setup") or ()],
             env={str(name): str(value) for name, value in (job.get("env") or {}).items()},
@@ -101,7 +106,7 @@ def node_setup_steps(
 
 
 def _surviving(container: Sequence[str]) -> list[str]:
-    """Words in front of a container's that keep it alive through SIGUSR2, at which its rank saves.
+    """Words in front of a container's that keep it alive through a warning, at which its rank saves.
 
     A wrapper without handlers, which waits for its rank, would die. SIGTERM ends it also while it starts.
     """

@@ -40,15 +40,15 @@ def preempt_mode(config: str, description: str) -> str | None:
 
     Args:
         config: what ``scontrol show config`` prints.
-        description: what ``scontrol`` or ``sacctmgr`` says of the job's partition or QOS.
+        description: what ``scontrol`` says of the job's partition or QOS.
     """
     default = _settings(config).get("PreemptMode", "")
     found = _MODE.search(description)
     if found is None:
         return None
     mode = found[1].upper()
-    # OFF or CLUSTER: the QOS has no mode, and the cluster's counts.
-    if _by_qos(config) and mode in ("OFF", "CLUSTER", "(NULL)"):
+    # The QOS has no mode, and the cluster's counts.
+    if _by_qos(config) and mode == "OFF":
         mode = default.upper()
     return next((word for word in mode.split(",") if word != "GANG"), None)
 

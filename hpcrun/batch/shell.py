@@ -97,7 +97,7 @@ def shell_script(
             # Not a trap that the set-up has made its own.
             'case "$(trap -p EXIT)" in *hpcrun_failed*) trap - EXIT ;; esac',
             # Slurm signals this shell too: with a trap it outlives srun.
-            "trap : TERM USR2",
+            "trap : TERM USR1 USR2",
             f"printf {_READY.decode()} >&{report}",
             f"exec {report}>&-",
             "code=0",

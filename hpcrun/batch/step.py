@@ -18,6 +18,7 @@ from hpcrun.batch.launch import (
 )
 from hpcrun.batch.shell import Ended, run_ranks
 from hpcrun.cluster import slurm
+from hpcrun.cluster.devices import GPU_JOB
 from hpcrun.cluster.launchers import job_id
 from hpcrun.errors import UserError
 from hpcrun.lifecycle import exitcodes
@@ -97,6 +98,8 @@ def _start(run: RunDirectory, attempt: Attempt, way: Way) -> Ended:
     environ: Mapping[str, str] = os.environ
     command = srun_command
     env = dict(wishes.env)
+    if wishes.gpus:
+        env[GPU_JOB] = environ["SLURM_JOB_ID"]
     if way.torchrun:
         command = torchrun_command
         env = torchrun_variables(run, attempt, environ)
@@ -201,5 +204,5 @@ def _go_on(number: int, frame: "FrameType | None") -> None:
 
 
 def _on_stop_signals(handler: "Callable[[int, FrameType | None], None] | signal.Handlers") -> None:
-    for number in (signal.SIGTERM, signal.SIGUSR2):
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, handler)

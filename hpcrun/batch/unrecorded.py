@@ -15,6 +15,7 @@ from hpcrun.lifecycle.batch_log import batch_log
 from hpcrun.lifecycle.history import Cause, all_lives, asked_to_end, jobs_of
 from hpcrun.lifecycle.policy import Budgets, decide
 from hpcrun.run.directory import RunDirectory
+from hpcrun.run.endings import is_unfinished
 from hpcrun.run.events import Attempt, Event, read_events
 from hpcrun.run.files import read_json
 
@@ -49,7 +50,9 @@ def decide_unrecorded(
         return Outcome(exitcodes.TERMINATED, "cancelled: `hpcrun resume` continues it")
     mine = {event.what: event for event in events if event.attempt == attempt}
     script = "opened" in mine and mine["opened"].fields.get("script")
-    done = script and exit_code == exitcodes.DONE and word is None and "stopped" not in mine
+    asked = is_unfinished(run.attempt_logs(attempt.job, attempt.restart))
+    ended_well = script and exit_code == exitcodes.DONE and word is None and not asked
+    done = ended_well and "stopped" not in mine
     if finished or done or "finished" in mine:
         return Outcome(exitcodes.DONE, "the training is done")
     if "ended" in mine:
@@ -65,7 +68,7 @@ def decide_unrecorded(
             f"{_SILENT} attempts in a row could write nothing to {run.path}: free some space there, then "
             f"`hpcrun resume {run.name}`",
         )
-    cause = Cause.PREEMPTION if word or "stopped" in mine else Cause.CRASH
+    cause = Cause.PREEMPTION if word or asked or "stopped" in mine else Cause.CRASH
     ended = Event("ended", time.time(), attempt, cause.value, None, {})
     chain = jobs_of(events, attempt.job)
     own = [life for life in all_lives([*events, ended]) if life.attempt.job in chain]

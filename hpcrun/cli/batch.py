@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hpcrun.batch.step import Way, run_step
 from hpcrun.run.directory import RunDirectory
+from hpcrun.run.streams import outlive_full_disk
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the batch step of the job that this environment belongs to."""
+    outlive_full_disk()
     way = Way(own_script=arguments.own_script, torchrun=arguments.torchrun)
     directory = RunDirectory(arguments.run.absolute())
     return run_step(directory, way, arguments.failed, arguments.exit_code)

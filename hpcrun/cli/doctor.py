@@ -19,7 +19,7 @@ from hpcrun.diagnose.finding import find_cause
 from hpcrun.diagnose.flight_recorder import Dumps, analysed, laggards, read_dumps
 from hpcrun.diagnose.log_line import LogLine
 from hpcrun.diagnose.reading import read_log, read_stream
-from hpcrun.diagnose.run_lines import LOGS, accounting_of, lines_of_attempt
+from hpcrun.diagnose.run_lines import LOGS, accounting_of, lines_of_attempt, nodes_of
 from hpcrun.errors import UserError
 from hpcrun.launch import jobs
 from hpcrun.printing import say
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--flight-recorder",
         type=Path,
         metavar="DIR",
-        help="a folder with dumps of torch's flight recorder (default: beside the logs)",
+        help="a folder with dumps of torch's flight recorder (default: the folder of the logs)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_runs_dir(parser)
@@ -48,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Diagnose and print; 1 where a cause was found."""
-    lines, folders = _lines(arguments)
-    finding = find_cause(lines)
+    lines, folders, nodes = _lines(arguments)
+    finding = find_cause(lines, nodes)
     dumps = _dumps(folders, arguments.flight_recorder)
     notes = laggards(dumps) if finding is not None or arguments.flight_recorder else []
     if notes:
@@ -63,13 +63,13 @@ def run(arguments: argparse.Namespace) -> int:
     return int(finding is not None or bool(notes))
 
 
-def _lines(arguments: argparse.Namespace) -> tuple[Iterator[LogLine], list[Path]]:
-    """Return the lines to read, and the folders that may hold dumps."""
+def _lines(arguments: argparse.Namespace) -> tuple[Iterator[LogLine], list[Path], int]:
+    """Return the lines to read, the folders that may hold dumps, and the number of nodes (0: unknown)."""
     sources: list[str] = arguments.sources
     if sources == ["-"]:
-        return read_stream(sys.stdin.buffer, "-"), []
+        return read_stream(sys.stdin.buffer, "-"), [], 0
     if "-" in sources:
-        raise UserError("doctor: - stands alone; pipe all logs into it, or name files")
+        raise UserError("doctor: - allows no other source; pipe all logs into it, or name files")
     paths = [Path(source) for source in sources]
     if len(sources) == 1 and not _is_log(paths[0]):
         directory = find(sources[0], runs_dir(arguments))
@@ -79,7 +79,7 @@ def _lines(arguments: argparse.Namespace) -> tuple[Iterator[LogLine], list[Path]
         if not _is_log(path):
             raise UserError(f"{path}: no such log; name files, a folder with logs, or one run")
         files += _logs_in(path) if path.is_dir() else [path]
-    return _of_files(files), sorted({path.parent for path in files})
+    return _of_files(files), sorted({path.parent for path in files}), 0
 
 
 def _is_log(path: Path) -> bool:
@@ -97,7 +97,7 @@ def _of_files(files: list[Path]) -> Iterator[LogLine]:
         yield from read_log(path)
 
 
-def _of_run(directory: RunDirectory) -> tuple[Iterator[LogLine], list[Path]]:
+def _of_run(directory: RunDirectory) -> tuple[Iterator[LogLine], list[Path], int]:
     result = read_json(directory.result) or {}
     attempt = last_attempt(directory)
     if attempt is None:
@@ -105,13 +105,14 @@ def _of_run(directory: RunDirectory) -> tuple[Iterator[LogLine], list[Path]]:
             f"{directory.name}: no attempt has begun ({jobs.state(directory).word}); look again later"
         )
     if result.get("state") == "finished":
-        return iter(()), []
+        return iter(()), [], 0
     events = read_events(directory)
     current = jobs.current_job(directory)
     on_slurm = current is not None and current[0] == "slurm"
     accounting = accounting_of(attempt.job)[-1:] if on_slurm else []
     folder = directory.attempt_logs(attempt.job, attempt.restart)
-    return lines_of_attempt(directory, attempt, events, accounting=accounting), [folder]
+    lines = lines_of_attempt(directory, attempt, events, accounting=accounting)
+    return lines, [folder], nodes_of(events, attempt)
 
 
 def _dumps(folders: list[Path], named: Path | None) -> Dumps:

@@ -59,7 +59,7 @@ def follow(run: RunDirectory, config: Config, *, stop_on_interrupt: bool) -> int
 
 def _interrupt(run: RunDirectory, watcher: "_Watcher", times: int) -> None:
     if times == 1:
-        watcher.say("hpcrun: saving a checkpoint, then stopping; Ctrl-C again ends it at once")
+        watcher.say(f"hpcrun: {watcher.stopping}; Ctrl-C again ends it at once")
     else:
         watcher.say("hpcrun: ending it at once; it continues from its last checkpoint")
     try:
@@ -100,9 +100,17 @@ class _Watcher:
         self.say(f"hpcrun: {self._run.name}: job {self._job} {place}, {ranks}, is starting")
         self.say(f"  run directory  {self._run.path}")
         if stop_on_interrupt:
-            self.say("  Ctrl-C         saves and stops it; closing this terminal leaves it running")
+            does = "sends SIGTERM to the script" if self._config.command else "saves and stops it"
+            self.say(f"  Ctrl-C         {does}; closing this terminal leaves it running")
         else:
             self.say("  Ctrl-C         leaves it running")
+
+    @property
+    def stopping(self) -> str:
+        """What the run does when it is told to stop."""
+        if self._config.command:
+            return "the script gets SIGTERM, and is given time to save"
+        return "saving a checkpoint, then stopping"
 
     def step(self) -> bool:
         """Show what is new; whether the run has ended."""

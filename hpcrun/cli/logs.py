@@ -2,7 +2,8 @@
 of all.
 
 With -f it follows the run across restarts; Ctrl-C ends the watching, not the
-run.
+run. Control characters are shown as escapes, and of a progress bar the last
+state; the files in the run's folder logs/ have the raw bytes.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""Do to a run what a preemption does, to see it survive: it saves, is requeued,
-and goes on.
+"""Send a run the signal that warns it before a time limit, to see it survive:
+it is requeued after its end, and goes on.
 
-On the local cluster: SIGCONT and SIGTERM to every rank, the grace time, then a
-requeue, as Slurm does. On Slurm: SIGUSR2 to the job's steps, the signal that
-preemption and time limits send ahead.
+Every rank gets SIGUSR2, or for a script the signal of job.warn_signal, on Slurm
+and on the local cluster. The local cluster sends SIGCONT first and SIGKILL
+after the grace time.
 """
 
 import argparse

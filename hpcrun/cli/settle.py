@@ -17,6 +17,7 @@ from hpcrun.lifecycle import exitcodes
 from hpcrun.printing import say
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.events import Attempt
+from hpcrun.run.streams import outlive_full_disk
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,10 +33,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="preemption, cancelled, time-limit or node-failure, where it was the scheduler that ended "
         "the attempt",
     )
+    parser.add_argument(
+        "--limit-near",
+        action="store_true",
+        help="the ranks had got the signal that announces the time limit",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Judge the attempt that this environment belongs to."""
+    outlive_full_disk()
     job = job_id(os.environ)
     if job is None or not in_local_cluster(os.environ):
         raise RunError("settle: this is no job of the local cluster, which alone calls this")
@@ -43,7 +50,12 @@ def run(arguments: argparse.Namespace) -> int:
     attempt = Attempt(job, int(os.environ.get("SLURM_RESTART_COUNT") or 0))
     try:
         verdict = judge(
-            directory, attempt, arguments.exit_code, on_slurm=False, scheduler=arguments.scheduler
+            directory,
+            attempt,
+            arguments.exit_code,
+            on_slurm=False,
+            scheduler=arguments.scheduler,
+            limit_near=arguments.limit_near,
         ).verdict
     except NotOurs as other:
         say(f"hpcrun: {other}")

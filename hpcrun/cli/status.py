@@ -3,6 +3,7 @@
 Asks the scheduler once for all of them; without it, the run directories tell
 what they know. `last` is the age of the newest line of metrics. Of a single run
 it also tells where the time went. With --json, one object a line.
+Of a failed run it gives the verdict of `hpcrun doctor`.
 """
 
 import argparse
@@ -13,8 +14,11 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from hpcrun.cli.outcome import last_attempt
 from hpcrun.cli.output import print_json
 from hpcrun.cli.runs import add_runs_dir, all_runs, runs_dir
+from hpcrun.diagnose.finding import find_cause
+from hpcrun.diagnose.run_lines import lines_of_attempt, nodes_of
 from hpcrun.launch import jobs
 from hpcrun.launch.jobs import RunState
 from hpcrun.lifecycle.goodput import goodput
@@ -22,8 +26,9 @@ from hpcrun.lifecycle.history import all_lives, last_committed
 from hpcrun.printing import escaped, say
 from hpcrun.run.commits import newest_commit
 from hpcrun.run.directory import RunDirectory, find
-from hpcrun.run.events import read_events
+from hpcrun.run.events import Event, read_events
 from hpcrun.run.files import read_lines
+from hpcrun.run.reports import published
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,6 +37,8 @@ _COLUMNS = ("name", "state", "step", "saved", "loss", "last", "attempts", "job",
 _KEYS = {"saved": "committed", "last": "progress_seconds"}
 _STATES = ("new", "pending", "running", "suspended", "finished", "stopped", "failed", "lost")
 _WIDE = 2000
+# Of each log: many runs are to be told at once. `hpcrun doctor` reads more.
+_HEAD, _TAIL, _MOST_FILES = 1 << 14, 1 << 16, 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,6 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         _print_table(rows)
         if len(arguments.runs) == 1 and rows[0]["goodput"]["wall"]:
             say(_where_the_time_went(rows[0]))
+        say(*(f"{row['name']}: doctor: {row['verdict']}" for row in rows if row["verdict"]))
     return 0
 
 
@@ -75,8 +83,8 @@ def _row(run_directory: RunDirectory, state: RunState) -> dict[str, Any]:
     return {
         "name": run_directory.name,
         "state": state.word,
-        "step": last[0].get("step") if last else None,
-        "committed": None if newest_commit(run_directory) is None else last_committed(events),
+        "step": last[0].get("step") if last else _reported_step(run_directory, events),
+        "committed": _saved_step(run_directory, events),
         # A loss that is not finite is null in the file, and here again with --json.
         "loss": (math.nan if losses[0] is None else losses[0]) if losses else None,
         "job": state.job,
@@ -86,8 +94,43 @@ def _row(run_directory: RunDirectory, state: RunState) -> dict[str, Any]:
         "age_seconds": round(now - begun),
         "goodput": goodput(events, now).as_record(),
         "detail": state.detail,
+        "verdict": _verdict(run_directory, events) if state.word == "failed" else None,
         "directory": str(run_directory.path),
     }
+
+
+def _saved_step(run: RunDirectory, events: Sequence[Event]) -> int | None:
+    """The step that a resume starts from, or None. A script keeps its files elsewhere: its report counts."""
+    scripts = any(event.what == "opened" and event.fields.get("script") for event in events)
+    return last_committed(events) if scripts or newest_commit(run) is not None else None
+
+
+def _reported_step(run_directory: RunDirectory, events: Sequence[Event]) -> int | None:
+    """The step that a script has reported in its newest attempt with a report."""
+    for life in reversed(all_lives(events)):
+        try:
+            logs = run_directory.attempt_logs(life.attempt.job, life.attempt.restart)
+            step = published(logs).step
+        except OSError:
+            continue
+        if step is not None:
+            return step
+    return None
+
+
+def _verdict(run_directory: RunDirectory, events: Sequence[Event]) -> str | None:
+    """The doctor's verdict on the newest attempt; None where the logs show no cause."""
+    attempt = last_attempt(run_directory)
+    if attempt is None:
+        return None
+    lines = lines_of_attempt(
+        run_directory, attempt, events, head=_HEAD, tail=_TAIL, most_files=_MOST_FILES
+    )
+    try:
+        found = find_cause(lines, nodes_of(events, attempt))
+    except OSError:
+        return None
+    return found.line if found and found.confidence != "low" else None
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:

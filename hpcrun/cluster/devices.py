@@ -18,6 +18,9 @@ AMD_DRIVER = Path("/dev/kfd")
 _AMD_LISTS = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _GIVEN_LISTS = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
 
+GPU_JOB = "HPCRUN_GPU_JOB"
+"""Variable with the id of a job whose ranks are to train on GPUs, whether or not Slurm counts any."""
+
 
 def visible_gpus(
     environ: Mapping[str, str],
@@ -59,17 +62,27 @@ def given_gpus(environ: Mapping[str, str]) -> int:
 
 
 def require_given_gpus(environ: Mapping[str, str]) -> None:
-    """Check that a job which was given GPUs sees some here: it would train on the CPU, unnoticed.
+    """Check that a job for GPUs sees some here: it would train on the CPU, unnoticed.
+
+    Slurm gave the job GPUs, or the job was submitted for GPUs at a site that gives whole nodes.
 
     Raises:
-        NodeUnfit: it sees none; with the remedy.
+        NodeUnfit: the job sees no GPU; with the remedy.
     """
     given = given_gpus(environ)
+    # Another job may have left its own variable in the environment.
+    wanted = GPU_JOB in environ and environ[GPU_JOB] == environ.get("SLURM_JOB_ID")
     # Intel's GPUs are not ours to count; a program that uses them knows.
-    if not given or visible_gpus(environ) or environ.get("ZE_AFFINITY_MASK"):
+    if not (given or wanted) or visible_gpus(environ) or environ.get("ZE_AFFINITY_MASK"):
         return
     shown = environ.get("CUDA_VISIBLE_DEVICES")
     why = "no driver shows one" if shown is None else f"CUDA_VISIBLE_DEVICES is {shown!r}"
+    if not given:
+        raise NodeUnfit(
+            f"{socket.gethostname()}: the job is for GPUs, Slurm gave it none here, and none is visible "
+            f"({why}); to train on CPUs submit with --cpu, otherwise choose nodes with GPUs "
+            "(job.partition, job.constraint), or have Slurm asked for GPUs (job.gpu_request)"
+        )
     raise NodeUnfit(
         f"{socket.gethostname()}: Slurm gave this job {given} GPU(s) here, and none is visible ({why}); in a "
         "container pass them on (apptainer: --nv, or --rocm), otherwise ask nvidia-smi or rocm-smi on this "

@@ -52,6 +52,7 @@ _NAMES = frozenset(
         "MASTER_PORT",
         "OMPI_UNIVERSE_SIZE",
         "HPCRUN_LOCAL_CLUSTER",
+        "HPCRUN_GPU_JOB",
     }
 )
 # Of two names for one key, the later wins, as in sbatch.

@@ -105,6 +105,10 @@ class Job(Section):
     signal_lead: FromZero = Field(
         default=90, description="Seconds before the time limit at which the job is told to stop."
     )
+    warn_signal: Literal["USR2", "USR1", "TERM"] = Field(
+        default="USR2",
+        description="Signal that tells a script to stop, ahead of the time limit and at `hpcrun preempt`.",
+    )
     kill_wait: FromZero = Field(
         default=30, description="Seconds Slurm waits between SIGTERM and SIGKILL at the time limit."
     )
@@ -238,3 +242,8 @@ class Config(Section):
     amp: AMPConfig = Field(default=AMPConfig(), description="Mixed precision.")
     checkpoint: Checkpoint = Field(default=Checkpoint(), description="Saving.")
     watch: Watch = Field(default=Watch(), description="What is told beside metrics.jsonl.")
+
+    @property
+    def warn_signal(self) -> str:
+        """The name of the signal that tells the ranks to stop, as USR2; a task always takes USR2."""
+        return self.job.warn_signal if self.command else "USR2"

@@ -1,6 +1,6 @@
 """The known causes of failures, read from the data files of this package.
 
-An entry has: ``id``; ``pattern``, regular expressions of which one must match within a line; ``kind``, what
+An entry has: ``id``; ``pattern``, regular expressions (one must match within a line); ``kind``, what
 is at fault (input, program, environment, resource, storage, network, hardware, scheduler, unknown);
 ``role``, the place of its message in a failure (see :class:`Entry`); ``cause`` and ``remedy``, for people;
 ``retry``, what another start can do; ``source``, where the message was seen.
@@ -43,6 +43,7 @@ _WORDS = (
     "no gpus", "instead of", "at minimum", "checked in", "bad ", "read-only", "loopback", "terminating",
     "forcing", "squashfuse", "max retries", "remote", "driver", "missing", "attempt ended", "no progress",
     "memory", "lock file", "socket", "death", "0 items", "completion", "sending", "stuck", "exitcode",
+    "sigsegv", "sigbus",
 )  # fmt: skip
 
 

@@ -68,6 +68,11 @@ class Diagnosis:
     copy: str = ""
 
     @property
+    def words(self) -> str:
+        """The line without the rank and its node."""
+        return self.line.partition(": ")[2] or self.line
+
+    @property
     def waited(self) -> bool:
         """Whether time-outs and lost peers are all there is: nothing failed by itself."""
         return self.hang or self.follows
@@ -75,8 +80,9 @@ class Diagnosis:
 
 # Our own, with advice; torch's; Python's.
 _OUT_OF_MEMORY = ("OutOfMemory", "OutOfMemoryError", "MemoryError")
-# Our own, of what a task gives or calls (a kernel, say), on whichever rank comes to it.
-_BAD_INPUT = ("NotDeterministic", "NotTrainable")
+# Our own, of what a task gives or calls (a kernel, say), on whichever rank comes to it; and of a script
+# that does not take its arguments.
+_BAD_INPUT = ("NotDeterministic", "NotTrainable", "ScriptRefused")
 
 # What points at the machine and not at the program.
 _NODE_FAULT = re.compile(

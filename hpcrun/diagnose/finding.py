@@ -24,6 +24,8 @@ _MOST_EVIDENCE = 4
 _TEXT = 400
 # What a rank says of an end that Slurm or a person began.
 _SCHEDULER = "scheduler"
+# The reason in the event log repeats what the ranks' records say.
+_OURS = "hpcrun: the attempt ended: "
 
 
 @dataclass(frozen=True)
@@ -81,13 +83,14 @@ class _Sighting:
         return self.entry is not None and self.entry.kind == _SCHEDULER
 
 
-def find_cause(lines: Iterable[LogLine]) -> Finding | None:
+def find_cause(lines: Iterable[LogLine], nodes: int = 0) -> Finding | None:
     """Return the initiating cause that ``lines`` show; None where they show no failure.
 
     Args:
         lines: of all logs of one attempt, each log in its order. Facts with a time come first.
+        nodes: the number of nodes of the job, where it is known.
     """
-    seen = _Seen()
+    seen = _Seen(nodes)
     for line in lines:
         seen.add(line)
     return seen.finding()
@@ -96,7 +99,8 @@ def find_cause(lines: Iterable[LogLine]) -> Finding | None:
 class _Seen:
     """What was seen in the lines so far; its size is bounded."""
 
-    def __init__(self) -> None:
+    def __init__(self, nodes: int) -> None:
+        self._all_nodes = nodes
         self._first: dict[tuple[str, int | None, str], _Sighting] = {}
         self._counts: Counter[str] = Counter()
         self._ranks: set[int] = set()
@@ -120,6 +124,8 @@ class _Seen:
             self._keep(_Sighting(line, entry, self._order))
             if "ank " in line.text:
                 self._positions.add(line.text)
+        elif line.failure:
+            self._keep(_Sighting(line, None, self._order))
         self._follow_traceback(line, entry)
 
     def _follow_traceback(self, line: LogLine, entry: Entry | None) -> None:
@@ -143,7 +149,7 @@ class _Seen:
             (one for one in self._first.values() if one.level > 0), key=lambda one: one.order
         )
         if not candidates:
-            # Teardown alone: something failed, and the lines do not say what.
+            # Only teardown: something failed, and the lines do not say what.
             torn = min(self._first.values(), key=lambda one: one.order, default=None)
             return self._describe(torn, []) if torn else None
         best = _earliest(candidates)
@@ -173,10 +179,10 @@ class _Seen:
         finding = Finding(
             id=best.id,
             kind=best.entry.kind if best.entry else "program",
-            cause=best.entry.cause if best.entry else f"the program raised {text}",
-            remedy=best.entry.remedy
+            cause=best.entry.cause
             if best.entry
-            else "read the traceback above this line; the catalogue does not know the error",
+            else f"an error that the catalogue does not know: {text}",
+            remedy=best.entry.remedy if best.entry else "read the log around this line",
             retry=best.entry.retry if best.entry else "unlikely",
             confidence=_CONFIDENCE.get(best.level, "low") if best.entry else "low",
             rank=rank,
@@ -214,11 +220,12 @@ class _Seen:
                 or self._nodes.get(-1 if one.line.rank is None else one.line.rank)
             )
         }
-        all_nodes = self._named_nodes | set(self._nodes.values())
-        if len(nodes) != 1 or len(all_nodes) < 2 or finding.kind not in ("environment", "storage"):
+        known = len(self._named_nodes | set(self._nodes.values()))
+        total = max(known, self._all_nodes)
+        if len(nodes) != 1 or total < 2 or finding.kind not in ("environment", "storage"):
             return finding
         (node,) = nodes
-        note = f"only {node} of {len(all_nodes)} nodes shows it"
+        note = f"only {node} of {total} nodes shows it"
         return replace(finding, node=node, retry="elsewhere", notes=(*finding.notes, note))
 
 
@@ -231,7 +238,7 @@ def _earliest(candidates: list[_Sighting]) -> _Sighting:
 
 
 def _before_the_end(end: _Sighting, candidates: list[_Sighting]) -> _Sighting | None:
-    """The failure because of which the job still ran, or stood still, when the scheduler ended it."""
+    """The failure that came before the scheduler ended the job."""
     for one in sorted(candidates, key=lambda one: (-one.level, one.order)):
         if one.scheduler or one.level < 2:
             continue
@@ -248,7 +255,10 @@ def _before_the_end(end: _Sighting, candidates: list[_Sighting]) -> _Sighting | 
 
 def _evidence(best: _Sighting, same: list[_Sighting]) -> list[_Sighting]:
     """The line itself, and the same message of other ranks or in other files."""
-    others = sorted((one for one in same if one is not best), key=lambda one: one.order)
+    others = sorted(
+        (one for one in same if one is not best and not one.line.text.startswith(_OURS)),
+        key=lambda one: one.order,
+    )
     return [best, *others][:_MOST_EVIDENCE]
 
 

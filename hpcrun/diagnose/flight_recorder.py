@@ -18,7 +18,8 @@ _NAME = re.compile(r"^(?P<prefix>.*?)(?P<rank>\d+)$")
 _PATIENCE = 120.0
 _LARGEST = 256 << 20
 """Bytes: a dump of the default size has some 2 MB."""
-_MOST_LINES = 12
+_MOST_LINES = 14
+_ANALYSER = "from torch.distributed.flight_recorder.fr_trace import main; main()"
 
 Dumps = Mapping[str, Mapping[int, Mapping[str, Any]]]
 
@@ -34,7 +35,7 @@ class _PlainReader(pickle.Unpickler):
 def read_dumps(folder: Path) -> Dumps:
     """Return the dumps in ``folder``: for each prefix of the file names, the ranks' dumps.
 
-    Files that are no dumps are passed over, and so are files that hold more than plain values.
+    Files that are no dumps are skipped, and so are files that hold more than plain values.
     """
     found: dict[str, dict[int, Mapping[str, Any]]] = {}
     for path in sorted(folder.glob("*")):
@@ -93,15 +94,29 @@ def analysed(dumps: Dumps) -> list[str]:
     told: list[str] = []
     for prefix, ranks in dumps.items():
         with tempfile.TemporaryDirectory(prefix="hpcrun-doctor-") as folder:
+            groups = _groups(ranks)
             for rank, dump in ranks.items():
-                (Path(folder) / f"{prefix}{rank}").write_bytes(pickle.dumps(dump))
+                whole = {**dump, "pg_config": {**groups, **dump["pg_config"]}}
+                (Path(folder) / f"{prefix}{rank}").write_bytes(pickle.dumps(whole))
             told += _analyse(folder, prefix)
     return told[:_MOST_LINES]
 
 
+def _groups(ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, str]]:
+    """The process groups as the analyser wants them: gloo's recorder names only the default group."""
+    found: dict[str, tuple[str, set[int]]] = {}
+    for rank, dump in ranks.items():
+        for entry in dump["entries"]:
+            name, text = (*(entry.get("process_group") or ("", "")), "")[:2]
+            found.setdefault(str(name), (str(text), set()))[1].add(rank)
+    return {
+        name: {"name": name, "desc": text, "ranks": str(sorted(members))}
+        for name, (text, members) in found.items()
+    }
+
+
 def _analyse(folder: str, prefix: str) -> list[str]:
-    module = "torch.distributed.flight_recorder.fr_trace"
-    argv = [sys.executable, "-m", module, folder, "--prefix", prefix, "--allow-incomplete-ranks"]
+    argv = [sys.executable, "-c", _ANALYSER, folder, "--prefix", prefix, "--allow-incomplete-ranks"]
     try:
         done = subprocess.run(
             argv,
@@ -116,5 +131,6 @@ def _analyse(folder: str, prefix: str) -> list[str]:
         return []
     if done.returncode != 0:
         return []
-    lines = [line.strip() for line in done.stdout.splitlines()]
+    # The analyser reports through the logger, on the standard error.
+    lines = [line.strip() for line in (done.stdout + done.stderr).splitlines()]
     return [line for line in lines if line and "tabulate" not in line]

@@ -28,6 +28,7 @@ class LogLine:
     """A line with its place, and what is known of its origin.
 
     ``line`` counts from 1, and is 0 for a fact that is no line of a file. ``time``: Unix seconds.
+    ``failure``: the fact is a failure, whatever its words say.
     """
 
     text: str
@@ -36,6 +37,7 @@ class LogLine:
     rank: int | None = None
     node: str | None = None
     time: float | None = None
+    failure: bool = False
 
     @property
     def place(self) -> str:

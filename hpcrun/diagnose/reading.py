@@ -9,7 +9,7 @@ from typing import BinaryIO
 from hpcrun.diagnose.log_line import LogLine, labelled
 
 HEAD, TAIL = 4 << 20, 32 << 20
-"""Bytes: errors of a start lie at the beginning of a log, and errors of an end at its end."""
+"""Bytes: a log begins with the errors of a start, and ends with those of an end."""
 
 _BLOCK = 1 << 20
 _LONGEST = 16_384
@@ -66,7 +66,7 @@ def read_stream(
 
 
 def _last_blocks(stream: BinaryIO, rest: bytes, tail: int) -> tuple[list[bytes], int]:
-    """Return the last ``tail`` bytes, and the number of line ends in what was passed over."""
+    """Return the last ``tail`` bytes, and the number of line ends that were skipped."""
     blocks: deque[bytes] = deque([rest])
     size, skipped = len(rest), 0
     while block := stream.read(_BLOCK):

@@ -52,7 +52,8 @@ def lines_of_attempt(
         if event.what == "ended" and event.attempt == attempt and event.cause != "finished":
             reason = event.fields.get("reason", "")
             text = f"hpcrun: the attempt ended: {event.cause}: {reason}"
-            yield LogLine(text, "events.jsonl", node=event.fields.get("host"), time=event.time)
+            host = event.fields.get("host")
+            yield LogLine(text, "events.jsonl", node=host, time=event.time, failure=True)
     for record in accounting:
         if record.state not in _ENDED_WELL:
             text = (
@@ -60,6 +61,13 @@ def lines_of_attempt(
             )
             node = record.nodes[0] if len(record.nodes) == 1 else None
             yield LogLine(text, "sacct", node=node, time=record.end)
+
+
+def nodes_of(events: Iterable[Event], attempt: Attempt) -> int:
+    """Return the number of nodes of ``attempt``; 0 where the event log does not say."""
+    opened = [one for one in events if one.what == "opened" and one.attempt == attempt]
+    count = opened[-1].fields.get("nodes") if opened else 0
+    return count if isinstance(count, int) else 0
 
 
 def accounting_of(job: str) -> list[slurm.JobRecord]:
@@ -82,12 +90,13 @@ def _records(run: RunDirectory, folder: Path) -> Iterator[LogLine]:
         path = _shown(run, folder / f"failure-rank-{failure.rank:05d}.json")
         for number, text in enumerate(failure.message.splitlines() or [""]):
             told = f"{failure.kind}: {text}{where}" if number == 0 else text
-            found.append(LogLine(told, path, 0, failure.rank, failure.host, failure.time))
+            first = number == 0
+            found.append(LogLine(told, path, 0, failure.rank, failure.host, failure.time, first))
     for ended in read_exits(folder):
         if ended.signal is not None and not ended.induced:
             text = f"rank {ended.rank} was killed by {signal_name(ended.signal)}"
             path = _shown(run, folder / "exits.jsonl")
-            found.append(LogLine(text, path, 0, ended.rank, ended.host, ended.time))
+            found.append(LogLine(text, path, 0, ended.rank, ended.host, ended.time, True))
     hang = read_hang(folder)
     if hang is not None:
         text = f"hpcrun: no progress: {hang.line}"

@@ -38,8 +38,9 @@ REQUEUE = 75
 """The exit code by which the ``after`` command asks for another attempt."""
 
 _TICK = 0.05
-# After the first failure the others get this long to say what they saw, then SIGKILL.
-_LAST_WORDS = 1.0
+# After the first failure the others get this long to say what they saw, then SIGKILL. The node whose rank
+# failed first may be the last to end: torchrun waits for its other ranks, and a task for a late signal.
+_LAST_WORDS = 3.0
 _PR_SET_PDEATHSIG = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -94,7 +95,10 @@ class _Task:
 
 
 class Attempt:
-    """One life of the job: its tasks, from start to the last exit."""
+    """One life of the job: its tasks, from start to the last exit.
+
+    ``warned``: the tasks have got the signal that announces the time limit.
+    """
 
     def __init__(self, request: JobRequest, restart: int, orders: _Orders) -> None:
         self._request, self._orders = request, orders
@@ -105,7 +109,8 @@ class Attempt:
         self._kill_at: float | None = None
         self._failed = False
         self._ending: str | None = None
-        self._warned = False
+        self._warning = signal.Signals[f"SIG{request.warn_signal}"]
+        self.warned = False
         self._setting_up = False
         self.tasks: list[_Task] = []
 
@@ -179,11 +184,7 @@ class Attempt:
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
                 self._signal_all(signal.SIGKILL)
             time.sleep(_TICK)
-        code = max(task.code or 0 for task in self.tasks)
-        if self._ending is None and self._warned and code == REQUEUE:
-            # The ranks have stopped because of the warning, which is the limit's doing.
-            return code, "time-limit"
-        return code, self._ending
+        return max(task.code or 0 for task in self.tasks), self._ending
 
     def kill(self) -> None:
         """End every task at once."""
@@ -198,26 +199,27 @@ class Attempt:
         if self._orders.preempt:
             self._orders.preempt = False
             if self._ending is None:
-                self._terminate("preemption")
+                # The signal that `hpcrun preempt` sends on Slurm.
+                self._terminate("preemption", self._warning)
         if self._orders.warn:
             self._orders.warn = False
-            self._signal_all(signal.SIGUSR2)
+            self._signal_all(self._warning)
 
     def _keep_time(self) -> None:
         if self._end is None or self._ending is not None:
             return
         if time.time() >= self._end:
             self._terminate("time-limit")
-        elif time.time() >= self._end - self._request.signal_lead and not self._warned:
-            self._warned = True
-            self._signal_all(signal.SIGUSR2)
+        elif time.time() >= self._end - self._request.signal_lead and not self.warned:
+            self.warned = True
+            self._signal_all(self._warning)
 
-    def _terminate(self, why: str) -> None:
-        say(f"{why}: SIGTERM to all tasks, SIGKILL after {self._request.grace:g} s")
+    def _terminate(self, why: str, number: signal.Signals = signal.SIGTERM) -> None:
+        say(f"{why}: {number.name} to all tasks, SIGKILL after {self._request.grace:g} s")
         self._ending = why
-        # As slurmd does: a stopped process must run to hear a SIGTERM.
+        # As slurmd does: a stopped process must run to hear a signal.
         self._signal_all(signal.SIGCONT)
-        self._signal_all(signal.SIGTERM)
+        self._signal_all(number)
         self._kill_at = time.monotonic() + self._request.grace
 
     def _signal_all(self, number: signal.Signals) -> None:
@@ -314,6 +316,8 @@ def _after(request: JobRequest, attempt: Attempt, code: int, word: str | None) -
     command = [*request.after, "--exit-code", str(code)]
     if word is not None:
         command += ["--scheduler", word]
+    elif attempt.warned:
+        command.append("--limit-near")
     return subprocess.run(command, env=attempt.environ, check=False).returncode == REQUEUE
 
 

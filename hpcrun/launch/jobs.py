@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hpcrun.cluster import slurm
 from hpcrun.cluster.slurm.job_states import WAITING, is_over
+from hpcrun.config import load_resolved
 from hpcrun.launch import by_hand, local_job
 from hpcrun.launch.errors import LaunchError
 from hpcrun.launch.pace import pauses
@@ -148,11 +149,11 @@ def cancel(run: RunDirectory) -> str:
     if not _told_here(run, executor, job, local_job.CANCEL, signal.SIGTERM):
         _checked(slurm.scancel_command(job, cluster=through))
         _note_cancelled(run, job)
-    return (
-        f"job {job}: cancelled while it waited"
-        if waiting
-        else f"job {job}: told to save and stop once its step is done"
-    )
+    if waiting:
+        return f"job {job}: cancelled while it waited"
+    if load_resolved(run.config).command:
+        return f"job {job}: SIGTERM to the script"
+    return f"job {job}: told to save and stop once its step is done"
 
 
 def kill(run: RunDirectory) -> str:
@@ -188,8 +189,8 @@ def kill(run: RunDirectory) -> str:
 def preempt(run: RunDirectory) -> str:
     """Do to the run's job what a preemption does. Returns what was done.
 
-    On Slurm the warning signal is sent, on which the job saves and requeues itself: only the
-    scheduler can preempt for real.
+    The ranks get the warning signal, on the local cluster and on Slurm. Only Slurm itself can preempt for
+    real there; a task saves on the warning, and the job is requeued.
 
     Raises:
         LaunchError: it is not running, or the scheduler refused.
@@ -201,12 +202,16 @@ def preempt(run: RunDirectory) -> str:
         raise LaunchError(
             f"{run.name}: job {job} is suspended and hears no signal; wait until Slurm resumes it"
         )
-    if not _told_here(run, executor, job, local_job.PREEMPT, signal.SIGUSR2):
-        _checked(slurm.scancel_command(job, signal="USR2", cluster=through))
-        return f"job {job}: SIGUSR2 to all ranks; it saves, and requeues itself"
-    if executor == "local":
-        return f"job {job}: SIGTERM to all ranks; it saves, and is requeued"
-    return f"{job}: SIGUSR2 to rank 0; it saves and stops, and nobody starts it again"
+    config = load_resolved(run.config)
+    name = config.warn_signal
+    # First: the ranks may have ended before this program goes on.
+    record_event(run, "preempted", attempt=Attempt(job, _restarts(run, job)))
+    if not _told_here(run, executor, job, local_job.PREEMPT, signal.Signals[f"SIG{name}"]):
+        _checked(slurm.scancel_command(job, signal=name, cluster=through))
+    saves = "" if config.command else "saves and "
+    if executor == "direct":
+        return f"{job}: SIG{name} to rank 0; it {saves}stops, and nobody starts it again"
+    return f"job {job}: SIG{name} to all ranks; it {saves}is requeued after their end"
 
 
 def withdraw(run: RunDirectory, executor: str, job: str, cluster: str | None = None) -> bool:

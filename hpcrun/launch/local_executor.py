@@ -88,6 +88,7 @@ class LocalClusterExecutor(core.PicklingExecutor):
     _own: ClassVar[dict[str, Any]] = {
         "devices": None,
         "signal_lead": 90.0,
+        "warn_signal": "USR2",
         "grace": 30.0,
         "requeue_delay": 1.0,
         "setup": (),
@@ -149,6 +150,7 @@ class LocalClusterExecutor(core.PicklingExecutor):
             devices=wanted["devices"],
             time_limit=None if minutes is None else minutes * 60.0,
             signal_lead=wanted["signal_lead"],
+            warn_signal=wanted["warn_signal"],
             grace=wanted["grace"],
             requeue_delay=wanted["requeue_delay"],
             setup=list(wanted["setup"]),

@@ -25,7 +25,9 @@ class JobRequest:
     """What the controller is asked to run: ``nodes`` times ``tasks_per_node`` copies of ``command``.
 
     Times are in seconds. ``after`` is run at the end of each attempt with ``--exit-code`` and, where
-    this cluster ended the attempt, ``--scheduler WHY``; its exit code 75 asks for a requeue.
+    this cluster ended the attempt, ``--scheduler WHY``, or ``--limit-near`` after the warning of a time
+    limit; its exit code 75 asks for a requeue.
+    ``warn_signal``: the signal of that warning and of a preemption, as USR2.
     ``setup``: shell lines before each task's command; ``node_setup``: before the tasks, once a node.
     ``wait_for``: the run directories that have to finish first. ``devices``: the GPUs to hand out, as many
     to each node, or None for a CPU job.
@@ -47,6 +49,7 @@ class JobRequest:
     after: Sequence[str]
     wait_for: Sequence[str] = ()
     node_setup: Sequence[str] = ()
+    warn_signal: str = "USR2"
 
     def write(self) -> Path:
         """Put the request where the controller reads it; raises OSError when the disk refuses."""

@@ -50,7 +50,8 @@ def fitted(
     request = gpu_request(job, offer)
     if request == "none" and job.gpu_request == "auto" and not _asks_for_gpus(job):
         lines.append(
-            "no node has a gpu GRES: asks Slurm for no GPUs (job.gpu_request says otherwise)"
+            "no node has a gpu GRES: asks Slurm for no GPUs (job.gpu_request says otherwise); a node "
+            "that shows the ranks no GPU is refused (--cpu trains on CPUs)"
         )
     if request == "gpus-per-task" and job.gpus <= job.tasks_on_node:
         lines.append(

@@ -26,7 +26,7 @@ def sbatch_lines(folder: Path, job: Job) -> list[str]:
         "reservation": job.reservation,
         "exclude": job.exclude,
         # To the steps, not the batch shell; may arrive up to a minute early.
-        "signal": f"USR2@{job.signal_lead}",
+        "signal": f"{job.warn_signal}@{job.signal_lead}",
         # In Slurm's file names % starts a field.
         "output": str(run.logs).replace("%", "%%") + "/batch-%j.log",
         # A restart must not truncate what came before.

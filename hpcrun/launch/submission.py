@@ -117,7 +117,7 @@ def batch_request(run: RunDirectory, config: Config, avoid: Sequence[str] = ()) 
     """Return the parts of the Slurm script of ``run``; ``avoid``: nodes to exclude."""
     return BatchRequest(
         run=run.path,
-        job=_leaving_out(config.job, avoid),
+        job=_leaving_out(config.job.model_copy(update={"warn_signal": config.warn_signal}), avoid),
         # Outside the container, on the batch host: it talks to Slurm.
         python=sys.executable,
     )
@@ -363,6 +363,7 @@ def _submit_local(run: RunDirectory, config: Config, after: Sequence[RunDirector
         timeout_min=None if seconds is None else seconds / 60,
         devices=local_devices(config),
         signal_lead=float(job.signal_lead),
+        warn_signal=config.warn_signal,
         grace=job.grace,
         requeue_delay=job.requeue_delay,
         setup=job.setup,

@@ -13,6 +13,7 @@ class Cause(str, Enum):
     FINISHED = "finished"
     PREEMPTION = "preemption"
     TIME_LIMIT = "time-limit"
+    CONTINUED = "continued"
     NODE_FAILURE = "node-failure"
     CRASH = "crash"
     HANG = "hang"
@@ -22,13 +23,18 @@ class Cause(str, Enum):
     EXHAUSTED = "exhausted"
 
 
+# Events about a job that a person writes, and no attempt.
+_OF_PEOPLE = ("submitted", "cancelled", "preempted")
+
+
 @dataclass(frozen=True)
 class Life:
     """One attempt: where it began, how far it got on disk, and how it ended (cause None: unknown yet).
 
     ``crash_step`` is the step that was being computed when it crashed, if it did. ``trained``: it came to the
     end of the training, after which only the report was left to do. ``killed``: a script that died of the
-    signal to stop, so that it has what it had saved before, if anything.
+    signal to stop, so that it has what it had saved before, if anything. ``failure``: the words of a
+    crash, without rank and node.
     """
 
     attempt: Attempt
@@ -40,6 +46,12 @@ class Life:
     ended: float | None = None
     trained: bool = False
     killed: bool = False
+    failure: str | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """The length of the attempt, once it has ended."""
+        return None if self.ended is None else self.ended - self.started
 
     @property
     def progressed(self) -> bool:
@@ -81,7 +93,7 @@ def all_lives(events: Sequence[Event]) -> list[Life]:
     found: dict[Attempt, Life] = {}
     before: Attempt | None = None
     for event in events:
-        if event.attempt is None or event.what in ("submitted", "cancelled"):
+        if event.attempt is None or event.what in _OF_PEOPLE:
             continue
         life = found.get(event.attempt)
         if life is None:
@@ -103,6 +115,11 @@ def asked_to_end(events: Sequence[Event], attempt: Attempt) -> bool:
     return asked
 
 
+def asked_to_yield(events: Sequence[Event], attempt: Attempt) -> bool:
+    """Whether a person sent this attempt the signal of a preemption (``hpcrun preempt``)."""
+    return any(event.what == "preempted" and event.attempt == attempt for event in events)
+
+
 def _with_event(life: Life, event: Event) -> Life:
     if event.what == "started":
         return replace(life, begun_at=event.step)
@@ -118,6 +135,7 @@ def _with_event(life: Life, event: Event) -> Life:
             cause=_cause(event.cause),
             crash_step=event.step if event.cause == Cause.CRASH.value else None,
             ended=event.time,
+            failure=event.fields.get("failure"),
         )
     return life
 

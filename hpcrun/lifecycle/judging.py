@@ -7,9 +7,9 @@ that the highest of their codes may be 137 for any end.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hpcrun.diagnose.causes import Diagnosis
+from hpcrun.diagnose.causes import Diagnosis, signal_name
 from hpcrun.lifecycle import exitcodes
-from hpcrun.lifecycle.history import Cause, asked_to_end
+from hpcrun.lifecycle.history import Cause, asked_to_end, asked_to_yield
 from hpcrun.run.events import Attempt, Event
 
 _BY_SCHEDULER = {
@@ -27,7 +27,8 @@ class Evidence:
     ``events``: the attempt's newest event of each kind. ``word``: Slurm's reason for the end, or a
     person's. ``limit_near``: the time limit was near, so that a warning signal announced it.
     ``nobody_asked``: Slurm says that the job runs on, so that a SIGTERM was no cancellation.
-    ``just_resumed``: the job was suspended until a moment before.
+    ``just_resumed``: the job was suspended until a moment before. ``unfinished``: a script has asked to be
+    continued. ``warned_by_term``: SIGTERM is the signal that warns this job of its time limit.
     """
 
     events: Mapping[str, Event]
@@ -37,6 +38,8 @@ class Evidence:
     limit_near: bool = False
     nobody_asked: bool = False
     just_resumed: bool = False
+    unfinished: bool = False
+    warned_by_term: bool = False
 
     @property
     def script(self) -> bool:
@@ -45,13 +48,29 @@ class Evidence:
 
     @property
     def stopped(self) -> Event | None:
-        """The agreed stop of all ranks, if there was one."""
-        return self.events.get("stopped")
+        """The agreed stop of all ranks, if there was one.
+
+        srun ends the other ranks of a script by SIGTERM when one fails. That is no stop.
+        """
+        found = self.events.get("stopped")
+        by_srun = (
+            self.script
+            and found is not None
+            and found.cause == "terminate"
+            and self.nobody_asked
+            and self.word is None
+            and not (self.warned_by_term and self.limit_near)
+        )
+        failed = self.diagnosis is not None and not self.diagnosis.follows
+        return None if by_srun and failed else found
 
     @property
     def stop_signal(self) -> str | None:
         """The reason of the agreed stop: terminate, warning or deadline."""
-        return self.stopped.cause if self.stopped else None
+        if self.stopped is None:
+            return None
+        warned = self.stopped.cause == "terminate" and self.warned_by_term and self.limit_near
+        return "warning" if warned else self.stopped.cause
 
     def reason(self, event: str, otherwise: str) -> str:
         """The reason that an event gives, or ``otherwise``."""
@@ -62,10 +81,18 @@ class Evidence:
     def saved(self) -> str:
         """The outcome of the agreed stop, in words."""
         assert self.stopped is not None
-        if self.stopped.step is not None:
-            return f"stopped and saved at step {self.stopped.step}"
-        killed = self.stopped.fields.get("killed")
-        return "the script died of the signal" if killed else "the script was told to stop"
+        step, code = self.stopped.step, self.stopped.fields.get("exit_code")
+        if not self.script and step is not None:
+            return f"stopped and saved at step {step}"
+        if step is not None:
+            return f"the script saved step {step}"
+        if self.stopped.fields.get("killed"):
+            return "the script died of the signal"
+        if code == exitcodes.UNFINISHED:
+            return f"the script stopped with exit code {code}, to be continued"
+        if isinstance(code, int) and code < 0:
+            return f"the script was killed by {signal_name(-code)}"
+        return f"the script ended with exit code {code}"
 
 
 @dataclass(frozen=True)
@@ -88,16 +115,23 @@ def evidence_of(
     limit_near: bool = False,
     nobody_asked: bool = False,
     just_resumed: bool = False,
+    unfinished: bool = False,
+    warned_by_term: bool = False,
 ) -> Evidence:
     """Collect the evidence; a person's ``hpcrun cancel`` replaces Slurm's ``word``."""
+    mine = {event.what: event for event in events if event.attempt == attempt}
+    if word is None and "stopped" in mine and asked_to_yield(events, attempt):
+        word = "preemption"
     return Evidence(
-        {event.what: event for event in events if event.attempt == attempt},
+        mine,
         exit_code,
         "cancelled" if asked_to_end(events, attempt) else word,
         diagnosis,
         limit_near,
         nobody_asked,
         just_resumed,
+        unfinished,
+        warned_by_term,
     )
 
 
@@ -144,6 +178,12 @@ TABLE: tuple[Row, ...] = (
         "finished",
     ),
     Row(
+        "a script has asked to be continued",
+        lambda e: e.unfinished and e.exit_code == exitcodes.DONE and not e.stopped and not e.word,
+        Cause.CONTINUED,
+        f"the script asked to be continued (exit code {exitcodes.UNFINISHED})",
+    ),
+    Row(
         # What Slurm was ending may have ended well because of it.
         "a script has ended well by itself",
         lambda e: e.script and e.exit_code == exitcodes.DONE and not e.stopped and e.word is None,
@@ -154,7 +194,7 @@ TABLE: tuple[Row, ...] = (
         "the last checkpoint is not there",
         lambda e: (
             e.exit_code == exitcodes.SAVE_FAILED
-            or (e.stopped and not e.stopped.fields.get("committed"))
+            or (e.stopped and not e.script and not e.stopped.fields.get("committed"))
         ),
         Cause.SAVE_FAILED,
         lambda e: f"the last checkpoint was not written: {e.reason('save-failed', 'see the log')}",
@@ -188,7 +228,7 @@ TABLE: tuple[Row, ...] = (
         "an agreed stop by the warning signal",
         lambda e: e.stopped,
         Cause.PREEMPTION,
-        lambda e: f"SIGUSR2: {e.saved}",
+        lambda e: f"the warning signal: {e.saved}",
     ),
     Row(
         "the policy allowed no start",

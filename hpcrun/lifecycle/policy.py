@@ -21,16 +21,17 @@ class Budgets:
     hang: int | None = 3
     no_progress: int | None = 3
     same_step: int | None = 2
-    unsaved: int | None = None
+    script: bool = False
 
 
-def without_progress(budgets: Budgets) -> Budgets:
-    """The budgets of a script: how far it gets, and where it crashes, nobody sees.
+def of_script(budgets: Budgets) -> Budgets:
+    """The budgets of a script, which need not report its progress (``hpcrun.report``).
 
-    But one that dies of the warning before its time limit, again and again, may begin from the start each
-    time: ``unsaved`` such ends in a row are as many as a task may have without progress.
+    Without a report ``no_progress`` counts only what may begin from the start each time: ends by the
+    warning before the time limit, and wishes to be continued within a minute. ``same_step`` counts equal
+    crashes within a minute, as of an import that fails.
     """
-    return replace(budgets, no_progress=None, same_step=None, unsaved=budgets.no_progress)
+    return replace(budgets, script=True)
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,10 @@ _FINAL = {
 }
 
 # The other ends are the cluster's doing: they may come during a long start, any number of times.
-OWN_DOING = frozenset({Cause.CRASH, Cause.HANG, Cause.TIME_LIMIT})
+OWN_DOING = frozenset({Cause.CRASH, Cause.HANG, Cause.TIME_LIMIT, Cause.CONTINUED})
+
+# Seconds. An attempt that ended sooner has not got beyond its start.
+_START = 60.0
 
 _WORDS = {
     Cause.CRASH: ("crash", "crashes"),
@@ -58,6 +62,7 @@ _WORDS = {
     Cause.NODE_FAILURE: ("node failure", "node failures"),
     Cause.PREEMPTION: ("preemption", "preemptions"),
     Cause.TIME_LIMIT: ("time limit", "time limits"),
+    Cause.CONTINUED: ("request to be continued", "requests to be continued"),
 }
 
 
@@ -74,20 +79,18 @@ def decide(history: Sequence[Life], budgets: Budgets) -> Decision:
     assert cause is not None
     if cause in _FINAL:
         return Decision(False, _FINAL[cause])
-    idle = _idle_restarts(history)
-    if budgets.no_progress is not None and cause in OWN_DOING and idle >= budgets.no_progress:
+    reported = not budgets.script or any(life.committed is not None for life in history)
+    idle, most = _idle_restarts(history), budgets.no_progress
+    if reported and most is not None and cause in OWN_DOING and idle >= most:
         return Decision(
             False,
             f"{idle} attempts ended by themselves and committed no new step (restarts.no_progress)",
         )
-    unsaved = _unsaved_limits(history)
-    if budgets.unsaved is not None and unsaved >= budgets.unsaved:
-        return Decision(
-            False,
-            f"{unsaved} times in a row the script died of the warning before its time limit, which saves "
-            "nothing (restarts.no_progress): have it save on SIGUSR2, then `hpcrun resume`; if it saves "
-            "every now and then, set restarts.no_progress=null",
-        )
+    unsaved = 0 if reported else _unsaved_limits(history)
+    if most is not None and not reported:
+        hopeless = _unseen_idling(history, unsaved, most)
+        if hopeless is not None:
+            return Decision(False, hopeless)
     if cause is Cause.CRASH:
         repeated = _crashes_at_step(history, last.crash_step)
         if budgets.same_step is not None and repeated >= budgets.same_step:
@@ -102,16 +105,69 @@ def decide(history: Sequence[Life], budgets: Budgets) -> Decision:
         Cause.NODE_FAILURE: budgets.node_failure,
         Cause.PREEMPTION: budgets.preemption,
         Cause.TIME_LIMIT: budgets.time_limit,
+        Cause.CONTINUED: None,
     }[cause]
     count = sum(life.cause is cause for life in history)
     word = _WORDS[cause][count != 1]
     if limit is not None and count > limit:
         key = cause.value.replace("-", "_")
         return Decision(False, f"{count} {word}, {limit} allowed (restarts.{key})")
+    equal = _equal_failures(history) if budgets.script else 0
+    if budgets.same_step is not None and equal >= budgets.same_step:
+        return Decision(
+            False,
+            f"it failed {equal} times in a row within a minute, with the same words "
+            "(restarts.same_step): a restart will not help",
+        )
     allowed, tail = "any number" if limit is None else str(limit), ""
-    if unsaved and budgets.unsaved is not None and cause is Cause.TIME_LIMIT:
-        tail = f"; {budgets.unsaved} in a row where the script dies of it: restarts.no_progress"
+    if unsaved and most is not None and cause is Cause.TIME_LIMIT:
+        tail = f"; {most} in a row where the script dies of it: restarts.no_progress"
     return Decision(True, f"restart {count} after {_WORDS[cause][1]} ({allowed} allowed{tail})")
+
+
+def _unseen_idling(history: Sequence[Life], unsaved: int, most: int) -> str | None:
+    """Why a script that reports no progress is not started again; None where it may be.
+
+    Args:
+        unsaved: its time limits in a row that it died of.
+        most: ``restarts.no_progress``.
+    """
+    if unsaved >= most:
+        return (
+            f"{unsaved} times in a row the script died of the warning before its time limit, which saves "
+            "nothing (restarts.no_progress): have it save on that signal (job.warn_signal), then "
+            "`hpcrun resume`; if it saves every now and then, set restarts.no_progress=null"
+        )
+    hasty = _hasty_continuations(history)
+    if hasty >= most:
+        return (
+            f"{hasty} times in a row the script asked to be continued within a minute of its start "
+            "(restarts.no_progress): it gets nowhere; `hpcrun.report` shows its progress"
+        )
+    return None
+
+
+def _hasty_continuations(history: Sequence[Life]) -> int:
+    count = 0
+    for life in reversed(history):
+        if life.cause is not Cause.CONTINUED or not _within_start(life):
+            break
+        count += 1
+    return count
+
+
+def _equal_failures(history: Sequence[Life]) -> int:
+    """Count the newest crashes in a row that came at the start and said the same."""
+    words, count = history[-1].failure, 0
+    for life in reversed(history):
+        if words is None or life.failure != words or not _within_start(life):
+            break
+        count += 1
+    return count
+
+
+def _within_start(life: Life) -> bool:
+    return life.seconds is not None and life.seconds < _START
 
 
 def _idle_restarts(history: Sequence[Life]) -> int:

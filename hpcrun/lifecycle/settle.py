@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcrun.diagnose.causes import Diagnosis, first_cause
+from hpcrun.diagnose.causes import Diagnosis, blames_node, first_cause
 from hpcrun.diagnose.launching import launch_failure, setup_failure
 from hpcrun.diagnose.slurm_log import scheduler_word
 from hpcrun.lifecycle import exitcodes
@@ -28,7 +28,7 @@ from hpcrun.lifecycle.policy import Budgets, Decision, decide
 from hpcrun.lifecycle.second_start import deserves_second_start
 from hpcrun.run.commits import newest_commit
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.endings import first_log, read_exits, read_failures, read_hang
+from hpcrun.run.endings import first_log, is_unfinished, read_exits, read_failures, read_hang
 from hpcrun.run.events import Attempt, Event, read_events, record_event
 from hpcrun.run.files import read_json, write_json
 
@@ -60,6 +60,7 @@ def settle(
     limit_near: bool = False,
     nobody_asked: bool = False,
     just_resumed: bool = False,
+    warned_by_term: bool = False,
     setup: str | None = None,
     other_nodes: bool = False,
 ) -> Verdict:
@@ -72,6 +73,7 @@ def settle(
         limit_near: the job's time was nearly up, which is what a warning signal then meant.
         nobody_asked: to the scheduler the job runs on, so that a SIGTERM was no cancellation of it.
         just_resumed: the job was suspended until a moment ago.
+        warned_by_term: the warning signal of the job is SIGTERM.
         setup: the command of the batch script that failed before there were ranks.
         other_nodes: a second start may be on other nodes; see ``second_start``.
 
@@ -109,11 +111,15 @@ def settle(
             limit_near=limit_near,
             nobody_asked=nobody_asked,
             just_resumed=just_resumed,
+            unfinished=is_unfinished(folder),
+            warned_by_term=warned_by_term,
         )
     )
     step = last_committed(events)
     crashed = diagnosis if cause is Cause.CRASH else None
-    ended = Event("ended", time.time(), attempt, cause.value, crashed.step if crashed else step, {})
+    words = {"failure": crashed.words} if crashed and _repeats(crashed) else {}
+    step_at_end = crashed.step if crashed else step
+    ended = Event("ended", time.time(), attempt, cause.value, step_at_end, words)
     # Not those of the newest job in the log: this one may have failed before it wrote a word there.
     chain = jobs_of(events, attempt.job)
     own = [life for life in all_lives([*events, ended]) if life.attempt.job in chain]
@@ -129,6 +135,7 @@ def settle(
         host=diagnosis.host if diagnosis and cause in (Cause.CRASH, Cause.HANG) else None,
         restart_allowed=decision.restart,
         decision=decision.reason,
+        **words,
     )
     opened = _opened(events, attempt)
     done = (read_json(run.result) or {}).get("state") == "finished"
@@ -148,6 +155,11 @@ def _opened(events: Sequence[Event], attempt: Attempt) -> bool:
     return any(event.what == "opened" and event.attempt == attempt for event in events)
 
 
+def _repeats(crash: Diagnosis) -> bool:
+    """Return whether a crash with the same words would be the program's doing, on any node."""
+    return not crash.follows and not blames_node(crash)
+
+
 def _unlaunched(
     events: Sequence[Event],
     attempt: Attempt,
@@ -161,7 +173,7 @@ def _unlaunched(
     Args:
         second: a second start follows, so that the nodes may be to blame and not the input.
     """
-    not_of_ranks = ("submitted", "cancelled", "ended")
+    not_of_ranks = ("submitted", "cancelled", "preempted", "ended")
     if any(one.attempt == attempt for one in events if one.what not in not_of_ranks):
         return None
     opened = [event.attempt for event in events if event.what == "opened" and event.attempt]
@@ -188,7 +200,10 @@ def settle_by_hand(
     events = with_lost_announcement(run)
     folder = run.attempt_logs(attempt.job, attempt.restart)
     diagnosis = first_cause(read_failures(folder), [], hang=read_hang(folder))
-    cause, line = judge(evidence_of(events, attempt, exit_code, scheduler, diagnosis))
+    unfinished = is_unfinished(folder)
+    cause, line = judge(
+        evidence_of(events, attempt, exit_code, scheduler, diagnosis, unfinished=unfinished)
+    )
     step = last_committed(events)
     reason = "the training is done"
     if cause is not Cause.FINISHED:
@@ -205,7 +220,7 @@ def settle_by_hand(
         decision=reason,
     )
     if cause is not Cause.FINISHED:
-        orderly = (Cause.CANCELLED, Cause.PREEMPTION, Cause.TIME_LIMIT)
+        orderly = (Cause.CANCELLED, Cause.PREEMPTION, Cause.TIME_LIMIT, Cause.CONTINUED)
         write_final_word(run, cause, line, reason, step, orderly)
     elif not run.result.exists():
         write_json(run.result, {"state": "finished", "time": round(time.time(), 3)})

@@ -14,7 +14,8 @@ class StopReason(IntEnum):
     """Why to stop, ordered so that a MAX reduction over ranks keeps the one that decides.
 
     TERMINATE (SIGTERM: a preemption or a cancellation; whoever sent it decides what comes next)
-    outranks WARNING (SIGUSR2, Slurm's ``--signal``: requeue ourselves) and DEADLINE (our own clock).
+    outranks WARNING (SIGUSR2 or SIGUSR1, Slurm's ``--signal``: requeue ourselves) and DEADLINE (our own
+    clock).
     """
 
     NONE = 0
@@ -23,8 +24,12 @@ class StopReason(IntEnum):
     TERMINATE = 3
 
 
-# NCCL may catch SIGUSR1 for itself, so the warning signal is SIGUSR2 everywhere.
-_REASONS = {signal.SIGTERM: StopReason.TERMINATE, signal.SIGUSR2: StopReason.WARNING}
+# NCCL may catch SIGUSR1 for itself, so SIGUSR2 warns a task. A script may want SIGUSR1 (job.warn_signal).
+_REASONS = {
+    signal.SIGTERM: StopReason.TERMINATE,
+    signal.SIGUSR1: StopReason.WARNING,
+    signal.SIGUSR2: StopReason.WARNING,
+}
 _REASON_OF = {**_REASONS, signal.SIGINT: StopReason.TERMINATE}
 
 
@@ -36,7 +41,7 @@ class StopFlag:
         self._pid = os.getpid()
 
     def install(self) -> None:
-        """Take SIGTERM and SIGUSR2, over whatever handlers were there (submitit's save and requeue).
+        """Take SIGTERM, SIGUSR1 and SIGUSR2, over whatever handlers were there (submitit's).
 
         SIGINT is left to its default: a person at a debugger wants it.
         """

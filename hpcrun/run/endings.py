@@ -19,6 +19,7 @@ from hpcrun.run.traces import place_of, traceback_of
 _TERMINATED = re.compile(
     r"terminate called after throwing an instance of '(?P<kind>[^']+)'\n\s*what\(\): +(?P<what>[^\n]+)"
 )
+_UNFINISHED = "unfinished"
 _LOG_END = 1 << 16
 """Bytes: what other threads print after such words is less."""
 
@@ -153,6 +154,17 @@ def first_log(folder: Path) -> str:
         except OSError:
             continue
     return ""
+
+
+def record_unfinished(folder: Path) -> None:
+    """Write down that a script has asked to be continued; raises OSError when the disk refuses."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _UNFINISHED).touch()
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Return whether a rank's script has asked to be continued."""
+    return (folder / _UNFINISHED).exists()
 
 
 def stacks_path(folder: Path, rank: int) -> Path:

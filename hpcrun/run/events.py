@@ -31,8 +31,8 @@ class Event:
     crash that kept its maker from it), save-failed, stopped (at an agreed step), nonfinite (gradients
     at a step), suspended (by Slurm, for ``seconds``; told once it goes on), trained (no step is left to
     take), bad-input, refused, finished, ended (with its cause),
-    requeue-failed, excluded (nodes that failed too often), cancelled (by a person, on Slurm), occupied
-    (another job was ``refused``, because the ``holder`` had the run).
+    requeue-failed, excluded (nodes that failed too often), cancelled (by a person, on Slurm), preempted (by
+    a person), occupied (another job was ``refused``, because the ``holder`` had the run).
     """
 
     what: str

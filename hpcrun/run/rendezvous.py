@@ -58,7 +58,7 @@ class MeetingBoard:
     ) -> None:
         self._shared = run.attempt_logs(attempt.job, attempt.restart) / "master.json"
         name = hashlib.blake2b(f"{run.path} {attempt.owner}".encode(), digest_size=12).hexdigest()
-        self._handed = (memory or _memory_folder()) / f"hpcrun-{os.geteuid()}-{name}.json"
+        self._handed = (memory or memory_folder()) / f"hpcrun-{os.geteuid()}-{name}.json"
         self._first = first
 
     def publish(self, meeting: Meeting) -> None:
@@ -179,6 +179,7 @@ def _read_own(path: Path) -> Any:
             return None
 
 
-def _memory_folder() -> Path:
+def memory_folder() -> Path:
+    """Return a folder in the node's memory, or where there is none the folder for temporary files."""
     memory = Path("/dev/shm")
     return memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())

@@ -1,4 +1,4 @@
-"""A rank's output outlives a full disk: that costs lines of the log, not the training."""
+"""Output that outlives a full disk: lines of the log are lost, and not the training or the requeue."""
 
 import contextlib
 import errno

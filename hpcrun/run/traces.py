@@ -83,9 +83,18 @@ def _fold(told: traceback.TracebackException, seen: set[int]) -> None:
     for frame in frames:
         _ = frame.line  # Read before the path changes, from the file that ran.
         frame.filename, _copy = original(frame.filename)
+    ours_of = [_is_ours(frame.filename) for frame in frames]
+    mine = [
+        not (ours or _is_library(it.filename)) for ours, it in zip(ours_of, frames, strict=True)
+    ]
+    if True in mine and True in ours_of[: mine.index(True)]:
+        # Python's own frames between ours, such as contextlib's, say nothing either.
+        ours_of[ours_of.index(True) : mine.index(True)] = [True] * (
+            mine.index(True) - ours_of.index(True)
+        )
     kept: list[traceback.FrameSummary] = []
-    for ours, group in groupby(frames, key=lambda frame: _is_ours(frame.filename)):
-        run = list(group)
+    for ours, pairs in groupby(zip(ours_of, frames, strict=True), key=lambda pair: pair[0]):
+        run = [frame for _, frame in pairs]
         last = run[-1:] if ours and run[-1] is frames[-1] else []
         folded = run[: len(run) - len(last)]
         if ours and folded:

@@ -1,6 +1,7 @@
 """One rank of one attempt of a run, from its directory to its exit code. Imports torch as late as it can."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -18,8 +19,8 @@ from hpcrun.errors import UserError
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.holder import Occupied
 from hpcrun.lifecycle.opening import already_finished, open_attempt
-from hpcrun.lifecycle.policy import Budgets, without_progress
-from hpcrun.lifecycle.script import run_script
+from hpcrun.lifecycle.policy import Budgets, of_script
+from hpcrun.lifecycle.script.running import ScriptTerms, run_script
 from hpcrun.lifecycle.settle import settle_by_hand
 from hpcrun.lifecycle.signals import StopFlag, end_helpers
 from hpcrun.printing import say_aside
@@ -108,7 +109,7 @@ def _attempt(
             open_attempt(
                 run,
                 attempt,
-                without_progress(budgets) if config.command else budgets,
+                of_script(budgets) if config.command else budgets,
                 script=bool(config.command),
                 executor=scheduler(os.environ),
                 pid=os.getpid(),
@@ -123,16 +124,8 @@ def _attempt(
             # The ranks that a task starts inherit its variables.
             started = max(1, config.job.gpus // config.job.tasks_on_node)
             _prepare_environment(distributed, bind=False, started=started)
-            return run_script(
-                command,
-                run,
-                attempt,
-                distributed,
-                flag,
-                timeout=config.train.timeout,
-                interface=config.job.interface,
-                launcher=launcher,
-            )
+            terms = _terms(config)
+            return run_script(command, run, attempt, distributed, flag, terms, launcher)
         require_fit(config, distributed)
         _prepare_environment(distributed, bind=config.train.affinity)
         _say_without_gpu(distributed)
@@ -166,6 +159,18 @@ def _attempt(
             position,
             bad_input=untrained and is_mistake(error),
         )
+
+
+def _terms(config: Config) -> ScriptTerms:
+    """What a script is given of the job's times and signals."""
+    job = config.job
+    return ScriptTerms(
+        timeout=config.train.timeout,
+        # The scheduler ends the script earlier where it gives less time.
+        grace=max(float(job.signal_lead), float(job.kill_wait), job.grace),
+        warning=signal.Signals[f"SIG{config.warn_signal}"],
+        interface=job.interface,
+    )
 
 
 def enter_folder(run: RunDirectory) -> None:

@@ -1,8 +1,12 @@
 """Who starts a preempted job again, from what Slurm's programs print."""
 
+from pathlib import Path
+
 import pytest
 
 from hpcrun.batch.preempting import preempt_mode, requeues_in_grace_time
+
+RECORDED = Path(__file__).resolve().parents[1] / "cluster" / "recorded"
 
 CONFIG = """\
 PreemptMode             = {mode}
@@ -34,11 +38,18 @@ def test_the_partition_decides_over_the_default() -> None:
     assert preempt_mode(config(mode="GANG,SUSPEND"), PARTITION.format("GANG,REQUEUE")) == "REQUEUE"
 
 
-@pytest.mark.parametrize(("mode", "becomes"), [("OFF", "REQUEUE"), ("CANCEL", "CANCEL")])
-def test_a_qos_without_a_mode_of_its_own_has_the_clusters(mode: str, becomes: str) -> None:
-    shown = f"QOS Records\n\nQOS=low(3)\n    Priority=0\n    PreemptMode={mode}\n"
-    assert preempt_mode(config(kind="qos"), shown) == becomes
-
-
-def test_a_qos_that_nobody_describes_is_unknown() -> None:
-    assert preempt_mode(config(kind="qos"), "No association data") is None
+@pytest.mark.parametrize("version", ["22.05", "24.11", "26.05"])
+@pytest.mark.parametrize(
+    ("qos", "mode"),
+    [("requeue", "REQUEUE"), ("cancel", "CANCEL"), ("plain", "SUSPEND"), ("unknown", None)],
+)
+def test_the_qos_decides_and_without_a_mode_of_its_own_the_cluster(
+    version: str, qos: str, mode: str | None
+) -> None:
+    printed = (RECORDED / version / "show-config-qos.txt").read_text()
+    # A mode that none of the recorded QOS has.
+    clusters = printed.replace("= REQUEUE\n", "= GANG,SUSPEND\n")
+    assert clusters != printed
+    shown = (RECORDED / version / f"qos-{qos}.txt").read_text()
+    assert preempt_mode(clusters, shown) == mode
+    assert requeues_in_grace_time(printed) is (version != "22.05")

@@ -52,7 +52,9 @@ class Desk:
         stand_in.write_text(f'#!/bin/bash\necho "{program} $*" >> {calls}\n{script}\n')
         stand_in.chmod(0o755)
 
-    def start(self, *options: str, **environ: str) -> "subprocess.Popen[str]":
+    def start(
+        self, *options: str, output: Path | None = None, **environ: str
+    ) -> "subprocess.Popen[str]":
         return subprocess.Popen(
             [sys.executable, "-m", "hpcrun", "batch", str(self.run.path), *options],
             env={
@@ -65,7 +67,7 @@ class Desk:
             },
             stdin=subprocess.DEVNULL,
             # As a batch script: Slurm's words and ours in the log that the judging reads.
-            stdout=(self.run.logs / "batch-7.log").open("a"),
+            stdout=(output or self.run.logs / "batch-7.log").open("a"),
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
@@ -107,6 +109,14 @@ def test_srun_passes_everything_on_and_its_code_reaches_the_judge(desk: Desk) ->
     assert "scontrol requeue 7" in desk.called("scontrol")
 
 
+def test_a_full_disk_costs_the_words_of_the_step_and_not_the_requeue(desk: Desk) -> None:
+    desk.answer("srun", "exit 3")
+    open_attempt(desk.run, FIRST, Budgets(crash=1))
+    assert desk.start(output=Path("/dev/full")).wait(timeout=300) == 0
+    assert desk.ends() == ["crash"]
+    assert "scontrol requeue 7" in desk.called("scontrol")
+
+
 def test_the_setup_reaches_the_ranks_and_nothing_else(tmp_path: Path) -> None:
     desk = Desk(
         tmp_path,
@@ -128,7 +138,7 @@ def test_the_setup_reaches_the_ranks_and_nothing_else(tmp_path: Path) -> None:
     (srun,) = desk.called("srun")
     assert "--label" in srun
     worker = f"in my box /opt/python -u -m hpcrun.worker {desk.run.path}"
-    assert srun.endswith(f'trap "" USR2; exec "$@" hpcrun {worker}')
+    assert srun.endswith(f'trap "" USR1 USR2; exec "$@" hpcrun {worker}')
     assert "bad" not in desk.told()
 
 

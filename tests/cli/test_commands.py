@@ -164,7 +164,7 @@ def test_a_live_run_has_one_job_and_is_preempted_cancelled_and_resumed(folder: P
     for rank, count in (("0", 1), ("1", 0), ("all", 1)):
         said = jobs.hpcrun("logs", "live", "--rank", rank, cwd=folder)
         assert said.stdout.count("starting at step 0") == count
-    assert "SIGTERM to all ranks" in jobs.hpcrun("preempt", "live", cwd=folder).stdout
+    assert "SIGUSR2 to all ranks" in jobs.hpcrun("preempt", "live", cwd=folder).stdout
     jobs.wait_for_step(run, 4, restart=1)
     done = jobs.hpcrun("cancel", "live", cwd=folder)
     assert (done.returncode, done.stderr) == (0, "")

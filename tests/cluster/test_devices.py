@@ -149,6 +149,16 @@ def test_a_job_that_was_given_gpus_and_sees_none_is_refused_with_the_remedy() ->
     require_given_gpus({**environ, "ZE_AFFINITY_MASK": "0"})
 
 
+def test_a_job_for_gpus_that_sees_none_is_refused_where_slurm_counts_none() -> None:
+    environ = {"SLURM_JOB_ID": "7", "HPCRUN_GPU_JOB": "7", "CUDA_VISIBLE_DEVICES": ""}
+    with pytest.raises(NodeUnfit, match=r"the job is for GPUs.*--cpu.*job\.gpu_request") as refusal:
+        require_given_gpus(environ)
+    assert "\n" not in str(refusal.value)
+    require_given_gpus({**environ, "CUDA_VISIBLE_DEVICES": "0,1"})
+    # The variable of the job from which this one was submitted.
+    require_given_gpus({**environ, "SLURM_JOB_ID": "8"})
+
+
 def test_slices_of_a_gpu_are_told_from_whole_ones() -> None:
     assert lists_mig({"CUDA_VISIBLE_DEVICES": "MIG-9f1c,MIG-2a3b"})
     assert not lists_mig({"CUDA_VISIBLE_DEVICES": "GPU-1a2b"})

@@ -18,6 +18,7 @@ RECORDED = Path(__file__).resolve().parents[1] / "cluster" / "recorded"
         ("cancelled", "cancelled"),
         ("time-limit", "time-limit"),
         ("preempted", "preemption"),
+        ("preempted-by-qos", "preemption"),
         ("requeued", "preemption"),
         ("node-failure", "node-failure"),
         ("rank-killed", None),

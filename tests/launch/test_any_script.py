@@ -61,11 +61,11 @@ def test_a_plain_ddp_script_is_preempted_crashes_and_ends_as_if_nothing_had_happ
     jobs.wait_for_end(rough)
     assert outcome(rough) == ("finished", ["preemption", "crash", "finished"]), logs(rough, 1)
     # Once each: the cluster signals the script's process as well as its parent.
-    assert [log.count("got SIGTERM") for log in logs(rough, 0)] == [1, 1]
+    assert [log.count("got SIGUSR2") for log in logs(rough, 0)] == [1, 1]
     crash = str(jobs.events(rough, "ended")[1].fields["reason"])
     assert crash.startswith("rank 1 on local1: ScriptFailed: ")
     # A script whose peers are gone may abort in its teardown after it has raised.
-    assert "ended with exit code 1: " in crash or "ended with SIGABRT: " in crash
+    assert "ended with exit code 1: " in crash or "was killed by SIGABRT: " in crash
     assert "ValueError: broken data" in crash
     states = [torch.load(tmp_path / name / "state.pt") for name in ("calm", "rough")]
     for key, value in states[0]["model"].items():
@@ -117,6 +117,35 @@ def test_cancelling_a_script_lets_it_save_and_resume_continues_it(tmp_path: Path
     assert followed.returncode == 0, followed.stdout + followed.stderr
     assert "rank 0 is done" in followed.stdout
     assert "starts at step 0" not in followed.stdout
+
+
+def test_a_program_below_a_wrapper_saves_at_the_warning_and_reports_it(tmp_path: Path) -> None:
+    (tmp_path / "saves.py").write_text(scripts_of_others.SAVES)
+    (tmp_path / "wrap.sh").write_text(f"{sys.executable} saves.py\nexit $?\n")
+    run = start(tmp_path, "wrapped", "bash", "wrap.sh", options=("job.warn_signal=USR1",))
+    jobs.wait_for(lambda: len(list(tmp_path.glob("ready-*"))) == 2)
+    done = jobs.hpcrun("preempt", "wrapped", cwd=tmp_path)
+    assert "SIGUSR1 to all ranks; it is requeued after their end" in done.stdout, done.stderr
+    jobs.wait_for_end(run)
+    assert outcome(run) == ("finished", ["preemption", "finished"]), logs(run, 0)
+    # bash died of the signal at once, and its program had two more seconds.
+    assert {path.name for path in tmp_path.glob("saved-*")} == {
+        "saved-0-SIGUSR1",
+        "saved-1-SIGUSR1",
+    }
+    (stopped,) = jobs.events(run, "stopped")
+    assert (stopped.step, stopped.fields["committed"]) == (7, True)
+    assert "killed" not in stopped.fields
+    assert jobs.events(run, "ended")[0].fields["reason"] == "preemption: the script saved step 7"
+    assert [event.step for event in jobs.events(run, "started")] == [None, 7]
+    told = json.loads(jobs.hpcrun("status", "wrapped", "--json", cwd=tmp_path).stdout)
+    assert (told["step"], told["committed"]) == (7, 7)
+
+
+def test_exit_code_75_asks_for_another_start_also_without_a_signal(tmp_path: Path) -> None:
+    run = start(tmp_path, "timed", "sh", "-c", '[ "$HPCRUN_RESTART" = 1 ] || exit 75')
+    jobs.wait_for_end(run)
+    assert outcome(run) == ("finished", ["continued", "finished"])
 
 
 def test_a_program_that_is_not_there_is_told_in_one_line_and_not_tried_again(

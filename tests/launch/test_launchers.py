@@ -6,7 +6,6 @@ import signal
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from hpcrun.run.directory import RunDirectory
@@ -87,27 +86,56 @@ def test_torchrun_trains_over_all_nodes_and_survives_a_preemption_and_a_crash(
     assert crash.endswith("rank 1: ValueError: broken data")
 
 
-SLEEPERS = """
-import os, sys, time
+# As torchrun does with its ranks.
+IN_SESSIONS = """
+import os, signal, subprocess, sys
 from pathlib import Path
-Path(sys.argv[1], f"pid-{os.environ['RANK']}").write_text(str(os.getpid()))
-time.sleep(600)
+folder, restart = Path(sys.argv[1]), os.environ["HPCRUN_RESTART"]
+if restart == "1":
+    sys.exit(0)
+code = '''import signal, sys, time
+def heard(number, frame):
+    open(sys.argv[1] + ".heard", "w").write(signal.Signals(number).name)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, heard)
+signal.signal(signal.SIGUSR2, heard)
+open(sys.argv[1] + ".ready", "w").close()
+time.sleep(600)'''
+path = folder / ("rank-" + os.environ["RANK"])
+process = subprocess.Popen([sys.executable, "-c", code, str(path)], start_new_session=True)
+path.write_text(f"{os.getpid()} {process.pid}")
+for number in (signal.SIGTERM, signal.SIGUSR2):
+    signal.signal(number, signal.SIG_IGN)
+process.wait()
 """
 
 
-def test_no_rank_of_torchrun_outlives_its_job(tmp_path: Path) -> None:
-    (tmp_path / "sleep.py").write_text(SLEEPERS)
-    run = submit(tmp_path, "killed", "--launcher", "torchrun", "--", "sleep.py", str(tmp_path))
-    jobs.wait_for(lambda: len(list(tmp_path.glob("pid-*"))) == 4)
-    pids = [int(path.read_text()) for path in tmp_path.glob("pid-*")]
-    assert all(map(psutil.pid_exists, pids))
-    # As the kernel does when memory is short: the launcher of a node dies, and its ranks hear nothing.
-    agent = psutil.Process(pids[0]).parent()
-    assert agent is not None
-    agent.send_signal(signal.SIGKILL)
-    jobs.wait_for(lambda: len(jobs.events(run, "ended")) == 1)
-    jobs.wait_for(lambda: all(map(jobs.has_ended, pids)))
-    assert jobs.hpcrun("cancel", "--now", "killed", cwd=tmp_path).returncode == 0
+def start_in_sessions(folder: Path, name: str) -> tuple[RunDirectory, list[list[int]]]:
+    """Start a task on each node whose program has a child in another session; their two pids."""
+    (folder / "sessions.py").write_text(IN_SESSIONS)
+    command = ("--tasks-per-node", "1", "--", sys.executable, "sessions.py", str(folder))
+    run = submit(folder, name, *command)
+    jobs.wait_for(lambda: len(list(folder.glob("rank-*.ready"))) == 2)
+    return run, [
+        [int(pid) for pid in (folder / f"rank-{rank}").read_text().split()] for rank in (0, 1)
+    ]
+
+
+def test_a_preemption_reaches_what_a_task_has_started_in_another_session(tmp_path: Path) -> None:
+    run, _ = start_in_sessions(tmp_path, "heard")
+    assert jobs.hpcrun("preempt", "heard", cwd=tmp_path).returncode == 0
+    jobs.wait_for_end(run)
+    assert outcome(run) == ("finished", ["preemption", "finished"])
+    assert len(list(tmp_path.glob("rank-*.heard"))) == 2
+
+
+def test_nothing_that_a_task_has_started_outlives_it(tmp_path: Path) -> None:
+    run, pids = start_in_sessions(tmp_path, "killed")
+    # As the kernel does when memory is short: the starter dies, and what it has started hears nothing.
+    os.kill(pids[1][0], signal.SIGKILL)
+    jobs.wait_for_end(run)
+    assert outcome(run) == ("finished", ["crash", "finished"])
+    assert all(jobs.has_ended(pid) for pair in pids for pid in pair)
 
 
 @pytest.mark.parametrize("key", ["srun_args", "sbatch_args"])

@@ -139,14 +139,14 @@ def test_cancel_sends_sigterm_and_the_job_is_cancelled(submit: Submit, tmp_path:
         job.cancel()
 
 
-def test_a_preemption_sends_sigterm_and_starts_the_job_again(
+def test_a_preemption_sends_the_warning_and_starts_the_job_again(
     submit: Submit, tmp_path: Path
 ) -> None:
     job = submit(wait_for_signal, str(tmp_path))
     wait_for_files(tmp_path, "ready-*-0")
     job._interrupt()
     wait_for_files(tmp_path, "got-*-1")
-    assert {path.read_text() for path in tmp_path.glob("got-*-0")} == {str(int(signal.SIGTERM))}
+    assert {path.read_text() for path in tmp_path.glob("got-*-0")} == {str(int(signal.SIGUSR2))}
     jobs.wait_for(lambda: job.state == "COMPLETED")
     assert status_of(job).restart == 1
 

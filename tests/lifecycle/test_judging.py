@@ -35,6 +35,10 @@ CASES = {
         evidence(event("finished"), word="cancelled", diagnosis=CRASH),
         (Cause.FINISHED, "finished"),
     ),
+    "a script has asked to be continued": (
+        evidence(SCRIPT, code=0, unfinished=True),
+        (Cause.CONTINUED, "the script asked to be continued (exit code 75)"),
+    ),
     "a script has ended well by itself": (
         evidence(SCRIPT, code=0),
         (Cause.FINISHED, "the script ended with exit code 0 on all ranks"),
@@ -65,8 +69,8 @@ CASES = {
         (Cause.TIME_LIMIT, "time limit near: stopped and saved at step 10"),
     ),
     "an agreed stop by the warning signal": (
-        evidence(event("stopped", "warning", committed=True, killed=True)),
-        (Cause.PREEMPTION, "SIGUSR2: the script died of the signal"),
+        evidence(SCRIPT, event("stopped", "warning", committed=False, killed=True)),
+        (Cause.PREEMPTION, "the warning signal: the script died of the signal"),
     ),
     "the policy allowed no start": (
         evidence(event("refused", reason="3 hangs, 2 allowed"), code=2),
@@ -129,6 +133,94 @@ def test_every_row_has_a_case() -> None:
 )
 def test_the_order_of_the_rows_counts(found: Evidence, cause: Cause) -> None:
     assert judge(found)[0] is cause
+
+
+BY_SRUN = event("stopped", "terminate", committed=False, exit_code=-15, killed=True)
+BY_OTHERS = replace(CRASH, follows=True)
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict"),
+    [
+        # srun tells the other ranks of a script to stop when one fails.
+        (
+            evidence(SCRIPT, BY_SRUN, nobody_asked=True, diagnosis=CRASH),
+            judge(evidence(diagnosis=CRASH)),
+        ),
+        (
+            evidence(SCRIPT, BY_SRUN, nobody_asked=True, diagnosis=WRONG, code=137),
+            judge(evidence(diagnosis=WRONG)),
+        ),
+        (
+            evidence(SCRIPT, BY_SRUN, nobody_asked=True),
+            (
+                Cause.CRASH,
+                "SIGTERM, though nobody has cancelled the job: the script died of the signal",
+            ),
+        ),
+        # Peers of a rank that stopped fail because of it.
+        (
+            evidence(SCRIPT, BY_SRUN, nobody_asked=True, diagnosis=BY_OTHERS),
+            (
+                Cause.CRASH,
+                "SIGTERM, though nobody has cancelled the job: the script died of the signal",
+            ),
+        ),
+        (
+            evidence(SCRIPT, BY_SRUN, word="preemption", nobody_asked=True, diagnosis=CRASH),
+            (Cause.PREEMPTION, "preemption: the script died of the signal"),
+        ),
+        # A cancellation: the job does not run on.
+        (
+            evidence(SCRIPT, BY_SRUN, diagnosis=CRASH),
+            (Cause.CANCELLED, "SIGTERM: the script died of the signal"),
+        ),
+        # SIGTERM is the warning.
+        (
+            evidence(SCRIPT, BY_SRUN, nobody_asked=True, limit_near=True, warned_by_term=True),
+            (Cause.TIME_LIMIT, "time limit near: the script died of the signal"),
+        ),
+        (
+            evidence(SCRIPT, BY_SRUN, nobody_asked=True, limit_near=False, warned_by_term=True),
+            (
+                Cause.CRASH,
+                "SIGTERM, though nobody has cancelled the job: the script died of the signal",
+            ),
+        ),
+    ],
+)
+def test_a_scripts_stop_is_told_from_the_end_that_srun_gives_it(
+    found: Evidence, verdict: tuple[Cause, str]
+) -> None:
+    assert judge(found) == verdict
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"exit_code": -15, "killed": True}, "the script died of the signal"),
+        ({"exit_code": 0}, "the script ended with exit code 0"),
+        ({"exit_code": 1}, "the script ended with exit code 1"),
+        ({"exit_code": -6}, "the script was killed by SIGABRT"),
+        ({"exit_code": 75}, "the script stopped with exit code 75, to be continued"),
+        ({"exit_code": 0, "step": 40}, "the script saved step 40"),
+    ],
+)
+def test_only_a_save_that_was_seen_is_called_one(fields: dict[str, object], words: str) -> None:
+    stop = event("stopped", "warning", **fields)  # type: ignore[arg-type]
+    assert judge(evidence(SCRIPT, stop, limit_near=True)) == (
+        Cause.TIME_LIMIT,
+        f"time limit near: {words}",
+    )
+
+
+def test_a_script_that_a_person_preempts_by_sigterm_is_preempted() -> None:
+    events = [SCRIPT, event("preempted"), BY_SRUN]
+    found = evidence_of(events, FIRST, 0, None, None, nobody_asked=True)
+    assert judge(found) == (Cause.PREEMPTION, "preemption: the script died of the signal")
+    # It had crashed before the signal came.
+    crashed = evidence_of([SCRIPT, event("preempted")], FIRST, 1, None, CRASH, nobody_asked=True)
+    assert judge(crashed)[0] is Cause.CRASH
 
 
 def test_a_person_who_cancels_is_believed_before_slurm() -> None:

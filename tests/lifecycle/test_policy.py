@@ -3,7 +3,7 @@
 import pytest
 
 from hpcrun.lifecycle.history import Cause, Life, last_committed, lives
-from hpcrun.lifecycle.policy import Budgets, decide, without_progress
+from hpcrun.lifecycle.policy import Budgets, decide, of_script
 from hpcrun.run.events import Attempt, Event
 
 
@@ -63,7 +63,7 @@ def script_ends(*causes: Cause, killed: bool = True) -> list[Life]:
 
 
 def test_a_script_that_dies_of_every_warning_before_its_limit_is_given_up_with_the_remedy() -> None:
-    budgets = without_progress(Budgets())
+    budgets = of_script(Budgets())
     early = decide(script_ends(Cause.TIME_LIMIT), budgets)
     assert early.restart
     assert "3 in a row where the script dies of it: restarts.no_progress" in early.reason
@@ -73,20 +73,65 @@ def test_a_script_that_dies_of_every_warning_before_its_limit_is_given_up_with_t
     told = decide(script_ends(*limits, Cause.TIME_LIMIT), budgets)
     assert not told.restart
     assert told.reason.startswith("3 times in a row the script died of the warning")
-    assert "have it save on SIGUSR2" in told.reason
+    assert "have it save on that signal (job.warn_signal)" in told.reason
     assert "restarts.no_progress=null" in told.reason
     assert decide(
-        script_ends(*[Cause.TIME_LIMIT] * 9), without_progress(Budgets(no_progress=None))
+        script_ends(*[Cause.TIME_LIMIT] * 9), of_script(Budgets(no_progress=None))
     ).restart
 
 
 def test_a_script_that_minds_the_warning_or_is_preempted_goes_on_without_end() -> None:
-    budgets = without_progress(Budgets())
+    budgets = of_script(Budgets())
     assert decide(script_ends(*[Cause.TIME_LIMIT] * 9, killed=False), budgets).restart
     assert decide(script_ends(*[Cause.PREEMPTION] * 9), budgets).restart
     saved = script_ends(Cause.TIME_LIMIT, killed=False)
     deaths = script_ends(Cause.TIME_LIMIT, Cause.TIME_LIMIT)
     assert decide([*deaths, *saved, *deaths], budgets).restart
+
+
+def timed(cause: Cause, seconds: float, failure: str | None = None, **more: int) -> Life:
+    return Life(Attempt("1", 0), 0.0, cause=cause, ended=seconds, failure=failure, **more)
+
+
+def test_a_script_that_asks_to_be_continued_at_once_again_and_again_is_given_up() -> None:
+    hasty = timed(Cause.CONTINUED, 3.0)
+    assert decide([hasty] * 2, of_script(Budgets())).restart
+    told = decide([hasty] * 3, of_script(Budgets()))
+    assert not told.restart
+    assert "3 times in a row the script asked to be continued within a minute" in told.reason
+    assert decide([hasty] * 9, of_script(Budgets(no_progress=None))).restart
+    # Its own clock ends it every few hours.
+    assert decide([timed(Cause.CONTINUED, 9000.0)] * 99, of_script(Budgets())).restart
+    assert decide([hasty, timed(Cause.CONTINUED, 90.0), hasty, hasty], of_script(Budgets())).restart
+
+
+def test_a_script_that_reports_its_saves_is_judged_by_them_as_a_task_is() -> None:
+    budgets = of_script(Budgets())
+    further = [timed(Cause.CONTINUED, 3.0, begun_at=n, committed=n + 1) for n in range(9)]
+    assert decide(further, budgets).restart
+    idle_ends = [timed(Cause.CONTINUED, 9000.0, begun_at=9)] * 3
+    told = decide([*further, *idle_ends], budgets)
+    assert not told.restart
+    assert "committed no new step (restarts.no_progress)" in told.reason
+    killed = Life(Attempt("1", 0), 0.0, begun_at=9, committed=10, cause=LIMIT, killed=True)
+    assert decide([killed] * 9, budgets).restart
+
+
+def test_a_script_that_fails_at_its_start_twice_with_the_same_words_is_given_up() -> None:
+    first = timed(Cause.CRASH, 4.0, "ScriptFailed: a.py ended with exit code 1: ImportError: x")
+    other = timed(Cause.CRASH, 4.0, "ScriptFailed: a.py ended with exit code 1: OSError: y")
+    assert decide([first], of_script(Budgets())).restart
+    told = decide([first, first], of_script(Budgets()))
+    assert not told.restart
+    assert (
+        "2 times in a row within a minute, with the same words (restarts.same_step)" in told.reason
+    )
+    assert decide([first, other], of_script(Budgets())).restart
+    late = timed(Cause.CRASH, 400.0, first.failure)
+    assert decide([late, late], of_script(Budgets())).restart
+    assert decide([first, first], of_script(Budgets(same_step=None))).restart
+    # A task's own words may be the same at different steps.
+    assert decide([first, first], Budgets(no_progress=None)).restart
 
 
 def test_two_crashes_at_one_step_stop_the_run() -> None:

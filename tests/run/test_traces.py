@@ -1,5 +1,6 @@
 """The place of an error is a line of the user's code, by the path of the original."""
 
+import contextlib
 import importlib.util
 import json
 import sys
@@ -122,6 +123,19 @@ def test_our_frames_are_counted_and_the_users_have_their_own_path(
     assert "json/decoder.py" in told
     assert "code/001" not in told
     assert told.endswith("RuntimeError: no labels\n")
+
+
+def test_frames_of_python_between_ours_are_counted_with_them(module: ModuleType) -> None:
+    error = raised(Nothing()(module.read))
+    assert error.__traceback__ is not None
+    # As in a rank, the first frame is ours.
+    told = traceback_of(error.with_traceback(error.__traceback__.tb_next))
+    assert "contextlib.py" not in told
+    assert "… 2 frames of hpcrun\n" in told
+
+
+class Nothing(contextlib.ContextDecorator, contextlib.nullcontext):  # type: ignore[type-arg]
+    """A decorator that adds a frame of contextlib and nothing else."""
 
 
 def test_of_an_error_of_ours_the_last_frame_stays() -> None:

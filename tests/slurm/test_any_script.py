@@ -74,6 +74,28 @@ def test_a_script_that_fails_is_started_again_within_its_budget(bench: Bench) ->
     assert bench.slurm.scontrol_show_job(job)["ExitCode"].partition(":")[0] == "3"
 
 
+@pytest.mark.slow
+def test_a_script_is_warned_by_the_signal_of_its_choice_and_saves_below_a_wrapper(
+    bench: Bench,
+) -> None:
+    bench.write("saves.py", scripts_of_others.SAVES)
+    bench.write("wrap.sh", "python saves.py\nexit $?\n")
+    run = bench.submit("warned", "job.warn_signal=TERM", "--", "bash", "wrap.sh")
+    bench.slurm.wait_until(
+        lambda: len(list(bench.folder.glob("ready-*"))) == 4, ENDED, lambda: bench.told(run)
+    )
+    told = bench.hpcrun("preempt", "warned")
+    assert "SIGTERM to all ranks; it is requeued after their end" in told
+    bench.slurm.wait_until(run.result.exists, ENDED, lambda: bench.told(run))
+    ends = jobs.events(run, "ended")
+    assert [event.cause for event in ends] == ["preemption", "finished"], bench.told(run)
+    assert ends[0].fields["reason"] == "preemption: the script saved step 7"
+    saved = {path.name for path in bench.folder.glob("saved-*")}
+    assert saved == {f"saved-{rank}-SIGTERM" for rank in range(4)}
+    row = bench.status("warned")
+    assert (row["step"], row["committed"]) == (7, 7)
+
+
 COUNTS = """
 trap 'echo told to stop at $n; exit 0' USR2
 n=$(cat counted) || n=0

@@ -56,20 +56,52 @@ def test_nodes_whose_own_name_is_on_another_network_find_each_other(bench, two_n
 
 @pytest.fixture
 def names_that_do_not_resolve(bench: Bench) -> Iterator[None]:
-    """Nodes that call themselves something that no resolver knows."""
+    """Nodes on which no resolver knows a name of a node, neither Slurm's nor what it calls itself."""
     nodes = bench.slurm.nodes[:2]
+    hosts = bench.folder / "hosts"
+    hosts.write_text("127.0.0.1 localhost\n")
     for node in nodes:
-        as_root(bench, node, f"hostname unknown-{node}")
+        as_root(bench, node, f"hostname unknown-{node} && mount --bind {hosts} /etc/hosts")
     yield
     for node in nodes:
-        as_root(bench, node, f"hostname {node}")
+        as_root(bench, node, f"hostname {node}; umount /etc/hosts")
 
 
-def test_nodes_whose_own_name_does_not_resolve_find_each_other(bench, names_that_do_not_resolve):
+def test_nodes_whose_names_do_not_resolve_find_each_other(bench, names_that_do_not_resolve):
+    for name in ("node2", "unknown-node2"):
+        asked = bench.slurm.run(["getent", "hosts", name], host="node1", check=False)
+        assert asked.returncode != 0
     run = bench.submit("nameless", task="probe:Watched", train__timeout=60, restarts__crash=0)
     assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
     assert facts(bench, 2)["host"] == "unknown-node2"
     assert facts(bench, 2)["environ"]["GLOO_SOCKET_IFNAME"] == "eth0"
+
+
+@pytest.fixture
+def fabric(bench: Bench) -> Iterator[str]:
+    """The name of node1 on a second network of the nodes."""
+    text = bench.slurm.run(["cat", "/etc/hosts"]).stdout
+    hosts = bench.folder / "hosts"
+    hosts.write_text(f"{text}10.98.0.1 node1i\n10.98.0.2 node2i\n")
+    nodes = bench.slurm.nodes[:2]
+    for number, node in enumerate(nodes, 1):
+        line = f"ip address add 10.98.0.{number}/24 dev eth0 && mount --bind {hosts} /etc/hosts"
+        as_root(bench, node, line)
+    yield "node1i"
+    for number, node in enumerate(nodes, 1):
+        as_root(bench, node, f"umount /etc/hosts; ip address del 10.98.0.{number}/24 dev eth0")
+
+
+@pytest.mark.slow
+def test_the_ranks_meet_where_the_variables_of_the_job_say(bench, fabric):
+    place = {"MASTER_ADDR": fabric, "MASTER_PORT": "23456"}
+    run = bench.submit("told", task="probe:Watched", job__env=place, restarts__crash=0)
+    assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
+    for rank in range(4):
+        environ = facts(bench, rank)["environ"]
+        assert {name: environ[name] for name in place} == place
+    # The connection to rank 0's store leaves node2 on the network of that name.
+    assert "10.98.0.1" in facts(bench, 2)["peers"]
 
 
 @pytest.mark.slow

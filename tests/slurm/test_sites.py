@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import subprocess
 from collections.abc import Iterator
@@ -16,24 +15,12 @@ from hpcrun.cluster.node_setup import Component, node_setup_command
 from hpcrun.run.directory import RunDirectory
 from tests import jobs
 
-from . import cluster
 from .cluster import SlurmCluster
+from .separate import running
 
 pytestmark = pytest.mark.slurm
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def running(name: str, **options: object) -> Iterator[SlurmCluster]:
-    """Start a separate cluster, or skip where this machine cannot have it."""
-    reason = cluster.why_not(cluster.ClusterSpec(**options))  # type: ignore[arg-type]
-    if reason is not None:
-        pytest.skip(reason)
-    name = f"pytest-{os.getpid()}-{name}"
-    try:
-        yield cluster.start(name, **options)
-    finally:
-        cluster.stop(name)
 
 
 @pytest.fixture(scope="module")
@@ -81,14 +68,28 @@ def test_where_no_node_has_a_gpu_gres_none_is_asked_for(plain: SlurmCluster) -> 
     dry = hpcrun(plain, "submit", "--name", "dry", "--gpus", "2", "--dry-run", "--", "env")
     assert "--gpus-per-node" not in dry.stdout
     assert "no node has a gpu GRES" in dry.stderr
-    job = submit(plain, "plain", "--gpus", "2")
-    assert plain.wait_state(job) == "COMPLETED"
     refused = hpcrun(
         plain, "submit", "--name", "typed", "--gpus", "a100:2", "--", "env", check=False
     )
     assert refused.returncode == 2
     assert "are not known to Slurm; leave a100 out" in refused.stderr
     assert not (plain.shared / "runs" / "typed").exists()
+
+
+def test_where_slurm_counts_no_gpus_the_ranks_find_some_or_the_job_is_refused(
+    plain: SlurmCluster,
+) -> None:
+    blind = submit(plain, "blind", "--gpus", "2")
+    cpu = submit(plain, "cpu", "--gpus", "2", "--cpu")
+    # As on a node that has GPUs.
+    seeing = submit(plain, "seeing", "--gpus", "2", 'job.env={CUDA_VISIBLE_DEVICES: "0,1"}')
+    assert [plain.wait_state(job) for job in (cpu, seeing)] == ["COMPLETED", "COMPLETED"]
+    assert plain.wait_state(blind) == "FAILED"
+    run = RunDirectory(plain.shared / "runs" / "blind")
+    assert [event.cause for event in jobs.events(run, "ended")] == ["bad-input"]
+    reason = jobs.result(run)["reason"]
+    assert "the job is for GPUs, Slurm gave it none here, and none is visible" in reason
+    assert "to train on CPUs submit with --cpu" in reason
 
 
 @pytest.mark.parametrize("form", ["gpus-per-node", "gres"])

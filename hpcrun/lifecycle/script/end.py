@@ -1,0 +1,95 @@
+"""The end of a rank's script in the run's records: an orderly stop, or a failure with its last words."""
+
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcrun.lifecycle import exitcodes
+from hpcrun.lifecycle.signals import StopReason
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.endings import record_failure
+from hpcrun.run.events import Attempt, note
+
+# A shell ends with 128 + n where its child died of signal n.
+_SHELL = 128
+_STOPS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_DIED_OF_STOP = frozenset(code for number in _STOPS for code in (-number, _SHELL + number))
+
+
+class ScriptFailed(Exception):
+    """The program ended with a failure; the text has its code and its last words."""
+
+
+class ScriptRefused(ScriptFailed):
+    """The program refused what it was given; another start would not help."""
+
+
+@dataclass(frozen=True)
+class ScriptEnd:
+    """A failed end: ``code`` is -n for signal n, ``words`` the last line of the log.
+
+    ``refused``: the code says that the program does not take its arguments.
+    """
+
+    command: Sequence[str]
+    code: int
+    words: str
+    refused: bool = False
+
+    @property
+    def line(self) -> str:
+        """The end in one line."""
+        words = f": {self.words}" if self.words else ""
+        return f"{' '.join(self.command)[:80]} {_how(self.code)}{words}"
+
+
+def died_of_stop(code: int) -> bool:
+    """Return whether a program with this exit code died of a signal that asks it to stop."""
+    return code in _DIED_OF_STOP
+
+
+def note_stop(
+    run: RunDirectory, attempt: Attempt, reason: StopReason, code: int, saved: int | None
+) -> None:
+    """Write the event ``stopped`` of a script that got a signal to stop.
+
+    ``committed`` is true only where the script has said that it saved: by exit code 75, or by
+    ``hpcrun.report`` after the signal.
+
+    Args:
+        code: the script's exit code, -n for signal n.
+        saved: the step that the script reported as saved after the signal.
+    """
+    committed = code == exitcodes.UNFINISHED or saved is not None
+    facts: dict[str, object] = {"killed": True} if died_of_stop(code) else {}
+    if saved is not None:
+        facts["step"] = saved
+    cause = reason.name.lower()
+    note(run, "stopped", attempt, cause=cause, committed=committed, exit_code=code, **facts)
+
+
+def record_end(folder: Path, rank: int, end: ScriptEnd, step: int | None) -> None:
+    """Leave a failure record, which shows later which rank failed first."""
+    failure = (ScriptRefused if end.refused else ScriptFailed)(end.line)
+    try:
+        record_failure(folder, rank, failure, step)
+    except OSError as error:
+        print(f"hpcrun: the failure is not recorded: {error}", file=sys.stderr, flush=True)
+
+
+def _how(code: int) -> str:
+    if code < 0:
+        return f"was killed by {_name(-code)}"
+    if _name(code - _SHELL).startswith("SIG"):
+        # The words make a SIGKILL below a wrapper count against the node as any other.
+        return f"ended with exit code {code}: its program was killed by {_name(code - _SHELL)}"
+    return f"ended with exit code {code}"
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,51 @@
+"""The processes that a wrapper leaves behind: `bash wrap.sh` dies of a signal at which its program saves."""
+
+import ctypes
+import os
+import time
+from collections.abc import Iterable
+
+from hpcrun.lifecycle import exitcodes
+
+_PR_SET_CHILD_SUBREAPER = 36
+_TICK = 0.1
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of every descendant that loses its parent (prctl(2))."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def wait_for_orphans(patience: float) -> list[int]:
+    """Wait until no child is left, for ``patience`` seconds at most.
+
+    Call it when nothing else waits for a child of this process. Returns the exit codes of the children
+    that ended, -n for signal n.
+    """
+    codes: list[int] = []
+    late = time.monotonic() + patience
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return codes
+        if pid:
+            codes.append(os.waitstatus_to_exitcode(status))
+        elif time.monotonic() >= late:
+            return codes
+        else:
+            time.sleep(_TICK)
+
+
+def code_of_all(wrapper: int, orphans: Iterable[int]) -> int:
+    """Return the exit code of a script after its ``wrapper`` died of the signal to stop.
+
+    A process that outlived the wrapper and ended by itself is the program that the wrapper had started.
+    """
+    ended = set(orphans)
+    for code in (exitcodes.UNFINISHED, exitcodes.DONE):
+        if code in ended:
+            return code
+    return wrapper

@@ -1,0 +1,135 @@
+"""Bring the reports of a rank's script into the run directory, at a pace that does not load a file server."""
+
+import contextlib
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from hpcrun.lifecycle.history import lives
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Attempt, note, read_events
+from hpcrun.run.rendezvous import memory_folder
+from hpcrun.run.reports import VARIABLE, Progress, newest_report, publish, published
+
+# Seconds between two looks at the node's own folder, and between two published steps.
+_LOOK, _PUBLISH = 1.0, 5.0
+# Seconds for which another rank waits for rank 0 to publish the same.
+_FOR_RANK_ZERO = 10.0
+
+
+@dataclass(frozen=True)
+class _Unpublished:
+    progress: Progress
+    since: float
+
+
+class ProgressWatch:
+    """The reports of one rank's script; a context manager that makes and removes their folder.
+
+    Rank 0 publishes without delay. Another rank publishes what rank 0 has not published ten seconds later:
+    in many scripts only one rank reports, and in the rest all ranks report the same.
+    """
+
+    def __init__(self, run: RunDirectory, attempt: Attempt, rank: int, ranks: int = 1) -> None:
+        self._run, self._attempt, self._rank = run, attempt, rank
+        self._logs = run.attempt_logs(attempt.job, attempt.restart)
+        # All ranks together look at the published progress a hundred times a second at most.
+        self._longest = ranks // 100
+        self._folder: Path | None = None
+        self._newest = Progress()
+        self._known = Progress()
+        self._waiting: _Unpublished | None = None
+        self._looked = self._published_at = float("-inf")
+        self._stop_at: float | None = None
+
+    def __enter__(self) -> "ProgressWatch":
+        try:
+            # On a disk a replaced file is written out at once, and each report would wait for that.
+            made = tempfile.mkdtemp(prefix="hpcrun-reports-", dir=memory_folder())
+            self._folder = Path(made)
+        except OSError as error:
+            print(f"hpcrun: no reports of progress: {error}", file=sys.stderr, flush=True)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables of the script by which ``hpcrun.report`` finds the folder."""
+        return {} if self._folder is None else {VARIABLE: str(self._folder)}
+
+    @property
+    def step(self) -> int | None:
+        """The newest step that the script has reported."""
+        return self._newest.step
+
+    @property
+    def saved_since_stop(self) -> int | None:
+        """The step that was reported as saved after the signal to stop."""
+        saved_at = self._newest.saved_at
+        if self._stop_at is None or saved_at is None or saved_at < self._stop_at:
+            return None
+        return self._newest.saved
+
+    def heard_stop(self) -> None:
+        """Remember the time of the signal to stop; later calls change nothing."""
+        self._stop_at = self._stop_at or time.time()
+
+    def note_start(self) -> None:
+        """Write the event ``started``, with the newest step that earlier attempts have saved, if any."""
+        steps = []
+        with contextlib.suppress(OSError):
+            steps = [life.committed for life in lives(read_events(self._run)) if life.committed]
+        begun = {"step": max(steps)} if steps else {}
+        note(self._run, "started", self._attempt, **begun)
+
+    def look(self, *, last: bool = False) -> None:
+        """Read the reports, and publish what is due.
+
+        Args:
+            last: the script has ended; publish now.
+        """
+        now = time.monotonic()
+        if self._folder is None or (now - self._looked < _LOOK and not last):
+            return
+        self._looked = now
+        self._newest = newest_report(self._folder)
+        if self._known.covers(self._newest):
+            self._waiting = None
+            return
+        try:
+            self._publish(now, last)
+        except OSError as error:
+            print(f"hpcrun: the progress is not published: {error}", file=sys.stderr, flush=True)
+
+    def _publish(self, now: float, last: bool) -> None:
+        new_save = not self._known.covers(Progress(saved=self._newest.saved))
+        if self._rank != 0 and not last:
+            if self._waiting is None:
+                self._waiting = _Unpublished(self._newest, now)
+            if now - self._waiting.since < max(_FOR_RANK_ZERO, self._longest):
+                return
+        elif now - self._published_at < _PUBLISH and not new_save and not last:
+            return
+        theirs = published(self._logs)
+        wanted = self._waiting.progress if self._waiting and not last else self._newest
+        self._waiting = None
+        self._known = theirs
+        if theirs.covers(wanted):
+            return
+        both = theirs.with_news(self._newest)
+        publish(self._logs, both)
+        self._known, self._published_at = both, now
+        if both.saved is not None and both.saved != theirs.saved:
+            note(self._run, "saved", self._attempt, step=both.saved)

@@ -1,0 +1,185 @@
+"""Start a script as one rank, wait for its end, and say what that end means.
+
+The script gets the variables that torchrun would have set, and every stop signal once. The script itself
+saves on a signal. hpcrun knows that the script was stopped, and that it is to be started again.
+"""
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.command.launcher import Launcher
+from hpcrun.diagnose.script_log import script_words
+from hpcrun.errors import UserError
+from hpcrun.lifecycle import exitcodes
+from hpcrun.lifecycle.script.end import ScriptEnd, note_stop, record_end
+from hpcrun.lifecycle.script.meeting import meeting_place
+from hpcrun.lifecycle.script.orphans import adopt_orphans
+from hpcrun.lifecycle.script.progress import ProgressWatch
+from hpcrun.lifecycle.script.watching import Watch
+from hpcrun.lifecycle.signals import StopFlag
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.endings import record_unfinished
+from hpcrun.run.events import Attempt
+from hpcrun.run.rendezvous import MeetingBoard
+
+# Seconds. A program that has run for so long has read its arguments.
+_WORKED = 60.0
+_PR_SET_PDEATHSIG = 1
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class ScriptTerms:
+    """The times and the signal that a script gets.
+
+    ``timeout``: seconds to wait for rank 0's port. ``grace``: seconds that the processes of a script have
+    to end after a stop signal. ``warning``: the signal of `job.warn_signal`.
+    ``interface``: the network interfaces to use, as ``job.interface`` has them.
+    """
+
+    timeout: float
+    grace: float = 30.0
+    warning: signal.Signals = signal.SIGUSR2
+    interface: str | None = None
+
+
+def run_script(
+    command: Sequence[str],
+    run: RunDirectory,
+    attempt: Attempt,
+    config: DistributedConfig,
+    flag: StopFlag,
+    terms: ScriptTerms,
+    launcher: Launcher | None = None,
+) -> int:
+    """Run ``command`` as this rank's program and return the rank's exit code.
+
+    The exit code is the program's own (128 + n for signal n; 1 for 74, which has a meaning of ours). It is
+    0 after a signal to stop, and where the script ends with 75 to be continued: srun ends
+    all ranks at the first other code, also ranks that still save. The event ``stopped``, written by
+    rank 0, and the mark of :func:`record_unfinished` say that the script has not finished.
+
+    Args:
+        launcher: starts the ranks of ``command``; None where this process is the rank.
+
+    Raises:
+        UserError: the program cannot be started.
+        RunError: rank 0 published no port in time, or cannot be reached.
+    """
+    # The meeting may set variables for gloo, hence before the environment is read.
+    board = MeetingBoard(run, attempt, first=config.local_rank == 0)
+    met = meeting_place(run, attempt, config, board, terms.timeout, terms.interface)
+    with ProgressWatch(run, attempt, config.rank, config.world_size) as progress:
+        environ = {
+            "PYTHONUNBUFFERED": "1",
+            **os.environ,
+            **launcher_variables(met, attempt),
+            **progress.variables,
+            "HPCRUN_RUN": str(run.path),
+            "HPCRUN_RESTART": str(attempt.restart),
+        }
+        # Before the script starts: a wrapper may die of a signal at any time.
+        adopt_orphans()
+        child = _start(command, environ, launcher)
+        if config.rank == 0:
+            progress.note_start()
+        before = time.monotonic()
+        code = Watch(child, run, attempt, flag, config, terms.warning, progress).wait(terms.grace)
+        board.clear()
+        progress.look(last=True)
+        if flag.reason:
+            how = f"{flag.reason.name.lower()}, its exit code {code}"
+            print(
+                f"hpcrun: the script ended after a signal to stop ({how})",
+                file=sys.stderr,
+                flush=True,
+            )
+            if config.rank == 0:
+                note_stop(run, attempt, flag.reason, code, progress.saved_since_stop)
+            return exitcodes.DONE
+    folder = run.attempt_logs(attempt.job, attempt.restart)
+    if code == exitcodes.UNFINISHED:
+        try:
+            record_unfinished(folder)
+        except OSError as error:
+            print(f"hpcrun: the wish to continue is not recorded: {error}", file=sys.stderr)
+            return exitcodes.FAILED
+        return exitcodes.DONE
+    worked = attempt.restart > 0 or time.monotonic() - before > _WORKED
+    if code:
+        words = script_words(folder / f"rank-{config.rank:05d}.log")
+        end = ScriptEnd(command, code, words, refused=code == exitcodes.BAD_INPUT and not worked)
+        record_end(folder, config.rank, end, progress.step)
+    return _own_code(code if code >= 0 else 128 - code, worked=worked)
+
+
+def _start(
+    command: Sequence[str], environ: dict[str, str], launcher: Launcher | None
+) -> "subprocess.Popen[bytes]":
+    """Start the program; raises UserError where that is not possible."""
+    words = launcher.words(command, environ) if launcher else [_program(command[0]), *command[1:]]
+    try:
+        return subprocess.Popen(
+            words,
+            env=environ,
+            # MPI talks to srun through a descriptor that srun has opened (PMI_FD).
+            close_fds=False,
+            preexec_fn=_die_with_parent,
+        )
+    except OSError as error:
+        raise UserError(
+            f"{command[0]}: cannot be started: {error.strerror}; check the path after `--`"
+        ) from error
+
+
+def _own_code(code: int, *, worked: bool) -> int:
+    """Return a rank's exit code for a program that ended with ``code`` and knows nothing of our codes.
+
+    A program that is refused at its first start (argparse: 2) will be refused again. In one that has
+    worked before, 2 is a failure like others: Python cannot open a file on a file server that is away.
+    """
+    ours = {exitcodes.SAVE_FAILED} | ({exitcodes.BAD_INPUT} if worked else set())
+    return exitcodes.FAILED if code in ours else code
+
+
+def launcher_variables(config: DistributedConfig, attempt: Attempt) -> dict[str, str]:
+    """What torchrun sets for its ranks (torch.distributed.run, "Environment Variables").
+
+    All of it and not only what ``env://`` reads: Lightning and Accelerate take the run id for the sign
+    that somebody else has started the ranks.
+    """
+    variables = config.to_env_dict()
+    if config.launch_method == "torchrun":
+        return variables
+    return variables | {
+        "GROUP_WORLD_SIZE": str(config.num_nodes),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(config.rank),
+        "ROLE_WORLD_SIZE": str(config.world_size),
+        "TORCHELASTIC_RUN_ID": attempt.job,
+        # A requeue is no restart of torchrun's, which has nothing to do with this job.
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        # There is no agent that holds the store: rank 0 does.
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
+
+
+def _program(name: str) -> str:
+    """``name``, but our own interpreter for a `python` that is on no PATH (Debian, a job's shell)."""
+    unnamed = name in ("python", "python3") and shutil.which(name) is None
+    return sys.executable if unnamed else name
+
+
+def _die_with_parent() -> None:
+    """In the child: no launcher finds a script after its rank was killed (prctl(2))."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,129 @@
+"""Wait for a script: pass signals to it, and end it when a newer attempt has taken over."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.lifecycle.script.end import died_of_stop
+from hpcrun.lifecycle.script.orphans import code_of_all, wait_for_orphans
+from hpcrun.lifecycle.script.progress import ProgressWatch
+from hpcrun.lifecycle.sentry import NOTICED
+from hpcrun.lifecycle.signals import StopFlag, StopReason
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Attempt, note
+from hpcrun.run.files import read_json
+from hpcrun.run.owner import INCARNATION, OwnerLooks, described
+
+_TICK = 0.2
+# The script, or a peer on another node, may hear a signal, and end on it, before this process does: also
+# with exit code 0, which without a signal means that its work is done.
+_LATE_SIGNAL = 1.0
+
+
+class Watch:
+    """Waits for the script of one rank."""
+
+    def __init__(
+        self,
+        child: "subprocess.Popen[bytes]",
+        run: RunDirectory,
+        attempt: Attempt,
+        flag: StopFlag,
+        config: DistributedConfig,
+        warning: signal.Signals,
+        progress: ProgressWatch,
+    ) -> None:
+        self._child, self._run, self._attempt, self._flag = child, run, attempt, flag
+        self._signals = {StopReason.TERMINATE: signal.SIGTERM, StopReason.WARNING: warning}
+        # Slurm and the local cluster signal every process of a step, so the script has heard it too.
+        self._pass_on = config.launch_method not in ("slurm", "local")
+        self._passed_on = StopReason.NONE
+        self._was_owner = False
+        self._looks = OwnerLooks(config.rank, config.world_size)
+        self._told: str | None = None
+        self._rank = config.rank
+        self._progress = progress
+        # Rank 0 has claimed the run; the other ranks learn the name from the first file of their attempt.
+        self._incarnation = INCARNATION if config.rank == 0 else None
+
+    def wait(self, grace: float) -> int:
+        """Return the script's exit code, -n for signal n.
+
+        Args:
+            grace: seconds that processes have to end which outlive a wrapper that died of a stop signal.
+        """
+        while True:
+            self._hear_signals()
+            self._yield_to_successor()
+            self._progress.look()
+            began = time.monotonic()
+            try:
+                code = self._child.wait(timeout=_TICK)
+            except subprocess.TimeoutExpired:
+                self._note_suspension(time.monotonic() - began - _TICK)
+                continue
+            deadline = time.monotonic() + _LATE_SIGNAL
+            while not self._flag.reason and time.monotonic() < deadline:
+                time.sleep(_TICK / 4)
+            if self._flag.reason:
+                self._progress.heard_stop()
+            if self._flag.reason and died_of_stop(code):
+                # The scheduler kills what is left of a rank as soon as this process ends.
+                return code_of_all(code, wait_for_orphans(grace))
+            return code
+
+    def _note_suspension(self, seconds: float) -> None:
+        """Record that Slurm had suspended the step, if a wait took ``seconds`` too long."""
+        if seconds > NOTICED and self._rank == 0:
+            print(
+                f"hpcrun: was suspended for {seconds:.0f} s; goes on", file=sys.stderr, flush=True
+            )
+            note(self._run, "suspended", self._attempt, seconds=round(seconds, 3))
+
+    def _hear_signals(self) -> None:
+        reason = self._flag.reason
+        if reason:
+            self._progress.heard_stop()
+        if self._pass_on and reason > self._passed_on:
+            self._passed_on = reason
+            self._child.send_signal(self._signals[reason])
+            name = self._signals[reason].name
+            print(f"hpcrun: passed {name} on", file=sys.stderr, flush=True)
+
+    def _yield_to_successor(self) -> None:
+        """A script knows no fence: the orphan of a dead node would write into its successor's files."""
+        if not self._looks.due(time.monotonic()):
+            return
+        try:
+            owner = read_json(self._run.owner) or {}
+        except OSError as error:
+            # A file system that has trouble says nothing about who owns the run.
+            self._tell_once(f"owner.json cannot be read now: {error.strerror}; looking again")
+            return
+        mine = self._is_mine(owner)
+        # A client of a network file system may show an older owner for a while, but not one after ours.
+        if self._was_owner and "owner" in owner and not mine:
+            line = f"{described(owner)} has taken over; ending the script"
+            print(f"hpcrun: {line}", file=sys.stderr, flush=True)
+            self._child.kill()
+        self._was_owner = self._was_owner or mine
+
+    def _is_mine(self, owner: Mapping[str, Any]) -> bool:
+        """Return whether this rank's attempt is the ``owner``."""
+        here, there = os.environ.get("SLURM_CLUSTER_NAME"), owner.get("cluster")
+        if owner.get("owner") != self._attempt.owner or (here and there and here != there):
+            return False
+        incarnation = owner.get("incarnation")
+        if self._incarnation is None:
+            self._incarnation = incarnation
+        return bool(incarnation == self._incarnation)
+
+    def _tell_once(self, line: str) -> None:
+        if line != self._told:
+            print(f"hpcrun: {line}", file=sys.stderr, flush=True)
+        self._told = line

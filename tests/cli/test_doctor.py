@@ -1,0 +1,181 @@
+"""`hpcrun doctor` on the logs of other people's jobs, on what Slurm really wrote, and on bad input."""
+
+import io
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcrun.cli.main import guarded
+from hpcrun.diagnose.flight_recorder import analysed, laggards, read_dumps
+
+_RECORDED = Path(__file__).parents[1] / "cluster" / "recorded"
+_RANKS = """
+import os, sys, time, datetime, pathlib
+import torch, torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+rank = int(sys.argv[1])
+store = dist.FileStore(sys.argv[2], 2)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+group = dist.new_group(timeout=datetime.timedelta(seconds=3))
+dist.all_reduce(torch.ones(4), group=group)
+if rank == 0:
+    try:
+        dist.all_reduce(torch.ones(4), group=group)
+    except RuntimeError as error:
+        print(error, flush=True)
+else:
+    time.sleep(4)
+pathlib.Path(sys.argv[3], f"flight-gloo-rank-{rank}").write_bytes(c10d._dump_fr_trace())
+os._exit(0)
+"""
+
+
+def test_a_log_without_a_failure_has_exit_code_0(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "job.log"
+    log.write_text("hpcrun: step 1\ndone\n")
+    assert guarded(["doctor", str(log)]) == 0
+    assert capsys.readouterr().out == "hpcrun: no failure found\n"
+
+
+def test_a_cause_has_exit_code_1_and_its_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "slurm-17.out"
+    log.write_text("[rank1]: step 1\n[rank1]: OSError: [Errno 122] Disk quota exceeded\n")
+    assert guarded(["doctor", str(log)]) == 1
+    told = capsys.readouterr().out
+    assert f"evidence  {log}:2: OSError: [Errno 122] Disk quota exceeded" in told
+    assert "where     rank 1" in told
+    assert "retry     a retry is unlikely to help" in told
+
+
+def test_a_folder_of_logs_is_one_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rank-0.log").write_text("RuntimeError: Connection closed by peer [10.0.0.2]\n")
+    (tmp_path / "rank-1.log").write_text("RuntimeError: CUDA error: invalid device ordinal\n")
+    assert guarded(["doctor", str(tmp_path), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["id"], found["rank"], found["cascade"]) == ("device-ordinal", 1, [0])
+
+
+def test_the_standard_input_is_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = io.TextIOWrapper(
+        io.BytesIO(b"sbatch: error: Requested node configuration is not available\n")
+    )
+    monkeypatch.setattr(sys, "stdin", data)
+    assert guarded(["doctor", "-"]) == 1
+    assert "evidence  -:1: sbatch: error" in capsys.readouterr().out
+
+
+def test_no_byte_of_a_log_commands_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "job.log"
+    log.write_bytes(
+        b"Traceback (most recent call last):\nValueError: \x1b]0;owned\x07\x1b[2J\x9b31m\x00 \xff\n"
+    )
+    assert guarded(["doctor", str(log)]) == 1
+    told = capsys.readouterr().out
+    assert "owned" in told
+    assert all(mark.isprintable() or mark == "\n" for mark in told)
+    assert guarded(["doctor", str(log), "--json"]) == 1
+    assert capsys.readouterr().out.isascii()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nosuch"], "nosuch"),
+        (["-", "job.log"], "- allows no other source"),
+        (["a.log", "b.log"], "no such log"),
+        (["-", "--flight-recorder", "nowhere"], "holds no dumps"),
+    ],
+)
+def test_bad_input_has_one_line_and_exit_code_2(
+    arguments: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    assert guarded(["doctor", *arguments]) == 2
+    told = capsys.readouterr().err
+    assert words in told
+    assert len(told.splitlines()) == 1
+
+
+@pytest.mark.parametrize("version", ["22.05", "24.11", "26.05"])
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("time-limit", "slurm-time-limit"),
+        ("preempted", "slurm-preempted"),
+        ("node-failure", "slurm-node-failure"),
+        ("cancelled", "slurm-cancelled"),
+        ("rank-killed", "task-killed"),
+    ],
+)
+def test_the_words_of_real_slurms_are_understood(
+    version: str, name: str, cause: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = _RECORDED / version / f"batch-{name}.txt"
+    assert guarded(["doctor", str(log), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["id"] == cause
+
+
+def test_dumps_of_the_flight_recorder_name_the_rank_that_others_wait_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "ranks.py"
+    script.write_text(_RANKS)
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(rank), str(tmp_path / "store"), str(tmp_path)],
+            stdout=(tmp_path / f"rank-{rank}.log").open("w"),
+        )
+        for rank in range(2)
+    ]
+    assert [rank.wait(120) for rank in ranks] == [0, 0]
+    assert guarded(["doctor", str(tmp_path), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["id"] == "collective-timeout"
+    told = "\n".join(found["notes"])
+    assert "1 of 2 ranks (1) had begun collective 1" in told
+    # torch's own analyser adds the place of the collective.
+    assert "missing ranks: {1}" in told
+    assert f"<module> at {script}:" in told
+
+
+def test_a_dump_that_holds_an_object_is_not_unpickled(tmp_path: Path) -> None:
+    trap = tmp_path / "sprung"
+
+    class Trap:
+        def __reduce__(self) -> object:
+            return (Path.touch, (trap,))
+
+    dump = {"version": "2.10", "pg_config": {}, "entries": [Trap()]}
+    (tmp_path / "trace-0").write_bytes(pickle.dumps(dump))
+    assert read_dumps(tmp_path) == {}
+    assert not trap.exists()
+
+
+def test_ranks_that_came_equally_far_are_no_finding(tmp_path: Path) -> None:
+    entry = {
+        "process_group": ("0", "default_pg"),
+        "collective_seq_id": 3,
+        "profiling_name": "gloo:all_reduce",
+    }
+    dump = {"version": "2.10", "pg_config": {}, "entries": [entry]}
+    for rank in range(2):
+        (tmp_path / f"trace-{rank}").write_bytes(pickle.dumps(dump))
+    assert laggards(read_dumps(tmp_path)) == []
+    assert analysed({}) == []

@@ -1,0 +1,171 @@
+"""The progress that a script reports, from its call to what others read."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hpcrun
+from hpcrun.lifecycle.script import progress as watched
+from hpcrun.lifecycle.script.progress import ProgressWatch
+from hpcrun.run.directory import RunDirectory, create
+from hpcrun.run.events import Attempt, read_events, record_event
+from hpcrun.run.reports import VARIABLE, Progress, newest_report, published
+
+FIRST = Attempt("7", 0)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    run = create(tmp_path / "a", "{}\n", {})
+    run.attempt_logs(FIRST.job, FIRST.restart).mkdir(parents=True)
+    return run
+
+
+def reports(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.setenv(VARIABLE, str(folder))
+
+
+def test_outside_hpcrun_a_report_does_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.chdir(tmp_path)
+    hpcrun.report(step=3, saved=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_newest_step_and_save_of_all_processes_of_a_rank_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports(monkeypatch, tmp_path)
+    hpcrun.report(10, saved=True)
+    hpcrun.report(14)
+    # A launcher below the rank has several workers.
+    code = "import hpcrun; hpcrun.report(step=13, saved=12); hpcrun.report(step=13)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    found = newest_report(tmp_path)
+    assert (found.step, found.saved) == (14, 12)
+    assert sorted(path.name[:7] for path in tmp_path.iterdir()) == ["report-", "report-"]
+
+
+def test_a_report_imports_nothing_slow(tmp_path: Path) -> None:
+    code = (
+        "import hpcrun, sys; hpcrun.report(step=1); "
+        "print([name for name in ('torch', 'numpy', 'pydantic', 'yaml') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {VARIABLE: str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "[]\n"
+    assert newest_report(tmp_path).step == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        ({"saved": True}, ValueError),
+        ({"step": -1}, ValueError),
+        ({"step": 1.5}, TypeError),
+        ({"step": "7"}, TypeError),
+    ],
+)
+def test_a_wrong_step_is_refused_also_outside_hpcrun(
+    given: dict[str, object], kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    with pytest.raises(kind):
+        hpcrun.report(**given)  # type: ignore[arg-type]
+
+
+def test_a_report_that_cannot_be_written_is_told_once_and_costs_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    reports(monkeypatch, tmp_path / "gone")
+    hpcrun.report(1)
+    hpcrun.report(2)
+    assert capfd.readouterr().err.count("the report is not written") == 1
+
+
+def test_rank_0_publishes_at_once_and_announces_each_save(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watched, "_LOOK", 0.0)
+    with ProgressWatch(run, FIRST, 0) as progress:
+        reports(monkeypatch, Path(progress.variables[VARIABLE]))
+        hpcrun.report(5)
+        progress.look()
+        hpcrun.report(6, saved=True)
+        progress.look()
+        hpcrun.report(7)
+        # Steps alone wait a little: each is a file on the file server.
+        progress.look()
+        assert shown(run) == (6, 6)
+        progress.look(last=True)
+        assert (shown(run), progress.step) == ((7, 6), 7)
+    assert [(event.what, event.step) for event in read_events(run)] == [("saved", 6)]
+    assert not Path(progress.variables[VARIABLE]).exists()
+
+
+def test_another_rank_publishes_what_rank_0_does_not(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watched, "_LOOK", 0.0)
+    with ProgressWatch(run, FIRST, 0) as zero, ProgressWatch(run, FIRST, 3) as third:
+        reports(monkeypatch, Path(third.variables[VARIABLE]))
+        hpcrun.report(5, saved=True)
+        zero.look()
+        third.look()
+        assert shown(run) == (None, None)
+        monkeypatch.setattr(watched, "_FOR_RANK_ZERO", 0.0)
+        third.look()
+        assert shown(run) == (5, 5)
+        reports(monkeypatch, Path(zero.variables[VARIABLE]))
+        hpcrun.report(8, saved=True)
+        zero.look()
+        reports(monkeypatch, Path(third.variables[VARIABLE]))
+        hpcrun.report(8, saved=True)
+        third.look()
+    # The second save of rank 3 is the one that rank 0 has announced.
+    assert [event.step for event in read_events(run)] == [5, 8]
+
+
+def test_a_save_counts_for_the_stop_only_after_the_signal(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ProgressWatch(run, FIRST, 0) as progress:
+        reports(monkeypatch, Path(progress.variables[VARIABLE]))
+        hpcrun.report(5, saved=True)
+        progress.heard_stop()
+        progress.look(last=True)
+        assert progress.saved_since_stop is None
+        hpcrun.report(6, saved=True)
+        progress.heard_stop()
+        progress.look(last=True)
+        assert progress.saved_since_stop == 6
+
+
+def test_an_attempt_begins_at_the_newest_reported_save(run: RunDirectory) -> None:
+    record_event(run, "submitted", attempt=FIRST, executor="local")
+    record_event(run, "opened", attempt=FIRST)
+    record_event(run, "saved", attempt=FIRST, step=40)
+    ProgressWatch(run, Attempt("7", 1), 0).note_start()
+    assert read_events(run)[-1].step == 40
+
+
+def test_a_damaged_report_counts_as_none(tmp_path: Path) -> None:
+    (tmp_path / "report-1.json").write_text('{"step": "many", "saved": 3}')
+    (tmp_path / "report-2.json").write_text("{")
+    assert newest_report(tmp_path) == Progress(None, 3, None)
+
+
+def shown(run: RunDirectory) -> tuple[int | None, int | None]:
+    """The step and the save that the run directory shows."""
+    found = published(run.attempt_logs(FIRST.job, FIRST.restart))
+    return found.step, found.saved

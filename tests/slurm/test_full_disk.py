@@ -1,0 +1,77 @@
+"""A file system that is full while the batch step judges, with the run directory and Slurm's log on it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcrun.run.directory import RunDirectory
+from tests import jobs
+
+from .cluster import PATIENCE, SlurmCluster
+from .separate import running
+from .training import Bench
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+
+@pytest.fixture
+def small(slurm: SlurmCluster) -> Iterator[Path]:
+    """A file system of 64 MiB of the job user's, which hosts that start from now on share."""
+    folder = Path(tempfile.mkdtemp(prefix="hpcrun-full-", dir="/tmp"))
+    user = slurm.shared.stat()
+    options = f"size=64m,mode=755,uid={user.st_uid},gid={user.st_gid}"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+        folder.rmdir()
+
+
+@pytest.fixture
+def site(small: Path) -> Iterator[SlurmCluster]:
+    """Two nodes that have the small file system mounted."""
+    yield from running("full", nodes=2)
+
+
+def fill(path: Path) -> None:
+    """Append empty lines to a file until nothing more fits, in its last block either."""
+    with path.open("ab", buffering=0) as file:
+        for size in (1 << 20, 1 << 12, 1):
+            try:
+                while file.write(b"\n" * size):
+                    pass
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+
+
+def test_a_disk_that_is_full_at_the_end_costs_a_requeue_and_no_bit(
+    site: SlurmCluster, small: Path, calm: RunDirectory
+) -> None:
+    bench = Bench(site)
+    bench.hpcrun(*bench.arguments("full", f"--runs-dir={small}", model__pause=0.05))
+    run = RunDirectory(small / "full")
+    job = bench.job(run)
+    with bench.held_at(run, 14):
+        (victim,) = bench.pids(run, 1)
+        for path in (small / "filler", run.events, run.logs / f"batch-{job}.log"):
+            fill(path)
+        os.kill(victim, signal.SIGKILL)
+    bench.wait_until(lambda: site.restarts(job) == 1, PATIENCE, lambda: bench.story(run))
+    assert bench.causes(run) == []
+    (small / "filler").unlink()
+    assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
+    assert site.restarts(job) == 1
+    # The second attempt has closed the first.
+    assert len(bench.causes(run)) == 2
+    assert bench.causes(run)[-1] == "finished"
+    assert jobs.final_state(run) == jobs.final_state(calm)
