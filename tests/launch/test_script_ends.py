@@ -30,7 +30,7 @@ def test_a_script_that_fails_gets_its_cause_in_words(
     shape = ("--nodes", "2", "--gpus", "1", "--cpu", "--executor", "local", "--detach")
     more = ["--name", name, "--no-snapshot", "restarts.crash=0", *way.options]
     if name == "hang":
-        more += ["job.time=00:00:20", "job.signal_lead=12"]
+        more += ["job.time=00:00:20", "job.signal_lead=5"]
     # In this process, which has imported everything.
     assert guarded(["submit", *shape, *more, "--", *way.command]) == 0
     run = RunDirectory(tmp_path / "runs" / name)
