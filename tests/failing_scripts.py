@@ -27,6 +27,8 @@ if rank == (0 if way == "raises-first" else last):
     if way == "memory":
         resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
         bytearray(1 << 34)
+    if way == "missing":
+        open("no-data.bin")
     if way == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if way == "terminated":
@@ -71,12 +73,10 @@ WAYS = (
     _fails("raises-first", _SAMPLE, rank=0),
     _fails("raises-last", _SAMPLE),
     _fails("killed", "was killed by SIGKILL"),
-    Way(
+    _fails(
         "import",
-        ("python", "fails.py", "import"),
-        "crash",
-        "ScriptFailed: ModuleNotFoundError: No module named 'no_module_has_this_name': ",
-        None,
+        "ended with exit code 1: ModuleNotFoundError: No module named 'no_module_has_this_name': ",
+        rank=None,
     ),
     _fails(
         "exit-2",
@@ -107,12 +107,9 @@ WAYS = (
         options=_ONCE,
     ),
     _fails("terminated", "was killed by SIGTERM"),
-    Way(
+    _fails(
         "missing",
-        ("python", "not-there.py"),
-        "bad-input",
-        "python not-there.py ended with exit code 2: python: can't open file",
-        None,
+        "ended with exit code 1: FileNotFoundError: [Errno 2] No such file or directory: 'no-data.bin'",
     ),
 )
 NAMES = {way.name: way for way in WAYS}

@@ -158,7 +158,7 @@ def first_log(folder: Path) -> str:
 
 def record_unfinished(folder: Path) -> None:
     """Write down that a script has asked to be continued; raises OSError when the disk refuses."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_log_folder(folder)
     (folder / _UNFINISHED).touch()
 
 

@@ -101,10 +101,11 @@ def hang() -> None:
     import torch
     import torch.distributed as dist
 
-    dist.init_process_group("gloo", timeout=FEW_SECONDS)
+    dist.init_process_group("gloo")
+    group = dist.new_group(timeout=FEW_SECONDS)
     if RANK == 1:
         time.sleep(60)
-    dist.all_reduce(torch.ones(8))
+    dist.all_reduce(torch.ones(8), group=group)
 
 
 def collectives() -> None:
@@ -112,8 +113,9 @@ def collectives() -> None:
     import torch
     import torch.distributed as dist
 
-    dist.init_process_group("gloo", timeout=FEW_SECONDS)
-    dist.all_reduce(torch.ones(8 if RANK else 400_000))
+    dist.init_process_group("gloo")
+    group = dist.new_group(timeout=FEW_SECONDS)
+    dist.all_reduce(torch.ones(8 if RANK else 400_000), group=group)
 
 
 def nccl() -> None:
