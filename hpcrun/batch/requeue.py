@@ -54,7 +54,7 @@ def requeue(
 
     Returns:
         "by-slurm" where Slurm requeues a preempted job after its end, "forbidden" where the controller
-        refuses and a new job must go on, "refused" where no answer came.
+        refuses and a new job must continue, "refused" where no answer came.
     """
     clock = clock or Clock()
     retries = Retries(failed, until, clock)
