@@ -244,7 +244,7 @@ def _go_on_in_another_job(
     until: float,
     clock: Clock,
 ) -> int:
-    """Submit the successor of a job that may not be requeued; the exit code of the batch script."""
+    """Submit the successor of a job that Slurm does not requeue; the exit code of the batch script."""
 
     def failed(kind: str, words: str) -> None:
         note(run, "requeue-failed", attempt, cause=kind, reason=words)
@@ -261,7 +261,7 @@ def _go_on_in_another_job(
         note(run, "requeue-failed", attempt, cause="no-successor", reason=str(problem))
         _complain(f"no job continues {run.name}: {problem}")
         return exitcodes.UNFINISHED
-    _say(f"this job may not be requeued: job {job} continues {run.name} after its end")
+    _say(f"Slurm does not requeue this job: job {job} continues {run.name} after its end")
     view = look_at(attempt.job)
     asked = _asked(run, attempt, judged)
     if asked == "cancelled" or (

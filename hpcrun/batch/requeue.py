@@ -53,8 +53,8 @@ def requeue(
         clock: the time.
 
     Returns:
-        "by-slurm" where Slurm requeues a preempted job after its end, "forbidden" where the site or the
-        job allows no requeue, "refused" where no answer, or no known answer, came.
+        "by-slurm" where Slurm requeues a preempted job after its end, "forbidden" where the controller
+        refuses and a new job must continue, "refused" where no answer came.
     """
     clock = clock or Clock()
     retries = Retries(failed, until, clock)
@@ -79,7 +79,21 @@ def requeue(
             retries.report(kind, words)
             return "forbidden"
         if not retries.again(kind, words):
-            return "refused"
+            return "refused" if kind == "transient" else _refused_for_good(attempt, asked, patience)
+
+
+def _refused_for_good(
+    attempt: Attempt, asked: Callable[[], str | None], patience: float
+) -> Requeued:
+    """Return "forbidden" after the last refusal, unless the job has changed since the look before it.
+
+    A new job makes no second job of the run: it waits for the end of this job, and it owns the run from
+    its submission on. If this job starts again all the same, ``require_free`` refuses that start.
+    """
+    view = look_at(attempt.job)
+    if view is None:
+        return "refused"
+    return _already(attempt, view, asked, patience) or "forbidden"
 
 
 def _already(

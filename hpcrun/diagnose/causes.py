@@ -37,6 +37,12 @@ _LOST_NODE = re.compile(
     r"\"?(?P<host>[^\s:\",]+).*)$",
     re.MULTILINE,
 )
+# slurmstepd ends a whole step for its memory (JobAcctGatherParams=OverMemoryKill), and srun's lines on the
+# tasks come later.
+_OVER_MEMORY = re.compile(
+    r"^slurmstepd-(?P<host>[^:\s]+): error: (?P<what>\S+ exceeded memory limit \(\d+ > \d+\), being killed)",
+    re.MULTILINE,
+)
 # srun runs on the node of the batch script. A controller that is away is not that node's fault.
 _UNCONFIRMED = re.compile(
     r"^srun: error: (?P<what>Unable to confirm allocation for job \S+: "
@@ -137,6 +143,9 @@ def first_cause(
     lost = _lost_node(batch_log)
     if lost:
         return lost
+    over = _over_memory(batch_log, failures)
+    if over:
+        return over
     told = _first_told(batch_log, {failure.rank for failure in failures})
     if told:
         return _from_srun(told, failures, logs)
@@ -156,6 +165,20 @@ def _lost_node(batch_log: str) -> Diagnosis | None:
     if found:
         return Diagnosis(found["what"], None, node_name(), None, None, 0, node_fault=True)
     return None
+
+
+def _over_memory(batch_log: str, failures: Sequence[Failure]) -> Diagnosis | None:
+    """Return slurmstepd's word on a step that it ended for its memory.
+
+    It adds up the memory of all tasks on its node, and kills them all: no rank can be named.
+    """
+    found = _OVER_MEMORY.search(batch_log)
+    if found is None:
+        return None
+    host = found["host"]
+    line = f"{host}: out of memory{_because(found['what'])}"
+    others = len({failure.rank for failure in failures})
+    return Diagnosis(line, None, host, _last_step(failures), None, others)
 
 
 def _is_task(line: "re.Match[str]") -> bool:

@@ -173,6 +173,9 @@ class _Seen:
             if told:
                 rank, node = told[0][0], None
                 notes.append(told[1])
+        if rank is None and node and len(ranks) == 1 and self._nodes.get(ranks[0]) == node:
+            # slurmstepd names its node only, and srun the task.
+            (rank,) = ranks
         if rank is not None and node is None:
             node = self._nodes.get(rank)
         text = _shortened(best.line.text)

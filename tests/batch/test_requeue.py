@@ -88,13 +88,37 @@ def test_a_controller_that_never_comes_back_is_given_up_at_the_end_of_the_time(d
     assert 600 <= clock.time <= 630
 
 
-def test_words_that_nobody_knows_are_asked_about_a_few_times(desk: Desk) -> None:
+def refusing(desk: Desk, then: str) -> None:
+    """Let scontrol refuse five requeues in unknown words, and show ``then`` of the job after the last."""
+    asked = f"$(grep -c requeue {desk.calls})"
     desk.answer(
         "scontrol",
-        "if [ $1 = show ]; then echo 'JobId=7 JobState=RUNNING Restarts=0 '; else echo nix >&2; exit 1; fi",
+        f"""[ $1 = requeue ] && {{ echo nix >&2; exit 1; }}
+        [ {asked} -lt 5 ] && echo 'JobId=7 JobState=RUNNING Restarts=0 ' && exit 0
+        {then}""",
     )
-    assert requeue(FIRST, lambda *_: None, until=1e9, clock=Hours(desk)) == "refused"
+
+
+@pytest.mark.parametrize(
+    ("then", "becomes"),
+    [
+        ("echo 'JobId=7 JobState=RUNNING Restarts=0 '", "forbidden"),
+        # A requeue was accepted after all, or somebody else made one.
+        ("echo 'JobId=7 JobState=PENDING Restarts=1 '", "requeued"),
+        ("echo 'JobId=7 JobState=COMPLETING Restarts=0 '", "cancelled"),
+        ("exit 1", "refused"),
+    ],
+)
+def test_after_five_refusals_in_unknown_words_the_state_of_the_job_decides(
+    desk: Desk, then: str, becomes: str
+) -> None:
+    refusing(desk, then)
+    clock, told = Hours(desk), list[str]()
+    failed = lambda kind, _: told.append(kind)  # noqa: E731
+    assert requeue(FIRST, failed, until=1e9, patience=0.0, clock=clock) == becomes
     assert desk.asked() == ["scontrol requeue 7"] * 5
+    assert told == ["unknown"] * 5
+    assert clock.waits == [5.0, 10.0, 20.0, 30.0]
 
 
 GRACE = (

@@ -1,4 +1,4 @@
-"""Slurm's word for an end, in batch logs of every recorded version of Slurm."""
+"""Slurm's words for an end, in batch logs of every recorded version of Slurm."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from hpcrun.diagnose.causes import blames_node, first_cause
+from hpcrun.diagnose.finding import Finding, find_cause
+from hpcrun.diagnose.log_line import labelled
 from hpcrun.diagnose.slurm_log import before_termination, scheduler_word
+from hpcrun.run.endings import Failure
 
 RECORDED = Path(__file__).resolve().parents[1] / "cluster" / "recorded"
 
@@ -36,3 +40,42 @@ def test_the_killed_rank_is_named_before_srun_kills_the_other(version: str) -> N
     assert "task 1: Killed" in first
     assert "task 0" not in first
     assert "task 0" in log
+
+
+def found_in(log: str) -> Finding:
+    """Return the finding of `hpcrun doctor` in a log."""
+    lines = (labelled(text, "log", line) for line, text in enumerate(log.splitlines(), 1))
+    found = find_cause(lines)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("version", ["22.05", "24.11"])
+def test_a_task_that_the_kernel_killed_for_memory_is_named(version: str) -> None:
+    log = (RECORDED / version / "batch-out-of-memory.txt").read_text()
+    told = first_cause([], [], log)
+    assert told is not None
+    assert (told.line, told.rank, told.host) == ("task 0 on node1: Out Of Memory", 0, "node1")
+    assert not blames_node(told)
+    assert scheduler_word(log) is None
+    found = found_in(log)
+    assert (found.id, found.rank, found.node) == ("slurm-out-of-memory", 0, "node1")
+
+
+@pytest.mark.parametrize("version", ["22.05", "24.11"])
+def test_a_step_that_slurm_ended_for_its_memory_is_no_killed_rank(version: str) -> None:
+    """Slurm adds up the memory of all tasks on a node, and kills them all, so no rank is named."""
+    log = (RECORDED / version / "batch-over-memory.txt").read_text()
+    assert "task 1: Killed" in log
+    told = first_cause([], [], log)
+    assert told is not None
+    assert told.line.startswith("node1: out of memory: StepId=1.0 exceeded memory limit (")
+    assert told.line.endswith("; ask for more memory (job.mem)")
+    assert (told.rank, told.host, told.cascade) == (None, "node1", 0)
+    assert not blames_node(told)
+    assert scheduler_word(log) is None
+    found = found_in(log)
+    assert (found.id, found.rank, found.node) == ("slurm-memory-limit", None, "node1")
+    peers = Failure(1, "node1", 1.0, "RuntimeError", "Connection closed by peer", "", 7, "")
+    assert (beside := first_cause([peers], [], log)) is not None
+    assert (beside.line, beside.step, beside.cascade) == (told.line, 7, 1)

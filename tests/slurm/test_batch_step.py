@@ -13,17 +13,30 @@ from tests import jobs
 from .cluster import PATIENCE, SlurmCluster
 from .scripts import SBATCH
 from .scripts import Bench as RawBench
-from .training import ROOT
+from .training import ROOT, Bench
 
 pytestmark = pytest.mark.slurm
 
 
-def test_where_no_requeue_is_allowed_another_job_goes_on(bench, calm):
-    run = bench.submit("forbidden", model__pause=0.05, **{"job.sbatch_args": ["--no-requeue"]})
+def forbid_requeue(bench: Bench, job: str) -> None:
+    """Have the controller refuse to requeue a job that was submitted with --requeue, as a site may."""
+    bench.slurm.admin("scontrol", "update", f"jobid={job}", "requeue=0")
+    asked = bench.slurm.run(["scontrol", "requeue", job], check=False)
+    assert asked.returncode != 0
+    assert bench.slurm.state(job) == "RUNNING"
+
+
+@pytest.mark.parametrize(
+    "options", [["--no-requeue"], pytest.param([], id="by-the-controller", marks=pytest.mark.slow)]
+)
+def test_where_no_requeue_is_allowed_another_job_goes_on(bench, calm, options):
+    run = bench.submit("forbidden", model__pause=0.05, **{"job.sbatch_args": options})
     first = bench.job(run)
     shape = ("--cpu", "--executor", "slurm", "--detach", "--no-snapshot", "--name", "next")
     bench.hpcrun("submit", *shape, "--after", "forbidden", "--", "true")
     with bench.held_at(run, 12):
+        if not options:
+            forbid_requeue(bench, first)
         bench.hpcrun("preempt", "forbidden")
     bench.wait_until(lambda: bench.job(run) != first, PATIENCE, lambda: bench.story(run))
     second = bench.job(run)

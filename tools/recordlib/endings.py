@@ -1,7 +1,4 @@
-"""Jobs that end in every way: their batch logs, their states, and what sacct keeps of them.
-
-A job that takes too much memory is missing: the dev cluster limits no memory, so Slurm never ends one.
-"""
+"""Jobs that end in every way but for their memory: batch logs, states, and what sacct keeps of them."""
 
 from __future__ import annotations
 

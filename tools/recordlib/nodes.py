@@ -42,12 +42,17 @@ def typed(site: Site) -> None:
     edit(
         layout.slurm_conf.parent / "gres.conf", "NodeName=node1 ", "Name=gpu", "Name=gpu Type=a100"
     )
-    site.slurm.stop_daemon("slurmctld")
-    site.slurm.start_daemon("slurmctld")
-    site.slurm.orphan_node("node1")
-    site.slurm.revive_node("node1")
+    restart(site, "node1")
     site.until(lambda: "gpu:a100:4" in site.ask(GRES).stdout, "a type of GPU")
     site.slurm.heal()
+
+
+def restart(site: Site, node: str) -> None:
+    """Start the controller and the daemon of a node anew, so that they read their files."""
+    site.slurm.stop_daemon("slurmctld")
+    site.slurm.start_daemon("slurmctld")
+    site.slurm.orphan_node(node)
+    site.slurm.revive_node(node)
 
 
 def edit(path: Path, start: str, old: str, new: str) -> None:
