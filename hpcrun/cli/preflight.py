@@ -1,12 +1,12 @@
 """Check every node of a job, in seconds: GPUs, a small matrix product, clocks, disk
 space, limits, names, versions, and the run directory as each node sees it.
 
-  hpcrun preflight             in an allocation (salloc, or a batch script of your own)
+  hpcrun preflight             in an allocation (salloc, or in your batch script)
   hpcrun preflight RUN         there, with the GPUs, container and files of a run
   hpcrun preflight --local 2   two processes on this machine, to see a report
 
 With `job.preflight: true` each start of a job does this before its ranks. A node that
-fails is left out, and the job is requeued.
+fails is excluded, and the job is requeued.
 
 Exit code 1: a check fails; the last line has the --exclude option to use.
 """
@@ -88,7 +88,7 @@ def _measure(
             "with --local 2"
         )
     if "SLURM_HET_SIZE" in os.environ:
-        raise UserError("preflight: checks no heterogeneous job; leave job.preflight out")
+        raise UserError("preflight: a heterogeneous job cannot be checked; remove job.preflight")
     if gpus is None:
         gpus = job.gpus if job is not None else given_gpus(os.environ) or None
     return check_nodes(
@@ -112,11 +112,11 @@ def _job(directory: RunDirectory | None) -> "Job | None":
 def _before_ranks(arguments: argparse.Namespace) -> int:
     """Check the nodes of this job. Only a check that fails keeps the ranks from starting."""
     for number in (signal.SIGUSR1, signal.SIGUSR2):
-        # Warnings to the ranks, which will come to no harm by a start.
+        # These signals warn the ranks, and must not end the check.
         signal.signal(number, signal.SIG_IGN)
     directory, job = RunDirectory(arguments.run.absolute()), job_id(os.environ)
     if job is None:
-        raise UserError("preflight: --before-ranks is for the start of a job; leave it out")
+        raise UserError("preflight: --before-ranks works in a job only; remove the option")
     folder = directory.attempt_logs(job, int(os.environ.get("SLURM_RESTART_COUNT") or 0))
     try:
         measured = _measure(arguments, directory, folder)

@@ -37,9 +37,7 @@ def _versions(measured: Measured) -> list[Result]:
             told = next((facts[it][what] for it in sections if facts.get(it, {}).get(what)), None)
             if told is not None:
                 values[node] = str(told)
-        remedy = (
-            "use one environment on all nodes (job.python, job.container), or leave the node out"
-        )
+        remedy = "use one environment on all nodes (job.python, job.container), or exclude the node"
         found += _differing("versions", what, values, status, remedy)
     told = ", ".join(_common(measured))
     return found or [Result("versions", None, "pass", f"equal: {told}")] if told else found
@@ -112,7 +110,7 @@ def _mtu(measured: Measured) -> list[Result]:
 
 
 def _same_product(measured: Measured) -> list[Result]:
-    """Name the devices whose product differs from that of most devices, bit for bit."""
+    """Name the devices with a product that differs from that of most devices, bit for bit."""
     values = {
         (node, product["device"]): str(product["digest"]) for node, product in _products(measured)
     }
@@ -161,7 +159,7 @@ def _products(measured: Measured) -> list[tuple[str, Any]]:
 def _differing(
     check: str, what: str, values: Mapping[str, str], status: Status, remedy: str
 ) -> list[Result]:
-    """Return a result for each node that differs from most nodes, or one for all where most is nobody."""
+    """Return a result for each node that differs from most, or a single result without a majority."""
     usual, odd = _odd(values)
     if not odd:
         return []

@@ -40,7 +40,7 @@ def node_results(measured: Measured) -> list[Result]:
     found: list[Result] = []
     for node in measured.nodes:
         if node in measured.silent:
-            remedy = "leave the node out; `scontrol show node` says what Slurm knows of the node"
+            remedy = "exclude the node; `scontrol show node` says what Slurm knows of the node"
             found.append(Result("starts", node, "fail", measured.silent[node], remedy))
             continue
         found.append(Result("starts", node, "pass", "answers"))
@@ -80,7 +80,7 @@ def _ecc(facts: Facts, asked: Asked) -> Judged:
         elif device.get("uncorrected") is None:
             yield (
                 "unknown",
-                f"{name}: the driver tells no ECC errors (ECC is off, or not there)",
+                f"{name}: the driver reports no ECC errors (ECC is off, or not there)",
                 "",
             )
         else:
@@ -92,7 +92,7 @@ def _throttling(facts: Facts, asked: Asked) -> Judged:
     for device, name in _devices(facts):
         reasons = device.get("throttling")
         if reasons is None:
-            yield "unknown", f"{name}: the driver tells no reasons for its clocks", ""
+            yield "unknown", f"{name}: the driver reports no reasons for its clocks", ""
         elif reasons & (_HARDWARE_THERMAL | _POWER_BRAKE):
             what = "heat" if reasons & _HARDWARE_THERMAL else "its power supply"
             remedy = "report the node; its cooling or power supply has failed"
@@ -112,11 +112,11 @@ def _pcie(facts: Facts, asked: Asked) -> Judged:
     for device, name in _devices(facts):
         width, full = device.get("width"), device.get("full_width")
         if not width or not full:
-            yield "unknown", f"{name}: the driver tells no PCIe width", ""
+            yield "unknown", f"{name}: the driver reports no PCIe width", ""
         elif width < full:
             # An x16 link with 4 lanes makes every copy four times slower, for all ranks.
             status: Status = "fail" if width * 4 <= full else "warn"
-            remedy = "report the node; the GPU or its riser is to be seated anew"
+            remedy = "report the node; the GPU or its riser has a bad contact"
             yield status, f"{name}: {width} of {full} PCIe lanes", remedy
         else:
             yield "pass", f"x{width}", ""
@@ -167,7 +167,7 @@ def _gemm(facts: Facts, asked: Asked) -> Judged:
     child = facts.get("gemm")
     if child is None:
         return
-    # Without any line the program has not come to a device: torch is missing, say.
+    # Without any line the program has reached no device: torch is missing, say.
     status: Status = "fail" if "libraries" in facts and asked.gpus != 0 else "unknown"
     yield status, child["problem"], "try `python -m hpcrun.preflight.gemm` on the node"
 
@@ -176,7 +176,7 @@ def _space(facts: Facts, _asked: Asked) -> Judged:
     for space in facts.get("space", ()):
         what, path = space["what"], space["path"]
         name = what if what == path else f"{what} {path}"
-        remedy = "delete files of other jobs there, or leave the node out"
+        remedy = "delete files of other jobs there, or exclude the node"
         if what == "/dev/shm":
             remedy = "mount a larger one (containers: --shm-size), or use data.workers=0"
         if "problem" in space:

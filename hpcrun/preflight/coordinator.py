@@ -98,26 +98,24 @@ class Coordinator:
         """Read each clock several times; the reading with the shortest round trip counts (RFC 5905)."""
         best: dict[str, tuple[float, float]] = {}
         for number in range(_CLOCK_READINGS):
-            waiting = self._live()
-            began, started = time.time(), time.monotonic()
-
-            def take(
-                answer: Mapping[str, Any],
-                number: int = number,
-                began: float = began,
-                started: float = started,
-                waiting: set[str] = waiting,
-            ) -> None:
-                if answer.get("type") != "clock" or answer.get("number") != number:
-                    return
-                node, half = str(answer["node"]), (time.monotonic() - started) / 2
-                waiting.discard(node)
-                if node not in best or half < best[node][1]:
-                    best[node] = (round(answer["time"] - began - half, 6), round(half, 6))
-
-            self._fleet.tell({"type": "clock", "number": number})
-            self._hear(time.monotonic() + _CLOCK_PATIENCE, take, lambda left=waiting: not left)
+            self._read_clocks(number, best)
         self._measured.offsets = best
+
+    def _read_clocks(self, number: int, best: dict[str, tuple[float, float]]) -> None:
+        """Read each clock once, and keep the reading in ``best`` where its round trip is the shortest."""
+        waiting = self._live()
+        began, started = time.time(), time.monotonic()
+
+        def take(answer: Mapping[str, Any]) -> None:
+            if answer.get("type") != "clock" or answer.get("number") != number:
+                return
+            node, half = str(answer["node"]), (time.monotonic() - started) / 2
+            waiting.discard(node)
+            if node not in best or half < best[node][1]:
+                best[node] = (round(answer["time"] - began - half, 6), round(half, 6))
+
+        self._fleet.tell({"type": "clock", "number": number})
+        self._hear(started + _CLOCK_PATIENCE, take, lambda: not waiting)
 
     def _share(self, folder: Path) -> None:
         """Have every node write a file, and then read the files of all."""

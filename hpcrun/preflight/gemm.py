@@ -8,6 +8,7 @@ import json
 import sys
 import time
 import zlib
+from collections.abc import Callable
 
 import torch
 
@@ -20,7 +21,7 @@ def main() -> None:
     """Multiply on each visible GPU, or on the CPU where there is none or the argument is ``cpu``."""
     torch.set_num_threads(1)
     cuda = torch.cuda.is_available() and sys.argv[1:] != ["cpu"]
-    nccl = ".".join(map(str, torch.cuda.nccl.version())) if _has_nccl() else None
+    nccl = _nccl_version()
     _say({"torch": torch.__version__, "cuda": torch.version.cuda, "nccl": nccl})
     names = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if cuda else ["cpu"]
     left, right = _matrix(7, 13), _matrix(5, 11)
@@ -32,8 +33,12 @@ def main() -> None:
             _say({"device": name, "problem": " ".join(str(error).split())[:300]})
 
 
-def _has_nccl() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_nccl_available()
+def _nccl_version() -> str | None:
+    """Return NCCL's version, or None where torch was built without NCCL."""
+    if not (torch.distributed.is_available() and torch.distributed.is_nccl_available()):
+        return None
+    version: Callable[[], tuple[int, ...]] = torch.cuda.nccl.version
+    return ".".join(map(str, version()))
 
 
 def _matrix(row: int, column: int) -> torch.Tensor:

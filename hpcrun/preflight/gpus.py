@@ -19,7 +19,7 @@ _MOST_XIDS = 8
 def read_gpus(environ: Mapping[str, str], nvml: ModuleType | None = None) -> dict[str, Any]:
     """Return ``devices``, a record for each GPU of this process, or ``problem``, the reason for none.
 
-    A number that the driver does not tell is None. Temperatures and clocks are left out: limits for them
+    A number that the driver does not report is None. Temperatures and clocks are not read: limits for them
     differ by model.
 
     Args:

@@ -13,7 +13,7 @@ class Asked:
     """The part of a job that its nodes have to serve.
 
     ``gpus``: GPUs a node; 0: none; None: as many as there are. ``run``: the run directory, if there is a
-    run. ``apart``: the nodes are machines of their own, and not processes of one machine.
+    run. ``apart``: the nodes are separate machines, and not processes of one machine.
     """
 
     gpus: int | None = None

@@ -7,7 +7,7 @@ from hpcrun.preflight.agreement import shared_results
 from hpcrun.preflight.checks import node_results
 from hpcrun.preflight.measured import Measured, Result, Status
 
-# What belongs to a node itself. A failure of any other check may come from the job or its files, so that
+# Checks of the node itself. A failure of any other check may come from the job or its files, so that
 # it blames a node only where another node passes.
 _OF_THE_NODE = frozenset({"starts", "gpus", "ecc", "xid", "throttling", "pcie", "gemm"})
 _ORDER: Sequence[Status] = ("fail", "warn", "unknown", "pass")
