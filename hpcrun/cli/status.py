@@ -22,7 +22,7 @@ from hpcrun.diagnose.run_lines import lines_of_attempt, nodes_of
 from hpcrun.launch import jobs
 from hpcrun.launch.jobs import RunState
 from hpcrun.lifecycle.goodput import goodput
-from hpcrun.lifecycle.history import all_lives, last_committed
+from hpcrun.lifecycle.history import all_lives, last_committed, of_script
 from hpcrun.printing import escaped, say
 from hpcrun.run.commits import newest_commit
 from hpcrun.run.directory import RunDirectory, find
@@ -106,8 +106,8 @@ def _row(run_directory: RunDirectory, state: RunState) -> dict[str, Any]:
 
 def _saved_step(run: RunDirectory, events: Sequence[Event]) -> int | None:
     """The step that a resume starts from, or None. A script keeps its files elsewhere: its report counts."""
-    scripts = any(event.what == "opened" and event.fields.get("script") for event in events)
-    return last_committed(events) if scripts or newest_commit(run) is not None else None
+    kept = of_script(events) or newest_commit(run) is not None
+    return last_committed(events) if kept else None
 
 
 def _reported_step(run_directory: RunDirectory, events: Sequence[Event]) -> int | None:

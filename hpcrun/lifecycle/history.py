@@ -180,6 +180,11 @@ def finished_before(events: Sequence[Event], attempt: Attempt) -> bool:
     )
 
 
+def of_script(events: Sequence[Event]) -> bool:
+    """Return whether the starts ran a script, whose files hpcrun does not know."""
+    return any(event.what == "opened" and event.fields.get("script") for event in events)
+
+
 def last_committed(events: Sequence[Event]) -> int | None:
     """The step that a resume would begin at, as far as the log knows; None without a checkpoint.
 

@@ -135,6 +135,17 @@ def test_a_script_does_not_start_from_scratch(
     assert "runs a script with checkpoints of its format" in capsys.readouterr().err
 
 
+def test_a_script_that_reported_a_saved_step_goes_on_without_checkpoints_of_ours(
+    run: RunDirectory,
+) -> None:
+    line = ["submit", "--prepare", "--no-snapshot", "--name", "script", "--", "python", "x.py"]
+    assert guarded(line) == 0
+    script = RunDirectory(run.path.with_name("script"))
+    record_event(script, "opened", attempt=Attempt("7", 0), executor="local", script=True)
+    record_event(script, "saved", attempt=Attempt("7", 0), step=3)
+    assert guarded(line) == 0
+
+
 def test_a_script_that_has_begun_may_have_saved(
     run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
