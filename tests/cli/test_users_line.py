@@ -68,6 +68,9 @@ def test_code_that_has_changed_since_the_last_saved_step_is_reported_and_refused
     assert "differ" not in capsys.readouterr().err
     record_event(run, "opened", attempt=Attempt("1", 0))
     record_event(run, "saved", attempt=Attempt("1", 0), step=986)
+    commit = run.checkpoints / "step-000000986"
+    commit.mkdir(parents=True)
+    (commit / "manifest.json").write_text('{"owner": "1-0", "created": 1.0}')
     (project / "img.py").write_text(WITHOUT_DATA + "x = 1\ny = 2\nz = 3\n")
     assert prepare(project) == 0
     line = "hpcrun: img: img.py: 3 lines differ from the code of step 986; the run continues with"
