@@ -1,12 +1,14 @@
-"""Check every node of a job, in seconds: GPUs, a small matrix product, clocks, disk
-space, limits, names, versions, and the run directory as each node sees it.
+"""Check every node of a job in seconds, before it starts.
 
-  hpcrun preflight             in an allocation (salloc, or in your batch script)
-  hpcrun preflight RUN         there, with the GPUs, container and files of a run
+GPUs, a small matrix product, clocks, space, limits, names, versions, and the
+run directory as each node sees it.
+
+  hpcrun preflight             in an allocation (salloc, or a batch script)
+  hpcrun preflight RUN         there, with the GPUs, container, files of a run
   hpcrun preflight --local 2   two processes on this machine, to see a report
 
-With `job.preflight: true` each start of a job does this before its ranks. A node that
-fails is excluded, and the job is requeued.
+With `job.preflight: true` each start of a job does this before its ranks. A
+node that fails is excluded, and the job is requeued.
 
 Exit code 1: a check fails; the last line has the --exclude option to use.
 """

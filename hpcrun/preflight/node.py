@@ -1,5 +1,6 @@
 """The facts of this node that need no GPU and no other node: limits, space, names, versions, files."""
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -8,10 +9,10 @@ import socket
 import tempfile
 import time
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from hpcrun import __version__
 from hpcrun.cluster.addresses import addresses_of, is_only_loopback, outward_address
 from hpcrun.cluster.interfaces import chosen_interfaces, own_interfaces
 
@@ -86,7 +87,10 @@ def mtu(hosts: Sequence[str], wanted: str | None) -> dict[str, Any]:
 
 def versions() -> dict[str, Any]:
     """Return the versions that are known without torch."""
-    return {"python": platform.python_version(), "hpcrun": __version__}
+    found = {"python": platform.python_version()}
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        found["hpcrun"] = metadata.version("hpcrun")
+    return found
 
 
 def config_hash(run: str) -> dict[str, Any]:
