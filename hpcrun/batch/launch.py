@@ -32,6 +32,7 @@ class Wishes:
     gpus: bool = False
     setup: Sequence[str] = ()
     node_setup: Sequence[str] = ()
+    preflight: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
     srun_args: Sequence[str] = ()
     container: Sequence[str] = ()
@@ -54,6 +55,7 @@ def read_wishes(run: RunDirectory) -> Wishes:
             gpus=not job.get("cpu"),
             setup=[str(line) for line in job.get("setup") or ()],
             node_setup=[str(line) for line in job.get("node_setup") or ()],
+            preflight=bool(job.get("preflight")),
             env={str(name): str(value) for name, value in (job.get("env") or {}).items()},
             srun_args=[str(option) for option in job.get("srun_args") or ()],
             container=[str(word) for word in job.get("container") or ()],
@@ -103,6 +105,13 @@ def node_setup_steps(
     folder = run.attempt_logs(attempt.job, attempt.restart)
     # The shell has exported job.env before this srun.
     return [node_setup_command(parts, wishes.node_setup, {}, folder)]
+
+
+def preflight_steps(run: RunDirectory, wishes: Wishes) -> list[list[str]]:
+    """The program that checks the nodes before the ranks; none where the config has no ``preflight``."""
+    if not wishes.preflight:
+        return []
+    return [[sys.executable, "-m", "hpcrun", "preflight", str(run.path), "--before-ranks"]]
 
 
 def _surviving(container: Sequence[str]) -> list[str]:

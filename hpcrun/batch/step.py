@@ -11,6 +11,7 @@ from hpcrun.batch.launch import (
     Wishes,
     link_batch_log,
     node_setup_steps,
+    preflight_steps,
     read_wishes,
     srun_command,
     torchrun_command,
@@ -107,6 +108,7 @@ def _start(run: RunDirectory, attempt: Attempt, way: Way) -> Ended:
         make_log_folder(run.attempt_logs(attempt.job, attempt.restart))
         steps = [
             *node_setup_steps(run, attempt, wishes, environ),
+            *preflight_steps(run, wishes),
             command(run, attempt, wishes, environ),
         ]
         return run_ranks(wishes.setup, env, steps, environ)

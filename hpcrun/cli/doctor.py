@@ -1,8 +1,8 @@
 """Find out why a job failed: the first error, where it came up, and what to do.
 
-Reads a run with all that is known of its newest attempt, or the logs of any job:
-files, a folder of files, or `-` for the standard input. Exit code: 0 no failure
-found, 1 a cause was found, 2 bad input.
+Reads a run with all that is known of its newest attempt, or the logs of any
+job: files, a folder of files, or `-` for the standard input. Exit code: 0 no
+failure found, 1 a cause was found, 2 bad input.
 """
 
 import argparse

@@ -42,10 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Judge the attempt that this environment belongs to."""
-    outlive_full_disk()
     job = job_id(os.environ)
     if job is None or not in_local_cluster(os.environ):
         raise RunError("settle: this is no job of the local cluster, which alone calls this")
+    outlive_full_disk()
     directory = RunDirectory(arguments.run.absolute())
     attempt = Attempt(job, int(os.environ.get("SLURM_RESTART_COUNT") or 0))
     try:

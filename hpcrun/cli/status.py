@@ -47,7 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "runs", nargs="*", metavar="RUN", help="names or directories (default: all)"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object a run, a line each")
-    parser.add_argument("--state", choices=_STATES, help="only the runs in this state")
+    parser.add_argument(
+        "--state",
+        choices=_STATES,
+        metavar="STATE",
+        help=f"only the runs in this state: {', '.join(_STATES)}",
+    )
     add_runs_dir(parser)
 
 

@@ -8,7 +8,7 @@ this machine: nodes x gpus processes, each believing that it is a Slurm task.
   hpcrun submit --nodes 2 --gpus 4 -c gpt.yaml train.lr=3e-4
   hpcrun submit task=my_module:MyTask train.steps=500
   hpcrun submit --nodes 2 --gpus 4 -- python train.py --its-own-arguments
-  hpcrun submit --nodes 2 --gpus 4 --launcher torchrun -- train.py --its-own-arguments
+  hpcrun submit --nodes 2 --gpus 4 --launcher torchrun -- train.py
 
 With --prepare it makes the run directory and stops: for those who submit
 a batch script of their own (sbatch/train.sbatch), or start the ranks with

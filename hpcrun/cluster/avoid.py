@@ -89,17 +89,21 @@ def nodes_to_avoid(
     *,
     after: int | None,
     hours: float,
+    unfit: Sequence[str] = (),
     environ: Mapping[str, str] = os.environ,
 ) -> list[str]:
-    """Return the nodes that failed at least ``after`` times in the last ``hours``, worst first.
+    """Return ``unfit`` and the nodes that failed at least ``after`` times in the last ``hours``, worst first.
 
     As many living nodes as the job needs always remain. None is avoided where Slurm does not answer, or
-    where the request is fixed.
+    where the request is fixed, or where ``after`` is None.
+
+    Args:
+        unfit: nodes that a check has just found unfit, however seldom they failed.
     """
     if after is None or request.fixed:
         return []
     bad = suspects(blames(ledger_path(environ), time.time() - hours * 3600), after)
-    return nodes_to_spare(bad, request)
+    return nodes_to_spare(list(dict.fromkeys([*unfit, *bad])), request)
 
 
 def nodes_to_spare(hosts: Sequence[str], request: NodeRequest) -> list[str]:

@@ -126,6 +126,10 @@ class Job(Section):
         default=[],
         description="Shell lines run once on every node before its ranks, such as staging of data.",
     )
+    preflight: bool = Field(
+        default=False,
+        description="Check every node before the ranks of each start, and leave out those that fail.",
+    )
     env: dict[EnvName, ShellText] = Field(
         default={}, description="Environment variables set for every rank."
     )

@@ -59,6 +59,7 @@ class Diagnosis:
     watchdog ended ranks that made no progress. ``bad_input``: no other start would help.
     ``node_fault``: Slurm could not use the host, whatever the program does. ``follows``: the failure is
     about a peer, but there is no other. ``copy``: the failed line in the run's copy of the code.
+    ``unfit``: all nodes that a preflight found unfit.
     """
 
     line: str
@@ -72,6 +73,7 @@ class Diagnosis:
     node_fault: bool = False
     follows: bool = False
     copy: str = ""
+    unfit: tuple[str, ...] = ()
 
     @property
     def words(self) -> str:

@@ -11,6 +11,7 @@ from hpcrun.diagnose.causes import Diagnosis
 from hpcrun.diagnose.rank_logs import node_without_program
 from hpcrun.diagnose.slurm_log import before_termination
 from hpcrun.run.endings import node_name
+from hpcrun.run.unfit import read_unfit
 
 # "/var/spool/slurmd/job00012/slurm_script: line 17: module: command not found"
 _BASH = re.compile(r"^\S.*?: line \d+: (?P<what>.+)$")
@@ -65,6 +66,13 @@ def launch_failure(
     unprepared = _node_setup_failure(logs, worked=worked) if logs else None
     if unprepared is not None:
         return unprepared
+    unfit = read_unfit(logs) if logs else None
+    if unfit is not None:
+        host = unfit.nodes[0] if unfit.nodes else None
+        fault = host is not None
+        return Diagnosis(
+            unfit.cause, None, host, None, None, 0, node_fault=fault, unfit=unfit.nodes
+        )
     partly = node_without_program(logs) if logs else None
     if partly is not None:
         host, words = partly

@@ -128,9 +128,18 @@ class Attempt:
         ]
         return True
 
+    def start_preflight(self) -> bool:
+        """Start the check of this machine; whether there is any. Raises OSError as :meth:`start` does."""
+        if not self._request.preflight:
+            return False
+        self._setting_up = True
+        command = _with_setup(self._request, self._request.preflight)
+        self.tasks = [self._started(0, command, self.folder / "preflight.log")]
+        return True
+
     def start(self) -> None:
         """Start every task; raises OSError when one cannot be."""
-        command = _with_setup(self._request)
+        command = _with_setup(self._request, self._request.command)
         self._setting_up = False
         self.tasks = []
         for rank in range(self._request.nodes * self._request.tasks_per_node):
@@ -291,13 +300,18 @@ def run_job(request: JobRequest, orders: _Orders) -> tuple[State, int]:
 
 
 def _ran(request: JobRequest, attempt: Attempt, restart: int) -> tuple[int, str | None]:
-    """Set the nodes up, then run the tasks; what :meth:`Attempt.wait` said of the last of the two."""
+    """Set the nodes up, check them, run the tasks; what :meth:`Attempt.wait` said of the last of these."""
     if attempt.start_node_setup():
         tell(request, "RUNNING", restart, [task.process.pid for task in attempt.tasks])
         say(f"restart {restart}: node_setup on {request.nodes} nodes")
         code, word = attempt.wait()
         if code or word is not None:
             attempt.record_node_failure()
+            return code, word
+    if attempt.start_preflight():
+        tell(request, "RUNNING", restart, [task.process.pid for task in attempt.tasks])
+        code, word = attempt.wait()
+        if code or word is not None:
             return code, word
     attempt.start()
     pids = [task.process.pid for task in attempt.tasks]
@@ -327,11 +341,11 @@ def _wait_for_start(delay: float, orders: _Orders) -> None:
         time.sleep(_TICK)
 
 
-def _with_setup(request: JobRequest) -> list[str]:
+def _with_setup(request: JobRequest, command: Sequence[str]) -> list[str]:
     if not request.setup:
-        return list(request.command)
+        return list(command)
     script = "\n".join(["set -e", *request.setup, 'exec "$@"'])
-    return ["bash", "-c", script, "bash", *request.command]
+    return ["bash", "-c", script, "bash", *command]
 
 
 def _die_with_parent() -> None:

@@ -174,11 +174,12 @@ def kill(run: RunDirectory) -> str:
     executor, job, waiting, through = _live_job(run)
     if _told_here(run, executor, job, local_job.KILL, signal.SIGKILL):
         return f"job {job}: killed"
-    # The ranks run in step 0, or after a job.node_setup in step 1. The batch script lives on and records
-    # the end. Neither step is there before the ranks start, or in another program's script.
+    # The ranks run in step 0, or after a job.node_setup and a job.preflight (two steps at most) in a later
+    # step. The batch script lives on and records the end. No step is there before the ranks start, or in
+    # another program's script.
     killed = [
         slurm.run(slurm.scancel_command(job, signal="KILL", step=step, cluster=through))
-        for step in (0, 1)
+        for step in range(4)
     ]
     if waiting or all(answer.returncode for answer in killed):
         _checked(slurm.scancel_command(job, cluster=through))

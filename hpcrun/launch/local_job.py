@@ -28,7 +28,8 @@ class JobRequest:
     this cluster ended the attempt, ``--scheduler WHY``, or ``--limit-near`` after the warning of a time
     limit; its exit code 75 asks for a requeue.
     ``warn_signal``: the signal of that warning and of a preemption, as USR2.
-    ``setup``: shell lines before each task's command; ``node_setup``: before the tasks, once a node.
+    ``setup``: shell lines before each task's command; ``node_setup``: before the tasks, once a node;
+    ``preflight``: the command that checks this machine after it.
     ``wait_for``: the run directories that have to finish first. ``devices``: the GPUs to hand out, as many
     to each node, or None for a CPU job.
     """
@@ -49,6 +50,7 @@ class JobRequest:
     after: Sequence[str]
     wait_for: Sequence[str] = ()
     node_setup: Sequence[str] = ()
+    preflight: Sequence[str] = ()
     warn_signal: str = "USR2"
 
     def write(self) -> Path:

@@ -28,7 +28,7 @@ def raw_command(run: RunDirectory, config: Config) -> str:
 
 def not_in_the_script(config: Config) -> list[str]:
     """The keys of `job:` that ``config`` sets and that no option of sbatch can carry."""
-    keys = ("setup", "node_setup", "env", "srun_args", "container")
+    keys = ("setup", "node_setup", "preflight", "env", "srun_args", "container")
     return [f"job.{key}" for key in keys if getattr(config.job, key)]
 
 

@@ -350,6 +350,12 @@ def _refusal(words: str) -> str:
     return f"sbatch refused: {reason}; change the `job:` section or the flags, and see `sinfo`"
 
 
+def _preflight(run: RunDirectory, job: Job) -> list[str]:
+    """The command that checks this machine before the ranks of a local job, where the config wants it."""
+    command = [sys.executable, "-m", "hpcrun", "preflight", str(run.path), "--before-ranks"]
+    return command if job.preflight else []
+
+
 def _submit_local(run: RunDirectory, config: Config, after: Sequence[RunDirectory]) -> Submitted:
     from hpcrun.launch.local_executor import LocalClusterExecutor
 
@@ -368,6 +374,7 @@ def _submit_local(run: RunDirectory, config: Config, after: Sequence[RunDirector
         requeue_delay=job.requeue_delay,
         setup=job.setup,
         node_setup=job.node_setup,
+        preflight=_preflight(run, job),
         env=job.env,
         after=[sys.executable, "-m", "hpcrun", "settle", str(run.path)],
         entry=_worker(run, job),

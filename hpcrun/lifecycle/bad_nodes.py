@@ -47,7 +47,8 @@ def keep_away(
         )
         return
     request = request_of(facts, _nodes_of(run, attempt))
-    bad = nodes_to_avoid(request, after=after, hours=hours)
+    unfit = verdict.diagnosis.unfit if verdict.diagnosis else ()
+    bad = nodes_to_avoid(request, after=after, hours=hours, unfit=unfit)
     if not bad:
         return
     given = _given_by_the_user(run, attempt, excluded_nodes(facts))
@@ -57,7 +58,7 @@ def keep_away(
         _print(f"cannot exclude {', '.join(bad)}: {words}")
         return
     note(run, "excluded", attempt, hosts=bad)
-    _print(f"leaves out {', '.join(bad)}: failed too often")
+    _print(f"leaves out {', '.join(bad)}: {'unfit, or ' if unfit else ''}failed too often")
     reason = take_back_if_stuck(job, given)
     if reason is not None:
         note(run, "excluded", attempt, hosts=[], reason=reason)
@@ -70,7 +71,8 @@ def remember(run: RunDirectory, verdict: Verdict) -> None:
     if crash is None or crash.host is None or not blames_node(crash):
         return
     try:
-        blame(ledger_path(), crash.host, crash.line, str(run.path))
+        for host in crash.unfit or (crash.host,):
+            blame(ledger_path(), host, crash.line, str(run.path))
     except OSError as error:
         _print(f"the ledger of nodes is not written: {error}")
 

@@ -147,7 +147,9 @@ def settle(
             # A script's: only here is it known that all of its ranks have ended well.
             write_json(run.result, {"state": "finished", "time": round(time.time(), 3)})
         _add_goodput(run)
-    elsewhere = second and unlaunched is not None and decision.restart
+    # A preflight names the nodes to leave out.
+    unnamed = unlaunched is not None and not unlaunched.unfit
+    elsewhere = second and unnamed and decision.restart
     return Verdict(cause, step, line, decision, diagnosis, elsewhere)
 
 

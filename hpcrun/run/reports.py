@@ -8,13 +8,13 @@ import contextlib
 import json
 import operator
 import os
-import sys
 import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import SupportsIndex
 
+from hpcrun.printing import say_aside
 from hpcrun.run.files import read_json, write_json
 
 VARIABLE = "HPCRUN_REPORTS"
@@ -89,7 +89,7 @@ class _Reporter:
                 temporary.replace(folder / name)
             except OSError as error:
                 if not self._complained:
-                    print(f"hpcrun: the report is not written: {error}", file=sys.stderr)
+                    say_aside(f"hpcrun: the report is not written: {error}")
                 self._complained = True
 
 

@@ -11,7 +11,7 @@ from hpcrun.checkpoint.errors import CheckpointError
 from hpcrun.checkpoint.together import Together
 from hpcrun.config import Config
 from hpcrun.lifecycle import exitcodes
-from hpcrun.lifecycle.history import lives
+from hpcrun.lifecycle.history import Cause, lives
 from hpcrun.lifecycle.policy import OWN_DOING
 from hpcrun.lifecycle.signals import StopReason
 from hpcrun.printing import say
@@ -119,10 +119,15 @@ def finished(
     return exitcodes.DONE
 
 
+# A report that takes its process down may leave no other word than a dead node. Without its report the run
+# is finished all the same.
+_REPORT_ENDED = OWN_DOING | {Cause.NODE_FAILURE}
+
+
 def _given_up(run: RunDirectory, attempt: Attempt, limit: int | None) -> str | None:
     """Why no report is made: it was the end of as many of the job's attempts as may pass without progress."""
     ended = sum(
-        life.trained and life.cause in OWN_DOING
+        life.trained and life.cause in _REPORT_ENDED
         for life in lives(read_events(run))
         if life.attempt != attempt
     )

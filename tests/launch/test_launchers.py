@@ -83,7 +83,8 @@ def test_torchrun_trains_over_all_nodes_and_survives_a_preemption_and_a_crash(
     assert crash.startswith(
         "rank 0 on local0: ScriptFailed: train.py 60 saved 0.1 ended with exit code 1"
     )
-    assert crash.endswith("rank 1: ValueError: broken data")
+    # The other node's launcher fails with its peers, at times before it is ended.
+    assert "rank 1: ValueError: broken data" in crash
 
 
 # As torchrun does with its ranks.

@@ -52,7 +52,7 @@ def test_the_main_line_trains_on_two_hosts_over_their_own_network(bench):
         assert expected in submitted.stdout
     followed = bench.hpcrun("logs", "-f", "wide")
     assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
-    assert "rank 0: wide: starting at step 0, 4 ranks" in followed.stdout
+    assert "wide: starting at step 0, 4 ranks" in followed.stdout
     seen = [facts(bench, rank) for rank in range(4)]
     assert [one["host"] for one in seen] == ["node1", "node1", "node2", "node2"]
     first, second = address(bench, "node1"), address(bench, "node2")

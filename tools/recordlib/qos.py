@@ -11,7 +11,7 @@ from .endings import DEAF
 from .nodes import edit
 from .site import Site
 
-# A QOS without a mode of its own follows the cluster.
+# A QOS without a mode follows the mode of the cluster.
 MODES = {"requeue": "requeue", "cancel": "cancel", "plain": None}
 
 

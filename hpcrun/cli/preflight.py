@@ -1,0 +1,141 @@
+"""Check every node of a job, in seconds: GPUs, a small matrix product, clocks, disk
+space, limits, names, versions, and the run directory as each node sees it.
+
+  hpcrun preflight             in an allocation (salloc, or in your batch script)
+  hpcrun preflight RUN         there, with the GPUs, container and files of a run
+  hpcrun preflight --local 2   two processes on this machine, to see a report
+
+With `job.preflight: true` each start of a job does this before its ranks. A node that
+fails is excluded, and the job is requeued.
+
+Exit code 1: a check fails; the last line has the --exclude option to use.
+"""
+
+import argparse
+import os
+import signal
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcrun.cli.output import print_json
+from hpcrun.cluster.devices import given_gpus
+from hpcrun.cluster.launchers import in_local_cluster, job_id, step_hosts
+from hpcrun.errors import UserError
+from hpcrun.preflight.measured import Asked, Measured
+from hpcrun.preflight.report import as_data, failures, lines, results
+from hpcrun.preflight.start import check_here, check_nodes
+from hpcrun.printing import say, say_aside
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.unfit import record_report
+
+if TYPE_CHECKING:
+    from hpcrun.config import Job
+
+_MOST_LOCAL = 64
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("run", type=Path, nargs="?", metavar="RUN", help="a run directory")
+    parser.add_argument("--local", type=int, metavar="N", help="N processes here in place of nodes")
+    parser.add_argument(
+        "--gpus", type=int, metavar="N", help="GPUs that each node has to show (default: the job's)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object, with all facts")
+    parser.add_argument(
+        "--before-ranks",
+        action="store_true",
+        help="leave the report in the logs of this job's attempt (a job's start calls it)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Check and print; 1 where a check fails."""
+    if arguments.before_ranks:
+        return _before_ranks(arguments)
+    if arguments.local is not None and not 1 <= arguments.local <= _MOST_LOCAL:
+        raise UserError(f"--local {arguments.local}: should be 1 to {_MOST_LOCAL}")
+    if arguments.gpus is not None and arguments.gpus < 0:
+        raise UserError(f"--gpus {arguments.gpus}: should be at least 0")
+    directory = None if arguments.run is None else RunDirectory(arguments.run.absolute())
+    if directory is not None and not directory.config.is_file():
+        raise UserError(f"{arguments.run}: no run is there; `hpcrun status` lists the runs")
+    measured = _measure(arguments, directory, directory.path if directory else Path.cwd())
+    found = results(measured)
+    if arguments.json:
+        print_json(as_data(measured, found))
+    else:
+        say(*lines(measured, found))
+    return int(bool(failures(found)))
+
+
+def _measure(
+    arguments: argparse.Namespace, directory: RunDirectory | None, folder: Path
+) -> Measured:
+    hosts = step_hosts(os.environ)
+    run = str(directory.path) if directory else None
+    job = _job(directory)
+    gpus = arguments.gpus
+    if gpus is None and job is not None and job.cpu:
+        gpus = 0
+    if arguments.local is not None or in_local_cluster(os.environ):
+        # A job of the local cluster trains on the CPU where there is no GPU.
+        return check_here(arguments.local or 1, Asked(gpus, run, apart=False), folder=folder)
+    if not hosts:
+        raise UserError(
+            "preflight runs in an allocation: use salloc or a batch script, or try it on this machine "
+            "with --local 2"
+        )
+    if "SLURM_HET_SIZE" in os.environ:
+        raise UserError("preflight: a heterogeneous job cannot be checked; remove job.preflight")
+    if gpus is None:
+        gpus = job.gpus if job is not None else given_gpus(os.environ) or None
+    return check_nodes(
+        hosts,
+        Asked(gpus, run),
+        folder=folder,
+        interface=job.interface if job else None,
+        python=job.python if job else None,
+        container=job.container if job else (),
+    )
+
+
+def _job(directory: RunDirectory | None) -> "Job | None":
+    if directory is None:
+        return None
+    from hpcrun.config import load_resolved
+
+    return load_resolved(directory.config).job
+
+
+def _before_ranks(arguments: argparse.Namespace) -> int:
+    """Check the nodes of this job. Only a check that fails keeps the ranks from starting."""
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        # These signals warn the ranks, and must not end the check.
+        signal.signal(number, signal.SIG_IGN)
+    directory, job = RunDirectory(arguments.run.absolute()), job_id(os.environ)
+    if job is None:
+        raise UserError("preflight: --before-ranks works in a job only; remove the option")
+    folder = directory.attempt_logs(job, int(os.environ.get("SLURM_RESTART_COUNT") or 0))
+    try:
+        measured = _measure(arguments, directory, folder)
+    except UserError as error:
+        say_aside(f"hpcrun: the nodes are not checked: {error}")
+        return 0
+    except Exception as error:
+        # A mistake in a check is no reason against a job.
+        traceback.print_exc()
+        say_aside(f"hpcrun: the nodes are not checked: {error}")
+        return 0
+    if len(measured.silent) == len(measured.nodes):
+        words = next(iter(measured.silent.values()))
+        say_aside(f"hpcrun: the nodes are not checked: {words}")
+        return 0
+    found = results(measured)
+    say(*(f"hpcrun: preflight: {line}" for line in lines(measured, found) if line))
+    try:
+        record_report(folder, as_data(measured, found))
+    except OSError as error:
+        say_aside(f"hpcrun: the report is not written: {error}")
+    return int(bool(failures(found)))

@@ -1,0 +1,52 @@
+"""The facts that a preflight has gathered, and the results that follow from them, as plain data."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Status = Literal["pass", "warn", "fail", "unknown"]
+Facts = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The part of a job that its nodes have to serve.
+
+    ``gpus``: GPUs a node; 0: none; None: as many as there are. ``run``: the run directory, if there is a
+    run. ``apart``: the nodes are separate machines, and not processes of one machine.
+    """
+
+    gpus: int | None = None
+    run: str | None = None
+    apart: bool = True
+
+
+@dataclass
+class Measured:
+    """All facts of a preflight.
+
+    ``facts``: of each node, by section. ``silent``: nodes without an answer, and the reason.
+    ``offsets``: seconds by which a node's clock is ahead of the coordinator's, with the uncertainty.
+    """
+
+    nodes: list[str]
+    asked: Asked
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    silent: dict[str, str] = field(default_factory=dict)
+    offsets: dict[str, tuple[float, float]] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """A check's result on ``node`` (None: of all nodes together), in words, and the remedy."""
+
+    check: str
+    node: str | None
+    status: Status
+    words: str
+    remedy: str = ""
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the result as one flat JSON object."""
+        return asdict(self)

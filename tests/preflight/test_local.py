@@ -1,0 +1,79 @@
+"""A preflight on this machine: by hand, and before the ranks of a local job."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hpcrun.diagnose.causes import blames_node
+from hpcrun.diagnose.launching import launch_failure
+from hpcrun.run.files import read_json
+from hpcrun.run.unfit import record_report
+from tests import jobs
+from tests.cli.test_bad_input import require_one_line
+
+
+def test_two_processes_of_this_machine_are_checked(tmp_path: Path) -> None:
+    done = jobs.hpcrun("preflight", "--local", "2", "--gpus", "0", "--json", cwd=tmp_path)
+    report = json.loads(done.stdout)
+    assert done.returncode == 0, report
+    assert report["nodes"] == ["local0", "local1"]
+    passed = {one["check"] for one in report["results"] if one["status"] == "pass"}
+    assert passed >= {"starts", "gpus", "gemm", "run directory", "versions"}
+    products = [report["facts"][node]["product"][0] for node in report["nodes"]]
+    assert {(product["wrong"], product["device"]) for product in products} == {(0, "cpu")}
+    assert len({product["digest"] for product in products}) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_gpus_that_are_not_there_fail(tmp_path: Path) -> None:
+    env = {"CUDA_VISIBLE_DEVICES": ""}
+    done = jobs.hpcrun("preflight", "--local", "1", "--gpus", "2", cwd=tmp_path, env=env)
+    assert done.returncode == 1, done.stdout
+    assert "local0: 0 of 2 GPUs are visible" in done.stdout
+    assert done.stdout.splitlines()[-1] == "--exclude=local0"
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "--local 2"),
+        (["--local", "0"], "1 to 64"),
+        (["--local", "1", "--gpus", "-1"], "at least 0"),
+        (["nowhere", "--local", "1"], "no run is there"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path: Path, words: list[str], expected: str) -> None:
+    require_one_line(jobs.hpcrun("preflight", *words, cwd=tmp_path), expected)
+
+
+def test_a_report_with_a_failure_is_the_cause_of_the_attempt_and_blames_the_node(
+    tmp_path: Path,
+) -> None:
+    line = "preflight on n2: ecc: GPU 0: 5 uncorrected ECC errors"
+    record_report(tmp_path, {"cause": line, "unfit": {"n2": "ecc", "n5": "xid"}})
+    found = launch_failure("", "", worked=False, logs=tmp_path)
+    assert found is not None
+    assert (found.line, found.host, found.unfit) == (line, "n2", ("n2", "n5"))
+    assert blames_node(found)
+    record_report(tmp_path, {"cause": line, "unfit": {}})
+    found = launch_failure("", "", worked=False, logs=tmp_path)
+    assert found is not None
+    assert not blames_node(found)
+    record_report(tmp_path, {"cause": None, "unfit": {}})
+    assert launch_failure("", "", worked=False, logs=tmp_path) is None
+
+
+def test_a_local_job_is_checked_before_its_ranks(tmp_path: Path) -> None:
+    changes = {"job.preflight": True, "job.nodes": 1, "job.gpus": 1, "train.steps": 3}
+    run = jobs.submit_probe(tmp_path, "checked", **changes)
+    jobs.wait_for(lambda: (read_json(run.result) or {}).get("state") == "finished")
+    (log,) = run.logs.glob("*/restart-0/preflight.log")
+    assert "hpcrun: preflight: 1 node checked in" in log.read_text()
+    report = read_json(log.with_suffix(".json")) or {}
+    assert report["fit"]
+    assert len(report["facts"]["local0"]["config"]["hash"]) == 64
+    assert list(log.parent.glob("rank-00000.log"))
