@@ -38,9 +38,10 @@ _LOST_NODE = re.compile(
     re.MULTILINE,
 )
 # slurmstepd ends a whole step for its memory (JobAcctGatherParams=OverMemoryKill), and srun's lines on the
-# tasks come later.
+# tasks come later. Since 25.05 slurmstepd writes the time in place of its node.
 _OVER_MEMORY = re.compile(
-    r"^slurmstepd-(?P<host>[^:\s]+): error: (?P<what>\S+ exceeded memory limit \(\d+ > \d+\), being killed)",
+    r"^(?:slurmstepd-(?P<host>[^:\s]+):|\[[^\]]+\]) error: "
+    r"(?P<what>\S+ exceeded memory limit \(\d+ > \d+\), being killed)",
     re.MULTILINE,
 )
 # srun runs on the node of the batch script. A controller that is away is not that node's fault.
@@ -172,13 +173,15 @@ def _lost_node(batch_log: str) -> Diagnosis | None:
 def _over_memory(batch_log: str, failures: Sequence[Failure]) -> Diagnosis | None:
     """Return slurmstepd's word on a step that it ended for its memory.
 
-    It adds up the memory of all tasks on its node, and kills them all: no rank can be named.
+    It adds up the memory of all tasks on its node, and kills them all: no rank can be named. A line
+    without a node is about the only node of which srun tells.
     """
     found = _OVER_MEMORY.search(batch_log)
     if found is None:
         return None
-    host = found["host"]
-    line = f"{host}: out of memory{_because(found['what'])}"
+    hosts = {line["host"] for line in _SRUN_TASK.finditer(batch_log)}
+    host = found["host"] or (hosts.pop() if len(hosts) == 1 else None)
+    line = f"{host or 'a node'}: out of memory{_because(found['what'])}"
     others = len({failure.rank for failure in failures})
     return Diagnosis(line, None, host, _last_step(failures), None, others)
 
