@@ -25,7 +25,12 @@ PACKAGE = Path(hpcrun.__file__).parent
 # These write into log files, and the commands show logs as data.
 INTO_LOGS = ("batch/", "lifecycle/", "train/", "launch/controller.py", "worker.py")
 # Pipes: a program reads them.
-INTO_PIPES = ("network/check/agent.py", "run/import_path.py")
+INTO_PIPES = (
+    "network/check/agent.py",
+    "preflight/agent.py",
+    "preflight/gemm.py",
+    "run/import_path.py",
+)
 
 
 @pytest.mark.parametrize(

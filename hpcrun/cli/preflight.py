@@ -127,7 +127,7 @@ def _before_ranks(arguments: argparse.Namespace) -> int:
         return 0
     except Exception as error:
         # A mistake in a check is no reason against a job.
-        traceback.print_exc()
+        say_aside(*traceback.format_exc().splitlines())
         say_aside(f"hpcrun: the nodes are not checked: {error}")
         return 0
     if len(measured.silent) == len(measured.nodes):

@@ -15,7 +15,7 @@ _LISTS = frozenset({"space", "device", "product"})
 _CLOCK_READINGS = 5
 _CLOCK_PATIENCE = 2.0
 # Seconds for the answers to each order. Torch may be imported by all nodes from one slow file system.
-_LOOK, _WRITE, _READ, _GEMM = 30.0, 30.0, 60.0, 120.0
+_LOOK, _WRITE, _READ, _GEMM = 60.0, 30.0, 60.0, 120.0
 
 
 class Coordinator:

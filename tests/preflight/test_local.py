@@ -68,7 +68,7 @@ def test_a_report_with_a_failure_is_the_cause_of_the_attempt_and_blames_the_node
 
 
 def test_a_local_job_is_checked_before_its_ranks(tmp_path: Path) -> None:
-    changes = {"job.preflight": True, "job.nodes": 1, "job.gpus": 1, "train.steps": 3}
+    changes = {"job.preflight": True, "job.nodes": 1, "job.gpus": 1, "train.steps": 6}
     run = jobs.submit_probe(tmp_path, "checked", **changes)
     jobs.wait_for(lambda: (read_json(run.result) or {}).get("state") == "finished")
     (log,) = run.logs.glob("*/restart-0/preflight.log")
