@@ -70,7 +70,8 @@ def test_a_live_orphan_that_goes_on_saving_is_fenced(bench, calm):
     ghosts = [e.step for e in jobs.events(run, "saved") if e.attempt and not e.attempt.restart]
     assert max(step or 0 for step in ghosts) <= begun
     ghost = (run.attempt_logs(job, 0) / "rank-00000.log").read_text()
-    assert f"{job}-1 owns this run now; {job}-0 stops writing" in ghost
+    assert f"{job}-1 of cluster " in ghost
+    assert f" owns this run now; {job}-0 stops writing" in ghost
     # Its batch script lives on as well, and hears from srun that the node is lost: it must not requeue.
     assert "hpcrun: node-failure" in bench.batch_log(run).partition(f"attempt {job}-1")[0]
     assert all(map(jobs.has_ended, orphans))
