@@ -137,7 +137,7 @@ def torchrun_command(
     python = wishes.python or sys.executable
     # SLURM_NODEID is known inside the step only. SIGUSR2 reaches torchrun as well, which would die of it.
     start = (
-        'trap "" USR2; exec "$0" -m torch.distributed.run --node-rank="$SLURM_NODEID" "$@" '
+        'trap "" USR1 USR2; exec "$0" -m torch.distributed.run --node-rank="$SLURM_NODEID" "$@" '
         "--max-restarts=0 -m hpcrun.worker " + '"$HPCRUN_RUN"'
     )
     return [

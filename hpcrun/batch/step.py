@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -29,6 +30,9 @@ from hpcrun.run.files import HeldFolder, make_log_folder
 
 if TYPE_CHECKING:
     from types import FrameType
+
+# Seconds. Longer than a client of a network file system needs to mount again (autofs, a failover).
+_MISSING_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ def run_step(run: RunDirectory, way: Way, failed: str | None = None, code: int =
         return exitcodes.DONE
     place = _held(run)
     ended = _start(run, attempt, way) if failed is None else Ended(code, failed)
-    if _was_deleted(place):
+    if _was_deleted(place, run):
         # Another run may have the name by now: its log and its result are not this job's.
         print(f"hpcrun: {run.path} was deleted while the job ran; the job ends", flush=True)
         return exitcodes.FAILED
@@ -174,11 +178,20 @@ def _held(run: RunDirectory) -> HeldFolder | None:
         return None
 
 
-def _was_deleted(place: HeldFolder | None) -> bool:
-    try:
-        return place is not None and not place.is_there()
-    except OSError:
+def _was_deleted(place: HeldFolder | None, run: RunDirectory) -> bool:
+    """Return whether somebody deleted the run; a folder that is missing for a moment is being mounted."""
+    if place is None:
         return False
+    end = time.monotonic() + _MISSING_SECONDS
+    while True:
+        try:
+            if place.is_there():
+                return False
+            if run.path.exists() or time.monotonic() > end:
+                return True
+        except OSError:
+            return False
+        time.sleep(1.0)
 
 
 def _exists(run: RunDirectory) -> bool:

@@ -26,7 +26,7 @@ def node_setup_script(lines: Sequence[str], env: Mapping[str, str]) -> str:
         ClusterError: a name in ``env`` is no variable of the shell.
     """
     # A warning of a preemption or of the time limit reaches these lines too, and would end them.
-    ignore = "trap '' USR2"
+    ignore = "trap '' USR1 USR2"
     return "\n".join([*export_lines(env), _NAMES_ITSELF, ignore, "set -e", *lines])
 
 

@@ -11,7 +11,7 @@ LauncherName = Literal["torchrun", "accelerate"]
 
 # The launchers have no handler for the warning before a time limit and would die of it, and their ranks
 # after them. A rank that sets a handler hears it all the same.
-_OUTLIVE_WARNING = 'trap "" USR2; exec "$@"'
+_OUTLIVE_WARNING = 'trap "" USR1 USR2; exec "$@"'
 # With one of these options accelerate knows how to start its ranks.
 _CHOSEN = frozenset(
     {

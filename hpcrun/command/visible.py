@@ -129,12 +129,15 @@ def _shell_runs(arguments: Sequence[str]) -> tuple[str, str]:
     rest = iter(arguments)
     text = False
     for word in rest:
-        if word in ("-o", "+o", "-O", "+O", "--rcfile", "--init-file"):
+        if word in ("--rcfile", "--init-file"):
             next(rest, None)
         elif word.startswith("--"):
             continue
         elif word.startswith(("-", "+")) and len(word) > 1:
             text = text or "c" in word
+            # `bash -euo pipefail`: the option's name is the next word.
+            if word.endswith(("o", "O")):
+                next(rest, None)
         else:
             return ("text" if text else "file"), word
     return "input", ""
@@ -145,9 +148,25 @@ def _without_assignments(words: Sequence[str]) -> Sequence[str]:
     return [] if first is None else words[first:]
 
 
+# Options of uv, conda, mamba and pixi whose value may look like a program.
+_VALUED = frozenset(
+    {
+        *("-n", "--name", "-p", "--prefix", "--python", "--with", "--project", "--directory"),
+        *("-e", "--environment", "--extra", "--group", "--env-file", "--cwd"),
+    }
+)
+
+
 def _behind_wrapper(words: Sequence[str]) -> Sequence[str]:
     """Return the program behind a wrapper's own options and their values."""
+    value = False
     for at, word in enumerate(words):
+        if value:
+            value = False
+            continue
+        if word in ("-m", "--module"):
+            return []
+        value = word in _VALUED
         name = Path(word).name
         if name in _WRAPPERS | _SHELLS | _LAUNCHERS or _PYTHON.fullmatch(name):
             return words[at:]

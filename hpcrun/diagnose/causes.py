@@ -276,7 +276,8 @@ def _from_failure(first: Failure, failures: Sequence[Failure]) -> Diagnosis:
         first.step,
         first.traceback,
         len({failure.rank for failure in failures} - {first.rank}),
-        bad_input=own or first.bad_input or _hopeless(full),
+        # Steps were computed with this input: the cause may be of a node.
+        bad_input=own or first.bad_input or (not first.step and _hopeless(full)),
         copy=first.copy,
         follows=is_cascade(first),
     )

@@ -157,8 +157,13 @@ def _hasty_continuations(history: Sequence[Life]) -> int:
 
 
 def _equal_failures(history: Sequence[Life]) -> int:
-    """Count the newest crashes in a row that came at the start and said the same."""
+    """Count the newest crashes in a row that came at the start and said the same.
+
+    None counts once a start has worked: a file server that is away gives equal words too.
+    """
     words, count = history[-1].failure, 0
+    if any(life.progressed or (life.seconds or 0.0) >= _START for life in history):
+        return 0
     for life in reversed(history):
         if words is None or life.failure != words or not _within_start(life):
             break

@@ -65,22 +65,43 @@ def make_folders(folder: Path, *, below: Path) -> None:
 class HeldFolder:
     """An open folder, which a later folder of the same name cannot be mistaken for: its inode stays in use.
 
+    Args:
+        mark: a file in the folder that tells the folder apart after a remount, which changes the inode.
+
     Raises:
         OSError: it cannot be opened.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, mark: str = "run.json") -> None:
         self._path, self._descriptor = path, -1
         self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        self._mark = path / mark
+        self._content = self._marked()
 
     def is_there(self) -> bool:
-        """Return whether the folder still has its name; raises OSError on other trouble of the server."""
+        """Return whether the folder still has its name.
+
+        Raises:
+            OSError: the file server has trouble, which says nothing of the folder.
+        """
         try:
-            return os.path.samestat(self._path.stat(), os.fstat(self._descriptor))
+            now = self._path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        try:
+            if os.path.samestat(now, os.fstat(self._descriptor)):
+                return True
         except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
-                return False
-            raise
+            # The handle does not outlive a failover of the server (ESTALE).
+            if error.errno != errno.ESTALE:
+                raise
+        return self._content is not None and self._marked() == self._content
+
+    def _marked(self) -> bytes | None:
+        try:
+            return self._mark.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
     def __del__(self) -> None:
         if self._descriptor >= 0:

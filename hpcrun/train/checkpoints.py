@@ -79,12 +79,16 @@ def make_room(store: CheckpointStore, config: Config, step: int) -> None:
 
     Where the disk is full, no save would come so far as to do it.
     """
-    try:
-        for line in store.set_damaged_aside():
-            print(f"hpcrun: {line}", flush=True)
-        _tidying(store, config)(step)
-    except CheckpointError as error:
-        print(f"hpcrun: {error}", file=sys.stderr, flush=True)
+    for tidy in (lambda: _tidying(store, config)(step), lambda: _set_damaged_aside(store)):
+        try:
+            tidy()
+        except CheckpointError as error:
+            print(f"hpcrun: {error}", file=sys.stderr, flush=True)
+
+
+def _set_damaged_aside(store: CheckpointStore) -> None:
+    for line in store.set_damaged_aside():
+        print(f"hpcrun: {line}", flush=True)
 
 
 def build_interval(

@@ -27,7 +27,7 @@ from hpcrun.printing import say_aside
 from hpcrun.run.commits import newest_commit
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.endings import record_failure
-from hpcrun.run.events import Attempt, note
+from hpcrun.run.events import Attempt, note, read_events
 from hpcrun.run.files import read_json
 from hpcrun.run.import_path import copied_path, folders
 from hpcrun.run.snapshot import recorded_snapshot, snapshot_command
@@ -136,7 +136,8 @@ def _attempt(
         return exitcodes.BAD_INPUT
     except UserError as error:
         # Where the run has trained before, this node is to blame, and not what was asked for.
-        elsewhere = isinstance(error, NodeUnfit) and newest_commit(run) is not None
+        worked = attempt.restart > 0 or _has_trained(run, attempt)
+        elsewhere = isinstance(error, NodeUnfit) and worked
         if isinstance(error, NodeUnfit) and not elsewhere:
             # The usual cause is on all nodes, and any rank may be the first to fail.
             error = NotTrainable(str(error))
@@ -150,7 +151,7 @@ def _attempt(
         return exitcodes.BAD_INPUT if isinstance(error, NotTrainable) else code
     # A task that calls sys.exit(0) is not done: nothing but the end of training may say so.
     except (Exception, SystemExit) as error:
-        untrained = not position.step and newest_commit(run) is None
+        untrained = not position.step and not _has_trained(run, attempt)
         return _fail(
             run,
             attempt,
@@ -159,6 +160,19 @@ def _attempt(
             position,
             bad_input=untrained and is_mistake(error),
         )
+
+
+def _has_trained(run: RunDirectory, attempt: Attempt) -> bool:
+    """Return whether a start before ``attempt`` came to its steps; then an error may be a node's fault."""
+    if newest_commit(run) is not None:
+        return True
+    try:
+        return any(
+            event.what in ("started", "saved") and event.attempt != attempt
+            for event in read_events(run)
+        )
+    except OSError:
+        return True
 
 
 def _terms(config: Config) -> ScriptTerms:

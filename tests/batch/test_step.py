@@ -424,7 +424,19 @@ def test_a_job_whose_number_another_cluster_has_used_starts_and_judges_nothing(d
 def test_a_run_that_was_deleted_and_made_anew_is_not_judged_by_its_old_job(desk: Desk) -> None:
     open_attempt(desk.run, FIRST, Budgets())
     place = shlex.quote(str(desk.run.path))
-    desk.answer("srun", f"cp -r {place} {place}2; rm -r {place}; mv {place}2 {place}; exit 1")
+    again = f"cp -r {place} {place}2; rm -r {place}; mv {place}2 {place}"
+    desk.answer("srun", f"{again}; echo '{{}} ' > {place}/run.json; exit 1")
     assert desk.step() == 1
     assert desk.ends() == []
     assert desk.called("scontrol")[-1] != "scontrol requeue 7"
+
+
+def test_a_run_whose_file_system_was_mounted_again_is_judged(desk: Desk) -> None:
+    """A remount gives the folder another inode; run.json is the same."""
+    open_attempt(desk.run, FIRST, Budgets())
+    place = shlex.quote(str(desk.run.path))
+    desk.answer(
+        "srun", f"cp -r {place} {place}2; rm -r {place}; sleep 1; mv {place}2 {place}; exit 1"
+    )
+    desk.step()
+    assert len(desk.ends()) == 1

@@ -12,7 +12,7 @@ NODE = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "node1", "MASTER_PORT": "
 
 def test_torchrun_is_told_of_all_nodes_and_outlives_the_warning() -> None:
     words = Launcher("torchrun", 4, "/env/python").words(["train.py", "--lr", "1"], NODE)
-    assert words[:3] == ["sh", "-c", 'trap "" USR2; exec "$@"']
+    assert words[:3] == ["sh", "-c", 'trap "" USR1 USR2; exec "$@"']
     assert words[4:] == [
         *("/env/python", "-m", "torch.distributed.run", "--nnodes=2", "--node-rank=1"),
         *(

@@ -76,3 +76,19 @@ def test_a_launchers_script_is_the_first_python_file(tmp_path: Path) -> None:
     assert refused("--mixed_precision bf16 missing.py there.py", tmp_path, launched=True)
     assert not refused("there.py missing.py", tmp_path, launched=True)
     assert not refused("-m missing.train", tmp_path, launched=True)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "bash -euo pipefail there.py",
+        "bash -eo pipefail -c 'python train.py'",
+        "conda run -p /env/python3.11 python there.py",
+        "micromamba run -n python python there.py",
+        "uv run -p python3 a-tool",
+        "uv run -m package there.py",
+    ],
+)
+def test_the_value_of_an_option_is_no_script(line: str, tmp_path: Path) -> None:
+    (tmp_path / "there.py").touch()
+    require_there(shlex.split(line), tmp_path, launched=False, here=False, prepared_by=[])

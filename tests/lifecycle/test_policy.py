@@ -130,6 +130,8 @@ def test_a_script_that_fails_at_its_start_twice_with_the_same_words_is_given_up(
     late = timed(Cause.CRASH, 400.0, first.failure)
     assert decide([late, late], of_script(Budgets())).restart
     assert decide([first, first], of_script(Budgets(same_step=None))).restart
+    # Once the script has worked, a file server that is away may give equal words.
+    assert decide([timed(Cause.PREEMPTION, 90.0), first, first], of_script(Budgets())).restart
     # A task's own words may be the same at different steps.
     assert decide([first, first], Budgets(no_progress=None)).restart
 

@@ -70,7 +70,7 @@ def test_ranks_that_end_do_not_bring_a_deleted_run_back(tmp_path: Path) -> None:
         record_failure(run.attempt_logs("7", 0), 0, ValueError("x"), None)
     assert names(tmp_path) == []
     # Nor do they write into the run that has taken the name.
-    create(run.path, "y", {})
+    create(run.path, "y", {"created": 2})
     log.write({"step": 3})
     with pytest.raises(FileNotFoundError, match=r"gone|No such file"):
         log.flush()
