@@ -60,6 +60,7 @@ def test_one_task_a_node_is_a_rank_of_its_own_and_shares_the_machine_with_the_ot
     assert outcome(run) == ("finished", ["finished"])
 
 
+@pytest.mark.slow
 def test_torchrun_trains_over_all_nodes_and_survives_a_preemption_and_a_crash(
     tmp_path: Path,
 ) -> None:
