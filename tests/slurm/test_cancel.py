@@ -50,6 +50,16 @@ def patient() -> Iterator[cluster.SlurmCluster]:
         cluster.stop(name)
 
 
+@pytest.fixture
+def unhurried() -> Iterator[cluster.SlurmCluster]:
+    """A cluster with Slurm's own delays: a requeued job waits for two minutes."""
+    name = f"pytest-{os.getpid()}-unhurried"
+    try:
+        yield cluster.start(name, nodes=2, realistic=True)
+    finally:
+        cluster.stop(name)
+
+
 @pytest.mark.parametrize("stage", ["setup", "container"])
 def test_cancelled_before_its_ranks_have_started_it_stays_cancelled(patient, stage):
     """Also where Slurm's words are not in the run's own log: --error leads them elsewhere."""
@@ -149,9 +159,9 @@ def test_a_job_that_waits_is_cancelled_by_either_road_and_never_lost(bench):
 
 
 @pytest.mark.slow
-def test_a_requeued_job_that_waits_for_its_start_is_cancelled_for_good(patient):
-    # Slurm's own wait of two minutes: on a busy machine a shorter wait ends before the cancellation.
-    bench = Bench(patient)
+def test_a_requeued_job_that_waits_for_its_start_is_cancelled_for_good(unhurried):
+    # On a busy machine a shorter wait ends before the cancellation.
+    bench = Bench(unhurried)
     run = bench.submit("again", model__pause=0.05)
     with bench.held_at(run, 3):
         bench.hpcrun("preempt", "again")
