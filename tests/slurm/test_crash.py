@@ -79,20 +79,3 @@ def test_a_task_that_has_gone_is_told_once_and_not_tried_again(bench):
     assert "Watched" in bench.result(run)["reason"]
     assert bench.slurm.restarts(bench.job(run)) == 0
     assert bench.slurm.scontrol_show_job(bench.job(run))["ExitCode"] == "2:0"
-
-
-@pytest.mark.slow
-def test_a_requeue_waits_for_a_controller_that_is_away(bench, calm):
-    run = bench.submit("patient", model__pause=0.03)
-    with bench.held_at(run, 14):
-        (victim,) = bench.pids(run, 1)
-        bench.slurm.stop_daemon("slurmctld")
-        os.kill(victim, signal.SIGKILL)
-    bench.wait_until(
-        lambda: jobs.events(run, "requeue-failed") != [], PATIENCE, lambda: "it was not tried"
-    )
-    bench.slurm.start_daemon("slurmctld")
-    assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
-    assert bench.causes(run) == ["crash", "finished"]
-    assert bench.slurm.restarts(bench.job(run)) == 1
-    assert jobs.final_state(run) == jobs.final_state(calm)
