@@ -37,7 +37,8 @@ def shown(bench: Bench, job: str) -> dict[str, str]:
 
 
 def test_a_suspended_job_goes_on_where_it_was(bench, calm):
-    run = bench.submit("suspended", model__pause=0.05, train__hang_after=10)
+    # Without a limit, Slurm 26.05 shows no time of the end.
+    run = bench.submit("suspended", model__pause=0.05, train__hang_after=10, job__time=60)
     bench.wait_for_step(run, 12)
     job = bench.job(run)
     before = shown(bench, job)
