@@ -1,0 +1,73 @@
+"""The files for contributors and CI: they parse, and name programs, versions and files that exist."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+YAML = [
+    *sorted((ROOT / ".github").rglob("*.yml")),
+    ROOT / ".pre-commit-config.yaml",
+]
+WORKFLOW: dict[Any, Any] = yaml.safe_load(
+    (ROOT / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8")
+)
+
+
+def commands(job: str) -> list[str]:
+    """Return the shell commands of a job of the workflow."""
+    return [step["run"] for step in WORKFLOW["jobs"][job]["steps"] if "run" in step]
+
+
+@pytest.mark.parametrize("path", YAML, ids=lambda path: path.name)
+def test_a_yaml_file_parses(path: Path) -> None:
+    assert isinstance(yaml.safe_load(path.read_text(encoding="utf-8")), dict)
+
+
+def test_every_job_has_a_machine_a_limit_and_steps() -> None:
+    # YAML 1.1 reads the key `on` as true.
+    assert set(WORKFLOW[True]) == {"push", "pull_request"}
+    for job in WORKFLOW["jobs"].values():
+        assert {"runs-on", "timeout-minutes", "steps"} <= set(job)
+        assert all(("uses" in step) != ("run" in step) for step in job["steps"])
+
+
+def test_the_unit_tests_run_on_every_supported_python() -> None:
+    versions = WORKFLOW["jobs"]["unit"]["strategy"]["matrix"]["python-version"]
+    assert versions == ["3.10", "3.11", "3.12", "3.13"]
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'requires-python = ">={versions[0]}"' in project
+    for job in ("lint", "unit"):
+        assert 'python -m pip install -c constraints.txt -e ".[dev]"' in commands(job)
+
+
+def test_the_lint_job_runs_the_checks_of_the_test_script() -> None:
+    script = (ROOT / "tools" / "test.sh").read_text(encoding="utf-8")
+    checks = re.findall(r"^(?:ruff|mypy|lint-imports).*$", script, re.MULTILINE)
+    assert checks == commands("lint")[1:]
+
+
+def test_the_slurm_job_runs_the_ci_script_as_root_of_a_privileged_container() -> None:
+    job = WORKFLOW["jobs"]["slurm"]
+    assert "--privileged" in job["container"]["options"]
+    assert commands("slurm")[-1] == "bash .ci/run"
+    assert (ROOT / ".ci" / "run").is_file()
+
+
+def test_the_hooks_use_the_development_environment() -> None:
+    settings = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    (repository,) = settings["repos"]
+    assert repository["repo"] == "local"
+    assert {hook["language"] for hook in repository["hooks"]} == {"system"}
+    programs = {hook["entry"].split()[0] for hook in repository["hooks"]}
+    assert programs == {"ruff", "lint-imports", "mypy"}
+
+
+def test_the_fast_lane_names_tests_that_exist() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (names,) = re.findall(r"^python -m pytest -n 0 ((?:tests/\S+[ \\\n]*){3,})", page, re.MULTILINE)
+    paths = names.replace("\\\n", " ").split()
+    assert [name for name in paths if not (ROOT / name).exists()] == []
