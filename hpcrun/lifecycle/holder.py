@@ -14,6 +14,9 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Event, read_events, record_event
 from hpcrun.run.files import make_folders
 
+# slurm.conf(5), MaxJobId: ids from here up are those of a federation, equal on all of its clusters.
+_FEDERATED = 1 << 26
+
 
 class Occupied(UserError):
     """Another job has the run, and keeps it."""
@@ -65,7 +68,15 @@ def require_own_number(run: RunDirectory, job: str) -> None:
 
 
 def same_number(run: RunDirectory, job: str, cluster: str) -> str:
-    """The line for a job that has the number of another job of the run, on another cluster."""
+    """Return the line for a job with the number of another job of the run, on another cluster.
+
+    A federation moves a job to a sibling cluster under the same number.
+    """
+    if job.isdecimal() and int(job) >= _FEDERATED:
+        return (
+            f"{run.name}: job {job} of a federation started on cluster {cluster}, and a run does not move to "
+            f"another one; continue with `hpcrun resume {run.name} job.cluster={cluster}`"
+        )
     return (
         f"{run.name}: cluster {cluster} has started a job {job} for it, and log files are named by that "
         "number; submit this one again: it gets another number"

@@ -138,3 +138,15 @@ def test_a_number_that_another_cluster_has_used_for_the_run_is_refused(
     shutil.rmtree(run.path)
     with pytest.raises(FileNotFoundError):
         require_own_number(run, "10")
+
+
+def test_a_job_that_a_federation_moved_is_refused_with_the_way_to_stay(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = str((1 << 26) + 9)
+    run.job_logs(moved).mkdir(parents=True)
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "east")
+    require_own_number(run, moved)
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "west")
+    with pytest.raises(Occupied, match=r"started on cluster east, .* resume a job\.cluster=east`"):
+        require_own_number(run, moved)
