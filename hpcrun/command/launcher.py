@@ -12,6 +12,7 @@ LauncherName = Literal["torchrun", "accelerate"]
 # The launchers have no handler for the warning before a time limit and would die of it, and their ranks
 # after them. A rank that sets a handler hears it all the same.
 _OUTLIVE_WARNING = 'trap "" USR1 USR2; exec "$@"'
+_KEEP_CODE = str(Path(__file__).with_name("keep_code.py"))
 # With one of these options accelerate knows how to start its ranks.
 _CHOSEN = frozenset(
     {
@@ -40,7 +41,7 @@ class Launcher:
             own = _torchrun(self.ranks, environ)
         else:
             own = _accelerate(self.ranks, command, environ)
-        return ["sh", "-c", _OUTLIVE_WARNING, "sh", self.python, "-m", *own, *command]
+        return ["sh", "-c", _OUTLIVE_WARNING, "sh", self.python, _KEEP_CODE, *own, *command]
 
 
 def launching_python(asked: str | None) -> str:

@@ -1,10 +1,14 @@
 """The arguments that make one training of a launcher on each node."""
 
+import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from hpcrun.command import keep_code
+from hpcrun.command.keep_code import asks_to_continue
 from hpcrun.command.launcher import Launcher, launching_python
 
 NODE = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "node1", "MASTER_PORT": "4711"}
@@ -14,7 +18,8 @@ def test_torchrun_is_told_of_all_nodes_and_outlives_the_warning() -> None:
     words = Launcher("torchrun", 4, "/env/python").words(["train.py", "--lr", "1"], NODE)
     assert words[:3] == ["sh", "-c", 'trap "" USR1 USR2; exec "$@"']
     assert words[4:] == [
-        *("/env/python", "-m", "torch.distributed.run", "--nnodes=2", "--node-rank=1"),
+        *("/env/python", keep_code.__file__, "torch.distributed.run"),
+        *("--nnodes=2", "--node-rank=1"),
         *(
             "--nproc-per-node=4",
             "--master-addr=node1",
@@ -30,7 +35,7 @@ def accelerate(command: list[str], home: Path, **changes: str) -> list[str]:
     """The arguments of accelerate on a node with one GPU, without its name and those of the script."""
     environ = {**NODE, "HF_HOME": str(home), **changes}
     words = Launcher("accelerate", 1, "python").words([*command, "train.py"], environ)
-    assert words[5:7] == ["-m", "accelerate.commands.launch"]
+    assert words[5:7] == [keep_code.__file__, "accelerate.commands.launch"]
     return words[7:-1]
 
 
@@ -59,3 +64,60 @@ def test_the_interpreter_is_the_one_that_the_job_names_or_pythons(
     assert launching_python(None) == sys.executable
     (tmp_path / "python").touch(mode=0o755)
     assert launching_python(None) == str(tmp_path / "python")
+
+
+@dataclass
+class Ended:
+    """A rank as torch's ChildFailedError lists it."""
+
+    exitcode: int
+    timestamp: int = 1
+
+
+class ChildFailed(Exception):
+    """Has the one attribute of torch's ChildFailedError that counts."""
+
+    def __init__(self, *ranks: Ended) -> None:
+        self.failures = dict(enumerate(ranks))
+
+
+@pytest.mark.parametrize(
+    ("error", "continues"),
+    [
+        (ChildFailed(Ended(75)), True),
+        (ChildFailed(Ended(-15), Ended(75)), False),
+        (ChildFailed(Ended(-15, 2), Ended(75), Ended(75, 2), Ended(-9, 32)), True),
+        # A rank that was killed: torchrun ended the other ranks, which saved.
+        (ChildFailed(Ended(-9), Ended(75, 2)), False),
+        (ChildFailed(Ended(75), Ended(1)), True),
+        (ChildFailed(Ended(1), Ended(75)), False),
+        (ChildFailed(Ended(1)), False),
+        (ChildFailed(), False),
+        (subprocess.CalledProcessError(75, ["python"]), True),
+        (subprocess.CalledProcessError(1, ["python"]), False),
+        (ValueError("75"), False),
+    ],
+)
+def test_ranks_that_ask_to_be_continued_are_told_from_ranks_that_fail(
+    error: Exception, continues: bool
+) -> None:
+    assert asks_to_continue(error) is continues
+
+
+LAUNCHER = """
+import subprocess, sys
+print(__name__, sys.argv, sys.path[0], flush=True)
+raise subprocess.CalledProcessError(int(sys.argv[1]), "rank")
+"""
+
+
+@pytest.mark.parametrize(("code", "ours"), [(75, 75), (3, 1)])
+def test_a_launcher_runs_as_by_its_own_name_and_ends_with_75_as_its_ranks(
+    tmp_path: Path, code: int, ours: int
+) -> None:
+    (tmp_path / "launches.py").write_text(LAUNCHER)
+    command = [sys.executable, keep_code.__file__, "launches", str(code), "--lr"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == ours, done.stderr
+    told = ["__main__", str([str(tmp_path / "launches.py"), str(code), "--lr"]), str(tmp_path)]
+    assert done.stdout.strip() == " ".join(told)
