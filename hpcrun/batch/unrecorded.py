@@ -6,6 +6,7 @@ The next attempt closes this one in the event log, as it does after the loss of 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from hpcrun.cluster.errors import ClusterError
 from hpcrun.diagnose.slurm_log import scheduler_word
@@ -15,7 +16,7 @@ from hpcrun.lifecycle.batch_log import batch_log
 from hpcrun.lifecycle.history import Cause, all_lives, asked_to_end, jobs_of
 from hpcrun.lifecycle.policy import Budgets, decide
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.endings import is_unfinished
+from hpcrun.run.endings import is_unfinished, read_heard_stop
 from hpcrun.run.events import Attempt, Event, read_events
 from hpcrun.run.files import read_json
 
@@ -50,9 +51,10 @@ def decide_unrecorded(
         return Outcome(exitcodes.TERMINATED, "cancelled: `hpcrun resume` continues it")
     mine = {event.what: event for event in events if event.attempt == attempt}
     script = "opened" in mine and mine["opened"].fields.get("script")
-    asked = is_unfinished(run.attempt_logs(attempt.job, attempt.restart))
+    folder = run.attempt_logs(attempt.job, attempt.restart)
+    asked, stopped = is_unfinished(folder), "stopped" in mine or _heard(folder)
     ended_well = script and exit_code == exitcodes.DONE and word is None and not asked
-    done = ended_well and "stopped" not in mine
+    done = ended_well and not stopped
     if finished or done or "finished" in mine:
         return Outcome(exitcodes.DONE, "the training is done")
     if "ended" in mine:
@@ -68,13 +70,20 @@ def decide_unrecorded(
             f"{_SILENT} attempts in a row could write nothing to {run.path}: free some space there, then "
             f"`hpcrun resume {run.name}`",
         )
-    cause = Cause.PREEMPTION if word or asked or "stopped" in mine else Cause.CRASH
+    cause = Cause.PREEMPTION if word or asked or stopped else Cause.CRASH
     ended = Event("ended", time.time(), attempt, cause.value, None, {})
     chain = jobs_of(events, attempt.job)
     own = [life for life in all_lives([*events, ended]) if life.attempt.job in chain]
     decision = decide(own, _budgets(run))
     code = None if decision.restart else exit_code or exitcodes.FAILED
     return Outcome(code, decision.reason)
+
+
+def _heard(folder: Path) -> bool:
+    try:
+        return read_heard_stop(folder) is not None
+    except OSError:
+        return False
 
 
 def _silent_starts(events: Sequence[Event], attempt: Attempt) -> int:

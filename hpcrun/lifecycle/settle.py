@@ -25,10 +25,18 @@ from hpcrun.lifecycle.history import (
 )
 from hpcrun.lifecycle.judging import evidence_of, judge
 from hpcrun.lifecycle.policy import Budgets, Decision, decide
+from hpcrun.lifecycle.script.end import stop_facts
 from hpcrun.lifecycle.second_start import deserves_second_start
 from hpcrun.run.commits import newest_commit
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.endings import first_log, is_unfinished, read_exits, read_failures, read_hang
+from hpcrun.run.endings import (
+    first_log,
+    is_unfinished,
+    read_exits,
+    read_failures,
+    read_hang,
+    read_heard_stop,
+)
 from hpcrun.run.events import Attempt, Event, read_events, record_event
 from hpcrun.run.files import read_json, write_json
 
@@ -81,6 +89,8 @@ def settle(
         OSError: the run directory cannot be written.
     """
     events = with_lost_announcement(run)
+    if exit_code == exitcodes.DONE:
+        events = _with_stop_of_other_ranks(run, events, attempt)
     if finished_before(events, attempt) and not _opened(events, attempt):
         line = "an earlier start of the job has finished the run"
         final = Decision(False, "the training is done")
@@ -245,6 +255,23 @@ def with_lost_announcement(run: RunDirectory) -> Sequence[Event]:
     # Its own time: what was computed after it is lost.
     when = round(newest.time, 3)
     record_event(run, "saved", attempt=made[0].attempt, step=newest.step, time=when, found=True)
+    return read_events(run)
+
+
+def _with_stop_of_other_ranks(
+    run: RunDirectory, events: Sequence[Event], attempt: Attempt
+) -> Sequence[Event]:
+    """Return the events with ``stopped`` where a script ended on a signal that rank 0 did not hear in time.
+
+    All ranks may have ended well because of the signal, on which the script saves. Then it is not finished.
+    """
+    if any(event.what == "stopped" and event.attempt == attempt for event in events):
+        return events
+    heard = read_heard_stop(run.attempt_logs(attempt.job, attempt.restart))
+    if heard is None:
+        return events
+    cause, code = heard
+    record_event(run, "stopped", attempt=attempt, cause=cause, **stop_facts(code))
     return read_events(run)
 
 

@@ -20,6 +20,7 @@ _TERMINATED = re.compile(
     r"terminate called after throwing an instance of '(?P<kind>[^']+)'\n\s*what\(\): +(?P<what>[^\n]+)"
 )
 _UNFINISHED = "unfinished"
+_HEARD = "heard-stop.json"
 _LOG_END = 1 << 16
 """Bytes: what other threads print after such words is less."""
 
@@ -165,6 +166,27 @@ def record_unfinished(folder: Path) -> None:
 def is_unfinished(folder: Path) -> bool:
     """Return whether a rank's script has asked to be continued."""
     return (folder / _UNFINISHED).exists()
+
+
+def record_heard_stop(folder: Path, cause: str, code: int) -> None:
+    """Write down that a rank other than rank 0 heard a signal to stop; raises OSError.
+
+    Args:
+        cause: terminate or warning.
+        code: the exit code of the rank's script, -n for signal n.
+    """
+    make_log_folder(folder)
+    # One record is enough: all ranks hear the signal within a moment.
+    if not (folder / _HEARD).exists():
+        write_json(folder / _HEARD, {"cause": cause, "exit_code": code})
+
+
+def read_heard_stop(folder: Path) -> tuple[str, int] | None:
+    """Return (cause, exit code of the script) of a rank other than rank 0 that heard a signal to stop."""
+    found = read_json(folder / _HEARD)
+    if found is None or not isinstance(found.get("exit_code"), int):
+        return None
+    return str(found.get("cause")), found["exit_code"]
 
 
 def stacks_path(folder: Path, rank: int) -> Path:

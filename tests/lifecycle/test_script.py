@@ -9,17 +9,22 @@ from pathlib import Path
 
 import pytest
 
+from hpcrun.batch.unrecorded import decide_unrecorded
 from hpcrun.cluster.distributed import DistributedConfig
-from hpcrun.lifecycle.script import watching
+from hpcrun.lifecycle.history import Cause
+from hpcrun.lifecycle.policy import Budgets, of_script
+from hpcrun.lifecycle.script import running, watching
 from hpcrun.lifecycle.script.end import ScriptEnd, note_stop
 from hpcrun.lifecycle.script.orphans import code_of_all
 from hpcrun.lifecycle.script.progress import ProgressWatch
-from hpcrun.lifecycle.script.running import _own_code
+from hpcrun.lifecycle.script.running import ScriptTerms, _own_code, run_script
 from hpcrun.lifecycle.script.watching import Watch
+from hpcrun.lifecycle.settle import settle
 from hpcrun.lifecycle.signals import StopFlag, StopReason
 from hpcrun.run import owner
 from hpcrun.run.directory import RunDirectory, create
-from hpcrun.run.events import Attempt, Event, read_events
+from hpcrun.run.endings import record_heard_stop
+from hpcrun.run.events import Attempt, Event, read_events, record_event
 from hpcrun.run.owner import OwnerLooks, claim
 from tests import jobs
 
@@ -157,13 +162,9 @@ watch.wait(0.0)
 """
 
 
-@pytest.mark.parametrize(
-    ("code", "first", "later"),
-    [(0, 0, 0), (1, 1, 1), (2, 2, 1), (74, 1, 1), (143, 143, 143)],
-)
-def test_a_programs_exit_codes_are_not_taken_for_ours(code: int, first: int, later: int) -> None:
-    assert _own_code(code, worked=False) == first
-    assert _own_code(code, worked=True) == later
+@pytest.mark.parametrize(("code", "ours"), [(0, 0), (1, 1), (2, 1), (74, 1), (143, 143)])
+def test_a_programs_exit_codes_are_not_taken_for_ours(code: int, ours: int) -> None:
+    assert _own_code(code) == ours
 
 
 def test_a_failed_end_is_told_with_its_code_or_signal_and_the_last_words() -> None:
@@ -206,3 +207,31 @@ def test_the_program_that_outlives_its_wrapper_gives_the_exit_code() -> None:
     assert code_of_all(-15, [0, 75]) == 75
     assert code_of_all(-12, [-12]) == -12
     assert code_of_all(143, []) == 143
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_stop_that_any_rank_has_heard_is_no_end_of_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    """The script agrees on the signal and ends well on all ranks, before the other rank hears the signal."""
+    run, flag = create(tmp_path / "a", "{}\n", {}), StopFlag()
+    record_event(run, "opened", attempt=FIRST, script=True)
+    flag._remember(signal.SIGUSR2, None)
+    # The local cluster itself has sent the signal to the script.
+    config = DistributedConfig(rank=rank, world_size=2, launch_method="local")
+    monkeypatch.setattr(running, "meeting_place", lambda *_: config)
+    assert run_script(["true"], run, FIRST, config, flag, ScriptTerms(5.0)) == 0
+    verdict = settle(run, FIRST, 0, of_script(Budgets()))
+    assert (verdict.cause, verdict.decision.restart) == (Cause.PREEMPTION, True)
+    assert verdict.line == "the warning signal: the script ended with exit code 0"
+    assert not run.result.exists()
+    (stopped,) = jobs.events(run, "stopped")
+    assert (stopped.cause, stopped.fields["committed"]) == ("warning", False)
+
+
+def test_a_stop_that_rank_1_heard_is_not_lost_with_the_events(tmp_path: Path) -> None:
+    run = create(tmp_path / "a", "{}\n", {})
+    record_event(run, "opened", attempt=FIRST, script=True)
+    assert decide_unrecorded(run, FIRST, 0, None).code == 0
+    record_heard_stop(run.attempt_logs("7", 0), "warning", 0)
+    assert decide_unrecorded(run, FIRST, 0, None).code is None

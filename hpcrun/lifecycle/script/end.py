@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.signals import StopReason
@@ -22,21 +23,13 @@ class ScriptFailed(Exception):
     """The program ended with a failure; the text has its code and its last words."""
 
 
-class ScriptRefused(ScriptFailed):
-    """The program refused what it was given; another start would not help."""
-
-
 @dataclass(frozen=True)
 class ScriptEnd:
-    """A failed end: ``code`` is -n for signal n, ``words`` the last line of the log.
-
-    ``refused``: the code says that the program does not take its arguments.
-    """
+    """A failed end: ``code`` is -n for signal n, ``words`` the last line of the log."""
 
     command: Sequence[str]
     code: int
     words: str
-    refused: bool = False
 
     @property
     def line(self) -> str:
@@ -62,19 +55,21 @@ def note_stop(
         code: the script's exit code, -n for signal n.
         saved: the step that the script reported as saved after the signal.
     """
-    committed = code == exitcodes.UNFINISHED or saved is not None
-    facts: dict[str, object] = {"killed": True} if died_of_stop(code) else {}
-    if saved is not None:
-        facts["step"] = saved
-    cause = reason.name.lower()
-    note(run, "stopped", attempt, cause=cause, committed=committed, exit_code=code, **facts)
+    step = {} if saved is None else {"step": saved}
+    facts = {**stop_facts(code, committed=saved is not None), **step}
+    note(run, "stopped", attempt, cause=reason.name.lower(), **facts)
+
+
+def stop_facts(code: int, *, committed: bool = False) -> dict[str, Any]:
+    """Return the fields of the event ``stopped`` of a script that ended with ``code``."""
+    killed = {"killed": True} if died_of_stop(code) else {}
+    return {"committed": committed or code == exitcodes.UNFINISHED, "exit_code": code, **killed}
 
 
 def record_end(folder: Path, rank: int, end: ScriptEnd, step: int | None) -> None:
     """Leave a failure record, which shows later which rank failed first."""
-    failure = (ScriptRefused if end.refused else ScriptFailed)(end.line)
     try:
-        record_failure(folder, rank, failure, step)
+        record_failure(folder, rank, ScriptFailed(end.line), step)
     except OSError as error:
         print(f"hpcrun: the failure is not recorded: {error}", file=sys.stderr, flush=True)
 

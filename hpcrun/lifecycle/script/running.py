@@ -10,9 +10,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.command.launcher import Launcher
@@ -24,14 +24,12 @@ from hpcrun.lifecycle.script.meeting import meeting_place
 from hpcrun.lifecycle.script.orphans import adopt_orphans
 from hpcrun.lifecycle.script.progress import ProgressWatch
 from hpcrun.lifecycle.script.watching import Watch
-from hpcrun.lifecycle.signals import StopFlag
+from hpcrun.lifecycle.signals import StopFlag, StopReason
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.endings import record_unfinished
+from hpcrun.run.endings import record_heard_stop, record_unfinished
 from hpcrun.run.events import Attempt
 from hpcrun.run.rendezvous import MeetingBoard
 
-# Seconds. A program that has run for so long has read its arguments.
-_WORKED = 60.0
 _PR_SET_PDEATHSIG = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -63,8 +61,8 @@ def run_script(
 ) -> int:
     """Run ``command`` as this rank's program and return the rank's exit code.
 
-    The exit code is the program's own (128 + n for signal n; 1 for 74, which has a meaning of ours). It is
-    0 after a signal to stop, and where the script ends with 75 to be continued: srun ends
+    The exit code is the program's own (128 + n for signal n; 1 for 2 and 74, which have meanings of
+    ours). It is 0 after a signal to stop, and where the script ends with 75 to be continued: srun ends
     all ranks at the first other code, also ranks that still save. The event ``stopped``, written by
     rank 0, and the mark of :func:`record_unfinished` say that the script has not finished.
 
@@ -76,6 +74,7 @@ def run_script(
         RunError: rank 0 published no port in time, or cannot be reached.
     """
     # The meeting may set variables for gloo, hence before the environment is read.
+    folder = run.attempt_logs(attempt.job, attempt.restart)
     board = MeetingBoard(run, attempt, first=config.local_rank == 0)
     met = meeting_place(run, attempt, config, board, terms.timeout, terms.interface)
     with ProgressWatch(run, attempt, config.rank, config.world_size) as progress:
@@ -92,7 +91,6 @@ def run_script(
         child = _start(command, environ, launcher)
         if config.rank == 0:
             progress.note_start()
-        before = time.monotonic()
         code = Watch(child, run, attempt, flag, config, terms.warning, progress).wait(terms.grace)
         board.clear()
         progress.look(last=True)
@@ -105,8 +103,9 @@ def run_script(
             )
             if config.rank == 0:
                 note_stop(run, attempt, flag.reason, code, progress.saved_since_stop)
+            else:
+                _record_heard(folder, flag.reason, code)
             return exitcodes.DONE
-    folder = run.attempt_logs(attempt.job, attempt.restart)
     if code == exitcodes.UNFINISHED:
         try:
             record_unfinished(folder)
@@ -114,12 +113,18 @@ def run_script(
             print(f"hpcrun: the wish to continue is not recorded: {error}", file=sys.stderr)
             return exitcodes.FAILED
         return exitcodes.DONE
-    worked = attempt.restart > 0 or time.monotonic() - before > _WORKED
     if code:
         words = script_words(folder / f"rank-{config.rank:05d}.log")
-        end = ScriptEnd(command, code, words, refused=code == exitcodes.BAD_INPUT and not worked)
-        record_end(folder, config.rank, end, progress.step)
-    return _own_code(code if code >= 0 else 128 - code, worked=worked)
+        record_end(folder, config.rank, ScriptEnd(command, code, words), progress.step)
+    return _own_code(code if code >= 0 else 128 - code)
+
+
+def _record_heard(folder: Path, reason: StopReason, code: int) -> None:
+    """Leave a record for the case that rank 0, on another node, does not hear the signal in time."""
+    try:
+        record_heard_stop(folder, reason.name.lower(), code)
+    except OSError as error:
+        print(f"hpcrun: the signal to stop is not recorded: {error}", file=sys.stderr, flush=True)
 
 
 def _start(
@@ -141,13 +146,9 @@ def _start(
         ) from error
 
 
-def _own_code(code: int, *, worked: bool) -> int:
-    """Return a rank's exit code for a program that ended with ``code`` and knows nothing of our codes.
-
-    A program that is refused at its first start (argparse: 2) will be refused again. In one that has
-    worked before, 2 is a failure like others: Python cannot open a file on a file server that is away.
-    """
-    ours = {exitcodes.SAVE_FAILED} | ({exitcodes.BAD_INPUT} if worked else set())
+def _own_code(code: int) -> int:
+    """Return a rank's exit code for a program that ended with ``code`` and knows nothing of our codes."""
+    ours = (exitcodes.BAD_INPUT, exitcodes.SAVE_FAILED)
     return exitcodes.FAILED if code in ours else code
 
 
