@@ -89,9 +89,8 @@ class Diagnosis:
 
 # Our own, with advice; torch's; Python's.
 _OUT_OF_MEMORY = ("OutOfMemory", "OutOfMemoryError", "MemoryError")
-# Our own, of what a task gives or calls (a kernel, say), on whichever rank comes to it; and of a script
-# that does not take its arguments.
-_BAD_INPUT = ("NotDeterministic", "NotTrainable", "ScriptRefused")
+CERTAIN = ("NotDeterministic", "NotTrainable")
+"""Our own, of what a task gives or calls (a kernel, say): no node can change the failure."""
 
 # What points at the machine and not at the program.
 _NODE_FAULT = re.compile(
@@ -268,7 +267,7 @@ def _from_failure(first: Failure, failures: Sequence[Failure]) -> Diagnosis:
         f"{first.kind}: "
     )
     told = told or f"{headline(first.message)}{at}"
-    own = first.kind in _BAD_INPUT
+    own = first.kind in CERTAIN
     return Diagnosis(
         f"rank {first.rank} on {first.host}: {told if own else f'{kind}: {told}'}",
         first.rank,

@@ -1,6 +1,5 @@
 """Remember a node that failed an attempt, and keep the next attempt away from nodes that fail often."""
 
-import os
 import sys
 from collections.abc import Collection
 
@@ -9,7 +8,7 @@ from hpcrun.cluster.avoid import excluded_nodes, nodes_to_avoid, request_of, tak
 from hpcrun.cluster.ledger import blame, ledger_path
 from hpcrun.diagnose.causes import blames_node
 from hpcrun.lifecycle.history import Cause
-from hpcrun.lifecycle.second_start import start_elsewhere
+from hpcrun.lifecycle.second_start import nodes_of, start_elsewhere
 from hpcrun.lifecycle.settle import Verdict
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note, read_events
@@ -39,14 +38,14 @@ def keep_away(
         return
     facts = slurm.parse_show_job(shown.stdout)
     if verdict.elsewhere:
-        left = start_elsewhere(run, attempt, job, facts)
+        left = start_elsewhere(run, attempt, job, facts, first=verdict.host)
         _print(
             f"starts once more, on other nodes than {', '.join(left)}"
             if left
             else "starts once more"
         )
         return
-    request = request_of(facts, _nodes_of(run, attempt))
+    request = request_of(facts, nodes_of(read_events(run), attempt))
     unfit = verdict.diagnosis.unfit if verdict.diagnosis else ()
     bad = nodes_to_avoid(request, after=after, hours=hours, unfit=unfit)
     if not bad:
@@ -75,14 +74,6 @@ def remember(run: RunDirectory, verdict: Verdict) -> None:
             blame(ledger_path(), host, crash.line, str(run.path))
     except OSError as error:
         _print(f"the ledger of nodes is not written: {error}")
-
-
-def _nodes_of(run: RunDirectory, attempt: Attempt) -> int:
-    """Return the number of nodes that the attempt had."""
-    told = [event.fields.get("nodes") for event in read_events(run) if event.attempt == attempt]
-    counted = [count for count in told if isinstance(count, int)]
-    given = os.environ.get("SLURM_JOB_NUM_NODES", "")
-    return max([1, *counted, *([int(given)] if given.isdecimal() else [])])
 
 
 def _given_by_the_user(run: RunDirectory, attempt: Attempt, excluded: Collection[str]) -> list[str]:

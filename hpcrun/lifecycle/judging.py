@@ -29,6 +29,7 @@ class Evidence:
     ``nobody_asked``: Slurm says that the job runs on, so that a SIGTERM was no cancellation.
     ``just_resumed``: the job was suspended until a moment before. ``unfinished``: a script has asked to be
     continued. ``warned_by_term``: SIGTERM is the signal that warns this job of its time limit.
+    ``of_node``: a mistake may be of some nodes only, and not of the input.
     """
 
     events: Mapping[str, Event]
@@ -40,6 +41,7 @@ class Evidence:
     just_resumed: bool = False
     unfinished: bool = False
     warned_by_term: bool = False
+    of_node: bool = False
 
     @property
     def script(self) -> bool:
@@ -117,6 +119,7 @@ def evidence_of(
     just_resumed: bool = False,
     unfinished: bool = False,
     warned_by_term: bool = False,
+    of_node: bool = False,
 ) -> Evidence:
     """Collect the evidence; a person's ``hpcrun cancel`` replaces Slurm's ``word``."""
     mine = {event.what: event for event in events if event.attempt == attempt}
@@ -132,6 +135,7 @@ def evidence_of(
         just_resumed,
         unfinished,
         warned_by_term,
+        of_node,
     )
 
 
@@ -147,6 +151,19 @@ def deciding_row(evidence: Evidence) -> Row:
     return next(row for row in TABLE if row.holds(evidence))
 
 
+def is_of_node(e: Evidence) -> bool:
+    """Return whether there is a mistake that other nodes may not have."""
+    return e.of_node and ("bad-input" in e.events or _bad_input(e))
+
+
+def host_of(e: Evidence) -> str | None:
+    """Return the node that failed first, where that is known."""
+    refused = e.events["bad-input"].fields.get("host") if "bad-input" in e.events else None
+    if refused:
+        return str(refused)
+    return e.diagnosis.host if e.diagnosis else None
+
+
 def _by_scheduler(e: Evidence) -> Cause:
     return _BY_SCHEDULER[str(e.word)]
 
@@ -156,6 +173,14 @@ def _bad_input(e: Evidence) -> bool:
     of_node = e.diagnosis is not None and e.diagnosis.node_fault
     found = e.diagnosis is not None and e.diagnosis.bad_input
     return found or (e.exit_code == exitcodes.BAD_INPUT and not of_node)
+
+
+def _of_node_line(e: Evidence) -> str:
+    if "bad-input" in e.events:
+        host = str(e.events["bad-input"].fields.get("host") or "")
+        reason = e.reason("bad-input", "bad input; the log says what")
+        return reason if host in reason else f"{host}: {reason}"
+    return _crash_line(e) if e.diagnosis else f"exit code {e.exit_code}; the logs say why"
 
 
 def _bad_input_line(e: Evidence) -> str:
@@ -238,7 +263,7 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(
         "rank 0 refused the input",
-        lambda e: "bad-input" in e.events,
+        lambda e: "bad-input" in e.events and not e.of_node,
         Cause.BAD_INPUT,
         lambda e: e.reason("bad-input", "bad input; the log says what"),
     ),
@@ -247,6 +272,12 @@ TABLE: tuple[Row, ...] = (
         lambda e: e.word in _BY_SCHEDULER,
         _by_scheduler,
         lambda e: f"{e.word}, before a checkpoint could be written",
+    ),
+    Row(
+        "a mistake that other nodes may not have",
+        is_of_node,
+        Cause.CRASH,
+        _of_node_line,
     ),
     Row(
         "the input is bad",

@@ -53,8 +53,8 @@ _FINAL = {
 # The other ends are the cluster's doing: they may come during a long start, any number of times.
 OWN_DOING = frozenset({Cause.CRASH, Cause.HANG, Cause.TIME_LIMIT, Cause.CONTINUED})
 
-# Seconds. An attempt that ended sooner has not got beyond its start.
-_START = 60.0
+START_SECONDS = 60.0
+"""An attempt that ended sooner has not got beyond its start."""
 
 _WORDS = {
     Cause.CRASH: ("crash", "crashes"),
@@ -162,7 +162,7 @@ def _equal_failures(history: Sequence[Life]) -> int:
     None counts once a start has worked: a file server that is away gives equal words too.
     """
     words, count = history[-1].failure, 0
-    if any(life.progressed or (life.seconds or 0.0) >= _START for life in history):
+    if any(life.progressed or (life.seconds or 0.0) >= START_SECONDS for life in history):
         return 0
     for life in reversed(history):
         if words is None or life.failure != words or not _within_start(life):
@@ -172,7 +172,7 @@ def _equal_failures(history: Sequence[Life]) -> int:
 
 
 def _within_start(life: Life) -> bool:
-    return life.seconds is not None and life.seconds < _START
+    return life.seconds is not None and life.seconds < START_SECONDS
 
 
 def _idle_restarts(history: Sequence[Life]) -> int:

@@ -1,7 +1,7 @@
-"""The rule for a first start that fails before it has ranks: the job starts once more, on other nodes.
+"""The rule for a first start that fails, perhaps for a reason that other nodes lack: a second start there.
 
-A line of the set-up, the interpreter or a container may be missing on a single node. After days in the
-queue, a second start costs minutes. If it fails too, the input is bad.
+A line of the set-up, the interpreter, a container, a module or a file may be missing on a single node. After
+days in the queue, a second start costs minutes. If the second start fails too, the input is bad.
 """
 
 import os
@@ -15,25 +15,83 @@ from hpcrun.cluster.avoid import (
     take_back_if_stuck,
 )
 from hpcrun.cluster.hostlist import expand
-from hpcrun.lifecycle.history import jobs_of
+from hpcrun.diagnose.causes import CERTAIN, is_cascade
+from hpcrun.lifecycle.history import all_lives, jobs_of, of_script
+from hpcrun.lifecycle.policy import START_SECONDS
 from hpcrun.run.directory import RunDirectory
+from hpcrun.run.endings import Failure
 from hpcrun.run.events import Attempt, Event, note
 
 
 def deserves_second_start(events: Sequence[Event], attempt: Attempt) -> bool:
-    """Return whether no start of the job has ended or trained before ``attempt``.
+    """Return whether ``attempt`` may be followed by a start on other nodes: no start before has worked.
 
     The starts of the jobs that this job continues count as well.
     """
+    return not (tried_elsewhere(events, attempt) or has_worked(events, attempt))
+
+
+def tried_elsewhere(events: Sequence[Event], attempt: Attempt) -> bool:
+    """Return whether a start before ``attempt`` was followed by a start on other nodes."""
     chain = jobs_of(events, attempt.job)
-    return not any(
-        event.what in ("ended", "opened")
+    return any(
+        event.what == "ended" and bool(event.fields.get("elsewhere"))
         for event in events
-        if event.attempt is not None
-        and event.attempt.job in chain
         # An error of the file system may have cut off the judging after it wrote this attempt's end.
-        and (event.what != "ended" or event.attempt != attempt)
+        if event.attempt is not None and event.attempt.job in chain and event.attempt != attempt
     )
+
+
+def has_worked(events: Sequence[Event], attempt: Attempt) -> bool:
+    """Return whether a start before ``attempt`` has trained, or has run a script for a minute."""
+    chain = jobs_of(events, attempt.job)
+    return any(
+        life.begun_at is not None or life.progressed or _ran_long(events, life.attempt, life.ended)
+        for life in all_lives(events)
+        if life.attempt.job in chain and life.attempt != attempt
+    )
+
+
+def _ran_long(events: Sequence[Event], attempt: Attempt, end: float | None) -> bool:
+    """Return whether the script of ``attempt`` had run for a minute at ``end``."""
+    starts = [event.time for event in events if (event.what, event.attempt) == ("started", attempt)]
+    if not starts or end is None or not of_script(events):
+        return False
+    return end - starts[-1] >= START_SECONDS
+
+
+def may_be_of_a_node(
+    events: Sequence[Event], attempt: Attempt, failures: Sequence[Failure], *, second: bool
+) -> bool:
+    """Return whether other nodes may lack the mistake that ended ``attempt``.
+
+    The first rank that fails ends the others, so that the absence of their words proves little.
+
+    Args:
+        failures: the records of its ranks, earliest first.
+        second: a second start may be on other nodes.
+    """
+    mine = [event for event in events if event.attempt == attempt and event.what == "bad-input"]
+    refusal = mine[-1].fields if mine else {}
+    own = [failure for failure in failures if not is_cascade(failure)]
+    kind = refusal.get("kind") if mine else (own[0].kind if own else None)
+    if refusal.get("shared") or kind in CERTAIN:
+        return False
+    # The last words of a script that has run for long may be of a program that the script has called.
+    if has_worked(events, attempt) or (own and _ran_long(events, attempt, own[0].time)):
+        return True
+    hosts = {failure.host for failure in own if failure.kind == kind} | {refusal.get("host")}
+    return second and len(hosts - {None}) < nodes_of(events, attempt) > 1
+
+
+def nodes_of(
+    events: Sequence[Event], attempt: Attempt, environ: Mapping[str, str] = os.environ
+) -> int:
+    """Return the number of nodes that the attempt had."""
+    told = [event.fields.get("nodes") for event in events if event.attempt == attempt]
+    counted = [count for count in told if isinstance(count, int)]
+    given = environ.get("SLURM_JOB_NUM_NODES", "")
+    return max([1, *counted, *([int(given)] if given.isdecimal() else [])])
 
 
 def start_elsewhere(
@@ -42,6 +100,8 @@ def start_elsewhere(
     job: str,
     facts: Mapping[str, str],
     environ: Mapping[str, str] = os.environ,
+    *,
+    first: str | None = None,
 ) -> list[str]:
     """Keep the pending ``job`` away from the nodes of ``attempt``; return the excluded nodes.
 
@@ -50,8 +110,10 @@ def start_elsewhere(
 
     Args:
         facts: what ``scontrol show job`` says of the job.
+        first: the node to exclude before the others.
     """
     hosts = expand(environ.get("SLURM_JOB_NODELIST", ""))
+    hosts.sort(key=lambda host: host != first)
     nodes = nodes_to_spare(hosts, request_of(facts, len(hosts)))
     if not nodes:
         return []

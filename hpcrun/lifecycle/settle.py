@@ -23,10 +23,10 @@ from hpcrun.lifecycle.history import (
     jobs_of,
     last_committed,
 )
-from hpcrun.lifecycle.judging import evidence_of, judge
+from hpcrun.lifecycle.judging import evidence_of, host_of, is_of_node, judge
 from hpcrun.lifecycle.policy import Budgets, Decision, decide
 from hpcrun.lifecycle.script.end import stop_facts
-from hpcrun.lifecycle.second_start import deserves_second_start
+from hpcrun.lifecycle.second_start import deserves_second_start, may_be_of_a_node
 from hpcrun.run.commits import newest_commit
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import (
@@ -47,6 +47,7 @@ class Verdict:
 
     ``step``: the newest one committed. ``diagnosis``: the first failure, where there was one.
     ``elsewhere``: the next start is to be on other nodes, whatever the ledger says of these.
+    ``host``: the node that failed first.
     """
 
     cause: Cause
@@ -55,6 +56,7 @@ class Verdict:
     decision: Decision
     diagnosis: Diagnosis | None
     elsewhere: bool = False
+    host: str | None = None
 
 
 def settle(
@@ -104,27 +106,29 @@ def settle(
     if unlaunched is not None:
         # Of a program that never was a rank the code says nothing.
         exit_code = exitcodes.FAILED
+    failures = read_failures(folder)
     diagnosis = unlaunched or first_cause(
-        read_failures(folder),
+        failures,
         read_exits(folder),
         batch_log,
         read_hang(folder),
         folder,
     )
-    cause, line = judge(
-        evidence_of(
-            events,
-            attempt,
-            exit_code,
-            told,
-            diagnosis,
-            limit_near=limit_near,
-            nobody_asked=nobody_asked,
-            just_resumed=just_resumed,
-            unfinished=is_unfinished(folder),
-            warned_by_term=warned_by_term,
-        )
+    of_node = not unlaunched and may_be_of_a_node(events, attempt, failures, second=second)
+    evidence = evidence_of(
+        events,
+        attempt,
+        exit_code,
+        told,
+        diagnosis,
+        limit_near=limit_near,
+        nobody_asked=nobody_asked,
+        just_resumed=just_resumed,
+        unfinished=is_unfinished(folder),
+        warned_by_term=warned_by_term,
+        of_node=of_node,
     )
+    cause, line = judge(evidence)
     step = last_committed(events)
     crashed = diagnosis if cause is Cause.CRASH else None
     words = {"failure": crashed.words} if crashed and _repeats(crashed) else {}
@@ -134,6 +138,11 @@ def settle(
     chain = jobs_of(events, attempt.job)
     own = [life for life in all_lives([*events, ended]) if life.attempt.job in chain]
     decision = decide(own, budgets)
+    # A preflight names the nodes to leave out.
+    unnamed = unlaunched is not None and not unlaunched.unfit
+    mistake = cause is Cause.CRASH and is_of_node(evidence)
+    elsewhere = second and decision.restart and (unnamed or mistake)
+    host = host_of(evidence) if cause in (Cause.CRASH, Cause.HANG) else None
     record_event(
         run,
         "ended",
@@ -142,10 +151,11 @@ def settle(
         step=ended.step,
         exit_code=exit_code,
         reason=line,
-        host=diagnosis.host if diagnosis and cause in (Cause.CRASH, Cause.HANG) else None,
+        host=host,
         restart_allowed=decision.restart,
         decision=decision.reason,
         **words,
+        **({"elsewhere": True} if elsewhere else {}),
     )
     opened = _opened(events, attempt)
     done = (read_json(run.result) or {}).get("state") == "finished"
@@ -157,10 +167,7 @@ def settle(
             # A script's: only here is it known that all of its ranks have ended well.
             write_json(run.result, {"state": "finished", "time": round(time.time(), 3)})
         _add_goodput(run)
-    # A preflight names the nodes to leave out.
-    unnamed = unlaunched is not None and not unlaunched.unfit
-    elsewhere = second and unnamed and decision.restart
-    return Verdict(cause, step, line, decision, diagnosis, elsewhere)
+    return Verdict(cause, step, line, decision, diagnosis, elsewhere, host)
 
 
 def _opened(events: Sequence[Event], attempt: Attempt) -> bool:

@@ -3,6 +3,17 @@
 from hpcrun.errors import UserError
 
 
+class KnownToAll(UserError):
+    """A user's error that all ranks know of, as rank 0 prints it.
+
+    ``everywhere``: every node has the cause. ``host``: the node of the first rank that has it.
+    """
+
+    def __init__(self, line: str, *, everywhere: bool = True, host: str | None = None) -> None:
+        super().__init__(line)
+        self.everywhere, self.host = everywhere, host
+
+
 class ToldByRankZero(UserError):
     """A user's error that rank 0 prints: the other ranks end quietly, with the same exit code."""
 
@@ -44,6 +55,15 @@ class PeerFailed(RuntimeError):
     """Another rank has failed, and says itself how."""
 
 
-def known_to_all(line: str, rank: int) -> UserError:
-    """The error to raise on ``rank`` when every rank has come to the same ``line``."""
-    return UserError(line) if rank == 0 else ToldByRankZero(line)
+def known_to_all(
+    line: str, rank: int, *, everywhere: bool = True, host: str | None = None
+) -> UserError:
+    """Return the error to raise on ``rank`` when every rank knows the same ``line``.
+
+    Args:
+        everywhere: every node has the cause.
+        host: the node of the first rank that has the cause; None: this node.
+    """
+    if rank != 0:
+        return ToldByRankZero(line)
+    return KnownToAll(line, everywhere=everywhere, host=host)

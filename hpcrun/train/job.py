@@ -10,7 +10,7 @@ from hpcrun.cluster.devices import require_given_gpus, visible_gpus
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.cluster.errors import NodeUnfit
 from hpcrun.cluster.interfaces import interface_variables, own_interfaces
-from hpcrun.cluster.launchers import scheduler
+from hpcrun.cluster.launchers import read_placement, scheduler
 from hpcrun.cluster.threads import threads_per_rank
 from hpcrun.command.launcher import Launcher, launching_python
 from hpcrun.config import Config, load_resolved
@@ -21,18 +21,20 @@ from hpcrun.lifecycle.holder import Occupied
 from hpcrun.lifecycle.opening import already_finished, open_attempt
 from hpcrun.lifecycle.policy import Budgets, of_script
 from hpcrun.lifecycle.script.running import ScriptTerms, run_script
+from hpcrun.lifecycle.second_start import tried_elsewhere
 from hpcrun.lifecycle.settle import settle_by_hand
 from hpcrun.lifecycle.signals import StopFlag, end_helpers
 from hpcrun.printing import say_aside
 from hpcrun.run.commits import newest_commit
 from hpcrun.run.directory import RunDirectory, RunError
-from hpcrun.run.endings import record_failure
+from hpcrun.run.endings import node_name, record_failure
 from hpcrun.run.events import Attempt, note, read_events
 from hpcrun.run.files import read_json
 from hpcrun.run.import_path import copied_path, folders
 from hpcrun.run.snapshot import recorded_snapshot, snapshot_command
 from hpcrun.run.streams import copied_to
 from hpcrun.train.errors import (
+    KnownToAll,
     NotTrainable,
     SaysAll,
     ToldByRankZero,
@@ -57,6 +59,7 @@ def run_rank(path: Path, flag: StopFlag) -> int:
         by_hand = scheduler(os.environ) == "direct"
         job = _launch(config, distributed) if by_hand else distributed.job_id
     except UserError as error:
+        _record_refusal(run, error)
         return _refuse(error)
     attempt = Attempt(str(job), distributed.restart_count)
     if not by_hand:
@@ -136,18 +139,15 @@ def _attempt(
         return exitcodes.BAD_INPUT
     except UserError as error:
         # Where the run has trained before, this node is to blame, and not what was asked for.
-        worked = attempt.restart > 0 or _has_trained(run, attempt)
-        elsewhere = isinstance(error, NodeUnfit) and worked
-        if isinstance(error, NodeUnfit) and not elsewhere:
-            # The usual cause is on all nodes, and any rank may be the first to fail.
-            error = NotTrainable(str(error))
-        if distributed.rank == 0 and not elsewhere:
+        unfit, worked = isinstance(error, NodeUnfit), _has_started(run, attempt)
+        if distributed.rank == 0 and not (unfit and worked):
             end_helpers()  # As in _fail: a step may have come to it.
             if not isinstance(error, Occupied):
-                note(run, "bad-input", attempt, reason=str(error))
+                _note_refusal(run, attempt, error)
             return _refuse(error)
-        # Only this rank's trouble (its node lacks a GPU, say): elsewhere another start may help.
-        code = _fail(run, attempt, distributed.rank, error, position)
+        # Only this rank's trouble: another start may help on another node.
+        bad = unfit and not worked
+        code = _fail(run, attempt, distributed.rank, error, position, bad_input=bad)
         return exitcodes.BAD_INPUT if isinstance(error, NotTrainable) else code
     # A task that calls sys.exit(0) is not done: nothing but the end of training may say so.
     except (Exception, SystemExit) as error:
@@ -173,6 +173,42 @@ def _has_trained(run: RunDirectory, attempt: Attempt) -> bool:
         )
     except OSError:
         return True
+
+
+def _has_started(run: RunDirectory, attempt: Attempt) -> bool:
+    """Return whether the nodes of a start before ``attempt`` were fit, as far as is known."""
+    if _has_trained(run, attempt):
+        return True
+    try:
+        return attempt.restart > 0 and not tried_elsewhere(read_events(run), attempt)
+    except OSError:
+        return True
+
+
+def _note_refusal(run: RunDirectory, attempt: Attempt, error: UserError) -> None:
+    """Write the event ``bad-input`` of rank 0, with what the judging needs to know about other nodes."""
+    known = error if isinstance(error, KnownToAll) else None
+    shared = known.everywhere if known else isinstance(error, NotTrainable)
+    host = (known and known.host) or node_name()
+    kind = type(error).__name__
+    note(run, "bad-input", attempt, reason=str(error), kind=kind, host=host, shared=shared)
+
+
+def _record_refusal(run: RunDirectory, error: UserError) -> None:
+    """Leave a failure record of a rank that ends before its attempt has begun.
+
+    The judging counts the nodes that have such a record.
+    """
+    if scheduler(os.environ) == "direct" or not run.exists():
+        return
+    try:
+        here = read_placement(os.environ)
+        if here.job_id is not None:
+            folder = run.attempt_logs(here.job_id, here.restart_count)
+            plain = error.with_traceback(None)
+            record_failure(folder, here.rank, plain, None, bad_input=True)
+    except (UserError, OSError) as problem:
+        print(f"hpcrun: the refusal is not recorded: {problem}", file=sys.stderr, flush=True)
 
 
 def _terms(config: Config) -> ScriptTerms:

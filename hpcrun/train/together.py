@@ -11,7 +11,7 @@ import torch.distributed as dist
 from hpcrun.errors import UserError
 from hpcrun.run.endings import node_name
 from hpcrun.train.determinism import refusals_told
-from hpcrun.train.errors import PeerFailed, known_to_all
+from hpcrun.train.errors import NotTrainable, PeerFailed, known_to_all
 
 T = TypeVar("T")
 
@@ -32,21 +32,26 @@ def together(compute: Callable[[], T], *, rank: int, group: Any) -> T:
     value: Any = None
     error: Exception | None = None
     told: str | None = None
+    certain = False
     try:
         with refusals_told():
             value = compute()
     except Exception as raised:
         error = raised
         told = str(raised) if isinstance(raised, UserError) else None
+        certain = isinstance(raised, NotTrainable)
     words: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(words, (error is not None, told, node_name()), group=group)
-    for peer, (_, text, host) in enumerate(words):
+    dist.all_gather_object(words, (error is not None, told, node_name(), certain), group=group)
+    refused = [word for word in words if word[1] is not None]
+    for peer, (_, text, host, _) in enumerate(words):
         if text is not None:
             line = text if peer == 0 else f"rank {peer} ({host}): {text}"
-            raise known_to_all(line, rank) from error
+            nodes = {word[2] for word in words}
+            everywhere = any(word[3] for word in refused) or {word[2] for word in refused} == nodes
+            raise known_to_all(line, rank, everywhere=everywhere, host=host) from error
     if error is not None:
         raise error
-    failed = [peer for peer, (bad, _, _) in enumerate(words) if bad]
+    failed = [peer for peer, (bad, *_) in enumerate(words) if bad]
     if failed:
         raise PeerFailed(f"rank {failed[0]} has failed; its log says how")
     result: T = value

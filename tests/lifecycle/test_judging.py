@@ -84,6 +84,10 @@ CASES = {
         evidence(code=143, word="cancelled", diagnosis=CRASH),
         (Cause.CANCELLED, "cancelled, before a checkpoint could be written"),
     ),
+    "a mistake that other nodes may not have": (
+        evidence(event("bad-input", reason="no such file", host="n1"), code=2, of_node=True),
+        (Cause.CRASH, "n1: no such file"),
+    ),
     "the input is bad": (
         evidence(code=2, diagnosis=WRONG),
         (Cause.BAD_INPUT, "rank 1 on n2: no such file"),

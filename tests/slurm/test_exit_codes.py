@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -75,6 +76,42 @@ def test_a_first_start_that_fails_on_one_node_is_tried_on_another(bench, calm):
     (excluded,) = jobs.events(run, "excluded")
     assert excluded.fields["hosts"] == ["node1"]
     assert not list(bench.folder.glob("hpcrun/nodes.jsonl"))
+
+
+def test_a_folder_that_one_node_lacks_is_looked_for_on_another(bench):
+    """The rank on that node ends before its attempt has begun."""
+    folder = bench.folder / "of-some" / "place"
+    bench.slurm.run(["mkdir", "-p", str(folder)])
+    shutil.copy(bench.folder / "probe.py", folder)
+    hidden = str(folder.parent)
+    bench.slurm.run(["mount", "-t", "tmpfs", "none", hidden], host="node2", user="root")
+    try:
+        words = bench.arguments("lacks", "--runs-dir", str(bench.folder / "runs"))
+        words[words.index("empty.yaml")] = str(bench.folder / "empty.yaml")
+        bench.slurm.run(bench.command(*words), cwd=folder, env=bench.environ())
+        run = bench.run("lacks")
+        assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
+    finally:
+        bench.slurm.run(["umount", hidden], host="node2", user="root")
+    assert bench.causes(run) == ["crash", "finished"]
+    first = jobs.events(run, "ended")[0].fields
+    assert "cannot be entered: No such file or directory" in first["reason"]
+    assert first["host"] == "node2"
+    (excluded,) = jobs.events(run, "excluded")
+    assert excluded.fields["hosts"][0] == "node2"
+
+
+@pytest.mark.slow
+def test_a_module_that_one_node_lacks_is_looked_for_on_another(bench):
+    probe = (bench.folder / "probe.py").read_text()
+    lacking = 'import os\nif os.environ["SLURMD_NODENAME"] == "node2":\n    import not_on_node2\n'
+    (bench.folder / "lacking.py").write_text(lacking + probe)
+    run = bench.submit("module", task="lacking:Probe")
+    assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
+    assert bench.causes(run) == ["crash", "finished"]
+    assert "No module named 'not_on_node2'" in jobs.events(run, "ended")[0].fields["reason"]
+    (excluded,) = jobs.events(run, "excluded")
+    assert excluded.fields["hosts"][0] == "node2"
 
 
 def batch_scripts(site: cluster.SlurmCluster) -> list[int]:

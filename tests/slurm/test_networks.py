@@ -151,4 +151,5 @@ def test_gpus_that_cannot_be_used_end_the_run_with_one_line(bench):
     ):
         assert bench.wait_for_end(run) == "FAILED", bench.story(run)
         assert line in bench.result(run)["reason"], bench.story(run)
-        assert bench.causes(run) == ["bad-input"]
+        # A node whose ranks end before they have looked is tried again.
+        assert bench.causes(run) in (["bad-input"], ["crash", "bad-input"])

@@ -12,11 +12,16 @@ from hpcrun.diagnose.causes import first_cause
 from hpcrun.errors import UserError
 from hpcrun.lifecycle.history import Cause
 from hpcrun.lifecycle.judging import evidence_of, judge
+from hpcrun.lifecycle.signals import StopFlag
+from hpcrun.run.directory import create
 from hpcrun.run.endings import read_failures, record_failure
-from hpcrun.run.events import Attempt
+from hpcrun.run.events import Attempt, read_events
+from hpcrun.train import together as meeting
 from hpcrun.train.batching import Batching
 from hpcrun.train.data import require_trainable
-from hpcrun.train.errors import is_mistake
+from hpcrun.train.errors import KnownToAll, NotTrainable, is_mistake
+from hpcrun.train.job import _note_refusal, run_rank
+from hpcrun.train.together import together
 
 
 def no_such(path: str) -> OSError:
@@ -71,3 +76,63 @@ def test_a_step_of_many_epochs_is_announced() -> None:
     lines = list(Batching(1_000_000, 1, epoch=2000).lines(10))
     assert lines[-1].startswith("each step takes 500 epochs (train.batch_size=1000000): ")
     assert not any("each step takes" in line for line in Batching(32, 1, epoch=20).lines(10))
+
+
+def test_a_rank_whose_node_lacks_the_submission_folder_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = create(tmp_path / "a", "task: probe:Probe\n", {"folder": "/not/on/this/node"})
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "2", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "4"}
+    place = {"SLURM_LOCALID": "0", "SLURM_NODEID": "1", "SLURM_TASKS_PER_NODE": "2(x2)"}
+    hosts = {
+        "SLURM_STEP_NODELIST": "n[1-2]",
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURM_JOB_NUM_NODES": "2",
+    }
+    for name, value in {**slurm, **place, **hosts, "SLURMD_NODENAME": "n2"}.items():
+        monkeypatch.setenv(name, value)
+    assert run_rank(run.path, StopFlag()) == 2
+    (failure,) = read_failures(run.attempt_logs("7", 0))
+    assert (failure.rank, failure.host, failure.bad_input) == (2, "n2", True)
+    assert failure.message.startswith("/not/on/this/node: the folder that a was submitted from")
+
+
+@pytest.mark.parametrize(
+    ("error", "theirs", "everywhere"),
+    [
+        (UserError("no data"), (False, None, "n2", False), False),
+        (UserError("no data"), (True, "no data", "n2", False), True),
+        (UserError("no data"), (False, None, "n1", False), True),
+        (NotTrainable("no loss"), (False, None, "n2", False), True),
+    ],
+)
+def test_ranks_that_meet_know_whether_every_node_refuses(
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    theirs: tuple[bool, str | None, str, bool],
+    everywhere: bool,
+) -> None:
+    def gather(words: list[object], mine: object, group: object) -> None:
+        words[:] = [mine, theirs]
+
+    def refuses() -> None:
+        raise error
+
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    monkeypatch.setattr(meeting.dist, "get_world_size", lambda _: 2)
+    monkeypatch.setattr(meeting.dist, "all_gather_object", gather)
+    with pytest.raises(KnownToAll) as found:
+        together(refuses, rank=0, group=object())
+    assert (found.value.everywhere, found.value.host) == (everywhere, "n1")
+
+
+def test_the_event_of_a_refusal_says_which_node_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    run, attempt = create(tmp_path / "a", "x", {}), Attempt("7", 0)
+    errors = [UserError("a"), NotTrainable("b"), KnownToAll("c", everywhere=False, host="n2")]
+    for error in errors:
+        _note_refusal(run, attempt, error)
+    told = [(event.fields["host"], event.fields["shared"]) for event in read_events(run)]
+    assert told == [("n1", False), ("n1", True), ("n2", False)]
