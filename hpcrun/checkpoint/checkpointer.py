@@ -162,7 +162,8 @@ class Checkpointer:
         ranks the random generators too: call it after loaders have been made.
 
         Raises:
-            CheckpointError: there are checkpoints and none is whole, or the newest does not fit.
+            CheckpointError: there are checkpoints and none is whole, or the newest does not fit; its subclass
+                ReadFailure where a node failed to read the newest.
         """
         self._take(self._engine.wait())
         self._begun = True

@@ -3,7 +3,6 @@
 Apart from the protocol that makes them (store.py), since most who read never write.
 """
 
-import errno
 import re
 import stat
 from collections.abc import Iterable, Iterator
@@ -13,15 +12,20 @@ from pathlib import Path
 import xxhash
 
 from hpcrun.checkpoint.disk import PatientFile, blocks, require_size
-from hpcrun.checkpoint.errors import CheckpointError, DamagedCheckpoint, explained, reason
+from hpcrun.checkpoint.errors import (
+    CheckpointError,
+    DamagedCheckpoint,
+    explained,
+    missing,
+    reason,
+    refused_to_read,
+)
 from hpcrun.checkpoint.filesystem import FileSystem
 from hpcrun.checkpoint.manifest import MANIFEST, FileRecord, Manifest, decode
 
 _COMMITTED = re.compile(r"step-(\d{9,})")
 _ASIDE = re.compile(r"damaged-step-(\d{9,})-(\d+)")
 _MANIFEST_LIMIT = 64 << 20
-# What is not there any more, or has become another kind of file.
-_GONE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 
 
 class CommittedSteps:
@@ -33,6 +37,7 @@ class CommittedSteps:
         self._patience = patience
         self._distrusted: set[int] = set()
         self._damaged: set[int] = set()
+        self._proven: set[int] = set()
 
     def path(self, step: int) -> Path:
         """Where the checkpoint of ``step`` lies, or would."""
@@ -89,9 +94,11 @@ class CommittedSteps:
         except OSError as error:
             raise self._unreadable(step, path, error) from error
         except DamagedCheckpoint as error:
-            raise self.damaged(step, f"{path}: {error}", lasting=error.lasting) from error
+            raise self.damaged(
+                step, f"{path}: {error}", lasting=error.lasting, file=MANIFEST
+            ) from error
         if manifest.step != step:
-            raise self.damaged(step, f"{path}: belongs to step {manifest.step}")
+            raise self.damaged(step, f"{path}: belongs to step {manifest.step}", file=MANIFEST)
         return manifest
 
     def valid(self) -> dict[int, Manifest]:
@@ -103,7 +110,7 @@ class CommittedSteps:
         found = {}
         for step in self.steps():
             with suppress(DamagedCheckpoint):
-                found[step] = self._inspect(step)
+                found[step] = self.inspect(step)
         return {step: manifest for step, manifest in found.items() if step not in self._distrusted}
 
     def check(self, step: int, names: Iterable[str] | None = None) -> None:
@@ -125,17 +132,17 @@ class CommittedSteps:
             content.update(block)
             size += len(block)
         if size != record.size:
-            raise self.damaged(step, f"{path}: is not {record.size} bytes long, as it was written")
+            text = f"{path}: is not {record.size} bytes long, as it was written"
+            raise self.damaged(step, text, file=record.name)
         if content.hexdigest() != record.xxh3:
-            raise self.damaged(step, f"{path}: its content is not what was written (hash)")
+            raise self.changed(step, record.name)
 
     def read(self, step: int, name: str) -> bytes:
         """The content of a small file of ``step``; raises DamagedCheckpoint, as :meth:`check`."""
         record = self.manifest(step).record(name)
         found = b"".join(self._content(step, name, record.size))
         if len(found) != record.size or xxhash.xxh3_128_hexdigest(found) != record.xxh3:
-            path = self.path(step) / name
-            raise self.damaged(step, f"{path}: its content is not what was written (hash)")
+            raise self.changed(step, name)
         return found
 
     @contextmanager
@@ -152,21 +159,64 @@ class CommittedSteps:
         except OSError as error:
             raise self._unreadable(step, path, error) from error
         except EOFError as error:
-            raise self.damaged(step, f"{path}: is shorter than it was written") from error
+            text = f"{path}: is shorter than it was written"
+            raise self.damaged(step, text, file=name) from error
 
-    def distrust(self, step: int, *, lasting: bool = True) -> None:
-        """Treat ``step`` as damaged from now on: another rank found it so.
+    def inspect(self, step: int) -> Manifest:
+        """Return the manifest of ``step``, all of whose files have their sizes.
 
-        ``lasting``: see :class:`DamagedCheckpoint`.
+        Raises:
+            DamagedCheckpoint: as :meth:`manifest`, or a file has another size.
         """
+        manifest = self.manifest(step)
+        for record in manifest.files:
+            try:
+                self._require_size(self.path(step) / record.name, record.size)
+            except CheckpointError as error:
+                lasting = not refused_to_read(error)
+                raise self.damaged(
+                    step, str(error), lasting=lasting, file=record.name
+                ) from error.__cause__
+        return manifest
+
+    def read_anew(self, step: int, name: str) -> None:
+        """Drop what this node has cached of a file: the next read asks the disk."""
+        # The next read reports what is wrong with the file.
+        with suppress(OSError):
+            descriptor = self._fs.open(self.path(step) / name)
+            try:
+                self._fs.drop_cache(descriptor)
+            finally:
+                self._fs.close(descriptor)
+
+    def distrust(self, step: int) -> None:
+        """Choose ``step`` no more and do not count it as kept."""
+        self._distrusted.add(step)
+
+    def trust(self, step: int) -> None:
+        """Count ``step`` as whole again, after a second look."""
+        self._distrusted.discard(step)
+        self._damaged.discard(step)
+
+    def prove(self, step: int) -> None:
+        """Call ``step`` damaged for good, after a second look of this rank."""
+        self._distrusted.add(step)
+        self._damaged.add(step)
+        self._proven.add(step)
+
+    def damaged(
+        self, step: int, text: str, *, lasting: bool = True, file: str | None = None
+    ) -> DamagedCheckpoint:
+        """An exception that says ``text``; ``step`` is not trusted from now on."""
         self._distrusted.add(step)
         if lasting:
             self._damaged.add(step)
+        return DamagedCheckpoint(text, lasting=lasting, file=file)
 
-    def damaged(self, step: int, text: str, *, lasting: bool = True) -> DamagedCheckpoint:
-        """An exception that says ``text``; ``step`` is not trusted from now on."""
-        self.distrust(step, lasting=lasting)
-        return DamagedCheckpoint(text, lasting=lasting)
+    def changed(self, step: int, name: str) -> DamagedCheckpoint:
+        """An exception as :meth:`damaged` returns it, for a file whose hash is another."""
+        text = f"{self.path(step) / name}: its content is not what was written (hash)"
+        return self.damaged(step, text, file=name)
 
     def set_aside(self) -> list[str]:
         """The names of the folders of damaged checkpoints that were renamed aside, newest first.
@@ -179,20 +229,9 @@ class CommittedSteps:
 
     # The parts
 
-    def _inspect(self, step: int) -> Manifest:
-        manifest = self.manifest(step)
-        for record in manifest.files:
-            try:
-                self._require_size(self.path(step) / record.name, record.size)
-            except CheckpointError as error:
-                cause = error.__cause__
-                lasting = not isinstance(cause, OSError) or cause.errno in _GONE
-                raise self.damaged(step, str(error), lasting=lasting) from error
-        return manifest
-
     def _unreadable(self, step: int, path: Path, error: OSError) -> DamagedCheckpoint:
         text = f"{path}: cannot be read: {reason(error)}"
-        return self.damaged(step, text, lasting=error.errno in _GONE)
+        return self.damaged(step, text, lasting=missing(error), file=path.name)
 
     def _is_whole(self, step: int) -> bool:
         try:

@@ -16,12 +16,26 @@ class CheckpointError(UserError):
 class DamagedCheckpoint(CheckpointError):
     """A committed checkpoint whose bytes are not the ones that were written.
 
-    ``lasting``: False where the file system refused to read, which may pass.
+    Attributes:
+        lasting: False where the file system refused to read, which may pass, and for a newer format.
+        file: the name of the damaged file; None where the index is wrong, though its bytes are as written.
     """
 
-    def __init__(self, text: str, *, lasting: bool = True) -> None:
+    def __init__(self, text: str, *, lasting: bool = True, file: str | None = None) -> None:
         super().__init__(text)
         self.lasting = lasting
+        self.file = file
+
+
+class ReadFailure(CheckpointError):
+    """A node failed to read a checkpoint that is not known to be damaged. Another node may read it.
+
+    ``here``: True on the ranks that failed to read.
+    """
+
+    def __init__(self, text: str, *, here: bool) -> None:
+        super().__init__(text)
+        self.here = here
 
 
 class CheckpointWarning(UserWarning):
@@ -57,6 +71,17 @@ def amount(size: int) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1000
     return f"{value:.1f} TB"
+
+
+def refused_to_read(error: CheckpointError) -> bool:
+    """Return True where the file system gave no answer on a file, which proves nothing about its content."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and not missing(cause)
+
+
+def missing(error: OSError) -> bool:
+    """Return True for a file that is not there, or is no regular file (EINVAL of ``FileSystem.open``)."""
+    return error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINVAL)
 
 
 def vanished(error: OSError) -> bool:

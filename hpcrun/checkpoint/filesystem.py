@@ -75,6 +75,10 @@ class FileSystem:
         """How many bytes from ``position`` on were put into ``view`` (preadv(2)); 0 at the end."""
         return os.preadv(descriptor, [view], position)
 
+    def drop_cache(self, descriptor: int) -> None:
+        """Have the next read of a file come from the disk (posix_fadvise(2)); the kernel may refuse."""
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
     def size(self, descriptor: int) -> int:
         """Bytes in the open file: asked after open(2), because NFS answers stat(2) from a cache."""
         return os.fstat(descriptor).st_size

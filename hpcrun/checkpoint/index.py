@@ -59,7 +59,7 @@ class Index:
 
 def encode(index: Index) -> bytes:
     """``index`` as JSON text, one tensor a line."""
-    files = sorted({place.file for place in _places(index)})
+    files = sorted({place.file for place in places(index)})
     numbers = {name: number for number, name in enumerate(files)}
 
     def row(place: Place) -> list[object]:
@@ -138,7 +138,8 @@ def covered(entry: TensorEntry) -> bool:
     return True
 
 
-def _places(index: Index) -> list[Place]:
+def places(index: Index) -> list[Place]:
+    """Return the places of all tensors and blobs."""
     found = list(index.blobs.values())
     for entry in index.tensors.values():
         found += [piece.place for piece in entry.pieces]

@@ -52,7 +52,8 @@ class StoreReader(StorageReader):
         try:
             self.index: Index = decode(raw)
         except DamagedCheckpoint as error:
-            raise store.damaged(step, f"{store.path(step)}/{error}") from error
+            text = f"{store.path(step)}/{error}"
+            raise store.damaged(step, text, lasting=error.lasting) from error
         self._pieces: dict[tuple[str, tuple[int, ...]], Piece] = {
             (name, piece.offsets): piece
             for name, entry in self.index.tensors.items()
@@ -218,10 +219,7 @@ class StoreReader(StorageReader):
         for block in file.fill(place.position, view, _BLOCK):
             content.update(block)
         if content.hexdigest() != place.xxh3:
-            path = self._store.path(self._step) / place.file
-            raise self._store.damaged(
-                self._step, f"{path}: its content is not what was written (hash)"
-            )
+            raise self._store.changed(self._step, place.file)
 
 
 @dataclass(frozen=True)

@@ -154,6 +154,7 @@ class CheckpointStore(CommittedSteps):
             sync_directory(self._fs, self.root)
         self._distrusted.discard(step)
         self._damaged.discard(step)
+        self._proven.discard(step)
         return final
 
     def abandon(self, draft: Path) -> None:
@@ -179,16 +180,11 @@ class CheckpointStore(CommittedSteps):
 
     # Choosing
 
-    def newest_valid(
-        self,
-        skip: Iterable[int] = (),
-        report: Callable[[int, str], None] | None = None,
-    ) -> Manifest | None:
+    def newest_valid(self, skip: Iterable[int] = ()) -> Manifest | None:
         """The newest checkpoint whose manifest is whole and whose files have their sizes.
 
         Args:
-            skip: steps to pass over without a word.
-            report: called with the step and the reason for every damaged one on the way.
+            skip: steps to pass over.
 
         Raises:
             CheckpointError: the folder is there and cannot be read.
@@ -196,11 +192,8 @@ class CheckpointStore(CommittedSteps):
         skipped = set(skip)
         for step in self.steps():
             if step not in skipped:
-                try:
-                    return self._inspect(step)
-                except DamagedCheckpoint as error:
-                    if report is not None:
-                        report(step, str(error))
+                with suppress(DamagedCheckpoint):
+                    return self.inspect(step)
         return None
 
     # Tidying
@@ -231,19 +224,27 @@ class CheckpointStore(CommittedSteps):
         return doomed
 
     def set_damaged_aside(self) -> list[str]:
-        """Rename the checkpoints that this object found damaged to ``damaged-step-…``; for rank 0.
+        """Rename the checkpoints that this object has twice found damaged to ``damaged-step-…``; for rank 0.
 
         They then take no place of those that are kept. The newest two stay for a look, older ones are
-        removed. A checkpoint that the file system refused to read stays in place.
+        removed: only what was found damaged twice has such a name. A checkpoint that is whole at the second
+        look, or that the file system refuses to read, stays in place.
 
         Returns:
-            A line for each that was renamed.
+            A line for each that was renamed, and for each that is whole.
 
         Raises:
             CheckpointError: the disk refused.
         """
-        lines = []
+        lines, renamed = [], False
         for step in sorted(self._damaged):
+            trouble = self._second_trouble(step)
+            if trouble is None or not trouble.lasting:
+                self._damaged.discard(step)
+                if trouble is None:
+                    self.trust(step)
+                    lines.append(f"step {step} looked damaged, is whole, and stays")
+                continue
             aside = self.root / f"damaged-{step_name(step)}-{int(time.time())}"
             with explained("be renamed", self.path(step)), suppress(FileNotFoundError):
                 self._fs.rename(self.path(step), aside)
@@ -251,8 +252,10 @@ class CheckpointStore(CommittedSteps):
                     f"step {step} is damaged and was renamed to {aside.name} (the newest "
                     f"{_DAMAGED_KEPT} of these stay)"
                 )
+                renamed = True
             self._damaged.discard(step)
-        if lines:
+            self._proven.discard(step)
+        if renamed:
             with explained("be pruned", self.root):
                 sync_directory(self._fs, self.root)
                 self._remove([self.root / name for name in self.set_aside()[_DAMAGED_KEPT:]])
@@ -286,6 +289,18 @@ class CheckpointStore(CommittedSteps):
         return leftovers
 
     # The parts
+
+    def _second_trouble(self, step: int) -> DamagedCheckpoint | None:
+        """Return what is wrong with a damaged step at a second look, if there was none yet."""
+        try:
+            if step in self._proven:
+                return DamagedCheckpoint(f"step {step}: is damaged")
+            for record in self.inspect(step).files:
+                self.read_anew(step, record.name)
+                self.check_file(step, record)
+        except DamagedCheckpoint as error:
+            return error
+        return None
 
     @contextmanager
     def _writing(self, path: Path, direct: bool = False) -> Iterator[DraftFile]:

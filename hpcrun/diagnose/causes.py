@@ -92,6 +92,9 @@ _OUT_OF_MEMORY = ("OutOfMemory", "OutOfMemoryError", "MemoryError")
 CERTAIN = ("NotDeterministic", "NotTrainable")
 """Our own, of what a task gives or calls (a kernel, say): no node can change the failure."""
 
+# Our own, of a rank that cannot read a checkpoint which others may read.
+_READ_FAILURE = "ReadFailure"
+
 # What points at the machine and not at the program.
 _NODE_FAULT = re.compile(
     r"killed by SIG(KILL|BUS)|: Killed|Bus error|CUDA error: (uncorrectable|unspecified launch|hardware"
@@ -113,7 +116,9 @@ def blames_node(diagnosis: Diagnosis) -> bool:
 
 def is_cascade(failure: Failure) -> bool:
     """Whether the failure only says that somebody else has gone."""
-    return bool(_CASCADE.search(f"{failure.kind}: {failure.message}"))
+    # A file system may say "Connection reset by peer" too.
+    by_itself = failure.kind == _READ_FAILURE
+    return not by_itself and bool(_CASCADE.search(f"{failure.kind}: {failure.message}"))
 
 
 def first_cause(
@@ -268,16 +273,21 @@ def _from_failure(first: Failure, failures: Sequence[Failure]) -> Diagnosis:
     )
     told = told or f"{headline(first.message)}{at}"
     own = first.kind in CERTAIN
+    unread = first.kind == _READ_FAILURE
+    if unread:
+        # The text has the remedy. The catalogue knows only the words of the file system.
+        told = headline(first.message)
     return Diagnosis(
-        f"rank {first.rank} on {first.host}: {told if own else f'{kind}: {told}'}",
+        f"rank {first.rank} on {first.host}: {told if own or unread else f'{kind}: {told}'}",
         first.rank,
         first.host,
         first.step,
         first.traceback,
         len({failure.rank for failure in failures} - {first.rank}),
         # Steps were computed with this input: the cause may be of a node.
-        bad_input=own or first.bad_input or (not first.step and _hopeless(full)),
+        bad_input=own or first.bad_input or (not first.step and not unread and _hopeless(full)),
         copy=first.copy,
+        node_fault=unread,
         follows=is_cascade(first),
     )
 

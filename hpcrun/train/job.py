@@ -5,6 +5,7 @@ import signal
 import sys
 from pathlib import Path
 
+from hpcrun.checkpoint.errors import ReadFailure
 from hpcrun.cluster.affinity import bind_rank, cpus_of_rank
 from hpcrun.cluster.devices import require_given_gpus, visible_gpus
 from hpcrun.cluster.distributed import DistributedConfig
@@ -36,6 +37,7 @@ from hpcrun.run.streams import copied_to
 from hpcrun.train.errors import (
     KnownToAll,
     NotTrainable,
+    PeerFailed,
     SaysAll,
     ToldByRankZero,
     is_mistake,
@@ -137,6 +139,10 @@ def _attempt(
         return train(run, attempt, config, distributed, flag, position)
     except ToldByRankZero:
         return exitcodes.BAD_INPUT
+    except ReadFailure as error:
+        # Of the nodes that failed to read, and not of the run: elsewhere another start may help.
+        failed = error if error.here else PeerFailed(f"another rank could not read: {error}")
+        return _fail(run, attempt, distributed.rank, failed, position)
     except UserError as error:
         # Where the run has trained before, this node is to blame, and not what was asked for.
         unfit, worked = isinstance(error, NodeUnfit), _has_started(run, attempt)

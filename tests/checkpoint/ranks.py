@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcrun.checkpoint.engine import CheckpointEngine
-from hpcrun.checkpoint.errors import CheckpointError
+from hpcrun.checkpoint.errors import CheckpointError, ReadFailure
 from hpcrun.checkpoint.filesystem import FileSystem
 from hpcrun.checkpoint.index import INDEX, Place, decode, encode
 from hpcrun.checkpoint.share import pack
@@ -76,6 +76,30 @@ class Broken(FileSystem):
         return super().read_into(descriptor, view, position)
 
 
+class Flipping(FileSystem):
+    """Changes a bit of each read from files with ``part`` in their names, as a bad memory may."""
+
+    def __init__(self, part: str) -> None:
+        self._part = part
+        self._bad: set[int] = set()
+
+    def open(self, path):
+        descriptor = super().open(path)
+        if self._part in path.name:
+            self._bad.add(descriptor)
+        return descriptor
+
+    def read_into(self, descriptor, view, position):
+        count = super().read_into(descriptor, view, position)
+        if count and descriptor in self._bad:
+            view[0] ^= 1
+        return count
+
+    def close(self, descriptor):
+        self._bad.discard(descriptor)
+        super().close(descriptor)
+
+
 def not_fenced():
     return None
 
@@ -128,6 +152,8 @@ class Ranks:
         """Restore; returns step, content and notes as plain data, or the error."""
         try:
             restored = writer.restore(nothing_to_load_into)
+        except ReadFailure as error:
+            return {"failed": str(error), "here": error.here}
         except CheckpointError as error:
             return {"error": str(error)}
         if restored is None:
@@ -314,8 +340,18 @@ def the_manifest_is_damaged(ranks):
 
 
 def one_rank_cannot_read(ranks):
-    ranks.save(ranks.writer(), 1)
-    return ranks.restore(ranks.writer(Broken("read_into", "any"), on=2))
+    for step in (1, 2):
+        ranks.save(ranks.writer(), step)
+    return ranks.restore(ranks.writer(Broken("read_into", "any"), on=2)), ranks.names()
+
+
+def one_rank_reads_other_bytes(ranks):
+    for step in (1, 2):
+        ranks.save(ranks.writer(), step)
+    writer = ranks.writer(Flipping("rank-00002"), on=2)
+    failed = ranks.restore(writer)
+    ranks.save(writer, 3)
+    return failed, ranks.names(), ranks.restore(ranks.writer(owner="7-1"))["step"]
 
 
 def all_are_damaged(ranks):
@@ -386,6 +422,7 @@ SCENARIOS = [
     one_rank_s_file_is_damaged,
     the_manifest_is_damaged,
     one_rank_cannot_read,
+    one_rank_reads_other_bytes,
     all_are_damaged,
     code_in_a_checkpoint,
     a_stage_on_some_nodes,

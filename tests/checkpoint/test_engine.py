@@ -153,9 +153,26 @@ def test_ranks_do_not_start_over_in_silence_when_no_checkpoint_is_whole(played):
     assert "no checkpoint there is whole: step 2 passed over" in error
     assert "step 1 passed over" in error
     assert "to start from step 0 move the folder away, or" in error
-    error = agreed(played["one_rank_cannot_read"])["error"]
-    assert "rank 2 (" in error
-    assert "Input/output error" in error
+
+
+def test_what_one_node_cannot_read_fails_on_that_node_and_stays_the_newest(played):
+    for rank, (failed, names) in enumerate(played["one_rank_cannot_read"]):
+        assert failed["here"] == (rank == 2)
+        assert failed["failed"].startswith("step 2: rank 2 (")
+        assert "cannot be read: Input/output error (EIO); the checkpoint stays" in failed["failed"]
+        assert "from-scratch" not in failed["failed"]
+        assert names == ["step-000000001", "step-000000002"]
+
+
+def test_damage_that_rank_0_does_not_find_is_a_failure_of_the_rank_s_node(played):
+    for rank, (failed, names, newest) in enumerate(played["one_rank_reads_other_bytes"]):
+        assert failed["here"] == (rank == 2)
+        assert failed["failed"].startswith("step 2: rank 2 (")
+        assert "(hash); rank 0 (" in failed["failed"]
+        assert "reads the same files whole; the checkpoint stays" in failed["failed"]
+        # The first save renames what is damaged.
+        assert names == ["step-000000001", "step-000000002", "step-000000003"]
+        assert newest == 3
 
 
 def test_code_in_a_checkpoint_is_not_run(played):

@@ -1,0 +1,157 @@
+"""A file system that gives no answer proves no damage: the checkpoint stays the newest."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from hpcrun.checkpoint.errors import CheckpointError, ReadFailure
+from hpcrun.checkpoint.filesystem import FileSystem
+from hpcrun.checkpoint.store import CheckpointStore
+
+from . import faults, single
+from .test_set_aside import flip, names
+
+
+class Refusing(FileSystem):
+    """Refuses the call ``name`` with ``code``, on paths that contain ``part``."""
+
+    def __init__(self, name: str, part: str, code: int) -> None:
+        self._what = (name, part, code)
+
+    def _require(self, name: str, path: Path) -> None:
+        refused, part, code = self._what
+        if name == refused and part in str(path):
+            raise OSError(code, os.strerror(code))
+
+    def open(self, path: Path) -> int:
+        self._require("open", path)
+        return super().open(path)
+
+    def names(self, path: Path) -> list[str]:
+        self._require("names", path)
+        return super().names(path)
+
+
+@pytest.fixture
+def two(root: Path) -> Path:
+    """The folder of the checkpoints 1 and 2."""
+    saving = single.engine(root, "7-0")
+    for step in (1, 2):
+        assert single.save(saving, step).ok
+    return root
+
+
+@pytest.mark.parametrize(
+    "code",
+    [errno.EIO, errno.ESTALE, errno.EACCES, errno.ENOTCONN, errno.ETIMEDOUT, errno.ECONNRESET],
+)
+@pytest.mark.parametrize(
+    "part", ["manifest.json", "index.json", "rank-00000.bin", "step-000000002"]
+)
+def test_a_refusal_to_read_is_a_failure_of_the_node(two: Path, part: str, code: int) -> None:
+    fs = Refusing("open", part, code)
+    with pytest.raises(ReadFailure) as failed:
+        single.engine(two, "7-1", fs).restore(single.nothing)
+    assert failed.value.here
+    assert errno.errorcode[code] in str(failed.value)
+    assert "stays where it is, and another node may read it" in str(failed.value)
+    assert "from-scratch" not in str(failed.value)
+    assert names(two) == ["step-000000001", "step-000000002"]
+    single.require_state(single.restored(two), 2)
+
+
+def test_a_folder_that_cannot_be_listed_is_a_failure_of_the_node(two: Path) -> None:
+    fs = Refusing("names", "checkpoints", errno.ESTALE)
+    with pytest.raises(ReadFailure, match=r"cannot be listed: Stale file handle \(ESTALE\)"):
+        single.engine(two, "7-1", fs).restore(single.nothing)
+
+
+def test_a_refusal_before_damage_in_all_the_others_is_no_damage(two: Path) -> None:
+    flip(two / "step-000000002" / "rank-00000.bin")
+    fs = Refusing("open", "step-000000001", errno.EIO)
+    with pytest.raises(ReadFailure, match=r"step-000000001/manifest\.json: cannot be read"):
+        single.engine(two, "7-1", fs).restore(single.nothing)
+    flip(two / "step-000000001" / "rank-00000.bin")
+    with pytest.raises(CheckpointError, match=r"no checkpoint there is whole.*--from-scratch"):
+        single.engine(two, "7-1").restore(single.nothing)
+
+
+def test_checkpoints_of_a_newer_format_are_no_reason_to_start_over(two: Path) -> None:
+    for step in (1, 2):
+        manifest = two / f"step-{step:09d}" / "manifest.json"
+        manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 2'))
+    with pytest.raises(CheckpointError, match="use the versions of hpcrun") as refused:
+        single.engine(two, "7-1").restore(single.nothing)
+    assert "from-scratch" not in str(refused.value)
+
+
+def test_a_folder_in_the_place_of_a_file_is_damage(two: Path) -> None:
+    manifest = two / "step-000000002" / "manifest.json"
+    manifest.unlink()
+    manifest.mkdir()
+    single.require_state(single.restored(two), 1)
+
+
+class FlippingOnce(FileSystem):
+    """Changes a bit of the first read of a file with ``part`` in its name."""
+
+    def __init__(self, part: str) -> None:
+        self._part, self._bad = part, -1
+
+    def open(self, path: Path) -> int:
+        descriptor = super().open(path)
+        if self._part in path.name:
+            self._bad = descriptor
+        return descriptor
+
+    def read_into(self, descriptor: int, view: memoryview, position: int) -> int:
+        count = super().read_into(descriptor, view, position)
+        if descriptor == self._bad:
+            self._part, self._bad = "no other", -1
+            view[0] ^= 1
+        return count
+
+    def close(self, descriptor: int) -> None:
+        if descriptor == self._bad:
+            self._bad = -1
+        super().close(descriptor)
+
+
+@pytest.mark.parametrize("part", ["manifest.json", "index.json"])
+def test_rank_0_looks_twice_before_it_falls_back(two: Path, part: str) -> None:
+    found = single.engine(two, "7-1", FlippingOnce(part)).restore(single.nothing)
+    single.require_state(found, 2)
+    assert found is not None
+    assert found.notes == ()
+
+
+def test_a_rank_that_alone_reads_other_bytes_once_fails_and_renames_nothing(two: Path) -> None:
+    engine = single.engine(two, "7-1", FlippingOnce("rank-00000.bin"))
+    with pytest.raises(ReadFailure, match=r"\(hash\); rank 0 \(.*\): reads the same files whole"):
+        engine.restore(single.nothing)
+    assert single.save(engine, 3).ok
+    assert names(two) == ["step-000000002", "step-000000003"]
+
+
+def test_what_is_whole_at_a_second_look_is_not_set_aside(root: Path) -> None:
+    faults.save(CheckpointStore(root, "7-0"), 1)
+    store = CheckpointStore(root, "7-1", fs=FlippingOnce("shared.pt"), patience=0.0)
+    with pytest.raises(CheckpointError, match="hash"):
+        store.check(1)
+    assert store.set_damaged_aside() == ["step 1 looked damaged, is whole, and stays"]
+    assert store.steps() == list(store.valid()) == [1]
+    assert store.set_damaged_aside() == []
+
+
+def test_a_checkpoint_that_is_away_at_the_second_look_stays_in_place(root: Path) -> None:
+    faults.save(CheckpointStore(root, "7-0"), 1)
+    flip(root / "step-000000001" / "shared.pt")
+    fs = Refusing("open", "nothing", errno.EIO)
+    store = CheckpointStore(root, "7-1", fs=fs, patience=0.0)
+    with pytest.raises(CheckpointError, match="hash"):
+        store.check(1)
+    fs._what = ("open", "shared.pt", errno.EIO)
+    assert store.set_damaged_aside() == []
+    assert names(root) == ["step-000000001"]
