@@ -3,8 +3,12 @@
 A crash right after a commit swallows the announcement of it, never the commit.
 """
 
+import contextlib
+import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import read_json
@@ -30,10 +34,7 @@ def newest_commit(run: RunDirectory) -> Commit | None:
         names = [path.name for path in run.checkpoints.iterdir()]
     except OSError:
         return None
-    steps = sorted(
-        (int(match[1]) for match in map(_COMMITTED.fullmatch, names) if match), reverse=True
-    )
-    for step in steps:
+    for step in _steps(names):
         try:
             manifest = read_json(run.checkpoints / f"step-{step:09d}" / "manifest.json") or {}
         except OSError:
@@ -42,3 +43,37 @@ def newest_commit(run: RunDirectory) -> Commit | None:
         if isinstance(owner, str) and isinstance(created, int | float):
             return Commit(step, owner, float(created))
     return None
+
+
+def steps_listed_anew(run: RunDirectory) -> list[int]:
+    """Return the committed steps, newest first, from a listing that no cache of this node answers.
+
+    Raises:
+        OSError: the folder is there and cannot be listed.
+    """
+    for folder in (run.path, run.checkpoints):
+        _drop_listing(folder)
+    try:
+        with os.scandir(run.checkpoints) as entries:
+            return _steps(entry.name for entry in entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _drop_listing(folder: Path) -> None:
+    """Make and remove a file: a client of NFS asks the server again after its own change (nfs(5))."""
+    # A save removes what has such a name.
+    probe = folder / f".trash-look-{os.urandom(6).hex()}"
+    # A folder that refuses writes can still be listed.
+    with contextlib.suppress(OSError):
+        descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+            probe.unlink()
+
+
+def _steps(names: Iterable[str]) -> list[int]:
+    found = (_COMMITTED.fullmatch(name) for name in names)
+    return sorted((int(match[1]) for match in found if match), reverse=True)

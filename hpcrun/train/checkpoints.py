@@ -59,19 +59,23 @@ def restore(
     """The newest whole checkpoint, loaded into ``trainer``; None before the first. Collective.
 
     Raises:
+        ReadFailure: a node failed to read a checkpoint. On all ranks.
         UserError: a checkpoint was committed and none is left, or none can be loaded. On all ranks.
     """
     restored = trainer.load_checkpoint(engine)
-    main = trainer.is_main_process
-    if restored is None:
-        together(
-            lambda: require_none_lost(run) if main else None,
-            rank=trainer.distributed.rank,
-            group=trainer.control_group() if trainer.is_distributed else None,
-        )
-    elif main:
+    while restored is None and _shown_late(run, trainer):
+        restored = trainer.load_checkpoint(engine)
+    if restored is not None and trainer.is_main_process:
         make_room(engine.store, config, restored.step)
     return restored
+
+
+def _shown_late(run: RunDirectory, trainer: DistributedAMPTrainer) -> bool:
+    """Return whether rank 0 sees checkpoints at a second look; raises as :func:`restore`. Collective."""
+    at, main = trainer.distributed, trainer.is_main_process
+    group = trainer.control_group() if trainer.is_distributed else None
+    found = together(lambda: require_none_lost(run) if main else False, rank=at.rank, group=group)
+    return Together(at.rank, at.world_size, group).from_rank_0(lambda: found)
 
 
 def make_room(store: CheckpointStore, config: Config, step: int) -> None:

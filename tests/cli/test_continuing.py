@@ -83,6 +83,7 @@ def test_a_run_that_has_saved_keeps_its_config(
 def test_a_run_whose_checkpoints_are_gone_does_not_start_over_unless_asked(
     run: RunDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("hpcrun.lifecycle.lost._PAUSE", 0.0)
     record_event(run, "submitted", attempt=Attempt("7", 0), executor="local")
     record_event(run, "saved", step=3, attempt=Attempt("7", 0))
     run.metrics.write_text("the old ones\n")
@@ -92,7 +93,8 @@ def test_a_run_whose_checkpoints_are_gone_does_not_start_over_unless_asked(
     for command in (line, [*line, "--dry-run"], ["resume", "one"]):
         assert guarded(command) == 2
         told = capsys.readouterr().err
-        assert "checkpoints: step 3 was saved, and no checkpoint is left; put the folder" in told
+        assert "checkpoints: step 3 was saved, and no checkpoint is left: " in told
+        assert "put the folder back, or start from step 0" in told
         assert "with `hpcrun resume one --from-scratch`\n" in told
     assert guarded([*LINE, "train.lr=0.2", "--from-scratch"]) == 2
     assert "is a run of another config (train.lr: 0.1 -> 0.2)" in capsys.readouterr().err

@@ -1,5 +1,7 @@
 """``checkpoint`` in a config, through the package's own loop: the checkpoints that are there afterwards."""
 
+import errno
+import os
 import shutil
 import time
 from dataclasses import replace
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hpcrun.checkpoint.filesystem import FileSystem
 from hpcrun.checkpoint.interval import pays
 from hpcrun.checkpoint.store import CheckpointStore
 from hpcrun.cluster.distributed import DistributedConfig
@@ -159,6 +162,46 @@ def test_a_start_removes_what_is_kept_no_more_for_a_full_disk_lets_no_save_do_it
     run.checkpoints.write_text("no folder")
     make_room(store, configured(), step=5)
     assert "cannot be listed" in capsys.readouterr().err
+
+
+def restarted_with(monkeypatch, name, replacement, run, logs):
+    """As :func:`started`, where the file system's call ``name`` is replaced."""
+    monkeypatch.setattr(FileSystem, name, replacement)
+    try:
+        return started(run, logs)
+    finally:
+        monkeypatch.undo()
+
+
+def test_a_start_whose_node_cannot_read_or_shows_names_late_goes_on_from_the_newest(
+    tmp_path, capfd, monkeypatch
+):
+    run = trained(tmp_path, "checkpoint.every=4", "checkpoint.keep=2")
+    run.result.unlink()
+
+    def refuse(self, descriptor, view, position):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    code, trouble = restarted_with(monkeypatch, "read_into", refuse, run, tmp_path / "second")
+    assert code == exitcodes.FAILED
+    assert "from-scratch" not in trouble
+    last = read_events(run)[-1]
+    assert (last.what, last.cause) == ("ended", "crash")
+    assert "cannot be read: Input/output error (EIO); the checkpoint stays" in last.fields["reason"]
+    assert kept(run) == [12, 8]
+
+    names, calls = FileSystem.names, []
+
+    def late(self, path):
+        calls.append(path)
+        return [] if len(calls) == 1 else names(self, path)
+
+    run.result.unlink()
+    capfd.readouterr()
+    code, trouble = restarted_with(monkeypatch, "names", late, run, tmp_path / "third")
+    assert code == exitcodes.DONE, trouble
+    assert "resumed from step 12" in capfd.readouterr().out
+    assert kept(run) == [12, 8]
 
 
 def test_a_start_falls_back_from_damage_and_refuses_step_0_where_all_is_gone(tmp_path, capfd):
