@@ -1,6 +1,7 @@
 """The first cause is told, and what only follows from it is counted."""
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -321,6 +322,16 @@ def test_a_rank_without_a_record_is_told_with_the_last_line_of_its_traceback(
     killed_one = first_cause([], [], log.format("Killed"), logs=tmp_path)
     assert killed_one is not None
     assert killed_one.line == "rank 1 on node2 was killed by SIGKILL"
+
+
+def test_a_hopeless_message_is_final_only_before_the_first_step() -> None:
+    """After steps with the same input the cause may be of a node."""
+    message = 'Error(s) in loading state_dict for Net: Missing key(s) in state_dict: "a"'
+    for step, final in ((None, True), (0, True), (12, False)):
+        failed = replace(failure(0, 1.0, "RuntimeError", message), step=step)
+        told = first_cause([failed], [])
+        assert told is not None
+        assert told.bad_input == final
 
 
 def test_a_node_that_cannot_start_the_program_is_blamed_where_the_others_can(

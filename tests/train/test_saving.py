@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hpcrun.checkpoint.errors import DamagedCheckpoint
 from hpcrun.checkpoint.filesystem import FileSystem
 from hpcrun.checkpoint.interval import pays
 from hpcrun.checkpoint.store import CheckpointStore
@@ -162,6 +163,42 @@ def test_a_start_removes_what_is_kept_no_more_for_a_full_disk_lets_no_save_do_it
     run.checkpoints.write_text("no folder")
     make_room(store, configured(), step=5)
     assert "cannot be listed" in capsys.readouterr().err
+
+
+class Unchanging(FileSystem):
+    """Refuses to rename folders with ``part`` in their names."""
+
+    def __init__(self, part: str) -> None:
+        self._part = part
+
+    def rename(self, source: Path, target: Path) -> None:
+        if self._part in source.name:
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+        super().rename(source, target)
+
+
+@pytest.mark.parametrize(
+    ("refused", "left"),
+    [
+        # The damaged checkpoint cannot be set aside, and takes no place of those that stay.
+        ("step-000000005", ["step-000000003", "step-000000004", "step-000000005"]),
+        # An old checkpoint cannot be removed, and the damaged one is set aside.
+        (
+            "step-000000002",
+            ["damaged-step-000000005", "step-000000002", "step-000000003", "step-000000004"],
+        ),
+    ],
+)
+def test_a_start_prunes_and_sets_aside_apart_from_each_other(tmp_path, capsys, refused, left):
+    for step in range(2, 6):
+        faults.save(CheckpointStore(tmp_path, "7-0"), step)
+    flip(tmp_path / "step-000000005" / "shared.pt")
+    store = CheckpointStore(tmp_path, "7-1", fs=Unchanging(refused), patience=0)
+    with pytest.raises(DamagedCheckpoint):
+        store.check(5)
+    make_room(store, configured("checkpoint.keep=2"), step=4)
+    assert sorted(path.name[:22] for path in tmp_path.iterdir()) == left
+    assert "Permission denied (EACCES)" in capsys.readouterr().err
 
 
 def restarted_with(monkeypatch, name, replacement, run, logs):
