@@ -1,6 +1,8 @@
 """torchrun or ``accelerate launch`` as the one task of a node, with the arguments by which all nodes meet."""
 
+import importlib.util
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +15,9 @@ LauncherName = Literal["torchrun", "accelerate"]
 # after them. A rank that sets a handler hears it all the same.
 _OUTLIVE_WARNING = 'trap "" USR1 USR2; exec "$@"'
 _KEEP_CODE = str(Path(__file__).with_name("keep_code.py"))
+_PACKAGES: Mapping[LauncherName, str] = {"torchrun": "torch", "accelerate": "accelerate"}
+# Seconds for an interpreter on a slow file system.
+_ANSWER = 60.0
 # With one of these options accelerate knows how to start its ranks.
 _CHOSEN = frozenset(
     {
@@ -44,10 +49,41 @@ class Launcher:
         return ["sh", "-c", _OUTLIVE_WARNING, "sh", self.python, _KEEP_CODE, *own, *command]
 
 
-def launching_python(asked: str | None) -> str:
-    """Return the interpreter for a launcher: the worker's own if the job names one, else `python` on PATH."""
+def launching_python(asked: str | None, name: LauncherName) -> str:
+    """Return the interpreter for the launcher ``name``.
+
+    A job that names an interpreter runs the worker with it. Otherwise `python` on PATH comes first, as in
+    the user's own shell. The worker's interpreter takes its place where only that has the launcher: a
+    submission with the path of an environment's Python leaves PATH unchanged.
+
+    Args:
+        asked: ``job.python``.
+    """
     found = None if asked else shutil.which("python") or shutil.which("python3")
-    return found or sys.executable
+    if found is None:
+        return sys.executable
+    package = _PACKAGES[name]
+    only_here = importlib.util.find_spec(package) is not None and not _has(found, package)
+    return sys.executable if only_here else found
+
+
+def _has(python: str, package: str) -> bool:
+    """Return whether ``python`` finds ``package``; True where the answer takes too long."""
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
+    try:
+        asked = subprocess.run(
+            [python, "-c", code],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=_ANSWER,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return True
+    except OSError:
+        return False
+    return asked.returncode == 0
 
 
 def _torchrun(ranks: int, environ: Mapping[str, str]) -> list[str]:

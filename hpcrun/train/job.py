@@ -271,7 +271,7 @@ def _launcher(config: Config, distributed: DistributedConfig) -> Launcher | None
             f"job.launcher: {job.launcher}, but torchrun has started this rank already; submit the run with "
             "`hpcrun submit`, or with sbatch/train.sbatch"
         )
-    return Launcher(job.launcher, job.gpus, launching_python(job.python))
+    return Launcher(job.launcher, job.gpus, launching_python(job.python, job.launcher))
 
 
 def describe(config: Config) -> DistributedConfig:

@@ -56,14 +56,33 @@ def test_accelerate_takes_no_several_gpus_for_one_rank(tmp_path: Path) -> None:
     assert alone[0] == "--num_machines=1"
 
 
+def make_python(folder: Path, code: str) -> str:
+    path = folder / "python"
+    path.write_text(f"#!/bin/sh\n{code}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
 def test_the_interpreter_is_the_one_that_the_job_names_or_pythons(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert launching_python("/container/python") == sys.executable
+    assert launching_python("/container/python", "torchrun") == sys.executable
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert launching_python(None) == sys.executable
-    (tmp_path / "python").touch(mode=0o755)
-    assert launching_python(None) == str(tmp_path / "python")
+    assert launching_python(None, "torchrun") == sys.executable
+    on_path = make_python(tmp_path, "exit 0")
+    assert launching_python(None, "torchrun") == on_path
+
+
+@pytest.mark.parametrize("code", ["exit 1", "kill -KILL $$"])
+def test_a_python_on_path_without_torch_gives_way_to_the_own_interpreter(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    on_path = make_python(tmp_path, code)
+    assert launching_python(None, "torchrun") == sys.executable
+    # The error of an interpreter is clearer than that of another which lacks the package too.
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    assert launching_python(None, "torchrun") == on_path
 
 
 @dataclass

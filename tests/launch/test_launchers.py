@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcrun.launch import jobs as run_jobs
 from hpcrun.run.directory import RunDirectory
 from tests import jobs, scripts_of_others
 from tests.launch.test_any_script import logs, outcome
@@ -60,6 +61,16 @@ def test_one_task_a_node_is_a_rank_of_its_own_and_shares_the_machine_with_the_ot
     assert outcome(run) == ("finished", ["finished"])
 
 
+def wait_for_start(run: RunDirectory, restart: int) -> None:
+    """Wait until a rank of the attempt has started; a job that has ended before is a failure."""
+
+    def started() -> bool:
+        return "starts at" in "".join(logs(run, restart))
+
+    jobs.wait_for(lambda: started() or not run_jobs.state(run).live)
+    assert started(), (outcome(run), logs(run, restart))
+
+
 @pytest.mark.slow
 def test_torchrun_trains_over_all_nodes_and_survives_a_preemption_and_a_crash(
     tmp_path: Path,
@@ -68,9 +79,9 @@ def test_torchrun_trains_over_all_nodes_and_survives_a_preemption_and_a_crash(
     (tmp_path / "saved").mkdir()
     command = ("--launcher", "torchrun", "--", "train.py", "60", "saved", "0.1")
     run = submit(tmp_path, "launched", *command)
-    jobs.wait_for(lambda: "starts at" in "".join(logs(run, 0)))
+    wait_for_start(run, 0)
     assert jobs.hpcrun("preempt", "launched", cwd=tmp_path).returncode == 0
-    jobs.wait_for(lambda: "starts at" in "".join(logs(run, 1)))
+    wait_for_start(run, 1)
     (tmp_path / "saved" / "crash").touch()
     jobs.wait_for_end(run)
     assert outcome(run) == ("finished", ["preemption", "crash", "finished"]), logs(run, 1)
