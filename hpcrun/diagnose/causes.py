@@ -21,7 +21,7 @@ _CASCADE = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|closed by (remote )?peer"
     r"|reset by peer|remote process (has )?exited|communicator was aborted|watchdog"
     r"|socket timeout|timed out waiting|wait timeout|DistNetworkError|DistStoreError"
-    r"|failed to recv|connectFullMesh|Gloo.*(closed|timed? ?out)|^PeerFailed:",
+    r"|failed to recv|connectFullMesh|Gloo.*(closed|timed? ?out)|^(PeerFailed|RankZeroFailed):",
     re.IGNORECASE,
 )
 

@@ -88,6 +88,8 @@ class Evidence:
             return f"stopped and saved at step {step}"
         if step is not None:
             return f"the script saved step {step}"
+        if code is None and "exit_code" in self.stopped.fields:
+            return "the script had not started"
         if self.stopped.fields.get("killed"):
             return "the script died of the signal"
         if code == exitcodes.UNFINISHED:

@@ -168,12 +168,12 @@ def is_unfinished(folder: Path) -> bool:
     return (folder / _UNFINISHED).exists()
 
 
-def record_heard_stop(folder: Path, cause: str, code: int) -> None:
+def record_heard_stop(folder: Path, cause: str, code: int | None) -> None:
     """Write down that a rank other than rank 0 heard a signal to stop; raises OSError.
 
     Args:
         cause: terminate or warning.
-        code: the exit code of the rank's script, -n for signal n.
+        code: the exit code of the rank's script, -n for signal n; None: the script had not started.
     """
     make_log_folder(folder)
     # One record is enough: all ranks hear the signal within a moment.
@@ -181,10 +181,10 @@ def record_heard_stop(folder: Path, cause: str, code: int) -> None:
         write_json(folder / _HEARD, {"cause": cause, "exit_code": code})
 
 
-def read_heard_stop(folder: Path) -> tuple[str, int] | None:
+def read_heard_stop(folder: Path) -> tuple[str, int | None] | None:
     """Return (cause, exit code of the script) of a rank other than rank 0 that heard a signal to stop."""
     found = read_json(folder / _HEARD)
-    if found is None or not isinstance(found.get("exit_code"), int):
+    if found is None or not isinstance(found.get("exit_code"), int | None):
         return None
     return str(found.get("cause")), found["exit_code"]
 

@@ -15,9 +15,9 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.events import Attempt
@@ -32,17 +32,36 @@ _SECOND_LOOK = 10.0
 _FIRST_PATIENCE, _LONGEST_PATIENCE = 3.0, 30.0
 
 
+End = Literal["done", "stopped", "failed"]
+
+
 @dataclass(frozen=True)
 class Meeting:
     """Rank 0's names and addresses in the order to try them, its port, and a key that only it knows.
 
-    ``script_port`` is where the script that rank 0 starts will listen; 0 without a script.
+    ``script_port`` is where the script that rank 0 starts will listen; 0 without a script. ``end``: the end
+    of that script, after which nobody listens any more. ``step``: the job step of rank 0, as the steps of an
+    salloc are one attempt.
     """
 
     addresses: tuple[str, ...]
     port: int
     script_port: int = 0
+    end: End | None = None
+    step: str = ""
     key: str = field(default_factory=lambda: secrets.token_hex(16))
+
+
+class ScriptEnded(Exception):
+    """The script of rank 0 has ended before this rank has met it; ``meeting`` has the end."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        super().__init__(f"rank 0's script has ended: {meeting.end}")
+        self.meeting = meeting
+
+
+class MeetingStopped(Exception):
+    """A signal to stop came before this rank has met rank 0."""
 
 
 class MeetingBoard:
@@ -51,32 +70,57 @@ class MeetingBoard:
     Args:
         first: whether this rank is the first of its node, which reads the shared file for all of them.
         memory: a folder of the node that all its ranks see.
+        step: the job step of this rank.
     """
 
     def __init__(
-        self, run: RunDirectory, attempt: Attempt, *, first: bool, memory: Path | None = None
+        self,
+        run: RunDirectory,
+        attempt: Attempt,
+        *,
+        first: bool,
+        memory: Path | None = None,
+        step: str = "",
     ) -> None:
         self._shared = run.attempt_logs(attempt.job, attempt.restart) / "master.json"
         name = hashlib.blake2b(f"{run.path} {attempt.owner}".encode(), digest_size=12).hexdigest()
         self._handed = (memory or memory_folder()) / f"hpcrun-{os.geteuid()}-{name}.json"
-        self._first = first
+        self._first, self._step = first, step
+        self._published: Meeting | None = None
 
     def publish(self, meeting: Meeting) -> None:
         """Write down where rank 0 listens; raises OSError where the shared file cannot be written."""
+        meeting = replace(meeting, step=self._step)
         make_log_folder(self._shared.parent)
         write_json(self._shared, asdict(meeting))
+        self._published = meeting
         self._hand_over(meeting)
 
-    def wait(self, timeout: float, tried: Meeting | None = None) -> Meeting:
+    def publish_end(self, end: End) -> None:
+        """Write down how the script of rank 0 has ended; raises OSError as :meth:`publish` does.
+
+        A rank that starts late would otherwise look for rank 0 until its time is over.
+        """
+        if self._published is not None:
+            write_json(self._shared, asdict(replace(self._published, end=end)))
+
+    def wait(
+        self,
+        timeout: float,
+        tried: Meeting | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Meeting:
         """Return the meeting; wait up to ``timeout`` seconds for it.
 
         NFS may show a new file late (attribute cache, nfs(5): up to 60 s), so absence proves nothing early.
 
         Args:
             tried: a meeting that led nowhere; it is returned again only if rank 0 still publishes it.
+            stop: says if this rank has been told to stop.
 
         Raises:
             RunError: rank 0 published nothing in time.
+            MeetingStopped: ``stop`` has become true.
         """
         deadline = time.monotonic() + timeout
         pause, second_look = _FIRST_PAUSE, time.monotonic() + (0 if self._first else _SECOND_LOOK)
@@ -91,6 +135,8 @@ class MeetingBoard:
                         self._hand_over(found)
                     return found
                 second_look = time.monotonic() + (0 if self._first else _SECOND_LOOK)
+            if stop():
+                raise MeetingStopped
             if time.monotonic() > deadline:
                 raise RunError(
                     f"{self._shared}: rank 0 published no address within {timeout:.0f} s; look at its "
@@ -99,21 +145,34 @@ class MeetingBoard:
             time.sleep(min(pause, max(0.0, deadline - time.monotonic()) + _FIRST_PAUSE))
             pause = min(pause * 1.5, _LONGEST_PAUSE if self._first else 4 * _FIRST_PAUSE)
 
-    def meet(self, connect: Callable[[str, Meeting, float], T | None], timeout: float) -> T:
+    def meet(
+        self,
+        connect: Callable[[str, Meeting, float], T | None],
+        timeout: float,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> T:
         """Return what ``connect`` returns for the first address that leads to rank 0.
 
         Args:
             connect: gets an address, the meeting and the seconds to try; returns None where the address
                 does not lead there.
             timeout: seconds for all of it.
+            stop: says if this rank has been told to stop.
 
         Raises:
             RunError: rank 0 published nothing, or none of its addresses leads to it.
+            ScriptEnded: the script of rank 0 has ended.
+            MeetingStopped: ``stop`` has become true.
         """
         deadline = time.monotonic() + timeout
-        patience, meeting = _FIRST_PATIENCE, self.wait(timeout)
+        patience, meeting = _FIRST_PATIENCE, self.wait(timeout, stop=stop)
         while True:
+            # The end of an earlier step says nothing about this one.
+            if meeting.end is not None and meeting.step == self._step:
+                raise ScriptEnded(meeting)
             for address in meeting.addresses:
+                if stop():
+                    raise MeetingStopped
                 met = connect(address, meeting, patience)
                 if met is not None:
                     return met
@@ -122,7 +181,7 @@ class MeetingBoard:
             time.sleep(_LONGEST_PAUSE)
             patience = min(2 * patience, _LONGEST_PATIENCE)
             # Rank 0 may have started again since, or the file may be that of an earlier start.
-            meeting = self.wait(2 * _SECOND_LOOK, tried=meeting)
+            meeting = self.wait(2 * _SECOND_LOOK, tried=meeting, stop=stop)
 
     def clear(self) -> None:
         """Remove the node's copy, once every rank of the node has met rank 0."""
@@ -158,6 +217,8 @@ def _read(path: Path, *, of_us: bool = False) -> Meeting | None:
             tuple(map(str, value["addresses"])),
             int(value["port"]),
             int(value["script_port"]),
+            value["end"],
+            str(value["step"]),
             str(value["key"]),
         )
     except (KeyError, TypeError, ValueError):

@@ -1,5 +1,6 @@
 """A script that fails gets one cause on every cluster: here on the local one, in tests/slurm on Slurm."""
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -37,3 +38,43 @@ def test_a_script_that_fails_gets_its_cause_in_words(
     jobs.wait_for_end(run)
     failing_scripts.check(way, jobs.result(run), RANKS)
     assert len(jobs.events(run, "opened")) == 1
+
+
+# The task of rank 1 starts after the script of rank 0 has ended.
+_LATE = (
+    '[ $SLURM_PROCID = 0 ] || until grep -qs \'"end": *"\' '
+    "{logs}/$SLURM_JOB_ID/restart-${{SLURM_RESTART_COUNT:-0}}/master.json; do sleep 0.1; done"
+)
+_AGAIN = (
+    "import os, sys; print('works'); sys.exit(75 if os.environ['HPCRUN_RESTART'] == '0' else 0)"
+)
+
+
+@pytest.mark.parametrize(
+    ("program", "line", "starts", "causes"),
+    [
+        ("print('works')", "ended with exit code 0 already", 1, ["finished"]),
+        (_AGAIN, "rank 0's script has stopped already", 0, ["continued", "finished"]),
+    ],
+    ids=["done", "to-be-continued"],
+)
+def test_a_rank_that_starts_after_the_end_of_rank_0_waits_for_nobody(
+    program: str,
+    line: str,
+    starts: int,
+    causes: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shape = ("--nodes", "2", "--gpus", "1", "--cpu", "--executor", "local", "--detach")
+    run = RunDirectory(tmp_path / "runs" / "late")
+    setup = f"job.setup={json.dumps([_LATE.format(logs=run.logs)])}"
+    more = ("--name", "late", "--no-snapshot", "job.requeue_delay=0.1", setup)
+    assert guarded(["submit", *shape, *more, "--", sys.executable, "-c", program]) == 0
+    jobs.wait_for_end(run)
+    assert [event.cause for event in jobs.events(run, "ended")] == causes
+    assert jobs.result(run)["state"] == "finished"
+    (log,) = run.logs.glob("*/restart-0/rank-00001.log")
+    assert line in log.read_text()
+    assert log.read_text().count("works\n") == starts

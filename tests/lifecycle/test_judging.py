@@ -208,6 +208,7 @@ def test_a_scripts_stop_is_told_from_the_end_that_srun_gives_it(
         ({"exit_code": -6}, "the script was killed by SIGABRT"),
         ({"exit_code": 75}, "the script stopped with exit code 75, to be continued"),
         ({"exit_code": 0, "step": 40}, "the script saved step 40"),
+        ({"exit_code": None, "killed": True}, "the script had not started"),
     ],
 )
 def test_only_a_save_that_was_seen_is_called_one(fields: dict[str, object], words: str) -> None:

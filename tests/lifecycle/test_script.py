@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -216,10 +217,17 @@ def test_a_stop_that_any_rank_has_heard_is_no_end_of_the_work(
     """The script agrees on the signal and ends well on all ranks, before the other rank hears the signal."""
     run, flag = create(tmp_path / "a", "{}\n", {}), StopFlag()
     record_event(run, "opened", attempt=FIRST, script=True)
-    flag._remember(signal.SIGUSR2, None)
+    start = running._start
+
+    def start_and_hear(*given: Any) -> Any:
+        child = start(*given)
+        flag._remember(signal.SIGUSR2, None)
+        return child
+
     # The local cluster itself has sent the signal to the script.
     config = DistributedConfig(rank=rank, world_size=2, launch_method="local")
     monkeypatch.setattr(running, "meeting_place", lambda *_: config)
+    monkeypatch.setattr(running, "_start", start_and_hear)
     assert run_script(["true"], run, FIRST, config, flag, ScriptTerms(5.0)) == 0
     verdict = settle(run, FIRST, 0, of_script(Budgets()))
     assert (verdict.cause, verdict.decision.restart) == (Cause.PREEMPTION, True)

@@ -13,7 +13,7 @@ import pytest
 
 from hpcrun.run.directory import RunDirectory, RunError, create
 from hpcrun.run.events import Attempt
-from hpcrun.run.rendezvous import Meeting, MeetingBoard
+from hpcrun.run.rendezvous import Meeting, MeetingBoard, MeetingStopped, ScriptEnded
 
 MEETING = Meeting(("node1", "10.0.0.1"), 12345, key="a key")
 
@@ -29,8 +29,14 @@ def memory(tmp_path: Path) -> Path:
     return tmp_path / "memory"
 
 
-def board(run: RunDirectory, memory: Path, *, first: bool, restart: int = 0) -> MeetingBoard:
-    return MeetingBoard(run, Attempt("7", restart), first=first, memory=memory)
+def board(
+    run: RunDirectory, memory: Path, *, first: bool, restart: int = 0, step: str = ""
+) -> MeetingBoard:
+    return MeetingBoard(run, Attempt("7", restart), first=first, memory=memory, step=step)
+
+
+def nowhere(*_: object) -> None:
+    """Stand for a host where nobody answers."""
 
 
 def test_what_rank_0_publishes_is_read_on_another_node(run: RunDirectory, tmp_path: Path) -> None:
@@ -153,7 +159,7 @@ def test_a_rank_that_no_address_leads_to_rank_0_says_which_it_tried(
 ) -> None:
     board(run, memory, first=True).publish(MEETING)
     with pytest.raises(RunError, match=r"port 12345 of node1, 10\.0\.0\.1.*job\.interface"):
-        board(run, memory, first=True).meet(lambda *_: None, 0.1)
+        board(run, memory, first=True).meet(nowhere, 0.1)
 
 
 def test_a_damaged_file_is_not_read(run: RunDirectory, memory: Path) -> None:
@@ -185,3 +191,47 @@ def test_a_stale_handle_is_waited_out(
     monkeypatch.setattr(module, "read_json", stale_once)
     assert first.wait(60) == MEETING
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("met", ["before", "after"])
+def test_a_rank_that_looks_for_rank_0_sees_the_end_of_its_script(
+    run: RunDirectory, memory: Path, monkeypatch: pytest.MonkeyPatch, first: bool, met: str
+) -> None:
+    monkeypatch.setattr("hpcrun.run.rendezvous._SECOND_LOOK", 0.3)
+    rank_0, tried = board(run, memory, first=True), []
+    rank_0.publish(MEETING)
+
+    def connect(address: str, meeting: Meeting, patience: float) -> None:
+        tried.append(address)
+        rank_0.publish_end("stopped")
+        rank_0.clear()
+
+    if met == "after":
+        connect("", MEETING, 0.0)
+    with pytest.raises(ScriptEnded) as ended:
+        board(run, memory, first=first).meet(connect, 600)
+    assert ended.value.meeting.end == "stopped"
+    assert tried[1:] == ([] if met == "after" else ["10.0.0.1"])
+
+
+def test_the_end_of_an_earlier_step_is_not_the_end_of_this_one(
+    run: RunDirectory, memory: Path
+) -> None:
+    rank_0 = board(run, memory, first=True, step="1")
+    rank_0.publish(MEETING)
+    rank_0.publish_end("done")
+    met = board(run, memory, first=True, step="2").meet(lambda address, *_: address, 10)
+    assert met == "node1"
+
+
+@pytest.mark.parametrize("published", [True, False])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_rank_that_is_told_to_stop_meets_nobody(
+    run: RunDirectory, memory: Path, published: bool, first: bool
+) -> None:
+    if published:
+        board(run, memory, first=True).publish(MEETING)
+    told = iter([False, False])
+    with pytest.raises(MeetingStopped):
+        board(run, memory, first=first).meet(nowhere, 600, stop=lambda: next(told, True))

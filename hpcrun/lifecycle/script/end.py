@@ -44,7 +44,7 @@ def died_of_stop(code: int) -> bool:
 
 
 def note_stop(
-    run: RunDirectory, attempt: Attempt, reason: StopReason, code: int, saved: int | None
+    run: RunDirectory, attempt: Attempt, reason: StopReason, code: int | None, saved: int | None
 ) -> None:
     """Write the event ``stopped`` of a script that got a signal to stop.
 
@@ -52,7 +52,7 @@ def note_stop(
     ``hpcrun.report`` after the signal.
 
     Args:
-        code: the script's exit code, -n for signal n.
+        code: the script's exit code, -n for signal n; None: the signal came before the script started.
         saved: the step that the script reported as saved after the signal.
     """
     step = {} if saved is None else {"step": saved}
@@ -60,9 +60,13 @@ def note_stop(
     note(run, "stopped", attempt, cause=reason.name.lower(), **facts)
 
 
-def stop_facts(code: int, *, committed: bool = False) -> dict[str, Any]:
-    """Return the fields of the event ``stopped`` of a script that ended with ``code``."""
-    killed = {"killed": True} if died_of_stop(code) else {}
+def stop_facts(code: int | None, *, committed: bool = False) -> dict[str, Any]:
+    """Return the fields of the event ``stopped`` of a script that ended with ``code``.
+
+    Args:
+        code: None: the signal came before the script started.
+    """
+    killed = {"killed": True} if code is None or died_of_stop(code) else {}
     return {"committed": committed or code == exitcodes.UNFINISHED, "exit_code": code, **killed}
 
 

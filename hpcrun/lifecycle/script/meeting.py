@@ -1,6 +1,8 @@
 """The place where the ranks of a script meet: an address that leads to rank 0, and a port free there."""
 
 import os
+import sys
+from collections.abc import Callable
 
 from hpcrun.cluster.addresses import bound_address
 from hpcrun.cluster.distributed import DistributedConfig
@@ -9,9 +11,13 @@ from hpcrun.cluster.interfaces import gloo_interface, meeting_addresses
 from hpcrun.cluster.launchers import LOOPBACK, step_hosts
 from hpcrun.cluster.ports import is_free, listen, port_candidates, wanted_ports
 from hpcrun.lifecycle.greeting import answer, leads_to
-from hpcrun.run.directory import RunDirectory
+from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.events import Attempt
-from hpcrun.run.rendezvous import Meeting, MeetingBoard
+from hpcrun.run.rendezvous import Meeting, MeetingBoard, MeetingStopped, ScriptEnded
+
+
+class RankZeroFailed(RunError):
+    """The script of rank 0 has failed before this rank has met it."""
 
 
 def meeting_place(
@@ -21,6 +27,7 @@ def meeting_place(
     board: MeetingBoard,
     timeout: float,
     interface: str | None,
+    stop: Callable[[], bool],
 ) -> DistributedConfig:
     """Return ``config`` with an address that leads from here to rank 0, and a port that is free there.
 
@@ -29,18 +36,24 @@ def meeting_place(
     Args:
         timeout: seconds to meet.
         interface: ``job.interface``.
+        stop: says if this rank has been told to stop.
 
     Raises:
         ClusterError: rank 0 finds no free port.
         RunError: rank 0 published nothing in time, or none of its addresses leads to it.
+        RankZeroFailed: its script has ended with a failure.
+        MeetingStopped: this rank has been told to stop, or the script of rank 0 has stopped.
     """
+    if config.launch_method == "single":
+        # A launcher, or the script, listens there: several jobs may share this machine.
+        return config.model_copy(update={"master_port": _free_port(f"{run.path} {attempt.owner}")})
     if config.launch_method not in ("slurm", "local"):
         return config
     if config.rank == 0:
         address, port = _invite(run, attempt, board, interface)
         peers = step_hosts(os.environ)
     else:
-        address, port = board.meet(_connect, timeout)
+        address, port = _join(board, timeout, stop)
         peers = [address, *step_hosts(os.environ)]
     if config.launch_method == "slurm":
         os.environ.update(gloo_interface(os.environ, peers))
@@ -58,14 +71,39 @@ def _invite(
     # Jobs of the local cluster that start in the same second have the same id, hence the run in the key.
     key = f"{run.path} {attempt.owner}"
     listener = listen(port_candidates(f"{key} greeting"))
-    # The script binds the port seconds later: other jobs had better try other ports.
-    port = next((port for port in wanted_ports(os.environ, key) if is_free("", port)), None)
-    if port is None:
-        raise ClusterError("no free port for rank 0; look with `ss -ltn` at what holds them")
+    port = _free_port(key)
     meeting = Meeting(tuple(addresses), listener.getsockname()[1], script_port=port)
     answer(listener, meeting.key)
     board.publish(meeting)
     return next((name for name in addresses if bound_address(name)), LOOPBACK), port
+
+
+def _free_port(key: str) -> int:
+    """Return a port that is free here. The script binds it seconds later: other jobs try other ports."""
+    port = next((port for port in wanted_ports(os.environ, key) if is_free("", port)), None)
+    if port is None:
+        raise ClusterError("no free port for rank 0; look with `ss -ltn` at what holds them")
+    return port
+
+
+def _join(board: MeetingBoard, timeout: float, stop: Callable[[], bool]) -> tuple[str, int]:
+    """Return the address of rank 0 and the port of its script."""
+    try:
+        return board.meet(_connect, timeout, stop)
+    except ScriptEnded as ended:
+        meeting = ended.meeting
+    if meeting.end == "failed":
+        raise RankZeroFailed(
+            "rank 0's script failed before this rank met it; the script is not started here, and the log of "
+            "rank 0 has the cause"
+        )
+    if meeting.end == "stopped":
+        print("hpcrun: rank 0's script has stopped already", file=sys.stderr, flush=True)
+        raise MeetingStopped
+    # A script whose ranks need each other does not end well without them. This one has its own work.
+    line = "rank 0's script has ended with exit code 0 already; the script starts without rank 0"
+    print(f"hpcrun: {line}", file=sys.stderr, flush=True)
+    return meeting.addresses[0], meeting.script_port
 
 
 def _connect(address: str, meeting: Meeting, patience: float) -> tuple[str, int] | None:

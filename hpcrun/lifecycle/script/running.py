@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,9 +28,10 @@ from hpcrun.lifecycle.signals import StopFlag, StopReason
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import record_heard_stop, record_unfinished
 from hpcrun.run.events import Attempt
-from hpcrun.run.rendezvous import MeetingBoard
+from hpcrun.run.rendezvous import End, MeetingBoard, MeetingStopped
 
 _PR_SET_PDEATHSIG = 1
+_ENDS: Mapping[int, End] = {exitcodes.DONE: "done", exitcodes.UNFINISHED: "stopped"}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -71,12 +72,21 @@ def run_script(
 
     Raises:
         UserError: the program cannot be started.
-        RunError: rank 0 published no port in time, or cannot be reached.
+        RunError: rank 0 published no port in time, cannot be reached, or its script has failed.
     """
     # The meeting may set variables for gloo, hence before the environment is read.
     folder = run.attempt_logs(attempt.job, attempt.restart)
-    board = MeetingBoard(run, attempt, first=config.local_rank == 0)
-    met = meeting_place(run, attempt, config, board, terms.timeout, terms.interface)
+    step = os.environ.get("SLURM_STEP_ID", "")
+    board = MeetingBoard(run, attempt, first=config.local_rank == 0, step=step)
+    try:
+        met = meeting_place(
+            run, attempt, config, board, terms.timeout, terms.interface, lambda: bool(flag.reason)
+        )
+    except MeetingStopped:
+        return _unstarted(run, attempt, config, board, flag)
+    if flag.reason:
+        # The script would never hear the signal, and the ranks that still waited for rank 0 have ended.
+        return _unstarted(run, attempt, config, board, flag)
     with ProgressWatch(run, attempt, config.rank, config.world_size) as progress:
         environ = {
             "PYTHONUNBUFFERED": "1",
@@ -92,7 +102,7 @@ def run_script(
         if config.rank == 0:
             progress.note_start()
         code = Watch(child, run, attempt, flag, config, terms.warning, progress).wait(terms.grace)
-        board.clear()
+        _close(board, "stopped" if flag.reason else _ENDS.get(code, "failed"))
         progress.look(last=True)
         if flag.reason:
             how = f"{flag.reason.name.lower()}, its exit code {code}"
@@ -119,12 +129,41 @@ def run_script(
     return _own_code(code if code >= 0 else 128 - code)
 
 
-def _record_heard(folder: Path, reason: StopReason, code: int) -> None:
+def _record_heard(folder: Path, reason: StopReason, code: int | None) -> None:
     """Leave a record for the case that rank 0, on another node, does not hear the signal in time."""
     try:
         record_heard_stop(folder, reason.name.lower(), code)
     except OSError as error:
         print(f"hpcrun: the signal to stop is not recorded: {error}", file=sys.stderr, flush=True)
+
+
+def _unstarted(
+    run: RunDirectory,
+    attempt: Attempt,
+    config: DistributedConfig,
+    board: MeetingBoard,
+    flag: StopFlag,
+) -> int:
+    """Leave before the script has started; return the exit code of an orderly stop."""
+    _close(board, "stopped")
+    if flag.reason:
+        why = flag.reason.name.lower()
+        line = f"told to stop before the script started here ({why})"
+        print(f"hpcrun: {line}", file=sys.stderr, flush=True)
+        if config.rank == 0:
+            note_stop(run, attempt, flag.reason, None, None)
+        else:
+            _record_heard(run.attempt_logs(attempt.job, attempt.restart), flag.reason, None)
+    return exitcodes.DONE
+
+
+def _close(board: MeetingBoard, end: End) -> None:
+    """Tell the ranks that start late that they need not look for rank 0."""
+    try:
+        board.publish_end(end)
+    except OSError as error:
+        print(f"hpcrun: the end of the script is not published: {error}", file=sys.stderr)
+    board.clear()
 
 
 def _start(
