@@ -14,7 +14,7 @@ from hpcrun.config import load_resolved
 from hpcrun.launch import by_hand, local_job
 from hpcrun.launch.errors import LaunchError
 from hpcrun.launch.pace import pauses
-from hpcrun.launch.slurm_jobs import PATIENCE, Answer, slurm_states
+from hpcrun.launch.slurm_jobs import PATIENCE, Answer, kill_steps, slurm_states
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, read_events, record_event
 from hpcrun.run.files import read_json
@@ -174,14 +174,8 @@ def kill(run: RunDirectory) -> str:
     executor, job, waiting, through = _live_job(run)
     if _told_here(run, executor, job, local_job.KILL, signal.SIGKILL):
         return f"job {job}: killed"
-    # The ranks run in step 0, or after a job.node_setup and a job.preflight (two steps at most) in a later
-    # step. The batch script lives on and records the end. No step is there before the ranks start, or in
-    # another program's script.
-    killed = [
-        slurm.run(slurm.scancel_command(job, signal="KILL", step=step, cluster=through))
-        for step in range(4)
-    ]
-    if waiting or all(answer.returncode for answer in killed):
+    # No step is there before the first srun, or in another program's script.
+    if waiting or not kill_steps(job, through):
         _checked(slurm.scancel_command(job, cluster=through))
     _note_cancelled(run, job)
     return f"job {job}: killed"

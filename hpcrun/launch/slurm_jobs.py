@@ -50,6 +50,19 @@ def slurm_states(asked: Sequence[tuple[RunDirectory, str]], cluster: str | None 
     return Answer(found, answered)
 
 
+def kill_steps(job: str, cluster: str | None = None) -> bool:
+    """Send SIGKILL to all steps of ``job``; return whether a step got it.
+
+    The batch script lives on and records the end.
+    """
+    listed = slurm.run(slurm.squeue_steps_command(job, cluster))
+    killed = [
+        slurm.run(slurm.scancel_command(job, signal="KILL", step=step, cluster=cluster))
+        for step in slurm.parse_steps(listed.stdout)
+    ]
+    return any(answer.returncode == 0 for answer in killed)
+
+
 def _is_of_another(run: RunDirectory, job: str, name: str, cluster: str | None) -> bool:
     """Return whether the id now belongs to another job, as after a new installation of the cluster.
 

@@ -43,19 +43,28 @@ def test_a_job_that_ended_preempted_with_a_finished_run_is_finished(
     assert jobs.state(run).word == "failed"
 
 
-@pytest.mark.parametrize(("steps", "whole"), [("7.0", False), ("7.1", False), ("none", True)])
-def test_cancel_now_reaches_the_ranks_also_after_a_node_setup(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: str, whole: bool
+@pytest.mark.parametrize(
+    ("steps", "killed"),
+    [
+        ("7.batch 7.0", ["--signal=KILL 7.0"]),
+        ("7.extern 7.0 7.12", ["--signal=KILL 7.0", "--signal=KILL 7.12"]),
+        ("7.batch", ["7"]),
+        ("", ["7"]),
+    ],
+)
+def test_cancel_now_reaches_all_steps_and_a_job_without_steps_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: str, killed: list[str]
 ) -> None:
-    """The step of the ranks is the second one there; a job without steps is cancelled as a whole."""
     calls = tmp_path / "calls"
-    (tmp_path / "scancel").write_text(
-        f'#!/bin/bash\necho "$*" >> {calls}\n[[ "$*" = 7 || "$*" = *" {steps}" ]]\n'
-    )
-    (tmp_path / "scancel").chmod(0o755)
+    for name, line in {
+        "squeue": f"printf '%s\\n' {steps}",
+        "scancel": f'echo "$*" >> {calls}',
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{line}\n")
+        (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     live = jobs.RunState("running", "", True, "slurm", "7")
     monkeypatch.setattr(jobs, "state", lambda _: live)
     run = create(tmp_path / "a", "x", {})
     assert jobs.kill(run) == "job 7: killed"
-    assert ("7" in calls.read_text().splitlines()) is whole
+    assert calls.read_text().splitlines() == killed

@@ -12,6 +12,7 @@ from hpcrun.cluster.slurm.answers import (
     parse_show_job,
     parse_sinfo,
     parse_squeue,
+    parse_steps,
 )
 from hpcrun.cluster.slurm.commands import (
     sacct_command,
@@ -26,6 +27,7 @@ from hpcrun.cluster.slurm.commands import (
     sinfo_command,
     squeue_command,
     squeue_dependents_command,
+    squeue_steps_command,
 )
 from hpcrun.cluster.slurm.dependents import Dependent, parse_dependents
 from hpcrun.cluster.slurm.programs import (
@@ -61,6 +63,7 @@ __all__ = [
     "parse_show_job",
     "parse_sinfo",
     "parse_squeue",
+    "parse_steps",
     "reason_in_words",
     "run",
     "sacct_command",
@@ -76,5 +79,6 @@ __all__ = [
     "sinfo_command",
     "squeue_command",
     "squeue_dependents_command",
+    "squeue_steps_command",
     "unix_time",
 ]

@@ -63,6 +63,12 @@ def parse_squeue(text: str) -> dict[str, JobInfo]:
     return jobs
 
 
+def parse_steps(text: str) -> list[int]:
+    """Return the numbers of the steps that srun has started; the batch script's step has none."""
+    ids = (line.strip().rpartition(".") for line in text.splitlines())
+    return sorted({int(step) for job, _, step in ids if job and step.isdecimal()})
+
+
 def parse_sacct(text: str) -> list[JobRecord]:
     """Return one record a row, in sacct's order, which for one job is that of its attempts."""
     records = []

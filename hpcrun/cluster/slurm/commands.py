@@ -29,6 +29,12 @@ def squeue_command(job_ids: Sequence[str], cluster: str | None = None) -> list[s
     ]
 
 
+def squeue_steps_command(job_id: str, cluster: str | None = None) -> list[str]:
+    """Build the query for the steps of one job that have not ended."""
+    job = _checked(job_id)
+    return ["squeue", *_of(cluster), "--noheader", "--steps", "--format=%i", f"--jobs={job}"]
+
+
 def squeue_dependents_command() -> list[str]:
     """Build the query for the user's jobs that wait, with what they wait for and what they run."""
     return ["squeue", "--noheader", "--me", "--states=PENDING", "--format=%i|%E|%o"]
