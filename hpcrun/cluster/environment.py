@@ -52,6 +52,7 @@ _NAMES = frozenset(
         "MASTER_PORT",
         "OMPI_UNIVERSE_SIZE",
         "HPCRUN_LOCAL_CLUSTER",
+        "HPCRUN_LOCAL_JOB",
         "HPCRUN_GPU_JOB",
     }
 )

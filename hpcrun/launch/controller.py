@@ -31,6 +31,7 @@ from hpcrun.launch.local_job import (
     write_status,
 )
 from hpcrun.launch.orphans import adopt_orphans, bury_orphans, started_apart
+from hpcrun.launch.survivors import end_survivors_of
 from hpcrun.launch.task_environment import host_name, job_environment, step_environment
 from hpcrun.run.endings import Exit, record_exit, record_failure
 
@@ -110,8 +111,7 @@ class Attempt:
         self._failed = False
         self._ending: str | None = None
         self._warning = signal.Signals[f"SIG{request.warn_signal}"]
-        self.warned = False
-        self._setting_up = False
+        self.warned = self._setting_up = False
         self.tasks: list[_Task] = []
 
     def start_node_setup(self) -> bool:
@@ -169,10 +169,9 @@ class Attempt:
         failed = next((task for task in self.tasks if task.code), None)
         if failed is None or self._ending is not None:
             return
-        try:
+        told: list[str] = []
+        with contextlib.suppress(OSError):
             told = self._node_log(failed.host).read_text(errors="replace").strip().splitlines()
-        except OSError:
-            told = []
         # The last line is our own; the one above it is the command's.
         words = " ".join(told[-2:-1]) or f"exit code {failed.code}"
         with _full_disk_tolerated(f"the failure of {failed.host}"):
@@ -385,15 +384,16 @@ def main(arguments: Sequence[str]) -> None:
     orders = _Orders()
     orders.install()
     adopt_orphans()
-    # The submitter waits for this first one: without it there is no job.
-    write_status(Path(request.folder), own_status(request, "PENDING", 0, []))
-    final: State = "FAILED"
-    restart = 0
-    try:
-        final, restart = run_job(request, orders)
-    finally:
-        tell(request, final, restart)
-        say(f"job {request.job_id}: {final}")
+    with end_survivors_of(request.folder):
+        # The submitter waits for this first one: without it there is no job.
+        write_status(Path(request.folder), own_status(request, "PENDING", 0, []))
+        final: State = "FAILED"
+        restart = 0
+        try:
+            final, restart = run_job(request, orders)
+        finally:
+            tell(request, final, restart)
+            say(f"job {request.job_id}: {final}")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import socket
 import time
 
 from hpcrun.launch.local_job import JobRequest
+from hpcrun.launch.survivors import MARK
 
 
 def host_name(node: int) -> str:
@@ -20,6 +21,7 @@ def job_environment(request: JobRequest, restart: int) -> dict[str, str]:
         layout += f"(x{request.nodes})"
     environ = {
         "HPCRUN_LOCAL_CLUSTER": "1",
+        MARK: request.folder,
         "SLURM_JOB_ID": request.job_id,
         "SLURM_JOBID": request.job_id,
         "SLURM_CLUSTER_NAME": "local",

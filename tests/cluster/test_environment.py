@@ -25,6 +25,7 @@ def test_nothing_of_another_job_survives(
         "PMI_RANK": "0",
         "OMPI_COMM_WORLD_RANK": "0",
         "HPCRUN_LOCAL_CLUSTER": "1",
+        "HPCRUN_LOCAL_JOB": "/runs/a/logs/1",
     }
     assert set(scrub(inherited)) == {"CUDA_VISIBLE_DEVICES"}
 
