@@ -65,13 +65,15 @@ def keep_away(
 
 
 def remember(run: RunDirectory, verdict: Verdict) -> None:
-    """Write the node that a crash points at, if it does, into the user's ledger of nodes."""
-    crash = verdict.diagnosis if verdict.cause is Cause.CRASH else None
-    if crash is None or crash.host is None or not blames_node(crash):
+    """Write the nodes that a crash or a preflight points at, if any, into the user's ledger of nodes."""
+    found = verdict.diagnosis
+    if found is None or found.host is None or not blames_node(found):
+        return
+    if verdict.cause is not Cause.CRASH and not found.unfit:
         return
     try:
-        for host in crash.unfit or (crash.host,):
-            blame(ledger_path(), host, crash.line, str(run.path))
+        for host in found.unfit or (found.host,):
+            blame(ledger_path(), host, found.line, str(run.path))
     except OSError as error:
         _print(f"the ledger of nodes is not written: {error}")
 

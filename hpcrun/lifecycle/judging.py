@@ -282,6 +282,13 @@ TABLE: tuple[Row, ...] = (
         _of_node_line,
     ),
     Row(
+        # The run has done nothing: its budget for crashes is for what its ranks do.
+        "a preflight found nodes unfit",
+        lambda e: e.diagnosis is not None and e.diagnosis.unfit,
+        Cause.NODE_FAILURE,
+        lambda e: e.diagnosis.line if e.diagnosis else "",
+    ),
+    Row(
         "the input is bad",
         _bad_input,
         Cause.BAD_INPUT,

@@ -132,6 +132,7 @@ def settle(
     step = last_committed(events)
     crashed = diagnosis if cause is Cause.CRASH else None
     words = {"failure": crashed.words} if crashed and _repeats(crashed) else {}
+    named = cause in (Cause.CRASH, Cause.HANG) or (unlaunched is not None and unlaunched.unfit)
     step_at_end = crashed.step if crashed else step
     ended = Event("ended", time.time(), attempt, cause.value, step_at_end, words)
     # Not those of the newest job in the log: this one may have failed before it wrote a word there.
@@ -142,7 +143,7 @@ def settle(
     unnamed = unlaunched is not None and not unlaunched.unfit
     mistake = cause is Cause.CRASH and is_of_node(evidence)
     elsewhere = second and decision.restart and (unnamed or mistake)
-    host = host_of(evidence) if cause in (Cause.CRASH, Cause.HANG) else None
+    host = host_of(evidence) if named else None
     record_event(
         run,
         "ended",

@@ -4,11 +4,9 @@ Orders come as JSON lines on standard input, answers go as JSON lines to standar
 `hpcrun netcheck`. Each answer is short: srun mixes long lines of different tasks.
 """
 
-import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -17,10 +15,10 @@ from typing import Any
 
 from hpcrun.cluster.devices import visible_gpus
 from hpcrun.preflight import node
+from hpcrun.preflight.child import Child
 from hpcrun.preflight.gpus import read_gpus, read_xids
 
 _GEMM = (sys.executable, "-m", "hpcrun.preflight.gemm")
-_LONGEST = 300
 
 
 class Agent:
@@ -28,7 +26,7 @@ class Agent:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._gemm: subprocess.Popen[str] | None = None
+        self._gemm: Child | None = None
 
     def say(self, **words: Any) -> None:
         """Print one answer."""
@@ -53,20 +51,13 @@ class Agent:
 
     def close(self) -> None:
         """End the child."""
-        if self._gemm is not None and self._gemm.poll() is None:
+        if self._gemm is not None:
             self._gemm.kill()
 
     def _look(self, order: Mapping[str, Any]) -> None:
         gpus = order["gpus"]
         # Its imports take longest, so that it begins first.
-        self._gemm = subprocess.Popen(
-            [*_GEMM, *(["cpu"] if gpus == 0 else [])],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-        )
+        self._gemm = Child([*_GEMM, *(["cpu"] if gpus == 0 else [])])
         run, hosts = order["run"], order["hosts"]
         self.fact("versions", node.versions())
         self.fact("limits", node.limits())
@@ -97,19 +88,11 @@ class Agent:
 
     def _wait(self, order: Mapping[str, Any]) -> None:
         assert self._gemm is not None
-        try:
-            out, words = self._gemm.communicate(timeout=order["seconds"])
-        except subprocess.TimeoutExpired:
-            self._gemm.kill()
-            self.fact("gemm", {"problem": f"no result within {order['seconds']:g} s"})
-            return
-        for line in out.splitlines():
-            with contextlib.suppress(ValueError):
-                record = json.loads(line)
-                self.fact("product" if "device" in record else "libraries", record)
-        if self._gemm.returncode != 0:
-            last = (words.strip().splitlines() or [f"exit code {self._gemm.returncode}"])[-1]
-            self.fact("gemm", {"problem": last[:_LONGEST], "code": self._gemm.returncode})
+        problem = self._gemm.wait(order["imports"], order["seconds"])
+        for record in self._gemm.records():
+            self.fact("product" if "device" in record else "libraries", record)
+        if problem is not None:
+            self.fact("gemm", problem)
 
 
 def main() -> None:

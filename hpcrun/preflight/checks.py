@@ -43,7 +43,12 @@ def node_results(measured: Measured) -> list[Result]:
             remedy = "exclude the node; `scontrol show node` says what Slurm knows of the node"
             found.append(Result("starts", node, "fail", measured.silent[node], remedy))
             continue
-        found.append(Result("starts", node, "pass", "answers"))
+        if node in measured.late:
+            words = f"answers the second time only: {measured.late[node]}"
+            remedy = "see the file system that the interpreter and the packages come from"
+            found.append(Result("starts", node, "warn", words, remedy))
+        else:
+            found.append(Result("starts", node, "pass", "answers"))
         facts = measured.facts.get(node, {})
         for name, check in CHECKS.items():
             found += [Result(name, node, *told) for told in check(facts, measured.asked)]

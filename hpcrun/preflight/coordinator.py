@@ -14,16 +14,19 @@ from hpcrun.preflight.measured import Asked, Measured
 _LISTS = frozenset({"space", "device", "product"})
 _CLOCK_READINGS = 5
 _CLOCK_PATIENCE = 2.0
-# Seconds for the answers to each order. Torch may be imported by all nodes from one slow file system.
+# Seconds for the answers to each order.
 _LOOK, _WRITE, _READ, _GEMM = 60.0, 30.0, 60.0, 120.0
+# Seconds for the import of torch, by all nodes from one slow file system.
+_IMPORT = 300.0
 
 
 class Coordinator:
     """Asks all agents the same questions; a node that stops answering is asked no more.
 
     Args:
-        patience: seconds for the agents to start.
         folder: a shared folder, in which each node writes a file; None: no such check.
+        patience: seconds for the agents to start.
+        slack: a factor for all limits.
     """
 
     def __init__(
@@ -35,16 +38,18 @@ class Coordinator:
         folder: Path | None,
         interface: str | None = None,
         patience: float = 60.0,
+        slack: float = 1.0,
     ) -> None:
         self._fleet, self._folder = fleet, folder
-        self._interface, self._patience = interface, patience
+        self._interface, self._patience, self._slack = interface, patience, slack
         self._measured = Measured(list(nodes), asked)
 
     def run(self) -> Measured:
         """Gather the facts."""
         began = time.monotonic()
         measured = self._measured
-        self._collect(self._patience, "did not start", "hello")
+        patience = self._slack * self._patience
+        self._collect(patience, f"did not start within {patience:g} s", "hello")
         self._compare_clocks()
         asked = measured.asked
         look = {"gpus": asked.gpus, "run": asked.run, "interface": self._interface}
@@ -53,7 +58,9 @@ class Coordinator:
         self._ask({"type": "look", "hosts": hosts, **look}, _LOOK)
         if self._folder is not None:
             self._share(self._folder)
-        self._ask({"type": "gemm", "seconds": _GEMM}, _GEMM + 5)
+        limits = {"imports": self._slack * _IMPORT, "seconds": self._slack * _GEMM}
+        # The agent keeps these limits itself, and says which of them is over.
+        self._ask({"type": "gemm", **limits}, _IMPORT + _GEMM + 5)
         measured.seconds = round(time.monotonic() - began, 2)
         return measured
 
@@ -62,6 +69,7 @@ class Coordinator:
 
     def _ask(self, order: Mapping[str, Any], seconds: float) -> None:
         self._fleet.tell(order)
+        seconds *= self._slack
         self._collect(seconds, f"no answer to {order['type']!r} within {seconds:g} s", "done")
 
     def _collect(self, seconds: float, why: str, last: str) -> None:

@@ -26,6 +26,7 @@ class Measured:
     """All facts of a preflight.
 
     ``facts``: of each node, by section. ``silent``: nodes without an answer, and the reason.
+    ``late``: nodes that answered the second time only, and the reason of the first time.
     ``offsets``: seconds by which a node's clock is ahead of the coordinator's, with the uncertainty.
     """
 
@@ -33,8 +34,22 @@ class Measured:
     asked: Asked
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     silent: dict[str, str] = field(default_factory=dict)
+    late: dict[str, str] = field(default_factory=dict)
     offsets: dict[str, tuple[float, float]] = field(default_factory=dict)
     seconds: float = 0.0
+
+    def add_second(self, again: "Measured") -> None:
+        """Take the facts of the nodes that were silent and have been asked once more."""
+        for node in again.nodes:
+            first = self.silent.pop(node)
+            if node in again.silent:
+                self.silent[node] = f"{again.silent[node]}; before: {first}"
+            else:
+                self.late[node] = first
+            # The first answers of a node that then fell silent are older.
+            self.facts[node] = again.facts.get(node, {})
+        self.offsets.update(again.offsets)
+        self.seconds = round(self.seconds + again.seconds, 2)
 
 
 @dataclass(frozen=True)

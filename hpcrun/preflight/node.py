@@ -6,7 +6,6 @@ import os
 import platform
 import resource
 import socket
-import tempfile
 import time
 from collections.abc import Sequence
 from importlib import metadata
@@ -39,10 +38,19 @@ def limits(rdma: Path = _RDMA) -> dict[str, Any]:
 
 def spaces(run: str | None) -> list[dict[str, Any]]:
     """Return the free bytes and files of /dev/shm, the temporary folder and the run directory."""
-    places = [("/dev/shm", "/dev/shm"), ("temporary folder", tempfile.gettempdir())]
+    places = [("/dev/shm", "/dev/shm"), ("temporary folder", _temporary_folder())]
     if run is not None:
         places.append(("run directory", run))
     return [{"what": what, "path": path, **_space(path)} for what, path in places]
+
+
+def _temporary_folder() -> str:
+    """Return the folder that programs use for temporary files.
+
+    tempfile.gettempdir() writes into each candidate, and raises an error on a node that can write to none.
+    """
+    given = (os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP"))
+    return next((folder for folder in given if folder and Path(folder).is_dir()), "/tmp")
 
 
 def _space(path: str) -> dict[str, Any]:

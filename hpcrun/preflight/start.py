@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hpcrun.network.check import fleet
@@ -23,6 +23,10 @@ _OF_RANKS = (
 )
 
 
+# A second start gets this many times the time of the first.
+_SECOND = 2.0
+
+
 def check_nodes(
     nodes: Sequence[str],
     asked: Asked,
@@ -35,8 +39,6 @@ def check_nodes(
 ) -> Measured:
     """Check ``nodes`` of this allocation, in the environment of the ranks.
 
-    A node on which srun can start no task keeps the others from starting, so that they start once more.
-
     Args:
         folder: a shared folder, in which the nodes write and read files; None: no such check.
         interface: ``job.interface``.
@@ -45,22 +47,13 @@ def check_nodes(
     """
     own = {name: value for name, value in environ.items() if name not in _OF_RANKS}
     agent = [*container, python or sys.executable, *_AGENT]
-    lost: dict[str, str] = {}
-    while True:
-        here = [node for node in nodes if node not in lost]
+
+    def begin(here: Sequence[str]) -> fleet.Fleet:
         command = fleet.srun_command(here, agent)
         command[1:1] = ["--mem=0", "--cpu-bind=none", "--export=ALL"]
-        started = fleet.Processes([(command, own)])
-        measured = _talk(started, here, asked, folder, interface)
-        dead = fleet.not_launched(started.words(), here)
-        if lost or not dead or len(dead) == len(here) or len(measured.silent) < len(here):
-            break
-        lost = dict.fromkeys(dead, "srun cannot start a task there")
-    if len(measured.silent) == len(here) and not lost:
-        words = " ".join(started.words().split())[:300]
-        measured.silent = dict.fromkeys(here, words or "no answer")
-    measured.nodes, measured.silent = list(nodes), lost | measured.silent
-    return measured
+        return fleet.Processes([(command, own)])
+
+    return check_twice(begin, nodes, asked, folder, interface)
 
 
 def check_here(
@@ -69,18 +62,59 @@ def check_here(
     """Check this machine by ``count`` processes in place of nodes."""
     names = [f"local{index}" for index in range(count)]
     command = [sys.executable, *_AGENT]
-    started = fleet.Processes([(command, {**environ, "HPCRUN_CHECK_NAME": name}) for name in names])
-    return _talk(started, names, asked, folder, None)
+
+    def begin(here: Sequence[str]) -> fleet.Fleet:
+        return fleet.Processes([(command, {**environ, "HPCRUN_CHECK_NAME": name}) for name in here])
+
+    return check_twice(begin, names, asked, folder, None)
 
 
-def _talk(
-    started: fleet.Processes,
-    nodes: list[str],
+def check_twice(
+    begin: Callable[[Sequence[str]], fleet.Fleet],
+    nodes: Sequence[str],
     asked: Asked,
     folder: Path | None,
     interface: str | None,
 ) -> Measured:
+    """Check ``nodes``, and check those once more that do not answer in time.
+
+    A slow file system delays the start of an agent on a sound node. A node is unfit if it is silent twice, or
+    if srun says that it can start no task there. Such a node keeps the others from starting, so that the
+    others start once more.
+
+    Args:
+        begin: starts an agent on each of the nodes that it gets.
+    """
+    lost: dict[str, str] = {}
+    while True:
+        here = [node for node in nodes if node not in lost]
+        started, measured = _talk(begin, here, asked, folder, interface)
+        dead = fleet.not_launched(started.words(), here)
+        if lost or not dead or len(dead) == len(here) or len(measured.silent) < len(here):
+            break
+        lost = dict.fromkeys(dead, "srun cannot start a task there")
+    if measured.silent:
+        late = list(measured.silent)
+        started, again = _talk(begin, late, asked, folder, interface, slack=_SECOND)
+        measured.add_second(again)
+    if len(measured.silent) == len(here) and not lost:
+        words = " ".join(started.words().split())[:300]
+        measured.silent = dict.fromkeys(here, words or "no answer")
+    measured.nodes, measured.silent = list(nodes), lost | measured.silent
+    return measured
+
+
+def _talk(
+    begin: Callable[[Sequence[str]], fleet.Fleet],
+    nodes: list[str],
+    asked: Asked,
+    folder: Path | None,
+    interface: str | None,
+    slack: float = 1.0,
+) -> tuple[fleet.Fleet, Measured]:
+    started = begin(nodes)
     try:
-        return Coordinator(started, nodes, asked, folder=folder, interface=interface).run()
+        talk = Coordinator(started, nodes, asked, folder=folder, interface=interface, slack=slack)
+        return started, talk.run()
     finally:
         started.close()

@@ -13,6 +13,9 @@ FIRST = Attempt("7", 0)
 CRASH = Diagnosis("rank 1 on n2: ValueError: bad", 1, "n2", 5, None, 2)
 HANG = Diagnosis("rank 1 on n2 is behind", 1, "n2", 5, None, 0, hang=True)
 WRONG = Diagnosis("rank 1 on n2: no such file", 1, "n2", None, None, 0, bad_input=True)
+UNFIT = Diagnosis(
+    "preflight on n2: ecc: 5 errors", None, "n2", None, None, 0, node_fault=True, unfit=("n2",)
+)
 NODE = Diagnosis("rank 1 on n2: execve()", 1, "n2", None, None, 0, node_fault=True)
 
 
@@ -87,6 +90,10 @@ CASES = {
     "a mistake that other nodes may not have": (
         evidence(event("bad-input", reason="no such file", host="n1"), code=2, of_node=True),
         (Cause.CRASH, "n1: no such file"),
+    ),
+    "a preflight found nodes unfit": (
+        evidence(code=1, diagnosis=UNFIT),
+        (Cause.NODE_FAILURE, "preflight on n2: ecc: 5 errors"),
     ),
     "the input is bad": (
         evidence(code=2, diagnosis=WRONG),

@@ -7,8 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from hpcrun.cluster.ledger import blames, ledger_path
 from hpcrun.diagnose.causes import blames_node
 from hpcrun.diagnose.launching import launch_failure
+from hpcrun.lifecycle.bad_nodes import remember
+from hpcrun.lifecycle.history import Cause
+from hpcrun.lifecycle.policy import Budgets
+from hpcrun.lifecycle.settle import settle
+from hpcrun.run.directory import create
+from hpcrun.run.events import Attempt, read_events
 from hpcrun.run.files import read_json
 from hpcrun.run.unfit import record_report
 from tests import jobs
@@ -65,6 +72,26 @@ def test_a_report_with_a_failure_is_the_cause_of_the_attempt_and_blames_the_node
     assert not blames_node(found)
     record_report(tmp_path, {"cause": None, "unfit": {}})
     assert launch_failure("", "", worked=False, logs=tmp_path) is None
+
+
+def test_unfit_nodes_use_the_budget_of_node_failures_and_are_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    run, first = create(tmp_path / "a", "x", {}), Attempt("7", 0)
+    folder = run.attempt_logs("7", 0)
+    folder.mkdir(parents=True)
+    line = "preflight on n2: ecc: GPU 0: 5 uncorrected ECC errors"
+    record_report(folder, {"cause": line, "unfit": {"n2": "ecc", "n5": "xid"}})
+    verdict = settle(run, first, 1, Budgets(crash=0))
+    assert (verdict.cause, verdict.line) == (Cause.NODE_FAILURE, line)
+    assert verdict.decision.restart
+    assert read_events(run)[-1].fields["host"] == "n2"
+    remember(run, verdict)
+    assert [one.node for one in blames(ledger_path(), 0.0)] == ["n2", "n5"]
+    # A failure that is the same on all nodes is the job's.
+    record_report(folder, {"cause": "preflight: gpus: 0 of 4", "unfit": {}})
+    assert settle(run, first, 1, Budgets(crash=0)).cause is Cause.CRASH
 
 
 def test_a_local_job_is_checked_before_its_ranks(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_a_node_that_cannot_write_is_left_out_and_the_job_finishes(bench: Bench)
     assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
     node = bad.read_text().strip()
     ended = jobs.events(run, "ended")
-    assert [event.cause for event in ended] == ["crash", "finished"], bench.story(run)
+    assert [event.cause for event in ended] == ["node-failure", "finished"], bench.story(run)
     assert ended[0].fields["host"] == node
     assert f"preflight on {node}: run directory: cannot write" in ended[0].fields["reason"]
     assert [event.fields["hosts"] for event in jobs.events(run, "excluded")] == [[node]]

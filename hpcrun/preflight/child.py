@@ -1,0 +1,64 @@
+"""The child process of an agent, which imports torch and prints a line of JSON for each result."""
+
+import contextlib
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+_TICK, _LAST = 0.1, 5.0
+_LONGEST = 300
+
+
+class Child:
+    """A program whose first line says that its imports are done.
+
+    Its output goes to files in memory: a full disk is a finding of other checks.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._output, self._errors = os.memfd_create("output"), os.memfd_create("errors")
+        self._process = subprocess.Popen(
+            list(command), stdin=subprocess.DEVNULL, stdout=self._output, stderr=self._errors
+        )
+
+    def wait(self, imports: float, seconds: float) -> dict[str, Any] | None:
+        """Wait for the end of the program; return what went wrong, or None.
+
+        Args:
+            imports: seconds until its first line.
+            seconds: seconds from the first line to its end.
+        """
+        until, imported = time.monotonic() + imports, False
+        while (code := self._process.poll()) is None:
+            if not imported and b"\n" in _read(self._output):
+                until, imported = time.monotonic() + seconds, True
+            if time.monotonic() >= until:
+                self.kill()
+                what = f"no result within {seconds:g} s"
+                return {"problem": what if imported else f"torch not imported in {imports:g} s"}
+            time.sleep(_TICK)
+        if code == 0:
+            return None
+        words = _read(self._errors).decode(errors="replace").strip().splitlines()
+        return {"problem": (words or [f"exit code {code}"])[-1][:_LONGEST], "code": code}
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Yield the results that the program has printed."""
+        for line in _read(self._output).splitlines():
+            with contextlib.suppress(ValueError):
+                yield json.loads(line)
+
+    def kill(self) -> None:
+        """End the program, if it still runs."""
+        if self._process.poll() is None:
+            self._process.kill()
+            # A program that waits for a dead file server cannot be ended.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=_LAST)
+
+
+def _read(descriptor: int) -> bytes:
+    return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
