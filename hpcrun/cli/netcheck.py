@@ -95,7 +95,8 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _print(measured, found)
     if arguments.png is not None:
-        write_png(arguments.png, measured.nodes, measured.transfers)
+        bad = {node for one in found for node in one.nodes}
+        write_png(arguments.png, measured.nodes, measured.transfers, bad)
     return int(bool(found))
 
 

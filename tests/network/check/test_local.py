@@ -158,10 +158,24 @@ def test_a_picture_without_matplotlib_is_one_sentence(
         write_png(tmp_path / "a.png", ["a"], [])
 
 
-def test_a_picture_is_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [2, 8, 200])
+def test_a_picture_is_written(tmp_path: Path, count: int) -> None:
     pytest.importorskip("matplotlib")
-    write_png(tmp_path / "a.png", ["a", "b"], [Transfer("a", "b", 1e10)])
+    nodes = [f"n{number}" for number in range(count)]
+    transfers = [
+        Transfer(one, other, None if "n1" in (one, other) else 1e10)
+        for one in nodes[:8]
+        for other in nodes[:8]
+        if one != other
+    ]
+    write_png(tmp_path / "a.png", nodes, transfers, {"n1"})
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_of_an_unknown_kind_is_one_sentence(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    with pytest.raises(NetworkError, match=r"a\.xyz: cannot be written"):
+        write_png(tmp_path / "a.xyz", ["a", "b"], [Transfer("a", "b", 1e10)])
 
 
 def test_json_of_a_check_has_no_nan() -> None:
