@@ -24,6 +24,7 @@ from hpcrun.lifecycle.policy import Budgets, of_script
 from hpcrun.lifecycle.script.running import ScriptTerms, run_script
 from hpcrun.lifecycle.second_start import tried_elsewhere
 from hpcrun.lifecycle.settle import settle_by_hand
+from hpcrun.lifecycle.shared_interface import AUTO, shared_interface
 from hpcrun.lifecycle.signals import StopFlag, end_helpers
 from hpcrun.printing import say_aside
 from hpcrun.run.commits import newest_commit
@@ -122,6 +123,7 @@ def _attempt(
                 nodes=distributed.num_nodes,
                 hosts=_slurm_hosts(distributed),
             )
+        config = _with_interface(config, run, attempt, distributed)
         _require_node(config, distributed)
         if config.command:
             launcher = _launcher(config, distributed)
@@ -306,6 +308,22 @@ def require_fit(config: Config, distributed: DistributedConfig) -> None:
         )
     if line is not None:
         raise known_to_all(line, distributed.rank)
+
+
+def _with_interface(
+    config: Config, run: RunDirectory, attempt: Attempt, distributed: DistributedConfig
+) -> Config:
+    """Return ``config`` with the interface that ``job.interface: auto`` stands for."""
+    if config.job.interface != AUTO:
+        return config
+    name = None
+    if distributed.num_nodes > 1 and distributed.launch_method != "local":
+        name = shared_interface(run, attempt, distributed, config.train.timeout)
+        if distributed.rank == 0:
+            print(
+                f"hpcrun: job.interface=auto: all nodes reach each other on {name[1:]}", flush=True
+            )
+    return config.model_copy(update={"job": config.job.model_copy(update={"interface": name})})
 
 
 def _require_node(config: Config, distributed: DistributedConfig) -> None:

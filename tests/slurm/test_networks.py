@@ -137,6 +137,15 @@ def test_the_interface_that_the_job_names_is_used_or_its_lack_is_one_line(bench)
     assert "it has eth0 (" in bench.result(lacking)["reason"]
 
 
+def test_auto_is_the_interface_on_which_the_nodes_reach_each_other(bench, two_networks):
+    # mgmt0 is up and has an address on both nodes, and leads nowhere.
+    run = bench.submit("auto", task="probe:Watched", job__interface="auto", restarts__crash=0)
+    assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
+    for rank in range(4):
+        seen = facts(bench, rank)["environ"]
+        assert (seen["GLOO_SOCKET_IFNAME"], seen["NCCL_SOCKET_IFNAME"]) == ("eth0", "=eth0")
+
+
 def test_gpus_that_cannot_be_used_end_the_run_with_one_line(bench):
     """The dev cluster's GPUs are allocated by Slurm, and the tests' torch is built for CPUs."""
     given = {"job.cpu": False, "job.gpus": 2}
