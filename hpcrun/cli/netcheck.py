@@ -1,7 +1,8 @@
-"""Check a job's network: names, latency, and the bandwidth of every pair of nodes.
+"""Check a job's network: names, latency, interfaces, ports, bandwidth, an all-reduce.
 
 Needs neither GPUs nor root. All pairs are measured in parallel rounds, so that
-16 nodes take 45 seconds. The verdict names a bad node, or a bad link.
+16 nodes take 45 seconds. The verdict names a bad node, a bad link, or a closed
+range of ports.
 
   hpcrun netcheck              in an allocation (salloc, sbatch/netcheck.sbatch)
   hpcrun netcheck --nodes 8    asks Slurm for 8 nodes first
@@ -29,13 +30,15 @@ from hpcrun.network.check import fleet
 from hpcrun.network.check.coordinator import Check, Options, Progress
 from hpcrun.network.check.heatmap import table, write_png
 from hpcrun.network.check.measured import Measured
-from hpcrun.network.check.report import as_data, node_lines, verdict_lines
+from hpcrun.network.check.ports import tried_ports
+from hpcrun.network.check.report import as_data, collective_line, node_lines, verdict_lines
 from hpcrun.network.check.verdict import THRESHOLD, Verdict, verdicts
 from hpcrun.printing import escaped, say, show_table
 
 _TOOLS = ("auto", "sockets", "iperf3")
 _MOST_LOCAL = 64
 _WIDE_TABLE = 40
+_ALL_REDUCE = 60.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,6 +70,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=Options.patience,
         metavar="S",
         help=f"seconds for the nodes to start (default {Options.patience:g})",
+    )
+    how.add_argument(
+        "--all-reduce",
+        type=float,
+        default=_ALL_REDUCE,
+        metavar="S",
+        help=f"seconds after which the all-reduce at the end hangs (default {_ALL_REDUCE:g}; 0: none)",
     )
     how.add_argument("--seed", type=int, default=0, help="of the random pairs above 64 nodes")
     how.add_argument(
@@ -101,9 +111,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _require_sense(arguments: argparse.Namespace) -> None:
-    for name, low in (("seconds", 0.1), ("streams", 1), ("patience", 1)):
+    for name, low in (("seconds", 0.1), ("streams", 1), ("patience", 1), ("all_reduce", 0)):
         if getattr(arguments, name) < low:
-            raise UserError(f"--{name} {getattr(arguments, name)}: should be at least {low}")
+            option = name.replace("_", "-")
+            raise UserError(f"--{option} {getattr(arguments, name)}: should be at least {low}")
     if not 0 < arguments.threshold < 1:
         raise UserError(f"--threshold {arguments.threshold}: should be between 0 and 1")
     if arguments.local is not None and not 2 <= arguments.local <= _MOST_LOCAL:
@@ -122,12 +133,16 @@ def _measure(arguments: argparse.Namespace, hosts: Sequence[str]) -> Measured:
         )
     else:
         names = list(hosts)
+    job = os.environ.get("SLURM_JOB_ID", "0")
     options = Options(
         seconds=arguments.seconds,
         streams=arguments.streams,
         # Processes of one machine cannot share iperf3's port.
         tool="sockets" if arguments.local and arguments.tool == "auto" else arguments.tool,
-        port=port_candidates(os.environ.get("SLURM_JOB_ID", "0"), 1)[0],
+        port=port_candidates(job, 1)[0],
+        # Nor can they hold the same ports.
+        ports=() if arguments.local else tuple(tried_ports(os.environ, job)),
+        all_reduce=arguments.all_reduce,
         seed=arguments.seed,
         threshold=arguments.threshold,
         patience=arguments.patience,
@@ -183,6 +198,10 @@ def _print(measured: Measured, found: list[Verdict]) -> None:
         say("", "Gbit/s, from row to column")
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 400
         show_table(table(measured.nodes, measured.transfers), width)
+    if measured.interface is not None:
+        say("", f"all nodes reach each other on {measured.interface}")
+    if measured.collective is not None:
+        say("", collective_line(measured.collective))
     say("", *verdict_lines(found))
 
 
@@ -207,6 +226,7 @@ def _in_an_allocation(arguments: argparse.Namespace) -> int:
         f"--streams={arguments.streams}",
         f"--with={arguments.tool}",
         f"--seed={arguments.seed}",
+        f"--all-reduce={arguments.all_reduce}",
     ]
     inner += [f"--threshold={arguments.threshold}", f"--patience={arguments.patience}"]
     inner += ["--json"] if arguments.json else []

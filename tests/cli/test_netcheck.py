@@ -10,7 +10,7 @@ import pytest
 from tests import jobs
 from tests.cli.test_bad_input import require_one_line
 
-QUICK = ("--seconds", "0.2", "--streams", "1")
+QUICK = ("--seconds", "0.2", "--streams", "1", "--all-reduce", "0")
 
 
 def test_a_report_of_this_machine(tmp_path: Path) -> None:
@@ -33,6 +33,14 @@ def test_the_front_end_prints_json(tmp_path: Path) -> None:
     assert report["usual_bits_per_second"] > 0
 
 
+def test_the_all_reduce_is_a_line_of_the_report(tmp_path: Path) -> None:
+    words = ("--seconds", "0.2", "--all-reduce", "300")
+    done = jobs.hpcrun("netcheck", "--local", "2", *words, cwd=tmp_path)
+    (line,) = [one for one in done.stdout.splitlines() if one.startswith("all-reduce")]
+    assert line.startswith("all-reduce over 2 nodes (gloo, 2 ranks): ")
+    assert line.endswith(" GB/s")
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -41,6 +49,7 @@ def test_the_front_end_prints_json(tmp_path: Path) -> None:
         (["--nodes", "1"], "at least 2"),
         (["--seconds", "0"], "--seconds 0"),
         (["--streams", "0"], "--streams 0"),
+        (["--all-reduce", "-1"], "--all-reduce -1"),
         (["--threshold", "2"], "between 0 and 1"),
         (["--with", "ping"], "--with"),
     ],

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from . import planted
 from .cluster import SlurmCluster
+from .planted import environment, named
 from .scripts import SBATCH
 
 pytestmark = pytest.mark.slurm
-SHORT = ("--seconds", "1", "--streams", "1", "--patience", "200", "--json")
+SHORT = ("--seconds", "1", "--streams", "1", "--patience", "200", "--all-reduce", "0")
 
 
 @pytest.fixture
@@ -25,31 +29,19 @@ def whole(slurm: SlurmCluster) -> Iterator[SlurmCluster]:
     slurm.heal()
 
 
-def environment(slurm: SlurmCluster) -> dict[str, str]:
-    """As in an activated virtual environment; the checkout under test comes first."""
-    path = f"{Path(slurm.python).parent}:/usr/local/bin:/usr/bin:/bin"
-    return {"PATH": path, "PYTHONPATH": str(SBATCH.parent)}
-
-
 def check(slurm: SlurmCluster, *options: str) -> dict[str, Any]:
-    """The report of a check over all nodes, asked for from the login host."""
-    words = ["-m", "hpcrun", "netcheck", "--nodes", str(len(slurm.nodes)), *SHORT, *options]
-    done = slurm.run([slurm.python, *words], env=environment(slurm), check=False)
-    assert done.returncode in (0, 1), done.stdout + done.stderr
-    report: dict[str, Any] = json.loads(done.stdout)
-    assert done.returncode == bool(report["verdicts"])
-    return report
-
-
-def named(report: dict[str, Any]) -> list[tuple[str, list[str]]]:
-    """Kind and nodes of each verdict."""
-    return [(verdict["kind"], verdict["nodes"]) for verdict in report["verdicts"]]
+    """The report of a short check."""
+    return planted.check(slurm, *SHORT, *options)
 
 
 def test_a_clean_fleet_has_no_verdict_and_every_pair_is_measured(whole: SlurmCluster) -> None:
-    report = check(whole)
+    report = check(whole, "--all-reduce", "200")
     assert named(report) == []
     assert report["exclude"] == []
+    seen = report["collective"]
+    assert (seen["backend"], seen["ranks"], seen["problem"]) == ("gloo", len(whole.nodes), None)
+    assert seen["nodes"] == whole.nodes
+    assert seen["busbw_bytes_per_second"] > 0
     pairs = {(one["sender"], one["receiver"]) for one in report["transfers"]}
     assert len(pairs) == len(whole.nodes) * (len(whole.nodes) - 1)
     assert all(check["problem"] is None for check in report["names"])
@@ -73,57 +65,55 @@ def test_a_node_that_drops_packets_is_named(whole: SlurmCluster) -> None:
 
 
 def test_a_slow_link_between_two_good_nodes_is_named(whole: SlurmCluster) -> None:
-    hosts = whole.run(["cat", "/etc/hosts"], host="node1").stdout.splitlines()
-    address = next(line.split()[0] for line in hosts if "node4" in line.split())
-    rules = (
-        "table inet narrow { chain output { type filter hook output priority 0;"
-        f" ip daddr {address} limit rate over 6 mbytes/second burst 256 kbytes drop; }}; }}"
-    )
-    whole.run(["nft", "-f", "-"], host="node1", user="root", stdin=rules)
-    try:
+    there = planted.addresses(whole)["node4"]
+    rule = f"ip daddr {there} limit rate over 6 mbytes/second burst 256 kbytes drop"
+    with planted.rules(whole, "node1", "output", rule):
         report = check(whole)
-    finally:
-        whole.run(["nft", "delete", "table", "inet", "narrow"], host="node1", user="root")
     assert named(report) == [("link", ["node1", "node4"])], report["verdicts"]
     assert len(report["exclude"]) == 1
 
 
 @pytest.mark.slow
 def test_a_wrong_entry_in_a_hosts_file_is_named(whole: SlurmCluster) -> None:
-    text = whole.run(["cat", "/etc/hosts"], host="node4").stdout
-    lines = [line.split() for line in text.splitlines() if line.split()]
-    address = {name: words[0] for words in lines for name in words[1:]}
-    wrong = whole.shared / "hosts-of-node4"
-    wrong.write_text(
-        "".join(f"{address['login'] if 'node1' in words else words[0]} {' '.join(words[1:])}\n"
-                for words in lines)
-    )  # fmt: skip
-    whole.run(["mount", "--bind", str(wrong), "/etc/hosts"], host="node4", user="root")
-    try:
+    with planted.wrong_entry(whole, "node4", "node1"):
         report = check(whole)
-    finally:
-        whole.run(["umount", "/etc/hosts"], host="node4", user="root")
     assert named(report) == [("name", ["node4"])]
     assert "node1" in report["verdicts"][0]["text"]
 
 
 def test_a_node_that_refuses_connections_is_named(whole: SlurmCluster) -> None:
     # slurmd's port stays open.
-    rules = (
-        "table inet closed { chain input { type filter hook input priority 0;"
-        " iifname eth0 tcp flags & (syn | ack) == syn tcp dport != 6818 reject with tcp reset; }; }"
-    )
-    whole.run(["nft", "-f", "-"], host="node2", user="root", stdin=rules)
-    try:
+    rule = "iifname eth0 tcp flags & (syn | ack) == syn tcp dport != 6818 reject with tcp reset"
+    with planted.rules(whole, "node2", "input", rule):
         report = check(whole)
-    finally:
-        whole.run(["nft", "delete", "table", "inet", "closed"], host="node2", user="root")
     assert named(report) == [("refuses", ["node2"])]
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ports", "verdict", "range_text"),
+    [
+        (
+            "10000-32767",
+            "reject with tcp reset",
+            "refuses connections of other nodes to ports 10000 to 32767",
+        ),
+        ("50000-60999", "drop", "drops connections of other nodes to port"),
+    ],
+)
+def test_a_node_that_closes_a_range_of_ports_is_named_with_the_range(
+    whole: SlurmCluster, ports: str, verdict: str, range_text: str
+) -> None:
+    rule = f"iifname eth0 tcp flags & (syn | ack) == syn tcp dport {ports} {verdict}"
+    with planted.rules(whole, "node1", "input", rule):
+        report = check(whole)
+    assert named(report) == [("ports", ["node1"])], report["verdicts"]
+    assert range_text in report["verdicts"][0]["text"]
+
+
+@pytest.mark.slow
 def test_a_node_that_stops_to_answer_is_a_verdict_and_not_a_hang(whole: SlurmCluster) -> None:
-    words = ["-m", "hpcrun", "netcheck", "--nodes", "4", *SHORT]
+    words = ["-m", "hpcrun", "netcheck", "--nodes", "4", "--json", *SHORT]
     checking = whole.popen([whole.python, *words], env=environment(whole))
 
     def agent() -> int | None:
@@ -139,6 +129,23 @@ def test_a_node_that_stops_to_answer_is_a_verdict_and_not_a_hang(whole: SlurmClu
     assert ("silent", ["node3"]) in named(json.loads(out))
 
 
+@pytest.mark.slow
+def test_a_node_whose_rank_hangs_in_the_all_reduce_is_named(whole: SlurmCluster) -> None:
+    words = ["-m", "hpcrun", "netcheck", "--nodes", "4", "--json", *SHORT, "--all-reduce", "40"]
+    checking = whole.popen([whole.python, *words], env=environment(whole))
+    while checking.poll() is None:
+        for pid in whole.processes("node3"):
+            if "check.collective" in command_of(pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+        time.sleep(0.2)
+    out, err = checking.communicate(timeout=300)
+    assert checking.returncode == 1, err
+    report = json.loads(out)
+    assert named(report) == [("collective", ["node3"])], report["verdicts"]
+    assert report["exclude"] == ["node3"]
+
+
 def command_of(pid: int) -> str:
     """The command line of a process; empty where the process has ended."""
     try:
@@ -150,7 +157,7 @@ def command_of(pid: int) -> str:
 @pytest.mark.slow
 def test_a_batch_script_checks_its_own_nodes(whole: SlurmCluster) -> None:
     job = whole.sbatch(
-        "-N3", str(SBATCH / "netcheck.sbatch"), "--seconds", "0.5", "--streams", "1",
+        "-N3", str(SBATCH / "netcheck.sbatch"), "--seconds", "0.5", "--streams", "1", "--all-reduce=0",
         env=environment(whole),
     )  # fmt: skip
     assert whole.wait_state(job) == "COMPLETED"

@@ -4,17 +4,22 @@ Orders come as JSON lines on standard input, answers go as JSON lines to standar
 both, so that the control does not depend on the names and links that are checked.
 """
 
+import bisect
 import contextlib
 import json
 import os
 import socket
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import asdict
 from typing import Any, TextIO
 
-from hpcrun.network.check import iperf, wire
+from hpcrun.cluster.interfaces import own_interfaces
+from hpcrun.cluster.reachable import Door, Doorkeeper, reached
+from hpcrun.network.check import iperf, ports, wire
+from hpcrun.network.check.ranks import Ranks
 
 CONNECT = 8.0
 """Seconds for a connection: three lost segments in a row take seven."""
@@ -32,8 +37,11 @@ class Agent:
         self._arrived = threading.Condition()
         self._peers: list[dict[str, Any]] = []
         self._token = ""
-        self._listener = listener()
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._ranks = Ranks()
+        self._doorkeeper = Doorkeeper(own_interfaces())
+        self._held: list[socket.socket] = []
+        self._listener = ports.listener()
+        self._start_to_accept(self._listener)
 
     def say(self, **facts: Any) -> None:
         """Print one answer."""
@@ -47,7 +55,9 @@ class Agent:
     def hello(self) -> None:
         """Say who and where this node is."""
         port = self._listener.getsockname()[1]
-        self.say(type="hello", port=port, addresses=own_addresses(), iperf3=iperf.installed())
+        door = asdict(self._doorkeeper.door)
+        equipped = iperf.installed()
+        self.say(type="hello", port=port, addresses=own_addresses(), iperf3=equipped, door=door)
 
     def obey(self, order: Mapping[str, Any]) -> bool:
         """Carry out one order; False for the last."""
@@ -56,14 +66,30 @@ class Agent:
             self.say(type="ready")
         elif order["type"] == "names":
             self._check_names()
+        elif order["type"] == "interfaces":
+            doors = {int(index): Door(**door) for index, door in order["doors"].items()}
+            own = self._doorkeeper.interfaces
+            peers = [door for index, door in doors.items() if index != self.index]
+            self.say(type="interfaces", names=reached(own, peers))
+        elif order["type"] == "hold":
+            self._hold(order["ports"])
+        elif order["type"] == "reach":
+            self._reach(order)
         elif order["type"] == "round":
             self._round(order)
+        elif order["type"] == "prepare" and self.index in order["nodes"]:
+            self.say(type="prepare", **self._ranks.prepare())
+        elif order["type"] == "collective":
+            self._collective(order["groups"])
         return bool(order["type"] != "end")
 
-    def _accept(self) -> None:
+    def _start_to_accept(self, server: socket.socket) -> None:
+        threading.Thread(target=self._accept, args=(server,), daemon=True).start()
+
+    def _accept(self, server: socket.socket) -> None:
         while True:
             try:
-                link, _ = self._listener.accept()
+                link, _ = server.accept()
             except OSError:
                 return
             threading.Thread(target=self._serve, args=(link,), daemon=True).start()
@@ -104,9 +130,7 @@ class Agent:
         found["address"] = address = str(entries[0][4][0])
         known = address in peer["addresses"]
         try:
-            with wire.connect(
-                address, peer["port"], {"kind": "ping", "token": self._token}, CONNECT
-            ) as link:
+            with self._ping(address, peer["port"], CONNECT) as link:
                 if wire.read_line(link, _ANSWER).get("node") != peer["name"]:
                     return found | {"problem": "wrong"}
                 return found | {"seconds": wire.round_trip(link, _ANSWER)}
@@ -114,6 +138,26 @@ class Agent:
             return found | {"problem": "refused" if known else "wrong"}
         except (OSError, ValueError):
             return found | {"problem": "unreachable" if known else "wrong"}
+
+    def _ping(self, address: str, port: int, timeout: float) -> socket.socket:
+        return wire.connect(address, port, {"kind": "ping", "token": self._token}, timeout)
+
+    def _hold(self, wanted: Sequence[int]) -> None:
+        """Listen on those of the ports that are free, in place of the ports held so far."""
+        ports.release(self._held)
+        self._held = ports.hold(wanted)
+        for server in self._held:
+            self._start_to_accept(server)
+        self.say(type="hold", ports=[server.getsockname()[1] for server in self._held])
+
+    def _reach(self, order: Mapping[str, Any]) -> None:
+        """Try the ports that the first node and the next nodes hold, and report the failures."""
+        held = {int(index): found for index, found in order["held"].items()}
+        for target in targets(self.index, sorted(held), order["first"]):
+            peer = next(one for one in self._peers if one["index"] == target)
+            found = ports.failures(peer, held[target], self._ping)
+            self.say(type="reach", target=peer["name"], **found)
+        self.say(type="reach", done=True)
 
     def _round(self, order: Mapping[str, Any]) -> None:
         """Exchange data with the partner of this round, in both directions together, and report both."""
@@ -167,6 +211,19 @@ class Agent:
             rates = self._rates.pop(key, None)
         return None if rates is None else sum(rates)
 
+    def _collective(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Run this node's ranks of the all-reduce, where one of the groups has this node."""
+        for group in groups:
+            for index, rank, count in group["members"]:
+                if index == self.index:
+                    order = {**group, "members": [], "rank": rank, "count": count}
+                    self.say(type="collective", **self._ranks.run(order))
+
+    def close(self) -> None:
+        """End the child processes."""
+        self._ranks.close()
+        self._doorkeeper.close()
+
     def _with_iperf(self, peer: Mapping[str, Any], order: Mapping[str, Any]) -> dict[str, Any]:
         """Let iperf3 measure: the lower index serves, the other asks for one direction after the other."""
         if self.index < peer["index"]:
@@ -180,14 +237,11 @@ class Agent:
         return {"partner": peer["index"], "measured": measured}
 
 
-def listener() -> socket.socket:
-    """Return a socket that listens on a free port of all interfaces, IPv6 too where there is any."""
-    if socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):
-            return socket.create_server(
-                ("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=256
-            )
-    return socket.create_server(("", 0), backlog=256)
+def targets(own: int, indexes: Sequence[int], first: int) -> list[int]:
+    """Return the nodes whose ports the node ``own`` tries: the first node, and the next two in a ring."""
+    place = bisect.bisect_left(indexes, own)
+    ring = [indexes[(place + step) % len(indexes)] for step in (1, 2)]
+    return [one for one in dict.fromkeys([first, *ring]) if one != own and one in indexes]
 
 
 def own_addresses() -> list[str]:
@@ -215,6 +269,7 @@ def main() -> None:
     for line in sys.stdin:
         if not agent.obey(json.loads(line)):
             break
+    agent.close()
     # Threads that still wait for a peer must not keep the node.
     sys.stdout.flush()
     os._exit(0)

@@ -7,11 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpcrun.cluster import reachable
+from hpcrun.network.check import ports
 from hpcrun.network.check.agent import CONNECT
 from hpcrun.network.check.fleet import Fleet
-from hpcrun.network.check.measured import Measured, NameCheck, Node, Transfer
+from hpcrun.network.check.measured import Measured, NameCheck, Node, PortCheck, Transfer
 from hpcrun.network.check.schedule import Pair, rounds_for
-from hpcrun.network.check.verdict import THRESHOLD, Suspects, suspects
+from hpcrun.network.check.together import AllReduce
+from hpcrun.network.check.verdict import THRESHOLD, Suspects, excluded, suspects, verdicts
 
 _HELLO = 120.0
 _GRACE = 10.0
@@ -23,6 +26,8 @@ _MOST_AGAIN = 24
 class Options:
     """Options of the measurement. ``seconds``: of each round. ``patience``: seconds for the nodes to start.
 
+    ``ports``: those that a run uses between its nodes; none are tried where the tuple is empty.
+    ``all_reduce``: seconds after which an all-reduce over all nodes hangs; 0 for no all-reduce.
     ``tool``: sockets, iperf3 on ``port``, or auto for iperf3 where every node has it.
     """
 
@@ -30,6 +35,8 @@ class Options:
     streams: int = 4
     tool: str = "sockets"
     port: int = 5201
+    ports: tuple[int, ...] = ()
+    all_reduce: float = 0.0
     seed: int = 0
     patience: float = _HELLO
     threshold: float = THRESHOLD
@@ -56,6 +63,7 @@ class Check:
         self._token = secrets.token_hex(16)
         self._nodes: dict[int, Node] = {}
         self._addresses: dict[str, str] = {}
+        self._doors: dict[int, dict[str, Any]] = {}
         self.measured = Measured(list(names))
 
     def run(self) -> Measured:
@@ -63,6 +71,8 @@ class Check:
         self._meet()
         if len(self._nodes) > 1:
             self._check_names()
+            self._check_interfaces()
+            self._check_ports()
             rounds = self._rounds()
             begun = time.monotonic()
             for number, pairs in enumerate(rounds):
@@ -70,6 +80,7 @@ class Check:
                 self._round(number, pairs)
             self.measured.seconds = time.monotonic() - begun
             self._again(len(rounds))
+            self._all_reduce()
         return self.measured
 
     def _meet(self) -> None:
@@ -86,6 +97,7 @@ class Check:
                     answer["node"], answer["index"], answer["port"], tuple(answer["addresses"])
                 )
                 self._nodes[node.index] = node
+                self._doors[node.index] = answer["door"]
                 equipped = equipped and answer["iperf3"]
         if self._tool == "auto":
             self._tool = "iperf3" if equipped else "sockets"
@@ -106,6 +118,57 @@ class Check:
         for node in self._nodes.values():
             self._addresses[node.name] = self._address(node)
         self._tell_peers()
+
+    def _check_interfaces(self) -> None:
+        """Let each node try its interfaces, and choose as ``job.interface: auto`` does."""
+        self._progress(0, 1, "interfaces")
+        found: dict[int, list[str]] = {}
+
+        def take(answer: dict[str, Any]) -> bool:
+            found[answer["index"]] = answer["names"]
+            return True
+
+        doors = {index: self._doors[index] for index in self._nodes}
+        self._fleet.tell({"type": "interfaces", "doors": doors})
+        counts = [sum(map(len, door["interfaces"].values())) for door in doors.values()]
+        # Two waits a try, for the connection and for the answer, and two parts of the peers.
+        seconds = max(counts, default=0) * 4 * reachable.TRIES * reachable.PATIENCE + _GRACE
+        silent = self._wait("interfaces", set(self._nodes), seconds, take)
+        self._lose(silent, "no answer while interfaces were tried")
+        names = [found[index] for index in self._nodes]
+        self.measured.interface = reachable.agreed(names, reachable.link_speeds())
+
+    def _check_ports(self) -> None:
+        """Let each node hold the ports of a run, and others connect to them."""
+        if not self._options.ports:
+            return
+        self._progress(0, 1, "ports")
+        held: dict[int, list[int]] = {}
+        name = {node.index: node.name for node in self._nodes.values()}
+        of = {node.name: node.index for node in self._nodes.values()}
+
+        def take_held(answer: dict[str, Any]) -> bool:
+            held[answer["index"]] = answer["ports"]
+            return True
+
+        def take_reached(answer: dict[str, Any]) -> bool:
+            if "target" in answer:
+                target = answer["target"]
+                tried = tuple(held[of[target]])
+                failed = {kind: tuple(answer[kind]) for kind in ("refused", "unreachable")}
+                check = PortCheck(name[answer["index"]], target, tried, **failed)
+                self.measured.ports.append(check)
+            return bool(answer.get("done"))
+
+        why = "no answer while ports were tried"
+        self._fleet.tell({"type": "hold", "ports": self._options.ports})
+        self._lose(self._wait("hold", set(self._nodes), _GRACE * 3, take_held), why)
+        left = {index: held[index] for index in self._nodes}
+        self._fleet.tell({"type": "reach", "held": left, "first": min(left, default=0)})
+        # Two waits a try, for the connection and for the answer, and three nodes to try.
+        seconds = 3 * 2 * ports.TRIES * ports.PATIENCE + _GRACE
+        self._lose(self._wait("reach", set(self._nodes), seconds, take_reached), why)
+        self._fleet.tell({"type": "hold", "ports": []})
 
     def _address(self, node: Node) -> str:
         """Where most nodes met this one; where none did, its first own address."""
@@ -252,6 +315,25 @@ class Check:
             if all(name in index for name in pair):
                 repeated.append((pair, (index[pair[0]], index[pair[1]])))
         return repeated[:_MOST_AGAIN]
+
+    def _all_reduce(self) -> None:
+        """Run an all-reduce over the nodes without a verdict; a bad node would only make it slow."""
+        found = verdicts(self.measured, self._options.threshold)
+        left_out = excluded(found)
+        well = [one.index for one in self._nodes.values() if one.name not in left_out]
+        if not self._options.all_reduce or len(well) < 2 or not all(one.nodes for one in found):
+            return
+        self._progress(0, 1, "all-reduce")
+        whole = AllReduce(
+            self._fleet,
+            self._wait,
+            self._nodes,
+            self._addresses,
+            limit=self._options.all_reduce,
+            # The measurement has to end long before the limit.
+            seconds=min(self._options.seconds, self._options.all_reduce / 4),
+        )
+        self.measured.collective = whole.run(sorted(well))
 
     def _lose(self, indexes: set[int], why: str) -> None:
         for index in sorted(indexes):

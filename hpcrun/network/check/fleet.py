@@ -138,7 +138,9 @@ def on_this_machine(count: int) -> Processes:
         [
             (
                 AGENT,
-                os.environ | {"SLURM_PROCID": str(index), "HPCRUN_CHECK_NAME": _loopback(index)},
+                {"GLOO_SOCKET_IFNAME": "lo"}
+                | os.environ
+                | {"SLURM_PROCID": str(index), "HPCRUN_CHECK_NAME": _loopback(index)},
             )
             for index in range(count)
         ]

@@ -33,6 +33,35 @@ class NameCheck:
 
 
 @dataclass(frozen=True)
+class PortCheck:
+    """One node's connections to the ports that another node, ``target``, held for the check.
+
+    ``tried``: all of these ports, in order. ``refused``, ``unreachable``: those that failed.
+    """
+
+    node: str
+    target: str
+    tried: tuple[int, ...]
+    refused: tuple[int, ...] = ()
+    unreachable: tuple[int, ...] = ()
+
+    @property
+    def failed(self) -> tuple[int, ...]:
+        """Return all ports that failed, in order."""
+        return tuple(sorted(self.refused + self.unreachable))
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the check as one flat JSON object, without the ports that are open."""
+        return {
+            "node": self.node,
+            "target": self.target,
+            "tried": len(self.tried),
+            "refused": list(self.refused),
+            "unreachable": list(self.unreachable),
+        }
+
+
+@dataclass(frozen=True)
 class Transfer:
     """Data from one node to another in one round. ``rate`` in bit/s; None where no connection came about.
 
@@ -59,13 +88,50 @@ class Transfer:
         }
 
 
+@dataclass(frozen=True)
+class Collective:
+    """An all-reduce over ``nodes``. ``busbw``: bytes a second, None where it did not come to its end.
+
+    ``problem``: what happened instead. ``isolated``: nodes without which it works.
+    """
+
+    nodes: tuple[str, ...]
+    backend: str
+    ranks: int
+    size: int | None = None
+    seconds: float | None = None
+    busbw: float | None = None
+    problem: str | None = None
+    isolated: tuple[str, ...] = ()
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the collective as one flat JSON object."""
+        return {
+            "kind": "all-reduce",
+            "nodes": list(self.nodes),
+            "backend": self.backend,
+            "ranks": self.ranks,
+            "bytes": self.size,
+            "seconds": self.seconds,
+            "busbw_bytes_per_second": self.busbw,
+            "problem": self.problem,
+            "isolated": list(self.isolated),
+        }
+
+
 @dataclass
 class Measured:
-    """Everything that a check has seen. ``silent``: nodes that did not answer, and when they stopped."""
+    """Everything that a check has seen.
+
+    ``silent``: nodes that did not answer, and when they stopped. ``interface``: on which all others connect.
+    """
 
     nodes: list[str]
     silent: dict[str, str] = field(default_factory=dict)
     names: list[NameCheck] = field(default_factory=list)
+    interface: str | None = None
+    ports: list[PortCheck] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
+    collective: Collective | None = None
     seconds: float = 0.0
     options: Mapping[str, Any] = field(default_factory=dict)

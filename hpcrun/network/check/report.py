@@ -4,7 +4,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from hpcrun.network.check.measured import Measured
+from hpcrun.network.check.busbw import MIB
+from hpcrun.network.check.measured import Collective, Measured
 from hpcrun.network.check.statistics import node_rates, resent_share, scores, usual_rate
 from hpcrun.network.check.verdict import Verdict, excluded, rate_text
 
@@ -25,7 +26,10 @@ def as_data(measured: Measured, found: Sequence[Verdict]) -> dict[str, Any]:
         ],
         "usual_bits_per_second": usual_rate(rates),
         "names": [vars(check) for check in measured.names],
+        "interface": measured.interface,
+        "ports": [check.as_record() for check in measured.ports],
         "transfers": [transfer.as_record() for transfer in measured.transfers],
+        "collective": measured.collective.as_record() if measured.collective else None,
         "verdicts": [verdict.as_record() for verdict in found],
         "exclude": excluded(found),
         "seconds": measured.seconds,
@@ -57,9 +61,19 @@ def node_lines(measured: Measured) -> list[str]:
     return lines
 
 
+def collective_line(seen: Collective) -> str:
+    """Return the all-reduce in one line, its bandwidth as nccl-tests defines it."""
+    what = f"all-reduce over {len(seen.nodes)} nodes ({seen.backend}, {seen.ranks} ranks)"
+    if seen.busbw is None or seen.size is None or seen.seconds is None:
+        return f"{what}: {seen.problem}"
+    size, bandwidth = seen.size // MIB, seen.busbw / 1e9
+    return f"{what}: {size} MiB in {seen.seconds * 1e3:.3g} ms, busbw {bandwidth:.3g} GB/s"
+
+
 def verdict_lines(found: Sequence[Verdict]) -> list[str]:
-    """Return a line a verdict, and the option that leaves the bad nodes out."""
+    """Return a line a verdict, and the option that leaves the bad nodes out, where there are any."""
     if not found:
         return ["nothing is wrong"]
-    lines = [f"{' - '.join(one.nodes)}: {one.text}" for one in found]
-    return [*lines, f"--exclude={','.join(excluded(found))}"]
+    lines = [f"{' - '.join(one.nodes) or 'all nodes'}: {one.text}" for one in found]
+    left_out = excluded(found)
+    return [*lines, f"--exclude={','.join(left_out)}"] if left_out else lines

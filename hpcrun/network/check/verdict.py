@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hpcrun.network.check.measured import Measured, NameCheck, Transfer
+from hpcrun.network.check.closed import blamed
+from hpcrun.network.check.measured import Collective, Measured, NameCheck, Transfer
 from hpcrun.network.check.statistics import (
     in_the_rounds,
     link_rates,
@@ -16,17 +17,23 @@ from hpcrun.network.check.statistics import (
     usual_rate,
 )
 
-Kind = Literal["silent", "name", "refuses", "unreachable", "slow", "lossy", "link"]
+Kind = Literal[
+    "silent", "name", "refuses", "unreachable", "slow", "lossy", "link", "ports", "collective"
+]
 
 THRESHOLD = 0.5
 """A node or a link below this part of the usual rate is slow."""
 
 _LOSSY = 0.08
+_FIREWALL = "look for a firewall (iptables, nftables) that closes the ephemeral ports of the nodes"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A bad node, or with two names a bad link. ``text`` says what is wrong and what to look at."""
+    """A bad node, with two names a bad link, and with none a fault of all nodes.
+
+    ``text`` says what is wrong and what to look at.
+    """
 
     kind: Kind
     nodes: tuple[str, ...]
@@ -60,7 +67,24 @@ def verdicts(measured: Measured, threshold: float = THRESHOLD) -> list[Verdict]:
         fresh = [one for one in judged if not known.intersection(one.nodes)]
         found += fresh
         known.update(node for one in fresh if len(one.nodes) == 1 for node in one.nodes)
+    found = _with_ports(found, measured)
+    if measured.collective is not None:
+        found += _of_collective(measured.collective)
     return sorted(found, key=lambda one: len(one.nodes))
+
+
+def _with_ports(found: Sequence[Verdict], measured: Measured) -> list[Verdict]:
+    """Add the verdicts on ports. A closed range explains refused connections better than its node does."""
+    closed: tuple[Kind, ...] = ("refuses", "unreachable")
+    bad = [frozenset(one.nodes) for one in found if one.kind not in closed]
+    blames = blamed(measured.ports, bad)
+    explained = {blame.nodes for blame in blames if blame.partial}
+    left = [one for one in found if one.kind not in closed or one.nodes not in explained]
+    known = {node for one in left if len(one.nodes) == 1 for node in one.nodes}
+    if not all(one.nodes for one in left):
+        return left
+    fresh = [blame for blame in blames if not known.intersection(blame.nodes)]
+    return [*left, *(Verdict("ports", blame.nodes, blame.text) for blame in fresh)]
 
 
 def suspects(transfers: Sequence[Transfer], threshold: float = THRESHOLD) -> Suspects:
@@ -124,6 +148,13 @@ def _of_connections(transfers: Sequence[Transfer]) -> list[Verdict]:
         inbound[transfer.receiver].append(transfer)
         outbound[transfer.sender].append(transfer)
     found = []
+    if len(inbound) > 2 and all(_fails_to_most(node, outbound) for node in outbound):
+        every = [one for seen in outbound.values() for one in seen]
+        kind: Kind = "unreachable"
+        if sum(one.refused for one in every) * 2 > len(every):
+            kind = "refuses"
+        words = {"refuses": "are refused", "unreachable": "fail"}[kind]
+        return [Verdict(kind, (), f"most connections between them {words}; {_FIREWALL}")]
     for node, seen in inbound.items():
         failed = [one for one in seen if one.rate is None]
         refused = [one for one in failed if one.refused]
@@ -172,6 +203,24 @@ def _of_rates(transfers: Sequence[Transfer], threshold: float) -> list[Verdict]:
         text = f"the link is slow, and not its nodes: {speed}; look at the switches between them"
         found.append(Verdict("link", pair, text))
     return found
+
+
+def _of_collective(seen: Collective) -> list[Verdict]:
+    if seen.busbw is not None:
+        return []
+    backend = seen.backend.upper()
+    look = f"look at {backend}_SOCKET_IFNAME" + (
+        ", at its GPUs and at its RDMA devices; NCCL_DEBUG=INFO says more"
+        if backend == "NCCL"
+        else ""
+    )
+    if seen.isolated and len(seen.isolated) < len(seen.nodes):
+        text = f"an all-reduce ({seen.backend}) fails with it and works without it: {seen.problem}; {look}"
+        return [Verdict("collective", (node,), text) for node in seen.isolated]
+    text = (
+        f"an all-reduce ({seen.backend}) over {len(seen.nodes)} nodes fails: {seen.problem}; {look}"
+    )
+    return [Verdict("collective", (), text)]
 
 
 def _was_fast_again(transfers: Sequence[Transfer], subject: tuple[str, ...], enough: float) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import socket
@@ -11,11 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from hpcrun.cluster.ports import FIRST_PORT, ephemeral_range
 from hpcrun.network.check import wire
+from hpcrun.network.check.agent import Agent, targets
 from hpcrun.network.check.coordinator import Check, Options
 from hpcrun.network.check.fleet import Processes, not_launched, on_this_machine, srun_command
 from hpcrun.network.check.heatmap import matrix, table, write_png
 from hpcrun.network.check.measured import Transfer
+from hpcrun.network.check.ports import tried_ports
 from hpcrun.network.check.verdict import verdicts
 from hpcrun.network.errors import NetworkError
 
@@ -44,6 +49,77 @@ def test_every_pair_of_three_is_measured_both_ways() -> None:
     assert all(one.lost is not None for one in measured.transfers)
     assert len(measured.names) == 6
     assert all(check.problem is None and check.seconds for check in measured.names)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports on which nobody listens."""
+    servers = [socket.create_server(("", 0)) for _ in range(count)]
+    found = [server.getsockname()[1] for server in servers]
+    for server in servers:
+        server.close()
+    return sorted(found)
+
+
+def test_the_ports_of_a_run_are_tried_and_are_free_afterwards() -> None:
+    wanted = tuple(free_ports(4))
+    options = Options(seconds=0.2, streams=1, ports=wanted)
+    agents = on_this_machine(3)
+    try:
+        measured = Check(agents, names(3), options, silence).run()
+        assert measured.silent == {}
+        # One machine can hold each port once, so that most are tried on one of the agents.
+        assert {port for check in measured.ports for port in check.tried} == set(wanted)
+        assert len(measured.ports) == 6
+        assert all(check.failed == () for check in measured.ports)
+        for port in wanted:
+            socket.create_server(("", port)).close()
+    finally:
+        agents.close()
+
+
+def test_ports_that_refuse_are_told_from_ports_where_another_program_answers() -> None:
+    first, second = (Agent(f"127.0.0.{index + 1}", index, io.StringIO()) for index in range(2))
+    free, unused = free_ports(2)
+    peer = {"index": 0, "name": "127.0.0.1", "address": "127.0.0.1", "port": 0, "addresses": []}
+    with socket.create_server(("", 0)) as stranger:
+        threading.Thread(target=talk, args=(stranger,), daemon=True).start()
+        other = stranger.getsockname()[1]
+        for agent in (first, second):
+            agent.obey({"type": "peers", "peers": [peer], "token": "t"})
+        first.obey({"type": "hold", "ports": [free]})
+        held = {"0": [free, unused, other], "1": []}
+        second.obey({"type": "reach", "held": held, "first": 0})
+    first.obey({"type": "hold", "ports": []})
+    answers = [json.loads(line) for line in second._out.getvalue().splitlines()]  # type: ignore[attr-defined]
+    (seen,) = [one for one in answers if "target" in one]
+    assert (seen["refused"], seen["unreachable"]) == ([unused], [other])
+    assert answers[-1]["done"]
+
+
+def talk(server: socket.socket) -> None:
+    """Greet each connection as a program that is no agent."""
+    with contextlib.suppress(OSError):
+        while True:
+            server.accept()[0].sendall(b"220 mail\n")
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_every_node_tries_the_first_node_and_every_node_is_tried(count: int) -> None:
+    indexes = [3 * number for number in range(count)]
+    tried = {own: targets(own, indexes, 0) for own in indexes}
+    assert all(own not in found for own, found in tried.items())
+    assert all(0 in found for own, found in tried.items() if own)
+    assert count == 1 or {one for found in tried.values() for one in found} == set(indexes)
+    assert all(len(found) <= 3 for found in tried.values())
+
+
+def test_both_ends_of_the_ranges_are_tried_and_the_port_that_the_user_set() -> None:
+    low, high = ephemeral_range()
+    found = tried_ports({"MASTER_PORT": "29500"}, "7")
+    assert {FIRST_PORT, low - 1, low, high, 29500} <= set(found)
+    assert found == sorted(set(found))
+    assert 10 <= sum(port < low for port in found) <= 16
+    assert 10 <= sum(low <= port <= high for port in found) <= 16
 
 
 def test_a_node_that_stops_to_answer_is_silent_and_the_others_go_on() -> None:
