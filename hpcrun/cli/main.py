@@ -20,6 +20,7 @@ COMMANDS = {
     "submit": "start a training, or continue one",
     "status": "where runs stand",
     "logs": "what a run's ranks print",
+    "stacks": "where the Python code of a run's ranks is now",
     "doctor": "why a run or any job failed, and what to do",
     "cancel": "save, then stop; `resume` continues",
     "resume": "continue a run from its newest checkpoint",

@@ -5,11 +5,14 @@ in C could, but the kernel's clocks run on while a job is suspended: the timer w
 as soon as the job is resumed. This process is suspended together with its rank. It counts only the
 time in which both run, and reports the length of a suspension to the rank.
 
+The process also answers `hpcrun stacks` for a rank whose threads all wait for the lock.
+
 The rank starts this file as a program, which imports the standard library only.
 """
 
 import contextlib
 import faulthandler
+import json
 import os
 import select
 import signal
@@ -17,7 +20,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, NamedTuple
 
 NOTICED = 3.0
 """Seconds: a process that does nothing is not kept waiting for the processor that long."""
@@ -25,19 +28,37 @@ _WRITING = 1.0
 """Seconds that the rank has to write its stacks before it is killed."""
 _ANSWER = 10.0
 """Seconds that the rank waits for an answer: the two of them are not resumed in the same moment."""
+_DEPUTY_AFTER = 3.0
+"""Seconds that the rank has to answer a request for stacks before this process has them written."""
+_DEPUTY_UNTIL = 15.0
 _STACKS = signal.SIGRTMAX - 2
 _SENT_TO_ALL = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class Post(NamedTuple):
+    """The files by which stacks are asked for, and the words of an answer.
+
+    ``stacks``: the file that the rank's stacks are appended to. ``pause``: seconds between two looks.
+    """
+
+    request: str
+    answer: str
+    stacks: str
+    task: int
+    host: str
+    pause: float
 
 
 class Sentry:
     """The rank's side. Made and closed by the main thread, used by one thread."""
 
-    def __init__(self, stacks: IO[str], tick: float) -> None:
-        """Start the process; it does nothing before the first :meth:`put_off`.
+    def __init__(self, stacks: IO[str], tick: float, post: "Post | None" = None) -> None:
+        """Start the process; it ends no rank before the first :meth:`put_off`.
 
         Args:
             stacks: the file that takes the stacks of a rank that is about to be ended.
             tick: seconds between two looks of the process at its clock.
+            post: where requests for stacks come from; None: the process answers none.
 
         Raises:
             OSError: the process cannot be started.
@@ -47,7 +68,10 @@ class Sentry:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _SENT_TO_ALL)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", __file__, str(os.getpid()), str(tick)],
+                [
+                    *(sys.executable, "-I", "-S", __file__, str(os.getpid()), str(tick)),
+                    *map(str, post or ()),
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -142,12 +166,70 @@ class RunningTime:
             self.running += gap
 
 
-def _guard(rank: int, tick: float) -> None:
+class _Deputy:
+    """Answers a request for stacks that the rank itself has not answered."""
+
+    def __init__(self, rank: int, post: Post) -> None:
+        self._rank, self._post = rank, post
+        self._asked: str | None = None
+        self._since = self._looked = 0.0
+        self._signalled = self._done = False
+
+    def look(self, now: float) -> None:
+        """Read the request and do what is due; ``now`` is in seconds of running time."""
+        if now - self._looked < self._post.pause:
+            return
+        self._looked = now
+        asked = _id_in(self._post.request)
+        if asked != self._asked:
+            self._asked, self._since = asked, now
+            self._signalled, self._done = False, asked is None
+        waited = now - self._since
+        if self._done or waited < _DEPUTY_AFTER:
+            return
+        self._done = waited > _DEPUTY_UNTIL or _id_in(self._post.answer) == asked
+        if self._done:
+            return
+        if not self._signalled:
+            # A stopped process would write when it goes on, and nobody would expect that.
+            if not _is_stopped(self._rank):
+                os.kill(self._rank, _STACKS)
+                self._signalled = True
+            return
+        with contextlib.suppress(OSError):
+            self._answer()
+
+    def _answer(self) -> None:
+        post = self._post
+        text = Path(post.stacks).read_text(errors="replace")
+        if not text:
+            return
+        self._done = True
+        # What stays in the file is taken for the stacks of a hang that has ended the rank.
+        os.truncate(post.stacks, 0)
+        reply = {"id": self._asked, "task": post.task, "host": post.host, "dump": text}
+        descriptor = os.open(post.answer, os.O_WRONLY | os.O_TRUNC)
+        with open(descriptor, "w") as stream:  # noqa: PTH123
+            json.dump(reply | {"pid": self._rank}, stream)
+
+
+def _id_in(path: str) -> Any:
+    """Return the id of a request or of an answer; None where there is none."""
+    try:
+        return json.loads(Path(path).read_text()).get("id")
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def _guard(rank: int, tick: float, post: Post | None) -> None:
     """The process's side: end ``rank`` once the seconds that it gave last have passed in running time."""
     clock, allowed, since = RunningTime(time.monotonic(), tick), None, 0.0
+    deputy = _Deputy(rank, post) if post else None
     while os.getppid() == rank:
-        ready = select.select([0], [], [], tick)[0]
+        ready = select.select([0], [], [], min(tick, post.pause) if post else tick)[0]
         clock.look(time.monotonic(), stopped=_is_stopped(rank))
+        if deputy is not None:
+            deputy.look(clock.running)
         if ready:
             orders = os.read(0, 4096)
             if not orders:
@@ -171,4 +253,9 @@ def _is_stopped(pid: int) -> bool:
 
 
 if __name__ == "__main__":
-    _guard(int(sys.argv[1]), float(sys.argv[2]))
+    _, _rank, _tick, *_given = sys.argv
+    _post = None
+    if _given:
+        _request, _answer, _stacks, _task, _host, _pause = _given
+        _post = Post(_request, _answer, _stacks, int(_task), _host, float(_pause))
+    _guard(int(_rank), float(_tick), _post)

@@ -38,7 +38,7 @@ def place_of(error: BaseException) -> tuple[str, str]:
     if isinstance(error, SyntaxError) and error.filename:
         places.append((error.filename, error.lineno))
     known = [(*original(file), line) for file, line in places]
-    mine = [place for place in known if not (_is_ours(place[0]) or _is_library(place[0]))]
+    mine = [place for place in known if is_own_code(place[0])]
     file, copy, line = (mine or known)[-1]
     return f"{file}:{line}", f"{copy}:{line}" if copy else ""
 
@@ -83,7 +83,7 @@ def _fold(told: traceback.TracebackException, seen: set[int]) -> None:
     for frame in frames:
         _ = frame.line  # Read before the path changes, from the file that ran.
         frame.filename, _copy = original(frame.filename)
-    ours_of = [_is_ours(frame.filename) for frame in frames]
+    ours_of = [is_package_code(frame.filename) for frame in frames]
     mine = [
         not (ours or _is_library(it.filename)) for ours, it in zip(ours_of, frames, strict=True)
     ]
@@ -114,7 +114,13 @@ def _counted(found: "re.Match[str]") -> str:
     return f"… {count} {'frame' if count == 1 else 'frames'} of hpcrun\n"
 
 
-def _is_ours(file: str) -> bool:
+def is_own_code(file: str) -> bool:
+    """Return whether ``file`` is code of the user: of neither a library nor this package."""
+    return not (is_package_code(file) or _is_library(file))
+
+
+def is_package_code(file: str) -> bool:
+    """Return whether ``file`` is part of this package and no built-in task."""
     # Users read and change the built-in tasks like their own code.
     path = Path(file)
     return path.is_relative_to(_PACKAGE) and not path.is_relative_to(_PACKAGE / "tasks")

@@ -23,13 +23,15 @@ from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.cluster.launchers import scheduler
 from hpcrun.config import Config
 from hpcrun.lifecycle import exitcodes
-from hpcrun.lifecycle.sentry import Sentry
+from hpcrun.lifecycle.answering import Answering, own_stacks
+from hpcrun.lifecycle.sentry import Post, Sentry
 from hpcrun.lifecycle.settle import settle_by_hand
 from hpcrun.lifecycle.signals import kill_helpers
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import node_name, record_hang, stacks_path
 from hpcrun.run.events import Attempt, note
 from hpcrun.run.files import make_log_folder
+from hpcrun.run.stacks import Mailbox
 from hpcrun.train import flight, process_group
 from hpcrun.train.hangs import Answer, judge_hang
 from hpcrun.train.position import PREPARING, TRAINING, Position
@@ -137,13 +139,21 @@ class Watchdog:
         self._alarmed = False
 
     def __enter__(self) -> "Watchdog":
+        post = None
         try:
             make_log_folder(self._folder)
-            self._stacks = stacks_path(self._folder, self._rank).open("w")
+            # Appended to: the sentry takes out again what it has answered a request with.
+            path = stacks_path(self._folder, self._rank)
+            self._stacks = open(path, "w", opener=_appending)
+            mail = Mailbox(self._folder, self._world_size)
+            post = Post(
+                *(str(mail.request), str(mail.answer(self._rank)), str(path)),
+                *(self._rank, self._host, mail.pause),
+            )
         except OSError as error:
             print(f"hpcrun: stacks will go to the log: {error}", file=sys.stderr, flush=True)
         try:
-            self._sentry = Sentry(self._stacks, self._patience.tick)
+            self._sentry = Sentry(self._stacks, self._patience.tick, post)
         except OSError as error:
             print(
                 f"hpcrun: a hang in C code and a suspension are not noticed: {error}",
@@ -293,9 +303,20 @@ def watching(
     What it gives is for the parts of the work. A group that is made in one waits for the watchdog from the
     next part on.
     """
-    train = config.train
-    if train.hang_after is None or config.job.executor == "debug":
+    train, rank = config.train, distributed.rank
+    if config.job.executor == "debug":
         yield position.at
+        return
+    logs = run.attempt_logs(attempt.job, attempt.restart)
+    answering = Answering(
+        Mailbox(logs, distributed.world_size),
+        rank,
+        lambda: (position.step, position.doing),
+        lambda: own_stacks(rank),
+    )
+    if train.hang_after is None:
+        with answering:
+            yield position.at
         return
 
     def farewell() -> None:
@@ -313,8 +334,8 @@ def watching(
     watchdog = Watchdog(
         position,
         patience,
-        run.attempt_logs(attempt.job, attempt.restart),
-        rank=distributed.rank,
+        logs,
+        rank=rank,
         world_size=distributed.world_size,
         store=process_group.second_store(distributed, f"hang-{attempt.owner}"),
         farewell=farewell,
@@ -327,8 +348,12 @@ def watching(
         with process_group.waiting_at_least(patience.end(work)), position.at(work):
             yield
 
-    with watchdog, process_group.waiting_at_least(patience.end(position.doing)):
+    with answering, watchdog, process_group.waiting_at_least(patience.end(position.doing)):
         yield at
+
+
+def _appending(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_APPEND, 0o600)
 
 
 def _written(path: Path) -> bool:

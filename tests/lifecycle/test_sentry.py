@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.lifecycle.sentry import RunningTime, Sentry
+from hpcrun.run.stacks import Mailbox
 from tests import jobs
 
 RANK = """
@@ -24,8 +25,9 @@ if sys.argv[2] == "many files":
 sentry = Sentry(stacks, tick=0.2)
 stuck = sys.argv[2] == "stuck"
 until = time.monotonic() + 300
+# After its first answer the process watches.
+suspended = sentry.put_off(4.0)
 print("ready", flush=True)
-suspended = 0.0
 while time.monotonic() < until:
     # A machine that starves this process makes it report short suspensions too.
     suspended += sentry.put_off(4.0)
@@ -149,3 +151,39 @@ def test_a_long_gap_is_no_running_time() -> None:
     clock.look(706.5)
     clock.look(707.5, stopped=True)
     assert (clock.running, clock.suspended) == (6.5, 601.0)
+
+
+HELD = """
+import ctypes, sys
+from pathlib import Path
+from hpcrun.lifecycle.answering import own_stacks
+from hpcrun.lifecycle.sentry import Post, Sentry
+from hpcrun.run.stacks import Mailbox
+mail = Mailbox(Path(sys.argv[1]))
+mail.prepare(0)
+stacks = open(sys.argv[2], "a")
+post = Post(str(mail.request), str(mail.answer(0)), sys.argv[2], 0, "n", 0.2)
+sentry = Sentry(stacks, 0.2, post)
+print("ready", flush=True)
+while True:
+    ctypes.PyDLL(None).pause()
+"""
+
+
+def test_a_rank_that_holds_the_lock_has_its_stacks_told_and_runs_on(tmp_path: Path) -> None:
+    logs, stacks = tmp_path / "logs" / "7" / "restart-0", tmp_path / "stacks"
+    mail = Mailbox(logs)
+    command = [sys.executable, "-c", HELD, str(logs), str(stacks)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        for _ in range(2):
+            word = mail.ask()
+            jobs.wait_for(lambda word=word: bool(mail.replies(word)))
+            (stack,) = mail.replies(word)[0].stacks
+            assert (stack.rank, stack.pid, stack.host) == (0, process.pid, "n")
+            assert stack.threads[0].frames[0].file == "<string>"
+            # What stays there counts as a hang.
+            assert stacks.read_text() == ""
+        assert process.poll() is None
+        process.kill()

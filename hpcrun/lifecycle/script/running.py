@@ -19,16 +19,19 @@ from hpcrun.command.launcher import Launcher
 from hpcrun.diagnose.script_log import script_words
 from hpcrun.errors import UserError
 from hpcrun.lifecycle import exitcodes
+from hpcrun.lifecycle.answering import Answering
 from hpcrun.lifecycle.script.end import ScriptEnd, note_stop, record_end
 from hpcrun.lifecycle.script.meeting import meeting_place
 from hpcrun.lifecycle.script.orphans import adopt_orphans
 from hpcrun.lifecycle.script.progress import ProgressWatch
+from hpcrun.lifecycle.script.spying import script_stacks
 from hpcrun.lifecycle.script.watching import Watch
 from hpcrun.lifecycle.signals import StopFlag, StopReason
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import record_heard_stop, record_unfinished
 from hpcrun.run.events import Attempt
 from hpcrun.run.rendezvous import End, MeetingBoard, MeetingStopped
+from hpcrun.run.stacks import Mailbox
 
 _PR_SET_PDEATHSIG = 1
 _ENDS: Mapping[int, End] = {exitcodes.DONE: "done", exitcodes.UNFINISHED: "stopped"}
@@ -101,7 +104,12 @@ def run_script(
         child = _start(command, environ, launcher)
         if config.rank == 0:
             progress.note_start()
-        code = Watch(child, run, attempt, flag, config, terms.warning, progress).wait(terms.grace)
+        watch = Watch(child, run, attempt, flag, config, terms.warning, progress)
+        mail = Mailbox(folder, config.world_size)
+        with Answering(
+            mail, config.rank, lambda: (progress.step, None), lambda: script_stacks(child.pid)
+        ):
+            code = watch.wait(terms.grace)
         _close(board, "stopped" if flag.reason else _ENDS.get(code, "failed"))
         progress.look(last=True)
         if flag.reason:

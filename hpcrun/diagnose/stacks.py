@@ -1,0 +1,160 @@
+"""The stacks of a job's ranks: equal ones folded, and the rank that the others wait for."""
+
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hpcrun.run.stacks import Frame, Stack, Thread
+from hpcrun.run.traces import is_own_code, is_package_code, original
+
+MOVED = 3.0
+"""Seconds: a rank whose position changed later than that ago moves. Ranks look at it once a second."""
+_NAMED = 8
+_INSTALLED = re.compile(r".*/(site|dist)-packages/")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Processes with equal stacks. ``threads``: the equal ones, with the original paths of the files."""
+
+    stacks: tuple[Stack, ...]
+    threads: tuple[Thread, ...]
+
+    @property
+    def place(self) -> str:
+        """The innermost line of the main thread in code of the user, or else the innermost line."""
+        frames = self.threads[0].frames if self.threads else ()
+        own = [frame for frame in frames if is_own_code(frame.file)] or list(frames)
+        return _line(own[-1]) if own else "an unknown place"
+
+
+def folded(stacks: Iterable[Stack], *, all_threads: bool = False) -> list[Group]:
+    """Return the groups of processes with equal stacks, the largest first, then by rank.
+
+    Args:
+        all_threads: compare and keep all threads, not only the main thread.
+    """
+    groups: dict[tuple[Thread, ...], list[Stack]] = {}
+    names: dict[str, str] = {}
+    for stack in sorted(stacks, key=_rank):
+        threads = stack.threads if all_threads else stack.threads[:1]
+        key = tuple(_with_originals(thread, names) for thread in threads)
+        groups.setdefault(key, []).append(stack)
+    found = [Group(tuple(members), threads) for threads, members in groups.items()]
+    return sorted(found, key=lambda group: (-len(group.stacks), _rank(group.stacks[0])))
+
+
+def verdict(groups: Sequence[Group]) -> str:
+    """Return a line that names the rank that is behind, or says that none is."""
+    stacks = [stack for group in groups for stack in group.stacks]
+    steps = sorted({stack.step for stack in stacks if stack.step is not None})
+    if any(stack.idle is not None and stack.idle < MOVED for stack in stacks):
+        return f"the ranks move: {_steps(steps)}; each rank answers within a second, in a step of its own"
+    locked = [stack for stack in stacks if stack.rank is not None and stack.idle is None]
+    if steps and locked:
+        return f"{ranks_of(locked)} {_is(locked)} {locked[0].doing or 'without a step'}"
+    if len(steps) > 1:
+        late = [stack for stack in stacks if stack.step == steps[0]]
+        place = next(group.place for group in groups if late[0] in group.stacks)
+        idle = min(stack.idle or 0.0 for stack in stacks)
+        return (
+            f"{ranks_of(late)} {_is(late)} behind: step {steps[0]}, the newest is {steps[-1]}; "
+            f"at {place}; no rank has moved for {idle:.0f} s"
+        )
+    if len(groups) == 1:
+        return f"all ranks are at the same place: {groups[0].place}"
+    smallest = groups[-1].stacks
+    if len(smallest) < len(groups[0].stacks) and len(groups) == 2:
+        return (
+            f"{ranks_of(smallest)} {'differs' if len(smallest) == 1 else 'differ'} from the others: at "
+            f"{groups[-1].place}, the others at {groups[0].place}"
+        )
+    return f"the ranks are at {len(groups)} different places, and none of these is the usual one"
+
+
+def group_lines(group: Group) -> list[str]:
+    """Return the lines that show a group: its ranks, their nodes and steps, and the stack."""
+    stacks = group.stacks
+    steps = sorted({stack.step for stack in stacks if stack.step is not None})
+    doing = sorted({stack.doing for stack in stacks if stack.doing})
+    hosts = _few(sorted({stack.host for stack in stacks}))
+    words = [f"{ranks_of(stacks)} on {hosts}", *([_steps(steps)] if steps else []), *doing]
+    lines = [f"{', '.join(words)}:"]
+    for number, thread in enumerate(group.threads):
+        if number:
+            lines.append(f"  thread {thread.name}:")
+        lines += [f"  {line}" for line in _frame_lines(thread.frames)]
+    return lines if group.threads else [*lines, "  (no Python code is running)"]
+
+
+def ranks_of(stacks: Sequence[Stack]) -> str:
+    """Return ``rank 3``, ``ranks 0-2, 5``, or the numbers of processes that are no ranks."""
+    numbers = sorted(stack.rank for stack in stacks if stack.rank is not None)
+    if not numbers:
+        return f"process {_few([str(stack.pid) for stack in stacks])}"
+    return f"{'rank' if len(numbers) == 1 else 'ranks'} {ranges(numbers)}"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Return ascending numbers as ``0-2, 5``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return _few([f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs])
+
+
+def _frame_lines(frames: Sequence[Frame]) -> list[str]:
+    """Return a line for each frame; neighboring frames of this package and of Python become one line."""
+    lines: list[str] = []
+    hidden = 0
+    for number, frame in enumerate(frames):
+        innermost = number == len(frames) - 1
+        if _is_hidden(frame.file) and not innermost:
+            hidden += 1
+            continue
+        if hidden:
+            lines.append(f"… {hidden} {'frame' if hidden == 1 else 'frames'} of hpcrun and Python")
+            hidden = 0
+        lines.append(_line(frame))
+    return lines
+
+
+def _is_hidden(file: str) -> bool:
+    return is_package_code(file) or file.startswith(("<frozen", sys.base_prefix + "/lib/python"))
+
+
+def _line(frame: Frame) -> str:
+    # Of a library the name says enough.
+    file = _INSTALLED.sub("", frame.file)
+    return f"{file}:{frame.line} in {frame.function}"
+
+
+def _with_originals(thread: Thread, names: dict[str, str]) -> Thread:
+    for frame in thread.frames:
+        if frame.file not in names:
+            names[frame.file] = original(frame.file)[0]
+    frames = (Frame(names[frame.file], frame.line, frame.function) for frame in thread.frames)
+    return Thread(thread.name, tuple(frames))
+
+
+def _steps(steps: Sequence[int]) -> str:
+    if not steps:
+        return "before the first step"
+    return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+
+
+def _is(stacks: Sequence[Stack]) -> str:
+    return "is" if len(stacks) == 1 else "are"
+
+
+def _few(words: Sequence[str]) -> str:
+    more = f" and {len(words) - _NAMED} more" if len(words) > _NAMED else ""
+    return ", ".join(words[:_NAMED]) + more
+
+
+def _rank(stack: Stack) -> int:
+    return sys.maxsize if stack.rank is None else stack.rank

@@ -1,0 +1,141 @@
+"""`hpcrun stacks` on the local cluster: every rank that runs answers, the others are named."""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcrun.lifecycle.script import spying
+from hpcrun.run.directory import RunDirectory
+from tests import jobs
+from tests.cli.test_bad_input import require_one_line
+
+LONG = ("--wait", str(jobs.PATIENCE))
+SCRIPT = """
+import sys, time
+def waits_here():
+    time.sleep(600)
+print("begun", flush=True)
+waits_here()
+"""
+
+
+def ask(folder: Path, name: str, *options: str) -> dict[str, Any]:
+    done = jobs.hpcrun("stacks", name, "--json", *options, cwd=folder, timeout=2 * jobs.PATIENCE)
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def test_all_ranks_answer_and_the_training_goes_on(tmp_path: Path) -> None:
+    changes = {"train__steps": 30, "model__pause": 0.05, "train__hang_after": "null"}
+    run = jobs.submit_probe(tmp_path, "held", **changes)
+    with jobs.held_at(run, 3):
+        found = ask(tmp_path, "held", *LONG)
+        stacks = [stack for reply in found["replies"] for stack in reply["stacks"]]
+        assert [stack["rank"] for stack in stacks] == [0, 1, 2, 3]
+        for stack in stacks:
+            names = [frame["function"] for frame in stack["threads"][0]["frames"]]
+            assert stack["step"] >= 3
+            assert "main" in names
+        done = jobs.hpcrun("stacks", "held", *LONG, cwd=tmp_path)
+    assert "4 of 4 tasks answered" in done.stdout.splitlines()[0]
+    assert "probe.py:" in done.stdout
+    jobs.wait_for_end(run)
+    assert jobs.result(run)["state"] == "finished"
+    over = jobs.hpcrun("stacks", "held", cwd=tmp_path)
+    require_one_line(over, "held: is finished", "hpcrun doctor")
+
+
+def test_a_rank_that_is_stopped_is_named_as_silent(tmp_path: Path) -> None:
+    changes = {"train__steps": 4000, "model__pause": 0.05, "train__hang_after": 600}
+    run = jobs.submit_probe(
+        tmp_path, "stopped", **changes, job__nodes=1, train__timeout=1800, train__log_every=50
+    )
+    try:
+        jobs.wait_for_step(run, 50)
+        os.kill(jobs.job_status(run).tasks[1], signal.SIGSTOP)
+        found = ask(tmp_path, "stopped", "--wait", "20")
+        assert list(found["silent"]) == ["1"]
+        assert "does not answer" in found["silent"]["1"]
+        # A stopped process would write its stacks when it continues, and count as hung.
+        folder = run.attempt_logs(found["job"], 0)
+        assert (folder / "stacks-rank-00001.txt").read_text() == ""
+    finally:
+        for task in jobs.job_status(run).tasks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(task, signal.SIGCONT)
+        jobs.hpcrun("cancel", "stopped", cwd=tmp_path)
+        jobs.wait_for_end(run)
+
+
+def submit_script(folder: Path, name: str) -> RunDirectory:
+    (folder / "waits.py").write_text(SCRIPT)
+    command = ("--", sys.executable, "waits.py")
+    done = jobs.hpcrun(
+        *("submit", "--executor", "local", "--cpu", "--nodes", "1", "--gpus", "2", "--detach"),
+        *("--name", name, *command),
+        cwd=folder,
+    )
+    assert done.returncode == 0, done.stderr
+    run = RunDirectory(folder / "runs" / name)
+
+    def begun() -> bool:
+        logs = run.logs.glob("*/restart-0/rank-*.log")
+        return sum("begun" in log.read_text() for log in logs) == 2
+
+    jobs.wait_for(begun)
+    return run
+
+
+def test_a_script_has_its_stacks_read_by_py_spy_or_there_is_a_sentence(tmp_path: Path) -> None:
+    run = submit_script(tmp_path, "script")
+    try:
+        found = ask(tmp_path, "script", *LONG)
+        for reply in found["replies"]:
+            if reply["problem"]:
+                assert "py-spy" in reply["problem"]
+            else:
+                (stack,) = reply["stacks"]
+                functions = [frame["function"] for frame in stack["threads"][0]["frames"]]
+                assert functions[-1] == "waits_here"
+        ranks = [stack["rank"] for reply in found["replies"] for stack in reply["stacks"]]
+        assert ranks in ([], [0, 1])
+    finally:
+        jobs.hpcrun("cancel", "script", cwd=tmp_path)
+        jobs.wait_for_end(run)
+
+
+def test_the_words_of_py_spy_are_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "py-spy"
+    program.write_text("#!/bin/sh\necho 'Error: Permission Denied: try sudo' >&2\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(spying, "_program", lambda: str(program))
+    with pytest.raises(spying.StackError, match="Permission Denied"):
+        spying.script_stacks(os.getpid())
+
+
+def test_what_py_spy_prints_becomes_threads() -> None:
+    frame = {"name": "f", "filename": "/a.py", "line": 2, "locals": None}
+    outer = frame | {"name": "<module>", "line": 9}
+    worker = {"thread_name": "worker", "os_thread_id": 8, "frames": [frame]}
+    main = {"thread_name": "MainThread", "os_thread_id": 7, "frames": [frame, outer]}
+    first, second = spying.parse_dump(json.dumps([worker, main]))
+    assert [one.function for one in first.frames] == ["<module>", "f"]
+    assert second.name == "worker"
+    with pytest.raises(spying.StackError, match="something else"):
+        spying.parse_dump("Process 5: python")
+
+
+@pytest.mark.parametrize("words", [["--wait", "0"], ["--wait", "nan"]])
+def test_a_wait_that_makes_no_sense_is_refused(tmp_path: Path, words: list[str]) -> None:
+    require_one_line(jobs.hpcrun("stacks", "x", *words, cwd=tmp_path), "--wait")
+
+
+def test_a_run_that_has_not_begun_has_no_stacks(tmp_path: Path) -> None:
+    require_one_line(jobs.hpcrun("stacks", "x", cwd=tmp_path), "no such run")

@@ -1,0 +1,76 @@
+"""Equal stacks are one group, and the rank that is named is the one that the others wait for."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import hpcrun
+from hpcrun.diagnose.stacks import folded, group_lines, ranges, verdict
+from hpcrun.run.stacks import Frame, Stack, Thread
+
+LOOP = str(Path(hpcrun.__file__).parent / "train" / "loop.py")
+TORCH = "/env/lib/python3.11/site-packages/torch/distributed/c10d.py"
+
+
+def stack(rank: int | None, line: int = 33, step: int | None = 17, idle: float = 60.0) -> Stack:
+    frames = (
+        Frame(LOOP, 4, "fit"),
+        Frame(LOOP, 9, "step"),
+        Frame("/home/me/task.py", line, "loss"),
+        Frame(TORCH, 2810, "all_reduce"),
+    )
+    threads = (Thread("MainThread", frames), Thread(f"loader {rank}", frames[:1]))
+    return Stack(rank, f"node{(rank or 0) // 2 + 1}", 100, threads, step, "training", idle)
+
+
+def test_equal_stacks_are_one_group_and_other_threads_count_only_where_asked() -> None:
+    stacks = [stack(rank) for rank in range(3)] + [stack(3, line=40)]
+    groups = folded(stacks)
+    assert [len(group.stacks) for group in groups] == [3, 1]
+    assert len(folded(stacks, all_threads=True)) == 4
+    assert group_lines(groups[0]) == [
+        "ranks 0-2 on node1, node2, step 17, training:",
+        "  … 2 frames of hpcrun and Python",
+        "  /home/me/task.py:33 in loss",
+        "  torch/distributed/c10d.py:2810 in all_reduce",
+    ]
+
+
+def test_the_rank_with_the_lowest_step_is_behind() -> None:
+    groups = folded([stack(rank) for rank in range(3)] + [stack(3, line=40, step=16, idle=61.0)])
+    assert verdict(groups) == (
+        "rank 3 is behind: step 16, the newest is 17; at /home/me/task.py:40 in loss; "
+        "no rank has moved for 60 s"
+    )
+
+
+def test_within_one_step_the_rank_with_the_other_stack_is_named() -> None:
+    groups = folded([stack(rank) for rank in (0, 1, 3)] + [stack(2, line=40)])
+    assert verdict(groups).startswith("rank 2 differs from the others: at /home/me/task.py:40 in")
+
+
+def test_no_rank_is_named_where_ranks_move_or_stacks_are_equal_or_no_place_is_usual() -> None:
+    moving = [stack(0, step=20, idle=0.2), stack(1, step=18, idle=0.1)]
+    assert verdict(folded(moving)).startswith("the ranks move: steps 18 to 20;")
+    alike = folded([stack(0), stack(1)])
+    assert verdict(alike) == "all ranks are at the same place: /home/me/task.py:33 in loss"
+    assert "2 different places" in verdict(folded([stack(0), stack(1, line=40)]))
+    assert "3 different places" in verdict(folded([stack(0), stack(1, line=40), stack(2, line=41)]))
+
+
+def test_a_rank_that_holds_the_lock_is_named() -> None:
+    held = replace(stack(1), step=None, idle=None, doing="in code that holds Python's lock")
+    line = verdict(folded([stack(0), held, stack(2)]))
+    assert line == "rank 1 is in code that holds Python's lock"
+
+
+def test_a_process_without_python_code_and_one_without_a_rank_are_shown() -> None:
+    empty = replace(stack(0), threads=())
+    (group,) = folded([empty])
+    assert group_lines(group)[-1] == "  (no Python code is running)"
+    assert "an unknown place" in verdict([group])
+    assert group_lines(folded([stack(None)])[0])[0].startswith("process 100 on node1")
+
+
+def test_numbers_are_shown_as_ranges() -> None:
+    assert ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
+    assert ranges(range(0, 40, 2)).endswith("14 and 12 more")

@@ -1,0 +1,101 @@
+"""Requests and answers as files: what is half written, or of another request, is no answer."""
+
+from pathlib import Path
+
+import pytest
+
+from hpcrun.run.stacks import Frame, Mailbox, Reply, Stack, Thread, parse_dump
+
+DUMP = """\
+Thread 0x00007f01 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 331 in wait
+  File "/usr/lib/python3.11/threading.py", line 1001 in run
+
+Current thread 0x00007f02 (most recent call first):
+  File "/home/me/my task.py", line 12 in <listcomp>
+  File "<string>", line 1 in <module>
+"""
+
+
+@pytest.fixture
+def mail(tmp_path: Path) -> Mailbox:
+    return Mailbox(tmp_path / "run" / "logs" / "7" / "restart-0", 2)
+
+
+def prepared(mail: Mailbox) -> Mailbox:
+    mail.logs.parents[2].mkdir(exist_ok=True)
+    for task in range(2):
+        mail.prepare(task)
+    return mail
+
+
+def test_an_answer_comes_back_as_it_was_given(mail: Mailbox) -> None:
+    word = prepared(mail).ask()
+    thread = Thread("MainThread", (Frame("a.py", 3, "<module>"), Frame("b\udcff.py", 9, "loss")))
+    reply = Reply(word, 1, "node2", (Stack(1, "node2", 40, (thread,), 7, "training", 2.5),))
+    mail.reply(reply)
+    assert mail.asked() == word
+    (found,) = mail.replies(word).values()
+    assert found.stacks[0].threads[0].frames[0] == thread.frames[0]
+    assert (found.task, found.stacks[0].step, found.stacks[0].idle) == (1, 7, 2.5)
+
+
+def test_an_answer_to_an_earlier_request_and_half_an_answer_do_not_count(mail: Mailbox) -> None:
+    first = prepared(mail).ask()
+    mail.reply(Reply(first, 0, "node1"))
+    second = mail.ask()
+    assert first != second
+    mail.answer(1).write_text('{"id": "' + second)
+    assert mail.replies(second) == {}
+    mail.answer(1).write_text('{"id": "' + second + '"}')
+    assert mail.replies(second) == {}
+
+
+def test_no_request_can_be_made_where_no_rank_has_begun(mail: Mailbox) -> None:
+    with pytest.raises(FileNotFoundError):
+        mail.ask()
+
+
+def test_a_run_that_was_deleted_is_not_brought_back(mail: Mailbox) -> None:
+    word = prepared(mail).ask()
+    mail.logs.parents[2].rename(mail.logs.parents[3] / "elsewhere")
+    with pytest.raises(FileNotFoundError):
+        mail.reply(Reply(word, 0, "node1"))
+    with pytest.raises(FileNotFoundError):
+        mail.prepare(0)
+    assert not mail.logs.exists()
+
+
+def test_files_are_removed_at_the_end_but_not_answers(mail: Mailbox) -> None:
+    for task in range(2):
+        prepared(mail).remove(task)
+    mail.remove(0)
+    assert not mail.folder.exists()
+    prepared(mail).ask()
+    mail.remove(0)
+    assert mail.answer(0).exists()
+
+
+def test_large_worlds_look_less_often(tmp_path: Path) -> None:
+    assert (Mailbox(tmp_path, 8).pause, Mailbox(tmp_path, 1000).pause) == (1.0, 20.0)
+
+
+def test_what_faulthandler_writes_is_read_with_the_main_thread_first() -> None:
+    main, other = parse_dump(DUMP)
+    assert main.name == "thread 0x00007f02"
+    assert main.frames == (
+        Frame("<string>", 1, "<module>"),
+        Frame("/home/me/my task.py", 12, "<listcomp>"),
+    )
+    assert [frame.function for frame in other.frames] == ["run", "wait"]
+    assert parse_dump("Fatal Python error\n") == ()
+
+
+def test_the_answer_of_a_helper_process_has_a_stack_without_a_step(mail: Mailbox) -> None:
+    word = prepared(mail).ask()
+    mail.answer(0).write_text(
+        f'{{"id": "{word}", "task": 0, "host": "n", "pid": 5, "dump": "Thread 0x1 (most\\n"}}'
+    )
+    (stack,) = mail.replies(word)[0].stacks
+    assert (stack.rank, stack.pid, stack.step) == (0, 5, None)
+    assert "lock" in str(stack.doing)
