@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from hpcrun.run.stacks import Frame, Stack, Thread
@@ -35,13 +35,18 @@ def folded(stacks: Iterable[Stack], *, all_threads: bool = False) -> list[Group]
     Args:
         all_threads: compare and keep all threads, not only the main thread.
     """
-    groups: dict[tuple[Thread, ...], list[Stack]] = {}
+    groups: dict[Hashable, list[Stack]] = {}
+    shown: dict[Hashable, tuple[Thread, ...]] = {}
     names: dict[str, str] = {}
     for stack in sorted(stacks, key=_rank):
         threads = stack.threads if all_threads else stack.threads[:1]
-        key = tuple(_with_originals(thread, names) for thread in threads)
+        originals = tuple(_with_originals(thread, names) for thread in threads)
+        # py-spy does not always find the name of a thread, and faulthandler has none.
+        main, *others = [thread.frames for thread in originals] or [()]
+        key = (main, tuple(sorted(others, key=str)))
         groups.setdefault(key, []).append(stack)
-    found = [Group(tuple(members), threads) for threads, members in groups.items()]
+        shown.setdefault(key, originals)
+    found = [Group(tuple(members), shown[key]) for key, members in groups.items()]
     return sorted(found, key=lambda group: (-len(group.stacks), _rank(group.stacks[0])))
 
 

@@ -26,7 +26,12 @@ def test_equal_stacks_are_one_group_and_other_threads_count_only_where_asked() -
     stacks = [stack(rank) for rank in range(3)] + [stack(3, line=40)]
     groups = folded(stacks)
     assert [len(group.stacks) for group in groups] == [3, 1]
-    assert len(folded(stacks, all_threads=True)) == 4
+    main, loader = stacks[0].threads
+    busy = Thread("loader", (Frame("loader.py", 7, "read"),))
+    stacks[0] = replace(stacks[0], threads=(replace(main, name="thread 5"), busy, loader))
+    stacks[1] = replace(stacks[1], threads=(main, loader, busy))
+    assert [len(group.stacks) for group in folded(stacks)] == [3, 1]
+    assert [len(group.stacks) for group in folded(stacks, all_threads=True)] == [2, 1, 1]
     assert group_lines(groups[0]) == [
         "ranks 0-2 on node1, node2, step 17, training:",
         "  … 2 frames of hpcrun and Python",
