@@ -5,6 +5,8 @@
   hpcrun nccl lint gpt.yaml    a config's job.env, job.setup and job.srun_args
   hpcrun nccl lint RUN         what a run was submitted with
   hpcrun nccl advise           what to set on this node, with the reasons
+  hpcrun nccl tune             measure collectives, here or in an allocation, and
+                               keep a setting that is faster beyond doubt
 
 `lint` ends with exit code 1 where it finds an error. In an allocation, `advise`
 looks at every node and says where the nodes differ.
@@ -13,17 +15,18 @@ looks at every node and says where the nodes differ.
 import argparse
 import importlib
 
+from hpcrun.cli import nccl_tune
 from hpcrun.cli.runs import add_runs_dir
 from hpcrun.cli.subcommand import require_subcommand
 
-_WAYS = ("lint", "advise")
+_WAYS = ("lint", "advise", "tune")
 FORMATS = ("table", "shell", "yaml", "json")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.usage = "hpcrun nccl lint|advise [options] [WHAT]"
-    parser.add_argument("what", metavar="lint|advise", nargs="?", help="what to do")
+    parser.usage = "hpcrun nccl lint|advise|tune [options] [WHAT]"
+    parser.add_argument("what", metavar="lint|advise|tune", nargs="?", help="what to do")
     parser.add_argument(
         "target",
         metavar="WHAT",
@@ -52,10 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     advise.add_argument(
         "--record", action="store_true", help="print this node's facts as JSON, for --facts"
     )
+    nccl_tune.add_arguments(parser.add_argument_group("tune"))
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run ``lint`` or ``advise``."""
+    """Run ``lint``, ``advise`` or ``tune``."""
     what = require_subcommand("nccl", arguments.what, _WAYS, "check")
     module = importlib.import_module(f"hpcrun.cli.nccl_{what}")
     code: int = module.run(arguments)

@@ -1,0 +1,1 @@
+"""Measures collectives under candidate settings, and keeps the default unless a setting is better."""

@@ -1,0 +1,159 @@
+"""Coordinate descent over the knobs, which keeps the default unless a setting is better beyond doubt.
+
+A few trials of each option of a knob choose those that look better. Their gain is flattered by the choice, so
+that fresh trials, in turn with trials of the setting so far, decide. At the end fresh trials compare the
+whole setting with the default once more.
+"""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hpcrun.network.tune.cells import Trial
+from hpcrun.network.tune.decision import (
+    ALPHA,
+    MIN_EFFECT,
+    Comparison,
+    compare,
+    holm,
+    repeats_for,
+)
+from hpcrun.network.tune.knobs import Env, Knob
+
+Measure = Callable[[Env], Trial]
+Progress = Callable[[str], None]
+_CONFIRMED_AT_MOST = 3
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The rules of a search. ``screen``: trials of each option before the fresh ones. ``seed``: of the order.
+
+    ``alpha``: the probability of a wrong change, for the whole search.
+    """
+
+    screen: int = 3
+    effect: float = MIN_EFFECT
+    alpha: float = ALPHA
+    seed: int = 0
+
+    def level(self, knobs: int) -> float:
+        """Return the level of the tests of one knob of several."""
+        return self.alpha / max(1, knobs)
+
+    def repeats(self, knobs: int) -> int:
+        """Return the fresh trials of each side."""
+        return repeats_for(self.level(knobs) / _CONFIRMED_AT_MOST)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """An option of a knob. ``screened``: on the first trials; ``confirmed``: on fresh ones, if any."""
+
+    knob: Knob
+    option: Env
+    screened: Comparison
+    confirmed: Comparison | None = None
+    corrected_p: float | None = None
+    kept: bool = False
+
+
+@dataclass
+class Found:
+    """The result of a search. ``env``: empty where the default stays.
+
+    ``final``: the whole setting against the default. ``setting``, ``default``: the trials of both then.
+    Where no setting was chosen, ``default`` has the first trials.
+    """
+
+    env: dict[str, str] = field(default_factory=dict)
+    tried: list[Tried] = field(default_factory=list)
+    final: Comparison | None = None
+    setting: list[Trial] = field(default_factory=list)
+    default: list[Trial] = field(default_factory=list)
+
+
+def search(measure: Measure, knobs: Sequence[Knob], plan: Plan, progress: Progress) -> Found:
+    """Find a better setting, or none.
+
+    Args:
+        measure: runs a trial with some variables added to the default.
+        progress: called with what is measured, before each trial.
+    """
+    generator = random.Random(plan.seed)
+    found = Found()
+    env: dict[str, str] = {}
+
+    def trials(settings: Mapping[str, Env], count: int) -> dict[str, list[Trial]]:
+        """Measure each setting ``count`` times, in turns, each turn in another order."""
+        measured: dict[str, list[Trial]] = {name: [] for name in settings}
+        for _ in range(count):
+            for name in generator.sample(list(settings), len(settings)):
+                progress(name)
+                measured[name].append(measure(settings[name]))
+        return measured
+
+    for knob in knobs:
+        best = _best_of(knob, env, trials, plan, len(knobs), found)
+        env |= best or {}
+    if not env:
+        found.default = found.default or trials({"default": {}}, plan.screen)["default"]
+        return found
+    measured = trials({"default": {}, "found": env}, plan.repeats(len(knobs)))
+    found.default, found.setting = measured["default"], measured["found"]
+    found.final = compare(found.setting, found.default)
+    if found.final.holds(plan.alpha, plan.effect):
+        found.env = env
+    return found
+
+
+def _best_of(
+    knob: Knob,
+    env: Env,
+    trials: Callable[[Mapping[str, Env], int], dict[str, list[Trial]]],
+    plan: Plan,
+    knobs: int,
+    found: Found,
+) -> Env | None:
+    """Return the best option of ``knob`` in addition to ``env`` that fresh trials confirm, or None."""
+    options = {words(option): option for option in knob.options}
+    settings = {name: {**env, **option} for name, option in options.items()}
+    so_far = words(env)
+    first = trials({so_far: env, **settings}, plan.screen)
+    found.default = found.default or first[so_far]
+    screened = {name: compare(first[name], first[so_far]) for name in options}
+    promising = sorted(
+        (name for name in options if screened[name].gain >= plan.effect),
+        key=lambda name: -screened[name].gain,
+    )[:_CONFIRMED_AT_MOST]
+    confirmed: dict[str, Comparison] = {}
+    if promising:
+        fresh = trials(
+            {so_far: env, **{name: settings[name] for name in promising}}, plan.repeats(knobs)
+        )
+        confirmed = {name: compare(fresh[name], fresh[so_far]) for name in promising}
+    corrected = dict(zip(promising, holm([confirmed[name].p for name in promising]), strict=True))
+    level = plan.level(knobs)
+    better = [
+        name
+        for name in promising
+        if corrected[name] <= level and confirmed[name].holds(level, plan.effect)
+    ]
+    best = max(better, key=lambda name: confirmed[name].gain, default=None)
+    found.tried += [
+        Tried(
+            knob,
+            option,
+            screened[name],
+            confirmed.get(name),
+            corrected.get(name),
+            kept=name == best,
+        )
+        for name, option in options.items()
+    ]
+    return None if best is None else options[best]
+
+
+def words(env: Env) -> str:
+    """Return the variables as ``NAME=value NAME=value``, or ``default``."""
+    return " ".join(f"{name}={value}" for name, value in env.items()) or "default"

@@ -1,0 +1,87 @@
+"""Trials over real links: the faster interface is found, and equal links change nothing."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from hpcrun.network.errors import NetworkError
+from hpcrun.network.tune.cells import Cell
+from hpcrun.network.tune.knobs import knobs_for
+from hpcrun.network.tune.search import Found, Plan, search
+from hpcrun.network.tune.trials import Crew, Grid, here, srun_command
+from tests import jobs
+
+from .links import LINKS, two_hosts
+
+ALL = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "alltoall", "sendrecv")
+SHORT = Grid("gloo", ["all_reduce"], [1 << 18, 1 << 20], seconds=0.1, patience=jobs.PATIENCE)
+
+
+def tuned(rates: tuple[str | None, str | None], seed: int = 0) -> Found:
+    with two_hosts(rates) as hosts, Crew(here(2, hosts), 2) as crew:
+        assert crew.site.interfaces == LINKS
+        return search(
+            lambda env: crew.trial(env, SHORT),
+            knobs_for("gloo", crew.site, {}),
+            Plan(seed=seed),
+            lambda _: None,
+        )
+
+
+@pytest.fixture(scope="module")
+def crew() -> Iterator[Crew]:
+    """Two ranks of this machine."""
+    with Crew(here(2), 2) as crew:
+        yield crew
+
+
+def test_every_collective_is_measured_and_right(crew: Crew) -> None:
+    trial = crew.trial({}, replace(SHORT, collectives=ALL, sizes=[8, 4096], seconds=0.01))
+    assert trial.problem is None
+    assert {cell.collective for cell in trial.timings} >= set(ALL) - {"reduce_scatter"}
+    assert {cell.size for cell in trial.timings} == {8, 4096}
+    assert all(timing.seconds > 0 and timing.wrong == 0 for timing in trial.timings.values())
+
+
+def test_a_setting_that_fails_is_reported_in_the_words_of_the_library(crew: Crew) -> None:
+    trial = crew.trial({"GLOO_SOCKET_IFNAME": "nothing0"}, SHORT)
+    assert "nothing0" in str(trial.problem)
+    assert trial.timings == {}
+    # The setting of a trial does not reach the next one.
+    assert crew.trial({}, SHORT).problem is None
+
+
+def test_a_backend_that_is_missing_and_a_trial_that_takes_too_long_are_reported(crew: Crew) -> None:
+    trial = crew.trial({}, replace(SHORT, backend="nothing"))
+    assert "nothing" in str(trial.problem)
+    trial = crew.trial({}, replace(SHORT, patience=0.001))
+    assert str(trial.problem).startswith("no end in 0 s")
+    assert crew.trial({}, SHORT).problem is None
+
+
+def test_ranks_that_do_not_start_are_reported() -> None:
+    with pytest.raises(NetworkError, match="0 of 2 ranks started"):
+        Crew(here(2, [["false"], ["false"]]), 2)
+
+
+def test_the_step_of_srun_has_a_rank_for_each_gpu() -> None:
+    words = srun_command(["n1", "n2"], 4)
+    assert words[:7] == ["srun", "--nodes", "2", "--ntasks", "8", "--ntasks-per-node", "4"]
+    assert words[-3:] == [words[-3], "-m", "hpcrun.network.tune.worker"]
+
+
+@pytest.mark.slow
+def test_the_faster_of_two_links_is_found() -> None:
+    # By its name each host is on the slow link, which gloo takes.
+    found = tuned(("40mbit", None))
+    assert found.env == {"GLOO_SOCKET_IFNAME": "link1"}
+    assert found.final is not None
+    assert found.final.gain > 0.5
+    assert Cell("all_reduce", 1 << 20) in found.setting[0].timings
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_two_equal_links_change_nothing(seed: int) -> None:
+    assert tuned(("200mbit", "200mbit"), seed).env == {}
