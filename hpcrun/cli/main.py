@@ -26,6 +26,7 @@ COMMANDS = {
     "resume": "continue a run from its newest checkpoint",
     "preempt": "do to a run what a preemption does",
     "nodes": "nodes that failed, and whether they are excluded",
+    "aggregate": "collect runs into one HDF5 file",
     "verify": "read a run's checkpoints and compare every byte",
     "export": "write a run's model to one .safetensors or .pt file",
     "config": "show a resolved config, or the schema",

@@ -1,0 +1,155 @@
+"""Tidy pandas frames from results.h5."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcrun.results.config_text import flat
+from hpcrun.results.errors import ResultsError
+from hpcrun.results.store import Store
+from hpcrun.results.summary import counted
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def load(path: str | Path) -> Results:
+    """Open a results.h5 for pandas; each method returns one tidy frame.
+
+    Raises:
+        ResultsError: pandas is not installed, or the file cannot be read.
+    """
+    try:
+        import pandas  # noqa: F401
+    except ImportError as error:
+        raise ResultsError(
+            "pandas is not installed: `pip install pandas`; h5py reads the file without it, see "
+            "docs/results.md"
+        ) from error
+    return Results(Path(path))
+
+
+class Results:
+    """The frames of a results.h5. The column ``run`` is the same in all frames."""
+
+    def __init__(self, path: Path) -> None:
+        """Check that ``path`` is a results file."""
+        self._path = path
+        with Store(path) as store:
+            self.units = store.units()
+
+    def runs(self, *, config: bool = True) -> pd.DataFrame:
+        """Return a row for each run: state, times, and the config as columns such as ``train.lr``.
+
+        Args:
+            config: False leaves the config's columns away.
+        """
+        import pandas as pd
+
+        with Store(self._path) as store:
+            frame = _frame(store.table("runs"))
+            if not config:
+                return frame
+            values = [
+                {key: _cell(value) for key, value in flat(config_of(store, key)).items()}
+                for key in frame["run"]
+            ]
+        return frame.join(pd.DataFrame(values, index=frame.index), rsuffix=".config")
+
+    def metrics(
+        self,
+        runs: Iterable[str] | None = None,
+        columns: Sequence[str] | None = None,
+        *,
+        overwritten: bool = False,
+    ) -> pd.DataFrame:
+        """Return a row for each logged line, with the columns ``run`` and ``step`` in front.
+
+        Args:
+            runs: keys of runs; all by default.
+            columns: metrics; all by default. ``step`` is always there.
+            overwritten: also return the steps that a restart has computed again.
+        """
+        import pandas as pd
+
+        wanted = None if columns is None else {"step", *columns}
+        parts = []
+        with Store(self._path) as store:
+            for key in store.keys() if runs is None else runs:
+                records = store.metrics(key)
+                if records is None:
+                    continue
+                names = [
+                    name for name in records.dtype.names or () if wanted is None or name in wanted
+                ]
+                keep = None if overwritten else counted(fields(records), len(records))
+                kept = records if keep is None else records[keep]
+                part = pd.DataFrame({name: _plain(kept[name]) for name in names})
+                part.insert(0, "run", key)
+                parts.append(part)
+        if not parts:
+            return pd.DataFrame({"run": []})
+        return pd.concat(parts, ignore_index=True)
+
+    def events(self, runs: Iterable[str] | None = None) -> pd.DataFrame:
+        """Return a row for each event."""
+        import pandas as pd
+
+        parts = []
+        with Store(self._path) as store:
+            for key in store.keys() if runs is None else runs:
+                records = store.events(key)
+                if records is not None:
+                    part = _frame(records)
+                    part.insert(0, "run", key)
+                    parts.append(part)
+        return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({"run": []})
+
+    def summary(self) -> pd.DataFrame:
+        """Return last, lowest and highest value of each metric of each run."""
+        with Store(self._path) as store:
+            return _frame(store.table("summary"))
+
+    def problems(self) -> pd.DataFrame:
+        """Return the torn and damaged files."""
+        with Store(self._path) as store:
+            return _frame(store.table("problems"))
+
+    def result(self, run: str) -> dict[str, Any]:
+        """Return the result.json of a run; empty without one."""
+        with Store(self._path) as store:
+            raw = store.document(run, "result")
+        return json.loads(raw) if raw else {}
+
+
+def config_of(store: Store, key: str) -> dict[str, Any]:
+    """Return the config of a run as nested values."""
+    raw = store.document(key, "config")
+    return json.loads(raw) if raw else {}
+
+
+def fields(records: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    """Return the columns of records by name."""
+    return {name: records[name] for name in records.dtype.names or ()}
+
+
+def _frame(records: NDArray[Any]) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame({name: _plain(column) for name, column in fields(records).items()})
+
+
+def _plain(column: NDArray[Any]) -> Any:
+    if column.dtype.kind == "S":
+        return [text.decode() for text in column.tolist()]
+    return np.ascontiguousarray(column)
+
+
+def _cell(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, list | dict) else value

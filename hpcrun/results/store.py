@@ -1,0 +1,254 @@
+"""results.h5: a reader, and a writer that replaces the whole file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import h5py
+import numpy as np
+from h5py import h5d, h5g, h5o, h5p, h5s, h5t
+from numpy.typing import NDArray
+
+from hpcrun.results.errors import ResultsError
+from hpcrun.results.layout import DOCUMENTS, EVENTS, FORMAT, METRICS, VERSION, unit_of
+from hpcrun.results.run_reader import RunData
+from hpcrun.run.files import sync_directory
+
+# h5dump 1.10 and later read it.
+_LIBVER = ("v108", "v110")
+# A group, its links and the heads of its datasets.
+_OVERHEAD = 4000
+
+
+class Store:
+    """A results.h5 opened for reading. The file is never changed in place, so it needs no lock."""
+
+    def __init__(self, path: Path, *, any_layout: bool = False) -> None:
+        """Open ``path``.
+
+        Args:
+            any_layout: also take the layout of another version, to replace the file.
+
+        Raises:
+            ResultsError: the file is missing, damaged, or not a results file of this version.
+        """
+        self.path = path
+        try:
+            self.file: Any = h5py.File(path, "r", locking=False)
+        except FileNotFoundError:
+            raise ResultsError(
+                f"{path}: no such file; `hpcrun aggregate RUNS -o {path}` makes it"
+            ) from None
+        except OSError as error:
+            reason = " ".join(str(error).split())
+            raise ResultsError(
+                f"{path}: is no HDF5 file, or it is damaged ({reason}); move it away, or choose "
+                "another name"
+            ) from None
+        try:
+            self._require_ours(any_layout)
+        except BaseException:
+            self.file.close()
+            raise
+
+    def _require_ours(self, any_layout: bool) -> None:
+        found = self.file.attrs.get("format")
+        if found != FORMAT:
+            raise ResultsError(
+                f"{self.path}: is an HDF5 file, but not one of hpcrun's results; choose another name"
+            )
+        layout = int(self.file.attrs.get("layout_version", 0))
+        if layout != VERSION and not any_layout:
+            raise ResultsError(
+                f"{self.path}: has layout {layout}, and this version of hpcrun reads layout {VERSION}; "
+                "make the file again with `hpcrun aggregate --fresh`"
+            )
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.file.close()
+
+    def table(self, name: str) -> NDArray[Any]:
+        """Return a whole table; its texts are UTF-8 bytes."""
+        found: NDArray[Any] = self.file[name][:]
+        return found
+
+    def keys(self) -> list[str]:
+        """Return the keys of all runs, in the order of the table ``runs``."""
+        return [key.decode() for key in self.table("runs")["run"].tolist()]
+
+    def metrics(self, key: str) -> NDArray[Any] | None:
+        """Return a run's metrics, or None where the run has none."""
+        return self._part(key, METRICS)
+
+    def events(self, key: str) -> NDArray[Any] | None:
+        """Return a run's events, or None where the run has none."""
+        return self._part(key, EVENTS)
+
+    def _part(self, key: str, name: str) -> NDArray[Any] | None:
+        group = self.file["run"][key]
+        if name not in group:
+            return None
+        found: NDArray[Any] = group[name][:]
+        return found
+
+    def document(self, key: str, name: str) -> bytes | None:
+        """Return the JSON of a run's ``config``, ``identity`` or ``result``, or None."""
+        group = self.file["run"][key]
+        return bytes(group[name][()]) if name in group else None
+
+    def units(self) -> dict[str, str]:
+        """Return the unit of each column that has one."""
+        return {str(name): str(unit) for name, unit in self.file["units"].attrs.items()}
+
+
+class Draft:
+    """A new results.h5 under a temporary name, which :meth:`publish` renames.
+
+    The file under the final name is always whole, old or new, also if the process is killed.
+    """
+
+    def __init__(self, path: Path, base: Path | None) -> None:
+        """Begin with nothing, or with a copy of ``base``; raises OSError."""
+        self._path = path
+        self._temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp")
+        self._types: dict[Any, Any] = {}
+        self._units: dict[str, str] = {}
+        self._early = h5p.create(h5p.DATASET_CREATE)
+        self._early.set_fill_time(h5d.FILL_TIME_NEVER)
+        if base is not None:
+            shutil.copyfile(base, self._temporary)
+        self._file: Any = h5py.File(
+            self._temporary, "w" if base is None else "r+", libver=_LIBVER, locking=False
+        )
+        if base is None:
+            # In the order of the run's names, which is not the order in which they are written.
+            self._file.create_group("run")
+            self._file.create_group("units")
+        self._runs = self._file["run"].id
+
+    def drop(self, key: str) -> None:
+        """Remove a run; the room is used again by the runs that are put next."""
+        if key.encode() in self._runs:
+            self._runs.unlink(key.encode())
+
+    def put(self, key: str, data: RunData, units: Mapping[str, str]) -> int:
+        """Write a run and return the bytes that it takes."""
+        group = h5g.create(self._runs, key.encode())
+        size = _OVERHEAD
+        for name, records in ((METRICS, data.metrics), (EVENTS, data.events)):
+            if records is not None:
+                self._write(group, name, records)
+                size += records.nbytes
+        for name in DOCUMENTS:
+            raw = data.documents.get(name)
+            if raw is not None:
+                self._write(group, name, np.array(raw, f"S{-(-len(raw) // 64) * 64}"))
+                size += len(raw)
+        if data.metrics is not None:
+            self._note_units(data.metrics.dtype.names or (), units)
+        return size
+
+    def copy(self, source: Store, key: str) -> None:
+        """Take a run over from another file as it is."""
+        h5o.copy(source.file["run"].id, key.encode(), self._runs, key.encode())
+
+    def tables(self, tables: Mapping[str, NDArray[Any]]) -> None:
+        """Replace the tables of all runs."""
+        for name, records in tables.items():
+            if name in self._file:
+                del self._file[name]
+            self._write(self._file.id, name, records)
+            self._note_units(records.dtype.names or (), {})
+        self._file.attrs.update(
+            {
+                "format": FORMAT,
+                "layout_version": VERSION,
+                "hpcrun_version": _version("hpcrun"),
+                "h5py_version": h5py.version.version,
+                "hdf5_version": h5py.version.hdf5_version,
+                "numpy_version": np.__version__,
+                "written": time.time(),
+            }
+        )
+        attributes = self._file["units"].attrs
+        for name, unit in self._units.items():
+            if attributes.get(name) != unit:
+                attributes[name] = unit
+
+    def publish(self) -> None:
+        """Make the draft durable and give it the final name; raises OSError."""
+        self._file.close()
+        descriptor = os.open(self._temporary, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        self._temporary.replace(self._path)
+        sync_directory(self._path.parent)
+
+    def discard(self) -> None:
+        """Remove the draft."""
+        # A full disk fails the last write of HDF5 as well.
+        with contextlib.suppress(OSError, RuntimeError):
+            self._file.close()
+        self._temporary.unlink(missing_ok=True)
+
+    def _note_units(self, columns: tuple[str, ...], units: Mapping[str, str]) -> None:
+        for column in columns:
+            if column not in self._units:
+                unit = units.get(column) or unit_of(column)
+                if unit is not None:
+                    self._units[column] = unit
+
+    def _write(self, group: Any, name: str, records: NDArray[Any]) -> None:
+        """Write one dataset. The low-level calls take a quarter of the time of h5py's own."""
+        kind = self._types.get(records.dtype)
+        if kind is None:
+            kind = self._types[records.dtype] = h5t.py_create(_utf8(records.dtype), logical=True)
+        space = h5s.create_simple(records.shape) if records.shape else h5s.create(h5s.SCALAR)
+        dataset = h5d.create(group, name.encode(), kind, space, self._early)
+        if records.size:
+            dataset.write(h5s.ALL, h5s.ALL, records, kind)
+
+
+def _utf8(kind: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the type with its texts marked as UTF-8."""
+    if kind.names is None:
+        return h5py.string_dtype("utf-8", kind.itemsize) if kind.kind == "S" else kind
+    return np.dtype([(name, _utf8(kind[name])) for name in kind.names])
+
+
+def sweep(path: Path) -> None:
+    """Remove the drafts of processes that were killed. Only the holder of the lock may call it."""
+    for left in _drafts(path):
+        left.unlink(missing_ok=True)
+
+
+def _drafts(path: Path) -> Iterator[Path]:
+    head = f".{path.name}."
+    for entry in path.parent.iterdir():
+        if entry.name.startswith(head) and entry.name.endswith(".tmp"):
+            yield entry
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,313 @@
+"""Run directories become one results.h5."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from hpcrun.cli.main import guarded
+from hpcrun.results.aggregate import Source, Summary, aggregate
+from hpcrun.results.errors import ResultsError
+from hpcrun.results.find import find_runs
+from hpcrun.results.store import Store
+from hpcrun.run.directory import RunError
+from hpcrun.run.events import Attempt, record_event
+from hpcrun.run.files import append_line
+from hpcrun.run.lock_file import LockFile
+from tests.results.conftest import MakeRun
+
+
+def collect(folder: Path, output: str = "results.h5", **options: Any) -> Summary:
+    runs = find_runs([str(folder / "runs")], folder)
+    return aggregate(Source(runs), folder / output, processes=0, **options)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Compare records; NaN is equal to NaN."""
+    return one.dtype.names == other.dtype.names and repr(one.tolist()) == repr(other.tolist())
+
+
+def test_a_run_is_in_the_file_with_everything(tmp_path: Path, make_run: MakeRun) -> None:
+    run = make_run("größe-実験", [3.0, 2.0, None, 2.5], seed=4)
+    record_event(run, "ended", attempt=Attempt("7", 0), cause="finished", step=40, extra="é")
+    summary = collect(tmp_path)
+    assert (summary.read, summary.rows, summary.problems) == (1, 4, [])
+    with h5py.File(tmp_path / "results.h5") as file:
+        group = file["run/größe-実験"]
+        metrics = group["metrics"][:]
+        assert metrics.dtype["step"] == np.int64
+        assert metrics["loss"].tolist()[:2] == [3.0, 2.0]
+        assert np.isnan(metrics["loss"][2])
+        assert json.loads(group["config"][()])["seed"] == 4
+        assert json.loads(group["identity"][()])["executor"] == "local"
+        assert json.loads(group["result"][()])["state"] == "finished"
+        events = group["events"][:]
+        assert events["event"].tolist() == [b"opened", b"ended"]
+        assert events["step"].tolist() == [-1, 40]
+        assert json.loads(events["fields"][1]) == {"extra": "é"}
+        assert file["units"].attrs["time"] == "s"
+        assert file.attrs["layout_version"] == 1
+        runs = file["runs"][:]
+        assert runs["run"][0].decode() == "größe-実験"
+        assert (runs["state"][0], runs["seed"][0], runs["step"][0]) == (b"finished", 4, 40)
+        row = file["summary"][:][0]
+        assert (row["metric"], row["rows"], row["nonfinite"]) == (b"loss", 4, 1)
+        assert (row["last"], row["last_step"]) == (2.5, 40)
+        assert (row["min"], row["min_step"], row["max"], row["max_step"]) == (2.0, 20, 3.0, 10)
+
+
+def test_only_what_changed_is_read_again(tmp_path: Path, make_run: MakeRun) -> None:
+    runs = [make_run(f"r{n}", [1.0, 2.0]) for n in range(5)]
+    assert collect(tmp_path).read == 5
+    before = (tmp_path / "results.h5").stat()
+    again = collect(tmp_path)
+    assert (again.read, again.unchanged, again.written) == (0, 5, False)
+    assert (tmp_path / "results.h5").stat().st_ino == before.st_ino
+    append_line(runs[2].metrics, {"step": 30, "time": 5.0, "restart": 0, "loss": 0.5, "new": "x"})
+    runs[3].result.unlink()
+    changed = collect(tmp_path)
+    assert (changed.read, changed.unchanged, changed.rows) == (2, 3, 11)
+    assert changed.states == {"finished": 4, "unfinished": 1}
+    with Store(tmp_path / "results.h5") as store:
+        metrics = store.metrics("r2")
+        assert metrics is not None
+        assert metrics["new"].tolist() == [b"", b"", b"x"]
+        assert store.document("r3", "result") is None
+        assert len(store.table("runs")) == 5
+        assert len(store.table("files")) == 25
+
+
+def test_a_file_replaced_by_one_of_equal_size_and_time_is_read(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
+    run = make_run("r", [1.0])
+    collect(tmp_path)
+    found = run.metrics.stat()
+    other = tmp_path / "other"
+    other.write_bytes(run.metrics.read_bytes().replace(b'"loss":1.0', b'"loss":9.0'))
+    os.utime(other, ns=(found.st_atime_ns, found.st_mtime_ns))
+    other.replace(run.metrics)
+    assert collect(tmp_path).read == 1
+
+
+def test_an_update_is_the_same_as_a_new_file(tmp_path: Path, make_run: MakeRun) -> None:
+    runs = [make_run(f"r{n}", [1.0 * n, 2.0]) for n in range(6)]
+    collect(tmp_path)
+    append_line(runs[1].metrics, {"step": 30, "note": "long text " * 9})
+    make_run("new", [5.0])
+    collect(tmp_path)
+    collect(tmp_path, "fresh.h5")
+    with Store(tmp_path / "results.h5") as one, Store(tmp_path / "fresh.h5") as other:
+        for name in ("runs", "summary", "files", "problems"):
+            assert same(one.table(name), other.table(name))
+        assert one.units() == other.units()
+        for key in one.keys():  # noqa: SIM118
+            assert same(one.metrics(key), other.metrics(key))
+            assert same(one.events(key), other.events(key))
+            assert one.document(key, "config") == other.document(key, "config")
+
+
+def test_torn_lines_wait_and_are_named_until_they_are_whole(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
+    run = make_run("r", [1.0, 2.0])
+    with run.metrics.open("ab") as stream:
+        stream.write(b'{"step":30,"lo')
+    for _ in range(2):
+        found = collect(tmp_path)
+        assert found.rows == 2
+        assert found.problems == [(str(run.path), "metrics.jsonl", "torn last line (14 bytes)")]
+    with run.metrics.open("ab") as stream:
+        stream.write(b'ss":0.5}\n')
+    found = collect(tmp_path)
+    assert (found.rows, found.problems) == (3, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("config.yaml", "is no config"),
+        ("run.json", "is no JSON object"),
+        ("result.json", "is no JSON object"),
+        ("metrics.jsonl", "damaged line"),
+        ("events.jsonl", "damaged line"),
+    ],
+)
+def test_a_corrupt_file_is_named_and_the_rest_is_kept(
+    tmp_path: Path, make_run: MakeRun, name: str, what: str
+) -> None:
+    run = make_run("bad", [1.0, 2.0])
+    make_run("good", [3.0])
+    (run.path / name).write_bytes(b"\x00\xff\x93{]\n" * 50)
+    found = collect(tmp_path)
+    assert [(path, file) for path, file, _ in found.problems] == [(str(run.path), name)]
+    assert what in found.problems[0][2]
+    assert found.rows == (1 if name == "metrics.jsonl" else 3)
+    assert sum(found.states.values()) == 2
+
+
+def test_a_missing_file_is_named(tmp_path: Path, make_run: MakeRun) -> None:
+    run = make_run("r", [1.0])
+    run.record.unlink()
+    found = collect(tmp_path)
+    assert found.problems == [(str(run.path), "run.json", "is missing")]
+    assert found.rows == 1
+
+
+def test_numbers_that_nothing_can_hold_cost_one_run_only(tmp_path: Path, make_run: MakeRun) -> None:
+    run = make_run("odd", [1.0])
+    make_run("good", [1.0])
+    run.record.write_text('{"created": 1' + "0" * 400 + "}")
+    found = collect(tmp_path)
+    assert "cannot be understood" in found.problems[0][2]
+    assert found.rows == 1
+
+
+def test_equal_names_in_two_folders_are_two_runs(tmp_path: Path, make_run: MakeRun) -> None:
+    make_run("same", [1.0], folder="runs/a")
+    make_run("same", [1.0, 2.0], folder="runs/b")
+    collect(tmp_path)
+    collect(tmp_path, fresh=True)
+    with Store(tmp_path / "results.h5") as store:
+        assert store.keys() == ["same", "same~2"]
+
+
+def test_a_link_to_a_run_is_no_second_run(tmp_path: Path, make_run: MakeRun) -> None:
+    run = make_run("r", [1.0])
+    (tmp_path / "runs" / "link").symlink_to(run.path)
+    assert sum(collect(tmp_path).states.values()) == 1
+
+
+def test_runs_that_are_gone_are_kept_until_they_are_pruned(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
+    import shutil
+
+    gone = make_run("gone", [1.0])
+    make_run("here", [1.0])
+    collect(tmp_path)
+    shutil.rmtree(gone.path)
+    found = collect(tmp_path)
+    assert (found.kept, found.written) == ([str(gone.path)], False)
+    found = collect(tmp_path, prune=True)
+    assert (found.pruned, found.states) == (1, {"finished": 1})
+
+
+def test_holes_are_removed_when_they_are_many(
+    tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpcrun.results.aggregate._SMALL", 0)
+    monkeypatch.setattr("hpcrun.results.store._OVERHEAD", 0)
+    runs = [make_run(f"r{n}", [1.0] * 500) for n in range(3)]
+    collect(tmp_path)
+    largest = (tmp_path / "results.h5").stat().st_size
+    for number in range(6):
+        append_line(runs[0].metrics, {"step": 6000 + number, "loss": 1.0})
+        assert collect(tmp_path).rows == 1501 + number
+    assert (tmp_path / "results.h5").stat().st_size < 2 * largest
+
+
+def test_one_writer_at_a_time(tmp_path: Path, make_run: MakeRun) -> None:
+    make_run("r", [1.0])
+    lock = LockFile(tmp_path / ".results.h5.lock", "busy")
+    with lock, pytest.raises(RunError, match=r"another `hpcrun aggregate` writes it"):
+        collect(tmp_path)
+    assert not (tmp_path / "results.h5").exists()
+    assert collect(tmp_path).read == 1
+
+
+def test_files_of_others_are_not_replaced(tmp_path: Path, make_run: MakeRun) -> None:
+    make_run("r", [1.0])
+    (tmp_path / "a.h5").write_text("a thesis")
+    with h5py.File(tmp_path / "b.h5", "w") as file:
+        file["data"] = 1
+    for name in ("a.h5", "b.h5"):
+        before = (tmp_path / name).read_bytes()
+        for fresh in (False, True):
+            with pytest.raises(ResultsError, match="choose another name"):
+                collect(tmp_path, name, fresh=fresh)
+        assert (tmp_path / name).read_bytes() == before
+
+
+def test_another_layout_is_refused_and_made_again(tmp_path: Path, make_run: MakeRun) -> None:
+    make_run("r", [1.0])
+    collect(tmp_path)
+    with h5py.File(tmp_path / "results.h5", "r+") as file:
+        file.attrs["layout_version"] = 99
+    with pytest.raises(ResultsError, match="--fresh"):
+        collect(tmp_path)
+    assert collect(tmp_path, fresh=True).read == 1
+
+
+def test_a_link_to_the_file_stays_a_link(tmp_path: Path, make_run: MakeRun) -> None:
+    make_run("r", [1.0])
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "results.h5").symlink_to(tmp_path / "scratch" / "results.h5")
+    assert collect(tmp_path).read == 1
+    assert (tmp_path / "results.h5").is_symlink()
+    assert collect(tmp_path).written is False
+
+
+def test_processes_read_the_same(tmp_path: Path, make_run: MakeRun) -> None:
+    for number in range(9):
+        make_run(f"r{number}", [float(number)])
+    runs = find_runs([str(tmp_path / "runs")], tmp_path)
+    aggregate(Source(runs), tmp_path / "many.h5", processes=2)
+    collect(tmp_path, "one.h5")
+    with Store(tmp_path / "many.h5") as many, Store(tmp_path / "one.h5") as one:
+        np.testing.assert_array_equal(many.table("runs"), one.table("runs"))
+        np.testing.assert_array_equal(many.metrics("r7"), one.metrics("r7"))
+
+
+def test_the_command_prints_a_summary(
+    tmp_path: Path,
+    make_run: MakeRun,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_run("a", [1.0, 2.0])
+    torn = make_run("b", [1.0], state="failed")
+    with torn.metrics.open("ab") as stream:
+        stream.write(b'{"st')
+    assert guarded(["aggregate", "runs", "-o", "out.h5", "--processes", "0"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "out.h5: 2 runs (1 failed, 1 finished), 3 rows of metrics",
+        "  read 2, unchanged 0",
+        "  1 problem; the rest of these runs is in the file:",
+        f"    {torn.path}/metrics.jsonl: torn last line (4 bytes)",
+    ]
+    assert guarded(["aggregate", "a", "-o", "out.h5"]) == 0
+    assert "kept 1 run of earlier calls" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["nowhere"], "no such directory"),
+        (["empty"], "holds no run directories"),
+        (["runs", "-o", "empty"], "is a directory"),
+        (["runs", "-o", "no/such/x.h5"], "no such directory"),
+        (["runs", "--processes", "-1"], "should be 0 to 64"),
+    ],
+)
+def test_bad_input_is_one_line(
+    tmp_path: Path,
+    make_run: MakeRun,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    told: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_run("a", [1.0])
+    (tmp_path / "empty").mkdir()
+    assert guarded(["aggregate", *words]) == 2
+    said = capsys.readouterr().err
+    assert told in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "results.h5").exists()

@@ -1,0 +1,116 @@
+"""An aggregation that is killed leaves the old file or the new one."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hpcrun.results.aggregate import Source, aggregate
+from hpcrun.results.find import find_runs
+from hpcrun.results.store import Draft, Store
+from hpcrun.run.files import append_line
+from tests.results.conftest import MakeRun
+
+ROOT = Path(__file__).parents[2]
+
+
+def rows_of(path: Path) -> int:
+    """Read the whole file and return its rows."""
+    with Store(path) as store:
+        found = [store.metrics(key) for key in store.keys()]  # noqa: SIM118
+        total = sum(len(one) for one in found if one is not None)
+        assert total == store.table("runs")["rows"].sum()
+    return total
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_killed_at_any_time(tmp_path: Path, make_run: MakeRun, processes: int) -> None:
+    runs = [make_run(f"r{number}", [1.0] * 20) for number in range(30)]
+    output = tmp_path / "results.h5"
+    sources = Source(find_runs([str(tmp_path / "runs")], tmp_path))
+    began = time.monotonic()
+    aggregate(sources, output, processes=0)
+    took = time.monotonic() - began
+    words = ["aggregate", "runs", "-o", "results.h5", "--processes", str(processes)]
+    draw = random.Random(processes)
+    old = rows_of(output)
+    for _ in range(4):
+        for run in runs:
+            append_line(run.metrics, {"step": 999, "loss": 0.5})
+        process = subprocess.Popen(
+            [sys.executable, "-m", "hpcrun", *words],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdout=subprocess.DEVNULL,
+        )
+        lock = tmp_path / ".results.h5.lock"
+        # A process that dies before it has written its name blocks the others for three minutes.
+        while process.poll() is None and not (lock.exists() and lock.read_text()):
+            time.sleep(0.005)
+        time.sleep(draw.uniform(0, 2 * took))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        found = rows_of(output)
+        assert (found - old) % len(runs) == 0
+        old = found
+    # The lock and the drafts of the dead block nothing.
+    aggregate(sources, output, processes=0)
+    assert rows_of(output) == 30 * 24
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"runs", "results.h5"}
+
+
+class Killed(BaseException):
+    """The end of the process."""
+
+
+@pytest.mark.parametrize("where", ["drop", "put", "tables", "publish"])
+def test_killed_at_each_step(
+    tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    run = make_run("r", [1.0, 2.0])
+    make_run("s", [1.0])
+    output = tmp_path / "results.h5"
+    sources = Source(find_runs([str(tmp_path / "runs")], tmp_path))
+    aggregate(sources, output, processes=0)
+    before = output.read_bytes()
+    append_line(run.metrics, {"step": 30, "loss": 1.0})
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Draft, where, die)
+        # A killed process cleans nothing up.
+        patched.setattr(Draft, "discard", lambda self: self._file.close())
+        with pytest.raises(Killed):
+            aggregate(sources, output, processes=0)
+    assert output.read_bytes() == before
+    assert any(path.name.endswith(".tmp") for path in tmp_path.iterdir())
+    assert aggregate(sources, output, processes=0).rows == 4
+    assert not any(path.name.endswith(".tmp") for path in tmp_path.iterdir())
+
+
+def test_a_full_disk_is_one_error_and_the_old_file_stays(
+    tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run("r", [1.0])
+    output = tmp_path / "results.h5"
+    sources = Source(find_runs([str(tmp_path / "runs")], tmp_path))
+    aggregate(sources, output, processes=0)
+    before = output.read_bytes()
+    append_line(run.metrics, {"step": 30, "loss": 1.0})
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Draft, "put", full)
+    with pytest.raises(OSError, match="No space"):
+        aggregate(sources, output, processes=0)
+    assert output.read_bytes() == before
+    assert {path.name for path in tmp_path.iterdir()} == {"runs", "results.h5"}

@@ -1,0 +1,137 @@
+"""Results of other programs, by a mapping file."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcrun.cli.main import guarded
+from hpcrun.results.store import Store
+
+MAPPING = """
+metrics: [progress.csv, "*.jsonl", log.json]
+config: args.yaml
+result: final.json
+step: global_step
+rename: {train/loss: loss}
+units: {loss: nats}
+"""
+
+
+def mapped(folder: Path, text: str, *words: str) -> int:
+    (folder / "mapping.yaml").write_text(text)
+    out = str(folder / "results.h5")
+    mapping = str(folder / "mapping.yaml")
+    return guarded(
+        ["aggregate", str(folder / "runs"), "--map", mapping, "-o", out, "--processes", "0", *words]
+    )
+
+
+def write(folder: Path, run: str, **files: Any) -> Path:
+    path = folder / "runs" / run
+    path.mkdir(parents=True)
+    for name, content in files.items():
+        text = content if isinstance(content, str) else json.dumps(content)
+        (path / name.replace("_dot_", ".")).write_text(text)
+    return path
+
+
+def test_csv_json_and_jsonl_are_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = "global_step,train/loss,note\n1,2.5,a\n2,,b\n3,1.5,c\n"
+    write(
+        tmp_path,
+        "a",
+        progress_dot_csv=rows,
+        args_dot_yaml="seed: 1\nlr: 3e-4\n",
+        final_dot_json={"x": 1},
+    )
+    lines = '{"global_step":1,"train/loss":2}\n{"global_step":2,"train/loss":1}\n'
+    write(
+        tmp_path,
+        "b",
+        m_dot_jsonl=lines,
+        args_dot_yaml="seed: 2\nlr: 3e-4\n",
+        final_dot_json={"x": 2},
+    )
+    columns = {"global_step": [1, 2], "train/loss": [4.0, 3.0]}
+    write(tmp_path, "c", log_dot_json=columns, args_dot_yaml="seed: 3\nlr: 3e-4\n")
+    (tmp_path / "runs" / "no-run").mkdir()
+    assert mapped(tmp_path, MAPPING) == 0
+    told = capsys.readouterr().out
+    assert "3 runs (2 finished, 1 unfinished), 7 rows" in told
+    assert "problem" not in told
+    with Store(tmp_path / "results.h5") as store:
+        a = store.metrics("a")
+        assert a is not None
+        assert a.dtype.names == ("step", "loss", "note")
+        assert a["step"].tolist() == [1, 2, 3]
+        assert a["loss"].tolist()[::2] == [2.5, 1.5]
+        assert store.table("runs")["seed"].tolist() == [1, 2, 3]
+        assert store.units()["loss"] == "nats"
+    assert mapped(tmp_path, MAPPING) == 0
+    assert "read 0, unchanged 3" in capsys.readouterr().out
+
+
+def test_a_new_file_of_metrics_is_noticed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write(tmp_path, "a", one_dot_jsonl='{"step":1,"loss":1}\n')
+    assert mapped(tmp_path, "metrics: '*.jsonl'") == 0
+    (run / "two.jsonl").write_text('{"step":2,"loss":2}\n')
+    assert mapped(tmp_path, "metrics: '*.jsonl'") == 0
+    assert "read 1, unchanged 0" in capsys.readouterr().out
+    (run / "one.jsonl").unlink()
+    assert mapped(tmp_path, "metrics: '*.jsonl'") == 0
+    assert "1 row" in capsys.readouterr().out
+
+
+def test_torn_and_damaged_files_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, "a", progress_dot_csv="step,loss\n1,2\n2\n3,0.1")
+    write(tmp_path, "b", log_dot_json="{{{")
+    write(tmp_path, "c", x_dot_jsonl='{"step":1}\nnothing\n{"st')
+    assert mapped(tmp_path, 'metrics: [progress.csv, log.json, "*.jsonl"]') == 0
+    told = capsys.readouterr().out
+    assert "a/progress.csv: torn last line (5 bytes)" in told
+    assert "a/progress.csv: 1 damaged line" in told
+    assert "b/log.json: cannot be parsed" in told
+    assert "c/x.jsonl: torn last line (4 bytes)" in told
+
+
+def test_tensorboard_files(tmp_path: Path) -> None:
+    tensorboard = pytest.importorskip("torch.utils.tensorboard")
+    for seed in (1, 2):
+        writer = tensorboard.SummaryWriter(str(tmp_path / "runs" / f"s{seed}"))
+        for step in range(3):
+            writer.add_scalar("train/loss", 3.0 - step, step)
+        writer.add_scalar("accuracy", 0.5, 2)
+        writer.close()
+    assert mapped(tmp_path, "metrics: events.out.tfevents.*\nrename: {train/loss: loss}") == 0
+    with Store(tmp_path / "results.h5") as store:
+        found = store.metrics("s1")
+        assert found is not None
+        assert found["loss"].tolist() == [3.0, 2.0, 1.0]
+        assert found["step"].tolist() == [0, 1, 2]
+        assert found["accuracy"][2] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("metric: x.csv", "metrics: field required; the keys are runs, metrics"),
+        ("metrics: none.csv", "has a file none.csv"),
+        ("metrics: /etc/passwd", "should be a path below"),
+        ("metrics: [", "mapping.yaml:1"),
+        ("", "should be keys and values"),
+    ],
+)
+def test_a_bad_mapping_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, told: str
+) -> None:
+    write(tmp_path, "a", progress_dot_csv="step,loss\n1,2\n")
+    assert mapped(tmp_path, text) == 2
+    said = capsys.readouterr().err
+    assert told in said
+    assert said.count("\n") == 1
