@@ -27,6 +27,7 @@ COMMANDS = {
     "preempt": "do to a run what a preemption does",
     "nodes": "nodes that failed, and whether they are excluded",
     "aggregate": "collect runs into one HDF5 file",
+    "compare": "compare configs over their seeds",
     "verify": "read a run's checkpoints and compare every byte",
     "export": "write a run's model to one .safetensors or .pt file",
     "config": "show a resolved config, or the schema",

@@ -71,6 +71,8 @@ def test_csv_json_and_jsonl_are_runs(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert store.units()["loss"] == "nats"
     assert mapped(tmp_path, MAPPING) == 0
     assert "read 0, unchanged 3" in capsys.readouterr().out
+    assert guarded(["compare", str(tmp_path / "results.h5")]) == 0
+    assert "c (seed 3): unfinished" in capsys.readouterr().out
 
 
 def test_a_new_file_of_metrics_is_noticed(

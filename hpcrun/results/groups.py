@@ -1,0 +1,285 @@
+"""Runs in groups of one config, with every run that does not count and the reason."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcrun.results.config_text import flat
+from hpcrun.results.errors import ResultsError
+from hpcrun.results.frames import config_of, fields
+from hpcrun.results.store import Store
+from hpcrun.results.summary import NO_STEP, counted
+
+# Sections that change where a run works and how often it saves, not what it computes.
+_SAME_TRAINING = ("job.", "restarts.", "checkpoint.", "watch.")
+_MORE_IS_BETTER = re.compile(
+    r"acc|f1|auc|bleu|rouge|reward|return|score|precision|recall|_per_second|mfu|reached"
+)
+_FINISHED = "finished"
+_ABSENT = "absent"
+
+
+@dataclass(frozen=True)
+class Question:
+    """The metric to compare, and which runs count.
+
+    Args:
+        at: ``last``, ``best`` or a step.
+        lower: lower values are better.
+        include: states that count besides ``finished``.
+        by: the config's keys that make a group; None: all but the seed.
+    """
+
+    metric: str
+    at: str = "last"
+    lower: bool = True
+    seed_key: str = "seed"
+    include: Collection[str] = ()
+    by: Sequence[str] | None = None
+
+
+@dataclass(frozen=True)
+class Value:
+    """The metric of one run: ``value`` at ``step``, and the best one with its step."""
+
+    run: str
+    seed: Any
+    value: float
+    step: int
+    best: float
+    best_step: int
+
+
+@dataclass
+class Group:
+    """The runs of one config. ``left_out``: runs that do not count, with the reason."""
+
+    label: str
+    keys: dict[str, Any]
+    values: list[Value] = field(default_factory=list)
+    left_out: list[tuple[str, Any, str]] = field(default_factory=list)
+    missing: list[Any] = field(default_factory=list)
+
+    def numbers(self) -> list[float]:
+        """Return the values that count."""
+        return [one.value for one in self.values]
+
+
+def lower_is_better(metric: str) -> bool:
+    """Return the direction that the metric's name suggests."""
+    return not _MORE_IS_BETTER.search(metric.lower())
+
+
+def default_metric(store: Store) -> str:
+    """Return ``validation_loss`` if a run has it, else ``loss``.
+
+    Raises:
+        ResultsError: no run has either.
+    """
+    known = known_metrics(store)
+    for name in ("validation_loss", "loss"):
+        if name in known:
+            return name
+    raise ResultsError(
+        f"{store.path}: no run has a loss; name a metric with --metric: {', '.join(known) or 'none'}"
+    )
+
+
+def known_metrics(store: Store) -> list[str]:
+    """Return the names of all metrics."""
+    return sorted({name.decode() for name in np.unique(store.table("summary")["metric"])})
+
+
+def grouped(store: Store, question: Question) -> list[Group]:
+    """Return the groups, in the order of their labels.
+
+    Raises:
+        ResultsError: no run has the metric, or no config has a key.
+    """
+    runs = store.table("runs")
+    found = _Values(store, question)
+    groups: dict[str, Group] = {}
+    order = np.argsort(runs["created"], kind="stable")[::-1]
+    for row in runs[order]:
+        key = row["run"].decode()
+        values = flat(config_of(store, key))
+        seed = _seed(values, question.seed_key)
+        group_keys = _group_keys(values, question)
+        identity = json.dumps(group_keys, sort_keys=True, default=str)
+        group = groups.setdefault(identity, Group("", group_keys))
+        _sort_in(group, key, seed, row["state"].decode(), found, question)
+    if not found.seen:
+        known = ", ".join(known_metrics(store)) or "none"
+        raise ResultsError(
+            f"{store.path}: no run has the metric {question.metric}; there is: {known}"
+        )
+    ordered = list(groups.values())
+    _label(ordered, question)
+    _note_missing(ordered)
+    return sorted(ordered, key=lambda group: _natural(group.label))
+
+
+def _sort_in(
+    group: Group, key: str, seed: Any, state: str, found: _Values, question: Question
+) -> None:
+    value = found.of(key)
+    if state != _FINISHED and state not in question.include:
+        group.left_out.append((key, seed, state))
+    elif isinstance(value, str):
+        group.left_out.append((key, seed, value))
+    else:
+        twin = next((one for one in group.values if seed is not None and one.seed == seed), None)
+        if twin is not None:
+            # Two runs of one seed are not independent. The newest run comes first.
+            group.left_out.append((key, seed, f"has the seed of {twin.run}, which is newer"))
+        else:
+            group.values.append(Value(key, seed, *value))
+
+
+class _Values:
+    """The metric of each run, or the reason why there is none."""
+
+    def __init__(self, store: Store, question: Question) -> None:
+        self._store, self._question = store, question
+        self.seen = False
+        table = store.table("summary")
+        mine = table[table["metric"] == question.metric.encode()]
+        self._rows = dict(zip(mine["run"].tolist(), mine, strict=True))
+
+    def of(self, key: str) -> tuple[float, int, float, int] | str:
+        question = self._question
+        if question.metric.startswith("result."):
+            return self._in_result(key)
+        row = self._rows.get(key.encode())
+        if row is None:
+            return f"has no {question.metric}"
+        self.seen = True
+        best = (float(row["min"]), int(row["min_step"]))
+        if not question.lower:
+            best = (float(row["max"]), int(row["max_step"]))
+        if question.at == "best":
+            value, step = best
+        elif question.at == "last":
+            value, step = float(row["last"]), int(row["last_step"])
+        else:
+            at = self._at_step(key, int(question.at))
+            if isinstance(at, str):
+                return at
+            value, step = at
+        if not math.isfinite(value):
+            return f"{question.metric} is not finite at step {step}"
+        return (value, step, *best)
+
+    def _at_step(self, key: str, step: int) -> tuple[float, int] | str:
+        records = self._store.metrics(key)
+        if records is None or "step" not in (records.dtype.names or ()):
+            return "has no steps"
+        columns: dict[str, NDArray[Any]] = fields(records)
+        keep = counted(columns, len(records))
+        if keep is not None:
+            columns = {name: column[keep] for name, column in columns.items()}
+        here = columns["step"] == step
+        # A separate line holds the validation: the step has a row without the metric, too.
+        values = columns[self._question.metric][here]
+        if not len(values):
+            return f"has no row at step {step}"
+        finite = values[np.isfinite(values)]
+        return float(finite[-1] if len(finite) else values[-1]), step
+
+    def _in_result(self, key: str) -> tuple[float, int, float, int] | str:
+        raw = self._store.document(key, "result")
+        values = flat(json.loads(raw)) if raw else {}
+        value = values.get(self._question.metric.removeprefix("result."))
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            return f"has no {self._question.metric}"
+        self.seen = True
+        step = values.get("steps")
+        at = step if isinstance(step, int) else NO_STEP
+        return float(value), at, float(value), at
+
+
+def _seed(values: dict[str, Any], key: str) -> Any:
+    """Return the seed of a run; of a script also the one on its command line."""
+    command = values.get("command")
+    if isinstance(command, list) and command:
+        option = f"--{key.rpartition('.')[2]}"
+        for word, after in zip(command, [*command[1:], None], strict=True):
+            if word == option:
+                return after
+            if isinstance(word, str) and word.startswith(f"{option}="):
+                return word.partition("=")[2]
+    return values.get(key)
+
+
+def _group_keys(values: dict[str, Any], question: Question) -> dict[str, Any]:
+    if question.by is not None:
+        return {key: values.get(key, _ABSENT) for key in question.by}
+    kept = {
+        key: value
+        for key, value in values.items()
+        if key not in ("name", question.seed_key) and not key.startswith(_SAME_TRAINING)
+    }
+    command = kept.get("command")
+    if isinstance(command, list):
+        kept["command"] = _without_seed(command, f"--{question.seed_key.rpartition('.')[2]}")
+    return kept
+
+
+def _without_seed(command: list[Any], option: str) -> list[Any]:
+    kept = []
+    words = iter(command)
+    for word in words:
+        if word == option:
+            next(words, None)
+        elif not (isinstance(word, str) and word.startswith(f"{option}=")):
+            kept.append(word)
+    return kept
+
+
+def _label(groups: list[Group], question: Question) -> None:
+    """Name each group by the keys in which the groups differ."""
+    # A run without a readable config differs from the others in every key.
+    known = [group for group in groups if group.keys]
+    keys = dict.fromkeys(key for group in known for key in group.keys)
+    if question.by is None:
+        keys = dict.fromkeys(
+            key
+            for key in keys
+            if len({json.dumps(group.keys.get(key, _ABSENT), default=str) for group in known}) > 1
+        )
+    elif all(value == _ABSENT for group in groups for value in group.keys.values()):
+        raise ResultsError(f"--by {','.join(question.by)}: no run has this key in its config")
+    for group in groups:
+        if not group.keys:
+            group.label = "config unknown"
+            continue
+        group.keys = {key: group.keys.get(key, _ABSENT) for key in keys}
+        words = [f"{key}={_shown(value)}" for key, value in group.keys.items()]
+        group.label = " ".join(words) or "all runs"
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _note_missing(groups: list[Group]) -> None:
+    """List the seeds that other groups have and this group has not even started."""
+    seeds = {one.seed for group in groups for one in group.values}
+    seeds |= {seed for group in groups for _, seed, _ in group.left_out}
+    for group in groups:
+        here = {one.seed for one in group.values} | {seed for _, seed, _ in group.left_out}
+        group.missing = sorted((seed for seed in seeds - here if seed is not None), key=str)
+
+
+def _natural(text: str) -> list[tuple[float, str]]:
+    """Return a key that sorts 3e-4 before 0.001 and 9 before 10."""
+    parts = re.split(r"((?<![\w.])-?\d+(?:\.\d+)?(?:e[-+]?\d+)?)", text)
+    return [(float(part), "") if at % 2 else (math.inf, part) for at, part in enumerate(parts)]

@@ -1,0 +1,222 @@
+"""Groups of runs over their seeds, and the command that prints them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpcrun.cli.main import guarded
+from hpcrun.results.aggregate import Source, aggregate
+from hpcrun.results.find import find_runs
+from hpcrun.results.groups import Group, Question, grouped, lower_is_better
+from hpcrun.results.store import Store
+from hpcrun.results.summary import counted
+from hpcrun.run.files import append_line, write_json
+from tests.results.conftest import MakeRun
+
+
+def collected(folder: Path) -> Path:
+    output = folder / "results.h5"
+    aggregate(Source(find_runs([str(folder / "runs")], folder)), output, processes=0)
+    return output
+
+
+def groups_of(folder: Path, **question: Any) -> list[Group]:
+    with Store(collected(folder)) as store:
+        return grouped(store, Question(**{"metric": "loss", **question}))
+
+
+@pytest.fixture
+def sweep(make_run: MakeRun) -> None:
+    """Make two learning rates with three seeds."""
+    for lr in (0.01, 0.0003):
+        for seed in range(3):
+            config = {"train": {"lr": lr}, "job": {"nodes": 1 + seed}}
+            make_run(
+                f"lr{lr}-s{seed}", [3.0, 1.0 + lr * 10 + seed, 2.0 + lr], seed=seed, config=config
+            )
+
+
+@pytest.mark.usefixtures("sweep")
+def test_runs_group_by_config_without_seed_and_job(tmp_path: Path) -> None:
+    low, high = groups_of(tmp_path)
+    assert (low.label, high.label) == ("train.lr=0.0003", "train.lr=0.01")
+    assert sorted(one.seed for one in low.values) == [0, 1, 2]
+    assert high.numbers() == [2.01] * 3
+    best = min(high.values, key=lambda one: one.best)
+    assert (best.best, best.best_step) == (1.1, 20)
+    low, high = groups_of(tmp_path, at="20")
+    assert sorted(high.numbers()) == pytest.approx([1.1, 2.1, 3.1])
+    assert len(groups_of(tmp_path, by=["train.steps"])) == 1
+
+
+@pytest.mark.usefixtures("sweep")
+def test_every_run_that_does_not_count_has_a_reason(tmp_path: Path, make_run: MakeRun) -> None:
+    config = {"train": {"lr": 0.01}}
+    make_run("failed", [1.0], state="failed", seed=3, config=config)
+    make_run("running", [1.0], state=None, seed=4, config=config)
+    make_run("new", state="new", seed=5, config=config)
+    make_run("diverged", [1.0, None], seed=6, config=config)
+    make_run("silent", seed=7, config=config)
+    old = make_run("old", [9.0], seed=0, config=config)
+    write_json(old.record, {"created": 1.0})
+    low, high = groups_of(tmp_path)
+    assert len(high.values) == 3
+    assert {run: why for run, _, why in high.left_out} == {
+        "failed": "failed",
+        "running": "unfinished",
+        "new": "new",
+        "diverged": "loss is not finite at step 20",
+        "silent": "has no loss",
+        "old": "has the seed of lr0.01-s0, which is newer",
+    }
+    assert low.missing == [3, 4, 5, 6, 7]
+    assert high.missing == []
+    _, high = groups_of(tmp_path, include=["failed", "unfinished"])
+    assert len(high.values) == 5
+
+
+def test_the_seed_of_a_script_is_on_its_command_line(tmp_path: Path, make_run: MakeRun) -> None:
+    for seed in (1, 2):
+        command = ["python", "train.py", "--seed", str(seed), "--lr=1"]
+        make_run(f"s{seed}", [1.0], config={"command": command})
+    command = ["python", "train.py", "--seed=3", "--lr=1"]
+    make_run("s3", [1.0], config={"command": command})
+    (group,) = groups_of(tmp_path)
+    assert sorted(one.seed for one in group.values) == ["1", "2", "3"]
+
+
+def test_steps_that_a_restart_computed_again_count_once(tmp_path: Path, make_run: MakeRun) -> None:
+    run = make_run("r", [3.0, 0.1, 0.2])
+    for step, loss in ((20, 2.0), (30, 1.0)):
+        append_line(run.metrics, {"step": step, "time": 1.0, "restart": 1, "loss": loss})
+    (group,) = groups_of(tmp_path)
+    assert (group.values[0].value, group.values[0].best, group.values[0].best_step) == (
+        1.0,
+        1.0,
+        30,
+    )
+    assert groups_of(tmp_path, at="20")[0].numbers() == [2.0]
+
+
+@pytest.mark.parametrize(
+    ("steps", "restarts", "kept"),
+    [
+        ([1, 2, 3], [0, 0, 0], None),
+        ([1, 2, 2, 3], [0, 0, 0, 0], None),
+        ([1, 2, 2, 3], [0, 0, 1, 1], [1, 0, 1, 1]),
+        ([1, 2, 3, 2, 3, 1, 2], [0, 0, 0, 1, 1, 2, 2], [0, 0, 0, 0, 0, 1, 1]),
+    ],
+)
+def test_rows_that_count(steps: list[int], restarts: list[int], kept: list[int] | None) -> None:
+    found = counted({"step": np.array(steps), "restart": np.array(restarts)}, len(steps))
+    assert (None if found is None else found.tolist()) == kept
+
+
+def test_lines_without_a_restart_belong_to_the_line_before() -> None:
+    gap = float("nan")
+    columns = {"step": np.array([1, 2, 2, 2, 2]), "restart": np.array([0, 0, gap, 1, gap])}
+    found = counted(columns, 5)
+    assert found is not None
+    assert found.tolist() == [True, False, False, True, True]
+
+
+def test_a_validation_in_a_line_of_its_own(tmp_path: Path, make_run: MakeRun) -> None:
+    run = make_run("r", [3.0, 2.0])
+    append_line(run.metrics, {"step": 20, "validation_loss": 1.5})
+    (group,) = groups_of(tmp_path, metric="validation_loss", at="20")
+    assert group.numbers() == [1.5]
+    (group,) = groups_of(tmp_path, metric="loss")
+    assert group.numbers() == [2.0]
+
+
+def test_a_key_of_the_result(tmp_path: Path, make_run: MakeRun) -> None:
+    run = make_run("r", [1.0])
+    write_json(run.result, {"state": "finished", "steps": 10, "report": {"accuracy": 0.9}})
+    (group,) = groups_of(tmp_path, metric="result.report.accuracy", lower=False)
+    assert (group.values[0].value, group.values[0].step) == (0.9, 10)
+
+
+def test_a_corrupt_config_is_a_group_apart(tmp_path: Path, make_run: MakeRun) -> None:
+    make_run("good", [1.0])
+    make_run("bad", [1.0]).config.write_bytes(b"\x00\xff")
+    labels = [group.label for group in groups_of(tmp_path)]
+    assert sorted(labels) == ["all runs", "config unknown"]
+
+
+def test_the_direction_follows_the_name() -> None:
+    assert lower_is_better("validation_loss")
+    assert not lower_is_better("top1_Accuracy")
+    assert not lower_is_better("tokens_per_second")
+
+
+@pytest.mark.usefixtures("sweep")
+def test_the_tables(tmp_path: Path, make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run("one", [1.0], seed=9, config={"train": {"lr": 0.5}})
+    make_run("bad", [1.0], seed=8, state="failed", config={"train": {"lr": 0.5}})
+    assert guarded(["compare", str(collected(tmp_path)), "--at", "best"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "loss (best, min is best), 95% intervals"
+    row = "1 3 1.6679 0.23752 … 3.0982 0.57579 2.0003 1.6679 1.003 … 2.0003 1.003 20 lr0.0003-s0"
+    assert lines[2].split() == [*row.split(), "train.lr=0.0003"]
+    assert lines[4].split() == [
+        "3",
+        "1",
+        "1",
+        "-",
+        "-",
+        "1",
+        "1",
+        "-",
+        "1",
+        "10",
+        "one",
+        "train.lr=0.5",
+    ]
+    assert lines[6] == "difference to row 1, over the seeds that both have"
+    assert lines[8].split()[:3] == ["2", "3", "0.0388"]
+    assert "1 run does not count:" in lines
+    assert "  row 3: bad (seed 8): failed" in lines
+    assert "  row 3: 0, 1, 2" in lines
+
+
+@pytest.mark.usefixtures("sweep")
+def test_json_has_every_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert guarded(["compare", str(collected(tmp_path)), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [group["label"] for group in found["groups"]] == ["train.lr=0.0003", "train.lr=0.01"]
+    assert len(found["groups"][0]["runs"]) == 3
+    assert found["groups"][1]["paired"]["n"] == 3
+
+
+@pytest.mark.usefixtures("sweep")
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--metric", "lost"], "no run has the metric lost; there is: loss"),
+        (["--at", "soon"], "should be last, best or a step"),
+        (["--against", "3"], "there are rows 1 to 2"),
+        (["--by", "train.rl"], "no run has this key"),
+        (["--confidence", "95"], "should be 0.5 to less than 1"),
+    ],
+)
+def test_bad_input_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str
+) -> None:
+    assert guarded(["compare", str(collected(tmp_path)), *words]) == 2
+    said = capsys.readouterr().err
+    assert told in said
+    assert said.count("\n") == 1
+
+
+def test_a_file_that_is_missing_or_no_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text.h5").write_text("text")
+    assert guarded(["compare", str(tmp_path / "text.h5")]) == 2
+    assert guarded(["compare", str(tmp_path / "none.h5")]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert "is no HDF5 file" in told[0]
+    assert "hpcrun aggregate" in told[1]
