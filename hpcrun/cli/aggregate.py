@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--processes",
         type=int,
         metavar="N",
-        help="processes that read (default: up to 4, for 100 runs and more)",
+        help="processes that read (default: up to 4, for 300 runs and more)",
     )
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
     add_runs_dir(parser)

@@ -19,8 +19,8 @@ from hpcrun.results.errors import ResultsError
 Job = TypeVar("Job")
 Done = TypeVar("Done")
 
-# One process more takes half a second to start.
-_FEW = 100
+# Each process takes half a second to start.
+_FEW = 300
 _BATCH = 4
 _MOST = 4
 

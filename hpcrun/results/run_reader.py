@@ -25,6 +25,11 @@ Signature = tuple[str, int, int, int]
 
 STATES = ("finished", "stopped", "failed")
 _NO_FILE = (-1, 0, 0)
+# Names, because a Path for each of fifty thousand files costs time in a call that finds nothing changed.
+_RUN = RunDirectory(Path())
+_FILES = tuple(
+    file.name for file in (_RUN.config, _RUN.record, _RUN.events, _RUN.metrics, _RUN.result)
+)
 TORN = "torn last line"
 # A table has one width for all its rows.
 _LONGEST_FIELDS, _LONGEST_FIELD = 480, 60
@@ -47,15 +52,13 @@ class RunData:
 
 def files_of(path: str) -> list[tuple[str, str]]:
     """Return the files of the run directory ``path`` that the results hold: name and path."""
-    run = RunDirectory(Path(path))
-    files = (run.config, run.record, run.events, run.metrics, run.result)
-    return [(file.name, str(file)) for file in files]
+    return [(name, f"{path}/{name}") for name in _FILES]
 
 
 def signature(name: str, path: str) -> Signature:
     """Return what changes when the file ``path`` does."""
     try:
-        found = os.stat(path)  # noqa: PTH116  (a Path for each of fifty thousand files costs a second)
+        found = os.stat(path)  # noqa: PTH116  (see _FILES)
     except OSError:
         return (name, *_NO_FILE)
     return (name, found.st_size, found.st_mtime_ns, found.st_ino)
