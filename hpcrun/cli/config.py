@@ -9,9 +9,10 @@ import argparse
 import json
 from pathlib import Path
 
-from hpcrun.cli.chosen import choose_config
+from hpcrun.api.chosen import choose_config
 from hpcrun.cli.output import print_json
 from hpcrun.cli.subcommand import require_subcommand
+from hpcrun.cli.wish import wish_of
 from hpcrun.config import json_schema, to_yaml
 from hpcrun.printing import say
 
@@ -33,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     if what == "schema":
         say(*json.dumps(json_schema(), indent=2).split("\n"))
         return 0
-    config = choose_config(arguments)
+    config = choose_config(wish_of(arguments))
     if arguments.json:
         print_json(config.model_dump(mode="json"))
     else:

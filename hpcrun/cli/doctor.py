@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcrun.cli.outcome import last_attempt
+from hpcrun.api.log_files import last_attempt
 from hpcrun.cli.output import print_json
 from hpcrun.cli.runs import add_runs_dir, runs_dir
 from hpcrun.cli.verdict import as_data, report

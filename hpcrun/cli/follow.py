@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from hpcrun.cli.interrupts import noted
+from hpcrun.api.interrupts import noted
+from hpcrun.api.places import handle
 from hpcrun.cli.outcome import describe_restart, print_end
 from hpcrun.cli.progress import progress
-from hpcrun.cli.runs import handle
 from hpcrun.cli.tail import Tail
 from hpcrun.config import Config
 from hpcrun.errors import UserError

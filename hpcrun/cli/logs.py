@@ -11,15 +11,14 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from hpcrun.cli.outcome import last_attempt_logs
+from hpcrun.api.log_files import last_attempt_logs, log_files, marked, require_log, up_to
 from hpcrun.cli.runs import add_run, find_run
 from hpcrun.cli.tail import Tail
 from hpcrun.config import load_resolved
 from hpcrun.errors import UserError
 from hpcrun.launch import jobs
-from hpcrun.printing import logged, say, say_aside
+from hpcrun.printing import say, say_aside
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.files import read_json
 
 _POLL = 0.3
 _ASK = 5.0
@@ -69,29 +68,12 @@ def _rank(text: str) -> int | None:
 
 
 def _require_log(run: RunDirectory, rank: int | None, following: bool) -> None:
-    folder = last_attempt_logs(run)
     if following and jobs.state(run).live:
         ranks = load_resolved(run.config).job.world_size
         if rank is not None and rank >= ranks:
-            raise UserError(f"--rank {rank}: {run.name} has {_up_to(ranks)}")
+            raise UserError(f"--rank {rank}: {run.name} has {up_to(ranks)}")
         return
-    if folder is None:
-        raise UserError(f"{run.name}: has no log yet ({jobs.state(run).word}); look again later")
-    ranks = len(list(folder.glob("rank-*.log")))
-    if not ranks:
-        why = (read_json(run.result) or {}).get("reason")
-        told = f"no rank has left a log: {why}" if why else "no rank has left a log"
-        raise UserError(f"{folder}: {told}; look around in {run.logs}")
-    if rank is not None and not (folder / _log_name(rank)).exists():
-        raise UserError(f"--rank {rank}: {run.name} has logs of {_up_to(ranks)} in {folder}")
-
-
-def _up_to(ranks: int) -> str:
-    return f"ranks 0 to {ranks - 1}" if ranks > 1 else "rank 0 only"
-
-
-def _log_name(rank: int) -> str:
-    return f"rank-{rank:05d}.log"
+    require_log(run, rank)
 
 
 def _new_lines(
@@ -103,8 +85,6 @@ def _new_lines(
     folder = last_attempt_logs(run)
     if folder is None:
         return
-    pattern = "rank-*.log" if rank is None else _log_name(rank)
-    for path in sorted(folder.glob(pattern)):
+    for path in log_files(folder, rank):
         tail = tails.setdefault(path, Tail(path))
-        for line in read(tail):
-            yield f"{path.stem}: {logged(line)}" if rank is None else logged(line)
+        yield from marked(path, read(tail), rank)

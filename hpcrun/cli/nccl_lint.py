@@ -14,7 +14,7 @@ from hpcrun.network.nccl.findings import Finding, by_severity
 from hpcrun.network.nccl.lint import lint
 from hpcrun.network.nccl.rules import rules
 from hpcrun.network.nccl.scripts import export_findings, settings_of_script
-from hpcrun.network.nccl.settings import Setting, concerns_nccl, settings_of
+from hpcrun.network.nccl.settings import Setting, settings_of
 from hpcrun.network.nccl.versions import installed_nccl, is_version
 from hpcrun.printing import say, say_aside
 from hpcrun.run.directory import RunDirectory, RunError, find
@@ -108,27 +108,3 @@ def _print(findings: Iterable[Finding], name: str, version: str | None) -> None:
     ]
     known = version or f"{rules().newest}, the newest known"
     say_aside(f"hpcrun: {name}: {', '.join(counts) or 'nothing is wrong'} (NCCL {known})")
-
-
-def warn_of(env: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> None:
-    """Print one line for each error in ``job.env`` and in the submitting shell, and count the warnings.
-
-    A shell's variables reach the job through sbatch; ``job.env`` replaces those of the same name.
-    """
-    settings = [setting for setting in settings_of(environ, "shell") if _ours(setting.name)]
-    settings += [setting for setting in settings_of(env, "job.env") if _ours(setting.name)]
-    if not settings:
-        return
-    findings = [finding for finding in lint(settings) if finding.level != "note"]
-    for finding in findings:
-        if finding.level == "error":
-            shown = finding.setting
-            say_aside(f"hpcrun: {shown.where}: {shown.name}={shown.value}: {finding.message}")
-    warnings = [finding.setting.name for finding in findings if finding.level == "warning"]
-    if warnings:
-        names = ", ".join(dict.fromkeys(warnings))
-        say_aside(f"hpcrun: look at {names}: `hpcrun nccl lint` says why")
-
-
-def _ours(name: str) -> bool:
-    return concerns_nccl(name) or name.startswith("FI_")

@@ -1,9 +1,9 @@
 """How a run that has ended is told on the screen."""
 
-from pathlib import Path
 from typing import Any
 
-from hpcrun.cli.runs import handle
+from hpcrun.api.log_files import last_attempt
+from hpcrun.api.places import handle
 from hpcrun.diagnose.causes import first_cause
 from hpcrun.launch import jobs
 from hpcrun.lifecycle import exitcodes
@@ -12,7 +12,7 @@ from hpcrun.lifecycle.history import last_committed
 from hpcrun.printing import quoted, say
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import read_exits, read_failures, read_hang
-from hpcrun.run.events import Attempt, Event, read_events
+from hpcrun.run.events import Event, read_events
 from hpcrun.run.figures import result_lines
 from hpcrun.run.files import read_json
 from hpcrun.run.leftovers import is_husk
@@ -91,17 +91,3 @@ def _print_evidence(run: RunDirectory, ended: str | None) -> None:
         if cause.copy:
             say(f"  copy  {cause.copy} (read-only copy of the submitted code; edit the original)")
     say(f"  logs  {folder}")
-
-
-def last_attempt_logs(run: RunDirectory) -> Path | None:
-    """The log folder of the newest attempt, or None before the first."""
-    attempt = last_attempt(run)
-    return None if attempt is None else run.attempt_logs(attempt.job, attempt.restart)
-
-
-def last_attempt(run: RunDirectory) -> Attempt | None:
-    """The newest attempt that has begun, or None."""
-    for event in reversed(read_events(run)):
-        if event.attempt is not None and event.what != "submitted":
-            return event.attempt
-    return None

@@ -6,12 +6,9 @@ to Slurm where there is one, else it runs on this machine.
 
 import argparse
 
-from hpcrun.cli.continuing import from_scratch, unchanged
+from hpcrun.api.plan import finished_result, plan_resume
 from hpcrun.cli.runs import add_run, find_run
 from hpcrun.cli.submit import add_continuing, require_one_way, say_finished, start
-from hpcrun.config import load_resolved
-from hpcrun.launch import submission
-from hpcrun.run.files import read_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,12 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Submit the run again; the exit code is the run's when it was followed."""
     require_one_way(arguments)
-    directory = find_run(arguments)
-    result = read_json(directory.result) or {}
+    run_directory = find_run(arguments)
     scratch = arguments.from_scratch
-    if result.get("state") == "finished" and not scratch:
-        return say_finished(directory, result, arguments.json)
-    config = load_resolved(directory.config)
-    executor = submission.choose_executor(config)
-    admit = from_scratch if scratch else unchanged
-    return start(directory, config, executor, arguments, lambda: admit(directory, config))
+    result = None if scratch else finished_result(run_directory)
+    if result is not None:
+        return say_finished(run_directory, result, arguments.json)
+    snapshot = None if arguments.no_snapshot is None else not arguments.no_snapshot
+    return start(plan_resume(run_directory, scratch=scratch, snapshot=snapshot), arguments)

@@ -1,10 +1,9 @@
-"""The arguments that name runs, shared by the commands, and how their messages name one back."""
+"""The arguments that name runs, shared by the commands."""
 
 import argparse
-import os
-import shlex
 from pathlib import Path
 
+from hpcrun.api.places import runs_folder
 from hpcrun.run.directory import RunDirectory, RunError, find
 
 
@@ -26,8 +25,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 def runs_dir(arguments: argparse.Namespace) -> Path:
     """The folder that holds the runs: what ``--runs-dir`` says, else the default."""
-    given: Path | None = arguments.runs_dir
-    return (given or _default_dir()).absolute()
+    return runs_folder(arguments.runs_dir)
 
 
 def find_run(arguments: argparse.Namespace) -> RunDirectory:
@@ -51,13 +49,3 @@ def all_runs(arguments: argparse.Namespace) -> list[RunDirectory]:
         except OSError:
             continue
     return sorted(found, key=lambda run: found[run], reverse=True)
-
-
-def handle(run: RunDirectory) -> str:
-    """What to type for ``run`` from here: its name where that is enough, quoted where it must be."""
-    short = run.path.parent == _default_dir().absolute()
-    return shlex.quote(run.name if short else str(run.path))
-
-
-def _default_dir() -> Path:
-    return Path(os.environ.get("HPCRUN_RUNS") or "runs")

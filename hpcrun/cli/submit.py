@@ -16,36 +16,22 @@ torchrun (tools/train_dist_torchrun.sh).
 """
 
 import argparse
-import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from hpcrun.cli.chosen import choose_config, idle_on_this_machine
-from hpcrun.cli.continuing import (
-    Standing,
-    compare,
-    from_scratch,
-    renewed,
-    require_restartable,
-    shortened,
-)
-from hpcrun.cli.handover import hand_over, refuse_live
-from hpcrun.cli.nccl_lint import warn_of
+from hpcrun.api.continuing import shortened
+from hpcrun.api.places import handle
+from hpcrun.api.plan import Plan, plan_submission, refuse_live_if_replaced
 from hpcrun.cli.output import print_json
-from hpcrun.cli.packages import require_packages
-from hpcrun.cli.runs import add_runs_dir, handle, runs_dir
-from hpcrun.command.checks import check_command
+from hpcrun.cli.runs import add_runs_dir, runs_dir
+from hpcrun.cli.wish import wish_of
 from hpcrun.config import Config, to_yaml
 from hpcrun.errors import UserError
-from hpcrun.launch import jobs, submission
-from hpcrun.launch.dependencies import still_to_wait_for, with_dependency
+from hpcrun.launch import submission
+from hpcrun.launch.dependencies import with_dependency
 from hpcrun.launch.raw_script import not_in_the_script, raw_command
-from hpcrun.launch.sbatch_options import wanted_cluster
-from hpcrun.launch.submission import ExecutorName, Submitted
+from hpcrun.launch.submission import Submitted
 from hpcrun.printing import say, say_aside
-from hpcrun.run import directory, record
 from hpcrun.run.directory import RunDirectory
 
 
@@ -134,56 +120,20 @@ def run(arguments: argparse.Namespace) -> int:
     require_one_way(arguments)
     if arguments.prepare and arguments.follow:
         raise UserError("--prepare submits nothing; leave --follow out")
-    config = choose_config(arguments)
-    assert config.name is not None
-    warn_of(config.job.env)
-    run_directory = RunDirectory(runs_dir(arguments) / config.name)
-    standing = _standing(run_directory, config, arguments.from_scratch)
-    if standing is None or standing.finished is None:
-        check_command(config, Path.cwd())
-    executor: ExecutorName = "prepared" if arguments.prepare else submission.choose_executor(config)
-    idle = idle_on_this_machine(arguments) if executor in ("local", "debug") else []
-    if idle:
-        say_aside(
-            f"hpcrun: {', '.join(idle)}: no effect on this machine (job.executor is {executor})"
-        )
+    plan = plan_submission(
+        wish_of(arguments),
+        scratch=arguments.from_scratch,
+        prepare=arguments.prepare,
+        snapshot=not arguments.no_snapshot,
+    )
     if arguments.dry_run:
-        if executor != "prepared":
-            require_packages(config)
-        if standing is not None and standing.replaced:
-            refuse_live(run_directory)
-        shown = with_dependency(config, _after(arguments, config, executor, run_directory))
-        return _show(run_directory, shown, executor, standing, arguments.json)
-    folder = Path.cwd()
-
-    def identity() -> tuple[dict[str, Any], str]:
-        facts = record.describe([*sys.orig_argv], executor, folder)
-        return facts, record.uncommitted_diff(folder)
-
-    def make() -> None:
-        directory.create(run_directory.path, to_yaml(config), *identity())
-
-    if standing is None:
-        return start(run_directory, config, executor, arguments, lambda: nullcontext(()), make)
-    if standing.finished is not None:
-        return say_finished(run_directory, standing.finished, arguments.json)
-
-    def admit() -> AbstractContextManager[Sequence[str]]:
-        if arguments.from_scratch:
-            return from_scratch(run_directory, config)
-        return renewed(run_directory, config, identity)
-
-    return start(run_directory, config, executor, arguments, admit)
-
-
-def _standing(run: RunDirectory, config: Config, scratch: bool) -> Standing | None:
-    """Compare the run of that name with ``config``; return None where there is no run."""
-    if not run.exists():
-        return None
-    if scratch:
-        require_restartable(run, config)
-        return Standing()
-    return compare(run, config)
+        plan.require_packages()
+        refuse_live_if_replaced(plan)
+        after = plan.waits_for(arguments.after, runs_dir(arguments))
+        return _show(plan, with_dependency(plan.config, after), arguments.json)
+    if plan.finished is not None:
+        return say_finished(plan.run, plan.finished, arguments.json)
+    return start(plan, arguments)
 
 
 def require_one_way(arguments: argparse.Namespace) -> None:
@@ -192,42 +142,23 @@ def require_one_way(arguments: argparse.Namespace) -> None:
         raise UserError("--follow and --detach (or --json) exclude each other; choose one")
 
 
-def start(
-    run: RunDirectory,
-    config: Config,
-    executor: ExecutorName,
-    arguments: argparse.Namespace,
-    admit: Callable[[], AbstractContextManager[Sequence[str]]],
-    make: Callable[[], object] | None = None,
-) -> int:
-    """Give ``run`` to a job, and follow it where wanted. ``admit`` and ``make``: see :func:`hand_over`.
+def start(plan: Plan, arguments: argparse.Namespace) -> int:
+    """Carry out ``plan``, and follow the run where wanted.
 
     Raises:
-        UserError: it is being run already, or cannot be submitted.
+        UserError: the run is being run already, or cannot be submitted.
     """
+    run, config, executor = plan.run, plan.config, plan.executor
     if executor == "debug" and arguments.json:
         raise UserError("--json shows no training; with --executor debug leave it out")
-    # What runs a prepared one may load more.
-    if executor != "prepared":
-        require_packages(config)
-    # To continue a run says nothing of either: it is as it was.
-    without = getattr(arguments, "no_snapshot", None)
-    snapshot = None if without is None else not without
-    after = _after(arguments, config, executor, run)
-    submitted = hand_over(
-        run,
-        config,
-        executor,
-        admit=admit,
-        make=make,
-        snapshot=snapshot,
-        after=after,
-        trust_owner=arguments.trust_owner,
-    )
+    plan.require_packages()
+    # To continue a run says nothing of these: they are as they were.
+    after = plan.waits_for(getattr(arguments, "after", None), runs_dir(arguments))
+    submitted = plan.carry_out(after, trust_owner=arguments.trust_owner)
     if executor == "prepared":
         return _say_prepared(run, with_dependency(config, after), arguments.json)
     if submitted is None:
-        from hpcrun.cli.debug import run_here
+        from hpcrun.api.debug import run_here
 
         return run_here(run)
     if arguments.json:
@@ -240,19 +171,6 @@ def start(
     from hpcrun.cli.follow import follow
 
     return follow(run, config, stop_on_interrupt=local)
-
-
-def _after(
-    arguments: argparse.Namespace, config: Config, executor: ExecutorName, run: RunDirectory
-) -> list[RunDirectory]:
-    """The runs that are to finish first: those that are named, or that ``run`` has waited for before."""
-    named: list[str] | None = getattr(arguments, "after", None)
-    runs = (
-        jobs.waited_for(run)
-        if named is None
-        else [directory.find(name, runs_dir(arguments)) for name in named]
-    )
-    return still_to_wait_for(runs, executor, wanted_cluster(config.job))
 
 
 def _say_prepared(run: RunDirectory, config: Config, as_json: bool) -> int:
@@ -278,23 +196,18 @@ def say_finished(run: RunDirectory, result: dict[str, Any], as_json: bool) -> in
     return 0
 
 
-def _show(
-    run: RunDirectory,
-    config: Config,
-    executor: ExecutorName,
-    standing: Standing | None,
-    as_json: bool,
-) -> int:
+def _show(plan: Plan, config: Config, as_json: bool) -> int:
+    run, executor = plan.run, plan.executor
     script, text = submission.preview(run, config, executor), to_yaml(config)
     if as_json:
         shown = {"run": str(run.path), "executor": executor, "script": script}
         print_json(shown | {"config": config.model_dump(mode="json")})
         return 0
     say("# dry run: nothing is submitted or written", f"# run directory: {run.path}")
-    if standing is not None and standing.finished is not None:
+    if plan.finished is not None:
         say("# it is finished already: nothing would be submitted")
-    elif standing is not None and standing.replaced:
-        say(f"# no step of its config was saved; replaced: {shortened(standing.replaced)}")
+    elif plan.replaced:
+        say(f"# no step of its config was saved; replaced: {shortened(plan.replaced)}")
     say(f"# executor: {executor}", "", *script.split("\n"), f"# {run.config}")
     say(*text.rstrip("\n").split("\n"))
     return 0

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from hpcrun.api.packages import require_packages
 from hpcrun.cli.main import main
-from hpcrun.cli.packages import require_packages
 from hpcrun.config import override_layer, resolve
 from hpcrun.errors import UserError
 

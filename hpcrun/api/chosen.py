@@ -1,32 +1,29 @@
-"""The config that a command line means: file, flags, overrides, and the task's own keys."""
+"""The config of a submission: file, flags, overrides, and the task's own keys."""
 
-import argparse
 import os
-import re
-import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import hpcrun.tasks
-from hpcrun.cli.runs import runs_dir
 from hpcrun.cluster.environment import sbatch_defaults
 from hpcrun.config import (
     Config,
     ConfigError,
+    Layer,
     Problem,
     check_name,
     file_layer,
     flag_layer,
     idle_lines,
     locate,
-    override_layer,
     profile_layer,
     profile_path,
     resolve,
     undecided,
     with_task_options,
 )
-from hpcrun.errors import UserError
 from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory
 from hpcrun.tasks import BUILTIN, options_for
@@ -34,7 +31,7 @@ from hpcrun.tasks.finding import task_path
 
 _QUICKSTART_TASK = "language-model"
 
-_FLAGS = {
+FLAGS = {
     "nodes": "job.nodes",
     "gpus": "job.gpus",
     "tasks_per_node": "job.tasks_per_node",
@@ -61,30 +58,42 @@ _OF_SLURM = frozenset(
         *("exclude", "mem", "gpu_type", "gpu_request", "sbatch_args"),
     )
 )
-# Where the schema wants a number; an account may be called 0123.
-_COUNTS = ("nodes", "gpus", "tasks_per_node", "cpus_per_task")
 
 
-def choose_config(arguments: argparse.Namespace) -> Config:
-    """The resolved config, its task found and its task's options checked, without importing torch.
+@dataclass(frozen=True)
+class Wish:
+    """The wishes of a user for a submission, from a command line or from Python.
+
+    ``flags``: a name of ``FLAGS`` to its value and to the words that gave it, such as ``--nodes``.
+    ``command_place``: the same words for ``command``. ``profile``: a site profile, None for the default.
+    ``runs``: the folder of the runs, None where no run is meant.
+    """
+
+    file: Path | None = None
+    overrides: Layer = field(default_factory=Layer)
+    flags: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
+    command: Sequence[str] = ()
+    command_place: str = "after --"
+    profile: str | None = None
+    runs: Path | None = None
+
+
+def choose_config(wish: Wish) -> Config:
+    """Return the resolved config, its task found and its task's options checked, without importing torch.
 
     Raises:
         ConfigError: a line for each thing that is wrong.
     """
-    command: list[str] = arguments.command
-    file: Path | None = arguments.config
-    _refuse_stray_files(arguments.overrides)
-    overrides = override_layer(arguments.overrides)
+    command, file, overrides = [*wish.command], wish.file, wish.overrides
     task = overrides.values.get("task", _QUICKSTART_TASK)
     # Its steps and data are chosen for its task: any other one begins with the plain defaults.
     if file is None and not command and task in (_QUICKSTART_TASK, BUILTIN[_QUICKSTART_TASK]):
         file = quickstart()
     layers = [] if file is None else [file_layer(file)]
-    wanted: str | None = getattr(arguments, "profile", None)
-    profile = profile_path(os.environ, wanted)
+    profile = profile_path(os.environ, wish.profile)
     if profile is not None:
         layers.insert(0, profile_layer(profile))
-    elif line := undecided(os.environ, wanted):
+    elif line := undecided(os.environ, wish.profile):
         say_aside(f"hpcrun: {line}")
     defaults = sbatch_defaults(os.environ)
     layers.insert(
@@ -93,16 +102,16 @@ def choose_config(arguments: argparse.Namespace) -> Config:
             {f"job.{key}": (os.environ[name], f"${name}") for name, key in defaults.items()}
         ),
     )
-    layers.insert(0, flag_layer({"name": _default_name(file, command, task)}))
+    layers.insert(0, flag_layer({"name": _default_name(file, command, task, wish.command_place)}))
     layers.append(overrides)
-    layers.append(flag_layer(_flags(arguments)))
+    layers.append(flag_layer({FLAGS[flag]: given for flag, given in wish.flags.items()}))
     if command:
-        layers.append(flag_layer({"command": (command, "after --")}))
+        layers.append(flag_layer({"command": (command, wish.command_place)}))
     try:
         config = resolve(layers)
     except ConfigError as error:
         # A refusal that is younger than a run is to keep nobody from continuing it.
-        if error.meant is None or not _has_run(arguments, error.meant):
+        if error.meant is None or not _has_run(wish, error.meant):
             raise
         config = error.meant
     for line in idle_lines(config, layers):
@@ -120,35 +129,17 @@ def choose_config(arguments: argparse.Namespace) -> Config:
     return config.model_copy(update={"task": path})
 
 
-def _has_run(arguments: argparse.Namespace, config: Config) -> bool:
-    """Whether a run of that name is there; whether it is one of that config is not asked."""
-    if config.name is None or "runs_dir" not in arguments:
+def _has_run(wish: Wish, config: Config) -> bool:
+    """Return whether a run of that name is there; whether it is a run of that config is not asked."""
+    if config.name is None or wish.runs is None:
         return False
-    return RunDirectory(runs_dir(arguments) / config.name).exists()
+    return RunDirectory(wish.runs / config.name).exists()
 
 
-def _refuse_stray_files(overrides: list[str]) -> None:
-    for word in overrides:
-        if "=" in word:
-            continue
-        if word in BUILTIN or re.fullmatch(r"[\w./-]+:\w+", word):
-            raise UserError(f"{word}: a task is named with its key: task={word}")
-        if word.endswith((".yaml", ".yml", ".json")):
-            raise UserError(f"{word}: a config file is named with -c: -c {shlex.quote(word)}")
-        if word.endswith((".py", ".sh")):
-            raise UserError(f"{word}: a program to run stands after `--`: -- python {word}")
-
-
-def idle_on_this_machine(arguments: argparse.Namespace) -> list[str]:
-    """Return the options of the command line that only Slurm understands."""
-    flags = [flag for flag, key in _FLAGS.items() if key in _OF_SLURM]
-    given = [
-        f"--{flag.replace('_', '-')}"
-        for flag in flags
-        if getattr(arguments, flag, None) is not None
-    ]
-    keys = [word.partition("=")[0] for word in getattr(arguments, "overrides", ())]
-    return given + [key for key in keys if key in _OF_SLURM]
+def idle_on_this_machine(wish: Wish) -> list[str]:
+    """Return the options and keys of ``wish`` that only Slurm understands, as the user has written them."""
+    given = [place for flag, (_, place) in wish.flags.items() if FLAGS[flag] in _OF_SLURM]
+    return given + [key for key in wish.overrides.where if key in _OF_SLURM]
 
 
 def quickstart() -> Path:
@@ -157,7 +148,9 @@ def quickstart() -> Path:
     return Path(hpcrun.tasks.__file__).with_name("quickstart.yaml")
 
 
-def _default_name(file: Path | None, command: list[str], task: Any) -> tuple[str, str]:
+def _default_name(
+    file: Path | None, command: list[str], task: Any, command_place: str
+) -> tuple[str, str]:
     if file is not None:
         return file.stem, str(file)
     if not command:
@@ -168,20 +161,4 @@ def _default_name(file: Path | None, command: list[str], task: Any) -> tuple[str
             return "run", "command line"
     # `python train.py --lr 1`: the script, not the interpreter, is what a person would call it.
     scripts = [word for word in command if word.endswith((".py", ".sh"))]
-    return Path((scripts or command)[0]).stem, "after --"
-
-
-def _flags(arguments: argparse.Namespace) -> dict[str, tuple[Any, str]]:
-    given = {flag: getattr(arguments, flag, None) for flag in _FLAGS}
-    return {
-        _FLAGS[flag]: (
-            int(value) if flag in _COUNTS and _is_whole(value) else value,
-            f"--{flag.replace('_', '-')}",
-        )
-        for flag, value in given.items()
-        if value is not None
-    }
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, str) and value.isascii() and value.removeprefix("-").isdigit()
+    return Path((scripts or command)[0]).stem, command_place

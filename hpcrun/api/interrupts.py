@@ -4,6 +4,7 @@ Half a submission is a job that nobody knows of, and half a line read is a line 
 """
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,7 +13,8 @@ from contextlib import contextmanager
 def noted(*numbers: signal.Signals) -> Iterator[list[signal.Signals]]:
     """Within the block the signals only join the list, in the order they come; see ``signal.raise_signal``.
 
-    What is ignored stays ignored: ``nohup`` and a shell's ``&`` mean it.
+    What is ignored stays ignored: ``nohup`` and a shell's ``&`` mean it. Python gives signals to the main
+    thread only: in another thread the list stays empty.
     """
     seen: list[signal.Signals] = []
 
@@ -21,7 +23,7 @@ def noted(*numbers: signal.Signals) -> Iterator[list[signal.Signals]]:
 
     before = {
         number: signal.getsignal(number)
-        for number in numbers
+        for number in (numbers if _in_main_thread() else ())
         if signal.getsignal(number) is not signal.SIG_IGN
     }
     for number in before:
@@ -31,3 +33,7 @@ def noted(*numbers: signal.Signals) -> Iterator[list[signal.Signals]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()

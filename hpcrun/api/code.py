@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcrun.cli.continuing import shortened
-from hpcrun.cli.runs import handle
+from hpcrun.api.continuing import shortened
+from hpcrun.api.places import handle
 from hpcrun.config import Config
 from hpcrun.lifecycle.history import last_committed
 from hpcrun.printing import say_aside

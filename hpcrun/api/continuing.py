@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcrun.api.places import handle
 from hpcrun.checkpoint.store import CheckpointStore
-from hpcrun.cli.runs import handle
 from hpcrun.config import Config, lengths_left, training_differences
 from hpcrun.config import load_resolved as load
 from hpcrun.launch import jobs

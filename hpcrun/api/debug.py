@@ -12,7 +12,16 @@ _INTERRUPTED = 130
 
 
 def run_here(run: RunDirectory) -> int:
-    """Train ``run`` in this process and return its exit code."""
+    """Train ``run`` in this process and return its exit code; the environment is as before afterwards."""
+    before = dict(os.environ)
+    try:
+        return _run_here(run)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _run_here(run: RunDirectory) -> int:
     for name in os.environ.keys() - scrub(os.environ).keys():
         del os.environ[name]
     attempt = Attempt(f"pid{os.getpid()}", 0)

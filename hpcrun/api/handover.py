@@ -11,10 +11,10 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
-from hpcrun.cli.code import keep_code
-from hpcrun.cli.continuing import shortened
-from hpcrun.cli.interrupts import noted
-from hpcrun.cli.runs import handle
+from hpcrun.api.code import keep_code
+from hpcrun.api.continuing import shortened
+from hpcrun.api.interrupts import noted
+from hpcrun.api.places import handle
 from hpcrun.config import Config, to_yaml
 from hpcrun.launch import jobs, submission
 from hpcrun.launch.submission import ExecutorName, Submitted

@@ -1,0 +1,18 @@
+"""The folder that holds the runs, and the shortest name of a run in it."""
+
+import os
+import shlex
+from pathlib import Path
+
+from hpcrun.run.directory import RunDirectory
+
+
+def runs_folder(given: str | os.PathLike[str] | None = None) -> Path:
+    """Return the absolute path of ``given``, else of ``$HPCRUN_RUNS``, else of ``./runs``."""
+    return Path(given or os.environ.get("HPCRUN_RUNS") or "runs").absolute()
+
+
+def handle(run: RunDirectory) -> str:
+    """Return the words that name ``run`` in a shell here: its name where that is enough, else its path."""
+    short = run.path.parent == runs_folder()
+    return shlex.quote(run.name if short else str(run.path))
