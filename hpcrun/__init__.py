@@ -1,16 +1,27 @@
 """hpcrun: PyTorch training on Slurm that ends with the weights it would have ended with undisturbed.
 
-The names below are what a program of one's own needs. Each is fetched at its first use, so that
-importing the package imports neither torch nor anything else that is slow.
+The public interface: parts for a task and for a loop of one's own. Each name is
+fetched at its first use, so that importing the package imports neither torch nor anything else that is slow.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hpcrun.checkpoint.checkpointer import Checkpointer
+    from hpcrun.checkpoint.errors import CheckpointError, CheckpointWarning
+    from hpcrun.checkpoint.names import named_parameters
+    from hpcrun.checkpoint.retention import Retention
     from hpcrun.cluster.distributed import DistributedConfig
-    from hpcrun.config import AMPConfig
+    from hpcrun.config import FSDP, AMPConfig, Config, ConfigError
+    from hpcrun.errors import UserError
+    from hpcrun.lifecycle.agreement import StopAgreement
+    from hpcrun.lifecycle.signals import STOP
     from hpcrun.run.reports import report
+    from hpcrun.train.compression import compression
+    from hpcrun.train.data import training_steps
+    from hpcrun.train.determinism import choose_kernels
+    from hpcrun.train.preparation import Preparation
     from hpcrun.train.process_group import (
         cleanup_distributed,
         get_rank,
@@ -24,31 +35,61 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "FSDP",
+    "STOP",
     "AMPConfig",
     "AMPTrainer",
+    "CheckpointError",
+    "CheckpointWarning",
+    "Checkpointer",
+    "Config",
+    "ConfigError",
     "DistributedAMPTrainer",
     "DistributedConfig",
+    "Preparation",
+    "Retention",
+    "StopAgreement",
     "Task",
+    "UserError",
+    "choose_kernels",
     "cleanup_distributed",
+    "compression",
     "get_rank",
     "get_world_size",
     "is_main_process",
+    "named_parameters",
     "report",
     "setup_distributed",
+    "training_steps",
 ]
 
 _HOMES = {
     "AMPConfig": "hpcrun.config",
     "AMPTrainer": "hpcrun.train.trainer",
+    "CheckpointError": "hpcrun.checkpoint.errors",
+    "CheckpointWarning": "hpcrun.checkpoint.errors",
+    "Checkpointer": "hpcrun.checkpoint.checkpointer",
+    "Config": "hpcrun.config",
+    "ConfigError": "hpcrun.config",
     "DistributedAMPTrainer": "hpcrun.train.trainer",
     "DistributedConfig": "hpcrun.cluster.distributed",
+    "FSDP": "hpcrun.config",
+    "Preparation": "hpcrun.train.preparation",
+    "Retention": "hpcrun.checkpoint.retention",
+    "STOP": "hpcrun.lifecycle.signals",
+    "StopAgreement": "hpcrun.lifecycle.agreement",
     "Task": "hpcrun.train.task",
+    "UserError": "hpcrun.errors",
+    "choose_kernels": "hpcrun.train.determinism",
     "cleanup_distributed": "hpcrun.train.process_group",
+    "compression": "hpcrun.train.compression",
     "get_rank": "hpcrun.train.process_group",
     "get_world_size": "hpcrun.train.process_group",
     "is_main_process": "hpcrun.train.process_group",
+    "named_parameters": "hpcrun.checkpoint.names",
     "report": "hpcrun.run.reports",
     "setup_distributed": "hpcrun.train.process_group",
+    "training_steps": "hpcrun.train.data",
 }
 
 

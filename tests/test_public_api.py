@@ -1,32 +1,71 @@
 """The names that a program of one's own imports, and what importing them costs."""
 
+import importlib
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import hpcrun
+from hpcrun.lifecycle.signals import StopFlag
 
+ROOT = Path(__file__).parents[1]
 NAMES = {
+    "FSDP",
+    "STOP",
     "AMPConfig",
     "AMPTrainer",
+    "CheckpointError",
+    "CheckpointWarning",
+    "Checkpointer",
+    "Config",
+    "ConfigError",
     "DistributedAMPTrainer",
     "DistributedConfig",
+    "Preparation",
+    "Retention",
+    "StopAgreement",
     "Task",
+    "UserError",
+    "choose_kernels",
     "cleanup_distributed",
+    "compression",
     "get_rank",
     "get_world_size",
     "is_main_process",
+    "named_parameters",
     "report",
     "setup_distributed",
+    "training_steps",
 }
 
 
 def test_every_public_name_is_there_and_listed():
     assert set(hpcrun.__all__) == NAMES
     assert set(dir(hpcrun)) >= NAMES
-    for name in NAMES:
+    for name in NAMES - {"STOP"}:
         assert getattr(hpcrun, name).__name__ == name
+    assert isinstance(hpcrun.STOP, StopFlag)
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name
+)
+def test_the_pages_import_from_the_public_modules_only(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    imported = re.findall(
+        r"^\s*(?:from|import) (hpcrun[\w.]*)(?: import (\([^)]*\)|.*))?", text, re.M
+    )
+    for module, names in imported:
+        assert module in ("hpcrun", "hpcrun.config")
+        known = vars(importlib.import_module(module))["__all__"]
+        assert set(re.findall(r"\w+", names)) <= set(known)
+    for name in re.findall(r"`hpcrun\.(\w+)[(`]", text):
+        assert name in {*NAMES, "config"}
+    deep = r"hpcrun\.(?:train|checkpoint|lifecycle|cluster|run|launch|tasks|api|cli)\.\w+"
+    assert not re.findall(deep, text)
 
 
 def test_a_name_that_does_not_exist_is_an_ordinary_attribute_error():
