@@ -1,6 +1,6 @@
 """hpcrun: PyTorch training on Slurm that ends with the weights it would have ended with undisturbed.
 
-The public interface: parts for a task and for a loop of one's own. Each name is
+The public interface: jobs (``submit``, ``open``), parts for a task and for a loop of one's own. Each name is
 fetched at its first use, so that importing the package imports neither torch nor anything else that is slow.
 """
 
@@ -8,6 +8,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hpcrun.api.run import Run
+    from hpcrun.api.run import open_run as open
+    from hpcrun.api.submitting import submit
     from hpcrun.checkpoint.checkpointer import Checkpointer
     from hpcrun.checkpoint.errors import CheckpointError, CheckpointWarning
     from hpcrun.checkpoint.names import named_parameters
@@ -48,6 +51,7 @@ __all__ = [
     "DistributedConfig",
     "Preparation",
     "Retention",
+    "Run",
     "StopAgreement",
     "Task",
     "UserError",
@@ -58,8 +62,10 @@ __all__ = [
     "get_world_size",
     "is_main_process",
     "named_parameters",
+    "open",
     "report",
     "setup_distributed",
+    "submit",
     "training_steps",
 ]
 
@@ -76,6 +82,7 @@ _HOMES = {
     "FSDP": "hpcrun.config",
     "Preparation": "hpcrun.train.preparation",
     "Retention": "hpcrun.checkpoint.retention",
+    "Run": "hpcrun.api.run",
     "STOP": "hpcrun.lifecycle.signals",
     "StopAgreement": "hpcrun.lifecycle.agreement",
     "Task": "hpcrun.train.task",
@@ -87,8 +94,10 @@ _HOMES = {
     "get_world_size": "hpcrun.train.process_group",
     "is_main_process": "hpcrun.train.process_group",
     "named_parameters": "hpcrun.checkpoint.names",
+    "open": "hpcrun.api.run:open_run",
     "report": "hpcrun.run.reports",
     "setup_distributed": "hpcrun.train.process_group",
+    "submit": "hpcrun.api.submitting",
     "training_steps": "hpcrun.train.data",
 }
 
@@ -96,7 +105,8 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
+    home, _, inside = _HOMES[name].partition(":")
+    value = getattr(import_module(home), inside or name)
     globals()[name] = value
     return value
 

@@ -2,7 +2,12 @@
 
 import sys
 
-from hpcrun.cli.main import main
-
 if __name__ == "__main__":
+    from hpcrun.cli.main import main
+
     main(["submit", *sys.argv[1:]])
+elif __name__ == "hpcrun.submit":
+    from hpcrun.api.submitting import submit
+
+    # ``import hpcrun.submit`` is to leave the function ``hpcrun.submit`` in its place.
+    sys.modules[__name__] = submit  # type: ignore[assignment]

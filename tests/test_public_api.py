@@ -26,6 +26,7 @@ NAMES = {
     "DistributedConfig",
     "Preparation",
     "Retention",
+    "Run",
     "StopAgreement",
     "Task",
     "UserError",
@@ -36,8 +37,10 @@ NAMES = {
     "get_world_size",
     "is_main_process",
     "named_parameters",
+    "open",
     "report",
     "setup_distributed",
+    "submit",
     "training_steps",
 }
 
@@ -45,9 +48,20 @@ NAMES = {
 def test_every_public_name_is_there_and_listed():
     assert set(hpcrun.__all__) == NAMES
     assert set(dir(hpcrun)) >= NAMES
-    for name in NAMES - {"STOP"}:
+    for name in NAMES - {"STOP", "open"}:
         assert getattr(hpcrun, name).__name__ == name
     assert isinstance(hpcrun.STOP, StopFlag)
+    assert hpcrun.open.__name__ == "open_run"
+
+
+def test_the_module_that_is_the_command_leaves_the_function_in_its_place() -> None:
+    program = (
+        "import hpcrun.submit, hpcrun; from hpcrun import submit;"
+        "assert hpcrun.submit is submit; help(submit)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "overrides" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -79,6 +93,8 @@ import sys
 import hpcrun
 slow = {"torch", "numpy", "pydantic", "h5py", "submitit"}
 assert not slow & set(sys.modules), slow & set(sys.modules)
+hpcrun.submit, hpcrun.open, hpcrun.Run
+assert not {"torch", "numpy", "h5py", "submitit"} & set(sys.modules)
 hpcrun.DistributedConfig, hpcrun.AMPConfig, hpcrun.Task
 assert "torch" not in sys.modules
 from hpcrun import setup_distributed, get_rank

@@ -302,7 +302,9 @@ def _state(
     if executor == "local":
         word, detail = _local_state(run.job_logs(job_id))
     elif executor == "debug":
-        word, detail = ("RUNNING", "in its own terminal") if _is_process(job_id) else ("", "")
+        # A program that submitted from Python goes on after the training.
+        here = result is None and _is_process(job_id)
+        word, detail = ("RUNNING", "in its own terminal") if here else ("", "")
     elif executor == "direct":
         word, detail = by_hand.process_state(run)
     else:

@@ -1,0 +1,266 @@
+"""A run as an object: its state, its results, its logs, and the ways to end and to continue it."""
+
+import html
+import os
+from pathlib import Path
+from typing import Any
+
+from hpcrun.api.cancelling import note_end, time_to_end
+from hpcrun.api.log_files import log_files, marked, require_log
+from hpcrun.api.places import handle, runs_folder
+from hpcrun.api.plan import Plan, finished_result, plan_resume
+from hpcrun.api.refusals import refusing
+from hpcrun.api.standing import row_of
+from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.errors import UserError
+from hpcrun.launch import jobs
+from hpcrun.printing import escaped
+from hpcrun.run.directory import RunDirectory, find
+from hpcrun.run.files import read_json, read_lines
+
+_SHOWN = ("name", "state", "step", "committed", "loss", "attempts", "job", "executor", "detail")
+
+
+class Run:
+    """A run directory, with the job that has it.
+
+    :func:`hpcrun.submit` and :func:`hpcrun.open` return such objects. An object holds a path and nothing
+    else: each method reads the files again, and asks the scheduler where the answer depends on the job.
+    """
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self._directory = directory
+
+    @property
+    def path(self) -> Path:
+        """The absolute path of the run directory."""
+        return self._directory.path
+
+    @property
+    def name(self) -> str:
+        """The name of the run, which is the name of its folder."""
+        return self._directory.name
+
+    def __repr__(self) -> str:
+        return f"<hpcrun.Run {str(self.path)!r}>"
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    @refusing
+    def _repr_html_(self) -> str:
+        """Return a table for a notebook. Text from files and from the scheduler is escaped."""
+        row = self.status()
+        cells = {key: row[key] for key in _SHOWN if row[key] not in (None, "")}
+        lines = "".join(
+            f"<tr><th>{_as_html(key)}</th><td>{_as_html(value)}</td></tr>"
+            for key, value in {**cells, "directory": str(self.path)}.items()
+        )
+        return f"<table>{lines}</table>"
+
+    @refusing
+    def status(self) -> dict[str, Any]:
+        """Return the facts that ``hpcrun status --json`` prints.
+
+        Among them: ``state`` (new, pending, running, suspended, finished, stopped, failed or lost),
+        ``step`` (steps done), ``committed`` (the step that a resume begins at), ``loss``, ``job``,
+        ``executor``, ``attempts``, ``age_seconds``, ``progress_seconds`` (the age of the newest metrics),
+        ``goodput`` (seconds by kind), ``detail`` and ``verdict`` (the cause of a failure). A fact that is
+        not known is None.
+
+        Raises:
+            UserError: the run directory cannot be read.
+        """
+        return row_of(self._directory, jobs.state(self._directory))
+
+    @refusing
+    def wait(self, timeout: float | None = None) -> str:
+        """Wait until no job has the run, restarts included; return the state, such as ``finished``.
+
+        Args:
+            timeout: the longest wait in seconds; None: no limit.
+
+        Raises:
+            TimeoutError: the job is still there after ``timeout`` seconds, and runs on.
+            UserError: the run directory cannot be read.
+        """
+        limit = float("inf") if timeout is None else float(timeout)
+        if not jobs.wait_until_ended(self._directory, limit):
+            raise TimeoutError(f"{self.name}: has not ended after {limit:g} s; the job runs on")
+        return jobs.state(self._directory).word
+
+    @refusing
+    def result(self) -> dict[str, Any]:
+        """Return the content of ``result.json``: ``state``, and what the run has measured or why it ended.
+
+        Raises:
+            UserError: the run has no result yet.
+        """
+        result = read_json(self._directory.result)
+        if result is None:
+            word = jobs.state(self._directory).word
+            raise UserError(f"{self.name}: has no result ({word}); wait for its end with wait()")
+        return result
+
+    @refusing
+    def metrics(self, *, frame: bool = False) -> Any:
+        """Return the lines of ``metrics.jsonl`` in the order of writing, a dict for each logged step.
+
+        A step that was computed again after a restart has a line for each time; ``restart`` tells them
+        apart. A number that is not finite is None.
+
+        Args:
+            frame: return a ``pandas.DataFrame``, with a column for each key.
+
+        Raises:
+            UserError: the file cannot be read, or pandas is not installed.
+        """
+        lines = read_lines(self._directory.metrics)
+        if not frame:
+            return lines
+        try:
+            import pandas
+        except ImportError as error:
+            raise UserError(
+                "metrics(frame=True): pandas is not installed; `pip install pandas`, or leave frame= out"
+            ) from error
+        return pandas.DataFrame(lines)
+
+    @refusing
+    def logs(self, rank: int | None = 0) -> str:
+        """Return the log of a rank in the newest attempt, with control characters as escapes.
+
+        Args:
+            rank: the number of a rank; None: all ranks, each line with the name of its log.
+
+        Raises:
+            UserError: the rank has no log.
+        """
+        if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 0):
+            raise UserError(f"rank={rank!r}: give the number of a rank, or None for all ranks")
+        folder = require_log(self._directory, rank, "rank=")
+        lines: list[str] = []
+        for path in log_files(folder, rank):
+            # A file ends with a line break, behind which no line begins.
+            raw = path.read_bytes().removesuffix(b"\n")
+            lines += marked(path, iter(raw.split(b"\n") if raw else ()), rank)
+        return "".join(f"{line}\n" for line in lines)
+
+    @refusing
+    def checkpoints(self) -> list[dict[str, Any]]:
+        """Return the committed checkpoints, newest first, without those with a file of a wrong size.
+
+        Each is a dict: ``step``, ``path`` (of the folder), ``bytes``, ``created`` (Unix seconds) and
+        ``world_size`` (ranks that wrote it). ``hpcrun verify`` reads and compares every byte.
+
+        Raises:
+            UserError: the folder of the checkpoints cannot be read.
+        """
+        store = CheckpointStore(self._directory.checkpoints, "open-0")
+        return [
+            {
+                "step": step,
+                "path": str(store.path(step)),
+                "bytes": manifest.size,
+                "created": manifest.created,
+                "world_size": manifest.world_size,
+            }
+            for step, manifest in store.valid().items()
+        ]
+
+    @refusing
+    def cancel(self, *, now: bool = False, wait: bool = True) -> None:
+        """End the job: the ranks save a checkpoint and stop. :meth:`resume` continues the run.
+
+        Args:
+            now: kill the ranks, without a checkpoint.
+            wait: return after the end of the job.
+
+        Raises:
+            UserError: no job has the run, the scheduler refuses, or the job is still there after its
+                grace time and a minute.
+        """
+        (jobs.kill if now else jobs.cancel)(self._directory)
+        if not wait:
+            return
+        limit = time_to_end(self._directory)
+        if not jobs.wait_until_ended(self._directory, limit):
+            raise UserError(
+                f"{self.name}: still there after {limit:.0f} s; look with `hpcrun status "
+                f"{handle(self._directory)}`"
+            )
+        note_end(self._directory)
+
+    @refusing
+    def preempt(self) -> None:
+        """Do to the job what a preemption does: the ranks get the warning signal, and the job starts again.
+
+        Raises:
+            UserError: no job has the run, the job waits for its start, or the scheduler refuses.
+        """
+        jobs.preempt(self._directory)
+
+    @refusing
+    def resume(
+        self,
+        *,
+        from_scratch: bool = False,
+        snapshot: bool | None = None,
+        trust_owner: bool = False,
+    ) -> "Run":
+        """Submit the run again, from its newest checkpoint, as it was submitted; return this object.
+
+        A finished run stays as it is. With the executor ``debug`` the call returns after the training.
+
+        Args:
+            from_scratch: begin at step 0; checkpoints, metrics and events move to the old job's log folder.
+            snapshot: run a copy of the code; None: if the submission before did.
+            trust_owner: continue a run of another user.
+
+        Raises:
+            UserError: a job has the run already, or the run cannot be submitted.
+        """
+        if from_scratch or finished_result(self._directory) is None:
+            plan = plan_resume(self._directory, scratch=from_scratch, snapshot=snapshot)
+            carry_out(plan, None, self.path.parent, trust_owner=trust_owner)
+        return self
+
+
+@refusing
+def open_run(run: str | os.PathLike[str], *, runs_dir: str | os.PathLike[str] | None = None) -> Run:
+    """Return the run that ``run`` names.
+
+    Args:
+        run: the name of a run, or the path of a run directory.
+        runs_dir: the folder of the runs; None: ``$HPCRUN_RUNS``, else ``./runs``.
+
+    Raises:
+        UserError: there is no such run, or everybody may write to it.
+    """
+    return Run(find(os.fspath(run), runs_folder(runs_dir)))
+
+
+def carry_out(
+    plan: Plan, after: list[str] | None, runs: Path, *, trust_owner: bool = False
+) -> None:
+    """Submit the run of ``plan``, or train it in this process where the executor is ``debug``.
+
+    Args:
+        after: runs that have to finish first; None: as before.
+        runs: the folder of the runs.
+        trust_owner: continue a run of another user.
+
+    Raises:
+        UserError: the run cannot be submitted.
+    """
+    plan.require_packages()
+    submitted = plan.carry_out(plan.waits_for(after, runs), trust_owner=trust_owner)
+    if submitted is None:
+        from hpcrun.api.debug import run_here
+
+        run_here(plan.run)
+
+
+def _as_html(value: object) -> str:
+    shown = f"{value:.4f}" if isinstance(value, float) else str(value)
+    return html.escape(escaped(shown))

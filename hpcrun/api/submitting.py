@@ -1,0 +1,164 @@
+"""Submission from Python."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hpcrun.api.chosen import Wish
+from hpcrun.api.places import runs_folder
+from hpcrun.api.plan import plan_submission
+from hpcrun.api.refusals import refusing
+from hpcrun.api.run import Run, carry_out
+from hpcrun.config import Layer, flag_layer
+from hpcrun.errors import UserError
+
+_PLACE = "overrides"
+
+
+@refusing
+def submit(
+    config: str | os.PathLike[str] | None = None,
+    *,
+    task: str | None = None,
+    command: Sequence[str | os.PathLike[str]] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    name: str | None = None,
+    runs_dir: str | os.PathLike[str] | None = None,
+    nodes: int | None = None,
+    gpus: int | str | None = None,
+    tasks_per_node: int | None = None,
+    launcher: str | None = None,
+    cpu: bool | None = None,
+    time: str | int | None = None,
+    cluster: str | None = None,
+    partition: str | None = None,
+    account: str | None = None,
+    qos: str | None = None,
+    constraint: str | None = None,
+    reservation: str | None = None,
+    exclude: str | None = None,
+    exclusive: bool | None = None,
+    mem: str | None = None,
+    cpus_per_task: int | None = None,
+    executor: str | None = None,
+    after: Sequence[str | os.PathLike[str]] = (),
+    profile: str | None = None,
+    from_scratch: bool = False,
+    snapshot: bool = True,
+    trust_owner: bool = False,
+) -> Run:
+    """Start a training, or continue it where it stopped, as ``hpcrun submit --detach`` does.
+
+    The call returns when the scheduler has the job: :meth:`Run.wait` waits for the end. With
+    ``executor="debug"`` one rank trains in this process, and the call returns after the training. A finished
+    run of that name stays as it is. Remarks go to standard error.
+
+    Args:
+        config: a YAML or JSON file. Without a file, a task and a command: the quick start.
+        task: a built-in task or ``module:Class``, in the place of the config's task.
+        command: the words of a program that each task runs, such as ``["python", "train.py"]``.
+        overrides: values of the config by dotted key, such as ``{"train.lr": 3e-4}``.
+        name: the name of the run; None: the config's, or that of the file, the task or the script.
+        runs_dir: the folder of the runs; None: ``$HPCRUN_RUNS``, else ``./runs``.
+        nodes: number of nodes.
+        gpus: ranks on a node, one for each GPU (``4``, ``"a100:4"``); on the CPU, processes.
+        tasks_per_node: tasks on a node, for a command that starts its own ranks.
+        launcher: ``torchrun`` or ``accelerate`` starts the ranks of the command.
+        cpu: train on the CPU.
+        time: time limit as ``"HH:MM:SS"``, or in minutes.
+        cluster: Slurm cluster, where there are several.
+        partition: Slurm partition.
+        account: Slurm account to charge.
+        qos: Slurm quality of service.
+        constraint: features that each node has.
+        reservation: Slurm reservation.
+        exclude: nodes to stay away from, as a host list.
+        exclusive: share the nodes with no other job.
+        mem: memory of a node, such as ``"64G"``.
+        cpus_per_task: CPU cores of a rank.
+        executor: ``auto``, ``slurm``, ``local`` or ``debug``; None: the config's.
+        after: runs that have to finish first.
+        profile: a site profile, by name or path; ``""`` for none, None for the default.
+        from_scratch: begin at step 0; checkpoints, metrics and events move to the old job's log folder.
+        snapshot: run a copy of the code, so that later changes of the files do not reach the job.
+        trust_owner: continue a run of another user.
+
+    Returns:
+        The run.
+
+    Raises:
+        UserError: an argument or the config is wrong, a job has the run already, or the scheduler refuses;
+            nothing has changed. The text has one line for each problem.
+        KeyboardInterrupt: Ctrl-C during the call; nothing has changed, or the text names the job that stays.
+    """
+    flags: dict[str, Any] = {
+        "nodes": nodes,
+        "gpus": gpus,
+        "tasks_per_node": tasks_per_node,
+        "launcher": launcher,
+        "cpu": cpu,
+        "time": None if time is None else str(time),
+        "cluster": cluster,
+        "partition": partition,
+        "account": account,
+        "qos": qos,
+        "constraint": constraint,
+        "reservation": reservation,
+        "exclude": exclude,
+        "exclusive": exclusive,
+        "mem": mem,
+        "cpus_per_task": cpus_per_task,
+        "executor": executor,
+        "name": name,
+    }
+    runs = runs_folder(runs_dir)
+    wish = Wish(
+        file=None if config is None else Path(config),
+        overrides=_overrides(overrides, task),
+        flags={flag: (value, f"{flag}=") for flag, value in flags.items() if value is not None},
+        command=_words("command", command),
+        command_place="command=",
+        profile=profile,
+        runs=runs,
+    )
+    plan = plan_submission(wish, scratch=from_scratch, snapshot=snapshot)
+    if plan.finished is None:
+        carry_out(plan, _words("after", after), runs, trust_owner=trust_owner)
+    return Run(plan.run)
+
+
+def _overrides(values: Mapping[str, Any] | None, task: str | None) -> Layer:
+    """Return the layer of ``overrides=`` and ``task=``, of which the latter wins.
+
+    Raises:
+        UserError: ``values`` has no dotted keys.
+    """
+    given: dict[str, tuple[Any, str]] = {}
+    if values is not None and not isinstance(values, Mapping):
+        raise UserError(f"{_PLACE}=: give a dict, such as {_PLACE}={{'train.lr': 3e-4}}")
+    for key, value in (values or {}).items():
+        if not isinstance(key, str) or not all(part.strip() for part in key.split(".")):
+            raise UserError(f"{_PLACE}=: {key!r} is no key; write it as 'section.key'")
+        plain = os.fspath(value) if isinstance(value, os.PathLike) else value
+        given[key] = (plain, f"{_PLACE}=")
+    if task is not None:
+        given["task"] = (task, "task=")
+    return flag_layer(given)
+
+
+def _words(option: str, given: Sequence[str | os.PathLike[str]] | None) -> list[str]:
+    """Return ``given`` as a list of text.
+
+    Raises:
+        UserError: ``given`` is one text, or a member of it is no text.
+    """
+    if isinstance(given, str):
+        raise UserError(f"{option}=: give a list of words: {option}={given.split()!r}")
+    words = [os.fspath(word) if isinstance(word, os.PathLike) else word for word in given or ()]
+    for word in words:
+        if not isinstance(word, str):
+            raise UserError(f"{option}=: {word!r} is no text; write it as {str(word)!r}")
+    if given is not None and option == "command" and not words:
+        raise UserError("command=: has no words; name a program, or leave it out")
+    return words

@@ -1,0 +1,169 @@
+"""The run object, and the refusals of a submission from Python."""
+
+import json
+import os
+import sys
+import threading
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hpcrun
+from hpcrun.run import directory
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Attempt, record_event
+
+WILD = "<script>alert('1')</script>&\x1b[2J\u202e\udc80"
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> RunDirectory:
+    """A run that no job has had."""
+    return directory.create(tmp_path / "runs" / "one", "{}\n", {"created": 1.0})
+
+
+class Tags(HTMLParser):
+    """Collect the tags and the text of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        assert not attrs
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_a_name_and_a_path_open_the_same_run(
+    made: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for run in (
+        hpcrun.open("one"),
+        hpcrun.open("runs/one"),
+        hpcrun.open(made.path),
+        hpcrun.open("one", runs_dir=tmp_path / "runs"),
+    ):
+        assert (run.name, run.path) == ("one", made.path)
+        assert repr(run) == f"<hpcrun.Run {str(made.path)!r}>"
+        assert Path(run) == made.path
+    with pytest.raises(hpcrun.UserError, match=r"ono: no such run in .*; did you mean one"):
+        hpcrun.open("ono")
+
+
+def test_a_run_without_a_job_has_no_result_log_or_checkpoint(made: RunDirectory) -> None:
+    run = hpcrun.open(made.path)
+    assert run.status()["state"] == run.wait(timeout=1) == "new"
+    assert (run.metrics(), run.checkpoints()) == ([], [])
+    for call in (run.result, run.logs, run.cancel, run.preempt):
+        with pytest.raises(hpcrun.UserError, match=r"^one: [^\n]*$"):
+            call()
+
+
+def test_a_notebooks_table_and_a_log_have_no_foreign_markup(made: RunDirectory) -> None:
+    attempt = Attempt(WILD.replace("/", "_"), 0)
+    record_event(made, "submitted", attempt=attempt, executor=WILD)
+    record_event(made, "opened", attempt=attempt)
+    made.metrics.write_text(json.dumps({"step": WILD, "loss": WILD}) + "\n")
+    made.result.write_text(json.dumps({"state": WILD, "reason": WILD}))
+    run = hpcrun.open(made.path)
+    page = run._repr_html_()
+    shown = Tags(page)
+    assert shown.tags == {"table", "tr", "th", "td"}
+    assert "<script>alert('1')<_script>" in shown.text
+    assert "\\x1b[2J\\u202e\\x80" in shown.text
+    assert page.isprintable()
+    logs = made.attempt_logs(attempt.job, 0)
+    logs.mkdir(parents=True)
+    (logs / "rank-00000.log").write_bytes(b"a\x1b[2J\n\n10%\r20%\nb")
+    (logs / "rank-00001.log").write_bytes(b"")
+    assert run.logs() == "a\\x1b[2J\n\n… 20%\nb\n"
+    assert run.logs(rank=1) == ""
+    assert run.logs(rank=None).splitlines()[0] == "rank-00000: a\\x1b[2J"
+    for rank in (2, -1, "all", True):
+        with pytest.raises(hpcrun.UserError, match=r"^rank="):
+            run.logs(rank=rank)  # type: ignore[arg-type]
+
+
+def test_metrics_are_dicts_or_a_frame(made: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": None}]
+    made.metrics.write_text("".join(f"{json.dumps(line)}\n" for line in lines) + '{"step": 3')
+    run = hpcrun.open(made.path)
+    assert run.metrics() == lines
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "pandas", None)
+        with pytest.raises(hpcrun.UserError, match="pip install pandas"):
+            run.metrics(frame=True)
+    pytest.importorskip("pandas")
+    assert list(run.metrics(frame=True).columns) == ["step", "loss"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "told"),
+    [
+        ({"config": "gpt.yml"}, "gpt.yml: no such file"),
+        ({"overrides": {"train.step": 5}}, "overrides=: train.step: unknown key"),
+        ({"overrides": {"train.steps": "many"}}, "overrides=: train.steps: "),
+        ({"overrides": {"": 1}}, "overrides=: '' is no key"),
+        ({"overrides": "train.steps=5"}, "overrides=: give a dict"),
+        ({"nodes": 0}, "nodes=: job.nodes: "),
+        ({"task": "nowhere:Task"}, "task=: task: "),
+        ({"command": "python train.py"}, "command=: give a list of words: command=.'python', 'tr"),
+        ({"command": []}, "command=: has no words"),
+        ({"command": ["sleep", 3]}, "command=: 3 is no text; write it as '3'"),
+        ({"command": ["true"], "after": ["other"]}, "other: no such run"),
+        ({"executor": "cloud"}, "executor=: job.executor: "),
+    ],
+)
+def test_a_wrong_argument_is_one_line_and_leaves_nothing(
+    wanted: dict[str, Any], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(hpcrun.UserError, match=f"^{told}") as refused:
+        hpcrun.submit(**{"executor": "local", "cpu": True, **wanted})
+    assert "\n" not in str(refused.value)
+    assert not any(tmp_path.iterdir())
+
+
+def test_an_unreadable_file_is_a_refusal(made: RunDirectory) -> None:
+    made.metrics.mkdir()
+    with pytest.raises(hpcrun.UserError, match=r"metrics.jsonl: Is a directory; check its owner"):
+        hpcrun.open(made.path).metrics()
+
+
+def test_a_thread_submits_a_script_and_submits_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    results: list[Any] = []
+
+    def work() -> None:
+        for _ in range(2):
+            run = hpcrun.submit(
+                command=["echo", "hello"], name="hello", executor="local", cpu=True, nodes=1, gpus=1
+            )
+            results.append((run.wait(), run.result()["state"], run.status()["attempts"]))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert results == [("finished", "finished", 1)] * 2
+    assert "hello\n" in hpcrun.open("hello").logs()
+
+
+def test_debug_trains_in_this_process_and_leaves_its_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLURM_MEM_PER_NODE", "7")
+    before = dict(os.environ)
+    run = hpcrun.submit(command=["true"], name="here", executor="debug", cpu=True, nodes=1, gpus=1)
+    assert os.environ == before
+    assert run.status()["state"] == "finished"

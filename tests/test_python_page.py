@@ -1,0 +1,36 @@
+"""docs/python.md: its programs run on the local cluster, and print the lines below them."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.jobs import PATIENCE
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = (DOCS / "python.md").read_text(encoding="utf-8")
+SHOWN = re.compile(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def plain(text: str) -> str:
+    """Return the text without fractions, which differ between machines."""
+    return re.sub(r"\d+\.\d+", "#", text)
+
+
+def test_the_programs_run_and_print_what_the_page_shows(tmp_path: Path) -> None:
+    (task,) = re.findall(
+        r"^```python\n(.*?)^```", (DOCS / "first-task.md").read_text(), re.M | re.S
+    )
+    (tmp_path / "my_module.py").write_text(task)
+    shown = SHOWN.findall(PAGE)
+    assert len(shown) == PAGE.count("```python") == 3
+    (tmp_path / "page.py").write_text("".join(program for program, _ in shown))
+    done = subprocess.run(
+        [sys.executable, "page.py"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(DOCS.parent)},
+        capture_output=True, text=True, timeout=2 * PATIENCE, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert plain(done.stdout) == plain("".join(text for _, text in shown))
