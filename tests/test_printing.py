@@ -27,6 +27,8 @@ INTO_LOGS = ("batch/", "lifecycle/", "train/", "launch/controller.py", "worker.p
 # Pipes: a program reads them.
 INTO_PIPES = (
     "network/check/agent.py",
+    "network/check/collective.py",
+    "network/tune/worker.py",
     "preflight/agent.py",
     "preflight/gemm.py",
     "run/import_path.py",
