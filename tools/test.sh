@@ -46,15 +46,40 @@ if [ $# -gt 0 ]; then
     tests -m "not slow" "$@"
     exit
 fi
+# A test that fails runs once more, by itself, after all others: a machine that other programs keep busy
+# must not stop a change. Such a test is a defect all the same, and the last lines name it. Where many
+# fail, the change is at fault, and no test runs again.
+unsteady=
+again() {
+    local what=$1 code=$2 list
+    shift 2
+    [ "$code" = 1 ] || return "$code"
+    list=$(python - <<'PY'
+import json, pathlib
+found = pathlib.Path(".pytest_cache/v/cache/lastfailed")
+print("\n".join(json.loads(found.read_text())) if found.exists() else "")
+PY
+    )
+    if [ -z "$list" ] || [ "$(wc -l <<<"$list")" -gt 5 ]; then return "$code"; fi
+    printf '\n==== Once more, by themselves (%s):\n%s\n' "$what" "$list"
+    $limit python -m pytest -n 1 --lf --lfnf=none -rs "$@" || return
+    unsteady="$unsteady$list"$'\n'
+}
 newest=26.05
 failed=0
+rm -f .pytest_cache/v/cache/lastfailed
 if [[ "$ready" = *" $newest "* ]]; then
     printf '\n==== Lifecycle tests on Slurm %s\n' "$newest"
-    HPCRUN_TEST_SLURM=$newest tests -m "lifecycle and not slow" tests/slurm || failed=$?
+    lifecycle=(-m "lifecycle and not slow" tests/slurm)
+    export HPCRUN_TEST_SLURM=$newest
+    tests "${lifecycle[@]}" || again "Slurm $newest" $? "${lifecycle[@]}" || failed=$?
+    unset HPCRUN_TEST_SLURM
+    rm -f .pytest_cache/v/cache/lastfailed
 else
     echo "NOTICE: THE LIFECYCLE TESTS ON SLURM $newest ARE LEFT OUT: it could not be installed" >&2
 fi
 printf '\n==== Every test, on the Slurm of this system\n'
-tests -m "not slow" || exit
+tests -m "not slow" || again "the Slurm of this system" $? -m "not slow" || exit
+[ -z "$unsteady" ] || printf 'UNSTEADY: failed among the others, passed alone; mend each:\n%s' "$unsteady" >&2
 [ "$failed" = 0 ] || echo "FAILED: the lifecycle tests on Slurm $newest, see above" >&2
 exit "$failed"
