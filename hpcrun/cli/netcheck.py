@@ -1,4 +1,4 @@
-"""Check a job's network: names, latency, interfaces, ports, bandwidth, an all-reduce.
+"""Check a job's network: names, latency, interfaces, ports, bandwidth, all-reduce.
 
 Needs neither GPUs nor root. All pairs are measured in parallel rounds, so that
 16 nodes take 45 seconds. The verdict names a bad node, a bad link, or a closed

@@ -1,8 +1,8 @@
-"""Where the Python code of a run's ranks is now, and which rank is behind.
+"""Show where the Python code of a run's ranks is now, and which rank is behind.
 
-Each rank of a running job writes its stacks into the run directory, from where
-this command reads them: it needs no ssh and no srun. Ranks with equal stacks are
-shown together. The training continues.
+Each rank of a running job writes its stacks into the run directory, and this
+command reads them there: it needs no ssh and no srun. Ranks with equal stacks
+are shown together. The training continues.
 
 The stacks of a script (`hpcrun submit -- COMMAND`) need py-spy in the job's
 environment.
