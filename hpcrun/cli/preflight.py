@@ -29,6 +29,7 @@ from hpcrun.preflight.report import as_data, failures, lines, results
 from hpcrun.preflight.start import check_here, check_nodes
 from hpcrun.printing import say, say_aside
 from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import read_events, was_cancelled
 from hpcrun.run.unfit import record_report
 
 if TYPE_CHECKING:
@@ -112,7 +113,11 @@ def _job(directory: RunDirectory | None) -> "Job | None":
 
 
 def _before_ranks(arguments: argparse.Namespace) -> int:
-    """Check the nodes of this job. Only a check that fails keeps the ranks from starting."""
+    """Check the nodes of this job; return 1 where no rank is to start.
+
+    The reason is a check that fails, or a cancellation. The end of the steps of a job looks like a node
+    without an answer, and such a node is asked once more.
+    """
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         # These signals warn the ranks, and must not end the check.
         signal.signal(number, signal.SIG_IGN)
@@ -120,6 +125,22 @@ def _before_ranks(arguments: argparse.Namespace) -> int:
     if job is None:
         raise UserError("preflight: --before-ranks works in a job only; remove the option")
     folder = directory.attempt_logs(job, int(os.environ.get("SLURM_RESTART_COUNT") or 0))
+    code = _checked(arguments, directory, folder)
+    try:
+        cancelled = was_cancelled(read_events(directory), job)
+    except OSError as error:
+        say_aside(f"hpcrun: a cancellation is not looked for: {error}")
+        return code
+    if cancelled:
+        say_aside(
+            f"hpcrun: job {job} was cancelled: no rank starts; `hpcrun resume {directory.name}` continues it"
+        )
+        return 1
+    return code
+
+
+def _checked(arguments: argparse.Namespace, directory: RunDirectory, folder: Path) -> int:
+    """Check the nodes and leave the report in ``folder``; return 1 where a check fails."""
     try:
         measured = _measure(arguments, directory, folder)
     except UserError as error:

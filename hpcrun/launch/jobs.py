@@ -14,9 +14,9 @@ from hpcrun.config import load_resolved
 from hpcrun.launch import by_hand, local_job
 from hpcrun.launch.errors import LaunchError
 from hpcrun.launch.pace import pauses
-from hpcrun.launch.slurm_jobs import PATIENCE, Answer, kill_steps, slurm_states
+from hpcrun.launch.slurm_jobs import PATIENCE, Answer, has_opened, kill_steps, slurm_states
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, read_events, record_event
+from hpcrun.run.events import Attempt, read_events, record_event, was_cancelled
 from hpcrun.run.files import read_json
 
 _SUSPENDED = "SUSPENDED"
@@ -123,7 +123,7 @@ def _elsewhere(run: RunDirectory, job: tuple[str, str], cluster: str) -> RunStat
     ended = _by_result(read_json(run.result), *job)
     if ended is not None:
         return ended
-    if _cancelled(run, job[1]):
+    if was_cancelled(read_events(run), job[1]):
         return RunState("stopped", "cancelled; `hpcrun resume` continues it", False, *job)
     return RunState(_by_events(run), f"on cluster {cluster}; ask there", True, *job, cluster)
 
@@ -174,8 +174,8 @@ def kill(run: RunDirectory) -> str:
     executor, job, waiting, through = _live_job(run)
     if _told_here(run, executor, job, local_job.KILL, signal.SIGKILL):
         return f"job {job}: killed"
-    # No step is there before the first srun, or in another program's script.
-    if waiting or not kill_steps(job, through):
+    # Before the ranks a step belongs to a preflight: the batch script would go on, and start the ranks.
+    if waiting or not has_opened(run, job, through) or not kill_steps(job, through):
         _checked(slurm.scancel_command(job, cluster=through))
     _note_cancelled(run, job)
     return f"job {job}: killed"
@@ -317,7 +317,7 @@ def _state(
     ended = _by_result(result, executor, job_id)
     if ended is not None:
         return ended
-    if word == "CANCELLED" or (not word and _cancelled(run, job_id)):
+    if word == "CANCELLED" or (not word and was_cancelled(read_events(run), job_id)):
         return RunState("stopped", _why_cancelled(run, job_id), False, executor, job_id)
     if word == "COMPLETED":
         detail = "its result.json is gone or damaged; `hpcrun resume` writes it again"
@@ -359,17 +359,6 @@ def _is_process(job: str) -> bool:
         return "hpcrun" in " ".join(psutil.Process(int(job.removeprefix("pid"))).cmdline())
     except (psutil.Error, ValueError):
         return False
-
-
-def _cancelled(run: RunDirectory, job: str) -> bool:
-    """Whether the last that a person did to the job was to cancel it; it may have saved since."""
-    told = [
-        event.what
-        for event in read_events(run)
-        if event.attempt is not None and event.attempt.job == job
-        if event.what in ("submitted", "opened", "cancelled")
-    ]
-    return told[-1:] == ["cancelled"]
 
 
 def _last_event(run: RunDirectory) -> str | None:

@@ -50,6 +50,22 @@ def slurm_states(asked: Sequence[tuple[RunDirectory, str]], cluster: str | None 
     return Answer(found, answered)
 
 
+def has_opened(run: RunDirectory, job: str, cluster: str | None = None) -> bool:
+    """Return whether the ranks of the job's present start have opened the run.
+
+    False where Slurm does not tell the number of the start.
+    """
+    shown = slurm.run(slurm.scontrol_show_job_command(job, cluster), timeout=PATIENCE)
+    restarts = slurm.parse_show_job(shown.stdout).get("Restarts", "")
+    return restarts.isdecimal() and any(
+        event.what == "opened"
+        and event.attempt is not None
+        and event.attempt.job == job
+        and event.attempt.restart >= int(restarts)
+        for event in read_events(run)
+    )
+
+
 def kill_steps(job: str, cluster: str | None = None) -> bool:
     """Send SIGKILL to all steps of ``job``; return whether a step got it.
 

@@ -81,6 +81,17 @@ def read_events(run: RunDirectory) -> Sequence[Event]:
     return [event for event in events if event is not None]
 
 
+def was_cancelled(events: Sequence[Event], job: str) -> bool:
+    """Return whether the job was cancelled since it was submitted and last opened the run."""
+    told = [
+        event.what
+        for event in events
+        if event.attempt is not None and event.attempt.job == job
+        if event.what in ("submitted", "opened", "cancelled")
+    ]
+    return told[-1:] == ["cancelled"]
+
+
 def to_event(line: dict[str, Any]) -> Event | None:
     """The event that a line of the log holds, or None where a value is not what it should be."""
     known = {"time", "event", "job", "restart", "cause", "step"}

@@ -44,20 +44,31 @@ def test_a_job_that_ended_preempted_with_a_finished_run_is_finished(
 
 
 @pytest.mark.parametrize(
-    ("steps", "killed"),
+    ("steps", "opened", "restarts", "killed"),
     [
-        ("7.batch 7.0", ["--signal=KILL 7.0"]),
-        ("7.extern 7.0 7.12", ["--signal=KILL 7.0", "--signal=KILL 7.12"]),
-        ("7.batch", ["7"]),
-        ("", ["7"]),
+        ("7.batch 7.0", [0], "Restarts=0", ["--signal=KILL 7.0"]),
+        ("7.extern 7.0 7.12", [0], "Restarts=0", ["--signal=KILL 7.0", "--signal=KILL 7.12"]),
+        ("7.0", [0, 1], "Restarts=1", ["--signal=KILL 7.0"]),
+        ("7.batch", [0], "Restarts=0", ["7"]),
+        ("", [0], "Restarts=0", ["7"]),
+        # The step is a preflight's: the batch script would go on and start the ranks.
+        ("7.batch 7.0", [], "Restarts=0", ["7"]),
+        ("7.batch 7.0", [0], "Restarts=1", ["7"]),
+        ("7.batch 7.0", [0], "", ["7"]),
     ],
 )
-def test_cancel_now_reaches_all_steps_and_a_job_without_steps_as_a_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: str, killed: list[str]
+def test_cancel_now_kills_the_steps_of_open_ranks_and_else_the_job_as_a_whole(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    steps: str,
+    opened: list[int],
+    restarts: str,
+    killed: list[str],
 ) -> None:
     calls = tmp_path / "calls"
     for name, line in {
         "squeue": f"printf '%s\\n' {steps}",
+        "scontrol": f"echo 'JobId=7 JobName=a'; echo '   Requeue=1 {restarts}'",
         "scancel": f'echo "$*" >> {calls}',
     }.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{line}\n")
@@ -66,5 +77,7 @@ def test_cancel_now_reaches_all_steps_and_a_job_without_steps_as_a_whole(
     live = jobs.RunState("running", "", True, "slurm", "7")
     monkeypatch.setattr(jobs, "state", lambda _: live)
     run = create(tmp_path / "a", "x", {})
+    for restart in opened:
+        record_event(run, "opened", attempt=Attempt("7", restart), executor="slurm")
     assert jobs.kill(run) == "job 7: killed"
     assert calls.read_text().splitlines() == killed

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from hpcrun.cli import preflight
 from hpcrun.cluster.ledger import blames, ledger_path
 from hpcrun.diagnose.causes import blames_node
 from hpcrun.diagnose.launching import launch_failure
@@ -14,8 +18,9 @@ from hpcrun.lifecycle.bad_nodes import remember
 from hpcrun.lifecycle.history import Cause
 from hpcrun.lifecycle.policy import Budgets
 from hpcrun.lifecycle.settle import settle
+from hpcrun.preflight.measured import Asked, Measured
 from hpcrun.run.directory import create
-from hpcrun.run.events import Attempt, read_events
+from hpcrun.run.events import Attempt, read_events, record_event
 from hpcrun.run.files import read_json
 from hpcrun.run.unfit import record_report
 from tests import jobs
@@ -104,3 +109,49 @@ def test_a_local_job_is_checked_before_its_ranks(tmp_path: Path) -> None:
     assert report["fit"]
     assert len(report["facts"]["local0"]["config"]["hash"]) == 64
     assert list(log.parent.glob("rank-00000.log"))
+
+
+@pytest.fixture
+def warned() -> Iterator[None]:
+    """Keep the handlers of the warnings, which a preflight before the ranks replaces."""
+    numbers = (signal.SIGUSR1, signal.SIGUSR2)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("warned")
+@pytest.mark.parametrize(
+    ("before", "during", "code"),
+    [
+        ([("submitted", "7")], [], 0),
+        ([("submitted", "7")], [("cancelled", "7")], 1),
+        ([("opened", "7")], [("cancelled", "7")], 1),
+        ([("opened", "7"), ("cancelled", "7")], [], 1),
+        ([("cancelled", "7"), ("opened", "7")], [], 0),
+        ([("cancelled", "6"), ("submitted", "7")], [("cancelled", "6")], 0),
+    ],
+)
+def test_a_job_that_is_cancelled_during_its_preflight_starts_no_rank(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    before: list[tuple[str, str]],
+    during: list[tuple[str, str]],
+    code: int,
+) -> None:
+    run = create(tmp_path / "a", "x", {})
+
+    def record(events: list[tuple[str, str]]) -> None:
+        for what, job in events:
+            record_event(run, what, attempt=Attempt(job, 0))
+
+    def measure(*_: object) -> Measured:
+        record(during)
+        return Measured(["n1"], Asked(), silent={"n1": "srun: error: step killed"})
+
+    record(before)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setattr(preflight, "_measure", measure)
+    arguments = argparse.Namespace(before_ranks=True, run=run.path)
+    assert preflight.run(arguments) == code

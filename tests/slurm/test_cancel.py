@@ -145,6 +145,24 @@ def test_cancelled_at_once_it_is_not_started_again(bench):
     assert bench.slurm.restarts(bench.job(run)) == 0
 
 
+def test_cancelled_at_once_during_its_preflight_it_starts_no_rank(bench):
+    """The agent of the first start hangs, so that the end of its step looks like a silent node."""
+    begun, wrapper = bench.folder / "begun", bench.folder / "wrapper"
+    wrapper.write_text(
+        f'#!/bin/bash\n[ -e {begun} ] || {{ touch {begun}; exec sleep 100; }}\nexec "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    run = bench.submit(
+        "checked", **{"job.preflight": "true", "job.container": [str(wrapper)], "job.gpus": 1}
+    )
+    bench.wait_until(begun.exists, PATIENCE, lambda: bench.story(run))
+    assert "killed" in bench.hpcrun("cancel", "--now", "checked").stdout
+    bench.wait_for_end(run)
+    assert not jobs.events(run, "opened"), bench.story(run)
+    assert bench.slurm.restarts(bench.job(run)) == 0
+    assert "stopped" in bench.hpcrun("status", "checked").stdout
+
+
 def test_a_job_that_waits_is_cancelled_by_either_road_and_never_lost(bench):
     held = {"job.sbatch_args": ["--hold"]}
     bench.submit("ours", **held)
