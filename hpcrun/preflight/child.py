@@ -4,12 +4,14 @@ import contextlib
 import json
 import os
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 _TICK, _LAST = 0.1, 5.0
 _LONGEST = 300
+_FOLDERS = ("/dev/shm", "/tmp")
 
 
 class Child:
@@ -19,7 +21,7 @@ class Child:
     """
 
     def __init__(self, command: Sequence[str]) -> None:
-        self._output, self._errors = os.memfd_create("output"), os.memfd_create("errors")
+        self._output, self._errors = _memory_file("output"), _memory_file("errors")
         self._process = subprocess.Popen(
             list(command), stdin=subprocess.DEVNULL, stdout=self._output, stderr=self._errors
         )
@@ -58,6 +60,21 @@ class Child:
             # A program that waits for a dead file server cannot be ended.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=_LAST)
+
+
+def _memory_file(name: str) -> int:
+    """Return a descriptor of a new file in memory, or else in /tmp; raises OSError where there is no room."""
+    # An interpreter that was built against a glibc before 2.27, as conda-forge's, lacks the function.
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name)
+    refused = OSError("no folder is tried")
+    for folder in _FOLDERS:
+        try:
+            with tempfile.TemporaryFile(dir=folder) as file:
+                return os.dup(file.fileno())
+        except OSError as error:
+            refused = error
+    raise refused
 
 
 def _read(descriptor: int) -> bytes:

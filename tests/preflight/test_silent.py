@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from hpcrun.preflight import child as child_module
 from hpcrun.preflight.child import Child
 from hpcrun.preflight.measured import Asked, Measured
 from hpcrun.preflight.report import failures, results, unfit
@@ -134,6 +136,19 @@ def test_the_import_has_its_own_time(
     found, child = run_child(code, *limits)
     assert found == problem
     assert list(child.records()) == ([{}] if "print" in code else [])
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_an_interpreter_without_memfd_create_runs_the_child_too(
+    monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    """conda-forge builds Python against a glibc that has no such function."""
+    monkeypatch.delattr(os, "memfd_create")
+    if not shared:
+        monkeypatch.setattr(child_module, "_FOLDERS", ("/nowhere", "/tmp"))
+    problem, child = run_child("print('{}')", 600.0, 600.0)
+    assert problem is None
+    assert list(child.records()) == [{}]
 
 
 # No process may write a byte into a file.
