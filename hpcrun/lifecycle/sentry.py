@@ -18,6 +18,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -31,6 +32,9 @@ _ANSWER = 10.0
 _DEPUTY_AFTER = 3.0
 """Seconds that the rank has to answer a request for stacks before this process has them written."""
 _DEPUTY_UNTIL = 15.0
+_WRITTEN = 0.2
+"""Seconds without a new line after which the rank has written all its stacks."""
+_OF_HANG = "hpcrun: rank "
 _STACKS = signal.SIGRTMAX - 2
 _SENT_TO_ALL = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -166,47 +170,72 @@ class RunningTime:
             self.running += gap
 
 
-class _Deputy:
-    """Answers a request for stacks that the rank itself has not answered."""
+class Deputy:
+    """Answers a request for stacks that the rank itself has not answered.
+
+    A thread of its own calls :meth:`look`: an access to a file takes minutes where a file system stalls.
+    """
 
     def __init__(self, rank: int, post: Post) -> None:
         self._rank, self._post = rank, post
         self._asked: str | None = None
-        self._since = self._looked = 0.0
-        self._signalled = self._done = False
+        self._since = 0.0
+        self._open = False
+        # The rank has had the signal, and its stacks have not been seen.
+        self._due = False
+        self._stacks = threading.Lock()
 
     def look(self, now: float) -> None:
         """Read the request and do what is due; ``now`` is in seconds of running time."""
-        if now - self._looked < self._post.pause:
-            return
-        self._looked = now
         asked = _id_in(self._post.request)
         if asked != self._asked:
-            self._asked, self._since = asked, now
-            self._signalled, self._done = False, asked is None
+            self._asked, self._since, self._open = asked, now, asked is not None
         waited = now - self._since
-        if self._done or waited < _DEPUTY_AFTER:
+        if self._due:
+            # A rank in a call that nothing interrupts writes late, and what stays counts as a hang.
+            with contextlib.suppress(OSError):
+                self._take(waited)
             return
-        self._done = waited > _DEPUTY_UNTIL or _id_in(self._post.answer) == asked
-        if self._done:
+        if not self._open or waited < _DEPUTY_AFTER:
             return
-        if not self._signalled:
-            # A stopped process would write when it goes on, and nobody would expect that.
-            if not _is_stopped(self._rank):
-                os.kill(self._rank, _STACKS)
-                self._signalled = True
-            return
-        with contextlib.suppress(OSError):
-            self._answer()
+        self._open = waited <= _DEPUTY_UNTIL and not self._is_answered()
+        # A stopped process would write when it goes on, and nobody would expect that.
+        if self._open and not _is_stopped(self._rank):
+            os.kill(self._rank, _STACKS)
+            self._due = True
 
-    def _answer(self) -> None:
-        post = self._post
-        text = Path(post.stacks).read_text(errors="replace")
-        if not text:
+    def leave_stacks(self, seconds: float) -> None:
+        """Take no stacks any more; an access that is under way has so many seconds to end."""
+        self._stacks.acquire(timeout=seconds)
+
+    def _is_answered(self) -> bool:
+        return bool(_id_in(self._post.answer) == self._asked)
+
+    def _take(self, waited: float) -> None:
+        """Move the stacks from their file to the answer, once the rank has written all of them."""
+        if not self._stacks.acquire(blocking=False):
             return
-        self._done = True
-        # What stays in the file is taken for the stacks of a hang that has ended the rank.
-        os.truncate(post.stacks, 0)
+        try:
+            path = Path(self._post.stacks)
+            text = path.read_text(errors="replace")
+            # The watchdog of the rank writes into the same file.
+            if not text or _OF_HANG in text:
+                return
+            time.sleep(_WRITTEN)
+            if path.read_text(errors="replace") != text:
+                return
+            # What stays in the file is taken for the stacks of a hang that has ended the rank.
+            os.truncate(path, 0)
+            self._due = False
+        finally:
+            self._stacks.release()
+        # Before that time the rank itself may be about to answer.
+        if self._open and waited >= _DEPUTY_AFTER and not self._is_answered():
+            self._open = False
+            self._answer(text)
+
+    def _answer(self, text: str) -> None:
+        post = self._post
         reply = {"id": self._asked, "task": post.task, "host": post.host, "dump": text}
         descriptor = os.open(post.answer, os.O_WRONLY | os.O_TRUNC)
         with open(descriptor, "w") as stream:  # noqa: PTH123
@@ -222,14 +251,15 @@ def _id_in(path: str) -> Any:
 
 
 def _guard(rank: int, tick: float, post: Post | None) -> None:
-    """The process's side: end ``rank`` once the seconds that it gave last have passed in running time."""
+    """The process's side: end ``rank`` once the seconds that it gave last have passed in running time.
+
+    This thread touches no file but those of /proc: the time of a stalled access would count as a suspension.
+    """
     clock, allowed, since = RunningTime(time.monotonic(), tick), None, 0.0
-    deputy = _Deputy(rank, post) if post else None
+    deputy = _start_deputy(rank, post, clock) if post else None
     while os.getppid() == rank:
         ready = select.select([0], [], [], min(tick, post.pause) if post else tick)[0]
         clock.look(time.monotonic(), stopped=_is_stopped(rank))
-        if deputy is not None:
-            deputy.look(clock.running)
         if ready:
             orders = os.read(0, 4096)
             if not orders:
@@ -237,11 +267,26 @@ def _guard(rank: int, tick: float, post: Post | None) -> None:
             allowed, since = float(orders.split()[-1]), clock.running
             os.write(1, b"%f\n" % clock.suspended)
         elif allowed is not None and clock.running - since >= allowed:
+            if deputy is not None:
+                deputy.leave_stacks(_WRITING)
             os.kill(rank, _STACKS)
             time.sleep(_WRITING)
             if os.getppid() == rank:
                 os.kill(rank, signal.SIGKILL)
             return
+
+
+def _start_deputy(rank: int, post: Post, clock: RunningTime) -> Deputy:
+    """Start the thread that answers requests; it ends with the process, also amid an access to a file."""
+    deputy = Deputy(rank, post)
+
+    def watch() -> None:
+        while True:
+            deputy.look(clock.running)
+            time.sleep(post.pause)
+
+    threading.Thread(target=watch, daemon=True).start()
+    return deputy
 
 
 def _is_stopped(pid: int) -> bool:

@@ -6,11 +6,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from hpcrun.lifecycle.sentry import RunningTime, Sentry
+from hpcrun.lifecycle.sentry import Deputy, Post, RunningTime, Sentry
 from hpcrun.run.stacks import Mailbox
 from tests import jobs
 
@@ -187,3 +188,114 @@ def test_a_rank_that_holds_the_lock_has_its_stacks_told_and_runs_on(tmp_path: Pa
             assert stacks.read_text() == ""
         assert process.poll() is None
         process.kill()
+
+
+STALLED = """
+import ctypes, sys
+from hpcrun.lifecycle.sentry import Post, Sentry
+stacks = open(sys.argv[2], "a")
+sentry = Sentry(stacks, 0.2, Post(sys.argv[1], sys.argv[1], sys.argv[2], 0, "n", 0.2))
+sentry.put_off(4.0)
+print("ready", flush=True)
+while True:
+    ctypes.PyDLL(None).pause()
+"""
+
+
+def test_a_stuck_rank_is_ended_although_the_file_system_of_the_requests_stalls(
+    tmp_path: Path,
+) -> None:
+    # An open of a pipe without a writer waits, as an open on a stalled file system does.
+    request, stacks = tmp_path / "request", tmp_path / "stacks"
+    os.mkfifo(request)
+    command = [sys.executable, "-c", STALLED, str(request), str(stacks)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        (sentry,) = children(process.pid)
+        try:
+            assert process.wait(jobs.PATIENCE) == -signal.SIGKILL
+        finally:
+            process.kill()
+    assert "<string>" in stacks.read_text()
+    jobs.wait_for(lambda: b"sentry" not in _words(sentry))
+
+
+class Late:
+    """A rank that gets the signal for its stacks in a call that nothing interrupts: this process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.mail, self.stacks = Mailbox(folder), folder / "stacks"
+        self.mail.prepare(0)
+        self.stacks.touch()
+        files = (str(self.mail.request), str(self.mail.answer(0)), str(self.stacks))
+        self.deputy = Deputy(os.getpid(), Post(*files, 0, "n", 0.2))
+        self.signals = 0
+
+    def count(self, *_: object) -> None:
+        self.signals += 1
+
+    def write(self, words: str) -> None:
+        with self.stacks.open("a") as stream:
+            stream.write(words)
+
+
+DUMP = (
+    'Current thread 0x00007f0000000001 (most recent call first):\n  File "a.py", line 3 in read\n'
+)
+
+
+@pytest.fixture
+def late(tmp_path: Path) -> Iterator[Late]:
+    found = Late(tmp_path)
+    number = signal.SIGRTMAX - 2
+    before = signal.signal(number, found.count)
+    yield found
+    signal.signal(number, before)
+
+
+def test_stacks_that_come_late_do_not_stay_where_they_count_as_a_hang(late: Late) -> None:
+    word = late.mail.ask()
+    for now in (1.0, 4.5, 25.0, 600.0):
+        late.deputy.look(now)
+    assert late.signals == 1
+    late.write(DUMP)
+    late.deputy.look(601.0)
+    assert late.stacks.read_text() == ""
+    assert late.mail.replies(word)[0].stacks[0].threads[0].frames[0].file == "a.py"
+    # What is written without a request is a hang's.
+    late.write(DUMP)
+    late.deputy.look(700.0)
+    assert late.stacks.read_text() == DUMP
+    assert late.signals == 1
+
+
+def test_a_second_request_does_not_make_the_deputy_forget_the_stacks_that_are_due(
+    late: Late,
+) -> None:
+    late.mail.ask()
+    for now in (1.0, 4.5, 25.0):
+        late.deputy.look(now)
+    word = late.mail.ask()
+    for now in (30.0, 34.0):
+        late.deputy.look(now)
+    assert late.signals == 1
+    late.write(DUMP)
+    late.deputy.look(35.0)
+    assert late.stacks.read_text() == ""
+    assert len(late.mail.replies(word)) == 1
+
+
+@pytest.mark.parametrize("by", ["watchdog", "sentry"])
+def test_the_stacks_of_a_hang_stay_while_an_answer_is_due(late: Late, by: str) -> None:
+    late.mail.ask()
+    for now in (1.0, 4.5):
+        late.deputy.look(now)
+    words = DUMP
+    if by == "watchdog":
+        words = f"hpcrun: rank 0 on n: step 3, training, no progress for 60.0 s\n{DUMP}"
+    else:
+        late.deputy.leave_stacks(1.0)
+    late.write(words)
+    late.deputy.look(60.0)
+    assert late.stacks.read_text() == words
