@@ -5,7 +5,7 @@
   hpcrun nccl lint gpt.yaml    a config's job.env, job.setup and job.srun_args
   hpcrun nccl lint RUN         what a run was submitted with
   hpcrun nccl advise           what to set on this node, with the reasons
-  hpcrun nccl tune             measure collectives, here or in an allocation, and
+  hpcrun nccl tune             measure collectives, here or in a job, and
                                keep a setting that is faster beyond doubt
 
 `lint` ends with exit code 1 where it finds an error. In an allocation, `advise`

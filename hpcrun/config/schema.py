@@ -92,10 +92,7 @@ class Job(Section):
     reservation: Word | None = Field(default=None, description="Slurm reservation to run in.")
     interface: Word | None = Field(
         default=None,
-        description=(
-            "Network interfaces between the nodes, as NCCL_SOCKET_IFNAME names them: ib0; "
-            "auto: on which all nodes reach each other."
-        ),
+        description="Network interfaces as NCCL_SOCKET_IFNAME has them; auto: the nodes find one.",
     )
     exclusive: bool = Field(default=False, description="Share the nodes with no other job.")
     exclude: Word | None = Field(default=None, description="Nodes to avoid, as a Slurm host list.")
