@@ -75,10 +75,15 @@ def may_be_of_a_node(
     refusal = mine[-1].fields if mine else {}
     own = [failure for failure in failures if not is_cascade(failure)]
     kind = refusal.get("kind") if mine else (own[0].kind if own else None)
-    if refusal.get("shared") or kind in CERTAIN:
+    if refusal.get("certain") or kind in CERTAIN:
+        return False
+    # All nodes of a run that has worked may lose the file server, and its only node may lack a mount.
+    if has_worked(events, attempt):
+        return True
+    if refusal.get("shared"):
         return False
     # The last words of a script that has run for long may be of a program that the script has called.
-    if has_worked(events, attempt) or (own and _ran_long(events, attempt, own[0].time)):
+    if own and _ran_long(events, attempt, own[0].time):
         return True
     hosts = {failure.host for failure in own if failure.kind == kind} | {refusal.get("host")}
     return second and len(hosts - {None}) < nodes_of(events, attempt) > 1

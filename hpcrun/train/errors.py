@@ -6,12 +6,15 @@ from hpcrun.errors import UserError
 class KnownToAll(UserError):
     """A user's error that all ranks know of, as rank 0 prints it.
 
-    ``everywhere``: every node has the cause. ``host``: the node of the first rank that has it.
+    ``everywhere``: every node has the cause at this start. ``certain``: no node can change the failure.
+    ``host``: the node of the first rank that has the cause.
     """
 
-    def __init__(self, line: str, *, everywhere: bool = True, host: str | None = None) -> None:
+    def __init__(
+        self, line: str, *, everywhere: bool = True, certain: bool = True, host: str | None = None
+    ) -> None:
         super().__init__(line)
-        self.everywhere, self.host = everywhere, host
+        self.everywhere, self.certain, self.host = everywhere, certain, host
 
 
 class ToldByRankZero(UserError):
@@ -56,14 +59,20 @@ class PeerFailed(RuntimeError):
 
 
 def known_to_all(
-    line: str, rank: int, *, everywhere: bool = True, host: str | None = None
+    line: str,
+    rank: int,
+    *,
+    everywhere: bool = True,
+    certain: bool = True,
+    host: str | None = None,
 ) -> UserError:
     """Return the error to raise on ``rank`` when every rank knows the same ``line``.
 
     Args:
-        everywhere: every node has the cause.
+        everywhere: every node has the cause at this start.
+        certain: no node can change the failure.
         host: the node of the first rank that has the cause; None: this node.
     """
     if rank != 0:
         return ToldByRankZero(line)
-    return KnownToAll(line, everywhere=everywhere, host=host)
+    return KnownToAll(line, everywhere=everywhere, certain=certain, host=host)

@@ -196,10 +196,16 @@ def _has_started(run: RunDirectory, attempt: Attempt) -> bool:
 def _note_refusal(run: RunDirectory, attempt: Attempt, error: UserError) -> None:
     """Write the event ``bad-input`` of rank 0, with what the judging needs to know about other nodes."""
     known = error if isinstance(error, KnownToAll) else None
-    shared = known.everywhere if known else isinstance(error, NotTrainable)
-    host = (known and known.host) or node_name()
-    kind = type(error).__name__
-    note(run, "bad-input", attempt, reason=str(error), kind=kind, host=host, shared=shared)
+    note(
+        run,
+        "bad-input",
+        attempt,
+        reason=str(error),
+        kind=type(error).__name__,
+        host=(known and known.host) or node_name(),
+        shared=known is not None and known.everywhere,
+        certain=known.certain if known else isinstance(error, NotTrainable),
+    )
 
 
 def _record_refusal(run: RunDirectory, error: UserError) -> None:

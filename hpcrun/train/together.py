@@ -46,9 +46,11 @@ def together(compute: Callable[[], T], *, rank: int, group: Any) -> T:
     for peer, (_, text, host, _) in enumerate(words):
         if text is not None:
             line = text if peer == 0 else f"rank {peer} ({host}): {text}"
-            nodes = {word[2] for word in words}
-            everywhere = any(word[3] for word in refused) or {word[2] for word in refused} == nodes
-            raise known_to_all(line, rank, everywhere=everywhere, host=host) from error
+            everywhere = {word[2] for word in refused} == {word[2] for word in words}
+            certain = any(word[3] for word in refused)
+            raise known_to_all(
+                line, rank, everywhere=everywhere, certain=certain, host=host
+            ) from error
     if error is not None:
         raise error
     failed = [peer for peer, (bad, *_) in enumerate(words) if bad]

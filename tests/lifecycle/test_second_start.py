@@ -207,6 +207,31 @@ def test_in_a_chain_that_has_trained_a_missing_file_is_a_crash(run: RunDirectory
         assert (verdict.cause, verdict.elsewhere) == (Cause.CRASH, False)
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize(("certain", "cause"), [(False, Cause.CRASH), (True, Cause.BAD_INPUT)])
+def test_what_every_node_refuses_after_a_saved_step_is_a_crash_unless_it_is_certain(
+    run: RunDirectory, nodes: int, certain: bool, cause: Cause
+) -> None:
+    """The file server may be away at a restart, or the only node may lack the mount of the data."""
+    opened(run, FIRST, nodes=nodes)
+    record_event(run, "started", attempt=FIRST, step=0)
+    record_event(run, "saved", attempt=FIRST, step=500)
+    settle(run, FIRST, 143, Budgets(), scheduler="preemption")
+    opened(run, SECOND, nodes=nodes)
+    record_event(
+        run,
+        "bad-input",
+        attempt=SECOND,
+        reason="data.path: there is nothing at /data",
+        kind="KnownToAll",
+        host="n1",
+        shared=True,
+        certain=certain,
+    )
+    verdict = ended(run, SECOND)
+    assert (verdict.cause, verdict.decision.restart) == (cause, not certain)
+
+
 def test_a_kernel_that_is_not_deterministic_is_so_on_every_node(run: RunDirectory) -> None:
     opened(run, FIRST)
     record_failure(run.attempt_logs("7", 0), 2, NotDeterministic("no"), 3, "n2")

@@ -19,7 +19,7 @@ from hpcrun.run.events import Attempt, read_events
 from hpcrun.train import together as meeting
 from hpcrun.train.batching import Batching
 from hpcrun.train.data import require_trainable
-from hpcrun.train.errors import KnownToAll, NotTrainable, is_mistake
+from hpcrun.train.errors import KnownToAll, NotTrainable, is_mistake, known_to_all
 from hpcrun.train.job import _note_refusal, run_rank
 from hpcrun.train.together import together
 
@@ -98,12 +98,13 @@ def test_a_rank_whose_node_lacks_the_submission_folder_says_so(
 
 
 @pytest.mark.parametrize(
-    ("error", "theirs", "everywhere"),
+    ("error", "theirs", "everywhere", "certain"),
     [
-        (UserError("no data"), (False, None, "n2", False), False),
-        (UserError("no data"), (True, "no data", "n2", False), True),
-        (UserError("no data"), (False, None, "n1", False), True),
-        (NotTrainable("no loss"), (False, None, "n2", False), True),
+        (UserError("no data"), (False, None, "n2", False), False, False),
+        (UserError("no data"), (True, "no data", "n2", False), True, False),
+        (UserError("no data"), (False, None, "n1", False), True, False),
+        (NotTrainable("no loss"), (False, None, "n2", False), False, True),
+        (UserError("no data"), (True, "no loss", "n2", True), True, True),
     ],
 )
 def test_ranks_that_meet_know_whether_every_node_refuses(
@@ -111,6 +112,7 @@ def test_ranks_that_meet_know_whether_every_node_refuses(
     error: Exception,
     theirs: tuple[bool, str | None, str, bool],
     everywhere: bool,
+    certain: bool,
 ) -> None:
     def gather(words: list[object], mine: object, group: object) -> None:
         words[:] = [mine, theirs]
@@ -123,7 +125,8 @@ def test_ranks_that_meet_know_whether_every_node_refuses(
     monkeypatch.setattr(meeting.dist, "all_gather_object", gather)
     with pytest.raises(KnownToAll) as found:
         together(refuses, rank=0, group=object())
-    assert (found.value.everywhere, found.value.host) == (everywhere, "n1")
+    assert (found.value.everywhere, found.value.certain) == (everywhere, certain)
+    assert found.value.host == "n1"
 
 
 def test_the_event_of_a_refusal_says_which_node_refuses(
@@ -131,8 +134,20 @@ def test_the_event_of_a_refusal_says_which_node_refuses(
 ) -> None:
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
     run, attempt = create(tmp_path / "a", "x", {}), Attempt("7", 0)
-    errors = [UserError("a"), NotTrainable("b"), KnownToAll("c", everywhere=False, host="n2")]
+    errors = [
+        UserError("a"),
+        NotTrainable("b"),
+        KnownToAll("c", everywhere=False, certain=False, host="n2"),
+        KnownToAll("d", certain=False),
+        known_to_all("e", 0),
+    ]
     for error in errors:
         _note_refusal(run, attempt, error)
-    told = [(event.fields["host"], event.fields["shared"]) for event in read_events(run)]
-    assert told == [("n1", False), ("n1", True), ("n2", False)]
+    fields = [event.fields for event in read_events(run)]
+    assert [(one["host"], one["shared"], one["certain"]) for one in fields] == [
+        ("n1", False, False),
+        ("n1", False, True),
+        ("n2", False, False),
+        ("n1", True, False),
+        ("n1", True, True),
+    ]
