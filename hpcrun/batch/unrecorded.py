@@ -4,9 +4,9 @@ The next attempt closes this one in the event log, as it does after the loss of 
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TypeVar
 
 from hpcrun.cluster.errors import ClusterError
 from hpcrun.diagnose.slurm_log import scheduler_word
@@ -19,6 +19,8 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import is_unfinished, read_heard_stop
 from hpcrun.run.events import Attempt, Event, read_events
 from hpcrun.run.files import read_json
+
+_Found = TypeVar("_Found")
 
 # Starts in a row that could write nothing.
 _SILENT = 3
@@ -41,18 +43,17 @@ def decide_unrecorded(
     run: RunDirectory, attempt: Attempt, exit_code: int, setup: str | None
 ) -> Outcome:
     """Decide from what can be read, without writing anything."""
-    try:
-        events = read_events(run)
-        finished = (read_json(run.result) or {}).get("state") == "finished"
-    except OSError:
-        events, finished = [], False
+    log = _read(lambda: read_events(run))
+    events = log or []
+    finished = (_read(lambda: read_json(run.result)) or {}).get("state") == "finished"
     word = "cancelled" if asked_to_end(events, attempt) else scheduler_word(batch_log(run, attempt))
     if word == "cancelled":
         return Outcome(exitcodes.TERMINATED, "cancelled: `hpcrun resume` continues it")
     mine = {event.what: event for event in events if event.attempt == attempt}
     script = "opened" in mine and mine["opened"].fields.get("script")
     folder = run.attempt_logs(attempt.job, attempt.restart)
-    asked, stopped = is_unfinished(folder), "stopped" in mine or _heard(folder)
+    asked = _read(lambda: is_unfinished(folder)) or False
+    stopped = "stopped" in mine or _read(lambda: read_heard_stop(folder)) is not None
     ended_well = script and exit_code == exitcodes.DONE and word is None and not asked
     done = ended_well and not stopped
     if finished or done or "finished" in mine:
@@ -64,7 +65,8 @@ def decide_unrecorded(
         return Outcome(code, str(fields.get("decision", "")))
     if exit_code in _FINAL and setup is None:
         return Outcome(exit_code, _FINAL[exit_code])
-    if _silent_starts(events, attempt) >= _SILENT:
+    # A log that cannot be read does not say which starts have written.
+    if log is not None and _silent_starts(log, attempt) >= _SILENT:
         return Outcome(
             exitcodes.FAILED,
             f"{_SILENT} attempts in a row could write nothing to {run.path}: free some space there, then "
@@ -79,11 +81,12 @@ def decide_unrecorded(
     return Outcome(code, decision.reason)
 
 
-def _heard(folder: Path) -> bool:
+def _read(read: Callable[[], _Found]) -> _Found | None:
+    """Return what ``read`` finds, or None where the file system gives an error."""
     try:
-        return read_heard_stop(folder) is not None
+        return read()
     except OSError:
-        return False
+        return None
 
 
 def _silent_starts(events: Sequence[Event], attempt: Attempt) -> int:

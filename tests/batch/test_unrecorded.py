@@ -4,6 +4,7 @@ import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -61,6 +62,37 @@ def test_a_folder_that_never_can_be_written_ends_the_run(run: RunDirectory) -> N
     assert decide_unrecorded(run, Attempt("7", 1), 1, None).code is None
     given_up = decide_unrecorded(run, Attempt("7", 3), 1, None)
     assert (given_up.code, "free some space" in given_up.reason) == (1, True)
+
+
+def stale(*_: object) -> NoReturn:
+    """Fail as a file system that has lost the folder."""
+    raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+
+def test_a_log_that_cannot_be_read_does_not_count_as_starts_that_wrote_nothing(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that was preempted often has a high number of starts, and each of them has worked."""
+    monkeypatch.setattr("hpcrun.batch.unrecorded.read_events", stale)
+    assert decide_unrecorded(run, Attempt("7", 5), 1, None).code is None
+
+
+def test_a_result_that_cannot_be_read_leaves_the_events(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record_event(run, "finished", attempt=FIRST)
+    monkeypatch.setattr("hpcrun.batch.unrecorded.read_json", stale)
+    assert decide_unrecorded(run, FIRST, 1, None).code == 0
+
+
+@pytest.mark.parametrize("name", ["is_unfinished", "read_heard_stop"])
+def test_a_log_folder_that_cannot_be_read_leaves_the_job_to_start_again(
+    run: RunDirectory, unwritable: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(f"hpcrun.batch.unrecorded.{name}", stale)
+    clock = Clock(now=lambda: 0.0, sleep=lambda _: None)
+    assert ending.conclude(run, FIRST, 137, clock=clock) == 0
+    assert "requeue 7" in unwritable.read_text().splitlines()
 
 
 @pytest.fixture
