@@ -11,6 +11,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain, islice
 
 Interfaces = Mapping[str, Sequence[str]]
 """The addresses of each interface, as `own_interfaces` returns them."""
@@ -19,6 +20,8 @@ PATIENCE = 3.5
 """Seconds for a connection: a lost segment is sent again after one second, and after three."""
 TRIES = 2
 _AT_ONCE = 32
+_ENOUGH = 8
+"""Silent peers of an interface: others are not tried, so that a split network costs few waits."""
 _BACKLOG = 1024
 # As NCCL prefers InfiniBand; hsn is Slingshot.
 _FAST = ("ib", "hsn")
@@ -73,8 +76,14 @@ def _listener() -> socket.socket:
 
 def reached(own: Interfaces, peers: Sequence[Door]) -> list[str]:
     """Return the interfaces of this node from which all ``peers`` answer on their interface of that name."""
+    return [name for name, silent in silent_peers(own, peers).items() if not silent]
+
+
+def silent_peers(own: Interfaces, peers: Sequence[Door]) -> dict[str, list[int]]:
+    """Return, for each interface that leads to a peer, the numbers of the ``peers`` that do not answer."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return [name for name in own if _reaches_all(name, own, peers, pool)]
+        found = {name: _silent(name, own, peers, pool) for name in own}
+    return {name: silent for name, silent in found.items() if silent is not None}
 
 
 def agreed(found: Sequence[Sequence[str]], speeds: Mapping[str, float]) -> str | None:
@@ -99,14 +108,15 @@ def link_speeds() -> dict[str, float]:
     return {name: float(state.speed) for name, state in psutil.net_if_stats().items()}
 
 
-def _reaches_all(
+def _silent(
     name: str, own: Interfaces, peers: Sequence[Door], pool: ThreadPoolExecutor
-) -> bool:
-    # One peer at first: most interfaces that lead nowhere end here, after one wait.
-    return all(
-        all(pool.map(lambda peer: _answers(name, own, peer), part))
-        for part in (peers[:1], peers[1:])
-    )
+) -> list[int] | None:
+    # Most interfaces that lead nowhere end here, after one wait. Two peers, as one may be broken.
+    first = list(pool.map(lambda peer: _answers(name, own, peer), peers[:2]))
+    if first and not any(first):
+        return None
+    rest = pool.map(lambda peer: _answers(name, own, peer), peers[2:])
+    return list(islice((at for at, heard in enumerate(chain(first, rest)) if not heard), _ENOUGH))
 
 
 def _answers(name: str, own: Interfaces, peer: Door) -> bool:

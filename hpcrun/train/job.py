@@ -24,7 +24,7 @@ from hpcrun.lifecycle.policy import Budgets, of_script
 from hpcrun.lifecycle.script.running import ScriptTerms, run_script
 from hpcrun.lifecycle.second_start import tried_elsewhere
 from hpcrun.lifecycle.settle import settle_by_hand
-from hpcrun.lifecycle.shared_interface import AUTO, shared_interface
+from hpcrun.lifecycle.shared_interface import AUTO, NoSharedInterface, shared_interface
 from hpcrun.lifecycle.signals import StopFlag, end_helpers
 from hpcrun.printing import say_aside
 from hpcrun.run.commits import newest_commit
@@ -324,7 +324,13 @@ def _with_interface(
         return config
     name = None
     if distributed.num_nodes > 1 and distributed.launch_method != "local":
-        name = shared_interface(run, attempt, distributed, config.train.timeout)
+        try:
+            name = shared_interface(run, attempt, distributed, config.train.timeout)
+        except NoSharedInterface as error:
+            # One node with a broken network is enough, and other nodes may lack the fault.
+            raise known_to_all(
+                str(error), distributed.rank, everywhere=False, certain=False, host=error.host
+            ) from error
         if distributed.rank == 0:
             print(
                 f"hpcrun: job.interface=auto: all nodes reach each other on {name[1:]}", flush=True

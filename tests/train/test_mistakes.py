@@ -8,19 +8,29 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.config import Config
 from hpcrun.diagnose.causes import first_cause
 from hpcrun.errors import UserError
 from hpcrun.lifecycle.history import Cause
 from hpcrun.lifecycle.judging import evidence_of, judge
+from hpcrun.lifecycle.shared_interface import NoSharedInterface
 from hpcrun.lifecycle.signals import StopFlag
 from hpcrun.run.directory import create
 from hpcrun.run.endings import read_failures, record_failure
 from hpcrun.run.events import Attempt, read_events
+from hpcrun.train import job
 from hpcrun.train import together as meeting
 from hpcrun.train.batching import Batching
 from hpcrun.train.data import require_trainable
-from hpcrun.train.errors import KnownToAll, NotTrainable, is_mistake, known_to_all
-from hpcrun.train.job import _note_refusal, run_rank
+from hpcrun.train.errors import (
+    KnownToAll,
+    NotTrainable,
+    ToldByRankZero,
+    is_mistake,
+    known_to_all,
+)
+from hpcrun.train.job import _note_refusal, _with_interface, run_rank
 from hpcrun.train.together import together
 
 
@@ -127,6 +137,29 @@ def test_ranks_that_meet_know_whether_every_node_refuses(
         together(refuses, rank=0, group=object())
     assert (found.value.everywhere, found.value.certain) == (everywhere, certain)
     assert found.value.host == "n1"
+
+
+@pytest.mark.parametrize(("worst", "told"), [("n3", "n3"), (None, "n1")])
+def test_nodes_without_a_common_interface_blame_the_node_that_connects_worst(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worst: str | None, told: str
+) -> None:
+    def refuses(*_: object) -> str:
+        raise NoSharedInterface("no interface", worst)
+
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    monkeypatch.setattr(job, "shared_interface", refuses)
+    run, attempt = create(tmp_path / "a", "x", {}), Attempt("7", 0)
+    config = Config.model_validate({"train": {"batch_size": 64}, "job": {"interface": "auto"}})
+    place = {"world_size": 2, "num_nodes": 2, "num_gpus_per_node": 1, "launch_method": "slurm"}
+    for rank, kind in enumerate((KnownToAll, ToldByRankZero)):
+        here = {"rank": rank, "node_rank": rank, "local_rank": 0}
+        with pytest.raises(kind) as found:
+            _with_interface(config, run, attempt, DistributedConfig.model_validate(place | here))
+        if rank == 0:
+            _note_refusal(run, attempt, found.value)
+    (event,) = read_events(run)
+    fields = event.fields
+    assert (fields["host"], fields["shared"], fields["certain"]) == (told, False, False)
 
 
 def test_the_event_of_a_refusal_says_which_node_refuses(
