@@ -33,12 +33,12 @@ ruff format --check .
 mypy
 mypy --strict tools/devclusterlib
 lint-imports
-# Five at a time even on two cores: much of a test on a real Slurm is waiting. A file stays on one
+# Three at a time even on two cores: much of a test on a real Slurm is waiting. A file stays on one
 # worker, and each worker has a cluster of its own. Of two -m, or -n, pytest takes the last. What
 # skips says why (-rs). A run of everything ends after this limit, whatever hangs.
 limit="timeout --foreground --signal=INT --kill-after=60 2400"
 tests() {
-    $limit python -m pytest -n "${HPCRUN_TEST_WORKERS:-5}" --dist loadfile --no-loadscope-reorder -rs \
+    $limit python -m pytest -n "${HPCRUN_TEST_WORKERS:-3}" --dist loadfile --no-loadscope-reorder -rs \
         --durations=25 --durations-min=5 "$@"
 }
 if [ $# -gt 0 ]; then
