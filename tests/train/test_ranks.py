@@ -130,12 +130,12 @@ def test_what_one_rank_cannot_do_stops_all_and_is_told_once(results):
     ranks = results["failing_together", 4]
     assert [rank["nobody"] for rank in ranks] == ["fine"] * 4
     assert [rank["rank 0"] for rank in ranks] == [
-        "UserError: no data on rank 0",
+        "KnownToAll: no data on rank 0",
         *["ToldByRankZero: no data on rank 0"] * 3,
     ]
     kinds = [rank["rank 3"].split(":")[0] for rank in ranks]
-    assert kinds == ["UserError", *["ToldByRankZero"] * 3]
-    assert ranks[0]["rank 3"].startswith("UserError: rank 3 (")
+    assert kinds == ["KnownToAll", *["ToldByRankZero"] * 3]
+    assert ranks[0]["rank 3"].startswith("KnownToAll: rank 3 (")
     assert ranks[0]["rank 3"].endswith("): no data on rank 3")
     assert [rank["a defect"].split(":")[0] for rank in ranks] == [
         "PeerFailed",
