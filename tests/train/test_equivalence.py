@@ -159,9 +159,9 @@ def test_unused_parameters_are_named_before_anybody_waits_for_their_gradients(re
     line = (
         "train.find_unused_parameters: the loss does not depend on spare.weight, spare.bias, whose"
     )
-    assert everywhere[0].startswith(f"UserError: {line}")
+    assert everywhere[0].startswith(f"KnownToAll: {line}")
     assert everywhere[1].startswith(f"ToldByRankZero: {line}")
-    assert on_one[0].startswith("UserError: rank 1 (")
+    assert on_one[0].startswith("KnownToAll: rank 1 (")
     assert line in on_one[0]
     assert on_one[1].startswith("ToldByRankZero: rank 1 (")
 
@@ -176,7 +176,7 @@ def test_a_rank_that_uses_less_of_a_sharded_model_is_named_before_anybody_waits_
         ("what is given", f"{beginning}the loss of rank 1 "),
         ("any of it", f"{beginning}the loss of rank 1 "),
     ):
-        assert all(said.startswith(f"UserError: {line}") for said in first[what])
+        assert all(said.startswith(f"KnownToAll: {line}") for said in first[what])
         assert all(said.startswith(f"ToldByRankZero: {line}") for said in second[what])
     assert "does not depend on spare.weight, spare.bias, " in first["parameters"][0]
     assert "depends on nothing of blocks.1, " in first["its result"][0]
