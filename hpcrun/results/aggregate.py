@@ -217,7 +217,15 @@ class _Update:
 
     def _note(self, draft: Draft, data: RunData) -> None:
         key = self._key(data)
-        size = draft.put(key, data, self._source.units)
+        try:
+            size = draft.put(key, data, self._source.units)
+        except ValueError as error:
+            # Only metrics have names that hpcrun does not choose.
+            draft.drop(key)
+            what = f"metrics cannot be written: {' '.join(str(error).split())[:200]}"
+            data.problems.append(("", what))
+            data.metrics, data.facts["rows"] = None, 0
+            size = draft.put(key, data, self._source.units)
         facts = data.facts
         self._rows["runs"].append(
             (

@@ -17,8 +17,11 @@ from hpcrun.run.files import parse_line
 
 # Of a file, at a time: the parsed objects of a block take five times its bytes.
 _BLOCK = 8 << 20
-# HDF5 keeps the names of all fields in one message of 64 KiB.
 _MOST_COLUMNS = 600
+# HDF5 describes all columns in one message of 64 KiB: for each column the name, and up to 36 bytes for
+# the type (measured with libver v108).
+_MOST_HEADER = 56 << 10
+_HEADER_OF_COLUMN = 48
 _LONGEST_TEXT = 1000
 _MISSING = object()
 _LINE_END = 10
@@ -115,6 +118,8 @@ class _Blocks:
     def __init__(self) -> None:
         self._parts: dict[str, list[tuple[int, NDArray[Any], NDArray[np.bool_] | None]]] = {}
         self._rows = self.damaged = self.torn = 0
+        self._header = 0
+        self._full = False
         self._cut: set[str] = set()
 
     def add(self, rows: Sequence[dict[str, Any]]) -> None:
@@ -127,12 +132,22 @@ class _Blocks:
             keys, columns = _transposed([_flat(row) for row in rows])
             kinds = [set(map(type, column)) for column in columns]
         for key, values, found in zip(keys, columns, kinds, strict=True):
-            if key not in self._parts and len(self._parts) >= _MOST_COLUMNS:
-                self._cut.add(f"columns beyond {_MOST_COLUMNS} are dropped")
+            if key not in self._parts and not self._has_room(key):
                 continue
             part, present = self._typed(key, values, found)
             self._parts.setdefault(key, []).append((self._rows, part, present))
         self._rows += len(rows)
+
+    def _has_room(self, key: str) -> bool:
+        """Count a new column; return False where the file cannot hold the column."""
+        header = self._header + len(key.encode(errors="backslashreplace")) + _HEADER_OF_COLUMN
+        # No column after a dropped column is kept: the kept columns are the first columns of the run.
+        if self._full or len(self._parts) >= _MOST_COLUMNS or header > _MOST_HEADER:
+            self._full = True
+            self._cut.add(f"columns beyond {len(self._parts)} are dropped")
+            return False
+        self._header = header
+        return True
 
     def _typed(
         self, key: str, values: Sequence[Any], kinds: set[type]

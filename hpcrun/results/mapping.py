@@ -137,7 +137,7 @@ def _read(mapping: RunMapping, path: str) -> RunData:
         if value:
             data.documents[name] = json.dumps(value, default=str).encode(errors="backslashreplace")
     data.summary = summary_of(lines)
-    if lines.rows:
+    if lines.columns:
         data.metrics = structured(lines.columns, lines.rows)
     data.facts = facts_of({"seed": _integer(flat(config).get(mapping.seed))}, {}, (), lines, result)
     if result.get("state") not in STATES:

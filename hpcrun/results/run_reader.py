@@ -153,7 +153,7 @@ class _Reader:
         for what in lines.cut:
             self._problem(path, what)
         self.data.summary = summary_of(lines)
-        if lines.rows:
+        if lines.columns:
             self.data.metrics = structured(lines.columns, lines.rows)
         return lines
 

@@ -167,6 +167,46 @@ def test_numbers_that_nothing_can_hold_cost_one_run_only(tmp_path: Path, make_ru
     assert found.rows == 1
 
 
+def test_many_long_names_of_metrics_cost_columns_of_one_run(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
+    run = make_run("wide")
+    names = [f"{number:03d}".ljust(125, "x") for number in range(500)]
+    append_line(run.metrics, {"step": 1, **dict.fromkeys(names, 0.5)})
+    append_line(run.metrics, {"step": 2, **dict.fromkeys(names, True)})
+    make_run("good", [1.0])
+    found = collect(tmp_path)
+    assert [what for _, _, what in found.problems] == ["columns beyond 332 are dropped"]
+    with Store(tmp_path / "results.h5") as store:
+        wide = store.metrics("wide")
+        assert wide is not None
+        assert wide.dtype.names == ("step", *names[:331])
+        assert store.metrics("good") is not None
+
+
+def test_lines_without_a_metric_are_no_table(tmp_path: Path, make_run: MakeRun) -> None:
+    append_line(make_run("empty").metrics, {})
+    assert collect(tmp_path).problems == []
+    with Store(tmp_path / "results.h5") as store:
+        assert store.metrics("empty") is None
+
+
+def test_a_name_that_hdf5_refuses_costs_the_metrics_of_one_run(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
+    append_line(make_run("bad").metrics, {"a\0b": 1.0, "a\0c": 2.0})
+    make_run("good", [1.0])
+    found = collect(tmp_path)
+    assert found.rows == 1
+    ((path, _, what),) = found.problems
+    assert path.endswith("bad")
+    assert what.startswith("metrics cannot be written: ")
+    with Store(tmp_path / "results.h5") as store:
+        assert store.metrics("bad") is None
+        assert store.events("bad") is not None
+        assert store.metrics("good") is not None
+
+
 def test_equal_names_in_two_folders_are_two_runs(tmp_path: Path, make_run: MakeRun) -> None:
     make_run("same", [1.0], folder="runs/a")
     make_run("same", [1.0, 2.0], folder="runs/b")
