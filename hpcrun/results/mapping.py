@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,9 +24,11 @@ from hpcrun.results.config_text import flat
 from hpcrun.results.errors import ResultsError
 from hpcrun.results.layout import structured
 from hpcrun.results.run_reader import STATES, TORN, RunData, damaged_lines, facts_of, signature
-from hpcrun.results.summary import summary_of
+from hpcrun.results.summary import counted, summary_of
 
 _TENSORBOARD = "tfevents"
+
+Row = dict[str, Any]
 
 
 class RunMapping(BaseModel):
@@ -124,11 +128,15 @@ def _files(mapping: RunMapping, path: str) -> list[tuple[str, str]]:
 def _read(mapping: RunMapping, path: str) -> RunData:
     data = RunData(path, os.path.basename(path))  # noqa: PTH119
     data.signatures = [signature(*file) for file in _files(mapping, path)]
-    rows: list[dict[str, Any]] = []
-    for name in _matches(Path(path), mapping.metrics):
-        rows += _guarded(data, path, name, _rows_of) or []
     names = mapping.names
-    lines = columns_of([{names.get(key, key): value for key, value in row.items()} for row in rows])
+    files = [
+        [
+            {names.get(key, key): value for key, value in row.items()}
+            for row in _guarded(data, path, name, _rows_of) or []
+        ]
+        for name in _matches(Path(path), mapping.metrics)
+    ]
+    lines = columns_of(joined_rows(files))
     config = (mapping.config and _guarded(data, path, mapping.config, _object_of)) or {}
     # A run that has not ended has no result yet.
     ended = mapping.result is not None and os.path.lexists(f"{path}/{mapping.result}")
@@ -144,6 +152,39 @@ def _read(mapping: RunMapping, path: str) -> RunData:
         done = mapping.result is None or bool(result)
         data.facts["state"] = mapping.state or ("finished" if done else "unfinished")
     return data
+
+
+def joined_rows(files: Iterable[Sequence[Row]]) -> Sequence[Row]:
+    """Return the rows of all files of a run.
+
+    Files with the same columns are parts of one log: their rows follow each other, and a step that goes
+    back is a restart. Files with other columns are other logs (training and validation), which begin at the
+    first step again: each log loses the rows that its restarts computed again, then the rows of all logs
+    are sorted by step. The column ``restart`` goes: two logs may have different restarts at one step.
+    """
+    logs: dict[frozenset[str], list[Row]] = {}
+    for rows in files:
+        if rows:
+            logs.setdefault(frozenset(chain.from_iterable(rows)), []).extend(rows)
+    if len(logs) < 2:
+        return [row for log in logs.values() for row in log]
+    kept = sorted((row for log in logs.values() for row in _kept(log)), key=_step_of)
+    return [{key: value for key, value in row.items() if key != "restart"} for row in kept]
+
+
+def _kept(rows: Sequence[Row]) -> Iterable[Row]:
+    lines = columns_of(
+        [{key: row[key] for key in ("step", "restart") if key in row} for row in rows]
+    )
+    keep = counted(lines.columns, lines.rows)
+    return rows if keep is None else compress(rows, keep)
+
+
+def _step_of(row: Row) -> float:
+    """Return the step; a row without a step comes first, and so is not taken for a restart."""
+    step = row.get("step")
+    known = isinstance(step, int | float) and step == step
+    return step if known else -math.inf
 
 
 def _integer(value: Any) -> Any:

@@ -88,6 +88,45 @@ def test_a_new_file_of_metrics_is_noticed(
     assert "1 row" in capsys.readouterr().out
 
 
+def test_logs_of_training_and_validation_do_not_overwrite_each_other(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "a",
+        train_dot_csv="step,restart,loss\n1,0,4\n2,0,3\n3,0,9\n3,1,2\n",
+        val_dot_csv="step,restart,accuracy\n1,0,0.1\n3,0,0.3\n",
+    )
+    assert mapped(tmp_path, "metrics: [train.csv, val.csv]") == 0
+    with Store(tmp_path / "results.h5") as store:
+        found = store.metrics("a")
+        assert found is not None
+        assert found.dtype.names == ("step", "loss", "accuracy")
+        assert found["step"].tolist() == [1, 1, 2, 3, 3]
+        assert [value for value in found["loss"].tolist() if value == value] == [4, 3, 2]
+        counts = {row["metric"]: (row["rows"], row["max"]) for row in store.table("summary")}
+        assert counts == {b"loss": (3, 4.0), b"accuracy": (2, 0.3)}
+
+
+def test_files_with_the_same_columns_are_parts_of_one_log(tmp_path: Path) -> None:
+    write(tmp_path, "a", p1_dot_csv="step,loss\n1,4\n2,9\n", p2_dot_csv="step,loss\n2,3\n3,2\n")
+    write(tmp_path, "b", p1_dot_csv="step,loss\n1,4\n2,8\n3,9\n", p2_dot_csv="step,loss\n2,3\n")
+    assert mapped(tmp_path, "metrics: 'p*.csv'") == 0
+    with Store(tmp_path / "results.h5") as store:
+        found = store.metrics("b")
+        assert found is not None
+        assert found["step"].tolist() == [1, 2, 3, 2]
+        summary = {row["run"]: row for row in store.table("summary")}
+        assert (summary[b"b"]["rows"], summary[b"b"]["max"], summary[b"b"]["last"]) == (2, 4, 3)
+
+
+def test_rows_without_a_step_are_kept(tmp_path: Path) -> None:
+    lines = '{"step":2,"loss":1}\n{"note":"x"}\n{"step":3,"loss":2}\n'
+    write(tmp_path, "a", x_dot_jsonl=lines, y_dot_csv="epoch,accuracy\n1,0.5\n")
+    assert mapped(tmp_path, "metrics: ['*.jsonl', y.csv]") == 0
+    with Store(tmp_path / "results.h5") as store:
+        counts = {row["metric"]: row["rows"] for row in store.table("summary")}
+        assert counts == {b"loss": 2, b"epoch": 1, b"accuracy": 1}
+
+
 def test_torn_and_damaged_files_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
