@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hpcrun.results.config_text import flat
 from hpcrun.results.errors import ResultsError
-from hpcrun.results.frames import config_of, fields
+from hpcrun.results.frames import beside_run, config_of, fields
 from hpcrun.results.store import Store
 from hpcrun.run.files import sync_directory
 
@@ -217,7 +217,10 @@ def _of_runs(store: Store, name: str, types_only: bool) -> Iterator[Records]:
             continue
         records = np.empty(0, group[name].dtype) if types_only else group[name][:]
         run = np.full(len(records), key.encode(), f"S{len(key.encode())}")
-        yield {"run": run, **fields(records)}
+        yield {
+            "run": run,
+            **{beside_run(column): values for column, values in fields(records).items()},
+        }
 
 
 _TABLES = {"runs": _runs, "metrics": _metrics, "events": _events}

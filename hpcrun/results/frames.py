@@ -73,7 +73,8 @@ class Results:
 
         Args:
             runs: keys of runs; all by default.
-            columns: metrics; all by default. ``step`` is always there.
+            columns: metrics; all by default. ``step`` is always there. A metric ``run`` becomes
+                ``metrics.run``.
             overwritten: also return the steps that a restart has computed again.
         """
         import pandas as pd
@@ -90,7 +91,7 @@ class Results:
                 ]
                 keep = None if overwritten else counted(fields(records), len(records))
                 kept = records if keep is None else records[keep]
-                part = pd.DataFrame({name: _plain(kept[name]) for name in names})
+                part = pd.DataFrame({beside_run(name): _plain(kept[name]) for name in names})
                 part.insert(0, "run", key)
                 parts.append(part)
         if not parts:
@@ -137,6 +138,11 @@ def config_of(store: Store, key: str) -> dict[str, Any]:
 def fields(records: NDArray[Any]) -> dict[str, NDArray[Any]]:
     """Return the columns of records by name."""
     return {name: records[name] for name in records.dtype.names or ()}
+
+
+def beside_run(metric: str) -> str:
+    """Return the column of a metric in a table whose column ``run`` is the key of the run."""
+    return "metrics.run" if metric == "run" else metric
 
 
 def _frame(records: NDArray[Any]) -> pd.DataFrame:

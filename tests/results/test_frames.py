@@ -64,6 +64,18 @@ def test_csv(results: Path) -> None:
     assert tables["events"][0]["event"] == "opened"
 
 
+def test_a_metric_called_run_does_not_replace_the_key(tmp_path: Path, make_run: MakeRun) -> None:
+    append_line(make_run("a").metrics, {"step": 1, "run": 7.5})
+    words = ["aggregate", str(tmp_path / "runs"), "-o", str(tmp_path / "results.h5")]
+    assert guarded([*words, "--processes", "0", "--csv", str(tmp_path / "tables")]) == 0
+    with (tmp_path / "tables" / "metrics.csv").open(encoding="utf-8", newline="") as stream:
+        (row,) = csv.DictReader(stream)
+    assert row == {"run": "a", "step": "1", "metrics.run": "7.5"}
+    pytest.importorskip("pandas")
+    found = load(tmp_path / "results.h5").metrics(columns=["run"])
+    assert found.to_dict("records") == [{"run": "a", "step": 1, "metrics.run": 7.5}]
+
+
 def test_parquet(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     folder = results.parent / "parquet"
