@@ -39,7 +39,7 @@ def each(read: Callable[[Job], Done], jobs: Sequence[Job], processes: int) -> It
         processes: 0 calls ``read`` here.
 
     Raises:
-        ResultsError: a process has died.
+        ResultsError: a process has died, or ``read`` has refused.
     """
     if not processes:
         yield from map(read, jobs)
@@ -75,6 +75,8 @@ def _collect(readers: list[Connection], batches: list[Sequence[Any]]) -> Iterato
                 raise ResultsError(
                     "a process that reads runs has died, perhaps for lack of memory; use --processes 0"
                 ) from None
+            if isinstance(found, ResultsError):
+                raise found
             # The next batch is read while the caller writes this one.
             waiting += _give(ready, batches) - 1
             yield from found
@@ -102,7 +104,12 @@ def _serve(connection: Connection, read: Callable[[Any], Any]) -> None:
             batch = connection.recv()
         except EOFError:
             return
+        found: list[Any] | ResultsError
         try:
-            connection.send([read(job) for job in batch])
+            found = [read(job) for job in batch]
+        except ResultsError as error:
+            found = error
+        try:
+            connection.send(found)
         except BrokenPipeError:
             return

@@ -13,6 +13,7 @@ from hpcrun.cli.main import guarded
 from hpcrun.results.aggregate import Source, Summary, aggregate
 from hpcrun.results.errors import ResultsError
 from hpcrun.results.find import find_runs
+from hpcrun.results.pool import each
 from hpcrun.results.store import Store
 from hpcrun.run.directory import RunError
 from hpcrun.run.events import Attempt, record_event
@@ -301,6 +302,20 @@ def test_processes_read_the_same(tmp_path: Path, make_run: MakeRun) -> None:
     with Store(tmp_path / "many.h5") as many, Store(tmp_path / "one.h5") as one:
         np.testing.assert_array_equal(many.table("runs"), one.table("runs"))
         np.testing.assert_array_equal(many.metrics("r7"), one.metrics("r7"))
+
+
+def refuse(job: str) -> str:
+    """Refuse as a reader without tensorboard does; a process imports this function."""
+    raise ResultsError(f"{job}: needs tensorboard")
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_the_refusal_of_a_reader_reaches_the_caller(
+    capfd: pytest.CaptureFixture[str], processes: int
+) -> None:
+    with pytest.raises(ResultsError, match=r"^run: needs tensorboard$"):
+        list(each(refuse, ["run"], processes))
+    assert capfd.readouterr().err == ""
 
 
 def test_the_command_prints_a_summary(
