@@ -21,8 +21,12 @@ from hpcrun.results.summary import NO_STEP, counted
 # Sections that change where a run works and how often it saves, not what it computes.
 _SAME_TRAINING = ("job.", "restarts.", "checkpoint.", "watch.")
 _MORE_IS_BETTER = re.compile(
-    r"acc|f1|auc|bleu|rouge|reward|return|score|precision|recall|_per_second|mfu|reached"
+    r"acc|auc|bleu|rouge|reward|return|score|precision|recall|_per_second|mfu|reached"
+    r"|top[-_]?\d|psnr|ssim|success|win_?rate"
+    # Whole words: "self1", "bitmap", "previous" and "indices" contain them.
+    r"|(?<![a-z\d])f1(?![a-z\d])|(?<![a-z])(?:map|m?iou|dice)(?![a-z])"
 )
+_LESS_IS_BETTER = re.compile(r"(?<![a-z])(?:loss|error)(?![a-z])")
 _FINISHED = "finished"
 _ABSENT = "absent"
 
@@ -75,7 +79,9 @@ class Group:
 
 def lower_is_better(metric: str) -> bool:
     """Return the direction that the metric's name suggests."""
-    return not _MORE_IS_BETTER.search(metric.lower())
+    name = metric.lower()
+    # A loss may be named after a score: dice_loss.
+    return bool(_LESS_IS_BETTER.search(name)) or not _MORE_IS_BETTER.search(name)
 
 
 def default_metric(store: Store) -> str:

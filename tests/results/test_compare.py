@@ -146,10 +146,36 @@ def test_a_corrupt_config_is_a_group_apart(tmp_path: Path, make_run: MakeRun) ->
     assert sorted(labels) == ["all runs", "config unknown"]
 
 
-def test_the_direction_follows_the_name() -> None:
-    assert lower_is_better("validation_loss")
-    assert not lower_is_better("top1_Accuracy")
-    assert not lower_is_better("tokens_per_second")
+@pytest.mark.parametrize(
+    "metric",
+    [
+        *("validation_loss", "dice_loss", "perplexity", "self1", "bitmap_bytes", "previous_time"),
+        *("indices", "fid", "top1_error"),
+    ],
+)
+def test_lower_values_are_better(metric: str) -> None:
+    assert lower_is_better(metric)
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        *("top1_Accuracy", "tokens_per_second", "top1", "val/top-5", "bbox_mAP", "mAP50", "mIoU"),
+        *(
+            "val_iou",
+            "dice",
+            "PSNR",
+            "ssim",
+            "success_rate",
+            "win_rate",
+            "f1",
+            "macro_f1",
+            "val/F1",
+        ),
+    ],
+)
+def test_higher_values_are_better(metric: str) -> None:
+    assert not lower_is_better(metric)
 
 
 @pytest.mark.usefixtures("sweep")
