@@ -183,8 +183,7 @@ def _kept(rows: Sequence[Row]) -> Iterable[Row]:
 def _step_of(row: Row) -> float:
     """Return the step; a row without a step comes first, and so is not taken for a restart."""
     step = row.get("step")
-    known = isinstance(step, int | float) and step == step
-    return step if known else -math.inf
+    return step if isinstance(step, int | float) and not math.isnan(step) else -math.inf
 
 
 def _integer(value: Any) -> Any:
