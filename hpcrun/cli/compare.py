@@ -105,6 +105,8 @@ def run(arguments: argparse.Namespace) -> int:
     at = f"at step {arguments.at}" if arguments.at.isdigit() else arguments.at
     say(f"{metric} ({at}, {goal} is best), {arguments.confidence:.0%} intervals")
     say(*_table(_group_rows(groups, spreads, question.lower)))
+    if not any(group.known for group in groups):
+        say("no run has a config: the runs could not be told apart by config")
     if len(groups) > 1:
         say("", f"difference to row {arguments.against}, over the seeds that both have")
         say(*_table(_pair_rows(groups, pairs)))

@@ -64,10 +64,15 @@ class Value:
 
 @dataclass
 class Group:
-    """The runs of one config. ``left_out``: runs that do not count, with the reason."""
+    """The runs of one config. ``left_out``: runs that do not count, with the reason.
+
+    Args:
+        known: the file has the config of the runs, or the question names the keys.
+    """
 
     label: str
     keys: dict[str, Any]
+    known: bool
     values: list[Value] = field(default_factory=list)
     left_out: list[tuple[str, Any, str]] = field(default_factory=list)
     missing: list[Any] = field(default_factory=list)
@@ -119,8 +124,9 @@ def grouped(store: Store, question: Question) -> list[Group]:
         values = flat(config_of(store, key))
         seed = _seed(values, question.seed_key)
         group_keys = _group_keys(values, question)
-        identity = json.dumps(group_keys, sort_keys=True, default=str)
-        group = groups.setdefault(identity, Group("", group_keys))
+        has_keys = question.by is not None or store.document(key, "config") is not None
+        identity = json.dumps([has_keys, group_keys], sort_keys=True, default=str)
+        group = groups.setdefault(identity, Group("", group_keys, has_keys))
         _sort_in(group, key, seed, row["state"].decode(), found, question)
     if not found.seen:
         known = ", ".join(known_metrics(store)) or "none"
@@ -253,7 +259,7 @@ def _without_seed(command: list[Any], option: str) -> list[Any]:
 def _label(groups: list[Group], question: Question) -> None:
     """Name each group by the keys in which the groups differ."""
     # A run without a readable config differs from the others in every key.
-    known = [group for group in groups if group.keys]
+    known = [group for group in groups if group.known]
     keys = dict.fromkeys(key for group in known for key in group.keys)
     if question.by is None:
         keys = dict.fromkeys(
@@ -264,7 +270,7 @@ def _label(groups: list[Group], question: Question) -> None:
     elif all(value == _ABSENT for group in groups for value in group.keys.values()):
         raise ResultsError(f"--by {','.join(question.by)}: no run has this key in its config")
     for group in groups:
-        if not group.keys:
+        if not group.known:
             group.label = "config unknown"
             continue
         group.keys = {key: group.keys.get(key, _ABSENT) for key in keys}

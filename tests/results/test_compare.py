@@ -11,6 +11,7 @@ from hpcrun.cli.main import guarded
 from hpcrun.results.aggregate import Source, aggregate
 from hpcrun.results.find import find_runs
 from hpcrun.results.groups import Group, Question, grouped, lower_is_better
+from hpcrun.results.mapping import RunMapping, mapped_source
 from hpcrun.results.store import Store
 from hpcrun.results.summary import counted
 from hpcrun.run.files import append_line, write_json
@@ -144,6 +145,36 @@ def test_a_corrupt_config_is_a_group_apart(tmp_path: Path, make_run: MakeRun) ->
     make_run("bad", [1.0]).config.write_bytes(b"\x00\xff")
     labels = [group.label for group in groups_of(tmp_path)]
     assert sorted(labels) == ["all runs", "config unknown"]
+
+
+def test_a_config_of_the_seed_alone_is_known(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        folder = tmp_path / "runs" / f"s{seed}"
+        folder.mkdir(parents=True)
+        (folder / "log.csv").write_text("step,loss\n1,2.0\n")
+        (folder / "args.json").write_text(json.dumps({"seed": seed}))
+    mapping = RunMapping(metrics=["log.csv"], config="args.json")
+    output = tmp_path / "results.h5"
+    aggregate(mapped_source(mapping, [str(tmp_path / "runs")]), output, processes=0)
+    with Store(output) as store:
+        (group,) = grouped(store, Question("loss"))
+    assert (group.label, group.known) == ("all runs", True)
+    (folder / "args.json").unlink()
+    aggregate(mapped_source(mapping, [str(tmp_path / "runs")]), output, processes=0)
+    with Store(output) as store:
+        labels = [group.label for group in grouped(store, Question("loss"))]
+    assert labels == ["all runs", "config unknown"]
+
+
+def test_runs_without_any_config_are_said_to_be_one_group(
+    tmp_path: Path, make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run("a", [1.0]).config.unlink()
+    make_run("b", [2.0]).config.unlink()
+    assert guarded(["compare", str(collected(tmp_path))]) == 0
+    told = capsys.readouterr().out
+    assert "config unknown" in told
+    assert "no run has a config: the runs could not be told apart by config" in told
 
 
 @pytest.mark.parametrize(
