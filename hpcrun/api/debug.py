@@ -1,30 +1,55 @@
 """``--executor debug``: one rank in this process, so that breakpoints and tracebacks are at hand."""
 
 import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from hpcrun.cluster.environment import scrub
 from hpcrun.lifecycle.settle import settle_by_hand
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, record_event
+from hpcrun.run.events import Attempt, job_of_process, record_event
 from hpcrun.worker import train_here
 
 _INTERRUPTED = 130
 
 
 def run_here(run: RunDirectory) -> int:
-    """Train ``run`` in this process and return its exit code; the environment is as before afterwards."""
+    """Train ``run`` in this process and return its exit code.
+
+    Afterwards the environment and the handlers of signals are as before.
+    """
     before = dict(os.environ)
     try:
-        return _run_here(run)
+        with _same_handlers():
+            return _run_here(run)
     finally:
         os.environ.clear()
         os.environ.update(before)
 
 
+@contextmanager
+def _same_handlers() -> Iterator[None]:
+    """Restore the handlers of signals that the block has changed.
+
+    Python sets handlers in the main thread only, so another thread changes none.
+    """
+    before = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                # None: the handler is not Python's, and Python cannot set it.
+                if handler is not None and signal.getsignal(number) is not handler:
+                    signal.signal(number, handler)
+
+
 def _run_here(run: RunDirectory) -> int:
     for name in os.environ.keys() - scrub(os.environ).keys():
         del os.environ[name]
-    attempt = Attempt(f"pid{os.getpid()}", 0)
+    attempt = Attempt(job_of_process(run, os.getpid()), 0)
     record_event(run, "submitted", executor="debug", job=attempt.job)
     try:
         return train_here(run.path)

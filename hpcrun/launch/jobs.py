@@ -352,11 +352,12 @@ def _why_cancelled(run: RunDirectory, job: str) -> str:
 
 
 def _is_process(job: str) -> bool:
-    """Whether a job of the debug executor, ``pid1234``, still runs here."""
+    """Whether a job of the debug executor, ``pid1234`` or ``pid1234-2``, still runs here."""
     import psutil
 
+    number, _, _ = job.removeprefix("pid").partition("-")
     try:
-        return "hpcrun" in " ".join(psutil.Process(int(job.removeprefix("pid"))).cmdline())
+        return "hpcrun" in " ".join(psutil.Process(int(number)).cmdline())
     except (psutil.Error, ValueError):
         return False
 

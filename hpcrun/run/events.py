@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from hpcrun.printing import say_aside
@@ -90,6 +91,19 @@ def was_cancelled(events: Sequence[Event], job: str) -> bool:
         if event.what in ("submitted", "opened", "cancelled")
     ]
     return told[-1:] == ["cancelled"]
+
+
+def job_of_process(run: RunDirectory, pid: int) -> str:
+    """Return a name for the job of an attempt that no scheduler started, such as ``pid1234``.
+
+    The second attempt in one process is ``pid1234-2``: a name that was used would bring back the failures
+    of the earlier attempt. Numbers of processes also come back, in every container.
+    """
+    opened = {
+        event.attempt.job for event in read_events(run) if event.what == "opened" and event.attempt
+    }
+    names = (f"pid{pid}" if number == 1 else f"pid{pid}-{number}" for number in count(1))
+    return next(name for name in names if name not in opened and not run.job_logs(name).exists())
 
 
 def to_event(line: dict[str, Any]) -> Event | None:

@@ -30,7 +30,7 @@ from hpcrun.printing import say_aside
 from hpcrun.run.commits import newest_commit
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.endings import node_name, record_failure
-from hpcrun.run.events import Attempt, note, read_events
+from hpcrun.run.events import Attempt, job_of_process, note, read_events
 from hpcrun.run.files import read_json
 from hpcrun.run.import_path import copied_path, folders
 from hpcrun.run.snapshot import recorded_snapshot, snapshot_command
@@ -60,7 +60,7 @@ def run_rank(path: Path, flag: StopFlag) -> int:
         enter_folder(run)
         distributed = describe(config)
         by_hand = scheduler(os.environ) == "direct"
-        job = _launch(config, distributed) if by_hand else distributed.job_id
+        job = _launch(run, config, distributed) if by_hand else distributed.job_id
     except UserError as error:
         _record_refusal(run, error)
         return _refuse(error)
@@ -76,12 +76,13 @@ def run_rank(path: Path, flag: StopFlag) -> int:
     return code
 
 
-def _launch(config: Config, distributed: DistributedConfig) -> str:
+def _launch(run: RunDirectory, config: Config, distributed: DistributedConfig) -> str:
     """What stands for the job where there is none: the process that started the ranks of rank 0's node.
 
     All nodes have to call it alike, or what a rank leaves behind is looked for in another folder.
     """
-    own = f"pid{os.getpid() if distributed.world_size == 1 else os.getppid()}"
+    # Several ranks cannot look for a new name: rank 0 may have taken the name already.
+    own = job_of_process(run, os.getpid()) if distributed.world_size == 1 else f"pid{os.getppid()}"
     # Elsewhere nobody holds a store yet: rank 0 itself makes it when training begins.
     if distributed.num_nodes == 1 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return own

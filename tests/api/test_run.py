@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 import threading
 from html.parser import HTMLParser
@@ -11,9 +12,11 @@ from typing import Any
 import pytest
 
 import hpcrun
+from hpcrun.api import debug
+from hpcrun.lifecycle.signals import end_helpers
 from hpcrun.run import directory
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, record_event
+from hpcrun.run.events import Attempt, read_events, record_event
 
 WILD = "<script>alert('1')</script>&\x1b[2J\u202e\udc80"
 
@@ -167,3 +170,40 @@ def test_debug_trains_in_this_process_and_leaves_its_environment(
     run = hpcrun.submit(command=["true"], name="here", executor="debug", cpu=True, nodes=1, gpus=1)
     assert os.environ == before
     assert run.status()["state"] == "finished"
+
+
+def test_two_debug_attempts_in_one_process_are_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ["test", "-e", str(tmp_path / "there")]
+    run = hpcrun.submit(command=command, name="two", executor="debug", cpu=True, nodes=1, gpus=1)
+    assert run.status()["state"] == "failed"
+    (tmp_path / "there").touch()
+    assert run.resume().status()["state"] == "finished"
+    events = read_events(RunDirectory(run.path))
+    own = f"pid{os.getpid()}"
+    for what in ("submitted", "opened", "ended"):
+        jobs = [event.attempt.job for event in events if event.what == what and event.attempt]
+        assert jobs == [own, f"{own}-2"], what
+
+
+def test_a_debug_run_leaves_the_handlers_of_signals(
+    made: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train_here(_run: Path) -> int:
+        end_helpers()
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        return 1
+
+    def handler(_number: int, _frame: object) -> None: ...
+
+    monkeypatch.setattr(debug, "train_here", train_here)
+    first, second = signal.signal(signal.SIGCHLD, handler), signal.getsignal(signal.SIGUSR1)
+    try:
+        assert debug.run_here(made) == 1
+        assert signal.getsignal(signal.SIGCHLD) is handler
+        assert signal.getsignal(signal.SIGUSR1) is second
+    finally:
+        signal.signal(signal.SIGCHLD, first)
+        signal.signal(signal.SIGUSR1, second)
