@@ -14,6 +14,18 @@ from hpcrun.cluster.errors import ClusterError
 KEPT = frozenset({"SLURM_CONF"})
 """It says where the cluster is, not where in a job we are."""
 
+_OF_RANKS = frozenset(
+    {
+        "SLURM_CPUS_PER_TASK",
+        "SLURM_GPUS_PER_TASK",
+        "SLURM_TRES_PER_TASK",
+        "SLURM_NTASKS_PER_GPU",
+        "SLURM_NTASKS_PER_NODE",
+        "SLURM_MEM_PER_CPU",
+        "SLURM_MEM_PER_GPU",
+        "SLURM_MEM_PER_NODE",
+    }
+)
 _PREFIXES = (
     "SLURM_",
     "SLURMD_",
@@ -139,3 +151,12 @@ def export_lines(variables: Mapping[str, str]) -> list[str]:
         quoted = value.replace("'", "'\"'\"'")
         lines.append(f"export {name}='{quoted}'")
     return lines
+
+
+def without_rank_requests(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return ``environ`` for a step of another shape than the ranks' step.
+
+    srun takes a job's requests for each rank from the environment, and would give a task that serves a whole
+    node the share of one rank.
+    """
+    return {name: value for name, value in environ.items() if name not in _OF_RANKS}

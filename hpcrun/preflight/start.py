@@ -5,22 +5,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from hpcrun.cluster.environment import without_rank_requests
 from hpcrun.network.check import fleet
 from hpcrun.preflight.coordinator import Coordinator
 from hpcrun.preflight.measured import Asked, Measured
 
 _AGENT = ("-m", "hpcrun.preflight.agent")
-# srun would obey these requests of the ranks, and give the one task a node a rank's share only.
-_OF_RANKS = (
-    "SLURM_CPUS_PER_TASK",
-    "SLURM_GPUS_PER_TASK",
-    "SLURM_TRES_PER_TASK",
-    "SLURM_NTASKS_PER_GPU",
-    "SLURM_NTASKS_PER_NODE",
-    "SLURM_MEM_PER_CPU",
-    "SLURM_MEM_PER_GPU",
-    "SLURM_MEM_PER_NODE",
-)
 
 
 # A second start gets this many times the time of the first.
@@ -45,7 +35,7 @@ def check_nodes(
         python: ``job.python``.
         container: ``job.container``.
     """
-    own = {name: value for name, value in environ.items() if name not in _OF_RANKS}
+    own = without_rank_requests(environ)
     agent = [*container, python or sys.executable, *_AGENT]
 
     def begin(here: Sequence[str]) -> fleet.Fleet:

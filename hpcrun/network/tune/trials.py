@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from hpcrun.cluster.environment import without_rank_requests
 from hpcrun.network.check.fleet import Fleet, Processes
 from hpcrun.network.errors import NetworkError
 from hpcrun.network.tune.cells import Trial, trial_from
@@ -17,17 +18,6 @@ WORKER = (sys.executable, "-m", "hpcrun.network.tune.worker")
 _STOPPING = 30.0
 """Seconds for the ranks to end the processes of a trial."""
 
-# srun would obey these requests of the ranks' job.
-_OF_RANKS = (
-    "SLURM_CPUS_PER_TASK",
-    "SLURM_GPUS_PER_TASK",
-    "SLURM_TRES_PER_TASK",
-    "SLURM_NTASKS_PER_GPU",
-    "SLURM_NTASKS_PER_NODE",
-    "SLURM_MEM_PER_CPU",
-    "SLURM_MEM_PER_GPU",
-    "SLURM_MEM_PER_NODE",
-)
 # srun sets the place of a task; a shell gives it the names that the worker reads.
 _PLACED = (
     'HPCRUN_TUNE_RANK="$SLURM_PROCID" HPCRUN_TUNE_RANKS="$SLURM_NTASKS" '
@@ -175,5 +165,5 @@ def srun_command(nodes: Sequence[str], tasks: int) -> list[str]:
 
 def on_slurm(nodes: Sequence[str], tasks: int) -> Fleet:
     """Start ``tasks`` ranks on each of ``nodes``, which are part of this allocation."""
-    own = {name: value for name, value in os.environ.items() if name not in _OF_RANKS}
+    own = without_rank_requests(os.environ)
     return Processes([(srun_command(nodes, tasks), own)])
