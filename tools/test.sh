@@ -46,7 +46,7 @@ if [ $# -gt 0 ]; then
     tests -m "not slow" "$@"
     exit
 fi
-# A test that fails runs once more, by itself, after all others: a machine that other programs keep busy
+# A test that fails runs again after all other tests: a machine that other programs keep busy
 # must not stop a change. Such a test is a defect all the same, and the last lines name it. Where many
 # fail, the change is at fault, and no test runs again.
 unsteady=
