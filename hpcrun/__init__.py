@@ -12,28 +12,28 @@ if TYPE_CHECKING:
     from hpcrun.api.run import open_run as open
     from hpcrun.api.submitting import submit
     from hpcrun.checkpoint.checkpointer import Checkpointer
-    from hpcrun.checkpoint.errors import CheckpointError, CheckpointWarning
-    from hpcrun.checkpoint.names import named_parameters
-    from hpcrun.checkpoint.retention import Retention
+    from hpcrun.checkpoint.state.names import named_parameters
+    from hpcrun.checkpoint.storage.errors import CheckpointError, CheckpointWarning
+    from hpcrun.checkpoint.storage.retention import Retention
     from hpcrun.cluster.distributed import DistributedConfig
     from hpcrun.config import FSDP, AMPConfig, Config, ConfigError
     from hpcrun.errors import UserError
     from hpcrun.lifecycle.agreement import StopAgreement
     from hpcrun.lifecycle.signals import STOP
     from hpcrun.run.reports import report
-    from hpcrun.train.compression import compression
-    from hpcrun.train.data import training_steps
+    from hpcrun.train.data.batches import training_steps
     from hpcrun.train.determinism import choose_kernels
-    from hpcrun.train.preparation import Preparation
-    from hpcrun.train.process_group import (
+    from hpcrun.train.model.prepare import Preparation
+    from hpcrun.train.parallel.gradient_compression import compression
+    from hpcrun.train.parallel.process_group import (
         cleanup_distributed,
         get_rank,
         get_world_size,
         is_main_process,
         setup_distributed,
     )
+    from hpcrun.train.step.trainer import AMPTrainer, DistributedAMPTrainer
     from hpcrun.train.task import Task
-    from hpcrun.train.trainer import AMPTrainer, DistributedAMPTrainer
 
 __version__ = "0.1.0"
 
@@ -71,34 +71,34 @@ __all__ = [
 
 _HOMES = {
     "AMPConfig": "hpcrun.config",
-    "AMPTrainer": "hpcrun.train.trainer",
-    "CheckpointError": "hpcrun.checkpoint.errors",
-    "CheckpointWarning": "hpcrun.checkpoint.errors",
+    "AMPTrainer": "hpcrun.train.step.trainer",
+    "CheckpointError": "hpcrun.checkpoint.storage.errors",
+    "CheckpointWarning": "hpcrun.checkpoint.storage.errors",
     "Checkpointer": "hpcrun.checkpoint.checkpointer",
     "Config": "hpcrun.config",
     "ConfigError": "hpcrun.config",
-    "DistributedAMPTrainer": "hpcrun.train.trainer",
+    "DistributedAMPTrainer": "hpcrun.train.step.trainer",
     "DistributedConfig": "hpcrun.cluster.distributed",
     "FSDP": "hpcrun.config",
-    "Preparation": "hpcrun.train.preparation",
-    "Retention": "hpcrun.checkpoint.retention",
+    "Preparation": "hpcrun.train.model.prepare",
+    "Retention": "hpcrun.checkpoint.storage.retention",
     "Run": "hpcrun.api.run",
     "STOP": "hpcrun.lifecycle.signals",
     "StopAgreement": "hpcrun.lifecycle.agreement",
     "Task": "hpcrun.train.task",
     "UserError": "hpcrun.errors",
     "choose_kernels": "hpcrun.train.determinism",
-    "cleanup_distributed": "hpcrun.train.process_group",
-    "compression": "hpcrun.train.compression",
-    "get_rank": "hpcrun.train.process_group",
-    "get_world_size": "hpcrun.train.process_group",
-    "is_main_process": "hpcrun.train.process_group",
-    "named_parameters": "hpcrun.checkpoint.names",
+    "cleanup_distributed": "hpcrun.train.parallel.process_group",
+    "compression": "hpcrun.train.parallel.gradient_compression",
+    "get_rank": "hpcrun.train.parallel.process_group",
+    "get_world_size": "hpcrun.train.parallel.process_group",
+    "is_main_process": "hpcrun.train.parallel.process_group",
+    "named_parameters": "hpcrun.checkpoint.state.names",
     "open": "hpcrun.api.run:open_run",
     "report": "hpcrun.run.reports",
-    "setup_distributed": "hpcrun.train.process_group",
+    "setup_distributed": "hpcrun.train.parallel.process_group",
     "submit": "hpcrun.api.submitting",
-    "training_steps": "hpcrun.train.data",
+    "training_steps": "hpcrun.train.data.batches",
 }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from hpcrun.lifecycle.signals import STOP, end_helpers
-from hpcrun.run.streams import outlive_full_disk
+from hpcrun.run.io.streams import outlive_full_disk
 
 
 def main() -> NoReturn:
@@ -40,9 +40,9 @@ def _print_to_own_log() -> None:
 
 def train_here(run: Path) -> int:
     """Train this process's share of ``run`` and return its exit code."""
-    from hpcrun.lifecycle.ghost import harmless_code
+    from hpcrun.lifecycle.rank.abandoned import harmless_code
     from hpcrun.run.directory import RunDirectory
-    from hpcrun.train.job import run_rank
+    from hpcrun.train.entry import run_rank
 
     return harmless_code(RunDirectory(run.absolute()), os.environ, run_rank(run, STOP))
 

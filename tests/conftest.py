@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from hpcrun.cluster.ports import is_free, port_candidates
+from hpcrun.cluster.network.ports import is_free, port_candidates
 
 # Those that wait most take longest: begun last, one of them would keep the other workers waiting.
 _LONGEST = ("slurm/test_chaos", "slurm/", "test_main_job", "launch/", "test_quickstart", "tools/")

@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 
-from hpcrun.checkpoint.reading import StoreReader
-from hpcrun.checkpoint.store import CheckpointStore
-from hpcrun.launch import jobs, local_job
-from hpcrun.launch.local_job import JobStatus
+from hpcrun.checkpoint.sharded.read import StoreReader
+from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.launch import jobs
+from hpcrun.launch.local import job_files
+from hpcrun.launch.local.job_files import JobStatus
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Event, read_events
-from hpcrun.run.files import read_json, read_lines
+from hpcrun.run.io.files import read_json, read_lines
 
 PATIENCE = 300.0
 """Seconds for whatever comes: a machine that is busy with other work takes minutes for a start."""
@@ -160,7 +161,7 @@ def job_status(run: RunDirectory) -> JobStatus:
     """What the local cluster's controller of the run's job last wrote."""
     current = jobs.current_job(run)
     assert current is not None
-    status = local_job.read_status(run.job_logs(current[1]))
+    status = job_files.read_status(run.job_logs(current[1]))
     assert status is not None
     return status
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import hpcrun
-from hpcrun.cluster.ledger import Blame
+from hpcrun.cluster.node_ledger import Blame
 from hpcrun.errors import UserError
 from hpcrun.printing import escaped, logged, quoted, say
 from hpcrun.run.directory import RunDirectory
@@ -23,15 +23,15 @@ from tests.cli.terminal import Terminal
 
 PACKAGE = Path(hpcrun.__file__).parent
 # These write into log files, and the commands show logs as data.
-INTO_LOGS = ("batch/", "lifecycle/", "train/", "launch/controller.py", "worker.py")
+INTO_LOGS = ("batch/", "lifecycle/", "train/", "launch/local/controller.py", "worker.py")
 # Pipes: a program reads them.
 INTO_PIPES = (
     "network/check/agent.py",
-    "network/check/collective.py",
+    "network/check/allreduce/rank.py",
     "network/tune/worker.py",
     "preflight/agent.py",
     "preflight/gemm.py",
-    "run/import_path.py",
+    "run/code/import_path.py",
 )
 
 
@@ -160,7 +160,7 @@ def test_of_a_thousand_wild_texts_no_control_reaches_a_terminal(hostile: Path) -
         "import sys, pathlib\n"
         "from hpcrun.cli.main import guarded\n"
         "from hpcrun.cli.follow import _Watcher\n"
-        "from hpcrun.cli.outcome import print_end\n"
+        "from hpcrun.cli.run_summary import print_end\n"
         "from hpcrun.config import Config\n"
         "from hpcrun.run.directory import RunDirectory\n"
         "for path in sorted(pathlib.Path('runs').iterdir()):\n"
@@ -190,7 +190,7 @@ def test_of_a_thousand_wild_texts_no_control_reaches_a_terminal(hostile: Path) -
 
 
 def test_the_ledger_and_refusals_are_data_too(capsys: pytest.CaptureFixture[str]) -> None:
-    from hpcrun.cli import nodes
+    from hpcrun.cli.commands import nodes
     from hpcrun.cli.main import _refuse
 
     chance = random.Random(8)

@@ -1,11 +1,11 @@
 """The end of a job that was cancelled: the time that it takes, and its record."""
 
 from hpcrun.config import load_resolved
+from hpcrun.lifecycle.end.settle import write_final_word
 from hpcrun.lifecycle.history import Cause, last_committed
-from hpcrun.lifecycle.settle import write_final_word
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import read_events
-from hpcrun.run.files import read_json
+from hpcrun.run.io.files import read_json
 
 
 def time_to_end(run: RunDirectory) -> float:

@@ -10,11 +10,11 @@ from hpcrun.api.places import handle
 from hpcrun.config import Config
 from hpcrun.lifecycle.history import last_committed
 from hpcrun.printing import say_aside
-from hpcrun.run.code_changes import changes
+from hpcrun.run.code.changes import changes
+from hpcrun.run.code.snapshot import Snapshot, take_snapshot
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.events import Event, read_events
-from hpcrun.run.files import read_json, write_json
-from hpcrun.run.snapshot import Snapshot, take_snapshot
+from hpcrun.run.io.files import read_json, write_json
 
 
 def keep_code(run: RunDirectory, config: Config, wanted: bool | None) -> None:

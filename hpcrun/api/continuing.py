@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.api.places import handle
-from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.config import Config, lengths_left, training_differences
 from hpcrun.config import load_resolved as load
 from hpcrun.launch import jobs
 from hpcrun.lifecycle.history import last_committed
-from hpcrun.lifecycle.lost import require_none_lost
+from hpcrun.lifecycle.lost_checkpoints import require_none_lost
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.events import read_events
-from hpcrun.run.files import read_json, write_atomic, write_json
+from hpcrun.run.io.files import read_json, write_atomic, write_json
 
 Identity = Callable[[], tuple[Mapping[str, Any], str]]
 """What run.json and uncommitted.patch are to say of a submission."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hpcrun.cluster.environment import scrub
-from hpcrun.lifecycle.settle import settle_by_hand
+from hpcrun.lifecycle.end.settle import settle_by_hand
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, job_of_process, record_event
 from hpcrun.worker import train_here

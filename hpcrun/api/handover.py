@@ -21,7 +21,7 @@ from hpcrun.launch.submission import ExecutorName, Submitted
 from hpcrun.printing import say_aside
 from hpcrun.run import directory
 from hpcrun.run.directory import RunDirectory, RunError
-from hpcrun.run.files import write_atomic
+from hpcrun.run.io.files import write_atomic
 from hpcrun.run.owner import SubmissionLock
 
 # Each wants this command to end; a closed terminal only that nobody watches.

@@ -8,7 +8,7 @@ from hpcrun.launch import jobs
 from hpcrun.printing import logged
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, read_events
-from hpcrun.run.files import read_json
+from hpcrun.run.io.files import read_json
 
 
 def last_attempt(run: RunDirectory) -> Attempt | None:

@@ -29,7 +29,7 @@ from hpcrun.launch.submission import ExecutorName, Submitted
 from hpcrun.printing import say_aside
 from hpcrun.run import directory, record
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.files import read_json
+from hpcrun.run.io.files import read_json
 
 Admit = Callable[[], AbstractContextManager[Sequence[str]]]
 

@@ -11,12 +11,12 @@ from hpcrun.api.places import handle, runs_folder
 from hpcrun.api.plan import Plan, finished_result, plan_resume
 from hpcrun.api.refusals import refusing
 from hpcrun.api.standing import row_of
-from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.errors import UserError
 from hpcrun.launch import jobs
 from hpcrun.printing import escaped
 from hpcrun.run.directory import RunDirectory, find
-from hpcrun.run.files import read_json, read_lines
+from hpcrun.run.io.files import read_json, read_lines
 
 _SHOWN = ("name", "state", "step", "committed", "loss", "attempts", "job", "executor", "detail")
 

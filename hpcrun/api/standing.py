@@ -14,7 +14,7 @@ from hpcrun.lifecycle.history import all_lives, last_committed, of_script
 from hpcrun.run.commits import newest_commit
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Event, read_events
-from hpcrun.run.files import read_lines
+from hpcrun.run.io.files import read_lines
 from hpcrun.run.reports import published
 
 # Of each log: many runs are to be told at once. `hpcrun doctor` reads more.

@@ -16,8 +16,8 @@ from hpcrun.diagnose.slurm_log import scheduler_word
 from hpcrun.errors import UserError
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.bad_nodes import keep_away, remember
-from hpcrun.lifecycle.batch_log import batch_log
-from hpcrun.lifecycle.controller_view import (
+from hpcrun.lifecycle.end.batch_log import batch_log
+from hpcrun.lifecycle.end.scheduler_view import (
     Ending,
     JobView,
     SchedulerWord,
@@ -25,10 +25,10 @@ from hpcrun.lifecycle.controller_view import (
     look_at,
     reason_given,
 )
+from hpcrun.lifecycle.end.settle import Verdict, settle, write_final_word
 from hpcrun.lifecycle.history import Cause, asked_to_end, last_committed, successor
-from hpcrun.lifecycle.holder import Occupied, refusal, require_free
+from hpcrun.lifecycle.ownership import Occupied, refusal, require_free
 from hpcrun.lifecycle.policy import Budgets, of_script
-from hpcrun.lifecycle.settle import Verdict, settle, write_final_word
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note, read_events
 

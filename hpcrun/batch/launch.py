@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.cluster.hostlist import expand
+from hpcrun.cluster.network.ports import is_free, port_candidates
 from hpcrun.cluster.node_setup import components, node_setup_command
-from hpcrun.cluster.ports import is_free, port_candidates
 from hpcrun.cluster.slurm.options import given_option
 from hpcrun.errors import UserError
 from hpcrun.run.directory import RunDirectory

@@ -16,7 +16,7 @@ from typing import Literal
 from hpcrun.batch.preempting import slurm_requeues
 from hpcrun.batch.retries import Clock, Retries
 from hpcrun.cluster import slurm
-from hpcrun.lifecycle.controller_view import (
+from hpcrun.lifecycle.end.scheduler_view import (
     JobView,
     cancelled_now,
     look_at,

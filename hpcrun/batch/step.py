@@ -20,13 +20,13 @@ from hpcrun.batch.launch import (
 )
 from hpcrun.batch.shell import Ended, run_ranks
 from hpcrun.cluster import slurm
-from hpcrun.cluster.devices import GPU_JOB
+from hpcrun.cluster.hardware.devices import GPU_JOB
 from hpcrun.cluster.launchers import job_id
 from hpcrun.errors import UserError
 from hpcrun.lifecycle import exitcodes
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
-from hpcrun.run.files import HeldFolder, make_log_folder
+from hpcrun.run.io.files import HeldFolder, make_log_folder
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -141,7 +141,7 @@ def _take_over_variables() -> _Job:
 
 def _has_own_number(run: RunDirectory, attempt: Attempt) -> bool:
     """Return whether the job owns its log folder; print the refusal if it does not."""
-    from hpcrun.lifecycle.holder import Occupied, require_own_number
+    from hpcrun.lifecycle.ownership import Occupied, require_own_number
 
     try:
         require_own_number(run, attempt.job)

@@ -12,13 +12,13 @@ from hpcrun.cluster.errors import ClusterError
 from hpcrun.diagnose.slurm_log import scheduler_word
 from hpcrun.errors import UserError
 from hpcrun.lifecycle import exitcodes
-from hpcrun.lifecycle.batch_log import batch_log
+from hpcrun.lifecycle.end.batch_log import batch_log
 from hpcrun.lifecycle.history import Cause, all_lives, asked_to_end, jobs_of
 from hpcrun.lifecycle.policy import Budgets, decide
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import is_unfinished, read_heard_stop
 from hpcrun.run.events import Attempt, Event, read_events
-from hpcrun.run.files import read_json
+from hpcrun.run.io.files import read_json
 
 _Found = TypeVar("_Found")
 

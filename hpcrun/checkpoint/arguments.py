@@ -9,8 +9,8 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim import Optimizer
 
-from hpcrun.checkpoint.errors import CheckpointError
-from hpcrun.checkpoint.retention import Retention
+from hpcrun.checkpoint.storage.errors import CheckpointError
+from hpcrun.checkpoint.storage.retention import Retention
 
 
 def require_arguments(

@@ -16,21 +16,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hpcrun.checkpoint.arguments import require_arguments, require_helpers, require_step
-from hpcrun.checkpoint.buffers import apply_buffers, broadcast, capture_buffers
-from hpcrun.checkpoint.engine import CheckpointEngine
-from hpcrun.checkpoint.errors import CheckpointError, CheckpointWarning
-from hpcrun.checkpoint.extra import fill, shards, taken
-from hpcrun.checkpoint.index import TensorEntry
 from hpcrun.checkpoint.interval import EverySeconds, EverySteps, Interval, pays
-from hpcrun.checkpoint.lock import FolderLock
-from hpcrun.checkpoint.names import replicated
-from hpcrun.checkpoint.native_threads import GLOO_WORKERS, wait_until_idle
 from hpcrun.checkpoint.outcome import SaveOutcome
-from hpcrun.checkpoint.planning import require_dense
-from hpcrun.checkpoint.retention import Retention, tidying
-from hpcrun.checkpoint.sameness import require_alike
-from hpcrun.checkpoint.staging import Staging
-from hpcrun.checkpoint.state import (
+from hpcrun.checkpoint.sharded.collective import Together
+from hpcrun.checkpoint.sharded.engine import CheckpointEngine
+from hpcrun.checkpoint.sharded.gloo_threads import GLOO_WORKERS, wait_until_idle
+from hpcrun.checkpoint.sharded.host_staging import Staging
+from hpcrun.checkpoint.sharded.node_staging import Stage
+from hpcrun.checkpoint.sharded.plan import require_dense
+from hpcrun.checkpoint.sharded.replica_check import require_alike
+from hpcrun.checkpoint.state.buffers import apply_buffers, broadcast, capture_buffers
+from hpcrun.checkpoint.state.capture import (
     alike,
     apply_rank,
     apply_shared,
@@ -39,10 +35,14 @@ from hpcrun.checkpoint.state import (
     left_out,
     template,
 )
-from hpcrun.checkpoint.store import CheckpointStore
-from hpcrun.checkpoint.tier import Stage
-from hpcrun.checkpoint.together import Together
-from hpcrun.checkpoint.tree import split
+from hpcrun.checkpoint.state.extra import fill, shards, taken
+from hpcrun.checkpoint.state.names import replicated
+from hpcrun.checkpoint.state.tree import split
+from hpcrun.checkpoint.storage.errors import CheckpointError, CheckpointWarning
+from hpcrun.checkpoint.storage.index import TensorEntry
+from hpcrun.checkpoint.storage.lock import FolderLock
+from hpcrun.checkpoint.storage.retention import Retention, tidying
+from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.control.making import new_control_group
 
 _PATIENCE = 60.0

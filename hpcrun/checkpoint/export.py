@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from hpcrun.checkpoint.errors import CheckpointError, explained
-from hpcrun.checkpoint.holds import hold
-from hpcrun.checkpoint.reading import StoreReader
-from hpcrun.checkpoint.restoring import SHARED
-from hpcrun.checkpoint.retention import Retention
-from hpcrun.checkpoint.store import CheckpointStore
-from hpcrun.checkpoint.together import one_line
-from hpcrun.checkpoint.tree import join
+from hpcrun.checkpoint.sharded.collective import one_line
+from hpcrun.checkpoint.sharded.read import StoreReader
+from hpcrun.checkpoint.sharded.restore import SHARED
+from hpcrun.checkpoint.state.tree import join
+from hpcrun.checkpoint.storage.errors import CheckpointError, explained
+from hpcrun.checkpoint.storage.leases import hold
+from hpcrun.checkpoint.storage.retention import Retention
+from hpcrun.checkpoint.storage.store import CheckpointStore
 
 FORMATS = (".safetensors", ".pt", ".pth")
 _MODEL, _AVERAGES = "model/", "ema/"

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from hpcrun.checkpoint.together import Together
+from hpcrun.checkpoint.sharded.collective import Together
 
 FIRST_GUESS = 5.0
 """Seconds that a save is taken to cost before one was measured."""

@@ -9,18 +9,18 @@ from typing import Any
 
 from hpcrun.api.interrupts import noted
 from hpcrun.api.places import handle
-from hpcrun.cli.outcome import describe_restart, print_end
 from hpcrun.cli.progress import progress
+from hpcrun.cli.run_summary import describe_restart, print_end
 from hpcrun.cli.tail import Tail
 from hpcrun.config import Config
 from hpcrun.errors import UserError
 from hpcrun.launch import jobs
-from hpcrun.launch.pace import pauses
+from hpcrun.launch.poll_interval import pauses
 from hpcrun.printing import escaped, logged, say
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Event, to_event
 from hpcrun.run.figures import facts_of, validation_line
-from hpcrun.run.files import parse_line
+from hpcrun.run.io.files import parse_line
 
 # Seconds between two looks at the run's files; on a cluster their server is shared by everyone.
 _POLL_LOCAL, _POLL_SLURM = 0.2, 1.0

@@ -120,7 +120,7 @@ def run_command(arguments: Sequence[str]) -> int:
         what = "option" if name.startswith("-") else "command"
         hint = _near(name, [*COMMANDS, "--help", "--version"]) or "; see `hpcrun --help`"
         raise UserError(f"{name}: no such {what}{hint}")
-    module = importlib.import_module(f"hpcrun.cli.{name}")
+    module = importlib.import_module(f"hpcrun.cli.commands.{name}")
     parser = Parser(name, module.__doc__)
     module.add_arguments(parser)
     rest, command = _split_at_dashes(arguments[1:])

@@ -5,7 +5,7 @@ import sys
 from typing import Any
 
 from hpcrun.printing import say
-from hpcrun.run.files import finite
+from hpcrun.run.io.files import finite
 
 
 def print_json(value: Any) -> None:

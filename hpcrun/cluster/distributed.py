@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hpcrun.cluster.devices import lists_mig, visible_gpus
 from hpcrun.cluster.errors import ClusterError
+from hpcrun.cluster.existing_group import made_group, place_in_group
+from hpcrun.cluster.hardware.devices import lists_mig, visible_gpus
 from hpcrun.cluster.launchers import LOOPBACK, LaunchMethod, Placement, read_placement
-from hpcrun.cluster.made_group import made_group, place_in_group
-from hpcrun.cluster.ports import is_free, port_candidates
+from hpcrun.cluster.network.ports import is_free, port_candidates
 
 Backend = Literal["nccl", "gloo"]
 

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from hpcrun.cluster.errors import ClusterError
 from hpcrun.cluster.hostlist import expand
-from hpcrun.cluster.layout import tasks_per_node
+from hpcrun.cluster.task_counts import tasks_per_node
 
 LaunchMethod = Literal["slurm", "local", "torchrun", "mpi", "spawn", "single"]
 """spawn: torch.multiprocessing.spawn, which sets no variables; its caller fills a DistributedConfig."""

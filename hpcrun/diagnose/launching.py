@@ -11,7 +11,7 @@ from hpcrun.diagnose.causes import Diagnosis
 from hpcrun.diagnose.rank_logs import node_without_program
 from hpcrun.diagnose.slurm_log import before_termination
 from hpcrun.run.endings import node_name
-from hpcrun.run.unfit import read_unfit
+from hpcrun.run.preflight_report import read_unfit
 
 # "/var/spool/slurmd/job00012/slurm_script: line 17: module: command not found"
 _BASH = re.compile(r"^\S.*?: line \d+: (?P<what>.+)$")

@@ -8,9 +8,9 @@ from hpcrun.cluster import slurm
 from hpcrun.config import Config
 from hpcrun.launch import jobs
 from hpcrun.launch.errors import LaunchError
-from hpcrun.launch.pace import pauses
+from hpcrun.launch.poll_interval import pauses
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.files import read_json
+from hpcrun.run.io.files import read_json
 
 _POLL = 1.0
 

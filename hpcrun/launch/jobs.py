@@ -11,13 +11,14 @@ from pathlib import Path
 from hpcrun.cluster import slurm
 from hpcrun.cluster.slurm.job_states import WAITING, is_over
 from hpcrun.config import load_resolved
-from hpcrun.launch import by_hand, local_job
+from hpcrun.launch import unscheduled
 from hpcrun.launch.errors import LaunchError
-from hpcrun.launch.pace import pauses
+from hpcrun.launch.local import job_files
+from hpcrun.launch.poll_interval import pauses
 from hpcrun.launch.slurm_jobs import PATIENCE, Answer, has_opened, kill_steps, slurm_states
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, read_events, record_event, was_cancelled
-from hpcrun.run.files import read_json
+from hpcrun.run.io.files import read_json
 
 _SUSPENDED = "SUSPENDED"
 _SUSPENDED_WORDS = (
@@ -146,7 +147,7 @@ def cancel(run: RunDirectory) -> str:
         LaunchError: it is not running, or the scheduler refused.
     """
     executor, job, waiting, through = _live_job(run)
-    if not _told_here(run, executor, job, local_job.CANCEL, signal.SIGTERM):
+    if not _told_here(run, executor, job, job_files.CANCEL, signal.SIGTERM):
         _checked(slurm.scancel_command(job, cluster=through))
         _note_cancelled(run, job)
     if waiting:
@@ -172,7 +173,7 @@ def kill(run: RunDirectory) -> str:
             "writes nothing any more once another job has the run"
         )
     executor, job, waiting, through = _live_job(run)
-    if _told_here(run, executor, job, local_job.KILL, signal.SIGKILL):
+    if _told_here(run, executor, job, job_files.KILL, signal.SIGKILL):
         return f"job {job}: killed"
     # Before the ranks a step belongs to a preflight: the batch script would go on, and start the ranks.
     if waiting or not has_opened(run, job, through) or not kill_steps(job, through):
@@ -201,7 +202,7 @@ def preempt(run: RunDirectory) -> str:
     name = config.warn_signal
     # First: the ranks may have ended before this program goes on.
     record_event(run, "preempted", attempt=Attempt(job, _restarts(run, job)))
-    if not _told_here(run, executor, job, local_job.PREEMPT, signal.Signals[f"SIG{name}"]):
+    if not _told_here(run, executor, job, job_files.PREEMPT, signal.Signals[f"SIG{name}"]):
         _checked(slurm.scancel_command(job, signal=name, cluster=through))
     saves = "" if config.command else "saves and "
     if executor == "direct":
@@ -218,9 +219,9 @@ def withdraw(run: RunDirectory, executor: str, job: str, cluster: str | None = N
         return slurm.run(slurm.scancel_command(job, cluster=cluster)).returncode == 0
     folder = run.job_logs(job)
     with contextlib.suppress(LaunchError):
-        local_job.send(folder, local_job.KILL)
+        job_files.send(folder, job_files.KILL)
     deadline = time.monotonic() + 10.0
-    while (status := local_job.read_status(folder)) is not None and local_job.is_alive(status):
+    while (status := job_files.read_status(folder)) is not None and job_files.is_alive(status):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.05)
@@ -266,9 +267,9 @@ def _told_here(
         LaunchError: nobody is there to hear it.
     """
     if executor == "local":
-        local_job.send(run.job_logs(job), controller)
+        job_files.send(run.job_logs(job), controller)
     elif executor == "direct":
-        by_hand.send(run, rank)
+        unscheduled.send(run, rank)
     else:
         return False
     return True
@@ -306,7 +307,7 @@ def _state(
         here = result is None and _is_process(job_id)
         word, detail = ("RUNNING", "in its own terminal") if here else ("", "")
     elif executor == "direct":
-        word, detail = by_hand.process_state(run)
+        word, detail = unscheduled.process_state(run)
     else:
         word, detail = slurm_knows.known.get(job_id, ("", ""))
     if word and not is_over(word):
@@ -384,12 +385,12 @@ def _by_result(
 
 
 def _local_state(folder: Path) -> tuple[str, str]:
-    status = local_job.read_status(folder)
+    status = job_files.read_status(folder)
     if status is None:
         return "", "its job left no state; `hpcrun resume` continues it"
-    if status.state in local_job.ENDED:
+    if status.state in job_files.ENDED:
         return status.state, ""
-    if not local_job.is_alive(status):
+    if not job_files.is_alive(status):
         return "", _why_gone(folder)
     return status.state, f"restart {status.restart}" if status.restart else ""
 

@@ -10,9 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hpcrun.cluster import slurm
-from hpcrun.cluster.avoid import NodeRequest, nodes_to_avoid, take_back_if_stuck, with_options
-from hpcrun.cluster.devices import visible_gpus
+from hpcrun.cluster.avoided_nodes import (
+    NodeRequest,
+    nodes_to_avoid,
+    take_back_if_stuck,
+    with_options,
+)
 from hpcrun.cluster.environment import unused_by_sbatch
+from hpcrun.cluster.hardware.devices import visible_gpus
 from hpcrun.cluster.hostlist import expand
 from hpcrun.cluster.slurm.options import given_option
 from hpcrun.config import Config, Job
@@ -25,7 +30,7 @@ from hpcrun.launch.sbatch_options import job_name, wanted_cluster
 from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import record_event
-from hpcrun.run.files import write_atomic
+from hpcrun.run.io.files import write_atomic
 
 if TYPE_CHECKING:
     from hpcrun.launch.slurm_executor import RequeueingSlurmExecutor
@@ -357,7 +362,7 @@ def _preflight(run: RunDirectory, job: Job) -> list[str]:
 
 
 def _submit_local(run: RunDirectory, config: Config, after: Sequence[RunDirectory]) -> Submitted:
-    from hpcrun.launch.local_executor import LocalClusterExecutor
+    from hpcrun.launch.local.executor import LocalClusterExecutor
 
     job = config.job
     executor = LocalClusterExecutor(submitit_folder(run), python=job.python)

@@ -4,12 +4,17 @@ import sys
 from collections.abc import Collection
 
 from hpcrun.cluster import slurm
-from hpcrun.cluster.avoid import excluded_nodes, nodes_to_avoid, request_of, take_back_if_stuck
-from hpcrun.cluster.ledger import blame, ledger_path
+from hpcrun.cluster.avoided_nodes import (
+    excluded_nodes,
+    nodes_to_avoid,
+    request_of,
+    take_back_if_stuck,
+)
+from hpcrun.cluster.node_ledger import blame, ledger_path
 from hpcrun.diagnose.causes import blames_node
+from hpcrun.lifecycle.end.settle import Verdict
 from hpcrun.lifecycle.history import Cause
 from hpcrun.lifecycle.second_start import nodes_of, start_elsewhere
-from hpcrun.lifecycle.settle import Verdict
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note, read_events
 

@@ -6,10 +6,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from hpcrun.cluster.avoid import blame_dead_nodes
+from hpcrun.cluster.avoided_nodes import blame_dead_nodes
 from hpcrun.diagnose.slurm_log import scheduler_word
 from hpcrun.errors import UserError
-from hpcrun.lifecycle.batch_log import batch_log
+from hpcrun.lifecycle.end.batch_log import batch_log
+from hpcrun.lifecycle.end.settle import with_lost_announcement, write_final_word
 from hpcrun.lifecycle.history import (
     Cause,
     Life,
@@ -20,13 +21,12 @@ from hpcrun.lifecycle.history import (
     last_committed,
     lives,
 )
-from hpcrun.lifecycle.holder import Occupied, require_free, same_number
+from hpcrun.lifecycle.ownership import Occupied, require_free, same_number
 from hpcrun.lifecycle.policy import Budgets, decide
-from hpcrun.lifecycle.settle import with_lost_announcement, write_final_word
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import read_hang
 from hpcrun.run.events import Attempt, Event, read_events, record_event
-from hpcrun.run.files import read_json, read_lines
+from hpcrun.run.io.files import read_json, read_lines
 from hpcrun.run.owner import claim
 
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from hpcrun.cluster import slurm
-from hpcrun.cluster.avoid import (
+from hpcrun.cluster.avoided_nodes import (
     excluded_nodes,
     nodes_to_spare,
     request_of,

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcrun.cluster.devices import visible_gpus
+from hpcrun.cluster.hardware.devices import visible_gpus
 from hpcrun.preflight import node
 from hpcrun.preflight.child import Child
 from hpcrun.preflight.gpus import read_gpus, read_xids

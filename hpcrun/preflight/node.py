@@ -12,8 +12,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from hpcrun.cluster.addresses import addresses_of, is_only_loopback, outward_address
-from hpcrun.cluster.interfaces import chosen_interfaces, own_interfaces
+from hpcrun.cluster.network.addresses import addresses_of, is_only_loopback, outward_address
+from hpcrun.cluster.network.interfaces import chosen_interfaces, own_interfaces
 
 _RDMA = Path("/sys/class/infiniband")
 # Seconds. A client of NFS may hold an old listing of a folder for this long (acdirmin is 30 s by default).

@@ -18,7 +18,7 @@ from hpcrun.results.layout import TABLES, table
 from hpcrun.results.pool import each, processes_for
 from hpcrun.results.run_reader import RunData, Signature, files_of, read_run, signature
 from hpcrun.results.store import Draft, Store, sweep
-from hpcrun.run.lock_file import LockFile
+from hpcrun.run.io.lock_file import LockFile
 
 # Of the file: dropped runs leave holes, which a new file does not have.
 _MOST_WASTE = 0.3

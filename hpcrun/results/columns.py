@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from hpcrun.run.files import parse_line
+from hpcrun.run.io.files import parse_line
 
 # Of a file, at a time: the parsed objects of a block take five times its bytes.
 _BLOCK = 8 << 20

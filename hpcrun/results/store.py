@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from hpcrun.results.errors import ResultsError
 from hpcrun.results.layout import DOCUMENTS, EVENTS, FORMAT, METRICS, VERSION, unit_of
 from hpcrun.results.run_reader import RunData
-from hpcrun.run.files import sync_directory
+from hpcrun.run.io.files import sync_directory
 
 # h5dump 1.10 and later read it.
 _LIBVER = ("v108", "v110")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.files import read_json
+from hpcrun.run.io.files import read_json
 
 _COMMITTED = re.compile(r"step-(\d{9,})")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.errors import UserError
-from hpcrun.run.files import sync_directory, write_atomic, write_json
+from hpcrun.run.io.files import sync_directory, write_atomic, write_json
 from hpcrun.run.leftovers import clear_husk, make_staged, publish, sweep
 
 _FREE_IT = "put it right, move it away, or choose another --name"

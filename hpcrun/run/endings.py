@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hpcrun.run.files import append_line, make_log_folder, read_json, read_lines, write_json
+from hpcrun.run.io.files import append_line, make_log_folder, read_json, read_lines, write_json
 from hpcrun.run.traces import place_of, traceback_of
 
 _TERMINATED = re.compile(

@@ -8,7 +8,7 @@ from typing import Any
 
 from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.files import append_line, read_lines
+from hpcrun.run.io.files import append_line, read_lines
 
 
 @dataclass(frozen=True)

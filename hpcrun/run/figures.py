@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from hpcrun.printing import escaped, quoted
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.files import read_json
+from hpcrun.run.io.files import read_json
 
 # In a log file or a pipe a line says as much as a hundred.
 _SECONDS_PER_LINE = 10.0

@@ -13,7 +13,7 @@ import shutil
 import socket
 from pathlib import Path
 
-from hpcrun.run.files import read_json
+from hpcrun.run.io.files import read_json
 
 _STAGED = re.compile(r"\..+\.[0-9a-f]{12}\.new")
 _MAKER = ".maker"

@@ -13,8 +13,8 @@ from typing import Any
 
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
-from hpcrun.run.files import read_json, write_json
-from hpcrun.run.lock_file import LockFile
+from hpcrun.run.io.files import read_json, write_json
+from hpcrun.run.io.lock_file import LockFile
 
 INCARNATION = os.urandom(8).hex()
 """The random name of this process. Two clusters may give the same number to two jobs of one run."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import SupportsIndex
 
 from hpcrun.printing import say_aside
-from hpcrun.run.files import read_json, write_json
+from hpcrun.run.io.files import read_json, write_json
 
 VARIABLE = "HPCRUN_REPORTS"
 """The environment variable that names the folder of a rank's reports."""

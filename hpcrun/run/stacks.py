@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpcrun.run.files import make_log_folder
+from hpcrun.run.io.files import make_log_folder
 
 _FOLDER, _REQUEST = "stacks-now", "request.json"
 # Of its ranks; the helper process of each looks as often.

@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.files import read_json
+from hpcrun.run.io.files import read_json
 
 _PACKAGE = Path(__file__).parents[1]
 _LIBRARY = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})

@@ -8,14 +8,14 @@ from typing import Any
 from hpcrun.config import Config
 from hpcrun.lifecycle.agreement import StopAgreement
 from hpcrun.lifecycle.signals import StopReason
-from hpcrun.train.early_stopping import EarlyStopping
-from hpcrun.train.metrics import MetricsLog
-from hpcrun.train.nonfinite import NonFiniteWatch
-from hpcrun.train.position import Position
-from hpcrun.train.profiling import Profile
-from hpcrun.train.saver import Saver
-from hpcrun.train.throughput import TimedSteps
-from hpcrun.train.trainer import StepResult
+from hpcrun.train.evaluation.early_stopping import EarlyStopping
+from hpcrun.train.health.nonfinite import NonFiniteWatch
+from hpcrun.train.metrics.log import MetricsLog
+from hpcrun.train.metrics.profiling import Profile
+from hpcrun.train.metrics.timing import TimedSteps
+from hpcrun.train.phase import Position
+from hpcrun.train.saving import Saver
+from hpcrun.train.step.trainer import StepResult
 
 
 @dataclass(frozen=True)

@@ -10,48 +10,49 @@ from torch import nn
 from torch.utils.data import Dataset, default_collate
 
 from hpcrun.checkpoint.outcome import Restored
-from hpcrun.checkpoint.store import CheckpointStore
-from hpcrun.checkpoint.together import Together
+from hpcrun.checkpoint.sharded.collective import Together
+from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.cluster.deadline import end_time, query_end_time
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.cluster.launchers import in_local_cluster, job_id
 from hpcrun.config import Config, differing, training_fingerprint, ways
 from hpcrun.errors import UserError
 from hpcrun.lifecycle.agreement import StopAgreement
-from hpcrun.lifecycle.deadline import DeadlineWatch
+from hpcrun.lifecycle.rank.deadline import DeadlineWatch
 from hpcrun.lifecycle.signals import StopFlag, StopReason
 from hpcrun.run.commits import newest_commit
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note, read_events
-from hpcrun.train import flight, process_group
-from hpcrun.train.batching import Batching, accumulation_of
-from hpcrun.train.best import Weights, put_best_back
-from hpcrun.train.building import build_trainer
-from hpcrun.train.checkpoints import build_engine, build_interval, restore
-from hpcrun.train.data import length, require_trainable, training_steps
+from hpcrun.train.build import build_trainer
+from hpcrun.train.checkpoint_setup import build_engine, build_interval, restore
+from hpcrun.train.data.batches import length, require_trainable, training_steps
+from hpcrun.train.data.batching import Batching, accumulation_of
+from hpcrun.train.data.streams import StreamState
+from hpcrun.train.data.workers import worker_processes
 from hpcrun.train.determinism import choose_kernels, refusals_told, seed_alike, seed_rank
-from hpcrun.train.early_stopping import EarlyStopping
-from hpcrun.train.ending import finished, stopped
-from hpcrun.train.loaders import worker_processes
+from hpcrun.train.evaluation.best import Weights, put_best_back
+from hpcrun.train.evaluation.early_stopping import EarlyStopping
+from hpcrun.train.evaluation.validate import validate
+from hpcrun.train.evaluation.validation_data import ValidationData
+from hpcrun.train.health import flight_recorder
+from hpcrun.train.health.nonfinite import NonFiniteWatch, samples_of
+from hpcrun.train.health.out_of_memory import explaining, usage
+from hpcrun.train.health.watchdog import At, watching
 from hpcrun.train.loop import Loop
-from hpcrun.train.memory_advice import explaining, usage
-from hpcrun.train.metrics import MetricsLog, measure
-from hpcrun.train.nonfinite import NonFiniteWatch, samples_of
-from hpcrun.train.optimiser import learning_rate_lines
-from hpcrun.train.parallel import resolve_parallel
-from hpcrun.train.position import PREPARING, TRAINING, Position
-from hpcrun.train.profiling import Profile
-from hpcrun.train.saver import Saver
-from hpcrun.train.sinks import build_sinks
-from hpcrun.train.streams import StreamState
-from hpcrun.train.suitable import require_model
-from hpcrun.train.taking import Taking
+from hpcrun.train.metrics.log import MetricsLog, measure
+from hpcrun.train.metrics.profiling import Profile
+from hpcrun.train.metrics.sinks import build_sinks
+from hpcrun.train.optimizer import learning_rate_lines
+from hpcrun.train.parallel import process_group
+from hpcrun.train.parallel.choose import resolve_parallel
+from hpcrun.train.parallel.collective import together
+from hpcrun.train.phase import PREPARING, TRAINING, Position
+from hpcrun.train.report import finished, stopped
+from hpcrun.train.saving import Saver
+from hpcrun.train.step.micro_batches import Taking
+from hpcrun.train.step.trainer import DistributedAMPTrainer
 from hpcrun.train.task import Task, load_task
-from hpcrun.train.together import together
-from hpcrun.train.trainer import DistributedAMPTrainer
-from hpcrun.train.validation import validate
-from hpcrun.train.validation_data import ValidationData
-from hpcrun.train.watchdog import At, watching
+from hpcrun.train.task_checks import require_model
 
 _PREPARE_AT_MOST = 86400.0
 """Seconds without a watchdog: a download may take hours, and what has hung for a day will not come."""
@@ -73,7 +74,7 @@ def train(
         Exception: whatever the task or a peer's end raises.
     """
     choose_kernels(config.train.deterministic)
-    flight.turn_on()
+    flight_recorder.turn_on()
     distributed = process_group.join_run(
         distributed, run, attempt, timeout=config.train.timeout, interface=config.job.interface
     )

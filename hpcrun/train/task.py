@@ -100,7 +100,7 @@ class Task(ABC):
         Args:
             model: as :meth:`build_model` made it, on its device, its parameters those that are trained:
                 under FSDP they are sharded by now. Blocks that are recomputed are wrapped: in
-                ``hpcrun.checkpoint.names.named_parameters(model)`` the names are without
+                ``hpcrun.checkpoint.state.names.named_parameters(model)`` the names are without
                 ``_checkpoint_wrapped_module.``.
         """
         return None

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from hpcrun.batch.launch import _surviving
-from hpcrun.cluster.ledger import blame, blames
+from hpcrun.cluster.node_ledger import blame, blames
 from hpcrun.config import Config, to_yaml
 from hpcrun.diagnose.launching import launch_failure
 from hpcrun.lifecycle.opening import open_attempt
 from hpcrun.lifecycle.policy import Budgets
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, read_events, record_event
-from hpcrun.run.files import read_json, write_json
+from hpcrun.run.io.files import read_json, write_json
 
 ROOT = Path(__file__).resolve().parents[2]
 FIRST = Attempt("7", 0)

@@ -16,7 +16,7 @@ from hpcrun.lifecycle.opening import open_attempt
 from hpcrun.lifecycle.policy import Budgets
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, read_events, record_event
-from hpcrun.run.files import write_json
+from hpcrun.run.io.files import write_json
 
 FIRST = Attempt("7", 0)
 CANCELLED = "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T19:48:15 ***"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.checkpoint.storage.store import CheckpointStore
 
 
 @pytest.fixture

@@ -16,10 +16,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
-from hpcrun.checkpoint.engine import CheckpointEngine
-from hpcrun.checkpoint.reading import StoreReader
-from hpcrun.checkpoint.retention import Retention, tidying
-from hpcrun.checkpoint.state import (
+from hpcrun.checkpoint.sharded.engine import CheckpointEngine
+from hpcrun.checkpoint.sharded.read import StoreReader
+from hpcrun.checkpoint.state.capture import (
     alike,
     apply_rank,
     apply_shared,
@@ -27,8 +26,9 @@ from hpcrun.checkpoint.state import (
     capture_shared,
     template,
 )
-from hpcrun.checkpoint.store import CheckpointStore
-from hpcrun.train.data import training_steps
+from hpcrun.checkpoint.storage.retention import Retention, tidying
+from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.train.data.batches import training_steps
 from tests.train.forks import fork_ranks
 
 SAMPLES, BATCH = 40, 16

@@ -5,8 +5,8 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from hpcrun.checkpoint.filesystem import FileSystem
-from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.checkpoint.storage.filesystem import FileSystem
+from hpcrun.checkpoint.storage.store import CheckpointStore
 
 CALLS = tuple(name for name in vars(FileSystem) if not name.startswith("_"))
 

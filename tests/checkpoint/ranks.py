@@ -18,12 +18,10 @@ import xxhash
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hpcrun.checkpoint.engine import CheckpointEngine
-from hpcrun.checkpoint.errors import CheckpointError, ReadFailure
-from hpcrun.checkpoint.filesystem import FileSystem
-from hpcrun.checkpoint.index import INDEX, Place, decode, encode
-from hpcrun.checkpoint.share import pack
-from hpcrun.checkpoint.state import (
+from hpcrun.checkpoint.sharded.engine import CheckpointEngine
+from hpcrun.checkpoint.sharded.node_staging import Stage
+from hpcrun.checkpoint.sharded.rank_file import pack
+from hpcrun.checkpoint.state.capture import (
     alike,
     apply_rank,
     apply_shared,
@@ -31,8 +29,10 @@ from hpcrun.checkpoint.state import (
     capture_shared,
     template,
 )
-from hpcrun.checkpoint.store import CheckpointStore
-from hpcrun.checkpoint.tier import Stage
+from hpcrun.checkpoint.storage.errors import CheckpointError, ReadFailure
+from hpcrun.checkpoint.storage.filesystem import FileSystem
+from hpcrun.checkpoint.storage.index import INDEX, Place, decode, encode
+from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.run.owner import Superseded
 from tests.train.forks import fork_ranks
 

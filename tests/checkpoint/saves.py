@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from hpcrun.checkpoint.filesystem import FileSystem
-from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.checkpoint.storage.filesystem import FileSystem
+from hpcrun.checkpoint.storage.store import CheckpointStore
 from tests.checkpoint.single import engine, nothing
 
 SIZE = 1_500_000

@@ -2,11 +2,11 @@
 
 import torch
 
-from hpcrun.checkpoint.engine import CheckpointEngine
-from hpcrun.checkpoint.filesystem import FileSystem
 from hpcrun.checkpoint.outcome import Restored, SaveOutcome
-from hpcrun.checkpoint.retention import Retention, tidying
-from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.checkpoint.sharded.engine import CheckpointEngine
+from hpcrun.checkpoint.storage.filesystem import FileSystem
+from hpcrun.checkpoint.storage.retention import Retention, tidying
+from hpcrun.checkpoint.storage.store import CheckpointStore
 
 SIZE = 20_000
 

@@ -21,11 +21,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpcrun.checkpoint import checkpointer
 from hpcrun.checkpoint.checkpointer import Checkpointer
-from hpcrun.checkpoint.errors import CheckpointError, CheckpointWarning
 from hpcrun.checkpoint.interval import EverySeconds, EverySteps, pays, young
-from hpcrun.checkpoint.retention import Retention
-from hpcrun.checkpoint.together import Together
-from hpcrun.train.checkpointing import folder_engine
+from hpcrun.checkpoint.sharded.collective import Together
+from hpcrun.checkpoint.storage.errors import CheckpointError, CheckpointWarning
+from hpcrun.checkpoint.storage.retention import Retention
+from hpcrun.train.step.checkpointing import folder_engine
 from tests.train.forks import fork_ranks
 
 ROOT = Path(__file__).parents[2]

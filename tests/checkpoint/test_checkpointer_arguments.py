@@ -14,9 +14,9 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 from hpcrun.checkpoint.checkpointer import Checkpointer
-from hpcrun.checkpoint.errors import CheckpointError, CheckpointWarning
-from hpcrun.checkpoint.lock import LOCK, FolderLock
-from hpcrun.checkpoint.retention import Retention
+from hpcrun.checkpoint.storage.errors import CheckpointError, CheckpointWarning
+from hpcrun.checkpoint.storage.lock import LOCK, FolderLock
+from hpcrun.checkpoint.storage.retention import Retention
 from tests.train.forks import fork_ranks
 
 ITSELF = []

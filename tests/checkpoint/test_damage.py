@@ -8,10 +8,10 @@ import shutil
 import pytest
 import torch
 
-from hpcrun.checkpoint.errors import CheckpointError, DamagedCheckpoint
-from hpcrun.checkpoint.filesystem import FileSystem
-from hpcrun.checkpoint.manifest import FileRecord, Manifest, decode, encode
-from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.checkpoint.storage.errors import CheckpointError, DamagedCheckpoint
+from hpcrun.checkpoint.storage.filesystem import FileSystem
+from hpcrun.checkpoint.storage.manifest import FileRecord, Manifest, decode, encode
+from hpcrun.checkpoint.storage.store import CheckpointStore
 
 from . import single
 from .faults import save

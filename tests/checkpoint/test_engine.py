@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpcrun.checkpoint.errors import CheckpointError
+from hpcrun.checkpoint.storage.errors import CheckpointError
 
 from . import single
 

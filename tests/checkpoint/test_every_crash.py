@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from hpcrun.checkpoint import share
+from hpcrun.checkpoint.sharded import rank_file
 
 from .faults import TornWrite, Watched, deadly, die_in_a_child, failing_at, failing_from
 from .single import engine, require_state, restored, save
@@ -19,9 +19,9 @@ def past_the_page_cache():
     """Small files too are written as large ones are. One thread: children are forked here."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    kept, share._DIRECT_FROM = share._DIRECT_FROM, 0
+    kept, rank_file._DIRECT_FROM = rank_file._DIRECT_FROM, 0
     yield
-    share._DIRECT_FROM = kept
+    rank_file._DIRECT_FROM = kept
     torch.set_num_threads(threads)
 
 

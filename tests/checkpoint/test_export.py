@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from hpcrun.checkpoint.errors import CheckpointError, DamagedCheckpoint
 from hpcrun.checkpoint.export import export_model
-from hpcrun.checkpoint.holds import hold
-from hpcrun.checkpoint.state import alike, capture_shared
-from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.checkpoint.state.capture import alike, capture_shared
+from hpcrun.checkpoint.storage.errors import CheckpointError, DamagedCheckpoint
+from hpcrun.checkpoint.storage.leases import hold
+from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.cli.main import guarded
 from hpcrun.run import directory
-from hpcrun.train.ema import WeightAverage
+from hpcrun.train.step.ema import WeightAverage
 from tests.train.forks import fork_ranks
 
 from .single import engine

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpcrun.checkpoint.errors import CheckpointError, DamagedCheckpoint
-from hpcrun.checkpoint.filesystem import FileSystem
-from hpcrun.checkpoint.lustre import is_lustre
-from hpcrun.checkpoint.reading import StoreReader
-from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.checkpoint.sharded.read import StoreReader
+from hpcrun.checkpoint.storage.errors import CheckpointError, DamagedCheckpoint
+from hpcrun.checkpoint.storage.filesystem import FileSystem
+from hpcrun.checkpoint.storage.lustre import is_lustre
+from hpcrun.checkpoint.storage.store import CheckpointStore
 
 from . import faults
 from .single import engine, save, state
@@ -135,7 +135,7 @@ exit {code}
     root = tmp_path / "checkpoints"
     assert save(engine(root, "7-0"), 1).ok
     assert not (tmp_path / "lfs.log").exists()  # this is no Lustre
-    monkeypatch.setattr("hpcrun.checkpoint.lustre.is_lustre", lambda *_: True)
+    monkeypatch.setattr("hpcrun.checkpoint.storage.lustre.is_lustre", lambda *_: True)
     assert save(engine(root, "7-0"), 2).ok
     draft = root / "step-000000002.tmp-7-0"
     assert (tmp_path / "lfs.log").read_text() == f"setstripe --stripe-count 1 {draft} holding \n"

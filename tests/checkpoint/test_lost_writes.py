@@ -9,8 +9,8 @@ import subprocess
 import pytest
 import torch
 
-from hpcrun.checkpoint.filesystem import FileSystem
-from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.checkpoint.storage.filesystem import FileSystem
+from hpcrun.checkpoint.storage.store import CheckpointStore
 
 from .single import engine, restored
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpcrun.checkpoint.memory import available_memory, total_memory
+from hpcrun.checkpoint.host_memory import available_memory, total_memory
 
 GB = 10**9
 

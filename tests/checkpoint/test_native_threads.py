@@ -5,14 +5,14 @@ import sys
 import threading
 from pathlib import Path
 
-from hpcrun.checkpoint.native_threads import wait_until_idle
+from hpcrun.checkpoint.sharded.gloo_threads import wait_until_idle
 
 # Gloo's thread is the last to hold the tensor, and takes its time to let it go. The group outlives its
 # destruction, as one does of which DDP knows.
 ENDS_AT_ONCE = """
 import os, sys, threading, time
 import torch, torch.distributed as dist
-from hpcrun.train.process_group import cleanup_distributed
+from hpcrun.train.parallel.process_group import cleanup_distributed
 
 class Slow:
     def __del__(self):

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.checkpoint.errors import CheckpointError, ReadFailure
-from hpcrun.checkpoint.filesystem import FileSystem
-from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.checkpoint.storage.errors import CheckpointError, ReadFailure
+from hpcrun.checkpoint.storage.filesystem import FileSystem
+from hpcrun.checkpoint.storage.store import CheckpointStore
 
 from . import faults, single
 from .test_set_aside import flip, names

@@ -8,12 +8,12 @@ import xxhash
 from torch import nn
 
 from hpcrun.checkpoint.checkpointer import Checkpointer
-from hpcrun.checkpoint.errors import CheckpointError, DamagedCheckpoint
-from hpcrun.checkpoint.index import INDEX, Piece, Place, TensorEntry, covered
-from hpcrun.checkpoint.reading import StoreReader
-from hpcrun.checkpoint.state import apply_shared, capture_shared, template
-from hpcrun.checkpoint.store import CheckpointStore
-from hpcrun.train.checkpointing import folder_engine
+from hpcrun.checkpoint.sharded.read import StoreReader
+from hpcrun.checkpoint.state.capture import apply_shared, capture_shared, template
+from hpcrun.checkpoint.storage.errors import CheckpointError, DamagedCheckpoint
+from hpcrun.checkpoint.storage.index import INDEX, Piece, Place, TensorEntry, covered
+from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.train.step.checkpointing import folder_engine
 
 from .single import engine, save
 from .test_state import require_equal

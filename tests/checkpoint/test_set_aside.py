@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpcrun.checkpoint.errors import DamagedCheckpoint
-from hpcrun.checkpoint.filesystem import FileSystem
-from hpcrun.checkpoint.retention import Retention, tidying
-from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.checkpoint.storage.errors import DamagedCheckpoint
+from hpcrun.checkpoint.storage.filesystem import FileSystem
+from hpcrun.checkpoint.storage.retention import Retention, tidying
+from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.cli.main import guarded
 from tests.checkpoint import faults
 from tests.checkpoint.single import engine
@@ -76,7 +76,7 @@ def test_a_damaged_one_takes_no_place_of_those_that_stay(tmp_path) -> None:
 
 def test_two_damaged_ones_stay(tmp_path, monkeypatch) -> None:
     now = 1000.0
-    monkeypatch.setattr("hpcrun.checkpoint.store.time.time", lambda: now)
+    monkeypatch.setattr("hpcrun.checkpoint.storage.store.time.time", lambda: now)
     store = CheckpointStore(tmp_path, "7-0")
     for step in (5, 9, 7):
         now += 1

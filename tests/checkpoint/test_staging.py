@@ -2,7 +2,7 @@
 
 import gc
 
-from hpcrun.checkpoint.staging import Staging
+from hpcrun.checkpoint.sharded.host_staging import Staging
 
 MB = 1 << 20
 

@@ -8,10 +8,10 @@ import subprocess
 
 import pytest
 
-from hpcrun.checkpoint.errors import CheckpointError
-from hpcrun.checkpoint.filesystem import FileSystem
-from hpcrun.checkpoint.retention import Retention, tidying
-from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.checkpoint.storage.errors import CheckpointError
+from hpcrun.checkpoint.storage.filesystem import FileSystem
+from hpcrun.checkpoint.storage.retention import Retention, tidying
+from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.run.owner import Superseded
 
 from . import single

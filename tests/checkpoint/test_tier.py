@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpcrun.checkpoint import share, tier
-from hpcrun.checkpoint.filesystem import FileSystem
-from hpcrun.checkpoint.staging import Staging
-from hpcrun.checkpoint.tier import Stage
+from hpcrun.checkpoint.sharded import node_staging, rank_file
+from hpcrun.checkpoint.sharded.host_staging import Staging
+from hpcrun.checkpoint.sharded.node_staging import Stage
+from hpcrun.checkpoint.storage.filesystem import FileSystem
 
 from .faults import Watched, deadly, die_in_a_child, failing_at
 from .single import engine, require_state, restored, save, state
@@ -22,11 +22,11 @@ PUBLISHED = ("rename", "step-000000002.tmp-7-1 -> step-000000002")
 @pytest.fixture(autouse=True, scope="module")
 def small_blocks():
     """Several blocks a save, the last not full, past the page cache. One thread: children are forked here."""
-    threads, kept = torch.get_num_threads(), (share._DIRECT_FROM, tier._BLOCK)
+    threads, kept = torch.get_num_threads(), (rank_file._DIRECT_FROM, node_staging._BLOCK)
     torch.set_num_threads(1)
-    share._DIRECT_FROM, tier._BLOCK = 0, 32 << 10
+    rank_file._DIRECT_FROM, node_staging._BLOCK = 0, 32 << 10
     yield
-    share._DIRECT_FROM, tier._BLOCK = kept
+    rank_file._DIRECT_FROM, node_staging._BLOCK = kept
     torch.set_num_threads(threads)
 
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.cli.main import COMMANDS, guarded
 from hpcrun.config import Config
-from hpcrun.launch import local_job
+from hpcrun.launch.local import job_files
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.files import append_line, read_json
+from hpcrun.run.io.files import append_line, read_json
 from tests import jobs
 from tests.checkpoint import faults
 from tests.cli.conftest import tiny_config
@@ -349,8 +349,8 @@ def test_a_manifest_that_cannot_be_read_costs_its_step_and_no_start(finished_cop
 
 
 def test_a_job_of_this_machine_is_told_from_a_process_with_its_number(tmp_path: Path) -> None:
-    status = local_job.JobStatus("1", "RUNNING", 0, os.getpid(), 12.5, [])
-    assert not local_job.is_alive(status)
-    local_job.write_status(tmp_path, status)
+    status = job_files.JobStatus("1", "RUNNING", 0, os.getpid(), 12.5, [])
+    assert not job_files.is_alive(status)
+    job_files.write_status(tmp_path, status)
     with pytest.raises(Exception, match="is not running on this machine"):
-        local_job.send(tmp_path, signal.SIGTERM)
+        job_files.send(tmp_path, signal.SIGTERM)

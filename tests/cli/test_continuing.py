@@ -9,10 +9,10 @@ import pytest
 from hpcrun.api.continuing import compare, renewed, unchanged
 from hpcrun.cli.main import guarded
 from hpcrun.config import load_resolved, override_layer, resolve
-from hpcrun.launch.local_job import JobStatus, write_status
+from hpcrun.launch.local.job_files import JobStatus, write_status
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.events import Attempt, record_event
-from hpcrun.run.files import read_json
+from hpcrun.run.io.files import read_json
 
 LINE = ["submit", "--prepare", "--no-snapshot", "--cpu", "task=probe:Probe", "--name", "one"]
 
@@ -83,7 +83,7 @@ def test_a_run_that_has_saved_keeps_its_config(
 def test_a_run_whose_checkpoints_are_gone_does_not_start_over_unless_asked(
     run: RunDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcrun.lifecycle.lost._PAUSE", 0.0)
+    monkeypatch.setattr("hpcrun.lifecycle.lost_checkpoints._PAUSE", 0.0)
     record_event(run, "submitted", attempt=Attempt("7", 0), executor="local")
     record_event(run, "saved", step=3, attempt=Attempt("7", 0))
     run.metrics.write_text("the old ones\n")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.cli.main import guarded
-from hpcrun.cluster.ledger import blame, blames, ledger_path
+from hpcrun.cluster.node_ledger import blame, blames, ledger_path
 
 
 @pytest.fixture

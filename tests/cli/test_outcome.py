@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from hpcrun.cli.follow import follow
-from hpcrun.cli.outcome import print_end, print_result
 from hpcrun.cli.progress import Pace
+from hpcrun.cli.run_summary import print_end, print_result
 from hpcrun.config import Config
-from hpcrun.launch.local_job import JobStatus, write_status
+from hpcrun.launch.local.job_files import JobStatus, write_status
 from hpcrun.lifecycle import exitcodes
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import Exit, record_exit, record_failure
 from hpcrun.run.events import Attempt, record_event
 from hpcrun.run.figures import facts_of
-from hpcrun.run.files import write_json
+from hpcrun.run.io.files import write_json
 from hpcrun.train.errors import PeerFailed, SaysAll
 
 

@@ -8,7 +8,7 @@ import pytest
 from hpcrun.cli.main import guarded
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, record_event
-from hpcrun.run.files import append_line, write_json
+from hpcrun.run.io.files import append_line, write_json
 
 
 def run_of(folder: Path, name: str, state: str, ended: float) -> RunDirectory:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpcrun.cluster.affinity import (
+from hpcrun.cluster.hardware.affinity import (
     bind_rank,
     cores_of,
     cpus_of_rank,
@@ -133,7 +133,7 @@ def test_gpus_are_asked_in_the_order_in_which_cuda_shows_them(
 
 BIND = """
 import os, sys
-from hpcrun.cluster.affinity import bind_rank
+from hpcrun.cluster.hardware.affinity import bind_rank
 own = bind_rank({}, int(sys.argv[1]), 2, gpu=False)
 again = bind_rank({}, int(sys.argv[1]), 2, gpu=False)
 print(own, again, *sorted(os.sched_getaffinity(0)))

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from hpcrun.cluster import slurm
-from hpcrun.cluster.avoid import (
+from hpcrun.cluster.avoided_nodes import (
     NodeRequest,
     nodes_to_avoid,
     request_of,
     take_back_if_stuck,
     with_options,
 )
-from hpcrun.cluster.ledger import blame, ledger_path
+from hpcrun.cluster.node_ledger import blame, ledger_path
 
 RECORDED = Path(__file__).parent / "recorded"
 TEN = "".join(f"batch*|n{n}|{'idle' if n <= 2 else 'down*'}|(null)\n" for n in range(1, 11))

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpcrun.cluster.devices import given_gpus, lists_mig, require_given_gpus, visible_gpus
 from hpcrun.cluster.errors import NodeUnfit
+from hpcrun.cluster.hardware.devices import given_gpus, lists_mig, require_given_gpus, visible_gpus
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import pytest
 from pydantic import ValidationError
 
 from hpcrun.cluster import ClusterError, DistributedConfig
+from hpcrun.cluster.existing_group import MadeGroup, place_in_group
 from hpcrun.cluster.launchers import read_placement
-from hpcrun.cluster.made_group import MadeGroup, place_in_group
-from hpcrun.cluster.ports import port_candidates
+from hpcrun.cluster.network.ports import port_candidates
 
 Recorded = Callable[[str], dict[str, str]]
 

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from hpcrun.cluster import interfaces
 from hpcrun.cluster.errors import NodeUnfit
-from hpcrun.cluster.interfaces import (
+from hpcrun.cluster.network import interfaces
+from hpcrun.cluster.network.interfaces import (
     chosen_interfaces,
     gloo_interface,
     interface_variables,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcrun.cluster.errors import ClusterError
-from hpcrun.cluster.layout import tasks_per_node
+from hpcrun.cluster.task_counts import tasks_per_node
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-from hpcrun.cluster.ledger import Blame, blame, blames, forgive, ledger_path, spare, suspects
+from hpcrun.cluster.node_ledger import Blame, blame, blames, forgive, ledger_path, spare, suspects
 
 
 def test_blame_is_kept_for_a_time_and_survives_a_torn_line(tmp_path: Path) -> None:

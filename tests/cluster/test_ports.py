@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcrun.cluster.errors import ClusterError
-from hpcrun.cluster.ports import ephemeral_range, is_free, listen, port_candidates, wanted_ports
+from hpcrun.cluster.network.ports import (
+    ephemeral_range,
+    is_free,
+    listen,
+    port_candidates,
+    wanted_ports,
+)
 
 jobs = st.integers(1, 2**26).map(str) | st.builds("{}_{}".format, st.integers(1), st.integers(0))
 

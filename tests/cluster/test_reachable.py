@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from hpcrun.cluster.reachable import Door, Doorkeeper, agreed, reached, silent_peers
+from hpcrun.cluster.network.reachable import Door, Doorkeeper, agreed, reached, silent_peers
 
 Open = Callable[[dict[str, list[str]]], Door]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcrun.cluster.errors import ClusterError
-from hpcrun.cluster.threads import threads_per_rank
+from hpcrun.cluster.hardware.threads import threads_per_rank
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ from hpcrun.control import making
 from hpcrun.control.tree_group import TreeGroup
 from hpcrun.lifecycle.agreement import StopAgreement
 from hpcrun.lifecycle.signals import StopReason
-from hpcrun.train import flight, process_group
+from hpcrun.train.health import flight_recorder
+from hpcrun.train.parallel import process_group
 from tests.train.forks import fork_ranks
 
 WORLD = 7
@@ -55,7 +56,7 @@ def agree(rank: int, folder: Path) -> None:
         seconds.append(limit(group))
     seconds.append(limit(group))
     tell(folder, "limits", rank, " ".join(map(str, seconds)))
-    begun = flight.dump(folder, rank)[f"control/{group.group_name}"]
+    begun = flight_recorder.dump(folder, rank)[f"control/{group.group_name}"]
     tell(folder, "begun", rank, begun[0][1])
     dist.barrier(group=group)
     process_group.cleanup_distributed()

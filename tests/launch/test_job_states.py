@@ -9,7 +9,7 @@ from hpcrun.cluster.slurm.job_states import is_over
 from hpcrun.launch import jobs
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, record_event
-from hpcrun.run.files import write_json
+from hpcrun.run.io.files import write_json
 
 
 @pytest.fixture

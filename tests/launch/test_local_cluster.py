@@ -11,12 +11,12 @@ import pytest
 import submitit
 
 from hpcrun.config import file_layer, flag_layer, resolve
-from hpcrun.launch import local_job
 from hpcrun.launch.errors import LaunchError
-from hpcrun.launch.local_executor import LocalClusterJob
-from hpcrun.launch.local_job import JobRequest, JobStatus
+from hpcrun.launch.local import job_files
+from hpcrun.launch.local.executor import LocalClusterJob
+from hpcrun.launch.local.job_files import JobRequest, JobStatus
+from hpcrun.launch.local.task_environment import step_environment
 from hpcrun.launch.submission import local_devices
-from hpcrun.launch.task_environment import step_environment
 from hpcrun.run.endings import read_exits, read_failures
 from tests import jobs
 from tests.launch.functions import say_which, slurm_variables, wait_for_signal
@@ -51,7 +51,7 @@ def folder_of(job: LocalClusterJob) -> Path:
 
 def status_of(job: LocalClusterJob) -> JobStatus:
     """What the controller of ``job`` last wrote."""
-    status = local_job.read_status(folder_of(job))
+    status = job_files.read_status(folder_of(job))
     assert status is not None
     return status
 

@@ -91,7 +91,7 @@ SPAWN = """
 import sys
 import torch, torch.distributed as dist, torch.multiprocessing as mp
 from hpcrun.cluster.distributed import DistributedConfig
-from hpcrun.train.process_group import cleanup_distributed, setup_distributed
+from hpcrun.train.parallel.process_group import cleanup_distributed, setup_distributed
 
 
 def rank(number, ranks, port):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.cluster import slurm
-from hpcrun.lifecycle.controller_view import (
+from hpcrun.lifecycle.end.scheduler_view import (
     Ending,
     JobView,
     ending_of,

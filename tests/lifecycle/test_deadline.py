@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from hpcrun.lifecycle import deadline
-from hpcrun.lifecycle.deadline import DeadlineWatch
+from hpcrun.lifecycle.rank import deadline
+from hpcrun.lifecycle.rank.deadline import DeadlineWatch
 
 
 class Clock:

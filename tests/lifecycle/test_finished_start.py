@@ -13,7 +13,7 @@ from hpcrun.lifecycle.opening import open_attempt
 from hpcrun.lifecycle.policy import Budgets
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, record_event
-from hpcrun.run.files import write_json
+from hpcrun.run.io.files import write_json
 
 STEP = Path(__file__).parents[1] / "cluster" / "recorded" / "22.05" / "shared.env"
 FIRST = Attempt("6", 0)

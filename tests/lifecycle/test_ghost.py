@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.lifecycle.ghost import harmless_code
 from hpcrun.lifecycle.opening import open_attempt
 from hpcrun.lifecycle.policy import Budgets
+from hpcrun.lifecycle.rank.abandoned import harmless_code
 from hpcrun.run.directory import create
 from hpcrun.run.events import Attempt
 

@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from hpcrun.lifecycle import greeting
-from hpcrun.lifecycle.greeting import answer, leads_to
+from hpcrun.lifecycle.rank import address_listener
+from hpcrun.lifecycle.rank.address_listener import answer, leads_to
 from hpcrun.run.rendezvous import Meeting
 
 
@@ -28,7 +28,7 @@ def test_the_key_is_answered_to_everybody_who_asks() -> None:
 
 
 def test_a_port_where_nothing_answers_leads_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(greeting, "_ANSWER", 0.2)
+    monkeypatch.setattr(address_listener, "_ANSWER", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         meeting = meeting_at(silent)
         assert not leads_to("127.0.0.1", meeting, 0.2)

@@ -8,12 +8,12 @@ import pytest
 
 from hpcrun.batch.ending import conclude
 from hpcrun.lifecycle import exitcodes
-from hpcrun.lifecycle.holder import Occupied, require_own_number
 from hpcrun.lifecycle.opening import Refused, open_attempt
+from hpcrun.lifecycle.ownership import Occupied, require_own_number
 from hpcrun.lifecycle.policy import Budgets
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, read_events, record_event
-from hpcrun.run.files import read_json
+from hpcrun.run.io.files import read_json
 
 SECOND = Attempt("8", 0)
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from hpcrun.diagnose.causes import Diagnosis
+from hpcrun.lifecycle.end.cause_table import TABLE, Evidence, deciding_row, evidence_of, judge
 from hpcrun.lifecycle.history import Cause
-from hpcrun.lifecycle.judging import TABLE, Evidence, deciding_row, evidence_of, judge
 from hpcrun.run.events import Attempt, Event
 
 FIRST = Attempt("7", 0)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.lifecycle import lost
-from hpcrun.lifecycle.lost import require_none_lost
+from hpcrun.lifecycle import lost_checkpoints
+from hpcrun.lifecycle.lost_checkpoints import require_none_lost
 from hpcrun.run.commits import steps_listed_anew
 from hpcrun.run.directory import RunDirectory, RunError, create
 from hpcrun.run.events import Attempt, record_event
@@ -14,7 +14,7 @@ from hpcrun.run.events import Attempt, record_event
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     """A run. Its log knows of step 12."""
-    monkeypatch.setattr(lost, "_PAUSE", 0.0)
+    monkeypatch.setattr(lost_checkpoints, "_PAUSE", 0.0)
     run = create(tmp_path / "a", "x", {})
     record_event(run, "saved", attempt=Attempt("7", 0), step=12)
     return run
@@ -47,7 +47,7 @@ def test_checkpoints_that_show_late_are_found_by_the_second_look(
     def show(_: float) -> None:
         (run.checkpoints / "step-000000012").mkdir()
 
-    monkeypatch.setattr("hpcrun.lifecycle.lost.time.sleep", show)
+    monkeypatch.setattr("hpcrun.lifecycle.lost_checkpoints.time.sleep", show)
     assert require_none_lost(run)
 
 

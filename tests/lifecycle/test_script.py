@@ -12,6 +12,7 @@ import pytest
 
 from hpcrun.batch.unrecorded import decide_unrecorded
 from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.lifecycle.end.settle import settle
 from hpcrun.lifecycle.history import Cause
 from hpcrun.lifecycle.policy import Budgets, of_script
 from hpcrun.lifecycle.script import running, watching
@@ -20,7 +21,6 @@ from hpcrun.lifecycle.script.orphans import code_of_all
 from hpcrun.lifecycle.script.progress import ProgressWatch
 from hpcrun.lifecycle.script.running import ScriptTerms, _own_code, run_script
 from hpcrun.lifecycle.script.watching import Watch
-from hpcrun.lifecycle.settle import settle
 from hpcrun.lifecycle.signals import StopFlag, StopReason
 from hpcrun.run import owner
 from hpcrun.run.directory import RunDirectory, create

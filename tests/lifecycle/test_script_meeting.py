@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.cluster.distributed import DistributedConfig
-from hpcrun.cluster.ports import port_candidates
+from hpcrun.cluster.network.ports import port_candidates
 from hpcrun.diagnose.causes import is_cascade
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.script.meeting import RankZeroFailed

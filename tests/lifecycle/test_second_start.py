@@ -7,12 +7,12 @@ import pytest
 
 from hpcrun.cluster import slurm
 from hpcrun.cluster.errors import NodeUnfit
+from hpcrun.lifecycle.end.settle import Verdict, settle
 from hpcrun.lifecycle.history import Cause
 from hpcrun.lifecycle.opening import open_attempt
 from hpcrun.lifecycle.policy import Budgets, of_script
 from hpcrun.lifecycle.script.end import ScriptFailed
 from hpcrun.lifecycle.second_start import start_elsewhere
-from hpcrun.lifecycle.settle import Verdict, settle
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import record_failure
 from hpcrun.run.events import Attempt, record_event

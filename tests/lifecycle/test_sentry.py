@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.lifecycle.sentry import Deputy, Post, RunningTime, Sentry
+from hpcrun.lifecycle.rank.sentry import Deputy, Post, RunningTime, Sentry
 from hpcrun.run.stacks import Mailbox
 from tests import jobs
 
 RANK = """
 import ctypes, resource, sys, time
-from hpcrun.lifecycle.sentry import Sentry
+from hpcrun.lifecycle.rank.sentry import Sentry
 stacks = open(sys.argv[1], "w")
 if sys.argv[2] == "many files":
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -157,8 +157,8 @@ def test_a_long_gap_is_no_running_time() -> None:
 HELD = """
 import ctypes, sys
 from pathlib import Path
-from hpcrun.lifecycle.answering import own_stacks
-from hpcrun.lifecycle.sentry import Post, Sentry
+from hpcrun.lifecycle.rank.stack_writer import own_stacks
+from hpcrun.lifecycle.rank.sentry import Post, Sentry
 from hpcrun.run.stacks import Mailbox
 mail = Mailbox(Path(sys.argv[1]))
 mail.prepare(0)
@@ -192,7 +192,7 @@ def test_a_rank_that_holds_the_lock_has_its_stacks_told_and_runs_on(tmp_path: Pa
 
 STALLED = """
 import ctypes, sys
-from hpcrun.lifecycle.sentry import Post, Sentry
+from hpcrun.lifecycle.rank.sentry import Post, Sentry
 stacks = open(sys.argv[2], "a")
 sentry = Sentry(stacks, 0.2, Post(sys.argv[1], sys.argv[1], sys.argv[2], 0, "n", 0.2))
 sentry.put_off(4.0)

@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.diagnose.slurm_log import scheduler_word
 from hpcrun.lifecycle import exitcodes
-from hpcrun.lifecycle.controller_view import JobView, SchedulerWord, word_of
+from hpcrun.lifecycle.end.scheduler_view import JobView, SchedulerWord, word_of
+from hpcrun.lifecycle.end.settle import Verdict, settle, settle_by_hand
 from hpcrun.lifecycle.history import Cause, successor
 from hpcrun.lifecycle.opening import Refused, already_finished, open_attempt
 from hpcrun.lifecycle.policy import Budgets
-from hpcrun.lifecycle.settle import Verdict, settle, settle_by_hand
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import Exit, Hang, record_exit, record_failure, record_hang
 from hpcrun.run.events import Attempt, read_events, record_event
-from hpcrun.run.files import read_json, write_json
+from hpcrun.run.io.files import read_json, write_json
 from hpcrun.train.errors import NotDeterministic, NotTrainable
 
 FIRST = Attempt("7", 0)

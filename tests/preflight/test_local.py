@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.cli import preflight
-from hpcrun.cluster.ledger import blames, ledger_path
+from hpcrun.cli.commands import preflight
+from hpcrun.cluster.node_ledger import blames, ledger_path
 from hpcrun.diagnose.causes import blames_node
 from hpcrun.diagnose.launching import launch_failure
 from hpcrun.lifecycle.bad_nodes import remember
+from hpcrun.lifecycle.end.settle import settle
 from hpcrun.lifecycle.history import Cause
 from hpcrun.lifecycle.policy import Budgets
-from hpcrun.lifecycle.settle import settle
 from hpcrun.preflight.measured import Asked, Measured
 from hpcrun.run.directory import create
 from hpcrun.run.events import Attempt, read_events, record_event
-from hpcrun.run.files import read_json
-from hpcrun.run.unfit import record_report
+from hpcrun.run.io.files import read_json
+from hpcrun.run.preflight_report import record_report
 from tests import jobs
 from tests.cli.test_bad_input import require_one_line
 

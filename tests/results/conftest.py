@@ -9,7 +9,7 @@ import pytest
 from hpcrun.config import Config, to_yaml
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, record_event
-from hpcrun.run.files import append_line, write_json
+from hpcrun.run.io.files import append_line, write_json
 
 MakeRun = Callable[..., RunDirectory]
 

@@ -17,8 +17,8 @@ from hpcrun.results.pool import each
 from hpcrun.results.store import Store
 from hpcrun.run.directory import RunError
 from hpcrun.run.events import Attempt, record_event
-from hpcrun.run.files import append_line
-from hpcrun.run.lock_file import LockFile
+from hpcrun.run.io.files import append_line
+from hpcrun.run.io.lock_file import LockFile
 from tests.results.conftest import MakeRun
 
 

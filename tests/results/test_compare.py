@@ -14,7 +14,7 @@ from hpcrun.results.groups import Group, Question, grouped, lower_is_better
 from hpcrun.results.mapping import RunMapping, mapped_source
 from hpcrun.results.store import Store
 from hpcrun.results.summary import counted
-from hpcrun.run.files import append_line, write_json
+from hpcrun.run.io.files import append_line, write_json
 from tests.results.conftest import MakeRun
 
 

@@ -13,7 +13,7 @@ import pytest
 from hpcrun.results.aggregate import Source, aggregate
 from hpcrun.results.find import find_runs
 from hpcrun.results.store import Draft, Store
-from hpcrun.run.files import append_line
+from hpcrun.run.io.files import append_line
 from tests.results.conftest import MakeRun
 
 ROOT = Path(__file__).parents[2]

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from hpcrun.run.code_changes import changes
+from hpcrun.run.code.changes import changes
 
 
 def test_each_file_says_how_much_of_it_differs(tmp_path: Path) -> None:

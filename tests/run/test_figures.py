@@ -7,7 +7,7 @@ import pytest
 
 from hpcrun.run import figures
 from hpcrun.run.figures import StepLines, facts_of, validation_line
-from hpcrun.run.streams import copied_to
+from hpcrun.run.io.streams import copied_to
 
 
 class Clock:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.run.files import append_line, read_json, read_lines, write_atomic, write_json
+from hpcrun.run.io.files import append_line, read_json, read_lines, write_atomic, write_json
 
 
 def test_a_replaced_file_is_private_and_leaves_no_temporary(tmp_path: Path) -> None:
@@ -24,7 +24,7 @@ def test_a_write_killed_at_any_moment_leaves_the_old_or_the_new_file(tmp_path: P
     target = tmp_path / "state.json"
     write_json(target, {"n": -1})
     code = (
-        "import sys; from pathlib import Path; from hpcrun.run.files import write_json\n"
+        "import sys; from pathlib import Path; from hpcrun.run.io.files import write_json\n"
         "n = 0\n"
         "while True:\n    write_json(Path(sys.argv[1]), {'n': n, 'pad': 'x' * 20000}); n += 1\n"
     )

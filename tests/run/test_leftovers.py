@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from hpcrun.run import leftovers
+from hpcrun.run.code.snapshot import take_snapshot
 from hpcrun.run.directory import RunError, create
 from hpcrun.run.endings import record_failure
-from hpcrun.run.files import read_lines, write_json
+from hpcrun.run.io.files import read_lines, write_json
+from hpcrun.run.io.line_writer import LineWriter
 from hpcrun.run.leftovers import is_husk
-from hpcrun.run.line_writer import LineWriter
-from hpcrun.run.snapshot import take_snapshot
 
 
 def names(folder: Path) -> list[str]:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.run import line_writer
-from hpcrun.run.files import read_lines
-from hpcrun.run.line_writer import LineWriter
+from hpcrun.run.io import line_writer
+from hpcrun.run.io.files import read_lines
+from hpcrun.run.io.line_writer import LineWriter
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ import pytest
 from hpcrun.cluster.hostlist import expand
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import record_failure
-from hpcrun.run.files import write_json
+from hpcrun.run.io.files import write_json
 from hpcrun.run.traces import headline, place_of, traceback_of
 from hpcrun.tasks.options import __file__ as OPTIONS
-from hpcrun.train.together import together
+from hpcrun.train.parallel.collective import together
 
 MODULE = """
 import json

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.files import read_json
+from hpcrun.run.io.files import read_json
 from tests import jobs
 
 from .cluster import SlurmCluster
@@ -47,7 +47,7 @@ def test_a_node_that_fails_a_second_time_is_left_out(slurm: SlurmCluster, folder
     run = RunDirectory(Path(told["run"]))
     # Its first failure was another run's.
     blame = (
-        "import sys; from pathlib import Path; from hpcrun.cluster.ledger import blame;"
+        "import sys; from pathlib import Path; from hpcrun.cluster.node_ledger import blame;"
         "blame(Path(sys.argv[1]), sys.argv[2], 'killed by SIGBUS', 'another run')"
     )
     with jobs.held_at(run, 20):
@@ -79,7 +79,9 @@ def test_an_exclusion_that_leaves_no_node_is_taken_back_and_the_job_runs(
     slurm.wait_state(job, "PENDING")
     slurm.run(["scontrol", "update", f"JobId={job}", "ExcNodeList=node1"])
     slurm.wait_until(lambda: slurm.scontrol_show_job(job)["Reason"] == "BadConstraints")
-    take_back = "import sys; from hpcrun.cluster.avoid import take_back_if_stuck as take_back;"
+    take_back = (
+        "import sys; from hpcrun.cluster.avoided_nodes import take_back_if_stuck as take_back;"
+    )
     told = slurm.run(
         [slurm.python, "-c", f"{take_back} print(take_back(sys.argv[1], []))", job], cwd=folder
     )

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from hpcrun.cluster import slurm
-from hpcrun.lifecycle.controller_view import view_of
+from hpcrun.lifecycle.end.scheduler_view import view_of
 from tests import jobs
 
 from . import cluster

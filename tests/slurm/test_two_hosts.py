@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.files import read_json
+from hpcrun.run.io.files import read_json
 
 from .training import Bench
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.files import read_json, read_lines
+from hpcrun.run.io.files import read_json, read_lines
 from tests import jobs
 
 ROOT = Path(__file__).parents[2]

@@ -14,8 +14,8 @@ from torch import nn
 from hpcrun import get_rank
 from hpcrun.config import override_layer, resolve, to_yaml
 from hpcrun.lifecycle import exitcodes
+from hpcrun.lifecycle.end.settle import settle
 from hpcrun.lifecycle.policy import Budgets
-from hpcrun.lifecycle.settle import settle
 from hpcrun.run.directory import create
 from hpcrun.run.endings import Exit, record_exit
 from hpcrun.run.events import Attempt

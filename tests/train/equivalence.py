@@ -14,7 +14,7 @@ import torch._dynamo  # DDP does, after the fork otherwise
 import torch.distributed as dist
 import torch.distributed.fsdp
 
-from hpcrun.train.trainer import AMPTrainer
+from hpcrun.train.step.trainer import AMPTrainer
 from tests.train.forks import fork_ranks
 from tests.train.sharing import Net, Way, adamw, batches, flat, loss, trainer
 from tests.train.sharing_scenarios import SCENARIOS

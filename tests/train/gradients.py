@@ -18,11 +18,11 @@ from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import AMPConfig, override_layer, resolve
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
-from hpcrun.train.compression import compression
 from hpcrun.train.errors import PeerFailed
-from hpcrun.train.nonfinite import NonFiniteWatch, NotFinite
-from hpcrun.train.stepping import StepGate
-from hpcrun.train.trainer import DistributedAMPTrainer
+from hpcrun.train.health.nonfinite import NonFiniteWatch, NotFinite
+from hpcrun.train.parallel.gradient_compression import compression
+from hpcrun.train.step.gate import StepGate
+from hpcrun.train.step.trainer import DistributedAMPTrainer
 from tests.train.forks import fork_ranks
 from tests.train.sharing import Net, loss
 

@@ -20,7 +20,7 @@ import torch._dynamo
 import torch.distributed as dist
 
 from hpcrun import DistributedAMPTrainer, cleanup_distributed, setup_distributed
-from hpcrun.cluster.ports import is_free, port_candidates
+from hpcrun.cluster.network.ports import is_free, port_candidates
 from hpcrun.errors import UserError
 from tests.train import gan
 from tests.train.forks import fork_ranks

@@ -21,12 +21,12 @@ from torch.nn.parallel import DistributedDataParallel
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import AMPConfig
 from hpcrun.errors import UserError
-from hpcrun.train import process_group
-from hpcrun.train.data import training_steps
-from hpcrun.train.together import together
-from hpcrun.train.trainer import DistributedAMPTrainer
-from hpcrun.train.validation import validate
-from hpcrun.train.validation_data import ValidationData
+from hpcrun.train.data.batches import training_steps
+from hpcrun.train.evaluation.validate import validate
+from hpcrun.train.evaluation.validation_data import ValidationData
+from hpcrun.train.parallel import process_group
+from hpcrun.train.parallel.collective import together
+from hpcrun.train.step.trainer import DistributedAMPTrainer
 from tests.train.forks import fork_ranks
 
 

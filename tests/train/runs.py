@@ -18,7 +18,7 @@ from hpcrun.config import override_layer, resolve, to_yaml
 from hpcrun.lifecycle.signals import STOP
 from hpcrun.run.directory import create
 from hpcrun.train import session
-from hpcrun.train.job import run_rank
+from hpcrun.train.entry import run_rank
 from hpcrun.worker import leave
 from tests.train import zoo
 from tests.train.forks import fork_ranks

@@ -8,9 +8,9 @@ from torch import nn
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import AMPConfig
 from hpcrun.config.training import FSDP
-from hpcrun.train.data import training_steps
-from hpcrun.train.preparation import Preparation
-from hpcrun.train.trainer import DistributedAMPTrainer
+from hpcrun.train.data.batches import training_steps
+from hpcrun.train.model.prepare import Preparation
+from hpcrun.train.step.trainer import DistributedAMPTrainer
 
 BATCH = 16
 

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from hpcrun.config.training import Train
 from hpcrun.errors import UserError
-from hpcrun.train.batching import Batching, accumulation_of
-from hpcrun.train.data import training_steps
+from hpcrun.train.data.batches import training_steps
+from hpcrun.train.data.batching import Batching, accumulation_of
 from tests.train.test_data import Endless, Numbers
 
 shapes = {

@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.checkpoint.errors import ReadFailure
+from hpcrun.checkpoint.storage.errors import ReadFailure
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.cluster.errors import NodeUnfit
 from hpcrun.config import override_layer, resolve, to_yaml
 from hpcrun.diagnose.causes import blames_node, first_cause, is_cascade
 from hpcrun.lifecycle import exitcodes
+from hpcrun.lifecycle.end.cause_table import evidence_of, judge
 from hpcrun.lifecycle.history import Cause
-from hpcrun.lifecycle.judging import evidence_of, judge
 from hpcrun.lifecycle.signals import STOP
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import read_failures
 from hpcrun.run.events import Attempt, read_events, record_event
-from hpcrun.train.job import _attempt
+from hpcrun.train.entry import _attempt
 from tests.train.forks import fork_ranks
 
 CONFIG = resolve([override_layer(["task=tests.train.zoo:Graded", "job.gpus=1", "job.cpu=true"])])
@@ -57,7 +57,7 @@ def ended(
 
 
 def unfit(run: RunDirectory, attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> Cause:
-    return ended(run, attempt, UNFIT, monkeypatch, "hpcrun.train.job._require_node")
+    return ended(run, attempt, UNFIT, monkeypatch, "hpcrun.train.entry._require_node")
 
 
 def trained(run: RunDirectory, attempt: Attempt) -> None:

@@ -8,8 +8,8 @@ from torch.nn import functional as F
 from hpcrun.config.training import FSDP
 from hpcrun.tasks.gpt import GPT
 from hpcrun.tasks.options import LanguageModelShape
-from hpcrun.train.borrowed import borrowed
-from hpcrun.train.sharding import units
+from hpcrun.train.model.borrowed_parameters import borrowed
+from hpcrun.train.parallel.fsdp import units
 
 
 def project(x, table):

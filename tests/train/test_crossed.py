@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.run.files import read_json
+from hpcrun.run.io.files import read_json
 
 ROOT = Path(__file__).parents[2]
 

@@ -17,10 +17,10 @@ from torch.utils.data import Dataset, IterableDataset
 
 from hpcrun.config import override_layer, resolve
 from hpcrun.errors import UserError
-from hpcrun.train.batch import to_device
-from hpcrun.train.data import length, training_steps
-from hpcrun.train.loaders import worker_processes
-from hpcrun.train.validation_data import ValidationData
+from hpcrun.train.data.batches import length, training_steps
+from hpcrun.train.data.workers import worker_processes
+from hpcrun.train.evaluation.validation_data import ValidationData
+from hpcrun.train.step.to_device import to_device
 
 
 class Numbers(Dataset):

@@ -7,15 +7,15 @@ import time
 import pytest
 import torch
 
-from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.config import override_layer, resolve, to_yaml
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.signals import STOP
 from hpcrun.run.directory import create
 from hpcrun.run.events import read_events
-from hpcrun.run.files import read_json, read_lines
-from hpcrun.train.early_stopping import EarlyStopping
-from hpcrun.train.job import run_rank
+from hpcrun.run.io.files import read_json, read_lines
+from hpcrun.train.entry import run_rank
+from hpcrun.train.evaluation.early_stopping import EarlyStopping
 from tests.train import runs
 from tests.train.forks import fork_ranks
 

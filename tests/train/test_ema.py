@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from hpcrun.config import AMPConfig
-from hpcrun.train.ema import WeightAverage
-from hpcrun.train.stepping import StepGate
-from hpcrun.train.trainer import AMPTrainer
+from hpcrun.train.step.ema import WeightAverage
+from hpcrun.train.step.gate import StepGate
+from hpcrun.train.step.trainer import AMPTrainer
 
 
 def net():

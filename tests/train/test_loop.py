@@ -9,18 +9,18 @@ from torch import nn
 from hpcrun.config import Config
 from hpcrun.lifecycle.agreement import StopAgreement
 from hpcrun.lifecycle.signals import StopReason
-from hpcrun.run import line_writer
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.files import read_lines
-from hpcrun.train.amp_trainer import AMPTrainer
-from hpcrun.train.batching import Batching
-from hpcrun.train.early_stopping import EarlyStopping
-from hpcrun.train.flops import FlopCounter
+from hpcrun.run.io import line_writer
+from hpcrun.run.io.files import read_lines
+from hpcrun.train.data.batching import Batching
+from hpcrun.train.evaluation.early_stopping import EarlyStopping
 from hpcrun.train.loop import Loop
-from hpcrun.train.metrics import Measured, MetricsLog
-from hpcrun.train.position import Position
-from hpcrun.train.sinks import JsonLines, Sinks
-from hpcrun.train.throughput import Stopwatch
+from hpcrun.train.metrics.log import Measured, MetricsLog
+from hpcrun.train.metrics.mfu import FlopCounter
+from hpcrun.train.metrics.sinks import JsonLines, Sinks
+from hpcrun.train.metrics.timing import Stopwatch
+from hpcrun.train.phase import Position
+from hpcrun.train.step.amp_trainer import AMPTrainer
 
 
 class Saving:

@@ -19,10 +19,10 @@ from hpcrun.cluster.errors import ClusterError
 from hpcrun.run.directory import create
 from hpcrun.run.events import Attempt
 from hpcrun.run.rendezvous import Meeting, MeetingBoard
-from hpcrun.train import gpus, meeting
 from hpcrun.train.errors import NotTrainable
-from hpcrun.train.gpus import refuse_duplicates, require_gpu_build
-from hpcrun.train.process_group import second_store
+from hpcrun.train.parallel import gpus, store
+from hpcrun.train.parallel.gpus import refuse_duplicates, require_gpu_build
+from hpcrun.train.parallel.process_group import second_store
 
 
 def config(rank: int, **changes: Any) -> DistributedConfig:
@@ -47,9 +47,9 @@ def hold_and_join(
     attempt: Any, monkeypatch: pytest.MonkeyPatch, addresses: list[str], port: int
 ) -> tuple[Any, Any]:
     """Let rank 0 and rank 1 meet, and return the config and the store of each."""
-    monkeypatch.setattr(meeting, "meeting_addresses", lambda *_: addresses)
-    first = meeting.meet(config(0), attempt(True), [port], interface=None, timeout=30)
-    second = meeting.meet(config(1), attempt(False), [port], interface=None, timeout=30)
+    monkeypatch.setattr(store, "meeting_addresses", lambda *_: addresses)
+    first = store.meet(config(0), attempt(True), [port], interface=None, timeout=30)
+    second = store.meet(config(1), attempt(False), [port], interface=None, timeout=30)
     first[1].set("word", "from rank 0")
     assert second[1].get("word") == b"from rank 0"
     assert first[0].master_port == second[0].master_port == port
@@ -95,7 +95,7 @@ def test_an_address_of_another_host_is_passed_over(
     other = TCPStore("127.0.0.2", free_port(), is_master=True, wait_for_workers=False)
     deaf = socket.create_server(("127.0.0.1", 0))
     ports = {"theirs": other.port, "deaf": deaf.getsockname()[1], "ours": port}
-    monkeypatch.setattr(meeting, "_HANDSHAKE", 1.0)
+    monkeypatch.setattr(store, "_HANDSHAKE", 1.0)
 
     def connect(name: str, met: Meeting, patience: float) -> Any:
         there = Meeting(met.addresses, ports[name], key=met.key)
@@ -103,8 +103,8 @@ def test_an_address_of_another_host_is_passed_over(
         asked.append((name, found is not None))
         return found and (name, found[1])
 
-    real, asked = meeting._connect, []
-    monkeypatch.setattr(meeting, "_connect", connect)
+    real, asked = store._connect, []
+    monkeypatch.setattr(store, "_connect", connect)
     with deaf:
         hold_and_join(attempt, monkeypatch, ["theirs", "deaf", "ours"], port)
     assert asked == [("theirs", False), ("deaf", False), ("ours", True)]
@@ -130,15 +130,15 @@ def test_a_rank_of_another_node_says_where_it_is_before_gloo_chooses(
         asked[threading.current_thread().name] = peers
         return {}
 
-    monkeypatch.setattr(meeting, "gloo_interface", gloo_interface)
-    monkeypatch.setattr(meeting, "meeting_addresses", lambda *_: ["127.0.0.1"])
-    monkeypatch.setattr(meeting, "outward_address", lambda peers: f"the way to {peers[0]}")
+    monkeypatch.setattr(store, "gloo_interface", gloo_interface)
+    monkeypatch.setattr(store, "meeting_addresses", lambda *_: ["127.0.0.1"])
+    monkeypatch.setattr(store, "outward_address", lambda peers: f"the way to {peers[0]}")
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     port, wide = free_port(), {"num_nodes": 2, "num_gpus_per_node": 1, "local_rank": 0}
 
     def join(rank: int) -> None:
         told = config(rank, node_rank=rank, **wide)
-        meeting.meet(told, attempt(True), [port], interface=None, timeout=60)
+        store.meet(told, attempt(True), [port], interface=None, timeout=60)
 
     threads = [threading.Thread(target=join, args=(rank,), name=str(rank)) for rank in (0, 1)]
     for thread in threads:

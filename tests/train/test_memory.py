@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpcrun.train.memory import HEADROOM, Need, fits, need, told
+from hpcrun.train.parallel.memory_estimate import HEADROOM, Need, fits, need, told
 
 
 def test_adam_keeps_four_times_the_weights_and_frozen_ones_only_themselves():

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from hpcrun.config import override_layer, resolve, training_differences
-from hpcrun.train.batching import Batching, accumulation_of
-from hpcrun.train.memory_advice import (
+from hpcrun.train.data.batching import Batching, accumulation_of
+from hpcrun.train.health.out_of_memory import (
     OutOfMemory,
     Usage,
     advice,

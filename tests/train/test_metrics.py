@@ -14,15 +14,15 @@ from torch import nn
 from hpcrun.config import Config
 from hpcrun.errors import UserError
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.files import read_lines, write_json
-from hpcrun.train.amp_trainer import AMPTrainer
-from hpcrun.train.batching import Batching
-from hpcrun.train.flops import FlopCounter, peak_here, peak_of, samples_in, twin
-from hpcrun.train.metrics import Measured, MetricsLog, measure
-from hpcrun.train.sinks import JsonLines, Sinks, TensorBoard, build_sinks, wandb_id
-from hpcrun.train.stepping import StepGate
-from hpcrun.train.stragglers import StragglerWatch, straggler
-from hpcrun.train.throughput import Lap, Stopwatch
+from hpcrun.run.io.files import read_lines, write_json
+from hpcrun.train.data.batching import Batching
+from hpcrun.train.metrics.log import Measured, MetricsLog, measure
+from hpcrun.train.metrics.mfu import FlopCounter, peak_here, peak_of, samples_in, twin
+from hpcrun.train.metrics.sinks import JsonLines, Sinks, TensorBoard, build_sinks, wandb_id
+from hpcrun.train.metrics.stragglers import StragglerWatch, straggler
+from hpcrun.train.metrics.timing import Lap, Stopwatch
+from hpcrun.train.step.amp_trainer import AMPTrainer
+from hpcrun.train.step.gate import StepGate
 
 
 @pytest.fixture

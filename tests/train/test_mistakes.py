@@ -12,17 +12,17 @@ from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import Config
 from hpcrun.diagnose.causes import first_cause
 from hpcrun.errors import UserError
+from hpcrun.lifecycle.end.cause_table import evidence_of, judge
 from hpcrun.lifecycle.history import Cause
-from hpcrun.lifecycle.judging import evidence_of, judge
-from hpcrun.lifecycle.shared_interface import NoSharedInterface
+from hpcrun.lifecycle.rank.shared_interface import NoSharedInterface
 from hpcrun.lifecycle.signals import StopFlag
 from hpcrun.run.directory import create
 from hpcrun.run.endings import read_failures, record_failure
 from hpcrun.run.events import Attempt, read_events
-from hpcrun.train import job
-from hpcrun.train import together as meeting
-from hpcrun.train.batching import Batching
-from hpcrun.train.data import require_trainable
+from hpcrun.train import entry
+from hpcrun.train.data.batches import require_trainable
+from hpcrun.train.data.batching import Batching
+from hpcrun.train.entry import _note_refusal, _with_interface, run_rank
 from hpcrun.train.errors import (
     KnownToAll,
     NotTrainable,
@@ -30,8 +30,8 @@ from hpcrun.train.errors import (
     is_mistake,
     known_to_all,
 )
-from hpcrun.train.job import _note_refusal, _with_interface, run_rank
-from hpcrun.train.together import together
+from hpcrun.train.parallel import collective as meeting
+from hpcrun.train.parallel.collective import together
 
 
 def no_such(path: str) -> OSError:
@@ -147,7 +147,7 @@ def test_nodes_without_a_common_interface_blame_the_node_that_connects_worst(
         raise NoSharedInterface("no interface", worst)
 
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
-    monkeypatch.setattr(job, "shared_interface", refuses)
+    monkeypatch.setattr(entry, "shared_interface", refuses)
     run, attempt = create(tmp_path / "a", "x", {}), Attempt("7", 0)
     config = Config.model_validate({"train": {"batch_size": 64}, "job": {"interface": "auto"}})
     place = {"world_size": 2, "num_nodes": 2, "num_gpus_per_node": 1, "launch_method": "slurm"}

@@ -12,11 +12,11 @@ from hpcrun.config import AMPConfig, override_layer, resolve
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import node_name
 from hpcrun.run.events import Attempt, read_events
-from hpcrun.train import order
-from hpcrun.train.batching import Batching
-from hpcrun.train.nonfinite import DUMPS, NonFiniteWatch, NotFinite, samples_of
-from hpcrun.train.stepping import StepGate
-from hpcrun.train.trainer import AMPTrainer
+from hpcrun.train.data import order
+from hpcrun.train.data.batching import Batching
+from hpcrun.train.health.nonfinite import DUMPS, NonFiniteWatch, NotFinite, samples_of
+from hpcrun.train.step.gate import StepGate
+from hpcrun.train.step.trainer import AMPTrainer
 
 ATTEMPT = Attempt("7", 0)
 DATA = torch.utils.data.TensorDataset(torch.arange(10.0))

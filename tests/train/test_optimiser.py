@@ -6,7 +6,7 @@ from torch import nn
 
 from hpcrun.config import override_layer, resolve
 from hpcrun.errors import UserError
-from hpcrun.train.optimiser import (
+from hpcrun.train.optimizer import (
     build_optimizer,
     build_schedule,
     has_fused,

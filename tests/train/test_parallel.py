@@ -11,14 +11,14 @@ from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import override_layer, resolve
 from hpcrun.config.training import FSDP
 from hpcrun.errors import UserError
-from hpcrun.train import parallel, sharding
-from hpcrun.train.memory import Need
-from hpcrun.train.parallel import decide, need, resolve_parallel
-from hpcrun.train.sharding import layout, units
-from hpcrun.train.strategies import Scattered
-from hpcrun.train.trainer import AMPTrainer, DistributedAMPTrainer
-from hpcrun.train.unused import unreached
-from hpcrun.train.whole import filled, hollow
+from hpcrun.train.model.unused_parameters import unreached
+from hpcrun.train.parallel import choose, fsdp
+from hpcrun.train.parallel.choose import decide, need, resolve_parallel
+from hpcrun.train.parallel.fsdp import layout, units
+from hpcrun.train.parallel.memory_estimate import Need
+from hpcrun.train.parallel.strategies import Scattered
+from hpcrun.train.parallel.unsharded_copy import filled, hollow
+from hpcrun.train.step.trainer import AMPTrainer, DistributedAMPTrainer
 from tests.train.sharing import Net, adamw, flat, loss
 
 SMALL, LARGE = Need(100, 100, 200), Need(1000, 1000, 2000)
@@ -63,13 +63,13 @@ def test_auto_takes_ddp_for_what_only_ddp_can_and_says_so(key, told):
 
 def test_what_an_older_torch_cannot_do_sharded_auto_leaves_to_ddp_and_fsdp_refuses(monkeypatch):
     assert decide(config("train.find_unused_parameters=true"), LARGE, 1000)[0] == "fsdp"
-    monkeypatch.setattr(parallel, "FILLS_UNUSED", False)
+    monkeypatch.setattr(choose, "FILLS_UNUSED", False)
     chosen, line = decide(config("train.find_unused_parameters=true"), LARGE, 1000)
     assert chosen == "ddp"
     assert "takes ddp, which train.find_unused_parameters needs: " in line
-    monkeypatch.setattr(sharding, "FILLS_UNUSED", False)
+    monkeypatch.setattr(fsdp, "FILLS_UNUSED", False)
     with pytest.raises(UserError, match=r"with fsdp it needs torch 2\.13, and this is "):
-        sharding._fill_unused(Net())
+        fsdp._fill_unused(Net())
 
 
 def test_what_is_kept_beside_the_weights_is_counted_and_named():

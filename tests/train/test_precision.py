@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from hpcrun.config import AMPConfig
-from hpcrun.train import precision
-from hpcrun.train.stepping import SCALES_KEPT, StepGate, not_finite
-from hpcrun.train.trainer import AMPTrainer
+from hpcrun.train.step import precision
+from hpcrun.train.step.gate import SCALES_KEPT, StepGate, not_finite
+from hpcrun.train.step.trainer import AMPTrainer
 
 FP16 = AMPConfig(dtype="fp16", init_scale=1024.0, growth_interval=3)
 

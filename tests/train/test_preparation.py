@@ -11,13 +11,13 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hpcrun.checkpoint.names import named_parameters
+from hpcrun.checkpoint.state.names import named_parameters
 from hpcrun.errors import UserError
-from hpcrun.train.blocks import blocks, by_class, by_size, unshared
 from hpcrun.train.errors import NotTrainable
-from hpcrun.train.preparation import Preparation, compile_in_place, prepare
-from hpcrun.train.recomputing import Buffers
-from hpcrun.train.trainer import AMPTrainer, DistributedAMPTrainer
+from hpcrun.train.model.activation_checkpointing import Buffers
+from hpcrun.train.model.blocks import blocks, by_class, by_size, unshared
+from hpcrun.train.model.prepare import Preparation, compile_in_place, prepare
+from hpcrun.train.step.trainer import AMPTrainer, DistributedAMPTrainer
 from tests.train.sharing import Block, Net, adamw, flat, loss
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from hpcrun.run.directory import RunDirectory
-from hpcrun.train.position import Position
-from hpcrun.train.profiling import Profile, steps_of
-from hpcrun.train.throughput import Stopwatch
+from hpcrun.train.metrics.profiling import Profile, steps_of
+from hpcrun.train.metrics.timing import Stopwatch
+from hpcrun.train.phase import Position
 
 
 def profile(folder: Path, window: str | None, start: int, rank: int = 1) -> Profile:

@@ -14,16 +14,16 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hpcrun.checkpoint.export import best_readable, load_model, newest_readable
-from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.diagnose.causes import first_cause, is_cascade
 from hpcrun.lifecycle import exitcodes
+from hpcrun.lifecycle.end.settle import settle
 from hpcrun.lifecycle.history import Cause
 from hpcrun.lifecycle.policy import Budgets
-from hpcrun.lifecycle.settle import settle
 from hpcrun.run.endings import stacks_path
 from hpcrun.run.events import Attempt, read_events
-from hpcrun.run.files import read_json, read_lines
-from hpcrun.train import order
+from hpcrun.run.io.files import read_json, read_lines
+from hpcrun.train.data import order
 from tests import jobs
 from tests.train.played import Runs
 

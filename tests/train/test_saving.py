@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpcrun.checkpoint.errors import DamagedCheckpoint
-from hpcrun.checkpoint.filesystem import FileSystem
 from hpcrun.checkpoint.interval import pays
-from hpcrun.checkpoint.store import CheckpointStore
+from hpcrun.checkpoint.storage.errors import DamagedCheckpoint
+from hpcrun.checkpoint.storage.filesystem import FileSystem
+from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import override_layer, resolve, to_yaml
 from hpcrun.lifecycle import exitcodes
@@ -22,8 +22,8 @@ from hpcrun.lifecycle.history import last_committed
 from hpcrun.lifecycle.signals import STOP
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, Event, read_events, record_event
-from hpcrun.train.checkpoints import build_interval, failure_seconds, make_room
-from hpcrun.train.job import run_rank
+from hpcrun.train.checkpoint_setup import build_interval, failure_seconds, make_room
+from hpcrun.train.entry import run_rank
 from tests.checkpoint import faults
 from tests.checkpoint.test_set_aside import flip
 from tests.train.forks import fork_ranks

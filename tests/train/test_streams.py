@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset, get_worker_info
 
-from hpcrun.checkpoint.share import pack
+from hpcrun.checkpoint.sharded.rank_file import pack
 from hpcrun.errors import UserError
-from hpcrun.train.data import require_trainable, training_steps
+from hpcrun.train.data.batches import require_trainable, training_steps
 
 
 class Counting(IterableDataset):

@@ -11,15 +11,15 @@ from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import override_layer, resolve
 from hpcrun.errors import UserError
 from hpcrun.train import session
-from hpcrun.train.batching import Batching
+from hpcrun.train.data.batching import Batching
 from hpcrun.train.errors import NotTrainable
-from hpcrun.train.memory import Need
-from hpcrun.train.optimiser import build_optimizer
-from hpcrun.train.parallel import decide
-from hpcrun.train.preparation import Preparation, prepare
-from hpcrun.train.suitable import require_model, unshardable
-from hpcrun.train.taking import Taking
-from hpcrun.train.trainer import DistributedAMPTrainer
+from hpcrun.train.model.prepare import Preparation, prepare
+from hpcrun.train.optimizer import build_optimizer
+from hpcrun.train.parallel.choose import decide
+from hpcrun.train.parallel.memory_estimate import Need
+from hpcrun.train.step.micro_batches import Taking
+from hpcrun.train.step.trainer import DistributedAMPTrainer
+from hpcrun.train.task_checks import require_model, unshardable
 
 SPARSE_KEYS = ("optim.name=sgd", "optim.momentum=0", "optim.weight_decay=0", "train.clip_norm=null")
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from hpcrun.checkpoint.errors import CheckpointError
+from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.config import AMPConfig
-from hpcrun.train import checkpointing
-from hpcrun.train.trainer import AMPTrainer
-from hpcrun.train.validation import validate
+from hpcrun.train.evaluation.validate import validate
+from hpcrun.train.step import checkpointing
+from hpcrun.train.step.trainer import AMPTrainer
 from tests.train import gan
 
 FP16 = AMPConfig(dtype="fp16", init_scale=1024.0, growth_interval=1000)

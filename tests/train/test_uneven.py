@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from hpcrun.errors import UserError
-from hpcrun.train.batching import Batching
-from hpcrun.train.taking import Taking
-from hpcrun.train.trainer import DistributedAMPTrainer
+from hpcrun.train.data.batching import Batching
+from hpcrun.train.step.micro_batches import Taking
+from hpcrun.train.step.trainer import DistributedAMPTrainer
 from tests.train import uneven
 
 ROOT = Path(__file__).parents[2]

@@ -9,12 +9,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hpcrun.checkpoint.engine import CheckpointEngine
-from hpcrun.checkpoint.store import CheckpointStore
-from hpcrun.train import process_group
-from hpcrun.train.hangs import Answer, judge_hang
-from hpcrun.train.position import PREPARING, TRAINING, Position
-from hpcrun.train.watchdog import Patience
+from hpcrun.checkpoint.sharded.engine import CheckpointEngine
+from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.train.health.hang_diagnosis import Answer, judge_hang
+from hpcrun.train.health.watchdog import Patience
+from hpcrun.train.parallel import process_group
+from hpcrun.train.phase import PREPARING, TRAINING, Position
 
 HOSTS = ["n0", "n0", "n1", "n1"]
 

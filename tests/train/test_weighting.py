@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hpcrun.train.trainer import AMPTrainer
+from hpcrun.train.step.trainer import AMPTrainer
 
 
 def net():

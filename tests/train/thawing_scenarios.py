@@ -7,8 +7,8 @@ import torch.distributed as dist
 
 from hpcrun import Task
 from hpcrun.errors import UserError
-from hpcrun.train.batching import Batching
-from hpcrun.train.taking import Taking
+from hpcrun.train.data.batching import Batching
+from hpcrun.train.step.micro_batches import Taking
 from tests.train.sharing import BATCH, Net, Way, batches, flat, loss, trainer
 
 

@@ -20,12 +20,12 @@ from torch.utils.data import Dataset, default_collate
 from hpcrun import Task
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import AMPConfig
-from hpcrun.train import order
-from hpcrun.train.data import training_steps
-from hpcrun.train.taking import Taking
-from hpcrun.train.trainer import DistributedAMPTrainer
-from hpcrun.train.validation import validate
-from hpcrun.train.validation_data import ValidationData
+from hpcrun.train.data import order
+from hpcrun.train.data.batches import training_steps
+from hpcrun.train.evaluation.validate import validate
+from hpcrun.train.evaluation.validation_data import ValidationData
+from hpcrun.train.step.micro_batches import Taking
+from hpcrun.train.step.trainer import DistributedAMPTrainer
 from tests.train.forks import fork_ranks
 from tests.train.ranks import Pairs, digest, gathered, loss, small
 

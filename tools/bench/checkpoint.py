@@ -34,13 +34,13 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
-from hpcrun.checkpoint.engine import CheckpointEngine
-from hpcrun.checkpoint.restoring import SHARED
-from hpcrun.checkpoint.share import pack, stage, write
-from hpcrun.checkpoint.staging import Staging
-from hpcrun.checkpoint.state import alike, apply_shared, capture_shared, template
-from hpcrun.checkpoint.store import CheckpointStore
-from hpcrun.checkpoint.tree import split
+from hpcrun.checkpoint.sharded.engine import CheckpointEngine
+from hpcrun.checkpoint.sharded.host_staging import Staging
+from hpcrun.checkpoint.sharded.rank_file import pack, stage, write
+from hpcrun.checkpoint.sharded.restore import SHARED
+from hpcrun.checkpoint.state.capture import alike, apply_shared, capture_shared, template
+from hpcrun.checkpoint.state.tree import split
+from hpcrun.checkpoint.storage.store import CheckpointStore
 
 
 class Training:

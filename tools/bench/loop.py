@@ -222,7 +222,7 @@ def hpcrun(problem: type[Mlp] | type[SmallGpt]) -> None:
     from hpcrun.config import override_layer, resolve, to_yaml
     from hpcrun.lifecycle.signals import STOP
     from hpcrun.run.directory import create
-    from hpcrun.train.job import run_rank
+    from hpcrun.train.entry import run_rank
 
     task = {Mlp: "MlpTask", SmallGpt: "SmallGptTask"}[problem]
     config = resolve(

@@ -25,14 +25,14 @@ from typing import Any, TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from hpcrun.checkpoint.index import INDEX, covered, decode
-from hpcrun.checkpoint.manifest import MANIFEST
-from hpcrun.checkpoint.planning import Part, Plan
-from hpcrun.checkpoint.saving import Saving, Task
-from hpcrun.checkpoint.share import Share, Written, own_name, write
-from hpcrun.checkpoint.store import CheckpointStore
-from hpcrun.checkpoint.together import Together
-from hpcrun.checkpoint.verify import verify
+from hpcrun.checkpoint.sharded.collective import Together
+from hpcrun.checkpoint.sharded.plan import Part, Plan
+from hpcrun.checkpoint.sharded.rank_file import Share, Written, own_name, write
+from hpcrun.checkpoint.sharded.save import Saving, Task
+from hpcrun.checkpoint.storage.index import INDEX, covered, decode
+from hpcrun.checkpoint.storage.manifest import MANIFEST
+from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.checkpoint.storage.verify import verify
 
 T = TypeVar("T")
 _COLUMNS = 4

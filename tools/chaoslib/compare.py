@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from hpcrun.lifecycle.goodput import Goodput, goodput
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Event, read_events
-from hpcrun.run.files import read_json, read_lines
+from hpcrun.run.io.files import read_json, read_lines
 from tests import jobs
 
 from .disturbed import NODES, Chaos

@@ -4,13 +4,13 @@ import os
 import sys
 from collections.abc import Callable
 
-from hpcrun.cluster.addresses import bound_address
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.cluster.errors import ClusterError
-from hpcrun.cluster.interfaces import gloo_interface, meeting_addresses
 from hpcrun.cluster.launchers import LOOPBACK, step_hosts
-from hpcrun.cluster.ports import is_free, listen, port_candidates, wanted_ports
-from hpcrun.lifecycle.greeting import answer, leads_to
+from hpcrun.cluster.network.addresses import bound_address
+from hpcrun.cluster.network.interfaces import gloo_interface, meeting_addresses
+from hpcrun.cluster.network.ports import is_free, listen, port_candidates, wanted_ports
+from hpcrun.lifecycle.rank.address_listener import answer, leads_to
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.events import Attempt
 from hpcrun.run.rendezvous import Meeting, MeetingBoard, MeetingStopped, ScriptEnded

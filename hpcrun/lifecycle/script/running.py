@@ -19,7 +19,7 @@ from hpcrun.command.launcher import Launcher
 from hpcrun.diagnose.script_log import script_words
 from hpcrun.errors import UserError
 from hpcrun.lifecycle import exitcodes
-from hpcrun.lifecycle.answering import Answering
+from hpcrun.lifecycle.rank.stack_writer import Answering
 from hpcrun.lifecycle.script.end import ScriptEnd, note_stop, record_end
 from hpcrun.lifecycle.script.meeting import meeting_place
 from hpcrun.lifecycle.script.orphans import adopt_orphans

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from hpcrun.lifecycle.answering import StackError
+from hpcrun.lifecycle.rank.stack_writer import StackError
 from hpcrun.run.endings import node_name
 from hpcrun.run.stacks import Frame, Stack, Thread
 

@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.lifecycle.rank.sentry import NOTICED
 from hpcrun.lifecycle.script.end import died_of_stop
 from hpcrun.lifecycle.script.orphans import code_of_all, wait_for_orphans
 from hpcrun.lifecycle.script.progress import ProgressWatch
-from hpcrun.lifecycle.sentry import NOTICED
 from hpcrun.lifecycle.signals import StopFlag, StopReason
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note
-from hpcrun.run.files import read_json
+from hpcrun.run.io.files import read_json
 from hpcrun.run.owner import INCARNATION, OwnerLooks, described
 
 _TICK = 0.2

@@ -16,10 +16,10 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict
 from typing import Any, TextIO
 
-from hpcrun.cluster.interfaces import own_interfaces
-from hpcrun.cluster.reachable import Door, Doorkeeper, reached
+from hpcrun.cluster.network.interfaces import own_interfaces
+from hpcrun.cluster.network.reachable import Door, Doorkeeper, reached
 from hpcrun.network.check import iperf, ports, wire
-from hpcrun.network.check.ranks import Ranks
+from hpcrun.network.check.allreduce.node_ranks import Ranks
 
 CONNECT = 8.0
 """Seconds for a connection: three lost segments in a row take seven."""

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpcrun.cluster import reachable
+from hpcrun.cluster.network import reachable
 from hpcrun.network.check import ports
 from hpcrun.network.check.agent import CONNECT
+from hpcrun.network.check.allreduce.all_nodes import AllReduce
 from hpcrun.network.check.fleet import Fleet
 from hpcrun.network.check.measured import Measured, NameCheck, Node, PortCheck, Transfer
 from hpcrun.network.check.schedule import Pair, rounds_for
-from hpcrun.network.check.together import AllReduce
 from hpcrun.network.check.verdict import THRESHOLD, Suspects, excluded, suspects, verdicts
 
 _HELLO = 120.0

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
-from hpcrun.cluster.ports import FIRST_PORT, ephemeral_range, wanted_ports
+from hpcrun.cluster.network.ports import FIRST_PORT, ephemeral_range, wanted_ports
 from hpcrun.network.check import wire
 
 PATIENCE = 3.5

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from hpcrun.network.check.busbw import MIB
+from hpcrun.network.check.allreduce.busbw import MIB
 from hpcrun.network.check.measured import Collective, Measured
 from hpcrun.network.check.statistics import node_rates, resent_share, scores, usual_rate
 from hpcrun.network.check.verdict import Verdict, excluded, rate_text

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hpcrun.network.check.closed import blamed
 from hpcrun.network.check.measured import Collective, Measured, NameCheck, Transfer
+from hpcrun.network.check.port_verdict import blamed
 from hpcrun.network.check.statistics import (
     in_the_rounds,
     link_rates,

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hpcrun.cluster.addresses import is_only_loopback, outward_address
+from hpcrun.cluster.network.addresses import is_only_loopback, outward_address
 from hpcrun.cluster.slurm import run
 from hpcrun.network.nccl.facts import Gid, Interface, NodeFacts, RdmaPort
 from hpcrun.network.nccl.topology import gpu_links

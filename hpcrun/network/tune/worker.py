@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcrun.cluster.interfaces import own_interfaces
+from hpcrun.cluster.network.interfaces import own_interfaces
 from hpcrun.network.tune import measuring
 from hpcrun.run.endings import node_name
 

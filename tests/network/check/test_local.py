@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.cluster.ports import FIRST_PORT, ephemeral_range
+from hpcrun.cluster.network.ports import FIRST_PORT, ephemeral_range
 from hpcrun.network.check import wire
 from hpcrun.network.check.agent import Agent, targets
 from hpcrun.network.check.coordinator import Check, Options

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from hpcrun.network.check import ranks
-from hpcrun.network.check.busbw import MIB, bus_bandwidth
+from hpcrun.network.check.allreduce import node_ranks
+from hpcrun.network.check.allreduce.busbw import MIB, bus_bandwidth
 from hpcrun.network.check.coordinator import Check, Options
 from hpcrun.network.check.measured import Collective, Measured
 from hpcrun.network.check.report import as_data, collective_line
@@ -174,9 +174,9 @@ def test_a_rank_that_ends_without_a_word_and_a_rank_that_hangs_are_told_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def program(code: str) -> None:
-        monkeypatch.setattr(ranks, "_PROGRAM", (sys.executable, "-c", code))
+        monkeypatch.setattr(node_ranks, "_PROGRAM", (sys.executable, "-c", code))
 
-    node = ranks.Ranks()
+    node = node_ranks.Ranks()
     program("import sys; sys.exit('no module named torch')")
     assert node.prepare() == {"stage": "failed", "problem": "no module named torch", "after": None}
     here = 'print(\'{"stage": "here", "gpus": 3, "port": 1}\', flush=True);'

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from hpcrun.network.check.closed import ranges
 from hpcrun.network.check.measured import Measured, NameCheck, PortCheck, Transfer
+from hpcrun.network.check.port_verdict import ranges
 from hpcrun.network.check.report import as_data, node_lines, verdict_lines
 from hpcrun.network.check.schedule import rounds_for
 from hpcrun.network.check.statistics import node_rates, scores, usual_rate

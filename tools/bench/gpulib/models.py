@@ -11,8 +11,8 @@ from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import AMPConfig
 from hpcrun.tasks.gpt import GPT
 from hpcrun.tasks.options import LanguageModelShape
-from hpcrun.train.preparation import Preparation
-from hpcrun.train.trainer import DistributedAMPTrainer
+from hpcrun.train.model.prepare import Preparation
+from hpcrun.train.step.trainer import DistributedAMPTrainer
 
 
 def build(size: Size, device: torch.device, dtype: torch.dtype) -> GPT:

@@ -19,10 +19,10 @@ from gpulib.models import adamw, batches, build, next_byte, one_rank, trainer_fo
 from gpulib.sizes import REPEATED, SIZES, Size
 from hpcrun.config import AMPConfig
 from hpcrun.train.determinism import choose_kernels
-from hpcrun.train.flops import peak_here
-from hpcrun.train.sharding import Sharded
-from hpcrun.train.strategies import Replicated, Strategy
-from hpcrun.train.trainer import AMPTrainer, DistributedAMPTrainer
+from hpcrun.train.metrics.mfu import peak_here
+from hpcrun.train.parallel.fsdp import Sharded
+from hpcrun.train.parallel.strategies import Replicated, Strategy
+from hpcrun.train.step.trainer import AMPTrainer, DistributedAMPTrainer
 
 Figures = dict[str, Any]
 

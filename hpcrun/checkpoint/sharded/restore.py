@@ -1,0 +1,276 @@
+"""The ranks restore together: one finds damage, all fall back to the checkpoint before."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from hpcrun.checkpoint.outcome import Restored
+from hpcrun.checkpoint.sharded.collective import Together, first_of, one_line
+from hpcrun.checkpoint.sharded.rank_file import own_name
+from hpcrun.checkpoint.sharded.read import StoreReader
+from hpcrun.checkpoint.sharded.second_look import require_whole
+from hpcrun.checkpoint.state.tree import join, split
+from hpcrun.checkpoint.storage.errors import (
+    CheckpointError,
+    DamagedCheckpoint,
+    ReadFailure,
+    refused_to_read,
+)
+from hpcrun.checkpoint.storage.index import INDEX, TensorEntry
+from hpcrun.checkpoint.storage.leases import hold
+from hpcrun.checkpoint.storage.manifest import Manifest
+from hpcrun.checkpoint.storage.store import CheckpointStore
+
+SHARED = "shared"
+
+Template = Callable[[Mapping[str, TensorEntry], Any], dict[str, Any]]
+"""From a checkpoint's tensors and the plain rest to a state whose tensors they are loaded into.
+
+Raises CheckpointError where the checkpoint does not fit; nothing has been loaded then.
+"""
+
+
+def restore(
+    store: CheckpointStore,
+    together: Together,
+    template: Template,
+    skip: Collection[int] = (),
+) -> Restored | None:
+    """The newest checkpoint that every rank can read, or None if there is none. Collective.
+
+    Rank 0 reads the manifest and the index for all ranks.
+    Each rank compares what it reads with the hashes. Damage that a rank finds, and rank 0 at a second
+    look too, makes all ranks fall back to the checkpoint before. Nothing else does: what was saved stays
+    the newest, whatever keeps it from being loaded here. Tensors of ``template`` are filled in place,
+    those it lacks come whole on the CPU.
+
+    Args:
+        skip: steps not to consider.
+
+    Raises:
+        ReadFailure: a node failed to read a checkpoint that is not known to be damaged. On all ranks.
+        CheckpointError: there are checkpoints and all are damaged (starting over in silence could
+            cost weeks), or the state does not fit. On all ranks. Where it does not fit, nothing was
+            loaded; otherwise the template's tensors may hold anything.
+    """
+    skipped, notes, all_damaged = set(skip), [], True
+    while True:
+        choice = together.from_rank_0(lambda: _choose(store, together, skipped))
+        notes += choice.notes
+        all_damaged = all_damaged and choice.all_damaged
+        if choice.unread:
+            raise ReadFailure(_elsewhere(choice.unread), here=together.rank == 0)
+        if choice.error is not None:
+            raise CheckpointError(choice.error)
+        if choice.found is None:
+            if notes:
+                raise CheckpointError(_none_whole(store, notes, all_damaged, bool(skip)))
+            return None
+        manifest, index = choice.found
+        # Another process may be training here: a job that only evaluates, or a ghost of this one.
+        with hold(store.root, manifest.step) if together.rank == 0 else nullcontext():
+            load = _Load(store, together, manifest, index, template)
+            for work in (load.prepare, load.fill):
+                reports = together.gather(_report(work, together, store.path(manifest.step)))
+                if any(report.trouble for report in reports):
+                    break
+            misfits = [report.misfit for report in reports if report.misfit]
+            if misfits:
+                raise CheckpointError(f"step {manifest.step}: {first_of(misfits)}")
+            if not any(report.trouble for report in reports):
+                return load.restored(notes)
+            failed = together.from_rank_0(
+                partial(_at_fault, store, together, manifest.step, reports)
+            )
+            if failed is not None:
+                ranks, line = failed
+                text = _elsewhere(f"step {manifest.step}: {line}")
+                raise ReadFailure(text, here=together.rank in ranks)
+        store.distrust(manifest.step)
+        skipped.add(manifest.step)
+        all_damaged = all_damaged and any(report.lasting for report in reports)
+        troubles = [report.damage for report in reports if report.damage]
+        notes.append(f"step {manifest.step} passed over: {first_of(troubles)}")
+
+
+class _Choice(NamedTuple):
+    """The newest checkpoint with the content of its index, and what was passed over.
+
+    ``all_damaged``: nothing of that is whole. ``unread``: what the file system refused to read.
+    """
+
+    found: tuple[Manifest, bytes] | None
+    notes: list[str]
+    all_damaged: bool = True
+    unread: str | None = None
+    error: str | None = None
+
+
+def _choose(store: CheckpointStore, together: Together, skipped: set[int]) -> _Choice:
+    notes: list[str] = []
+    all_damaged = True
+    try:
+        store.require_private()
+        for step in store.steps():
+            if step in skipped:
+                continue
+            try:
+                return _Choice(_look(store, step), notes, all_damaged)
+            except DamagedCheckpoint as damage:
+                if refused_to_read(damage):
+                    raise
+                skipped.add(step)
+                all_damaged = all_damaged and damage.lasting
+                notes.append(f"step {step} passed over: {together.named(damage)}")
+        return _Choice(None, notes, all_damaged)
+    except CheckpointError as error:
+        line = together.named(error)
+        if refused_to_read(error):
+            return _Choice(None, notes, unread=line)
+        return _Choice(None, notes, error=line)
+
+
+def _look(store: CheckpointStore, step: int) -> tuple[Manifest, bytes]:
+    """Read manifest, sizes and index of ``step``, twice where they look damaged; raises CheckpointError."""
+
+    def look() -> tuple[Manifest, bytes]:
+        manifest = store.inspect(step)
+        store.require_private([step])
+        return manifest, store.read(step, INDEX)
+
+    try:
+        return look()
+    except DamagedCheckpoint as damage:
+        if not damage.lasting:
+            raise
+        require_whole(store, step, [damage.file] if damage.file else [])
+    store.trust(step)
+    return look()
+
+
+def _at_fault(
+    store: CheckpointStore, together: Together, step: int, reports: Sequence["_Report"]
+) -> tuple[list[int], str] | None:
+    """Return the ranks whose nodes failed to read ``step``, and what they met; None where it is damaged.
+
+    For rank 0, which looks itself at what other ranks call damaged.
+    """
+    unread = {rank: report.unread for rank, report in enumerate(reports) if report.unread}
+    if unread:
+        return list(unread), first_of(list(unread.values()))
+    claims = {rank: report for rank, report in enumerate(reports) if report.lasting}
+    files = dict.fromkeys(report.file for report in claims.values())
+    if not claims:
+        return None
+    if None in files:
+        # All ranks have the same index, and each of its bytes is as it was written.
+        store.prove(step)
+        return None
+    try:
+        require_whole(store, step, [name for name in files if name])
+    except DamagedCheckpoint as damage:
+        return ([0], together.named(damage)) if refused_to_read(damage) else None
+    store.trust(step)
+    first = first_of([report.damage or "" for report in claims.values()])
+    return list(claims), f"{first}; {together.named('reads the same files whole')}"
+
+
+def _elsewhere(trouble: str) -> str:
+    return (
+        f"{trouble}; the checkpoint stays where it is, and another node may read it; "
+        "if none can, `hpcrun verify` shows what is wrong with it"
+    )
+
+
+def _none_whole(
+    store: CheckpointStore, notes: Sequence[str], all_damaged: bool, chosen: bool
+) -> str:
+    line = f"{store.root}: no checkpoint there is whole: {'; '.join(notes)}"
+    if not all_damaged:
+        return f"{line}; use the versions of hpcrun and torch that saved them"
+    if chosen:
+        return line
+    return (
+        f"{line}; to start from step 0 move the folder away, or give the run's `hpcrun resume` "
+        "--from-scratch"
+    )
+
+
+class _Load:
+    """One rank's part of a restore: what can be refused first, and then what cannot be taken back."""
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        together: Together,
+        manifest: Manifest,
+        index: bytes,
+        template: Template,
+    ) -> None:
+        self._store, self._together = store, together
+        self._manifest, self._index, self._template = manifest, index, template
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._skeleton: Any = None
+        self._own: dict[str, Any] | None = None
+
+    def prepare(self) -> None:
+        """Read the plain data, and find where each tensor goes."""
+        reader = self._reader = StoreReader(self._store, self._manifest.step, self._index)
+        self._skeleton = reader.blob(SHARED)
+        if self._manifest.world_size == self._together.world_size:
+            self._own = reader.blob(own_name(self._together.rank))
+        entries = reader.index.tensors
+        _, here = split(self._template(entries, self._skeleton))
+        self._tensors = {
+            name: here[name] if name in here else reader.empty(name) for name in entries
+        }
+        reader.require_fit(self._tensors)
+
+    def fill(self) -> None:
+        """Read the tensors."""
+        self._reader.load(self._tensors)
+
+    def restored(self, notes: list[str]) -> Restored:
+        """What was read."""
+        manifest, world_size = self._manifest, self._together.world_size
+        if self._own is None:
+            notes.append(
+                f"step {manifest.step} was saved by {manifest.world_size} ranks and is resumed by "
+                f"{world_size}: the ranks' random states are not restored"
+            )
+        shared = join(self._skeleton, self._tensors)
+        return Restored(manifest.step, shared, self._own, dict(manifest.meta), tuple(notes))
+
+
+class _Report(NamedTuple):
+    """The damage that a rank met, in which file and whether it lasts; or what the file system refused to
+    read; or what else kept the rank from its work."""
+
+    damage: str | None = None
+    lasting: bool = False
+    file: str | None = None
+    unread: str | None = None
+    misfit: str | None = None
+
+    @property
+    def trouble(self) -> str | None:
+        return self.damage or self.unread or self.misfit
+
+
+def _report(work: Callable[[], None], together: Together, path: Path) -> _Report:
+    try:
+        work()
+    except DamagedCheckpoint as error:
+        if refused_to_read(error):
+            return _Report(unread=together.named(error))
+        return _Report(together.named(error), error.lasting, error.file)
+    except CheckpointError as error:
+        return _Report(misfit=together.named(error))
+    except Exception as error:  # whatever it is, the others are waiting to hear
+        line = f"{path}: cannot be loaded here: {one_line(error)}"
+        return _Report(misfit=together.named(line))
+    return _Report()

@@ -1,0 +1,178 @@
+"""One save among the ranks: draft, every rank's file, agreement, index, commit, tidying. Or none of it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hpcrun.checkpoint.outcome import SaveOutcome
+from hpcrun.checkpoint.sharded.collective import Together, first_of
+from hpcrun.checkpoint.sharded.plan import Part, Plan
+from hpcrun.checkpoint.sharded.rank_file import Share, Written, write
+from hpcrun.checkpoint.storage.errors import CheckpointError, amount
+from hpcrun.checkpoint.storage.index import INDEX, Index, Piece, Place, TensorEntry, encode
+from hpcrun.checkpoint.storage.lustre import stripe
+from hpcrun.checkpoint.storage.manifest import FileRecord
+from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.run.owner import Superseded
+
+
+@dataclass(frozen=True)
+class Task:
+    """What this rank brings to a save. ``meta`` is rank 0's.
+
+    ``share`` is a line that says why this rank has none, or None where that is another rank's fault.
+    ``notes`` are told with the outcome, in this rank's name.
+    """
+
+    step: int
+    plan: Plan | None
+    share: Share | str | None
+    meta: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+
+
+class Saving:
+    """Carries a task out together with the other ranks.
+
+    Args:
+        still_mine: raises Superseded when a newer incarnation owns the run; asked by rank 0.
+        tidy: called by rank 0 after the commit of a step; what it returns is told to the user.
+    """
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        together: Together,
+        still_mine: Callable[[], None],
+        tidy: Callable[[int], list[str]],
+    ) -> None:
+        self._store = store
+        self._together = together
+        self._still_mine = still_mine
+        self._tidy = tidy
+        self._swept = False
+        self._left: list[str] = []
+
+    def run(self, task: Task) -> SaveOutcome:
+        """Save. Collective; returns on all ranks alike once it is decided, and raises for no disk.
+
+        The first save also sweeps what dead incarnations left, and the one after a failure what that left.
+
+        Raises:
+            RuntimeError: a peer has gone (torch.distributed).
+        """
+        begun = self._together.from_rank_0(lambda: self._begin(task))
+        if isinstance(begun, SaveOutcome):
+            return begun
+        draft = self._store.root / begun
+        written = self._together.to_rank_0(self._write(task, draft))
+        return self._together.from_rank_0(lambda: self._conclude(task, draft, written))
+
+    def _begin(self, task: Task) -> str | SaveOutcome:
+        try:
+            self._still_mine()
+            self._sweep()
+            if task.plan is not None and isinstance(task.share, Share):
+                # The plain data of the other ranks is as large as this one's, nearly enough.
+                blobs = (task.share.size - task.plan.size) * self._together.world_size
+                what = f"{amount(task.plan.total)} of tensors, {amount(blobs)} of other state"
+                self._store.require_free(task.plan.total + blobs, what)
+            draft = self._store.begin(task.step)
+            stripe(draft)
+            return draft.name
+        except Superseded as error:
+            return SaveOutcome(False, task.step, error=str(error), fenced=True)
+        except (CheckpointError, OSError) as error:
+            return SaveOutcome(False, task.step, error=self._together.named(error))
+
+    def _sweep(self) -> None:
+        """What stays (an NFS client keeps files that are open somewhere) costs room, not this save."""
+        self._left = []
+        if not self._swept:
+            try:
+                self._store.sweep()
+                self._left = self._store.set_damaged_aside()
+                self._swept = True
+            except CheckpointError as error:
+                self._left = [self._together.named(error)]
+
+    def _write(self, task: Task, draft: Path) -> Written | str | None:
+        if not isinstance(task.share, Share):
+            return task.share
+        try:
+            written = write(task.share, self._store, draft, self._together.rank)
+            notes = tuple(self._together.named(note) for note in task.notes)
+            return replace(written, notes=notes)
+        except Exception as error:  # whatever it is, the others are waiting to hear
+            return self._together.named(error)
+
+    def _conclude(
+        self, task: Task, draft: Path, written: list[Written | str | None]
+    ) -> SaveOutcome:
+        troubles = [part for part in written if isinstance(part, str)]
+        if troubles:
+            outcome = SaveOutcome(False, task.step, error=first_of(troubles))
+        else:
+            outcome = self._commit(
+                task, draft, [part for part in written if isinstance(part, Written)]
+            )
+        told = [note for part in written if isinstance(part, Written) for note in part.notes]
+        notes = [*self._left]
+        notes += [first_of(told)] if told else []
+        try:
+            if outcome.ok:
+                notes += self._tidy(task.step)
+            else:
+                self._store.abandon(draft)
+        except CheckpointError as error:
+            self._swept = False
+            notes.append(self._together.named(error))
+        return replace(outcome, notes=tuple(notes))
+
+    def _commit(self, task: Task, draft: Path, written: list[Written]) -> SaveOutcome:
+        step, plan = task.step, task.plan
+        if plan is None:
+            raise ValueError("a share without a plan")
+        try:
+            records = [part.record for part in written]
+            records.append(self._write_index(draft, make_index(plan.everyone, written)))
+            path = self._store.commit(
+                draft, step, records, len(written), task.meta, self._still_mine
+            )
+        except Superseded as error:
+            return SaveOutcome(False, step, error=str(error), fenced=True)
+        except (CheckpointError, OSError) as error:
+            return SaveOutcome(False, step, error=self._together.named(error))
+        return SaveOutcome(True, step, path, bytes=sum(record.size for record in records))
+
+    def _write_index(self, draft: Path, index: Index) -> FileRecord:
+        with self._store.open_file(draft, INDEX) as stream:
+            stream.write(encode(index))
+        if stream.record is None:
+            raise CheckpointError(f"{draft / INDEX}: was not written")
+        return stream.record
+
+
+def make_index(everyone: tuple[tuple[Part, ...], ...], written: list[Written]) -> Index:
+    """Where everything lies, from what each rank was to write and what it says it wrote."""
+    # Lists: a tuple that grows by one for each rank would take time quadratic in the ranks.
+    pieces: dict[str, list[Piece]] = {}
+    kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
+    blobs: dict[str, Place] = {}
+    for parts, file in zip(everyone, written, strict=True):
+        places = [
+            Place(file.record.name, position, length, digest)
+            for (position, length), digest in zip(file.spans, file.hashes, strict=True)
+        ]
+        for part, place in zip(parts, places[: len(parts)], strict=True):
+            kinds.setdefault(part.name, (part.dtype, part.shape))
+            found = pieces.setdefault(part.name, [])
+            if place.length or part.sizes == part.shape:
+                found.append(Piece(part.offsets, part.sizes, place))
+        blobs |= zip(file.blobs, places[len(parts) :], strict=True)
+    tensors = {
+        name: TensorEntry(dtype, shape, tuple(pieces[name]))
+        for name, (dtype, shape) in kinds.items()
+    }
+    return Index(tensors, blobs)

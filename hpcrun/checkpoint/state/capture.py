@@ -1,0 +1,357 @@
+"""What of a training is saved, and how it is put back.
+
+Everything here is tensors and plain data, so that a checkpoint loads with ``weights_only`` and runs
+no code. Names are canonical, without what wrappers put into them (``module.`` of DDP, ``_orig_mod.`` of
+a compiled module): a checkpoint does not remember how it was trained.
+"""
+
+import random
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from hpcrun.checkpoint.state.compatibility import (
+    KERNELS,
+    is_extra_state,
+    require_same_groups,
+    require_same_model,
+    require_same_moments,
+    require_saveable,
+    require_whole,
+)
+from hpcrun.checkpoint.state.names import bare, named_parameters
+from hpcrun.checkpoint.state.tree import join
+from hpcrun.checkpoint.storage.errors import CheckpointError
+from hpcrun.checkpoint.storage.index import TensorEntry
+
+_LEAVES = (type(None), bool, int, float, str, bytes)
+# Bits of an integer that `weights_only` reads again (pickle's LONG1 has 255 bytes, one bit is the sign).
+_LONGEST = 2039
+_MAPPINGS = (dict, OrderedDict, Counter)
+
+
+def capture_shared(
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    scaler: Any = None,
+    scheduler: Any = None,
+    extra: dict[str, Any],
+) -> dict[str, Any]:
+    """What all ranks have in common, as this rank holds it: references, shards, nothing copied.
+
+    Args:
+        scaler: a ``GradScaler``, or anything with ``state_dict()``.
+        scheduler: likewise.
+        extra: step, position in the data, counters …: plain data and tensors.
+
+    Returns:
+        The keys ``model``, ``optimizer``, ``scaler``, ``scheduler`` and ``extra``.
+
+    Raises:
+        CheckpointError: something is neither a tensor nor plain data, or would not come back; the
+            text says where.
+    """
+    options = StateDictOptions()
+    model = bare(model)
+    require_saveable(model, optimizer)
+    try:
+        weights = get_model_state_dict(model, options=options)
+        require_whole(weights, model)
+        shared = {
+            "model": weights,
+            "optimizer": _capture_optimizer(model, optimizer, options),
+            "scaler": None if scaler is None else scaler.state_dict(),
+            "scheduler": None if scheduler is None else scheduler.state_dict(),
+            "extra": extra,
+        }
+    except ValueError as error:
+        raise CheckpointError(f"the state cannot be saved: {error}") from error
+    require_plain(shared, "")
+    for name, value in weights.items():
+        if isinstance(value, torch.Tensor) and _overlaps(value):
+            raise CheckpointError(
+                f"{name}: its elements share memory (expand), and nothing can be loaded into it; "
+                "give it memory of its own with .clone()"
+            )
+    return shared
+
+
+def alike(model: nn.Module) -> Callable[[str], bool]:
+    """Whether a tensor of this name has the same value on all ranks of a data-parallel training.
+
+    Parameters, their averages and what the optimizer knows of them have. Buffers need not: each rank's
+    batch norm has seen other samples.
+    """
+    names = {f"model/{name}" for name, _ in named_parameters(model, remove_duplicate=False)}
+    return lambda name: name in names or name.startswith(("optimizer/state/", "ema/"))
+
+
+def template(
+    model: nn.Module, optimizer: Optimizer
+) -> Callable[[Mapping[str, TensorEntry], Any], dict[str, Any]]:
+    """Where to load a checkpoint: the model's own tensors, and the optimizer's if the checkpoint has any.
+
+    torch gives a fresh optimizer a state by a step of zero gradients, which a training that starts
+    anew must not make: so it is made only when there is something to load. What is returned raises
+    CheckpointError for a checkpoint of another training, and leaves this one as it is.
+    """
+    model = bare(model)
+
+    def tensors(entries: Mapping[str, TensorEntry], skeleton: Any) -> dict[str, Any]:
+        saved = join({key: skeleton[key] for key in ("model", "optimizer")}, entries)
+        return _require_fit(saved, model, optimizer)
+
+    return tensors
+
+
+def apply_shared(
+    shared: dict[str, Any],
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    scaler: Any = None,
+    scheduler: Any = None,
+) -> dict[str, Any]:
+    """Put back what :func:`capture_shared` gave; every rank does. Returns its ``extra``.
+
+    Raises:
+        CheckpointError: it was taken of another model or optimizer; the text names a difference.
+    """
+    model = bare(model)
+    _require_fit(shared, model, optimizer)
+    # A whole state is dealt out to the shards; shards and tensors that are whole are taken as they are.
+    whole = not any(isinstance(value, DTensor) for value in shared["model"].values())
+    sharded = whole and any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    options = StateDictOptions(full_state_dict=sharded, strict=False)
+    try:
+        # The optimizer first: to have something to load into, torch lets a fresh one make a step
+        # with zero gradients, and the model's own load must be the last to touch the weights.
+        _apply_optimizer(shared["optimizer"], model, optimizer, options)
+        weights = dict(shared["model"])  # a copy: torch renames the keys of the one it is given
+        # Not strict: what is trained is there (see `capture_shared`), and what else a model leaves out of
+        # its state dict, it gets from elsewhere.
+        strange = set_model_state_dict(model, weights, options=options).unexpected_keys
+        if strange:
+            raise CheckpointError(
+                f"{strange[0]} is in the model's state_dict(), and its load_state_dict() does not know it"
+            )
+        for name, part in (("scaler", scaler), ("scheduler", scheduler)):
+            if part is not None and shared[name]:  # a scaler that is switched off has none
+                part.load_state_dict(shared[name])
+    except (RuntimeError, ValueError, KeyError) as error:
+        text = " ".join(str(error).split())[:500] or type(error).__name__
+        raise CheckpointError(f"the checkpoint does not fit this training: {text}") from error
+    extra: dict[str, Any] = shared["extra"]
+    return extra
+
+
+def left_out(shared: dict[str, Any], *, scaler: Any = None, scheduler: Any = None) -> list[str]:
+    """A line for each part that the training has and the checkpoint ``shared`` has not, or otherwise."""
+    notes = []
+    for name, part in (("scaler", scaler), ("scheduler", scheduler)):
+        here = part is not None and bool(part.state_dict())
+        if here and not shared[name]:
+            notes.append(f"the checkpoint has no state of a {name}: it begins anew at this step")
+        if shared[name] and part is None:
+            notes.append(f"the checkpoint's state of a {name} is not used: there is none here")
+    return notes
+
+
+def capture_rank() -> dict[str, Any]:
+    """This rank's own state: the random generators of python, numpy, torch and its CUDA device."""
+    own: dict[str, Any] = {"python": random.getstate(), "cpu": torch.get_rng_state()}
+    own["numpy"] = _capture_numpy()
+    in_use = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    own["cuda"] = torch.cuda.get_rng_state() if in_use else None
+    return own
+
+
+def apply_rank(own: dict[str, Any]) -> list[str]:
+    """Put back what :func:`capture_rank` gave: last of all, after iterators exist, which draw numbers.
+
+    Returns:
+        A sentence for each generator that could not be restored here.
+    """
+    notes = []
+    random.setstate(own["python"])
+    torch.set_rng_state(own["cpu"])
+    if own["numpy"] is not None:
+        import numpy as np
+
+        np.random.set_state(_to_numpy(own["numpy"]))
+    if own["cuda"] is not None:
+        if torch.cuda.is_available():
+            torch.cuda.set_rng_state(own["cuda"])
+        else:
+            notes.append("the CUDA generator's state was not restored: there is no GPU here")
+    return notes
+
+
+def _capture_optimizer(
+    model: nn.Module, optimizer: Optimizer, options: StateDictOptions
+) -> dict[str, Any]:
+    # torch initialises an empty state by a step of zero gradients, which counts as a step for Adam and
+    # sets SGD's momentum: before the first step, capturing would change the training.
+    if not optimizer.state:
+        groups = [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in optimizer.param_groups
+        ]
+        return {"state": {}, "param_groups": groups}
+    return get_optimizer_state_dict(model, optimizer, options=options)
+
+
+def _require_fit(
+    saved: Mapping[str, Any], model: nn.Module, optimizer: Optimizer
+) -> dict[str, Any]:
+    """The tensors that a state like ``saved``, of tensors or their entries, is loaded into.
+
+    Raises CheckpointError where it does not fit, and leaves model and optimizer as they are.
+    """
+    weights = get_model_state_dict(model)
+    require_saveable(model, optimizer)
+    require_whole(weights, model)
+    require_same_model(saved["model"], weights)
+    require_same_groups(saved["optimizer"], model, optimizer)
+    found = {name: value for name, value in weights.items() if not is_extra_state(name)}
+    if not saved["optimizer"]["state"]:
+        return {"model": found}
+    fresh = not optimizer.state
+    try:
+        state = _give_state(model, optimizer)
+        require_same_moments(saved["optimizer"], model, optimizer)
+    except Exception:
+        if fresh:
+            optimizer.state.clear()
+        raise
+    return {"model": found, "optimizer": {"state": state}}
+
+
+def _give_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    """The optimizer's state by name, to load into; empty where only a real step can make it (LBFGS)."""
+    rates = [group.get("lr") for group in optimizer.param_groups]
+    # With a gradient anywhere torch makes no state, and what is loaded later would find none.
+    members = [member for group in optimizer.param_groups for member in group["params"]]
+    gradients = [member.grad for member in members]
+    for member in members:
+        member.grad = None
+    try:
+        state: Any = get_optimizer_state_dict(model, optimizer)["state"]
+    except Exception:
+        if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+            raise
+        # It needs a closure, or sparse gradients. What torch has begun is taken back.
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            if rate is not None:
+                group["lr"] = rate
+        optimizer.zero_grad(set_to_none=True)
+        optimizer.state.clear()
+        return {}
+    finally:
+        for member, gradient in zip(members, gradients, strict=True):
+            member.grad = gradient
+    return dict(state)
+
+
+def _apply_optimizer(
+    saved: dict[str, Any], model: nn.Module, optimizer: Optimizer, options: StateDictOptions
+) -> None:
+    groups = saved["param_groups"]
+    if not saved["state"]:
+        optimizer.state.clear()
+        for old, new in zip(groups, optimizer.param_groups, strict=True):
+            new.update({key: value for key, value in old.items() if key not in KERNELS})
+        return
+    # Not strict: a parameter that never had a gradient has no state, rightly.
+    copied: dict[str, Any] = {
+        "state": {name: dict(moments) for name, moments in saved["state"].items()},
+        # Which kernel is taken is this one's affair: another device may not have the other.
+        "param_groups": [
+            dict(old) | {key: new[key] for key in KERNELS if key in new}
+            for old, new in zip(groups, optimizer.param_groups, strict=True)
+        ],
+    }
+    if not optimizer.state:
+        # What no step of zero gradients makes (see `_give_state`), torch must not try to make so again.
+        optimizer.state[next(iter(model.parameters()))] = {}
+    set_optimizer_state_dict(model, optimizer, copied, options=options)
+    _keep_types(saved["state"], model, optimizer)
+
+
+def _keep_types(state: dict[str, Any], model: nn.Module, optimizer: Optimizer) -> None:
+    # torch gives what it loads the parameter's type: weights in full precision beside those in bfloat16
+    # would lose half of their digits.
+    for name, parameter in named_parameters(model, remove_duplicate=False):
+        mine = optimizer.state.get(parameter, {})
+        for key, value in state.get(name, {}).items():
+            loaded = mine.get(key)
+            if isinstance(loaded, torch.Tensor) and loaded.dtype != value.dtype:
+                mine[key] = value.to(loaded.device)
+
+
+def _overlaps(value: torch.Tensor) -> bool:
+    local = value.to_local() if isinstance(value, DTensor) else value
+    return any(
+        size > 1 and not stride for size, stride in zip(local.shape, local.stride(), strict=True)
+    )
+
+
+def require_plain(value: Any, where: str) -> None:
+    """Raise CheckpointError unless ``value`` is tensors and plain data; the text says where it is not."""
+    # The exact types: numpy's float64 is a float that pickles as numpy, and would not load again.
+    children: Iterable[tuple[Any, Any]] = ()
+    if type(value) in _MAPPINGS:
+        children = value.items()
+        for key in value:
+            if type(key) not in _LEAVES:
+                raise CheckpointError(f"{where}: the key {key!r} is not plain data")
+    elif type(value) in (list, tuple):
+        children = enumerate(value)
+    elif not isinstance(value, torch.Tensor) and type(value) not in _LEAVES:
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise CheckpointError(
+            f"{where}: a {kind} cannot be saved; only tensors, numbers, text, lists and dictionaries can"
+        )
+    elif type(value) is int and value.bit_length() > _LONGEST:
+        raise CheckpointError(
+            f"{where}: an integer of {value.bit_length()} bits cannot be saved, nor one above {_LONGEST}"
+        )
+    for key, child in children:
+        require_plain(child, f"{where}.{key}" if where else str(key))
+
+
+def _capture_numpy() -> Any:
+    try:
+        import numpy as np
+    except ImportError:
+        return None
+    return _from_numpy(np.random.get_state(legacy=False))
+
+
+def _from_numpy(value: Any) -> Any:
+    import numpy as np
+
+    if isinstance(value, dict):
+        return {key: _from_numpy(child) for key, child in value.items()}
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value.copy())
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _to_numpy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _to_numpy(child) for key, child in value.items()}
+    return value.numpy() if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,1 @@
+"""The commit protocol on a file system: files, manifests, locks, retention. Imports no torch."""

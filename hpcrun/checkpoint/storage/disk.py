@@ -1,0 +1,151 @@
+"""What the store does to a disk in more than one call: durable names, patient opens, removal.
+
+Apart from the protocol, so that the protocol reads as one.
+"""
+
+import errno
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+from hpcrun.checkpoint.storage.errors import CheckpointError, explained, vanished
+from hpcrun.checkpoint.storage.filesystem import FileSystem
+
+BLOCK = 1 << 20
+
+
+def sync_directory(fs: FileSystem, folder: Path) -> None:
+    """Make the names in ``folder`` durable; raises OSError."""
+    descriptor = fs.open_directory(folder)
+    try:
+        fs.fsync(descriptor)
+    finally:
+        fs.close(descriptor)
+
+
+def make_directories(fs: FileSystem, folder: Path) -> None:
+    """Make ``folder`` and those above it, durably, as far as they are missing; raises OSError."""
+    try:
+        fs.make_directory(folder)
+    except FileExistsError:
+        return
+    except FileNotFoundError:
+        make_directories(fs, folder.parent)
+        with suppress(FileExistsError):  # another process was faster
+            fs.make_directory(folder)
+    sync_directory(fs, folder.parent)
+
+
+def patiently(call: Callable[[], int], patience: float) -> int:
+    """What ``call`` returns, tried again for ``patience`` seconds while a name is not there (yet).
+
+    Raises:
+        OSError: the last one, or at once any that waiting does not mend.
+    """
+    deadline = time.monotonic() + patience
+    pause = 0.01
+    while True:
+        try:
+            return call()
+        except OSError as error:
+            if not vanished(error) or time.monotonic() + pause > deadline:
+                raise
+        time.sleep(pause)
+        pause *= 2
+
+
+class PatientFile:
+    """A file to read pieces of. Close it.
+
+    A handle that goes stale (an NFS server that was restarted) is opened again, within ``patience``.
+    """
+
+    def __init__(self, fs: FileSystem, path: Path, patience: float) -> None:
+        """Raises OSError."""
+        self._fs, self._path, self._patience = fs, path, patience
+        self._descriptor = patiently(lambda: fs.open(path), patience)
+
+    def size(self) -> int:
+        """Bytes in the file; raises OSError."""
+        return self._patiently(self._fs.size)
+
+    def read(self, position: int, view: memoryview) -> int:
+        """How many bytes from ``position`` on were put into ``view``, 0 at the end; raises OSError."""
+        return self._patiently(lambda descriptor: self._fs.read_into(descriptor, view, position))
+
+    def fill(self, position: int, view: memoryview, block: int) -> Iterator[memoryview]:
+        """Read from ``position`` on into ``view``, and yield each ``block`` bytes of it when filled.
+
+        Raises:
+            OSError: it cannot be read.
+            EOFError: it ends before ``view`` is full.
+        """
+        for start in range(0, len(view), block):
+            part = view[start : start + block]
+            done = 0
+            while done < len(part):
+                count = self.read(position + start + done, part[done:])
+                if count == 0:
+                    raise EOFError
+                done += count
+            yield part
+
+    def close(self) -> None:
+        """Raises OSError."""
+        if self._descriptor >= 0:
+            self._fs.close(self._descriptor)
+
+    def _patiently(self, call: Callable[[int], int]) -> int:
+        def once() -> int:
+            if self._descriptor < 0:
+                self._descriptor = self._fs.open(self._path)
+            try:
+                return call(self._descriptor)
+            except OSError as error:
+                if error.errno == errno.ESTALE:
+                    stale, self._descriptor = self._descriptor, -1
+                    with suppress(OSError):
+                        self._fs.close(stale)
+                raise
+
+        return patiently(once, self._patience)
+
+
+def blocks(fs: FileSystem, path: Path, limit: int, patience: float) -> Iterator[memoryview]:
+    """The first ``limit`` bytes of a file, or all if it is shorter, in pieces; raises OSError."""
+    with closing(PatientFile(fs, path, patience)) as file:
+        done = 0
+        while done < limit:
+            view = memoryview(bytearray(min(limit - done, BLOCK)))
+            count = file.read(done, view)
+            if count == 0:
+                return
+            done += count
+            yield view[:count]
+
+
+def require_size(fs: FileSystem, path: Path, size: int, patience: float) -> None:
+    """Raise CheckpointError unless ``path`` is a file of ``size`` bytes."""
+    with explained("be read", path), closing(PatientFile(fs, path, patience)) as file:
+        found = file.size()
+    if found != size:
+        raise CheckpointError(f"{path}: is {found} bytes long, {size} were written")
+
+
+def delete(fs: FileSystem, path: Path) -> None:
+    """Remove ``path`` with what is in it, following no link; what is gone already is gone.
+
+    Raises:
+        OSError: something stays.
+    """
+    try:
+        fs.unlink(path)
+    except FileNotFoundError:
+        return
+    except IsADirectoryError:
+        # Another incarnation may be sweeping the same folder.
+        with suppress(FileNotFoundError):
+            for name in fs.names(path):
+                delete(fs, path / name)
+            fs.remove_directory(path)

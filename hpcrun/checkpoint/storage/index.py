@@ -1,0 +1,156 @@
+"""Which bytes of which file are which part of which tensor: the table of contents of a checkpoint.
+
+torch's own format keeps this in a pickle, and unpickling runs code; here it is JSON, which any
+program can read. Every part has a hash of its own, so that a rank which reads a tenth of a file checks
+just that tenth.
+"""
+
+import json
+import math
+import operator
+from dataclasses import dataclass
+
+from hpcrun.checkpoint.storage.errors import CheckpointError, DamagedCheckpoint
+from hpcrun.checkpoint.storage.manifest import require_file_name
+
+INDEX = "index.json"
+_FORMAT = 1
+_MALFORMED = (
+    *(ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError),
+    CheckpointError,
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """``length`` bytes of the file ``file`` from ``position`` on, and their XXH3-128."""
+
+    file: str
+    position: int
+    length: int
+    xxh3: str
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A box of a tensor, dense and row-major: ``sizes`` elements from ``offsets`` on, per dimension."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    place: Place
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """A tensor of ``shape``; its pieces cover it. ``dtype`` is torch's name without ``torch.``."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True)
+class Index:
+    """All tensors by name, and the blobs (what ``torch.save`` made of plain data) by name."""
+
+    tensors: dict[str, TensorEntry]
+    blobs: dict[str, Place]
+
+
+def encode(index: Index) -> bytes:
+    """``index`` as JSON text, one tensor a line."""
+    files = sorted({place.file for place in places(index)})
+    numbers = {name: number for number, name in enumerate(files)}
+
+    def row(place: Place) -> list[object]:
+        return [numbers[place.file], place.position, place.length, place.xxh3]
+
+    tensors = ",\n".join(
+        f"  {json.dumps(name)}: "
+        + json.dumps(
+            [entry.dtype, entry.shape]
+            + [[piece.offsets, piece.sizes, *row(piece.place)] for piece in entry.pieces]
+        )
+        for name, entry in index.tensors.items()
+    )
+    blobs = json.dumps({name: row(place) for name, place in index.blobs.items()})
+    return (
+        f'{{"format": {_FORMAT},\n "files": {json.dumps(files)},\n "blobs": {blobs},\n'
+        f' "tensors": {{\n{tensors}\n }}}}\n'
+    ).encode()
+
+
+def decode(raw: bytes) -> Index:
+    """What :func:`encode` made ``raw`` of; raises DamagedCheckpoint when it cannot have."""
+    try:
+        values = json.loads(raw)
+        if values["format"] != _FORMAT:
+            raise DamagedCheckpoint(
+                f"{INDEX}: format {values['format']!r}: this version of hpcrun reads {_FORMAT}",
+                lasting=False,
+            )
+        files = [str(name) for name in values["files"]]
+        for name in files:
+            require_file_name(name)
+
+        def place(row: list[object]) -> Place:
+            number, position, length, xxh3 = row
+            return Place(files[_count(number)], _count(position), _count(length), str(xxh3))
+
+        tensors = {}
+        for name, (dtype, shape, *pieces) in values["tensors"].items():
+            tensors[name] = TensorEntry(
+                str(dtype),
+                _counts(shape),
+                tuple(
+                    Piece(_counts(offsets), _counts(sizes), place(row))
+                    for offsets, sizes, *row in pieces
+                ),
+            )
+        blobs = {name: place(row) for name, row in values["blobs"].items()}
+    except DamagedCheckpoint:
+        raise
+    except _MALFORMED as error:
+        raise DamagedCheckpoint(f"{INDEX}: not a whole index") from error
+    return Index(tensors, blobs)
+
+
+def covered(entry: TensorEntry) -> bool:
+    """Whether the pieces make the whole tensor: all within it, none over another, nothing left out."""
+    boxes = sorted((piece.offsets, piece.sizes) for piece in entry.pieces if math.prod(piece.sizes))
+    if sum(math.prod(sizes) for _, sizes in boxes) != math.prod(entry.shape):
+        return False
+    for number, (offsets, sizes) in enumerate(boxes):
+        if not len(offsets) == len(sizes) == len(entry.shape):
+            return False
+        if any(map(operator.gt, map(operator.add, offsets, sizes), entry.shape)):
+            return False
+        # Not a slice: its copy would make this quadratic in the ranks that share the tensor.
+        for follower in range(number + 1, len(boxes)):
+            others, extents = boxes[follower]
+            if sizes and others[0] >= offsets[0] + sizes[0]:
+                break  # sorted: so do those after it
+            if all(
+                low < other + extent and other < low + size
+                for low, size, other, extent in zip(offsets, sizes, others, extents, strict=True)
+            ):
+                return False
+    return True
+
+
+def places(index: Index) -> list[Place]:
+    """Return the places of all tensors and blobs."""
+    found = list(index.blobs.values())
+    for entry in index.tensors.values():
+        found += [piece.place for piece in entry.pieces]
+    return found
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(value)
+    return value
+
+
+def _counts(values: list[object]) -> tuple[int, ...]:
+    return tuple(_count(value) for value in values)

@@ -1,0 +1,121 @@
+"""What a committed checkpoint consists of, in a file that notices its own damage.
+
+Only the one encoding that :func:`encode` gives is accepted back, and it carries its own hash, so that
+no flipped bit of a manifest goes unnoticed, not even one in its white space.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import xxhash
+
+from hpcrun.checkpoint.storage.errors import CheckpointError, DamagedCheckpoint
+
+MANIFEST = "manifest.json"
+_FORMAT = 1
+_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,199}")
+_OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """One file: its name, its size in bytes and the hexadecimal XXH3-128 of its content."""
+
+    name: str
+    size: int
+    xxh3: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One checkpoint: taken after ``step`` optimiser steps by ``world_size`` ranks of ``owner``.
+
+    ``created`` is in unix seconds; ``meta`` is plain JSON and belongs to the caller.
+    """
+
+    step: int
+    world_size: int
+    owner: str
+    created: float
+    files: tuple[FileRecord, ...]
+    meta: Mapping[str, Any]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files together."""
+        return sum(record.size for record in self.files)
+
+    def record(self, name: str) -> FileRecord:
+        """The record of the file ``name``; raises DamagedCheckpoint when there is none."""
+        for record in self.files:
+            if record.name == name:
+                return record
+        raise DamagedCheckpoint(f"{name}: not in the manifest of step {self.step}")
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The one accepted form of ``manifest``.
+
+    Raises:
+        CheckpointError: ``meta`` is not plain JSON, or a name is not allowed.
+    """
+    require_owner(manifest.owner)
+    for record in manifest.files:
+        require_file_name(record.name)
+    body = {"format": _FORMAT, **asdict(manifest)}
+    try:
+        return _text({**body, "xxh3": xxhash.xxh3_128_hexdigest(_text(body))})
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"meta of step {manifest.step} is not plain JSON: {error}") from error
+
+
+def decode(raw: bytes) -> Manifest:
+    """The manifest that :func:`encode` made ``raw`` of.
+
+    Raises:
+        DamagedCheckpoint: ``raw`` is not exactly that, or of a format that this version cannot read.
+    """
+    try:
+        values = json.loads(raw)
+        if values["format"] != _FORMAT:
+            raise DamagedCheckpoint(
+                f"format {values['format']!r}: this version of hpcrun reads format {_FORMAT}",
+                lasting=False,
+            )
+        manifest = Manifest(
+            step=int(values["step"]),
+            world_size=int(values["world_size"]),
+            owner=str(values["owner"]),
+            created=float(values["created"]),
+            files=tuple(FileRecord(**record) for record in values["files"]),
+            meta=values["meta"],
+        )
+        whole = encode(manifest) == raw
+    except DamagedCheckpoint:
+        raise
+    except (ValueError, KeyError, TypeError, RecursionError, CheckpointError) as error:
+        raise DamagedCheckpoint("not a whole manifest") from error
+    if not whole:
+        raise DamagedCheckpoint("its content does not match its own hash")
+    return manifest
+
+
+def require_file_name(name: str) -> None:
+    """Raise CheckpointError unless ``name`` is a plain file name, which cannot leave its folder."""
+    if not _FILE.fullmatch(name) or name == MANIFEST:
+        raise CheckpointError(f"{name!r}: not a file name for a checkpoint")
+
+
+def require_owner(owner: str) -> None:
+    """Raise CheckpointError unless ``owner`` can be part of a folder's name."""
+    if not _OWNER.fullmatch(owner):
+        raise CheckpointError(
+            f"{owner!r}: not an owner's name; give job and restart, like '4711-0'"
+        )
+
+
+def _text(values: Mapping[str, Any]) -> bytes:
+    return (json.dumps(values, indent=1) + "\n").encode()

@@ -1,0 +1,274 @@
+"""Committed checkpoints as a reader sees them: their names, their manifests, their bytes, all checked.
+
+Apart from the protocol that makes them (store.py), since most who read never write.
+"""
+
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import xxhash
+
+from hpcrun.checkpoint.storage.disk import PatientFile, blocks, require_size
+from hpcrun.checkpoint.storage.errors import (
+    CheckpointError,
+    DamagedCheckpoint,
+    explained,
+    missing,
+    reason,
+    refused_to_read,
+)
+from hpcrun.checkpoint.storage.filesystem import FileSystem
+from hpcrun.checkpoint.storage.manifest import MANIFEST, FileRecord, Manifest, decode
+
+_COMMITTED = re.compile(r"step-(\d{9,})")
+_ASIDE = re.compile(r"damaged-step-(\d{9,})-(\d+)")
+_MANIFEST_LIMIT = 64 << 20
+
+
+class CommittedSteps:
+    """The checkpoints in ``root``; see :class:`hpcrun.checkpoint.storage.store.CheckpointStore`."""
+
+    def __init__(self, root: Path, *, fs: FileSystem, patience: float) -> None:
+        self.root = root
+        self._fs = fs
+        self._patience = patience
+        self._distrusted: set[int] = set()
+        self._damaged: set[int] = set()
+        self._proven: set[int] = set()
+
+    def path(self, step: int) -> Path:
+        """Where the checkpoint of ``step`` lies, or would."""
+        return self.root / step_name(step)
+
+    def require_private(self, steps: Iterable[int] = ()) -> None:
+        """Raise CheckpointError if everybody may write to ``root``: anyone's weights could be loaded.
+
+        Args:
+            steps: those whose folders and files count as well.
+        """
+        _refuse_open_to_all(self.root, f"chmod o-w {self.root}")
+        for folder in map(self.path, steps):
+            with suppress(OSError):  # as below
+                for path in (folder, *folder.iterdir()):
+                    _refuse_open_to_all(path, f"chmod -R o-w {folder}")
+
+    def steps(self) -> list[int]:
+        """The committed steps, newest first, whole or not.
+
+        Raises:
+            CheckpointError: the folder is there and cannot be read.
+        """
+        found = (_COMMITTED.fullmatch(name) for name in self._names())
+        return sorted((int(match[1]) for match in found if match), reverse=True)
+
+    def require_none(self, remedy: str) -> None:
+        """Raise CheckpointError if there are checkpoints, for a training that did not restore them.
+
+        A save keeps a step that is there already, so that of another training would stay.
+
+        Args:
+            remedy: the call that restores them.
+        """
+        steps: list[int] = []
+        with suppress(CheckpointError):  # the save itself reports a folder that cannot be listed
+            steps = self.steps()
+        if steps:
+            raise CheckpointError(
+                f"{self.root}: holds checkpoints up to step {steps[0]}, which this training did not go on "
+                f"from; call {remedy} first, or use another folder"
+            )
+
+    def manifest(self, step: int) -> Manifest:
+        """The manifest of ``step``.
+
+        Raises:
+            DamagedCheckpoint: it is missing, unreadable, or not what was written.
+        """
+        path = self.path(step) / MANIFEST
+        try:
+            raw = b"".join(blocks(self._fs, path, _MANIFEST_LIMIT, self._patience))
+            manifest = decode(raw)
+        except OSError as error:
+            raise self._unreadable(step, path, error) from error
+        except DamagedCheckpoint as error:
+            raise self.damaged(
+                step, f"{path}: {error}", lasting=error.lasting, file=MANIFEST
+            ) from error
+        if manifest.step != step:
+            raise self.damaged(step, f"{path}: belongs to step {manifest.step}", file=MANIFEST)
+        return manifest
+
+    def valid(self) -> dict[int, Manifest]:
+        """The manifests of all checkpoints whose files have their sizes, newest first.
+
+        Raises:
+            CheckpointError: the folder is there and cannot be read.
+        """
+        found = {}
+        for step in self.steps():
+            with suppress(DamagedCheckpoint):
+                found[step] = self.inspect(step)
+        return {step: manifest for step, manifest in found.items() if step not in self._distrusted}
+
+    def check(self, step: int, names: Iterable[str] | None = None) -> None:
+        """Read the files ``names`` of ``step`` (all, if None) and compare them with the manifest.
+
+        Raises:
+            DamagedCheckpoint: naming the file that is missing or has another size or content.
+        """
+        manifest = self.manifest(step)
+        wanted = manifest.files if names is None else [manifest.record(name) for name in names]
+        for record in wanted:
+            self.check_file(step, record)
+
+    def check_file(self, step: int, record: FileRecord) -> None:
+        """Read one file of ``step`` and compare it with its record; raises DamagedCheckpoint."""
+        path = self.path(step) / record.name
+        content, size = xxhash.xxh3_128(), 0
+        for block in self._content(step, record.name, record.size + 1):
+            content.update(block)
+            size += len(block)
+        if size != record.size:
+            text = f"{path}: is not {record.size} bytes long, as it was written"
+            raise self.damaged(step, text, file=record.name)
+        if content.hexdigest() != record.xxh3:
+            raise self.changed(step, record.name)
+
+    def read(self, step: int, name: str) -> bytes:
+        """The content of a small file of ``step``; raises DamagedCheckpoint, as :meth:`check`."""
+        record = self.manifest(step).record(name)
+        found = b"".join(self._content(step, name, record.size))
+        if len(found) != record.size or xxhash.xxh3_128_hexdigest(found) != record.xxh3:
+            raise self.changed(step, name)
+        return found
+
+    @contextmanager
+    def opened(self, step: int, name: str) -> Iterator[PatientFile]:
+        """A file of ``step``, to read pieces of in the block.
+
+        Raises:
+            DamagedCheckpoint: at once or in the block: it is missing, unreadable or too short.
+        """
+        path = self.path(step) / name
+        try:
+            with closing(PatientFile(self._fs, path, self._patience)) as file:
+                yield file
+        except OSError as error:
+            raise self._unreadable(step, path, error) from error
+        except EOFError as error:
+            text = f"{path}: is shorter than it was written"
+            raise self.damaged(step, text, file=name) from error
+
+    def inspect(self, step: int) -> Manifest:
+        """Return the manifest of ``step``, all of whose files have their sizes.
+
+        Raises:
+            DamagedCheckpoint: as :meth:`manifest`, or a file has another size.
+        """
+        manifest = self.manifest(step)
+        for record in manifest.files:
+            try:
+                self._require_size(self.path(step) / record.name, record.size)
+            except CheckpointError as error:
+                lasting = not refused_to_read(error)
+                raise self.damaged(
+                    step, str(error), lasting=lasting, file=record.name
+                ) from error.__cause__
+        return manifest
+
+    def read_anew(self, step: int, name: str) -> None:
+        """Drop what this node has cached of a file: the next read asks the disk."""
+        # The next read reports what is wrong with the file.
+        with suppress(OSError):
+            descriptor = self._fs.open(self.path(step) / name)
+            try:
+                self._fs.drop_cache(descriptor)
+            finally:
+                self._fs.close(descriptor)
+
+    def distrust(self, step: int) -> None:
+        """Choose ``step`` no more and do not count it as kept."""
+        self._distrusted.add(step)
+
+    def trust(self, step: int) -> None:
+        """Count ``step`` as whole again, after a second look."""
+        self._distrusted.discard(step)
+        self._damaged.discard(step)
+
+    def prove(self, step: int) -> None:
+        """Call ``step`` damaged for good, after a second look of this rank."""
+        self._distrusted.add(step)
+        self._damaged.add(step)
+        self._proven.add(step)
+
+    def damaged(
+        self, step: int, text: str, *, lasting: bool = True, file: str | None = None
+    ) -> DamagedCheckpoint:
+        """An exception that says ``text``; ``step`` is not trusted from now on."""
+        self._distrusted.add(step)
+        if lasting:
+            self._damaged.add(step)
+        return DamagedCheckpoint(text, lasting=lasting, file=file)
+
+    def changed(self, step: int, name: str) -> DamagedCheckpoint:
+        """An exception as :meth:`damaged` returns it, for a file whose hash is another."""
+        text = f"{self.path(step) / name}: its content is not what was written (hash)"
+        return self.damaged(step, text, file=name)
+
+    def set_aside(self) -> list[str]:
+        """The names of the folders of damaged checkpoints that were renamed aside, newest first.
+
+        Raises:
+            CheckpointError: the folder is there and cannot be read.
+        """
+        found = [(match, name) for name in self._names() if (match := _ASIDE.fullmatch(name))]
+        return [name for _, name in sorted(found, key=lambda pair: -int(pair[0][2]))]
+
+    # The parts
+
+    def _unreadable(self, step: int, path: Path, error: OSError) -> DamagedCheckpoint:
+        text = f"{path}: cannot be read: {reason(error)}"
+        return self.damaged(step, text, lasting=missing(error), file=path.name)
+
+    def _is_whole(self, step: int) -> bool:
+        try:
+            self.check(step)
+        except DamagedCheckpoint:
+            return False
+        return step not in self._distrusted
+
+    def _content(self, step: int, name: str, limit: int) -> Iterator[memoryview]:
+        path = self.path(step) / name
+        try:
+            yield from blocks(self._fs, path, limit, self._patience)
+        except OSError as error:
+            raise self._unreadable(step, path, error) from error
+
+    def _require_size(self, path: Path, size: int) -> None:
+        require_size(self._fs, path, size, self._patience)
+
+    def _names(self) -> list[str]:
+        with explained("be listed", self.root):
+            try:
+                return self._fs.names(self.root)
+            except FileNotFoundError:
+                return []
+
+
+def _refuse_open_to_all(path: Path, remedy: str) -> None:
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return  # what cannot be looked at cannot be read either, which is told by who tries
+    if mode & stat.S_IWOTH:
+        raise CheckpointError(f"{path}: everybody may write there; run `{remedy}` first")
+
+
+def step_name(step: int) -> str:
+    """The name of the folder of ``step``; raises CheckpointError below 0."""
+    if step < 0:
+        raise CheckpointError(f"step {step}: cannot be negative")
+    return f"step-{step:09d}"

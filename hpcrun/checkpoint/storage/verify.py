@@ -1,0 +1,58 @@
+"""Every byte of committed checkpoints against their manifests, several files at a time. Knows no torch."""
+
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+from hpcrun.checkpoint.storage.errors import CheckpointError, DamagedCheckpoint
+from hpcrun.checkpoint.storage.leases import hold
+from hpcrun.checkpoint.storage.manifest import FileRecord
+from hpcrun.checkpoint.storage.store import CheckpointStore
+
+
+def verify(
+    store: CheckpointStore,
+    steps: Iterable[int],
+    report: Callable[[int, str | None, int], None],
+    *,
+    at_once: int | None = None,
+) -> list[int]:
+    """Read and check all files of ``steps``; nobody prunes a step meanwhile.
+
+    Args:
+        report: called for each step with what is wrong with it (one line a damaged file), or None, and
+            its size in bytes.
+        at_once: files read in parallel; None: one per core, four at least, since disks like company.
+
+    Returns:
+        The damaged steps.
+    """
+    damaged = []
+    readers = at_once or max(4, len(os.sched_getaffinity(0)))
+    with ThreadPoolExecutor(readers, thread_name_prefix="verify") as pool:
+        for step in steps:
+            with hold(store.root, step):
+                size, troubles = 0, []
+                try:
+                    manifest = store.manifest(step)
+                except DamagedCheckpoint as error:
+                    troubles = [str(error)]
+                else:
+                    size = manifest.size
+                    found = pool.map(
+                        lambda record, step=step: _check(store, step, record), manifest.files
+                    )
+                    troubles = [text for text in found if text]
+            if troubles:
+                damaged.append(step)
+            report(step, "\n".join(troubles) or None, size)
+    return damaged
+
+
+def _check(store: CheckpointStore, step: int, record: FileRecord) -> str | None:
+    # Not by its name: the manifest would be read once for each of its files.
+    try:
+        store.check_file(step, record)
+    except CheckpointError as error:
+        return str(error)
+    return None

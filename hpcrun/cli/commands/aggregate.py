@@ -1,0 +1,172 @@
+"""Collect runs into one HDF5 file, results.h5.
+
+RUN is a run directory, a folder of them, or a name in --runs-dir (default: all
+runs there). A second call reads only what has changed. Runs may train in the
+meantime: an unfinished last line waits for the next call. Damaged lines and
+files are named, and everything else is kept. docs/results.md describes the
+file.
+
+  hpcrun aggregate runs/sweep-* -o results.h5
+  hpcrun aggregate runs -o results.h5 --csv tables
+  hpcrun aggregate other-runs --map mapping.yaml -o results.h5
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tqdm import tqdm
+
+from hpcrun.cli.output import print_json
+from hpcrun.cli.run_arguments import add_runs_dir, runs_dir
+from hpcrun.errors import UserError
+from hpcrun.printing import say
+
+if TYPE_CHECKING:
+    from hpcrun.results.aggregate import Source, Summary
+
+_MOST_PROBLEMS = 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument(
+        "runs", nargs="*", metavar="RUN", help="run directories, folders of them, or names"
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("results.h5"),
+        metavar="FILE",
+        help="the file to write or bring up to date (default: results.h5)",
+    )
+    parser.add_argument(
+        "--map",
+        type=Path,
+        metavar="FILE",
+        help="read the runs of another program; FILE says where their files are",
+    )
+    parser.add_argument(
+        "--csv", type=Path, metavar="FOLDER", help="also write runs.csv, metrics.csv and events.csv"
+    )
+    parser.add_argument(
+        "--parquet", type=Path, metavar="FOLDER", help="the same as Parquet (needs pyarrow)"
+    )
+    parser.add_argument(
+        "--fresh", action="store_true", help="read everything, and write a new file"
+    )
+    parser.add_argument("--prune", action="store_true", help="remove runs without a directory")
+    parser.add_argument(
+        "--processes",
+        type=int,
+        metavar="N",
+        help="processes that read (default: up to 4, for 300 runs and more)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
+    add_runs_dir(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the file and print a summary."""
+    from hpcrun.results.aggregate import aggregate
+    from hpcrun.results.export import require_pyarrow
+
+    if arguments.processes is not None and not 0 <= arguments.processes <= 64:
+        raise UserError(f"--processes {arguments.processes}: should be 0 to 64")
+    if arguments.parquet is not None:
+        require_pyarrow()
+    source = _source(arguments)
+    with tqdm(disable=None, unit="run", file=sys.stderr, leave=False) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        summary = aggregate(
+            source,
+            arguments.output.absolute(),
+            fresh=arguments.fresh,
+            prune=arguments.prune,
+            processes=arguments.processes,
+            progress=progress,
+        )
+    tables = _export(arguments)
+    if arguments.json:
+        print_json(
+            {
+                "file": str(summary.path),
+                "runs": sum(summary.states.values()),
+                "states": dict(summary.states),
+                "read": summary.read,
+                "unchanged": summary.unchanged,
+                "rows": summary.rows,
+                "kept": summary.kept,
+                "pruned": summary.pruned,
+                "problems": [
+                    {"run": run, "file": name, "problem": what}
+                    for run, name, what in summary.problems
+                ],
+                "tables": tables,
+            }
+        )
+        return 0
+    _print(summary, arguments.output)
+    if tables:
+        say(f"  tables: {', '.join(tables)}")
+    return 0
+
+
+def _source(arguments: argparse.Namespace) -> "Source":
+    from hpcrun.results.aggregate import Source
+    from hpcrun.results.find import find_runs
+    from hpcrun.results.mapping import mapped_source, read_mapping
+
+    folder = runs_dir(arguments)
+    named = arguments.runs or [str(folder)]
+    if arguments.map is not None:
+        return mapped_source(read_mapping(arguments.map), named)
+    return Source(find_runs(named, folder))
+
+
+def _export(arguments: argparse.Namespace) -> list[str]:
+    """Write the tables that the options ask for; returns their paths."""
+    from hpcrun.results.export import write_csv, write_parquet
+    from hpcrun.results.store import Store
+
+    if arguments.csv is None and arguments.parquet is None:
+        return []
+    written = []
+    with Store(arguments.output) as store:
+        if arguments.csv is not None:
+            written += write_csv(store, arguments.csv)
+        if arguments.parquet is not None:
+            written += write_parquet(store, arguments.parquet)
+    return [str(path) for path in written]
+
+
+def _print(summary: "Summary", output: Path) -> None:
+    states = ", ".join(f"{count:,} {state}" for state, count in sorted(summary.states.items()))
+    runs = _count(sum(summary.states.values()), "run")
+    say(f"{output}: {runs} ({states}), {_count(summary.rows, 'row')} of metrics")
+    written = "" if summary.written else "; the file is as before"
+    say(f"  read {summary.read:,}, unchanged {summary.unchanged:,}{written}")
+    if summary.kept:
+        away = sum(not Path(path).is_dir() for path in summary.kept)
+        lost = f", {away:,} of them gone from the disk (--prune removes those)" if away else ""
+        say(f"  kept {_count(len(summary.kept), 'run')} of earlier calls{lost}")
+    if summary.pruned:
+        say(f"  removed {_count(summary.pruned, 'run')} without a directory")
+    if summary.problems:
+        problems = _count(len(summary.problems), "problem")
+        say(f"  {problems}; the rest of these runs is in the file:")
+    for path, name, what in summary.problems[:_MOST_PROBLEMS]:
+        say(f"    {path}/{name}: {what}")
+    if len(summary.problems) > _MOST_PROBLEMS:
+        more = len(summary.problems) - _MOST_PROBLEMS
+        say(f"    … {more:,} more in the table `problems`, or with --json")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

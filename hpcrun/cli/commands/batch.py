@@ -1,0 +1,45 @@
+"""Start the ranks of a run in a Slurm job, judge their end, and requeue the job.
+
+Batch scripts call this command; people call `hpcrun submit`. The policy of the
+run decides on the requeue. Exit code 0: the training is done, or the job has
+been requeued. 75: the run is to continue, and the step has not requeued the
+job. Any other code: the run has ended in a failure (143: stopped on request).
+"""
+
+import argparse
+from pathlib import Path
+
+from hpcrun.batch.step import Way, run_step
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.io.streams import outlive_full_disk
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run directory")
+    parser.add_argument(
+        "--own-script",
+        action="store_true",
+        help="the batch script is a person's: the `job:` section of the run does not count",
+    )
+    parser.add_argument(
+        "--torchrun",
+        action="store_true",
+        help="srun starts one torchrun on each node, torchrun starts the ranks",
+    )
+    parser.add_argument(
+        "--failed",
+        metavar="COMMAND",
+        help="start no rank: this command of the batch script has failed",
+    )
+    parser.add_argument(
+        "--exit-code", type=int, default=1, metavar="N", help="the exit code of that command"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the batch step of the job that this environment belongs to."""
+    outlive_full_disk()
+    way = Way(own_script=arguments.own_script, torchrun=arguments.torchrun)
+    directory = RunDirectory(arguments.run.absolute())
+    return run_step(directory, way, arguments.failed, arguments.exit_code)

@@ -1,0 +1,42 @@
+"""Show the config that a command line means, with every default; or the schema,
+for editors.
+
+  hpcrun config show -c configs/gpt.yaml train.lr=1e-3
+  hpcrun config schema > hpcrun.schema.json
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from hpcrun.api.chosen import choose_config
+from hpcrun.cli.output import print_json
+from hpcrun.cli.subcommand import require_subcommand
+from hpcrun.cli.submit_arguments import wish_of
+from hpcrun.config import json_schema, to_yaml
+from hpcrun.printing import say
+
+_WAYS = ("show", "schema")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.usage = "hpcrun config show|schema [-c FILE] [--json] [key.sub=value ...]"
+    parser.add_argument("what", metavar="show|schema", nargs="?", help="what to print")
+    parser.add_argument("-c", "--config", type=Path, metavar="FILE", help="YAML or JSON config")
+    parser.add_argument("overrides", nargs="*", metavar="key.sub=value", help="config overrides")
+    parser.add_argument("--json", action="store_true", help="JSON instead of YAML")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the config or the schema."""
+    what = require_subcommand("config", arguments.what, _WAYS, "view")
+    if what == "schema":
+        say(*json.dumps(json_schema(), indent=2).split("\n"))
+        return 0
+    config = choose_config(wish_of(arguments))
+    if arguments.json:
+        print_json(config.model_dump(mode="json"))
+    else:
+        say(*to_yaml(config).rstrip("\n").split("\n"))
+    return 0

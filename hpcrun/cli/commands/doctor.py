@@ -1,0 +1,127 @@
+"""Find out why a job failed: the first error, where it came up, and what to do.
+
+Reads a run with all that is known of its newest attempt, or the logs of any
+job: files, a folder of files, or `-` for the standard input. Exit code: 0 no
+failure found, 1 a cause was found, 2 bad input.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hpcrun.api.log_files import last_attempt
+from hpcrun.cli.output import print_json
+from hpcrun.cli.run_arguments import add_runs_dir, runs_dir
+from hpcrun.cli.verdict import as_data, report
+from hpcrun.diagnose.finding import find_cause
+from hpcrun.diagnose.flight_recorder import Dumps, analysed, laggards, read_dumps
+from hpcrun.diagnose.log_line import LogLine
+from hpcrun.diagnose.reading import read_log, read_stream
+from hpcrun.diagnose.run_lines import LOGS, accounting_of, lines_of_attempt, nodes_of
+from hpcrun.errors import UserError
+from hpcrun.launch import jobs
+from hpcrun.printing import say
+from hpcrun.run.directory import RunDirectory, find
+from hpcrun.run.events import read_events
+from hpcrun.run.io.files import read_json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument(
+        "sources",
+        nargs="+",
+        metavar="RUN|LOGFILE|-",
+        help="a run, or the logs of one job: files, a folder, or - (standard input)",
+    )
+    parser.add_argument(
+        "--flight-recorder",
+        type=Path,
+        metavar="DIR",
+        help="a folder with dumps of torch's flight recorder (default: the folder of the logs)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_runs_dir(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Diagnose and print; 1 where a cause was found."""
+    lines, folders, nodes = _lines(arguments)
+    finding = find_cause(lines, nodes)
+    dumps = _dumps(folders, arguments.flight_recorder)
+    notes = laggards(dumps) if finding is not None or arguments.flight_recorder else []
+    if notes:
+        notes += [f"torch's analyser: {line}" for line in analysed(dumps)]
+    if arguments.json:
+        print_json(as_data(finding, notes))
+    elif finding is None:
+        say("hpcrun: no failure found", *(f"note      {note}" for note in notes))
+    else:
+        say(*report(finding, notes))
+    return int(finding is not None or bool(notes))
+
+
+def _lines(arguments: argparse.Namespace) -> tuple[Iterator[LogLine], list[Path], int]:
+    """Return the lines to read, the folders that may hold dumps, and the number of nodes (0: unknown)."""
+    sources: list[str] = arguments.sources
+    if sources == ["-"]:
+        return read_stream(sys.stdin.buffer, "-"), [], 0
+    if "-" in sources:
+        raise UserError("doctor: - allows no other source; pipe all logs into it, or name files")
+    paths = [Path(source) for source in sources]
+    if len(sources) == 1 and not _is_log(paths[0]):
+        directory = find(sources[0], runs_dir(arguments))
+        return _of_run(directory)
+    files: list[Path] = []
+    for path in paths:
+        if not _is_log(path):
+            raise UserError(f"{path}: no such log; name files, a folder with logs, or one run")
+        files += _logs_in(path) if path.is_dir() else [path]
+    return _of_files(files), sorted({path.parent for path in files}), 0
+
+
+def _is_log(path: Path) -> bool:
+    if path.is_dir():
+        return not RunDirectory(path.absolute()).exists() and bool(_logs_in(path))
+    return path.exists()
+
+
+def _logs_in(folder: Path) -> list[Path]:
+    return sorted(path for pattern in LOGS for path in folder.glob(pattern) if path.is_file())
+
+
+def _of_files(files: list[Path]) -> Iterator[LogLine]:
+    for path in files:
+        yield from read_log(path)
+
+
+def _of_run(directory: RunDirectory) -> tuple[Iterator[LogLine], list[Path], int]:
+    result = read_json(directory.result) or {}
+    attempt = last_attempt(directory)
+    if attempt is None:
+        raise UserError(
+            f"{directory.name}: no attempt has begun ({jobs.state(directory).word}); look again later"
+        )
+    if result.get("state") == "finished":
+        return iter(()), [], 0
+    events = read_events(directory)
+    current = jobs.current_job(directory)
+    on_slurm = current is not None and current[0] == "slurm"
+    accounting = accounting_of(attempt.job)[-1:] if on_slurm else []
+    folder = directory.attempt_logs(attempt.job, attempt.restart)
+    lines = lines_of_attempt(directory, attempt, events, accounting=accounting)
+    return lines, [folder], nodes_of(events, attempt)
+
+
+def _dumps(folders: list[Path], named: Path | None) -> Dumps:
+    if named is not None:
+        dumps = read_dumps(named) if named.is_dir() else {}
+        if not dumps:
+            raise UserError(f"--flight-recorder {named}: holds no dumps (files NAME0, NAME1 …)")
+        return dumps
+    merged: dict[str, Mapping[int, Mapping[str, Any]]] = {}
+    for folder in folders:
+        merged.update(read_dumps(folder))
+    return merged

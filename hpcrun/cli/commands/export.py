@@ -1,0 +1,44 @@
+"""Write a run's model to one file.
+
+Plain PyTorch loads a .pt, any safetensors reader a .safetensors.
+"""
+
+import argparse
+from pathlib import Path
+
+from hpcrun.checkpoint.storage.errors import amount
+from hpcrun.cli.checkpoint_argument import add_saved, find_saved
+from hpcrun.printing import say
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    add_saved(parser)
+    parser.add_argument("file", type=Path, help="where to: model.safetensors or model.pt")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--step", type=int, help="of which checkpoint (default: the newest whole)")
+    which.add_argument(
+        "--best", action="store_true", help="of the one with the lowest validation loss"
+    )
+    parser.add_argument(
+        "--ema", action="store_true", help="the averaged weights that train.ema keeps"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Export, and say what was written."""
+    store, name = find_saved(arguments, "export-0")
+    # torch takes a second to import: after the arguments are known to be right.
+    from hpcrun.checkpoint.export import best_readable, export_model, newest_readable
+
+    step = arguments.step
+    if step is None:
+        step = best_readable(store) if arguments.best else newest_readable(store)
+    store.require_private([step])
+    told = export_model(store, step, arguments.file, averaged=arguments.ema)
+    weights = "averaged weights" if arguments.ema else "model"
+    say(
+        f"hpcrun: {arguments.file}: the {weights} of {name} after step {step}, "
+        f"{told['tensors']} tensors, {amount(told['bytes'])}"
+    )
+    return 0

@@ -1,0 +1,187 @@
+"""`hpcrun nccl tune`: which settings make the collectives of this allocation, or of this machine, faster."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from hpcrun.cli.output import print_json
+from hpcrun.cluster.hardware.devices import visible_gpus
+from hpcrun.cluster.launchers import step_hosts
+from hpcrun.errors import UserError
+from hpcrun.network.check.fleet import Fleet
+from hpcrun.network.tune import plot
+from hpcrun.network.tune.cells import Trial, collectives_of, sizes_of
+from hpcrun.network.tune.knobs import Env, knobs_for
+from hpcrun.network.tune.report import as_data, as_yaml, table, verdict_lines
+from hpcrun.network.tune.search import Found, Plan, search
+from hpcrun.network.tune.trials import Crew, Grid, here, on_slurm
+from hpcrun.printing import escaped, say, say_aside
+from hpcrun.run.io.files import write_atomic
+
+_MOST_LOCAL = 64
+
+
+def add_arguments(group: argparse._ArgumentGroup) -> None:
+    """Add the options of ``tune`` to a group of the command's options."""
+    group.add_argument(
+        "--local", type=int, metavar="N", help="N ranks on this machine, in place of an allocation"
+    )
+    group.add_argument("--backend", choices=("nccl", "gloo"), help="default: nccl where GPUs are")
+    group.add_argument(
+        "--tasks-per-node", type=int, metavar="N", help="ranks of a node (default: its GPUs, or 1)"
+    )
+    group.add_argument(
+        "--sizes",
+        default="8:1G:16",
+        metavar="A:B:F",
+        help="bytes from A to B, each F times the last (default 8:1G:16)",
+    )
+    group.add_argument(
+        "--collectives",
+        default="all_reduce,all_gather,reduce_scatter,broadcast,alltoall,sendrecv",
+        metavar="LIST",
+        help="names with commas (default: all six)",
+    )
+    group.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="only settings that keep the order of addition",
+    )
+    group.add_argument(
+        "--effect",
+        type=float,
+        default=Plan.effect,
+        metavar="SHARE",
+        help=f"smallest gain that counts (default {Plan.effect:g})",
+    )
+    group.add_argument(
+        "--seconds",
+        type=float,
+        default=Grid.seconds,
+        metavar="S",
+        help=f"seconds of a size in a trial (default {Grid.seconds:g})",
+    )
+    group.add_argument(
+        "--longest",
+        type=float,
+        default=Grid.longest,
+        metavar="S",
+        help=f"skip sizes for which a call takes longer (default {Grid.longest:g})",
+    )
+    group.add_argument("--seed", type=int, default=0, help="of the order of the trials")
+    group.add_argument("--out", type=Path, metavar="FILE", help="write job.env as YAML")
+    group.add_argument("--png", type=Path, metavar="FILE", help="draw the bandwidths")
+    group.add_argument("--table", action="store_true", help="print nccl-tests' tables too")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Search and print."""
+    _require_sense(arguments)
+    grid = Grid(
+        _backend(arguments),
+        collectives_of(arguments.collectives),
+        sizes_of(arguments.sizes),
+        seconds=arguments.seconds,
+        longest=arguments.longest,
+    )
+    plan = Plan(effect=arguments.effect, seed=arguments.seed)
+    start, ranks, where = _ranks(arguments)
+    with (
+        Crew(start(), ranks) as crew,
+        tqdm(disable=None, unit="trial", file=sys.stderr, leave=False) as bar,
+    ):
+        knobs = knobs_for(
+            grid.backend, crew.site, os.environ, deterministic=arguments.deterministic
+        )
+        found = search(
+            lambda env: _trial(crew, env, grid, bar),
+            knobs,
+            plan,
+            lambda text: bar.set_description(escaped(text)),
+        )
+    about = f"{grid.backend}, {ranks} ranks, {where}"
+    _require_figures(found)
+    if arguments.json:
+        facts = {"backend": grid.backend, "ranks": ranks, "where": where}
+        print_json(as_data(found, ranks, facts))
+    else:
+        _print(found, ranks, about, grid, arguments)
+    if arguments.out is not None:
+        write_atomic(arguments.out, as_yaml(found, about), mode=0o644)
+        say_aside(f"hpcrun: written: {arguments.out}")
+    if arguments.png is not None:
+        series = {"default": found.default, **({"found": found.setting} if found.env else {})}
+        plot.write_png(arguments.png, series, ranks)
+    return 0
+
+
+def _trial(crew: Crew, env: Env, grid: Grid, bar: "tqdm[Any]") -> Trial:
+    trial = crew.trial(env, grid)
+    bar.update()
+    return trial
+
+
+def _require_sense(arguments: argparse.Namespace) -> None:
+    if arguments.target is not None:
+        raise UserError(f"nccl tune {arguments.target}: tune takes no file; see --out")
+    if arguments.local is not None and not 2 <= arguments.local <= _MOST_LOCAL:
+        raise UserError(f"--local {arguments.local}: should be 2 to {_MOST_LOCAL}")
+    if arguments.tasks_per_node is not None and arguments.tasks_per_node < 1:
+        raise UserError(f"--tasks-per-node {arguments.tasks_per_node}: should be 1 or more")
+    if not 0.01 <= arguments.effect < 1:
+        raise UserError(f"--effect {arguments.effect:g}: should be from 0.01 to 1, such as 0.05")
+    for name in ("seconds", "longest"):
+        if not 0 < getattr(arguments, name) < 3600:
+            raise UserError(f"--{name} {getattr(arguments, name):g}: should be above 0 seconds")
+    if arguments.out is not None and not arguments.out.absolute().parent.is_dir():
+        raise UserError(f"--out {arguments.out}: its folder does not exist; make it first")
+    if arguments.png is not None:
+        plot.require_matplotlib()
+
+
+def _backend(arguments: argparse.Namespace) -> str:
+    gpus = visible_gpus(os.environ)
+    if arguments.backend == "nccl" and not gpus:
+        raise UserError("--backend nccl: no GPU is visible here; use --backend gloo")
+    return arguments.backend or ("nccl" if gpus else "gloo")
+
+
+def _ranks(arguments: argparse.Namespace) -> tuple[Callable[[], Fleet], int, str]:
+    """Return how the ranks are started, their number, and where they are."""
+    if arguments.local is not None:
+        return partial(here, arguments.local), arguments.local, "this machine"
+    if "SLURM_JOB_ID" not in os.environ:
+        raise UserError(
+            "nccl tune runs in an allocation (salloc, sbatch); on one machine give the number of ranks, "
+            "such as --local 2"
+        )
+    nodes = step_hosts(os.environ)
+    tasks = arguments.tasks_per_node or visible_gpus(os.environ) or 1
+    if len(nodes) * tasks < 2:
+        raise UserError(
+            "this allocation has one rank: nothing is sent; ask for more nodes, or give --tasks-per-node"
+        )
+    return partial(on_slurm, nodes, tasks), len(nodes) * tasks, f"{len(nodes)} nodes"
+
+
+def _require_figures(found: Found) -> None:
+    """Raise UserError where no trial has worked."""
+    trials = [*found.default, *found.setting]
+    if all(trial.problem for trial in trials):
+        raise UserError(f"no collective could be measured: {trials[0].problem}")
+
+
+def _print(found: Found, ranks: int, about: str, grid: Grid, arguments: argparse.Namespace) -> None:
+    say(about, *verdict_lines(found))
+    if arguments.table:
+        for name, trials in (("default", found.default), ("found", found.setting)):
+            for collective in grid.collectives if trials else ():
+                say("", f"# {name}", *table(trials, collective, ranks))
+    if arguments.out is None and found.env:
+        say("", *as_yaml(found, about).rstrip("\n").split("\n"))

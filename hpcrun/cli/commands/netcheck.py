@@ -1,0 +1,234 @@
+"""Check a job's network: names, latency, interfaces, ports, bandwidth, all-reduce.
+
+Needs neither GPUs nor root. All pairs are measured in parallel rounds, so that
+16 nodes take 45 seconds. The verdict names a bad node, a bad link, or a closed
+range of ports.
+
+  hpcrun netcheck              in an allocation (salloc, sbatch/netcheck.sbatch)
+  hpcrun netcheck --nodes 8    asks Slurm for 8 nodes first
+  hpcrun netcheck --local 4    four processes on this machine, to see a report
+
+Exit code 1: something is wrong; the last line has the --exclude option to use.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from hpcrun.cli.output import print_json
+from hpcrun.cluster.launchers import step_hosts
+from hpcrun.cluster.network.ports import port_candidates
+from hpcrun.errors import UserError
+from hpcrun.network.check import fleet
+from hpcrun.network.check.coordinator import Check, Options, Progress
+from hpcrun.network.check.heatmap import table, write_png
+from hpcrun.network.check.measured import Measured
+from hpcrun.network.check.ports import tried_ports
+from hpcrun.network.check.report import as_data, collective_line, node_lines, verdict_lines
+from hpcrun.network.check.verdict import THRESHOLD, Verdict, verdicts
+from hpcrun.printing import escaped, say, show_table
+
+_TOOLS = ("auto", "sockets", "iperf3")
+_MOST_LOCAL = 64
+_WIDE_TABLE = 40
+_ALL_REDUCE = 60.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    how = parser.add_argument_group("how to measure")
+    how.add_argument(
+        "--seconds", type=float, default=3.0, metavar="S", help="seconds a round (default 3)"
+    )
+    how.add_argument(
+        "--streams", type=int, default=4, metavar="N", help="connections a pair (default 4)"
+    )
+    how.add_argument(
+        "--with",
+        dest="tool",
+        choices=_TOOLS,
+        default="auto",
+        help="sockets: our own; iperf3; auto: iperf3 where it is installed",
+    )
+    how.add_argument(
+        "--threshold",
+        type=float,
+        default=THRESHOLD,
+        metavar="SHARE",
+        help=f"slow is below this share of the usual rate (default {THRESHOLD:g})",
+    )
+    how.add_argument(
+        "--patience",
+        type=float,
+        default=Options.patience,
+        metavar="S",
+        help=f"seconds for the nodes to start (default {Options.patience:g})",
+    )
+    how.add_argument(
+        "--all-reduce",
+        type=float,
+        default=_ALL_REDUCE,
+        metavar="S",
+        help=f"seconds after which the all-reduce at the end hangs (default {_ALL_REDUCE:g}; 0: none)",
+    )
+    how.add_argument("--seed", type=int, default=0, help="of the random pairs above 64 nodes")
+    how.add_argument(
+        "--local", type=int, metavar="N", help="N processes on this machine in place of nodes"
+    )
+    where = parser.add_argument_group("which nodes (outside an allocation)")
+    where.add_argument("--nodes", type=int, metavar="N", help="ask Slurm for so many nodes")
+    where.add_argument("--nodelist", metavar="NODES", help="ask Slurm for these nodes")
+    for option in ("partition", "account", "qos", "reservation", "exclude", "time"):
+        where.add_argument(f"--{option}", metavar="WORD", help=f"salloc's --{option}")
+    what = parser.add_argument_group("what to print")
+    what.add_argument("--json", action="store_true", help="print one JSON object")
+    what.add_argument("--png", type=Path, metavar="FILE", help="write the rates as a picture")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and print; 1 where something is wrong."""
+    _require_sense(arguments)
+    hosts = step_hosts(os.environ)
+    if arguments.local is None and "SLURM_JOB_ID" not in os.environ:
+        return _in_an_allocation(arguments)
+    measured = _measure(arguments, hosts)
+    found = verdicts(measured, arguments.threshold)
+    if arguments.json:
+        print_json(as_data(measured, found))
+    else:
+        _print(measured, found)
+    if arguments.png is not None:
+        bad = {node for one in found for node in one.nodes}
+        write_png(arguments.png, measured.nodes, measured.transfers, bad)
+    return int(bool(found))
+
+
+def _require_sense(arguments: argparse.Namespace) -> None:
+    for name, low in (("seconds", 0.1), ("streams", 1), ("patience", 1), ("all_reduce", 0)):
+        if getattr(arguments, name) < low:
+            option = name.replace("_", "-")
+            raise UserError(f"--{option} {getattr(arguments, name)}: should be at least {low}")
+    if not 0 < arguments.threshold < 1:
+        raise UserError(f"--threshold {arguments.threshold}: should be between 0 and 1")
+    if arguments.local is not None and not 2 <= arguments.local <= _MOST_LOCAL:
+        raise UserError(f"--local {arguments.local}: should be 2 to {_MOST_LOCAL}")
+    if arguments.nodes is not None and arguments.nodes < 2:
+        raise UserError(f"--nodes {arguments.nodes}: a check of links needs at least 2")
+
+
+def _measure(arguments: argparse.Namespace, hosts: Sequence[str]) -> Measured:
+    if arguments.local is not None:
+        names = [f"127.0.0.{index + 1}" for index in range(arguments.local)]
+    elif len(hosts) < 2:
+        raise UserError(
+            f"this allocation has {len(hosts)} node: a check of links needs at least 2; ask for more with "
+            "salloc --nodes, or leave the allocation and use --nodes"
+        )
+    else:
+        names = list(hosts)
+    job = os.environ.get("SLURM_JOB_ID", "0")
+    options = Options(
+        seconds=arguments.seconds,
+        streams=arguments.streams,
+        # Processes of one machine cannot share iperf3's port.
+        tool="sockets" if arguments.local and arguments.tool == "auto" else arguments.tool,
+        port=port_candidates(job, 1)[0],
+        # Nor can they hold the same ports.
+        ports=() if arguments.local else tuple(tried_ports(os.environ, job)),
+        all_reduce=arguments.all_reduce,
+        seed=arguments.seed,
+        threshold=arguments.threshold,
+        patience=arguments.patience,
+    )
+    with tqdm(disable=None, unit="round", file=sys.stderr, leave=False) as bar:
+
+        def progress(step: int, steps: int, text: str) -> None:
+            _show(bar, step, steps, text)
+
+        if arguments.local is not None:
+            measured = _check(fleet.on_this_machine(len(names)), names, options, progress)
+        else:
+            measured = _on_slurm(names, options, progress)
+    return measured
+
+
+def _on_slurm(names: list[str], options: Options, progress: Progress) -> Measured:
+    """Check the nodes on which a task starts; srun starts none where one node does not answer it."""
+    lost: dict[str, str] = {}
+    while True:
+        started = fleet.on_slurm([name for name in names if name not in lost])
+        here = [name for name in names if name not in lost]
+        measured = _check(started, here, options, progress)
+        dead = fleet.not_launched(started.words(), here)
+        if len(measured.silent) < len(here) or not dead or len(here) - len(dead) < 2:
+            break
+        lost |= dict.fromkeys(dead, "srun cannot start a task there")
+    if len(measured.silent) == len(here) and not lost:
+        words = " ".join(started.words().split())[:300] or "no task answered"
+        raise UserError(f"srun on {len(here)} nodes: {words}")
+    measured.nodes, measured.silent = names, lost | measured.silent
+    return measured
+
+
+def _check(
+    started: fleet.Processes, names: list[str], options: Options, progress: Progress
+) -> Measured:
+    try:
+        return Check(started, names, options, progress).run()
+    finally:
+        started.close()
+
+
+def _show(bar: "tqdm[Any]", step: int, steps: int, text: str) -> None:
+    bar.total, bar.n = steps, step
+    bar.set_description(escaped(text), refresh=False)
+    bar.refresh()
+
+
+def _print(measured: Measured, found: list[Verdict]) -> None:
+    say(*node_lines(measured))
+    if len(measured.nodes) <= _WIDE_TABLE and measured.transfers:
+        say("", "Gbit/s, from row to column")
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 400
+        show_table(table(measured.nodes, measured.transfers), width)
+    if measured.interface is not None:
+        say("", f"all nodes reach each other on {measured.interface}")
+    if measured.collective is not None:
+        say("", collective_line(measured.collective))
+    say("", *verdict_lines(found))
+
+
+def _in_an_allocation(arguments: argparse.Namespace) -> int:
+    """Ask Slurm for nodes and check them there; the exit code is that check's."""
+    if arguments.nodes is None and arguments.nodelist is None:
+        raise UserError(
+            "netcheck runs in an allocation: use salloc or sbatch/netcheck.sbatch, ask for nodes with "
+            "--nodes N, or try it on this machine with --local 4"
+        )
+    if shutil.which("salloc") is None:
+        raise UserError("--nodes: there is no salloc on PATH; log in to a submit host")
+    # A node that fails is what the check is to report, not its end.
+    asked = ["--ntasks-per-node=1", "--job-name=netcheck", "--no-kill"]
+    if arguments.nodes is not None:
+        asked.append(f"--nodes={arguments.nodes}")
+    for option in ("nodelist", "partition", "account", "qos", "reservation", "exclude", "time"):
+        value = getattr(arguments, option)
+        asked += [f"--{option}={value}"] if value else []
+    inner = [sys.executable, "-m", "hpcrun", "netcheck", f"--seconds={arguments.seconds}"]
+    inner += [
+        f"--streams={arguments.streams}",
+        f"--with={arguments.tool}",
+        f"--seed={arguments.seed}",
+        f"--all-reduce={arguments.all_reduce}",
+    ]
+    inner += [f"--threshold={arguments.threshold}", f"--patience={arguments.patience}"]
+    inner += ["--json"] if arguments.json else []
+    inner += [f"--png={arguments.png}"] if arguments.png is not None else []
+    return subprocess.run(["salloc", *asked, *inner], check=False).returncode

@@ -1,0 +1,41 @@
+"""Continue a run from its newest checkpoint, as it was submitted.
+
+The code is that of the folder it was submitted from, as it is now. It goes
+to Slurm where there is one, else it runs on this machine.
+"""
+
+import argparse
+
+from hpcrun.api.plan import finished_result, plan_resume
+from hpcrun.cli.commands.submit import add_continuing, require_one_way, say_finished, start
+from hpcrun.cli.run_arguments import add_run, find_run
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    add_run(parser)
+    add_continuing(parser)
+    # None: as it was submitted.
+    parser.add_argument(
+        "--no-snapshot",
+        action="store_true",
+        default=None,
+        help="run the code as it lies, not a copy of it",
+    )
+    parser.add_argument("--follow", action="store_true", help="watch it (default for local runs)")
+    parser.add_argument("--detach", action="store_true", help="return once it is submitted")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object; implies --detach"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Submit the run again; the exit code is the run's when it was followed."""
+    require_one_way(arguments)
+    run_directory = find_run(arguments)
+    scratch = arguments.from_scratch
+    result = None if scratch else finished_result(run_directory)
+    if result is not None:
+        return say_finished(run_directory, result, arguments.json)
+    snapshot = None if arguments.no_snapshot is None else not arguments.no_snapshot
+    return start(plan_resume(run_directory, scratch=scratch, snapshot=snapshot), arguments)

@@ -1,0 +1,65 @@
+"""Judge an attempt that has ended: find the cause, write it down, and decide
+whether the run starts again.
+
+The local cluster calls it after the ranks have gone; in a Slurm job the batch
+step does the same. Exit code 75: the run is to be started again. 0: the
+training is done. Any other: this was the end, and a failure (143: stopped on
+request).
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+from hpcrun.batch.ending import NotOurs, final_code, judge
+from hpcrun.cluster.launchers import in_local_cluster, job_id
+from hpcrun.lifecycle import exitcodes
+from hpcrun.printing import say
+from hpcrun.run.directory import RunDirectory, RunError
+from hpcrun.run.events import Attempt
+from hpcrun.run.io.streams import outlive_full_disk
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run directory")
+    parser.add_argument(
+        "--exit-code", type=int, required=True, help="the highest exit code of a rank"
+    )
+    parser.add_argument(
+        "--scheduler",
+        choices=["preemption", "cancelled", "time-limit", "node-failure"],
+        metavar="WHY",
+        help="preemption, cancelled, time-limit or node-failure, where it was the scheduler that ended "
+        "the attempt",
+    )
+    parser.add_argument(
+        "--limit-near",
+        action="store_true",
+        help="the ranks had got the signal that announces the time limit",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Judge the attempt that this environment belongs to."""
+    job = job_id(os.environ)
+    if job is None or not in_local_cluster(os.environ):
+        raise RunError("settle: this is no job of the local cluster, which alone calls this")
+    outlive_full_disk()
+    directory = RunDirectory(arguments.run.absolute())
+    attempt = Attempt(job, int(os.environ.get("SLURM_RESTART_COUNT") or 0))
+    try:
+        verdict = judge(
+            directory,
+            attempt,
+            arguments.exit_code,
+            on_slurm=False,
+            scheduler=arguments.scheduler,
+            limit_near=arguments.limit_near,
+        ).verdict
+    except NotOurs as other:
+        say(f"hpcrun: {other}")
+        return other.code
+    if verdict.decision.restart:
+        return exitcodes.UNFINISHED
+    return final_code(verdict, arguments.exit_code)

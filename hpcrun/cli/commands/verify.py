@@ -1,0 +1,54 @@
+"""Read every byte of a run's checkpoints and compare it with what was written.
+
+Exit code 1: damage.
+"""
+
+import argparse
+import json
+
+from hpcrun.checkpoint.storage.errors import CheckpointError, amount
+from hpcrun.checkpoint.storage.verify import verify
+from hpcrun.cli.checkpoint_argument import add_saved, find_saved
+from hpcrun.printing import say
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    add_saved(parser)
+    parser.add_argument("--step", type=int, help="only this one (default: all that are kept)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a checkpoint")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Check, and say for each checkpoint whether it is whole; 1 if any is damaged."""
+    store, _ = find_saved(arguments, "verify-0")
+    steps = store.steps()
+    if arguments.step is not None:
+        if arguments.step not in steps:
+            known = ", ".join(map(str, steps)) or "none"
+            raise CheckpointError(
+                f"step {arguments.step}: there is no such checkpoint; there is: {known}"
+            )
+        steps = [arguments.step]
+    if not steps:
+        aside = ", ".join(store.set_aside())
+        found = f"; set aside as damaged: {aside}" if aside else " yet"
+        raise CheckpointError(f"{store.root}: there is no checkpoint{found}")
+    store.require_private(steps)
+
+    def report(step: int, trouble: str | None, size: int) -> None:
+        if arguments.json:
+            say(json.dumps({"step": step, "whole": not trouble, "bytes": size, "why": trouble}))
+        elif trouble is None:
+            say(f"step {step}: whole ({amount(size)})")
+        else:
+            for line in trouble.splitlines():
+                say(f"step {step}: DAMAGED: {line}")
+
+    damaged = verify(store, steps, report)
+    if not arguments.json and arguments.step is None:
+        for name in store.set_aside():
+            say(
+                f"{name}: a damaged checkpoint, set aside; no resume reads it, and it may be removed"
+            )
+    return int(bool(damaged))

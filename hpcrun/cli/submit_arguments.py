@@ -1,0 +1,61 @@
+"""A command line as the wishes that it means."""
+
+import argparse
+import re
+import shlex
+from typing import Any
+
+from hpcrun.api.chosen import FLAGS, Wish
+from hpcrun.cli.run_arguments import runs_dir
+from hpcrun.config import override_layer
+from hpcrun.errors import UserError
+from hpcrun.tasks import BUILTIN
+
+# Where the schema wants a number; an account may be called 0123.
+_COUNTS = ("nodes", "gpus", "tasks_per_node", "cpus_per_task")
+
+
+def wish_of(arguments: argparse.Namespace) -> Wish:
+    """Return the wishes of a command line.
+
+    Raises:
+        UserError: a word is no override.
+        ConfigError: an override cannot be read.
+    """
+    _refuse_stray_files(arguments.overrides)
+    return Wish(
+        file=arguments.config,
+        overrides=override_layer(arguments.overrides),
+        flags=_flags(arguments),
+        command=arguments.command,
+        profile=getattr(arguments, "profile", None),
+        runs=runs_dir(arguments) if "runs_dir" in arguments else None,
+    )
+
+
+def _refuse_stray_files(overrides: list[str]) -> None:
+    for word in overrides:
+        if "=" in word:
+            continue
+        if word in BUILTIN or re.fullmatch(r"[\w./-]+:\w+", word):
+            raise UserError(f"{word}: a task is named with its key: task={word}")
+        if word.endswith((".yaml", ".yml", ".json")):
+            raise UserError(f"{word}: a config file is named with -c: -c {shlex.quote(word)}")
+        if word.endswith((".py", ".sh")):
+            raise UserError(f"{word}: a program to run stands after `--`: -- python {word}")
+
+
+def _flags(arguments: argparse.Namespace) -> dict[str, tuple[Any, str]]:
+    given = {flag: getattr(arguments, flag, None) for flag in FLAGS}
+    return {
+        flag: (
+            int(value) if flag in _COUNTS and _is_whole(value) else value,
+            f"--{flag.replace('_', '-')}",
+        )
+        for flag, value in given.items()
+        if value is not None
+    }
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, str) and value.isascii() and value.removeprefix("-").isdigit()

@@ -1,0 +1,1 @@
+"""The CPU cores, GPUs and threads of a node."""

@@ -1,0 +1,1 @@
+"""The addresses, interfaces and ports of a node."""

@@ -1,0 +1,1 @@
+"""The local cluster: Slurm's job control with processes of this machine."""

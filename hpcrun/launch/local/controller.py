@@ -1,0 +1,400 @@
+"""The local cluster's controller: one process per job that is to it what slurmctld and slurmd are.
+
+It starts the tasks, ends all when one fails, signals them for a preemption, a cancellation or a time
+limit, and starts the job again. Run as ``python -m hpcrun.launch.local.controller REQUEST``, in a session of
+its own, so that the job outlives the terminal.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from hpcrun.cluster.environment import scrub
+from hpcrun.cluster.node_setup import node_setup_script
+from hpcrun.launch.local.job_files import (
+    CANCEL,
+    KILL,
+    PREEMPT,
+    WARN,
+    JobRequest,
+    State,
+    own_status,
+    write_status,
+)
+from hpcrun.launch.local.orphans import adopt_orphans, bury_orphans, started_apart
+from hpcrun.launch.local.survivors import end_survivors_of
+from hpcrun.launch.local.task_environment import host_name, job_environment, step_environment
+from hpcrun.run.endings import Exit, record_exit, record_failure
+
+REQUEUE = 75
+"""The exit code by which the ``after`` command asks for another attempt."""
+
+_TICK = 0.05
+# After the first failure the others get this long to say what they saw, then SIGKILL. The node whose rank
+# failed first may be the last to end: torchrun waits for its other ranks, and a task for a late signal.
+_LAST_WORDS = 3.0
+_PR_SET_PDEATHSIG = 1
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass
+class _Orders:
+    """What has been asked of the controller by signal; set by handlers, read by the loop."""
+
+    cancel: bool = False
+    kill: bool = False
+    preempt: bool = False
+    warn: bool = False
+
+    def install(self) -> None:
+        def note(number: int, _frame: object) -> None:
+            if number == CANCEL:
+                self.cancel = True
+            elif number == KILL:
+                self.cancel = self.kill = True
+            elif number == PREEMPT:
+                self.preempt = True
+            else:
+                self.warn = True
+
+        for number in (CANCEL, KILL, PREEMPT, WARN):
+            signal.signal(number, note)
+        # Not SIG_IGN, which the tasks would inherit: as Slurm's, they hear signals whatever shell submitted.
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, _unmoved)
+
+
+def _unmoved(_number: int, _frame: object) -> None:
+    """Handle a signal that is not for the controller."""
+
+
+@dataclass
+class _Task:
+    rank: int
+    host: str
+    process: "subprocess.Popen[bytes]"
+    code: int | None = None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signal the task and all that it has started, as the step daemon does."""
+        apart = started_apart(self.process.pid, str(self.rank))
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+        for process in apart:
+            with contextlib.suppress(psutil.Error):
+                process.send_signal(number)
+
+
+class Attempt:
+    """One life of the job: its tasks, from start to the last exit.
+
+    ``warned``: the tasks have got the signal that announces the time limit.
+    """
+
+    def __init__(self, request: JobRequest, restart: int, orders: _Orders) -> None:
+        self._request, self._orders = request, orders
+        self.folder = Path(request.folder) / f"restart-{restart}"
+        self.folder.mkdir(exist_ok=True)
+        self.environ = scrub(os.environ) | job_environment(request, restart) | request.env
+        self._end = time.time() + request.time_limit if request.time_limit else None
+        self._kill_at: float | None = None
+        self._failed = False
+        self._ending: str | None = None
+        self._warning = signal.Signals[f"SIG{request.warn_signal}"]
+        self.warned = self._setting_up = False
+        self.tasks: list[_Task] = []
+
+    def start_node_setup(self) -> bool:
+        """Start the set-up of each node; whether there is any. Raises OSError as :meth:`start` does."""
+        request = self._request
+        if not request.node_setup:
+            return False
+        self._setting_up = True
+        lines = [*request.setup, *request.node_setup]
+        command = ["bash", "-c", node_setup_script(lines, request.env)]
+        self.tasks = [
+            self._started(node * request.tasks_per_node, command, self._node_log(host_name(node)))
+            for node in range(request.nodes)
+        ]
+        return True
+
+    def start_preflight(self) -> bool:
+        """Start the check of this machine; whether there is any. Raises OSError as :meth:`start` does."""
+        if not self._request.preflight:
+            return False
+        self._setting_up = True
+        command = _with_setup(self._request, self._request.preflight)
+        self.tasks = [self._started(0, command, self.folder / "preflight.log")]
+        return True
+
+    def start(self) -> None:
+        """Start every task; raises OSError when one cannot be."""
+        command = _with_setup(self._request, self._request.command)
+        self._setting_up = False
+        self.tasks = []
+        for rank in range(self._request.nodes * self._request.tasks_per_node):
+            self.tasks.append(self._started(rank, command, self.folder / f"rank-{rank:05d}.log"))
+
+    def _node_log(self, host: str) -> Path:
+        return self.folder / f"node-setup-{host}.log"
+
+    def _started(self, rank: int, command: Sequence[str], path: Path) -> _Task:
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            process = subprocess.Popen(
+                command,
+                env=self.environ | step_environment(self._request, rank),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+        finally:
+            os.close(log)
+        return _Task(rank, host_name(rank // self._request.tasks_per_node), process)
+
+    def record_node_failure(self) -> None:
+        """Write down which node could not be set up, in the words of its log."""
+        failed = next((task for task in self.tasks if task.code), None)
+        if failed is None or self._ending is not None:
+            return
+        told: list[str] = []
+        with contextlib.suppress(OSError):
+            told = self._node_log(failed.host).read_text(errors="replace").strip().splitlines()
+        # The last line is our own; the one above it is the command's.
+        words = " ".join(told[-2:-1]) or f"exit code {failed.code}"
+        with _full_disk_tolerated(f"the failure of {failed.host}"):
+            error = NodeSetupFailed(f"job.node_setup: {words[:300]}")
+            record_failure(self.folder, failed.rank, error, None, failed.host)
+
+    def wait(self) -> tuple[int, str | None]:
+        """Watch until every task has ended.
+
+        Returns:
+            The highest exit code (128 + n for signal n), as srun has it, and the cluster's own
+            word where it was the cluster that ended the attempt.
+        """
+        while any(task.code is None for task in self.tasks):
+            self._obey()
+            self._keep_time()
+            self._reap()
+            if self._kill_at is not None and time.monotonic() >= self._kill_at:
+                self._signal_all(signal.SIGKILL)
+            time.sleep(_TICK)
+        return max(task.code or 0 for task in self.tasks), self._ending
+
+    def kill(self) -> None:
+        """End every task at once."""
+        self._signal_all(signal.SIGKILL)
+        bury_orphans({task.process.pid for task in self.tasks})
+
+    def _obey(self) -> None:
+        if self._orders.cancel and self._ending != "cancelled":
+            self._terminate("cancelled")
+        if self._orders.kill:
+            self._kill_at = 0.0
+        if self._orders.preempt:
+            self._orders.preempt = False
+            if self._ending is None:
+                # The signal that `hpcrun preempt` sends on Slurm.
+                self._terminate("preemption", self._warning)
+        if self._orders.warn:
+            self._orders.warn = False
+            self._signal_all(self._warning)
+
+    def _keep_time(self) -> None:
+        if self._end is None or self._ending is not None:
+            return
+        if time.time() >= self._end:
+            self._terminate("time-limit")
+        elif time.time() >= self._end - self._request.signal_lead and not self.warned:
+            self.warned = True
+            self._signal_all(self._warning)
+
+    def _terminate(self, why: str, number: signal.Signals = signal.SIGTERM) -> None:
+        say(f"{why}: {number.name} to all tasks, SIGKILL after {self._request.grace:g} s")
+        self._ending = why
+        # As slurmd does: a stopped process must run to hear a signal.
+        self._signal_all(signal.SIGCONT)
+        self._signal_all(number)
+        self._kill_at = time.monotonic() + self._request.grace
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        for task in self.tasks:
+            if task.code is None:
+                task.signal(number)
+
+    def _reap(self) -> None:
+        for task in self.tasks:
+            if task.code is not None or (code := task.process.poll()) is None:
+                continue
+            task.code = code if code >= 0 else 128 - code
+            ended = Exit(
+                task.rank,
+                task.host,
+                time.time(),
+                code if code >= 0 else None,
+                -code if code < 0 else None,
+                induced=self._failed or self._ending is not None,
+            )
+            with _full_disk_tolerated(f"the end of rank {task.rank}"):
+                # A node that is set up has no rank that ended.
+                if task.code or not self._setting_up:
+                    record_exit(self.folder, ended)
+            # What the task had started dies with it, as in a step's container.
+            task.signal(signal.SIGKILL)
+            if task.code and not self._failed:
+                self._failed = True
+                say(f"rank {task.rank} on {task.host} ended with {_in_words(code)}")
+                self._kill_at = self._kill_at or time.monotonic() + _LAST_WORDS
+
+
+class NodeSetupFailed(Exception):
+    """A line of ``job.node_setup`` failed on a node."""
+
+
+def run_job(request: JobRequest, orders: _Orders) -> tuple[State, int]:
+    """Run attempts until one is the last; return the job's final state and its number of restarts."""
+    restart = 0
+    if request.wait_for:
+        # Its imports are those of a command, which no other controller needs.
+        from hpcrun.launch.dependencies import wait_for_runs
+
+        say(f"waits for {', '.join(request.wait_for)}")
+        why = wait_for_runs(request.wait_for, lambda: orders.cancel)
+        if why is not None:
+            say(why)
+            return "CANCELLED", 0
+    while True:
+        # A job that waits cannot be preempted: what came meanwhile is not for the next attempt.
+        orders.preempt = orders.warn = False
+        attempt = Attempt(request, restart, orders)
+        try:
+            code, word = _ran(request, attempt, restart)
+        finally:
+            attempt.kill()
+        tell(request, "COMPLETING", restart)
+        again = _after(request, attempt, code, word)
+        if orders.cancel:
+            return "CANCELLED", restart
+        if not again:
+            return ("COMPLETED" if code == 0 else "FAILED"), restart
+        tell(request, "PENDING", restart)
+        say(f"requeued; starts again in {request.requeue_delay:g} s")
+        _wait_for_start(request.requeue_delay, orders)
+        if orders.cancel:
+            return "CANCELLED", restart
+        restart += 1
+
+
+def _ran(request: JobRequest, attempt: Attempt, restart: int) -> tuple[int, str | None]:
+    """Set the nodes up, check them, run the tasks; what :meth:`Attempt.wait` said of the last of these."""
+    if attempt.start_node_setup():
+        tell(request, "RUNNING", restart, [task.process.pid for task in attempt.tasks])
+        say(f"restart {restart}: node_setup on {request.nodes} nodes")
+        code, word = attempt.wait()
+        if code or word is not None:
+            attempt.record_node_failure()
+            return code, word
+    if attempt.start_preflight():
+        tell(request, "RUNNING", restart, [task.process.pid for task in attempt.tasks])
+        code, word = attempt.wait()
+        if code or word is not None:
+            return code, word
+    attempt.start()
+    pids = [task.process.pid for task in attempt.tasks]
+    tell(request, "RUNNING", restart, pids)
+    say(f"restart {restart}: {len(pids)} tasks started")
+    return attempt.wait()
+
+
+def _after(request: JobRequest, attempt: Attempt, code: int, word: str | None) -> bool:
+    """Run the request's ``after`` command; whether another attempt follows."""
+    if not request.after:
+        return word == "preemption"
+    if not Path(request.folder).is_dir():
+        say(f"{request.folder} is gone: the run was deleted, and the job ends")
+        return False
+    command = [*request.after, "--exit-code", str(code)]
+    if word is not None:
+        command += ["--scheduler", word]
+    elif attempt.warned:
+        command.append("--limit-near")
+    return subprocess.run(command, env=attempt.environ, check=False).returncode == REQUEUE
+
+
+def _wait_for_start(delay: float, orders: _Orders) -> None:
+    until = time.monotonic() + delay
+    while time.monotonic() < until and not orders.cancel:
+        time.sleep(_TICK)
+
+
+def _with_setup(request: JobRequest, command: Sequence[str]) -> list[str]:
+    if not request.setup:
+        return list(command)
+    script = "\n".join(["set -e", *request.setup, 'exec "$@"'])
+    return ["bash", "-c", script, "bash", *command]
+
+
+def _die_with_parent() -> None:
+    """In the child: a task must not outlive a controller that was killed (prctl(2))."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _in_words(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+
+
+def say(text: str) -> None:
+    """A line in the controller's log, where there is space for one."""
+    with contextlib.suppress(OSError):
+        print(f"hpcrun: {text}", flush=True)
+
+
+def tell(request: JobRequest, state: State, restart: int, tasks: Sequence[int] = ()) -> None:
+    """Publish the job's state; on a full disk the old one stays, and the tasks go on."""
+    with _full_disk_tolerated(f"state {state}"):
+        write_status(Path(request.folder), own_status(request, state, restart, tasks))
+
+
+@contextlib.contextmanager
+def _full_disk_tolerated(what: str) -> Iterator[None]:
+    """Whoever watches the tasks must outlive what they can: a log that cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        say(f"{what} is not written: {error}")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the job that the request file ``arguments[0]`` describes, and write its final state."""
+    request = JobRequest.read(Path(arguments[0]))
+    # Before anyone can know the job: an order that met the default action would end it without a word.
+    orders = _Orders()
+    orders.install()
+    adopt_orphans()
+    with end_survivors_of(request.folder):
+        # The submitter waits for this first one: without it there is no job.
+        write_status(Path(request.folder), own_status(request, "PENDING", 0, []))
+        final: State = "FAILED"
+        restart = 0
+        try:
+            final, restart = run_job(request, orders)
+        finally:
+            tell(request, final, restart)
+            say(f"job {request.job_id}: {final}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

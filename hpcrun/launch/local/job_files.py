@@ -1,0 +1,132 @@
+"""A job of the local cluster as files in the run's logs: its request, its state, its controller's pid."""
+
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hpcrun.launch.errors import LaunchError
+from hpcrun.run.io.files import read_json, write_json
+
+State = Literal["PENDING", "RUNNING", "COMPLETING", "COMPLETED", "FAILED", "CANCELLED"]
+
+ENDED = ("COMPLETED", "FAILED", "CANCELLED")
+
+# What scancel, `scancel --signal=KILL`, a preemption and Slurm's --signal are to a job here: signals to
+# its controller.
+CANCEL, KILL = signal.SIGTERM, signal.SIGQUIT
+PREEMPT, WARN = signal.SIGUSR1, signal.SIGUSR2
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """What the controller is asked to run: ``nodes`` times ``tasks_per_node`` copies of ``command``.
+
+    Times are in seconds. ``after`` is run at the end of each attempt with ``--exit-code`` and, where
+    this cluster ended the attempt, ``--scheduler WHY``, or ``--limit-near`` after the warning of a time
+    limit; its exit code 75 asks for a requeue.
+    ``warn_signal``: the signal of that warning and of a preemption, as USR2.
+    ``setup``: shell lines before each task's command; ``node_setup``: before the tasks, once a node;
+    ``preflight``: the command that checks this machine after it.
+    ``wait_for``: the run directories that have to finish first. ``devices``: the GPUs to hand out, as many
+    to each node, or None for a CPU job.
+    """
+
+    job_id: str
+    folder: str
+    command: Sequence[str]
+    nodes: int
+    tasks_per_node: int
+    cpus_per_task: int | None
+    devices: Sequence[str] | None
+    time_limit: float | None
+    signal_lead: float
+    grace: float
+    requeue_delay: float
+    setup: Sequence[str]
+    env: dict[str, str]
+    after: Sequence[str]
+    wait_for: Sequence[str] = ()
+    node_setup: Sequence[str] = ()
+    preflight: Sequence[str] = ()
+    warn_signal: str = "USR2"
+
+    def write(self) -> Path:
+        """Put the request where the controller reads it; raises OSError when the disk refuses."""
+        path = Path(self.folder) / "request.json"
+        write_json(path, asdict(self))
+        return path
+
+    @classmethod
+    def read(cls, path: Path) -> "JobRequest":
+        """The request that :meth:`write` left; raises LaunchError when there is none."""
+        value = read_json(path)
+        if value is None:
+            raise LaunchError(f"{path}: no request of a job; submit the run again")
+        return cls(**value)
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """What the controller last wrote. ``pid`` and ``pid_created`` name its process beyond doubt."""
+
+    job_id: str
+    state: State
+    restart: int
+    pid: int
+    pid_created: float
+    tasks: Sequence[int]
+
+
+def write_status(folder: Path, status: JobStatus) -> None:
+    """Replace the job's ``job.json``; raises OSError when the disk refuses."""
+    write_json(folder / "job.json", asdict(status))
+
+
+def read_status(folder: Path) -> JobStatus | None:
+    """The job's last state, or None before its controller has written one, or where it is damaged."""
+    value: dict[str, Any] | None = read_json(folder / "job.json")
+    try:
+        return None if value is None else JobStatus(**value)
+    except TypeError:
+        return None
+
+
+def is_alive(status: JobStatus) -> bool:
+    """Whether the job's controller runs: the same pid *and* the same start, because pids come back."""
+    import psutil
+
+    try:
+        process = psutil.Process(status.pid)
+        created = process.create_time()
+    except psutil.Error:
+        return False
+    return abs(created - status.pid_created) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+
+
+def send(folder: Path, number: signal.Signals) -> None:
+    """Send CANCEL, KILL, PREEMPT or WARN to the job whose logs are in ``folder``.
+
+    Raises:
+        LaunchError: it is not running.
+    """
+    status = read_status(folder)
+    if status is None or status.state in ENDED or not is_alive(status):
+        raise LaunchError(f"job {folder.name}: is not running on this machine")
+    os.kill(status.pid, number)
+
+
+def own_status(request: JobRequest, state: State, restart: int, tasks: Sequence[int]) -> JobStatus:
+    """The status that the calling controller process writes."""
+    import psutil
+
+    return JobStatus(
+        request.job_id,
+        state,
+        restart,
+        os.getpid(),
+        psutil.Process().create_time(),
+        list(tasks),
+    )

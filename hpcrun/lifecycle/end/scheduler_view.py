@@ -1,0 +1,194 @@
+"""Slurm's part in the end of an attempt: the controller's facts first, then the words in the logs.
+
+Seen with Slurm 22.05: the state is COMPLETING while processes end, for every reason; a job that Slurm
+requeues counts one restart more from then on. Newer versions also show, in JSON, the state
+that COMPLETING hides. A job that is being ended for no known reason counts as cancelled: a requeue
+would undo a cancellation.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast
+
+from hpcrun.cluster import slurm
+from hpcrun.diagnose.slurm_log import scheduler_word
+from hpcrun.lifecycle.end.batch_log import batch_log, has_batch_log
+from hpcrun.lifecycle.history import asked_to_end
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Attempt, read_events
+
+SchedulerWord = Literal["preemption", "cancelled", "time-limit", "node-failure"]
+
+# The step daemon's words reach the batch log within milliseconds.
+_PATIENCE, _LOOK = 5.0, 0.05
+# Slurm may send its warning signal a minute early (sbatch(1), --signal), and looks every 30 s.
+_EARLY = 90.0
+# After a resume, clocks that ran on end what was suspended: watchdogs, and time-outs of torch.
+_AFTER_SUSPENSION = 300.0
+
+_STATES = {
+    "CANCELLED": "cancelled",
+    "PREEMPTED": "preemption",
+    "TIMEOUT": "time-limit",
+    "NODE_FAIL": "node-failure",
+}
+
+
+@dataclass(frozen=True)
+class JobView:
+    """A job as the controller sees it; times in Unix seconds.
+
+    ``restarts``: as the controller counts them. ``preempted``: the job runs in the grace time of a
+    preemption, or ends for one. ``base``: the states that COMPLETING hides, where Slurm shows them.
+    ``timed_out``: it ran as long as it may. ``suspended``: the newest suspension, or the end of it.
+    ``outputs``: the files of the batch script's output and errors.
+    """
+
+    state: str
+    restarts: int
+    preempted: bool
+    end_time: float | None
+    base: frozenset[str] = frozenset()
+    start_time: float | None = None
+    timed_out: bool = False
+    suspended: float | None = None
+    outputs: tuple[Path, ...] = ()
+
+    @property
+    def being_ended(self) -> bool:
+        """True while Slurm ends the job: its batch script has not left by itself yet."""
+        return self.state == "COMPLETING"
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Slurm's part in the end of an attempt: the job now, the reason for the end, the batch log."""
+
+    view: JobView | None
+    word: SchedulerWord | None
+    log: str
+
+    @property
+    def nobody_asked(self) -> bool:
+        """True where a SIGTERM was no cancellation of the job.
+
+        A cancelled job is COMPLETING, and one that Slurm has requeued is PENDING. A controller that is
+        away cancels nothing; had it done so before, the step daemon would have written it.
+        """
+        return self.view is None or self.view.state == "RUNNING"
+
+    @property
+    def just_resumed(self) -> bool:
+        """True where the job was suspended until a moment ago."""
+        when = self.view.suspended if self.view else None
+        return when is not None and time.time() - when < _AFTER_SUSPENSION
+
+    def limit_near(self, lead: float) -> bool:
+        """Return whether a warning signal that came now was sent ``lead`` seconds ahead of the time limit."""
+        view = self.view
+        # A cancellation cuts the end time to its own moment.
+        if view is None or view.end_time is None or view.preempted or view.state != "RUNNING":
+            return False
+        return view.end_time - time.time() <= lead + _EARLY
+
+
+def look_at(job: str) -> JobView | None:
+    """Ask the controller for ``job``; None where it does not answer, or does not know it."""
+    shown = slurm.run(slurm.scontrol_show_job_command(job))
+    if shown.returncode != 0:
+        return None
+    base: frozenset[str] = frozenset()
+    facts = slurm.parse_show_job(shown.stdout)
+    if facts.get("JobState") == "COMPLETING":
+        told = slurm.run(slurm.scontrol_show_job_command(job, as_json=True))
+        base = slurm.parse_job_states(told.stdout) - {"COMPLETING"}
+    return view_of(facts, base)
+
+
+def view_of(facts: dict[str, str], base: frozenset[str] = frozenset()) -> JobView:
+    """Build the view from the fields of ``scontrol show job``; one that lacks counts as not known."""
+    restarts = facts.get("Restarts", "")
+    limit, ran = (slurm.seconds(facts.get(key, "")) for key in ("TimeLimit", "RunTime"))
+    outputs = [facts[key] for key in ("StdOut", "StdErr") if facts.get(key, "").startswith("/")]
+    return JobView(
+        state=facts.get("JobState", ""),
+        restarts=int(restarts) if restarts.isdecimal() else 0,
+        preempted=slurm.unix_time(facts.get("PreemptTime", "None")) is not None,
+        end_time=slurm.unix_time(facts.get("EndTime", "Unknown")),
+        base=base,
+        start_time=slurm.unix_time(facts.get("StartTime", "Unknown")),
+        timed_out=facts.get("Reason") == "TimeLimit"
+        or (limit is not None and ran is not None and ran >= limit),
+        suspended=slurm.unix_time(facts.get("SuspendTime", "None")),
+        outputs=tuple(Path(path) for path in dict.fromkeys(outputs)),
+    )
+
+
+def ending_of(run: RunDirectory, attempt: Attempt, *, patience: float = _PATIENCE) -> Ending:
+    """Find out whether Slurm ends the job of ``attempt``, and why.
+
+    Args:
+        patience: seconds to wait for the step daemon's words, where only they have the reason.
+    """
+    view = look_at(attempt.job)
+
+    def log() -> str:
+        return batch_log(run, attempt, view)
+
+    if only_the_log_knows(view, attempt) and has_batch_log(run, attempt, view):
+        wait_for_word(lambda: scheduler_word(log()), patience)
+    return Ending(view, word_of(view, attempt, log()), log())
+
+
+def reason_given(run: RunDirectory, attempt: Attempt, view: JobView | None = None) -> str | None:
+    """Return the reason to end the attempt that a person or Slurm has written until now, or None.
+
+    Args:
+        view: the job as it was; only the paths of its output files count, because its state is old.
+    """
+    if asked_to_end(read_events(run), attempt):
+        return "cancelled"
+    return scheduler_word(batch_log(run, attempt, view))
+
+
+def word_of(view: JobView | None, attempt: Attempt, batch_log: str) -> SchedulerWord | None:
+    """Return Slurm's reason for ending ``attempt``; None when the end is not its doing.
+
+    A job that counts a newer start shows the facts of that start, so the reason is in the log, or in a
+    preemption's time; without either, the job has lost the node of its batch script.
+    """
+    told = scheduler_word(batch_log)
+    if view is None:
+        return cast("SchedulerWord | None", told)
+    if view.restarts > attempt.restart:
+        preempted = "preemption" if "PREEMPTED" in view.base else None
+        return cast("SchedulerWord", told or preempted or "node-failure")
+    base = next((_STATES[state] for state in _STATES if state in view.base), None)
+    fact = base or told or ("preemption" if view.preempted else _STATES.get(view.state))
+    if fact is None and view.being_ended:
+        fact = "time-limit" if view.timed_out else "cancelled"
+    return cast("SchedulerWord | None", fact)
+
+
+def cancelled_now(view: JobView) -> bool:
+    """Return whether Slurm shows a cancellation, whatever came before it (a preemption, say)."""
+    return "CANCELLED" in (view.state, *view.base)
+
+
+def only_the_log_knows(view: JobView | None, attempt: Attempt) -> bool:
+    """Return whether the reason for an end may be in the log before the controller shows it."""
+    if view is None:
+        return True
+    if view.restarts > attempt.restart:
+        return view.being_ended and "PREEMPTED" not in view.base
+    return view.being_ended and not (view.base & set(_STATES) or view.preempted or view.timed_out)
+
+
+def wait_for_word(word: Callable[[], str | None], patience: float) -> str | None:
+    """Ask ``word`` until it has an answer, for ``patience`` seconds at most."""
+    late = time.monotonic() + patience
+    while (found := word()) is None and time.monotonic() < late:
+        time.sleep(_LOOK)
+    return found

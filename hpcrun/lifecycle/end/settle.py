@@ -1,0 +1,318 @@
+"""The end of an attempt: find its cause, write it down, decide whether to start again.
+
+It runs once per attempt, outside the training processes (in the batch script, or in the local
+cluster's controller): a rank that was killed can decide nothing.
+"""
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcrun.diagnose.causes import Diagnosis, blames_node, first_cause
+from hpcrun.diagnose.launching import launch_failure, setup_failure
+from hpcrun.diagnose.slurm_log import scheduler_word
+from hpcrun.lifecycle import exitcodes
+from hpcrun.lifecycle.end.cause_table import evidence_of, host_of, is_of_node, judge
+from hpcrun.lifecycle.end.scheduler_view import SchedulerWord
+from hpcrun.lifecycle.goodput import goodput
+from hpcrun.lifecycle.history import (
+    Cause,
+    all_lives,
+    asked_to_end,
+    finished_before,
+    jobs_of,
+    last_committed,
+)
+from hpcrun.lifecycle.policy import Budgets, Decision, decide
+from hpcrun.lifecycle.script.end import stop_facts
+from hpcrun.lifecycle.second_start import deserves_second_start, may_be_of_a_node
+from hpcrun.run.commits import newest_commit
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.endings import (
+    first_log,
+    is_unfinished,
+    read_exits,
+    read_failures,
+    read_hang,
+    read_heard_stop,
+)
+from hpcrun.run.events import Attempt, Event, read_events, record_event
+from hpcrun.run.io.files import read_json, write_json
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How an attempt ended and what follows.
+
+    ``step``: the newest one committed. ``diagnosis``: the first failure, where there was one.
+    ``elsewhere``: the next start is to be on other nodes, whatever the ledger says of these.
+    ``host``: the node that failed first.
+    """
+
+    cause: Cause
+    step: int | None
+    line: str
+    decision: Decision
+    diagnosis: Diagnosis | None
+    elsewhere: bool = False
+    host: str | None = None
+
+
+def settle(
+    run: RunDirectory,
+    attempt: Attempt,
+    exit_code: int,
+    budgets: Budgets,
+    *,
+    scheduler: SchedulerWord | None = None,
+    batch_log: str = "",
+    limit_near: bool = False,
+    nobody_asked: bool = False,
+    just_resumed: bool = False,
+    warned_by_term: bool = False,
+    setup: str | None = None,
+    other_nodes: bool = False,
+) -> Verdict:
+    """Judge the attempt, append ``ended`` to the event log, and write result.json if this is the end.
+
+    Args:
+        exit_code: the highest of the tasks' exit codes, as srun returns it.
+        scheduler: the scheduler's own word for why it ended the job, where it gave one.
+        batch_log: what srun and slurmstepd printed.
+        limit_near: the job's time was nearly up, which is what a warning signal then meant.
+        nobody_asked: to the scheduler the job runs on, so that a SIGTERM was no cancellation of it.
+        just_resumed: the job was suspended until a moment ago.
+        warned_by_term: the warning signal of the job is SIGTERM.
+        setup: the command of the batch script that failed before there were ranks.
+        other_nodes: a second start may be on other nodes; see ``second_start``.
+
+    Raises:
+        OSError: the run directory cannot be written.
+    """
+    events = with_lost_announcement(run)
+    if exit_code == exitcodes.DONE:
+        events = _with_stop_of_other_ranks(run, events, attempt)
+    if finished_before(events, attempt) and not _opened(events, attempt):
+        line = "an earlier start of the job has finished the run"
+        final = Decision(False, "the training is done")
+        return Verdict(Cause.FINISHED, last_committed(events), line, final, None)
+    folder = run.attempt_logs(attempt.job, attempt.restart)
+    told = scheduler or scheduler_word(batch_log)
+    if asked_to_end(events, attempt):
+        told = "cancelled"
+    second = other_nodes and deserves_second_start(events, attempt)
+    unlaunched = None if told else _unlaunched(events, attempt, setup, batch_log, folder, second)
+    if unlaunched is not None:
+        # Of a program that never was a rank the code says nothing.
+        exit_code = exitcodes.FAILED
+    failures = read_failures(folder)
+    diagnosis = unlaunched or first_cause(
+        failures,
+        read_exits(folder),
+        batch_log,
+        read_hang(folder),
+        folder,
+    )
+    of_node = not unlaunched and may_be_of_a_node(events, attempt, failures, second=second)
+    evidence = evidence_of(
+        events,
+        attempt,
+        exit_code,
+        told,
+        diagnosis,
+        limit_near=limit_near,
+        nobody_asked=nobody_asked,
+        just_resumed=just_resumed,
+        unfinished=is_unfinished(folder),
+        warned_by_term=warned_by_term,
+        of_node=of_node,
+    )
+    cause, line = judge(evidence)
+    step = last_committed(events)
+    crashed = diagnosis if cause is Cause.CRASH else None
+    words = {"failure": crashed.words} if crashed and _repeats(crashed) else {}
+    named = cause in (Cause.CRASH, Cause.HANG) or (unlaunched is not None and unlaunched.unfit)
+    step_at_end = crashed.step if crashed else step
+    ended = Event("ended", time.time(), attempt, cause.value, step_at_end, words)
+    # Not those of the newest job in the log: this one may have failed before it wrote a word there.
+    chain = jobs_of(events, attempt.job)
+    own = [life for life in all_lives([*events, ended]) if life.attempt.job in chain]
+    decision = decide(own, budgets)
+    # A preflight names the nodes to leave out.
+    unnamed = unlaunched is not None and not unlaunched.unfit
+    mistake = cause is Cause.CRASH and is_of_node(evidence)
+    elsewhere = second and decision.restart and (unnamed or mistake)
+    host = host_of(evidence) if named else None
+    record_event(
+        run,
+        "ended",
+        attempt=attempt,
+        cause=cause.value,
+        step=ended.step,
+        exit_code=exit_code,
+        reason=line,
+        host=host,
+        restart_allowed=decision.restart,
+        decision=decision.reason,
+        **words,
+        **({"elsewhere": True} if elsewhere else {}),
+    )
+    opened = _opened(events, attempt)
+    done = (read_json(run.result) or {}).get("state") == "finished"
+    # The result of a finished run is not taken back by a job that never worked on it.
+    if not decision.restart and (opened or not done):
+        if cause is not Cause.FINISHED:
+            write_final_word(run, cause, line, decision.reason, step)
+        elif not run.result.exists():
+            # A script's: only here is it known that all of its ranks have ended well.
+            write_json(run.result, {"state": "finished", "time": round(time.time(), 3)})
+        _add_goodput(run)
+    return Verdict(cause, step, line, decision, diagnosis, elsewhere, host)
+
+
+def _opened(events: Sequence[Event], attempt: Attempt) -> bool:
+    return any(event.what == "opened" and event.attempt == attempt for event in events)
+
+
+def _repeats(crash: Diagnosis) -> bool:
+    """Return whether a crash with the same words would be the program's doing, on any node."""
+    return not crash.follows and not blames_node(crash)
+
+
+def _unlaunched(
+    events: Sequence[Event],
+    attempt: Attempt,
+    setup: str | None,
+    batch_log: str,
+    folder: Path,
+    second: bool,
+) -> Diagnosis | None:
+    """Why no rank came so far as to open the attempt, where that is known.
+
+    Args:
+        second: a second start follows, so that the nodes may be to blame and not the input.
+    """
+    not_of_ranks = ("submitted", "cancelled", "preempted", "ended")
+    if any(one.attempt == attempt for one in events if one.what not in not_of_ranks):
+        return None
+    opened = [event.attempt for event in events if event.what == "opened" and event.attempt]
+    chain = jobs_of(events, attempt.job)
+    worked = second or any(one.job in chain for one in opened)
+    if setup is not None:
+        return setup_failure(setup, batch_log, worked=worked)
+    return launch_failure(batch_log, first_log(folder), worked=worked, logs=folder)
+
+
+def settle_by_hand(
+    run: RunDirectory,
+    attempt: Attempt,
+    exit_code: int,
+    scheduler: SchedulerWord | None = None,
+) -> None:
+    """As :func:`settle`, for an attempt that a person started and nobody starts again.
+
+    Called by rank 0 itself: what other ranks come to after it is not seen.
+    """
+    events = read_events(run)
+    if not _opened(events, attempt):
+        return
+    events = with_lost_announcement(run)
+    folder = run.attempt_logs(attempt.job, attempt.restart)
+    diagnosis = first_cause(read_failures(folder), [], hang=read_hang(folder))
+    unfinished = is_unfinished(folder)
+    cause, line = judge(
+        evidence_of(events, attempt, exit_code, scheduler, diagnosis, unfinished=unfinished)
+    )
+    step = last_committed(events)
+    reason = "the training is done"
+    if cause is not Cause.FINISHED:
+        reason = "it was started by hand, and nobody starts it again: the same command continues it"
+    record_event(
+        run,
+        "ended",
+        attempt=attempt,
+        cause=cause.value,
+        step=diagnosis.step if diagnosis and cause is Cause.CRASH else step,
+        exit_code=exit_code,
+        reason=line,
+        restart_allowed=False,
+        decision=reason,
+    )
+    if cause is not Cause.FINISHED:
+        orderly = (Cause.CANCELLED, Cause.PREEMPTION, Cause.TIME_LIMIT, Cause.CONTINUED)
+        write_final_word(run, cause, line, reason, step, orderly)
+    elif not run.result.exists():
+        write_json(run.result, {"state": "finished", "time": round(time.time(), 3)})
+    _add_goodput(run)
+
+
+def with_lost_announcement(run: RunDirectory) -> Sequence[Event]:
+    """The run's events with the newest commit among them, whose maker may not have lived to announce it.
+
+    Raises:
+        OSError: the run directory cannot be read or written.
+    """
+    events = read_events(run)
+    newest = newest_commit(run)
+    if newest is None:
+        return events
+    made = [life for life in all_lives(events) if life.attempt.owner == newest.owner]
+    if not made or newest.step <= (made[0].committed or 0):
+        return events
+    # Its own time: what was computed after it is lost.
+    when = round(newest.time, 3)
+    record_event(run, "saved", attempt=made[0].attempt, step=newest.step, time=when, found=True)
+    return read_events(run)
+
+
+def _with_stop_of_other_ranks(
+    run: RunDirectory, events: Sequence[Event], attempt: Attempt
+) -> Sequence[Event]:
+    """Return the events with ``stopped`` where a script ended on a signal that rank 0 did not hear in time.
+
+    All ranks may have ended well because of the signal, on which the script saves. Then it is not finished.
+    """
+    if any(event.what == "stopped" and event.attempt == attempt for event in events):
+        return events
+    heard = read_heard_stop(run.attempt_logs(attempt.job, attempt.restart))
+    if heard is None:
+        return events
+    cause, code = heard
+    record_event(run, "stopped", attempt=attempt, cause=cause, **stop_facts(code))
+    return read_events(run)
+
+
+def write_final_word(
+    run: RunDirectory,
+    cause: Cause,
+    line: str,
+    reason: str,
+    step: int | None,
+    stops: Collection[Cause] = (Cause.CANCELLED,),
+) -> None:
+    """Write result.json for a run that ends without having finished; raises OSError.
+
+    Args:
+        stops: the causes that are no failure, and leave the run stopped.
+    """
+    state = "stopped" if cause in stops else "failed"
+    write_json(
+        run.result,
+        {
+            "state": state,
+            "cause": cause.value,
+            "step": step,
+            "reason": f"{line}; {reason}" if line else reason,
+            "time": round(time.time(), 3),
+        },
+    )
+
+
+def _add_goodput(run: RunDirectory) -> None:
+    """Put the account of the run's time into result.json, now that the last attempt is over."""
+    result = read_json(run.result)
+    if result is not None:
+        write_json(
+            run.result, {**result, "goodput": goodput(read_events(run), time.time()).as_record()}
+        )

@@ -1,0 +1,1 @@
+"""What runs inside or beside a rank besides the training: clock, sentry, stacks, addresses."""

@@ -1,0 +1,111 @@
+"""The ranks of the all-reduce that belong to one node: child processes of the agent."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_PROGRAM = (sys.executable, "-m", "hpcrun.network.check.allreduce.rank")
+IMPORT = 120.0
+"""Seconds for the import of torch, which many nodes do at the same time from one file system."""
+
+
+class _Rank:
+    """One child: what it has said last, and the end of it."""
+
+    def __init__(self) -> None:
+        self.said: dict[str, Any] = {}
+        self._words = ""
+        self._heard = threading.Condition()
+        self._ended = False
+        self._process = subprocess.Popen(
+            _PROGRAM,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env=os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR"},
+        )
+        for read in (self._read_facts, self._read_words):
+            threading.Thread(target=read, daemon=True).start()
+
+    def wait(self, stages: Sequence[str], end: float) -> dict[str, Any]:
+        """Return the last facts, once they are of one of ``stages``, the child has ended, or at ``end``."""
+        with self._heard:
+            self._heard.wait_for(
+                lambda: self._ended or self.said.get("stage") in stages, end - time.monotonic()
+            )
+            said = dict(self.said)
+            if said.get("stage") in stages:
+                return said
+            if self._ended:
+                last = (self._words.strip().splitlines() or ["it ended without a word"])[-1]
+                return {"stage": "failed", "problem": last[:300], "after": said.get("stage")}
+            return {"stage": "hangs", "after": said.get("stage")}
+
+    def tell(self, order: Mapping[str, Any]) -> None:
+        """Write the order; a child that has ended hears nothing."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError, ValueError):
+            self._process.stdin.write(json.dumps(order) + "\n")
+            self._process.stdin.flush()
+
+    def close(self) -> None:
+        """End the child."""
+        self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=10)
+
+    def _read_facts(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            with contextlib.suppress(ValueError), self._heard:
+                self.said = json.loads(line)
+                self._heard.notify_all()
+        with self._heard:
+            self._ended = True
+            self._heard.notify_all()
+
+    def _read_words(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self._words = (self._words + line)[-2000:]
+
+
+class Ranks:
+    """The ranks of this node, for one all-reduce at a time."""
+
+    def __init__(self) -> None:
+        self._started: list[_Rank] = []
+
+    def prepare(self) -> dict[str, Any]:
+        """Start a rank for each GPU, or one; return the GPUs and the port of rank 0, or a problem."""
+        self.close()
+        end = time.monotonic() + IMPORT
+        self._started = [_Rank()]
+        first = self._started[0].wait(("here",), end)
+        self._started += [_Rank() for _ in range(first.get("gpus", 0) - 1)]
+        said = [rank.wait(("here",), end) for rank in self._started]
+        return next((one for one in said if one["stage"] != "here"), first)
+
+    def run(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """Run ``count`` ranks from number ``rank`` on; return the figures of the first, or a problem."""
+        end = time.monotonic() + order["limit"]
+        ranks = self._started[: order["count"]]
+        for local, rank in enumerate(ranks):
+            rank.tell({**order, "rank": order["rank"] + local, "local": local})
+        said = [rank.wait(("done", "failed"), end) for rank in ranks]
+        self.close()
+        return next((one for one in said if one["stage"] != "done"), said[0])
+
+    def close(self) -> None:
+        """End all ranks."""
+        for rank in self._started:
+            rank.close()
+        self._started = []

@@ -1,0 +1,1 @@
+"""Files, locks and logs that survive a crash and a full disk."""

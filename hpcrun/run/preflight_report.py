@@ -1,0 +1,35 @@
+"""The report of a preflight, in the attempt's logs: written before the ranks, read after their end."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcrun.run.io.files import read_json, write_json
+
+_NAME = "preflight.json"
+
+
+@dataclass(frozen=True)
+class Unfit:
+    """A preflight's failure: its first ``cause`` in a line, and the ``nodes`` to leave out."""
+
+    cause: str
+    nodes: tuple[str, ...]
+
+
+def record_report(folder: Path, report: Mapping[str, Any]) -> None:
+    """Write a preflight's report into an attempt's logs; raises OSError when the disk refuses."""
+    write_json(folder / _NAME, report)
+
+
+def read_unfit(folder: Path) -> Unfit | None:
+    """Return the failure of an attempt's preflight; None where it passed, or there was none.
+
+    Raises:
+        OSError: the report is there and cannot be read.
+    """
+    report = read_json(folder / _NAME)
+    if report is None or not report.get("cause"):
+        return None
+    return Unfit(str(report["cause"]), tuple(map(str, report.get("unfit") or ())))

@@ -1,0 +1,146 @@
+"""The checkpoint engine and its interval as the config asks for them."""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hpcrun.checkpoint.interval import EverySeconds, EverySteps, Interval, pays
+from hpcrun.checkpoint.outcome import Restored
+from hpcrun.checkpoint.sharded.collective import Together
+from hpcrun.checkpoint.sharded.engine import CheckpointEngine
+from hpcrun.checkpoint.sharded.host_staging import Staging
+from hpcrun.checkpoint.sharded.node_staging import Stage
+from hpcrun.checkpoint.storage.errors import CheckpointError
+from hpcrun.checkpoint.storage.retention import Retention, tidying
+from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.config import Config
+from hpcrun.lifecycle.lost_checkpoints import require_none_lost
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Attempt, Event, read_events
+from hpcrun.run.owner import INCARNATION, require_ownership
+from hpcrun.train.parallel.collective import together
+from hpcrun.train.step.trainer import DistributedAMPTrainer
+
+_FAILURES = ("crash", "hang", "node-failure", "preemption", "time-limit")
+_PRIOR = 86400.0
+"""Seconds: a run that has never failed is taken to fail once a day."""
+
+
+def build_engine(
+    run: RunDirectory, attempt: Attempt, config: Config, distributed: DistributedConfig, group: Any
+) -> CheckpointEngine:
+    """The engine of a run's attempt. Collective."""
+    wanted = config.checkpoint
+    store = CheckpointStore(run.checkpoints, attempt.owner, nonce=INCARNATION)
+    memory = wanted.host_memory
+    staging = Staging(
+        limit=None if memory is None else int(memory * 1e9),
+        ranks_on_host=distributed.num_gpus_per_node,
+        pinned=bool(distributed.device_ids),
+    )
+    return CheckpointEngine(
+        store,
+        rank=distributed.rank,
+        world_size=distributed.world_size,
+        group=group,
+        still_mine=lambda: require_ownership(run, attempt),
+        tidy=_tidying(store, config),
+        staging=staging,
+        stage=None if wanted.stage_dir is None else Stage(Path(wanted.stage_dir)),
+    )
+
+
+def restore(
+    run: RunDirectory, config: Config, trainer: DistributedAMPTrainer, engine: CheckpointEngine
+) -> Restored | None:
+    """The newest whole checkpoint, loaded into ``trainer``; None before the first. Collective.
+
+    Raises:
+        ReadFailure: a node failed to read a checkpoint. On all ranks.
+        UserError: a checkpoint was committed and none is left, or none can be loaded. On all ranks.
+    """
+    restored = trainer.load_checkpoint(engine)
+    while restored is None and _shown_late(run, trainer):
+        restored = trainer.load_checkpoint(engine)
+    if restored is not None and trainer.is_main_process:
+        make_room(engine.store, config, restored.step)
+    return restored
+
+
+def _shown_late(run: RunDirectory, trainer: DistributedAMPTrainer) -> bool:
+    """Return whether rank 0 sees checkpoints at a second look; raises as :func:`restore`. Collective."""
+    at, main = trainer.distributed, trainer.is_main_process
+    group = trainer.control_group() if trainer.is_distributed else None
+    found = together(lambda: require_none_lost(run) if main else False, rank=at.rank, group=group)
+    return Together(at.rank, at.world_size, group).from_rank_0(lambda: found)
+
+
+def make_room(store: CheckpointStore, config: Config, step: int) -> None:
+    """Set damaged checkpoints aside and remove those not kept, now that ``step`` is restored; for rank 0.
+
+    Where the disk is full, no save would come so far as to do it.
+    """
+    for tidy in (lambda: _tidying(store, config)(step), lambda: _set_damaged_aside(store)):
+        try:
+            tidy()
+        except CheckpointError as error:
+            print(f"hpcrun: {error}", file=sys.stderr, flush=True)
+
+
+def _set_damaged_aside(store: CheckpointStore) -> None:
+    for line in store.set_damaged_aside():
+        print(f"hpcrun: {line}", flush=True)
+
+
+def build_interval(
+    run: RunDirectory,
+    config: Config,
+    distributed: DistributedConfig,
+    group: Any,
+    costs: Callable[[], tuple[float, float] | None],
+) -> Interval:
+    """Steps, minutes or Young's formula. ``costs``: seconds that a save stalls, and to its commit."""
+    wanted = config.checkpoint
+    together = Together(distributed.rank, distributed.world_size, group)
+    if wanted.auto:
+        failure = failure_seconds(read_events(run), time.time())
+
+        def best() -> float:
+            stalled, written = costs() or (None, None)
+            return pays(stalled, written, failure)
+
+        return EverySeconds(best, together)
+    if wanted.minutes is not None:
+        seconds = wanted.minutes * 60
+        return EverySeconds(lambda: seconds, together)
+    return EverySteps(wanted.every)
+
+
+def _tidying(store: CheckpointStore, config: Config) -> Callable[[int], list[str]]:
+    wanted = config.checkpoint
+    return tidying(store, Retention(wanted.keep, wanted.keep_every, wanted.keep_best))
+
+
+def failure_seconds(events: Sequence[Event], now: float) -> float:
+    """Mean seconds of training between failures, as the run's log tells, with a day as the first guess.
+
+    The guess counts as one failure in one day, so that a single early crash does not decide alone.
+    """
+    trained, failures, since = 0.0, 0, None
+    for event in events:
+        if event.what == "started":
+            since = event.time
+        elif event.what == "ended":
+            trained += _passed(since, event.time)
+            failures += event.cause in _FAILURES
+            since = None
+    trained += _passed(since, now)
+    return (trained + _PRIOR) / (failures + 1)
+
+
+def _passed(since: float | None, until: float) -> float:
+    # A clock that was set back, or another node's that lags, must not take away what the others saw.
+    return 0.0 if since is None else max(0.0, until - since)

@@ -1,0 +1,1 @@
+"""Validation, early stopping and the best weights."""

@@ -1,0 +1,1 @@
+"""Hangs, gradients that are not finite, and memory that runs out."""

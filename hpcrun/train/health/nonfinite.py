@@ -1,0 +1,232 @@
+"""What is done about gradients that are not finite: told, traced to samples, and in the end a stop.
+
+Each such step is skipped (step/gate.py), on all ranks alike, because all judge the same reduced gradients.
+So every rank comes here at the same step, and no rank has to ask.
+"""
+
+import math
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch.utils.data import Dataset, IterableDataset
+
+from hpcrun.config import Config
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.endings import node_name
+from hpcrun.run.events import Attempt, note
+from hpcrun.run.io.files import write_json
+from hpcrun.train.data import order
+from hpcrun.train.data.batches import length
+from hpcrun.train.data.batching import Batching
+from hpcrun.train.errors import PeerFailed, SaysAll
+from hpcrun.train.step.trainer import AMPTrainer, StepResult
+from hpcrun.train.step.weighting import impossible, without_loss
+
+Samples = Callable[[int, int], list[list[int]]]
+"""The dataset's indices that a rank takes at a step, a list for each micro-batch."""
+
+DUMPS = 20
+"""Steps that one attempt writes down at most, beside the one that it stops at."""
+
+
+class NotFinite(SaysAll):
+    """Gradients were not finite, and training stops; the text names the step, the rank and the dump.
+
+    A failure like any other to the restart policy: another start may help where a chip has erred, and
+    where it has not, the second stop at the same step is the last (``restarts.same_step``).
+    """
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What one rank has to say of a step."""
+
+    host: str
+    loss: float
+    without_loss: list[int]
+    """The micro-batches that weigh nothing and have no loss."""
+
+    weights: list[tuple[int, float]]
+    """The micro-batches, and their weights, that make no sum, so that the losses of all ranks are lost."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether the loss itself is not finite, of which no loss scale is the cause."""
+        return not math.isfinite(self.loss)
+
+
+class NonFiniteWatch:
+    """Looks at every step's verdict, as soon as it is known."""
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        attempt: Attempt,
+        config: Config,
+        trainer: AMPTrainer,
+        *,
+        start: int,
+        rank: int,
+        group: Any,
+        samples: Samples | None,
+    ) -> None:
+        """``start``: steps done before; ``group``: a control group of all ranks, or None for a single one.
+
+        ``samples``: None where the data is a stream, whose samples have no numbers.
+        """
+        self._run, self._attempt, self._trainer = run, attempt, trainer
+        self._rank, self._group, self._samples = rank, group, samples
+        # An overflow is how a dynamic scale finds its height: only many in a row are a trouble. Losses
+        # are looked at before they are scaled.
+        self._scaled = trainer.scaler.is_enabled() and config.amp.dynamic
+        self._stops = config.train.nonfinite == "stop"
+        self._limit = config.train.nonfinite_limit
+        self._first = start - trainer.gate.steps
+        self._seen = trainer.gate.skipped
+        self._results: deque[StepResult] = deque(maxlen=2)
+        self._dumps, self._told = 0, False
+
+    def look(self, result: StepResult) -> None:
+        """After every step, on every rank.
+
+        Raises:
+            NotFinite: it is time to stop, and this rank has something to say about it.
+            PeerFailed: it is, and another rank says why.
+        """
+        self._results.append(result)
+        if self._trainer.gate.skipped != self._seen:
+            self._act()
+
+    def settle(self) -> None:
+        """After the last step, whose verdict may still be on its way; raises as :meth:`look` does."""
+        self._trainer.gate.settle()
+        if self._trainer.gate.skipped != self._seen:
+            self._act()
+
+    def _act(self) -> None:
+        gate = self._trainer.gate
+        new, self._seen = gate.skipped - self._seen, gate.skipped
+        in_a_row = gate.skipped_in_row
+        self._told = self._told and in_a_row > new
+        fresh = not self._told and self._dumps < DUMPS
+        many = in_a_row >= self._limit
+        if not (fresh or many or self._stops):
+            return
+        ranks = self._gather(self._results[-2 if gate.pending else -1])
+        overflow = self._scaled and not any(rank.lost for rank in ranks)
+        stop = many or (self._stops and not overflow)
+        if not stop and overflow and not (fresh and _weightless(ranks)):
+            return
+        self._dumps, self._told = self._dumps + 1, True
+        step = self._first + gate.steps - 1
+        if self._rank == 0:
+            self._dump(step, in_a_row, ranks)
+        if stop:
+            key = "train.nonfinite_limit" if overflow or not self._stops else "train.nonfinite"
+            self._stop(step, in_a_row, ranks, key)
+
+    def _gather(self, result: StepResult) -> list[_Found]:
+        """What each rank has to say of the step that gave this one ``result``."""
+        weights = [(n, float(one)) for n, one in enumerate(result.weights) if impossible(one)]
+        mine = _Found(node_name(), result.loss.item(), without_loss(result.weighed), weights)
+        if self._group is None:
+            return [mine]
+        found: list[Any] = [None] * dist.get_world_size(self._group)
+        dist.all_gather_object(found, mine, group=self._group)
+        return found
+
+    def _dump(self, step: int, in_a_row: int, ranks: list[_Found]) -> None:
+        path = self._run.nonfinite(step)
+        content = {
+            "step": step,
+            "in_a_row": in_a_row,
+            "time": round(time.time(), 3),
+            "job": self._attempt.job,
+            "restart": self._attempt.restart,
+            "loss_scale": self._trainer.scaler.get_scale() if self._scaled else None,
+            "ranks": [
+                {
+                    "rank": rank,
+                    "host": found.host,
+                    "loss": str(found.loss) if found.lost else found.loss,
+                    "samples": self._samples(step, rank) if self._samples else None,
+                }
+                for rank, found in enumerate(ranks)
+            ],
+        }
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            write_json(path, content)
+        except OSError as error:
+            print(f"hpcrun: {path} is not written: {error}", file=sys.stderr, flush=True)
+        print(
+            f"hpcrun: step {step} is skipped: gradients are not finite; {_whose(ranks)}; "
+            f"its samples are in {path.relative_to(self._run.path)}",
+            file=sys.stderr,
+            flush=True,
+        )
+        bad = _guilty(ranks)
+        note(self._run, "nonfinite", self._attempt, step=step, in_a_row=in_a_row, ranks=bad)
+
+    def _stop(self, step: int, in_a_row: int, ranks: list[_Found], key: str) -> None:
+        bad = _guilty(ranks) or [0]
+        if self._rank not in bad:
+            raise PeerFailed(f"gradients are not finite at step {step}; rank {bad[0]} says more")
+        row = f", {in_a_row} steps in a row" if in_a_row > 1 else ""
+        name = self._run.nonfinite(step).relative_to(self._run.path)
+        known = any(found.weights for found in ranks) or _weightless(ranks)
+        more = "" if known else ", at train.lr, or compute in more precision (amp.dtype)"
+        raise NotFinite(
+            f"gradients are not finite at step {step}{row} ({key}); {_whose(ranks)}; look at the "
+            f"samples in {name}{more}"
+        )
+
+
+def _guilty(ranks: list[_Found]) -> list[int]:
+    """The ranks that it comes from: those whose weights are amiss, or else their losses."""
+    weighed = [rank for rank, found in enumerate(ranks) if found.weights]
+    return weighed or [rank for rank, found in enumerate(ranks) if found.lost]
+
+
+def _whose(ranks: list[_Found]) -> str:
+    """Whose loss or weight it comes from, as far as these tell."""
+    bad = _guilty(ranks)
+    if not bad:
+        return _weightless(ranks) or "every rank's loss is finite"
+    rank, found = bad[0], ranks[bad[0]]
+    more = f", and of {len(bad) - 1} more" if len(bad) > 1 else ""
+    if found.weights:
+        number, weight = found.weights[0]
+        where = f"micro-batch {number} of rank {rank} on {found.host}"
+        return f"the task's weight of {where} is {weight:g}{more}"
+    return f"the loss of rank {rank} on {found.host} is {found.loss}{more}"
+
+
+def _weightless(ranks: list[_Found]) -> str | None:
+    """What a micro-batch that counts for nothing may have to do with it, where no other loss is amiss."""
+    for rank, found in enumerate(ranks):
+        if found.without_loss and not any(other.lost for other in ranks):
+            return (
+                f"micro-batch {found.without_loss[0]} of rank {rank} on {found.host} weighs 0 and its loss "
+                "is not finite, so that its gradients may not be either: let the loss divide by at least 1, "
+                "as in (l * m).sum() / m.sum().clamp(min=1)"
+            )
+    return None
+
+
+def samples_of(dataset: Dataset[Any], batching: Batching, seed: int) -> Samples | None:
+    """Which samples each rank takes at a step, again; None for a stream, whose samples have no numbers."""
+    if isinstance(dataset, IterableDataset):
+        return None
+    size = length(dataset)
+
+    def samples(step: int, rank: int) -> list[list[int]]:
+        taken = zip(batching.positions(step, rank), batching.counts(step, rank), strict=True)
+        return [order.samples(part, size, seed).tolist() for part, count in taken if count]
+
+    return samples

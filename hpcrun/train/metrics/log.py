@@ -1,0 +1,208 @@
+"""What training logs: a line every so many steps, by rank 0."""
+
+import contextlib
+import resource
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from hpcrun.config import Config
+from hpcrun.run.endings import node_name
+from hpcrun.train.data.batching import Batching
+from hpcrun.train.metrics.loss_window import LossWindow
+from hpcrun.train.metrics.mfu import FlopCounter, peak_here, twin
+from hpcrun.train.metrics.sinks import Sinks
+from hpcrun.train.metrics.stragglers import StragglerWatch
+from hpcrun.train.metrics.timing import Lap, Stopwatch
+from hpcrun.train.step.trainer import AMPTrainer, LossFunction, StepResult
+from hpcrun.train.task import Task
+
+
+def mean_over_ranks(total: float, count: float, group: Any) -> float:
+    """``total / count`` with both summed over the ranks of ``group`` (None: this rank alone)."""
+    both = torch.tensor([total, count], dtype=torch.float64)
+    if group is not None:
+        dist.all_reduce(both, group=group)
+    return float(both[0] / both[1])
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What is measured of each step. ``loss`` is the task's.
+
+    ``peak``: of all devices that a rank drives, in FLOP/s; None for no MFU.
+    """
+
+    watch: Stopwatch
+    flops: FlopCounter
+    loss: LossFunction
+    peak: float | None
+
+
+def measure(config: Config, task: Task, model: nn.Module, device: torch.device) -> Measured:
+    """Put what measures around the task's loss; before ``model`` is moved, prepared or wrapped."""
+    watch = Stopwatch(device)
+    peak = peak_here(device, config.amp.dtype, config.watch.peak_flops)
+    if peak is not None and device.type == "cuda" and config.train.parallel == "dp":
+        peak *= torch.cuda.device_count()
+    flops = FlopCounter(None if peak is None else twin(model), task.flops_per_sample)
+    return Measured(watch, flops, watch.timed(flops.counting(task.loss)), peak)
+
+
+class MetricsLog:
+    """Collects losses on the device; reads them back, and gathers what ranks measured, at logged steps."""
+
+    def __init__(
+        self,
+        config: Config,
+        task: Task,
+        trainer: AMPTrainer,
+        batching: Batching,
+        measured: Measured,
+        sinks: Sinks | None,
+        *,
+        group: Any,
+        restart: int,
+    ) -> None:
+        """Collective.
+
+        Args:
+            sinks: on rank 0; None elsewhere.
+            group: a control group of all ranks, or None for a single one.
+        """
+        self._trainer, self._sinks, self._group, self._restart = trainer, sinks, group, restart
+        self._watch, self._flops, self._peak = measured.watch, measured.flops, measured.peak
+        self._every, self._end = config.train.log_every, config.train.steps
+        self._batching = batching
+        self._unit, self._units_per_sample = task.unit, task.units_per_sample
+        self._window = LossWindow(batching)
+        self._hosts = _hosts(group)
+        self._stragglers = StragglerWatch(self._hosts)
+
+    def step(self, done: int, result: StepResult) -> None:
+        """Note the result of a step, ``done`` of them being finished. Collective at logged steps."""
+        self._window.add(result)
+        if self._is_logged(done):
+            self.rest(done)
+        self._watch.sample(self._is_logged(done + 1))
+
+    def rest(self, done: int) -> None:
+        """Log the steps since the last line, if any, ``done`` being finished. Collective."""
+        results = self._window.results
+        if not results:
+            return
+        loss = self._window.mean(done)
+        steps = range(done - len(results), done)
+        lap = self._watch.lap(len(steps))
+        ranks = self._gather(loss, lap)
+        if ranks is not None:
+            self._log(done, results[-1], self._batching.samples(steps) / len(steps), ranks)
+
+    def saved(self, done: int) -> list[float]:
+        """What a checkpoint after ``done`` steps holds of those that are in no line yet. Collective."""
+        return self._window.saved(done, self._group)
+
+    def restore(self, saved: Sequence[float]) -> None:
+        """Go on with what :meth:`saved` gave: the next line has the loss of these steps as well."""
+        self._window.restore(saved)
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Give ``line`` to the sinks, on rank 0."""
+        if self._sinks is not None:
+            self._sinks.write(line)
+
+    def flush(self) -> None:
+        """Have all lines outlive this process."""
+        if self._sinks is not None:
+            self._sinks.flush()
+
+    def close(self) -> None:
+        """Have the sinks send what they hold back, on rank 0: the last call."""
+        if self._sinks is not None:
+            self._sinks.close()
+
+    def paused(self) -> contextlib.AbstractContextManager[None]:
+        """Leave the time of the block out of the next line's rates (a save, a validation)."""
+        return self._watch.paused()
+
+    def _is_logged(self, done: int) -> bool:
+        return done % self._every == 0 or done == self._end
+
+    def _gather(self, loss: float, lap: Lap) -> list[list[float]] | None:
+        """Every rank's loss, seconds (step, data, own) and bytes, on rank 0; None elsewhere."""
+        memory = _memory(self._trainer.device)
+        measured = [loss, lap.step, lap.data, lap.own, memory]
+        if self._group is None:
+            return [measured]
+        mine = torch.tensor(measured, dtype=torch.float64)
+        if self._sinks is None:
+            dist.gather(mine, group=self._group)
+            return None
+        found = [torch.empty_like(mine) for _ in self._hosts]
+        dist.gather(mine, found, group=self._group)
+        return [one.tolist() for one in found]
+
+    def _log(self, done: int, result: StepResult, samples: float, ranks: list[list[float]]) -> None:
+        """Write the line, on rank 0; ``samples``: of a step, over all ranks."""
+        losses, steps, waits, own, memory = (list(column) for column in zip(*ranks, strict=True))
+        step = max(steps)
+        line: dict[str, Any] = {
+            "step": done,
+            "time": round(time.time(), 3),
+            "restart": self._restart,
+            "loss": sum(losses) / len(losses),
+            "lr": float(result.learning_rate),
+            f"{self._unit}_per_second": round(samples * self._units_per_sample / step, 1),
+            "step_time": _rounded(step),
+            "data_wait": _rounded(max(waits)),
+            "memory_gb": round(max(memory) / 1e9, 3),
+        }
+        if self._peak is not None and self._flops.per_sample is not None:
+            achieved = self._flops.per_sample * samples / step
+            line["mfu"] = _rounded(achieved / (self._peak * len(ranks)))
+        if len(ranks) > 1:
+            slowest = own.index(max(own))
+            line |= {
+                "slowest_rank": slowest,
+                "slowest_host": self._hosts[slowest],
+                "slowest_own_time": _rounded(own[slowest]),
+                "fastest_own_time": _rounded(min(own)),
+            }
+        if result.gradient_norm is not None:
+            line["gradient_norm"] = result.gradient_norm.item()
+        if self._trainer.scaler.is_enabled():
+            line["loss_scale"] = self._trainer.scaler.get_scale()
+        if self._trainer.gate.skipped:
+            line["skipped"] = self._trainer.gate.skipped
+        self.write(line)
+        told = self._stragglers.look(done, own, step)
+        if told is not None:
+            print(f"hpcrun: {told}", flush=True)
+
+
+def _hosts(group: Any) -> list[str]:
+    """The host of every rank of ``group``. Collective."""
+    host = node_name()
+    if group is None:
+        return [host]
+    found: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(found, host, group=group)
+    return found
+
+
+def _memory(device: torch.device) -> float:
+    """The most that this process has held, in bytes: tensors on a GPU, or all of it on the CPU."""
+    if device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated(device))
+    # In kB on Linux (getrusage(2)).
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+
+
+def _rounded(value: float) -> float:
+    """To four digits: what follows is noise."""
+    return float(f"{value:.4g}")

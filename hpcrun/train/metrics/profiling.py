@@ -1,0 +1,103 @@
+"""A window of steps under torch's profiler: a trace of each rank, and the operations that cost most."""
+
+import sys
+from typing import Any
+
+import torch
+
+from hpcrun.run.directory import RunDirectory
+from hpcrun.train.metrics.timing import Stopwatch
+from hpcrun.train.phase import Position
+
+_NEVER = -1
+_ROWS = 30
+_SHOWN = 5
+
+
+def steps_of(window: str | None) -> range:
+    """``10-15`` as the steps from 9 to 14: a person counts from 1, as metrics.jsonl does."""
+    if window is None:
+        return range(0)
+    first, _, last = window.partition("-")
+    return range(int(first) - 1, int(last or first))
+
+
+class Profile:
+    """Profiles the window's steps; a comparison of two numbers in every other."""
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        window: str | None,
+        start: int,
+        *,
+        rank: int,
+        device: torch.device,
+        watch: Stopwatch,
+        position: Position,
+    ) -> None:
+        """``window`` as the config has it; ``start``: the step that this process begins at."""
+        self._folder, self._rank = run.profile, rank
+        self._cuda, self._watch, self._position = device.type == "cuda", watch, position
+        steps = steps_of(window)
+        self._last = steps.stop
+        self._next = max(steps.start, start) if start < steps.stop else _NEVER
+        self._first = self._next
+        self._profiler: Any = None
+
+    def before(self, step: int) -> None:
+        """At the beginning of every step."""
+        if step == self._next:
+            self._turn(step)
+
+    def close(self, done: int) -> None:
+        """After the last of ``done`` steps, which may lie in the window."""
+        if self._profiler is not None:
+            self._turn(done)
+
+    def _turn(self, done: int) -> None:
+        with self._position.at("profiling"), self._watch.paused():
+            if self._profiler is None:
+                self._begin()
+            else:
+                self._end(done)
+
+    def _begin(self) -> None:
+        kinds = torch.profiler.ProfilerActivity
+        self._profiler = torch.profiler.profile(
+            activities=[kinds.CPU, *([kinds.CUDA] if self._cuda else [])], record_shapes=True
+        )
+        self._profiler.start()
+        self._next = self._last
+
+    def _end(self, done: int) -> None:
+        profiler, self._profiler, self._next = self._profiler, None, _NEVER
+        if self._cuda:
+            torch.cuda.synchronize()
+        profiler.stop()
+        operations = profiler.key_averages()
+        kind = "self_device_time_total" if self._cuda else "self_cpu_time_total"
+        name = f"rank-{self._rank:05d}"
+        try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            profiler.export_chrome_trace(str(self._folder / f"trace-{name}.json.gz"))
+            table = operations.table(sort_by=kind, row_limit=_ROWS, max_name_column_width=80)
+            (self._folder / f"operations-{name}.txt").write_text(table)
+        except (OSError, RuntimeError) as error:
+            print(f"hpcrun: the profile is not written: {error}", file=sys.stderr, flush=True)
+        if self._rank == 0:
+            print(self._in_short(operations, kind, done), flush=True)
+
+    def _in_short(self, operations: Any, kind: str, done: int) -> str:
+        times = {it.key: getattr(it, kind) for it in operations}
+        total = sum(times.values()) or 1.0
+        top = sorted(times.items(), key=lambda item: -item[1])[:_SHOWN]
+        where = "GPU" if self._cuda else "CPU"
+        first = self._first + 1
+        # Not the window as it was asked for: an attempt may have begun, and training ended, within it.
+        steps = f"step {done}" if done == first else f"steps {first}-{done}"
+        lines = [f"hpcrun: profile of {steps}, by {where} time, in {self._folder}"]
+        lines += [
+            f"hpcrun:   {spent / total:4.0%}  {spent / 1e3:8.1f} ms  {name}" for name, spent in top
+        ]
+        return "\n".join(lines)

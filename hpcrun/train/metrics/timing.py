@@ -1,0 +1,126 @@
+"""Where a step's time goes on this rank: waiting for data, its own forward pass, everything.
+
+The forward pass is measured apart because it is what a rank does alone. In the rest of a step all
+ranks wait for the slowest, so that their step times are equal, and tell nothing.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hpcrun.train.data.batches import Steps
+from hpcrun.train.step.trainer import LossFunction
+
+
+@dataclass(frozen=True)
+class Lap:
+    """Means over some steps, in seconds a step. ``own``: waiting for data and the forward pass."""
+
+    step: float
+    data: float
+    own: float
+
+
+class Stopwatch:
+    """Adds up what the steps since the last lap took. On the CPU it costs three readings of a clock."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._since = time.perf_counter()
+        self._waited = self._forward = self._sampled = 0.0
+        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+        self._passes = 0
+        if device.type == "cuda":
+            event: Any = torch.cuda.Event
+            self._events = event(enable_timing=True), event(enable_timing=True)
+        # The first step may be one that is logged: nobody knows yet.
+        self._sampling = True
+
+    def start(self) -> None:
+        """Measure from here on: what came before was preparation."""
+        self._since = time.perf_counter()
+
+    def batches(self, steps: Steps) -> "TimedSteps":
+        """``steps``, with the time taken that each one is waited for."""
+        return TimedSteps(steps, self)
+
+    def waited(self, seconds: float) -> None:
+        """Add ``seconds`` of waiting for data."""
+        self._waited += seconds
+
+    def sample(self, wanted: bool) -> None:
+        """CUDA: whether to measure the forward passes of the next step; on the CPU all are measured."""
+        self._sampling = wanted
+        if wanted:
+            self._passes = 0
+
+    def timed(self, loss: LossFunction) -> LossFunction:
+        """``loss``, with the time of each forward pass taken."""
+        if self._events is not None:
+            return self._timed_on_device(loss, *self._events)
+
+        def timed(model: nn.Module, batch: Any) -> Tensor:
+            began = time.perf_counter()
+            value = loss(model, batch)
+            self._forward += time.perf_counter() - began
+            return value
+
+        return timed
+
+    def _timed_on_device(
+        self, loss: LossFunction, start: torch.cuda.Event, end: torch.cuda.Event
+    ) -> LossFunction:
+        def timed(model: nn.Module, batch: Any) -> Tensor:
+            if not self._sampling:
+                return loss(model, batch)
+            self._passes += 1
+            start.record()
+            value = loss(model, batch)
+            end.record()
+            return value
+
+        return timed
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave the time of the block out (a save, a validation)."""
+        began = time.perf_counter()
+        yield
+        self._since += time.perf_counter() - began
+
+    def lap(self, steps: int) -> Lap:
+        """The means of the last ``steps`` steps; starts anew. The device must have finished them."""
+        now = time.perf_counter()
+        forward = self._forward / steps
+        if self._events is not None:
+            if self._passes:
+                start, end = self._events
+                self._sampled = start.elapsed_time(end) / 1e3 * self._passes
+            # Where training ends at a step that nobody foresaw, the last that was measured stands for it.
+            forward = self._sampled
+        data = self._waited / steps
+        lap = Lap((now - self._since) / steps, data, data + forward)
+        self._since, self._waited, self._forward, self._passes = now, 0.0, 0.0, 0
+        return lap
+
+
+class TimedSteps:
+    """The micro-batches of each step, as the loader has them ready."""
+
+    def __init__(self, steps: Steps, watch: Stopwatch) -> None:
+        self._steps, self._watch = steps, watch
+        self._iterator = iter(steps)
+
+    def __next__(self) -> list[Any]:
+        began = time.perf_counter()
+        micro_batches = next(self._iterator)
+        self._watch.waited(time.perf_counter() - began)
+        return micro_batches
+
+    def close(self) -> None:
+        """End the loader processes."""
+        self._steps.close()

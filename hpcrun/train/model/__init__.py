@@ -1,0 +1,1 @@
+"""Preparation of a model before the ranks share it."""

@@ -1,0 +1,149 @@
+"""The optimiser and its learning-rate schedule, from the config."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from hpcrun.checkpoint.state.names import named_parameters
+from hpcrun.config import Config, decay_begins
+from hpcrun.errors import UserError
+from hpcrun.train.step.amp_trainer import require_plain_step
+from hpcrun.train.task import Task
+from hpcrun.train.task_checks import sparse_weights
+
+
+def optimizer_of(task: Task, model: nn.Module, config: Config) -> Optimizer:
+    """The task's own optimiser, or the one that the config names.
+
+    Raises:
+        UserError: the task's is none, or not of the parameters that are trained.
+    """
+    own = task.build_optimizer(model)
+    if own is None:
+        return build_optimizer(model, config)
+    where = f"task: {type(task).__name__}.build_optimizer()"
+    if not isinstance(own, Optimizer):
+        raise UserError(
+            f"{where} gave a {type(own).__name__}; return a torch.optim.Optimizer, or None for the one that "
+            "optim names"
+        )
+    try:
+        require_plain_step(own)
+    except ValueError as error:
+        raise UserError(f"{where}: {error}") from error
+    held = {id(parameter) for group in own.param_groups for parameter in group["params"]}
+    for name, parameter in named_parameters(model):
+        if parameter.requires_grad and id(parameter) not in held:
+            raise UserError(
+                f"{where} leaves out {name}, which requires a gradient; put it into a group, or set its "
+                "requires_grad=False in build_model"
+            )
+    if held - {id(parameter) for parameter in model.parameters()}:
+        raise UserError(
+            f"{where} has parameters that the model does not have; take those of the model that it is given, "
+            "since sharding replaces the ones that build_model made"
+        )
+    for group in own.param_groups:
+        group["lr"] *= peak_learning_rate(config) / config.train.lr
+    return own
+
+
+def build_optimizer(model: nn.Module, config: Config) -> Optimizer:
+    """The optimiser that ``config.optim`` names, at the peak learning rate, fused where torch can.
+
+    Weight decay is kept off vectors (biases, norms), as GPT-3's authors did (Brown et al. 2020, app. B).
+    """
+    wanted = config.optim
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.dim() > 1], "weight_decay": wanted.weight_decay},
+        {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    kind: type[Optimizer]
+    options: dict[str, Any] = {"lr": peak_learning_rate(config)}
+    if wanted.name == "sgd":
+        kind, options = SGD, options | {"momentum": wanted.momentum}
+    else:
+        kind = AdamW if wanted.name == "adamw" else Adam
+        options |= {"betas": wanted.betas, "eps": wanted.eps}
+    if wanted.fused and not sparse_weights(model) and has_fused(kind, trained):
+        options["fused"] = True
+    return kind(groups, **options)
+
+
+def has_fused(kind: type[Optimizer], parameters: list[nn.Parameter]) -> bool:
+    """Whether this torch has a fused kernel of the optimiser ``kind`` for all of ``parameters``.
+
+    Which devices, precisions and sharded tensors have one differs between versions of torch: a step of
+    zeros like the smallest parameter of each sort tells.
+    """
+    smallest: dict[tuple[Any, ...], nn.Parameter] = {}
+    for parameter in sorted(parameters, key=nn.Parameter.numel):
+        smallest.setdefault((type(parameter), parameter.device, parameter.dtype), parameter)
+    for parameter in smallest.values():
+        trial = nn.Parameter(torch.zeros_like(parameter))
+        trial.grad = torch.zeros_like(trial)
+        make: Any = kind
+        try:
+            make([trial], lr=1e-3, fused=True).step()
+        except (RuntimeError, NotImplementedError):
+            return False
+    return True
+
+
+def peak_learning_rate(config: Config) -> float:
+    """``train.lr``, grown as ``train.lr_scaling`` says with ``batch_size`` over ``lr_base_batch``.
+
+    Linear is for SGD (Krizhevsky 2014, Goyal et al. 2017), the square root for Adam (Malladi et al. 2022).
+    """
+    train = config.train
+    if train.lr_scaling == "none" or train.lr_base_batch is None:
+        return train.lr
+    ratio = train.batch_size / train.lr_base_batch
+    return train.lr * (ratio if train.lr_scaling == "linear" else math.sqrt(ratio))
+
+
+def learning_rate_lines(config: Config, optimizer: Optimizer) -> Iterator[str]:
+    """How the peak came about, where it is not the one that the config names."""
+    train = config.train
+    if train.lr_scaling == "none":
+        return
+    rule = "the square root of " if train.lr_scaling == "sqrt" else ""
+    peak = peak_learning_rate(config)
+    rates = list(dict.fromkeys(group.get("initial_lr", peak) for group in optimizer.param_groups))
+    told = f"peak learning rate {peak:.4g}: train.lr {train.lr:.4g}"
+    if rates != [peak]:
+        told = f"peak learning rates {', '.join(f'{rate:.4g}' for rate in rates)}: the task's"
+    yield f"{told} times {rule}batch {train.batch_size} / lr_base_batch {train.lr_base_batch}"
+
+
+def build_schedule(optimizer: Optimizer, config: Config) -> LambdaLR:
+    """The learning rate as a factor of its peak at each optimiser step."""
+    return LambdaLR(optimizer, learning_rate_factor(config))
+
+
+def learning_rate_factor(config: Config) -> Callable[[int], float]:
+    """The factor at a step: linear warm-up from 1/warmup_steps to 1, then the schedule down to
+    ``final_lr_fraction`` at ``train.steps`` (cosine: Loshchilov, Hutter 2017, without restarts; wsd:
+    warm-up, stable, decay, Hu et al. 2024, linear over the last ``decay_steps``)."""
+    warmup, steps = config.optim.warmup_steps, config.train.steps
+    floor, schedule = config.optim.final_lr_fraction, config.optim.schedule
+    first = decay_begins(config)
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / warmup
+        if step < first:
+            return 1.0
+        progress = min(1.0, (step - first) / max(1, steps - first))
+        if schedule == "cosine":
+            return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))
+        return floor + (1 - floor) * (1 - progress)
+
+    return factor

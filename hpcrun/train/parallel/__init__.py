@@ -1,0 +1,1 @@
+"""The process group and the parallel strategies: DDP, FSDP, and the checks of both."""

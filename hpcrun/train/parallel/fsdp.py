@@ -1,0 +1,311 @@
+"""Weights, gradients and optimiser state dealt out over ranks: torch's FSDP2 (``fully_shard``)."""
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.batchnorm import _NormBase
+
+from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.config.training import FSDP
+from hpcrun.errors import UserError
+from hpcrun.train.errors import NotTrainable
+from hpcrun.train.model.blocks import blocks, by_class, by_size, kind, unshared
+from hpcrun.train.model.prepare import CompileMode, compile_in_place
+from hpcrun.train.parallel.fsdp_check import ShardedUse
+from hpcrun.train.parallel.strategies import Strategy
+from hpcrun.train.parallel.unsharded_copy import filled, hollow
+from hpcrun.train.task_checks import unshardable
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+FILLS_UNUSED = hasattr(FSDPModule, "set_reduce_scatter_unused_params")
+"""Whether this torch reduces zeros for parameters that a rank has no gradient for, if it is asked to."""
+
+_MIXED = "got mixed torch.Tensor and DTensor"
+"""Torch's words for a shard beside a whole tensor."""
+
+# Graphs replayed by CUDA hold the addresses of weights, which are gathered elsewhere each time.
+_COMPILE_MODES = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
+
+
+class Sharded(Strategy):
+    """Each rank keeps a shard of every tensor; what a block needs is gathered when it is needed."""
+
+    replaces_parameters = True
+    buffers_differ = True
+    collective_forward = True
+
+    def __init__(self, distributed: DistributedConfig, options: FSDP, precision: str) -> None:
+        """``precision``: what ``options.param_dtype`` falls back to, an ``AMPConfig.dtype``."""
+        self._distributed, self._options = distributed, options
+        self._precision = options.param_dtype or precision
+        self._autocast = precision in ("bf16", "fp16")
+        self._shape: nn.Module | Exception | None = None
+        self._syncs = True
+        self._may_differ = distributed.find_unused_parameters
+        self._use: ShardedUse | None = None
+        self._compiled = False
+
+    def place(self, module: nn.Module, device: torch.device) -> nn.Module:
+        # Where it is: it may not fit the device before it is sharded, block by block.
+        self._device = device
+        return module
+
+    def remember(self, module: nn.Module) -> None:
+        if self._distributed.rank != 0:
+            return
+        try:
+            self._shape = hollow(module)
+        except Exception as error:
+            self._shape = error  # Training needs no copy; whoever asks for one is told.
+
+    def wrap(self, module: nn.Module, mode: CompileMode | None) -> nn.Module:
+        """Compile and shard the units from the inside out, then what is left of ``module``."""
+        if mode in _COMPILE_MODES and self._distributed.rank == 0:
+            print(
+                f"hpcrun: train.compile_mode={mode} replays graphs at fixed addresses, and fsdp gathers "
+                f"weights at new ones; compiled as {_COMPILE_MODES[mode]}",
+                flush=True,
+            )
+        unfit, remedy = unshardable(module)
+        if unfit is not None:
+            raise UserError(
+                f"train.parallel: fsdp cannot shard the model: {unfit}; {remedy}, or take ddp"
+            )
+        parts = units(module, self._options)
+        _cast_buffers(module, self._options.buffer_dtype)
+        options = self._sharding(_mesh(self._distributed, self._options, self._device))
+        below: dict[str, Any] = {"reshard_after_forward": self._options.reshard_after_forward}
+        # The root's weights are needed at the start of the backward pass, and torch keeps them till then.
+        at_root = {} if self._options.reshard_after_forward else below
+        norms = self._running_norms(module)
+        in_full = {"mp_policy": MixedPrecisionPolicy(cast_forward_inputs=False)}
+        for part in [*(norm for norm in norms if norm not in parts), *parts]:
+            if (
+                mode is not None
+                and part in parts
+                and not any(other in parts for other in part.modules() if other is not part)
+            ):
+                compile_in_place(part, mode=_COMPILE_MODES.get(mode, mode))
+            self._from_rank_zero(part)
+            fully_shard(part, **{**options, **below, **(in_full if part in norms else {})})
+        if mode is not None and not parts:
+            compile_in_place(module, mode=_COMPILE_MODES.get(mode, mode))
+        self._from_rank_zero(module)
+        fully_shard(module, **options, **at_root)
+        self._compiled = mode is not None
+        self._use = ShardedUse(module, self._device, may_differ=self._may_differ)
+        if self._may_differ:
+            _fill_unused(module)
+        return module
+
+    def compare(self, group: Any) -> None:
+        # Hooks that go after the first step would have everything compiled again.
+        if self._use is not None and not self._compiled:
+            self._use.compare(group, self._distributed.rank)
+
+    def before_backward(self, value: Tensor) -> None:
+        if self._use is not None:
+            self._use.before_backward(value)
+
+    def micro_batch(
+        self, model: nn.Module, *, last: bool
+    ) -> contextlib.AbstractContextManager[Any]:
+        if self._syncs != last and isinstance(model, FSDPModule):
+            model.set_requires_gradient_sync(last)
+            if not self._options.reshard_after_forward:
+                # Who spends the memory on gathered weights keeps them from one micro-batch to the next.
+                model.set_reshard_after_backward(last)
+            self._syncs = last
+        if self._use is not None:
+            self._use.begin(last=last)
+        return self._passes(self._use if last and self._may_differ else None)
+
+    def clip(self, parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
+        clipped = list(parameters)
+        gradients = [p.grad for p in clipped if p.grad is not None]
+        norm = nn.utils.get_total_norm(gradients)
+        if isinstance(norm, DTensor):
+            norm = norm.full_tensor()
+        nn.utils.clip_grads_with_norm_(clipped, limit, norm)
+        return norm
+
+    def after_evaluation(self, model: nn.Module) -> None:
+        # Without a backward pass the root's weights stay gathered, and would be used again as they are.
+        for part in model.modules():
+            if isinstance(part, FSDPModule):
+                part.reshard()
+
+    def whole(self, module: nn.Module, device: torch.device) -> nn.Module | None:
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        values: dict[str, Any] = dict(get_model_state_dict(module, options=options))
+        if self._shape is None:
+            return None
+        if isinstance(self._shape, Exception):
+            kind, told = type(self._shape).__name__, " ".join(str(self._shape).split())
+            raise RuntimeError(
+                f"{type(module).__name__} cannot be copied, which its whole form needs: {kind}: {told}"
+            ) from self._shape
+        plain = filled(self._shape, values)
+        size = sum(value.numel() * value.element_size() for value in values.values())
+        if device.type == "cuda" and 2 * size < torch.cuda.mem_get_info(device)[0]:
+            plain.to(device)
+        return plain
+
+    def _sharding(self, mesh: DeviceMesh) -> dict[str, Any]:
+        offload = self._options.cpu_offload and mesh.device_type != "cpu"
+        if self._options.cpu_offload and not offload and self._distributed.rank == 0:
+            print(
+                "hpcrun: fsdp.cpu_offload: the ranks are on the CPU; nothing to offload", flush=True
+            )
+        low = {None, "fp32", "tf32"}
+        reduce = self._options.reduce_dtype or self._precision
+        return {
+            "mesh": mesh,
+            "mp_policy": MixedPrecisionPolicy(
+                param_dtype=None if self._precision in low else _DTYPES[self._precision],
+                reduce_dtype=_DTYPES.get(reduce, torch.float32),
+                # Where there is autocast it decides what is computed in which precision, as under DDP.
+                cast_forward_inputs=not self._autocast,
+            ),
+            "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
+        }
+
+    @contextlib.contextmanager
+    def _passes(self, settled: ShardedUse | None) -> Iterator[None]:
+        """Around the passes of a micro-batch. Raises NotTrainable where one part reads another's shard."""
+        try:
+            yield
+        except RuntimeError as error:
+            if _MIXED not in str(error):
+                raise
+            raise NotTrainable(
+                "train.parallel: fsdp gathers the weights of a part for the forward pass of this part, and "
+                f"the model reads them in another part too ({' '.join(str(error).split())}); set "
+                "fsdp.wrap=blocks or a larger fsdp.min_parameters, or take ddp"
+            ) from error
+        if settled is not None:
+            settled.settle()
+
+    def _running_norms(self, module: nn.Module) -> list[nn.Module]:
+        """The norms with running statistics, which are in fp32: so must the weights beside them be."""
+        if self._precision not in ("bf16", "fp16") or self._options.buffer_dtype is not None:
+            return []
+        found: list[nn.Module] = [
+            part
+            for part in module.modules()
+            if isinstance(part, _NormBase) and part.track_running_stats and part.affine
+        ]
+        return [norm for norm in unshared(module, found) if norm is not module]
+
+    def _from_rank_zero(self, part: nn.Module) -> None:
+        """Give every rank rank 0's values, as DDP does, of what is not sharded yet."""
+        for value in [*part.parameters(), *part.buffers()]:
+            if not isinstance(value, DTensor):
+                value.data = value.data.to(self._device)
+                dist.broadcast(value.data, src=0)
+
+
+def _fill_unused(module: nn.Module) -> None:
+    """Have parameters without a gradient reduced as zeros, since on other ranks they may have one."""
+    if not FILLS_UNUSED:
+        raise UserError(
+            f"train.find_unused_parameters: with fsdp it needs torch 2.13, and this is {torch.__version__}; "
+            "use ddp, or let all ranks use the same parameters"
+        )
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.set_reduce_scatter_unused_params(True, recurse=False)
+
+
+def units(module: nn.Module, options: FSDP) -> list[nn.Module]:
+    """The parts of ``module`` that are gathered at once, inner ones first, ``module`` itself left out.
+
+    Parts whose weights are also used elsewhere belong to the root.
+
+    Raises:
+        UserError: the model has none of the classes that are asked for.
+    """
+    if options.wrap == "size":
+        return by_size(module, options.min_parameters)
+    if options.wrap == "blocks":
+        return unshared(module, blocks(module))
+    found = by_class(module, options.classes)
+    absent = set(options.classes) - {kind(part).__name__ for part in found}
+    if absent:
+        here = sorted({kind(part).__name__ for part in module.modules() if part is not module})
+        raise UserError(
+            f"fsdp.classes: {type(module).__name__} holds no {min(absent)}; it has {', '.join(here)}"
+        )
+    return unshared(module, found)
+
+
+def layout(places: list[tuple[int, int]]) -> list[list[int]]:
+    """Ranks as rows of nodes, for hybrid sharding.
+
+    Args:
+        places: node rank and local rank of each rank.
+
+    Raises:
+        UserError: the nodes have unequal numbers of ranks.
+    """
+    counts = Counter(node for node, _ in places)
+    if len(set(counts.values())) > 1:
+        told = ", ".join(str(count) for _, count in sorted(counts.items()))
+        raise UserError(
+            f"fsdp.shard: hybrid needs the same number of ranks on each node, and these have {told}; "
+            "set fsdp.shard=full, or ask for equal nodes"
+        )
+    order = sorted(range(len(places)), key=lambda rank: places[rank])
+    width = max(counts.values())
+    return [order[start : start + width] for start in range(0, len(order), width)]
+
+
+def _mesh(distributed: DistributedConfig, options: FSDP, device: torch.device) -> DeviceMesh:
+    ranks: Any = list(range(distributed.world_size))
+    names: tuple[str, ...] = ("shard",)
+    if options.shard == "hybrid":
+        places: list[Any] = [None] * distributed.world_size
+        dist.all_gather_object(places, (distributed.node_rank, distributed.local_rank))
+        ranks, names = layout(places), ("copies", "shard")
+    if not (options.cpu_offload and device.type == "cuda"):
+        return DeviceMesh(device.type, ranks, mesh_dim_names=names)
+    # Offloaded gradients lie on the CPU, where their norm is reduced, which nccl cannot.
+    return mesh_over(torch.tensor(ranks), names, device.type, f"cpu:gloo,{device.type}:nccl")
+
+
+def mesh_over(ranks: Tensor, names: tuple[str, ...], device: str, backend: str) -> DeviceMesh:
+    """A mesh of ``ranks``, with a group of ``backend`` for each row and each column. Collective."""
+    groups = []
+    for dimension in range(ranks.dim()):
+        for members in ranks.movedim(dimension, -1).reshape(-1, ranks.shape[dimension]).tolist():
+            group = dist.new_group(members, backend=backend)
+            if dist.get_rank() in members:
+                groups.append(group)
+    if ranks.dim() == 1:
+        return DeviceMesh.from_group(groups[0], device, mesh_dim_names=names)
+    return DeviceMesh.from_group(groups, device, mesh=ranks, mesh_dim_names=names)
+
+
+def _cast_buffers(module: nn.Module, precision: str | None) -> None:
+    if precision is None:
+        return
+    for part in module.modules():
+        for name, buffer in part.named_buffers(recurse=False):
+            if buffer.is_floating_point():
+                setattr(part, name, buffer.to(_DTYPES[precision]))

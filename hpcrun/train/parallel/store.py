@@ -1,0 +1,148 @@
+"""The key-value store of a run's ranks: rank 0 holds it, and the other ranks find the way to it."""
+
+import datetime
+import os
+import queue
+import socket
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from torch._C._distributed_c10d import TCPStore
+
+from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.cluster.launchers import LOOPBACK
+from hpcrun.cluster.network.addresses import bound_address, outward_address
+from hpcrun.cluster.network.interfaces import gloo_interface, meeting_addresses
+from hpcrun.cluster.network.ports import listen
+from hpcrun.run.rendezvous import Meeting, MeetingBoard
+
+_KEY = "hpcrun/meeting"
+_NODE = "hpcrun/node"
+_PEER = "hpcrun/peer"
+# TCPStore's own handshake; a program that is no store does not answer it.
+_HANDSHAKE = 20.0
+
+
+def meet(
+    config: DistributedConfig,
+    board: MeetingBoard,
+    ports: Sequence[int],
+    *,
+    interface: str | None,
+    timeout: float,
+) -> tuple[DistributedConfig, Any]:
+    """Open the store of the attempt's ranks, and have gloo use the network that leads to them.
+
+    Args:
+        board: where rank 0 publishes the way to it.
+        ports: those that rank 0 tries in order.
+        interface: ``job.interface``.
+        timeout: seconds to meet, and for each question to the store.
+
+    Returns:
+        ``config`` with the address and port under which this rank reached the store, and the store.
+
+    Raises:
+        ClusterError: rank 0 can bind no port.
+        RunError: rank 0 published nothing in time, or none of its addresses leads to it.
+    """
+    limit = datetime.timedelta(seconds=timeout)
+    if config.rank == 0:
+        address, store = _hold(config, board, listen(ports), interface, limit)
+    else:
+        address, store = board.meet(_connect, timeout)
+        store.set_timeout(limit)
+    config = config.model_copy(update={"master_addr": address, "master_port": store.port})
+    if config.launch_method == "slurm" and config.num_nodes > 1:
+        os.environ.update(_network_of_gloo(config, store))
+    return config, store
+
+
+def _hold(
+    config: DistributedConfig,
+    board: MeetingBoard,
+    listener: socket.socket,
+    interface: str | None,
+    limit: datetime.timedelta,
+) -> tuple[str, Any]:
+    """Make the store on rank 0, publish where it is, and return this rank's own way to it."""
+    addresses = meeting_addresses(os.environ, interface)
+    address = next((name for name in addresses if bound_address(name)), LOOPBACK)
+    store = TCPStore(
+        address,
+        listener.getsockname()[1],
+        world_size=config.world_size,
+        is_master=True,
+        timeout=limit,
+        wait_for_workers=False,
+        # torch owns the descriptor from here on, and closes it.
+        master_listen_fd=listener.detach(),
+    )
+    meeting = Meeting(tuple(addresses), store.port)
+    store.set(_KEY, meeting.key)
+    store.set(_NODE, str(config.node_rank))
+    board.publish(meeting)
+    return address, store
+
+
+def _connect(address: str, meeting: Meeting, patience: float) -> tuple[str, Any] | None:
+    """Return a connection to the meeting's store under ``address``; None where another or none answers."""
+    try:
+        # Sooner than TCPStore, which tries a refused connection until its time is over.
+        socket.create_connection((address, meeting.port), timeout=patience).close()
+        store = _open_store(address, meeting.port, max(patience, _HANDSHAKE))
+        # The address may lead to the store of another job, which has no such key.
+        right = store.check([_KEY]) and store.get(_KEY).decode() == meeting.key
+    except (OSError, UnicodeError, RuntimeError):
+        return None
+    return (address, store) if right else None
+
+
+def _open_store(address: str, port: int, seconds: float) -> Any:
+    """Return a connection to the store at ``address`` and ``port``.
+
+    Raises:
+        RuntimeError: no store answers; a server that stays silent counts after ``seconds``.
+    """
+    opened: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def open_store() -> None:
+        try:
+            opened.put(
+                TCPStore(
+                    address,
+                    port,
+                    is_master=False,
+                    timeout=datetime.timedelta(seconds=seconds),
+                    wait_for_workers=False,
+                )
+            )
+        except RuntimeError as error:
+            opened.put(error)
+
+    # TCPStore waits for the answer to its first ping without any limit (seen with torch 2.13). The
+    # thread of a silent server stays until the process ends.
+    threading.Thread(target=open_store, name="hpcrun-store", daemon=True).start()
+    try:
+        store = opened.get(timeout=2 * seconds)
+    except queue.Empty:
+        raise RuntimeError(f"no store answers at {address} port {port}") from None
+    if isinstance(store, RuntimeError):
+        raise store
+    return store
+
+
+def _network_of_gloo(config: DistributedConfig, store: Any) -> dict[str, str]:
+    """Return ``GLOO_SOCKET_IFNAME`` where gloo would not choose the network on which the ranks have met.
+
+    Rank 0's node cannot know which of its networks the other nodes use before one of them says where it is.
+    """
+    if store.get(_NODE).decode() != str(config.node_rank):
+        peer = config.master_addr
+        store.set(_PEER, outward_address([peer]) or "")
+    elif "GLOO_SOCKET_IFNAME" in os.environ:
+        return {}
+    else:
+        peer = store.get(_PEER).decode()
+    return gloo_interface(os.environ, [peer] if peer else [])

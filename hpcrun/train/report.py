@@ -1,0 +1,166 @@
+"""How a training ends: what it says, writes and returns, finished or stopped."""
+
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from hpcrun.checkpoint.sharded.collective import Together
+from hpcrun.checkpoint.storage.errors import CheckpointError
+from hpcrun.config import Config
+from hpcrun.lifecycle import exitcodes
+from hpcrun.lifecycle.history import Cause, lives
+from hpcrun.lifecycle.policy import OWN_DOING
+from hpcrun.lifecycle.signals import StopReason
+from hpcrun.printing import say
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Attempt, note, read_events
+from hpcrun.run.figures import result_lines
+from hpcrun.run.io.files import write_json
+from hpcrun.run.owner import require_ownership
+from hpcrun.train.evaluation.best import Weights
+from hpcrun.train.evaluation.early_stopping import EarlyStopping
+from hpcrun.train.saving import Saver
+from hpcrun.train.step.trainer import AMPTrainer
+from hpcrun.train.task import Task
+
+_WHY = {
+    StopReason.TERMINATE: "by SIGTERM (a cancellation, or a preemption)",
+    StopReason.WARNING: "by SIGUSR2 (the warning before a time limit or a preemption)",
+    StopReason.DEADLINE: "the time limit is near",
+}
+
+
+def stopped(
+    run: RunDirectory, attempt: Attempt, stop: StopReason, saver: Saver, trainer: AMPTrainer
+) -> int:
+    """Log that all ranks stopped before the end, and return the exit code."""
+    if trainer.is_main_process:
+        print(f"hpcrun: stopped: {_WHY[stop]}; saved up to step {saver.saved}", flush=True)
+        committed = saver.failed is None
+        note(
+            run,
+            "stopped",
+            attempt,
+            cause=stop.name.lower(),
+            step=saver.saved,
+            committed=committed,
+        )
+    return exitcodes.UNFINISHED if saver.failed is None else exitcodes.SAVE_FAILED
+
+
+def finished(
+    run: RunDirectory,
+    attempt: Attempt,
+    config: Config,
+    task: Task,
+    trainer: AMPTrainer,
+    saver: Saver,
+    early: EarlyStopping,
+    validation_loss: float | None,
+    put_best_back: Callable[[Weights], Weights],
+    ranks: Together,
+) -> int:
+    """Write result.json on rank 0, and return the exit code. Collective.
+
+    ``put_best_back``: gives the trainer the weights that the report is to be of; collective.
+
+    A report that fails takes nothing from a training that is done: result.json says why there is none.
+
+    Raises:
+        Superseded: another incarnation owns the run now, and will write it.
+    """
+    if saver.failed is not None:
+        return exitcodes.SAVE_FAILED
+    steps = early.end(config.train.steps)
+    shown = last = Weights(steps, validation_loss)
+    report: dict[str, Any] = {}
+    error = ranks.from_rank_0(lambda: _given_up(run, attempt, config.restarts.no_progress))
+    if trainer.is_main_process:
+        note(run, "trained", attempt, step=steps)
+        if error is not None:
+            print(f"hpcrun: report: {error}", file=sys.stderr, flush=True)
+    if error is None:
+        try:
+            if type(task).report is not Task.report:
+                shown = put_best_back(last)
+        except CheckpointError as trouble:
+            error = f"none: the weights to report on cannot be read any more: {trouble}"
+        else:
+            with trainer.averaged():
+                report, error = _report(task, trainer, shown.validation_loss)
+    if trainer.is_main_process:
+        # What the last step needed may have been committed before the run was taken over.
+        require_ownership(run, attempt)
+        write_json(
+            run.result,
+            {
+                "state": "finished",
+                "steps": steps,
+                "validation_loss": validation_loss,
+                **_best(early),
+                "report": report,
+                "report_step": shown.step,
+                **({"report_error": error} if error else {}),
+                "time": round(time.time(), 3),
+            },
+        )
+        note(run, "finished", attempt, step=steps, **({"early": True} if early.due else {}))
+        if early.due:
+            print(f"hpcrun: stopped early {early.told()}", flush=True)
+        if shown != last:
+            print(
+                f"hpcrun: the report is of step {shown.step}, the best; {steps} is the last",
+                flush=True,
+            )
+        say(*result_lines(run))
+    return exitcodes.DONE
+
+
+# A report that takes its process down may leave no other word than a dead node. Without its report the run
+# is finished all the same.
+_REPORT_ENDED = OWN_DOING | {Cause.NODE_FAILURE}
+
+
+def _given_up(run: RunDirectory, attempt: Attempt, limit: int | None) -> str | None:
+    """Why no report is made: it was the end of as many of the job's attempts as may pass without progress."""
+    ended = sum(
+        life.trained and life.cause in _REPORT_ENDED
+        for life in lives(read_events(run))
+        if life.attempt != attempt
+    )
+    if limit is None or ended < limit:
+        return None
+    attempts = "1 attempt" if ended == 1 else f"{ended} attempts"
+    return (
+        f"none: {attempts} ended while it was made (restarts.no_progress); the training is done all the "
+        f"same; remove {run.result.name}, and `hpcrun resume` tries again"
+    )
+
+
+def _best(early: EarlyStopping) -> dict[str, Any]:
+    """What result.json tells of the validations."""
+    if early.best is None:
+        return {}
+    best = {"step": early.best_step, "validation_loss": early.best}
+    return {"best": best, **({"stopped_early": early.told()} if early.due else {})}
+
+
+def _report(
+    task: Task, trainer: AMPTrainer, validation_loss: float | None
+) -> tuple[dict[str, Any], str | None]:
+    try:
+        module = trainer.whole_module()  # Collective.
+        if module is None or not trainer.is_main_process:
+            return {}, None
+        report = dict(task.report(module, validation_loss))
+        json.dumps(report)
+    except Exception as error:
+        traceback.print_exc()
+        message = " ".join(str(error).split())
+        told = f"{type(task).__name__}.report() raised {type(error).__name__}: {message}"
+        print(f"hpcrun: {told}; the training is done all the same", file=sys.stderr, flush=True)
+        return {}, told
+    return report, None

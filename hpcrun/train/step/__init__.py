@@ -1,0 +1,1 @@
+"""One optimizer step: precision, accumulation, clipping, the loss scale, the moving average."""

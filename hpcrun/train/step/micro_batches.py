@@ -1,0 +1,141 @@
+"""A step's micro-batches on their way into the trainer: how much each counts, and who sits a step out."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hpcrun.errors import UserError
+from hpcrun.train.data.batching import Batching
+from hpcrun.train.model.activation_checkpointing import Buffers
+from hpcrun.train.model.frozen import Frozen
+from hpcrun.train.parallel.collective import together
+from hpcrun.train.step.trainer import DistributedAMPTrainer, LossFunction, StepResult
+from hpcrun.train.step.weighting import Weight, impossible
+from hpcrun.train.task import Task
+from hpcrun.train.task_checks import require_loss, told_better
+
+
+class Taking:
+    """Takes steps so that every sample counts alike, or every token where the task counts those.
+
+    Where all micro-batches hold equally many samples and the task says nothing of their weight, this
+    costs nothing and nothing is communicated.
+    """
+
+    def __init__(
+        self,
+        trainer: DistributedAMPTrainer,
+        task: Task,
+        batching: Batching,
+        loss: LossFunction | None = None,
+    ) -> None:
+        """``loss``: the task's, with what measures it around; by default the bare one.
+
+        Raises:
+            UserError: the model cannot be trained with ``train.uneven: join``.
+        """
+        if batching.uneven == "join":
+            _require_joinable(trainer.module)
+        self._trainer, self._task, self._bare = trainer, task, loss or task.loss
+        self._loss: LossFunction = self._first_loss
+        self._name = type(task).__name__
+        self._frozen = Frozen(trainer)
+        self._batching, self._rank = batching, trainer.distributed.rank
+        self._asks = type(task).weight is not Task.weight
+        self._plain = batching.always_even and not self._asks
+
+    def __call__(self, step: int, micro_batches: Sequence[Any]) -> StepResult:
+        """The step number ``step``, with this rank's micro-batches. Collective."""
+        try:
+            if self._plain:
+                result = self._trainer.training_step(micro_batches, self._loss)
+            else:
+                result = self._weighted(step, micro_batches)
+        except ValueError as error:
+            told = self._told(error, step)
+            if told is None:
+                raise
+            raise told from error
+        self._loss = self._bare
+        if self._frozen:
+            self._frozen.require(step)
+        self._task._reached(step + 1)
+        return result
+
+    def _weighted(self, step: int, micro_batches: Sequence[Any]) -> StepResult:
+        trainer, loss, batching = self._trainer, self._loss, self._batching
+        counts = batching.weights(step, self._rank)
+        weights, total = self._weights(micro_batches, counts), None
+        if weights is None and counts is not None:
+            weights, total = counts, len(batching.span(step))
+        if weights is None:
+            return trainer.training_step(micro_batches, loss)
+        if batching.uneven == "join" and len(batching.span(step)) < batching.ranks:
+            # Not all ranks ask for the loss, and so cannot judge the first one together.
+            return trainer.joined_step(micro_batches, self._bare, weights, total)
+        return trainer.training_step(micro_batches, loss, weights, total)
+
+    def _first_loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """The loss in this process's first step, where the ranks see together that it is one."""
+        done = self._trainer.preparation
+        unseen = done.compile is not None and done.checkpointing != "none"
+        buffers = Buffers(self._trainer.module) if unseen else None
+        value = self._bare(model, batch)
+
+        def judge() -> None:
+            require_loss(value, self._name)
+            if buffers is not None:
+                buffers.require_same()
+
+        if self._trainer.forward_is_collective:
+            # A rank that has left out a block would wait here for those that wait there for it.
+            judge()
+        else:
+            together(judge, rank=self._rank, group=self._trainer.control_group())
+        return value
+
+    def _told(self, error: ValueError, step: int) -> UserError | None:
+        batching = self._batching
+        short = (
+            batching.uneven in ("pad", "join") and len(batching.span(step)) < batching.batch_size
+        )
+        return told_better(error, self._name, step, across=short)
+
+    def _weights(
+        self, micro_batches: Sequence[Any], counts: Sequence[int] | None
+    ) -> Sequence[Weight] | None:
+        """What the task says, and zero for stand-ins; None where it says nothing."""
+        if not self._asks:
+            return None
+        found = [self._task.weight(batch) for batch in micro_batches]
+        known = [weight for weight in found if weight is not None]
+        if not known:
+            return None
+        if len(known) < len(found):
+            name = type(self._task).__name__
+            raise TypeError(f"{name}.weight() gave None for one batch and a number for another")
+        if counts is None:
+            # What cannot be is judged with the gradients, on all ranks, and then traced to this one.
+            return [
+                weight if isinstance(weight, Tensor) or not impossible(weight) else _tensor(weight)
+                for weight in known
+            ]
+        # Tensors, also of what the task gives as numbers: the number 0 is for who has nothing to compute.
+        return [
+            _tensor(weight) if count else 0.0 for weight, count in zip(known, counts, strict=True)
+        ]
+
+
+def _tensor(weight: Weight) -> Tensor:
+    return torch.as_tensor(weight, dtype=torch.float64)
+
+
+def _require_joinable(module: nn.Module) -> None:
+    for name, part in module.named_modules():
+        if isinstance(part, nn.SyncBatchNorm):
+            raise UserError(
+                f"train.uneven: join leaves ranks out of a forward pass, and the model's {name}, a "
+                "SyncBatchNorm, waits in it for all of them; use pad"
+            )

@@ -1,0 +1,253 @@
+"""One optimiser step, right in every detail: the trainer, on one device and on many.
+
+Both classes work in a loop of your own; the package's loop uses nothing else.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from hpcrun.checkpoint.sharded.engine import CheckpointEngine
+from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.config import AMPConfig
+from hpcrun.config.training import FSDP
+from hpcrun.train.model.prepare import Preparation, prepare
+from hpcrun.train.parallel import process_group
+from hpcrun.train.parallel.choose import Parallel, strategy
+from hpcrun.train.parallel.ddp_buckets import settle_buckets
+from hpcrun.train.parallel.gradient_compression import Compression
+from hpcrun.train.parallel.strategies import Strategy
+from hpcrun.train.step.amp_trainer import AMPTrainer, LossFunction, StepResult, trained_by
+from hpcrun.train.step.checkpointing import folder_engine
+from hpcrun.train.step.to_device import to_device
+from hpcrun.train.step.weighting import Weight, share_gradients
+
+__all__ = ["AMPTrainer", "DistributedAMPTrainer", "LossFunction", "StepResult"]
+
+
+class DistributedAMPTrainer(AMPTrainer):
+    """The same over many ranks, which share the work in one of several ways.
+
+    Of several ranks the order is :meth:`setup_distributed`, :meth:`wrap_model`, then all else.
+    :meth:`training_step` averages gradients over ranks at the last micro-batch; ``weights`` are this
+    rank's: all ranks give some, or none does. Its first call of a process asks ``loss`` once more than it
+    takes steps, and puts back what that changed: gradients, buffers and random generators.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | Callable[[nn.Module], Optimizer],
+        *,
+        distributed: DistributedConfig | None = None,
+        amp: AMPConfig | None = None,
+        clip_norm: float | None = None,
+        scheduler: Callable[[Optimizer], LRScheduler] | None = None,
+        device: torch.device | str | None = None,
+        ema: float | None = None,
+        parallel: Parallel = "ddp",
+        fsdp: FSDP | None = None,
+        preparation: Preparation | None = None,
+        compression: Compression | None = None,
+    ) -> None:
+        """As :class:`AMPTrainer`; with ``fsdp`` the model moves to the device when it is wrapped.
+
+        Args:
+            distributed: where this rank stands; by default what the process group says where the program
+                has made one, and otherwise the launcher's variables.
+            parallel: how the ranks share the work; a single rank does all of it whatever this says.
+            fsdp: how the model is sharded, for ``parallel="fsdp"``.
+            preparation: layout, activation checkpointing and compilation.
+            compression: how DDP compresses gradients on their way; it is this trainer's alone.
+
+        Raises:
+            ValueError: ``single`` or ``dp`` with several ranks; an optimiser of parameters that will go;
+                compression without DDP.
+        """
+        # One rank that is given is meant so: each rank may train a small model of its own.
+        self._meant_alone = distributed is not None and distributed.world_size == 1
+        self.distributed = distributed or DistributedConfig.from_env()
+        self._parallel, self._fsdp = parallel, fsdp or FSDP()
+        self._preparation = preparation or Preparation()
+        self._compression = compression
+        if compression is not None and parallel == "fsdp":
+            raise ValueError("gradients are compressed by DDP's hooks, which FSDP does not have")
+        if device is None:
+            ids = self.distributed.device_ids
+            device = torch.device("cuda", ids[0]) if ids else torch.device("cpu")
+        super().__init__(
+            model,
+            optimizer,
+            amp=amp,
+            clip_norm=clip_norm,
+            scheduler=scheduler,
+            device=device,
+            ema=ema,
+        )
+        self._control: Any = None
+        self._wrapped = False
+        self._buckets_settled = False
+
+    @property
+    def _ranks(self) -> int:
+        return self.distributed.world_size
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether there is more than one rank."""
+        return self.distributed.world_size > 1
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this is rank 0."""
+        return self.distributed.rank == 0
+
+    @property
+    def parallel(self) -> Parallel:
+        """How the ranks share the work."""
+        return self._parallel
+
+    @property
+    def preparation(self) -> Preparation:
+        """What is done to the model before the ranks share it."""
+        return self._preparation
+
+    def setup_distributed(self) -> DistributedConfig:
+        """Join the process group, unless that is done already; raises ClusterError as it does."""
+        self.distributed = process_group.setup_distributed(self.distributed)
+        return self.distributed
+
+    def wrap_model(self) -> nn.Module:
+        """Prepare and wrap the model, and return what forward passes must go through. Collective.
+
+        Raises:
+            UserError: the model has not what the preparation or the sharding asks for, or the process group
+                has another rank or size than ``distributed``.
+        """
+        self._require_same_group()
+        if not self._wrapped:
+            self._strategy.remember(self.module)
+            prepare(self.module, self._preparation)
+            self.model = self._strategy.wrap(self.module, self._preparation.compile)
+            if self._compression is not None and isinstance(self.model, DistributedDataParallel):
+                self._compression.attach(self.model)
+                self.gate.at_once = self._compression.at_once
+            self._wrapped = True
+        return self.model
+
+    def joined_step(
+        self,
+        micro_batches: Sequence[Any],
+        loss: LossFunction,
+        weights: Sequence[Weight],
+        total: float | None = None,
+    ) -> StepResult:
+        """As :meth:`training_step`, but a rank whose weights are all the number 0 has nothing to compute.
+
+        It answers the others' collectives out of DDP's Join, which leaves it without their gradients:
+        it gets these from rank 0, which must have samples, so that all ranks take the same step.
+
+        Raises:
+            ValueError: the ranks do not share the work by DDP.
+        """
+        factors = self._begin(micro_batches, loss, weights, total)
+        idle = not any(isinstance(weight, Tensor) or weight for weight in weights)
+        value = torch.zeros((), device=self.device)
+        with self._strategy.join(self.model):
+            if idle:
+                self.scaler.scale(value)  # It has no scale to undo before the first time.
+            else:
+                value = self._backward(micro_batches, loss, factors)
+        share_gradients(trained_by(self.optimizer), self.device, wanting=idle)
+        return self._update(value)
+
+    def control_group(self) -> Any:
+        """A CPU group for decisions and checkpoints, apart from the gradients' collectives."""
+        if self._control is None:
+            self._control = process_group.control_group(self.distributed)
+        return self._control
+
+    @property
+    def _buffers_differ(self) -> bool:
+        return self._strategy.buffers_differ
+
+    def _choose_strategy(self) -> Strategy:
+        return strategy(self._parallel, self.distributed, self.amp, self._fsdp)
+
+    def _after_step(self, skipped: bool, scale_factor: float) -> None:
+        super()._after_step(skipped, scale_factor)
+        if self._compression is not None:
+            self._compression.after_step(skipped, scale_factor)
+
+    def _capture_own(self) -> dict[str, Any]:
+        own = super()._capture_own()
+        kept = None if self._compression is None else self._compression.capture()
+        return own if kept is None else {**own, "compression": kept}
+
+    def _restore_compression(self, own: dict[str, Any] | None) -> str | None:
+        if self._compression is None:
+            return None
+        kept = None if own is None else own.get("compression")
+        return self._compression.restore(kept, self.gate.steps, self.device)
+
+    def _require_same_group(self) -> None:
+        if not self._meant_alone:
+            process_group.require_same_group(self.distributed)
+
+    def _make_engine(self, folder: Path) -> CheckpointEngine:
+        self._require_same_group()
+        return folder_engine(
+            folder,
+            owner=f"{self.distributed.job_id or 0}-{self.distributed.restart_count}",
+            rank=self.distributed.rank,
+            world_size=self.distributed.world_size,
+            group=self.control_group(),
+            device=self.device,
+        )
+
+    def _require_final_parameters(self) -> None:
+        if self._strategy.replaces_parameters and not self._wrapped:
+            raise RuntimeError(
+                "sharding replaces the model's parameters: call setup_distributed() and wrap_model() before "
+                "load_checkpoint(), save_checkpoint() and all else that asks for the optimizer or the weights"
+            )
+
+    def _settle(self, batch: Any, loss: LossFunction) -> None:
+        if self._buckets_settled:
+            return
+        self._require_same_group()
+        if self.is_distributed and not self._wrapped:
+            raise RuntimeError(
+                f"the {self.distributed.world_size} ranks would each train a model of their own: call "
+                "setup_distributed() and wrap_model() before training_step()"
+            )
+        self._buckets_settled = True
+        if self._strategy.unsettled(self.model):
+            self._settle_buckets(batch, loss)
+        if self._strategy.collective_forward:
+            self._strategy.compare(self.control_group())
+
+    def _settle_buckets(self, batch: Any, loss: LossFunction) -> None:
+        """Let DDP find its final bucket layout before the first step that counts."""
+
+        def forward() -> Tensor:
+            self._leave_evaluation()
+            with self.autocast():
+                return loss(self.model, to_device(batch, self.device))
+
+        settle_buckets(
+            self.module,
+            forward,
+            hook=contextlib.nullcontext()
+            if self._compression is None
+            else self._compression.idle(),
+            rank=self.distributed.rank,
+            group=self.control_group(),
+        )
