@@ -113,3 +113,20 @@ def test_a_single_process_answers_as_rank_0_of_one_and_makes_no_group() -> None:
     assert not dist.is_initialized()
     assert (hpcrun.get_rank(), hpcrun.get_world_size(), hpcrun.is_main_process()) == (0, 1, True)
     hpcrun.cleanup_distributed()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from hpcrun.checkpoint.checkpointer import Checkpointer",
+        "from hpcrun.lifecycle.agreement import StopAgreement",
+        "from hpcrun.lifecycle.signals import STOP",
+        "from hpcrun.train.data import training_steps",
+        "from hpcrun.train.task import Task",
+    ],
+)
+def test_imports_of_earlier_docs_still_work(line: str) -> None:
+    found: dict[str, object] = {}
+    exec(line, found)
+    name = line.split()[-1]
+    assert found[name] is getattr(hpcrun, name)
