@@ -124,6 +124,9 @@ def result_lines(run: RunDirectory) -> list[str]:
         short["last"] = (
             f"step {result['steps']}, validation loss {_shown(result['validation_loss'])}{others}"
         )
+    if isinstance(result.get("programs"), int) and result["programs"] > 1:
+        # A script may start its own ranks (mp.spawn) in a way that its command does not show.
+        short["programs"] = f"{result['programs']} were started, each with its own RANK"
     if "report_error" in result:
         short["report"] = result["report_error"]
     width = max(map(len, short), default=0)

@@ -166,9 +166,20 @@ def settle(
             write_final_word(run, cause, line, decision.reason, step)
         elif not run.result.exists():
             # A script's: only here is it known that all of its ranks have ended well.
-            write_json(run.result, {"state": "finished", "time": round(time.time(), 3)})
+            programs = _programs(events, attempt)
+            write_json(run.result, {"state": "finished", "time": round(time.time(), 3), **programs})
         _add_goodput(run)
     return Verdict(cause, step, line, decision, diagnosis, elsewhere, host)
+
+
+def _programs(events: Sequence[Event], attempt: Attempt) -> dict[str, int]:
+    """Return the number of programs that a script's attempt started, where it is known."""
+    ranks = [
+        event.fields.get("ranks")
+        for event in events
+        if event.what == "opened" and event.attempt == attempt and event.fields.get("script")
+    ]
+    return {"programs": ranks[-1]} if ranks and isinstance(ranks[-1], int) else {}
 
 
 def _opened(events: Sequence[Event], attempt: Attempt) -> bool:
