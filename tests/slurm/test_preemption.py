@@ -60,7 +60,7 @@ def test_an_urgent_job_costs_a_requeue_and_no_bit(site, calm):
     assert stopped.fields["committed"]
     assert [event.step for event in jobs.events(run, "started")] == [0, stopped.step]
     assert jobs.final_state(run) == jobs.final_state(calm)
-    for rank in range(4):
+    for rank in range(2):
         mine = jobs.samples_by_step(run, bench.folder, rank, accumulation=2)
         theirs = jobs.samples_by_step(calm, calm.path.parents[1], rank, accumulation=2)
         assert mine == theirs

@@ -91,6 +91,8 @@ class Bench:
         """Overrides for a short run."""
         settings = {
             "job.executor": "slurm",
+            # Imports take seconds of processor time for each rank.
+            "job.gpus": 1,
             "job.mem": "1G",
             "data.log": str(self.folder),
             "checkpoint.every": 10,
