@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Disturb one run on a real Slurm until it ends, and compare it with the same run undisturbed.
+"""Inject faults into a run on a real Slurm until the run ends, and compare it with the undisturbed run.
 
-Brings up a dev cluster, trains a small model on two of its nodes, and meets it with random faults:
-preemption by another job, a killed rank, a node without power, a cut link, scancel and resume, a
-controller that goes away, a time limit. Then it compares every byte of weights, optimiser and random
-generators, every rank's samples, and reads the event log.
+Starts a dev cluster, trains a small model on two of its nodes, and injects random faults:
+preemption by another job, a killed rank, power loss of a node, a cut link, scancel and resume, a
+stopped controller, a time limit. Then compares every byte of weights, optimizer and random
+generators, and the samples of every rank, and checks the event log.
 
     tools/chaos.py --faults 10 --seed 1       (as root; see docs/devcluster.md)
 """
@@ -16,7 +16,7 @@ import signal
 import sys
 from pathlib import Path
 
-# The checkout's own modules, wherever the package is installed from.
+# This checkout's modules come before an installed package.
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
 
 from chaoslib.compare import verify  # noqa: E402
@@ -28,7 +28,7 @@ from tests.slurm.cluster import SlurmCluster  # noqa: E402
 
 
 def run(slurm: SlurmCluster, faults: int, ranks: int, seed: int) -> None:
-    """Train undisturbed, train disturbed, compare, and print; raises AssertionError on a difference."""
+    """Train undisturbed, train with faults, compare, and print; raises AssertionError on a difference."""
     dice = random.Random(seed)
     planned = plan(faults, dice)
     chaos = Chaos(slurm, faults, ranks, dice)
@@ -48,7 +48,7 @@ def run(slurm: SlurmCluster, faults: int, ranks: int, seed: int) -> None:
 
 
 def main() -> int:
-    """Run the whole thing; 0 when the disturbed run equals the undisturbed one."""
+    """Run everything; return 0 if the disturbed run equals the undisturbed run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--faults", type=int, default=10, metavar="N", help="how many (default 10)")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the faults' order")
@@ -59,7 +59,7 @@ def main() -> int:
     if why_not is not None:
         print(f"chaos: {why_not}", file=sys.stderr)
         return 2
-    # A terminated tool takes its cluster down too.
+    # SIGTERM also removes the cluster.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     name = f"chaos-{os.getpid()}"
     slurm = cluster.start(name, nodes=4, grace_s=5)

@@ -1,8 +1,8 @@
 # Sourced by quickstart.sh and test.sh: makes the virtual environment and installs the package into it.
 # Arguments: the extras to install, e.g. "dev".
 
-# A Python that other users may run as well: the Slurm tests submit as a normal user, and an
-# interpreter under another user's home is closed to them.
+# Finds a Python that other users can run: the Slurm tests submit as a normal user, who has no
+# access to an interpreter in another user's home.
 hpcrun_find_python() {
     local candidate
     for candidate in "${PYTHON:-}" python3 /usr/bin/python3 python3.13 python3.12 python3.11 python3.10; do
@@ -20,7 +20,7 @@ PY
 
 hpcrun_environment() {
     local extras=$1 venv=${HPCRUN_VENV:-.venv} stamp wanted
-    # Both decide what the environment holds: a change of either makes it anew.
+    # A change of one of the two files rebuilds the environment.
     wanted="$extras $(cat pyproject.toml constraints.txt | cksum)"
     stamp="$venv/.hpcrun-installed"
     if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then

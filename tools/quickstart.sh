@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# From a fresh clone to a trained model: a virtual environment, the dependencies, then the main job.
-# Interrupt it, run it again: it goes on where it stopped. Arguments go to the submission.
+# From a fresh clone to a trained model: makes a virtual environment, installs hpcrun, runs the main job.
+# After an interruption, run it again to resume. Arguments go to `hpcrun submit`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/environment.sh

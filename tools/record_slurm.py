@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Record the output of one version of Slurm in ``tests/cluster/recorded/VERSION``.
 
-Brings up a dev cluster with accounting, brings jobs into every state and to every end, and keeps the
-output that hpcrun's parsers read. Ids of jobs and times differ from one recording to the next.
+Starts a dev cluster with accounting, brings jobs into every state and to every kind of end, and records the
+output that hpcrun's parsers read. Job ids and times differ between recordings.
 
     tools/record_slurm.py 26.05       (as root; see docs/devcluster.md)
 """
@@ -13,7 +13,7 @@ import signal
 import sys
 from pathlib import Path
 
-# The checkout's own modules, also where another copy of the package is installed.
+# This checkout's modules come before an installed package.
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
@@ -38,7 +38,7 @@ def main() -> int:
     parser.add_argument("--part", choices=PARTS, help="record only this part")
     parser.add_argument("--into", type=Path, default=ROOT / "tests/cluster/recorded")
     wanted = parser.parse_args()
-    # A terminated tool takes its cluster down too.
+    # SIGTERM also removes the cluster.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     name = f"record-{os.getpid()}"
     version = "" if wanted.system else wanted.version

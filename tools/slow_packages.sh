@@ -1,6 +1,6 @@
-# Sourced by test.sh: installs what only the slow tests need.
+# Sourced by test.sh: installs the packages that only the slow tests need.
 
-# Tells whether the pytest arguments ask for slow tests: the last -m counts, as pytest has it.
+# Succeeds if the pytest arguments ask for slow tests. As in pytest, the last -m counts.
 asks_for_slow() {
     local expression='not slow' next=
     for argument in "$@"; do
@@ -16,8 +16,8 @@ asks_for_slow() {
     [[ "${expression//not slow/}" =~ (^|[^a-z_])slow($|[^a-z_]) ]]
 }
 
-# want WHAT PROGRAM COMMAND...: runs COMMAND where PROGRAM is missing. If that fails the tests go on without
-# WHAT: a notice says so, and the tests that need WHAT skip.
+# want WHAT PROGRAM COMMAND...: runs COMMAND if PROGRAM is missing. If COMMAND fails, a notice names WHAT,
+# and the tests that need WHAT skip.
 want() {
     local what=$1 program=$2
     shift 2
@@ -25,7 +25,7 @@ want() {
         return 0
     fi
     export HPCRUN_SLURM_UNAVAILABLE="${HPCRUN_SLURM_UNAVAILABLE:-} $what"
-    echo "NOTICE: THE TESTS WITH $what ARE LEFT OUT: $program could not be installed" >&2
+    echo "NOTICE: THE TESTS WITH $what ARE SKIPPED: $program could not be installed" >&2
 }
 
 install_for_slow_tests() {

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Sets up everything that the tests need and runs them: style, types, import rules, then pytest.
-# A real Slurm is brought up where this user may (root on Debian); elsewhere its tests say why they skip.
-# Arguments go to pytest; long tests are left out unless asked for: tools/test.sh -m slow
-# These need more packages (GlusterFS, MooseFS, slurmdbd and MariaDB, iperf3, e2fsprogs, wandb), installed then.
-# Without arguments the lifecycle tests also run on the newest Slurm, before all tests run on the system's.
+# Installs the requirements of the tests and runs them: style, types, import rules, then pytest.
+# Starts a real Slurm as root on Debian; elsewhere the Slurm tests skip with a reason.
+# Arguments go to pytest. Slow tests run on request only: tools/test.sh -m slow
+# This installs further packages (GlusterFS, MooseFS, slurmdbd and MariaDB, iperf3, e2fsprogs, wandb).
+# Without arguments, the lifecycle tests run on the newest Slurm first, then all tests on the system's Slurm.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/environment.sh
@@ -12,7 +12,7 @@ hpcrun_environment "dev"
 ready=
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     tools/devcluster install
-    # Other versions of Slurm, for the tests that name one. Exit code 3: no packages to be had.
+    # Other versions of Slurm, for the tests that name one. Exit code 3: the packages cannot be downloaded.
     for version in 24.11 26.05; do
         code=0
         tools/devcluster install --slurm "$version" || code=$?
@@ -33,9 +33,9 @@ ruff format --check .
 mypy
 mypy --strict tools/devclusterlib
 lint-imports
-# Three at a time even on two cores: much of a test on a real Slurm is waiting. A file stays on one
-# worker, and each worker has a cluster of its own. Of two -m, or -n, pytest takes the last. What
-# skips says why (-rs). A run of everything ends after this limit, whatever hangs.
+# Three workers, also on two cores: tests on a real Slurm mostly wait. A file stays on one
+# worker, and each worker has its own cluster. pytest uses the last of several -m or -n options. -rs prints
+# the reasons of skipped tests. The timeout ends a full run that hangs.
 limit="timeout --foreground --signal=INT --kill-after=60 2400"
 tests() {
     $limit python -m pytest -n "${HPCRUN_TEST_WORKERS:-3}" --dist loadfile --no-loadscope-reorder -rs \
@@ -46,9 +46,9 @@ if [ $# -gt 0 ]; then
     tests -m "not slow" "$@"
     exit
 fi
-# A test that fails runs again after all other tests: a machine that other programs keep busy
-# must not stop a change. Such a test is a defect all the same, and the last lines name it. Where many
-# fail, the change is at fault, and no test runs again.
+# A failed test runs again after all other tests, because a busy machine
+# must not block a change. A test that then passes is still a defect, and the last lines name it. If more than
+# five tests fail, the change is the cause, and no test runs again.
 unsteady=
 again() {
     local what=$1 code=$2 list
@@ -61,7 +61,7 @@ print("\n".join(json.loads(found.read_text())) if found.exists() else "")
 PY
     )
     if [ -z "$list" ] || [ "$(wc -l <<<"$list")" -gt 5 ]; then return "$code"; fi
-    printf '\n==== Once more, by themselves (%s):\n%s\n' "$what" "$list"
+    printf '\n==== Again, without other tests (%s):\n%s\n' "$what" "$list"
     $limit python -m pytest -n 1 --lf --lfnf=none -rs "$@" || return
     unsteady="$unsteady$list"$'\n'
 }
@@ -76,10 +76,10 @@ if [[ "$ready" = *" $newest "* ]]; then
     unset HPCRUN_TEST_SLURM
     rm -f .pytest_cache/v/cache/lastfailed
 else
-    echo "NOTICE: THE LIFECYCLE TESTS ON SLURM $newest ARE LEFT OUT: it could not be installed" >&2
+    echo "NOTICE: THE LIFECYCLE TESTS ON SLURM $newest ARE SKIPPED: it could not be installed" >&2
 fi
 printf '\n==== Every test, on the Slurm of this system\n'
 tests -m "not slow" || again "the Slurm of this system" $? -m "not slow" || exit
-[ -z "$unsteady" ] || printf 'UNSTEADY: failed among the others, passed alone; mend each:\n%s' "$unsteady" >&2
+[ -z "$unsteady" ] || printf 'UNSTEADY: failed in the full run, passed separately; fix each:\n%s' "$unsteady" >&2
 [ "$failed" = 0 ] || echo "FAILED: the lifecycle tests on Slurm $newest, see above" >&2
 exit "$failed"

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Trains a config with torchrun on this host, without any scheduler: makes the run directory, or continues
-# the one that is there, and starts a rank per GPU. Ctrl-C or SIGTERM saves a checkpoint and stops.
+# Trains a config with torchrun on this host, without a scheduler: makes the run directory, or continues
+# an existing one, and starts a rank per GPU. Ctrl-C or SIGTERM saves a checkpoint and stops.
 #
 #   tools/train_dist_torchrun.sh --num_gpus 4 --config configs/gpt.yaml [train.lr=3e-4 …]
 #
-# Everything else goes to `hpcrun submit`: overrides, --name, --runs-dir, --cpu. $PYTHON: the interpreter.
+# Other arguments go to `hpcrun submit`: overrides, --name, --runs-dir, --cpu. $PYTHON: the interpreter.
 set -euo pipefail
 python=${PYTHON:-python3}
 gpus=1
@@ -18,10 +18,10 @@ while [ $# -gt 0 ]; do
     esac
     shift
 done
-told=$("$python" -m hpcrun submit --prepare --json --nodes 1 --gpus "$gpus" "${rest[@]}")
-run=$("$python" -c 'import json, sys; told = json.loads(sys.argv[1]); print("" if "result" in told else told["run"])' "$told")
+answer=$("$python" -m hpcrun submit --prepare --json --nodes 1 --gpus "$gpus" "${rest[@]}")
+run=$("$python" -c 'import json, sys; answer = json.loads(sys.argv[1]); print("" if "result" in answer else answer["run"])' "$answer")
 if [ -z "$run" ]; then echo "hpcrun: this run is finished already; for a new one choose another --name"; exit 0; fi
-# --standalone: torchrun finds a free port by itself. Its own restarts stay off: without a scheduler a
-# person decides whether to go on, by this same line.
+# --standalone: torchrun finds a free port. Its restarts are off: without a scheduler, a person
+# decides on a restart, with the same command.
 exec "$python" -m torch.distributed.run --standalone --nproc-per-node="$gpus" --max-restarts=0 \
     -m hpcrun.worker "$run"

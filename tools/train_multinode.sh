@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Trains a config with torchrun on several hosts that share a file system, without any scheduler. Type it on
+# Trains a config with torchrun on several hosts that share a file system, without a scheduler. Run it on
 # every host, from the same folder; only --node_rank differs. Node 0 makes the run directory, or continues
-# the one that is there.
+# an existing one.
 #
 #   tools/train_multinode.sh --num_nodes 2 --node_rank 0 --num_gpus 4 --master_addr host0 \
 #       --config configs/gpt.yaml [train.lr=3e-4 …]
 #
-# --master_addr: the name or address of node 0 as the others reach it; --master_port (29500): a free port
-# there. Everything else goes to `hpcrun submit`: overrides, --name, --runs-dir, --cpu. $PYTHON: the interpreter.
+# --master_addr: the name or address of node 0 for the other nodes; --master_port (29500): a free port
+# there. Other arguments go to `hpcrun submit`: overrides, --name, --runs-dir, --cpu. $PYTHON: the interpreter.
 set -euo pipefail
 python=${PYTHON:-python3}
 nodes=1 node_rank=0 gpus=1 master_addr='' master_port=29500
@@ -37,17 +37,17 @@ fi
 submit=("$python" -m hpcrun submit --json --nodes "$nodes" --gpus "$gpus" "${rest[@]}")
 field='import json, sys; print(json.loads(sys.argv[1]).get(sys.argv[2], ""))'
 if [ "$node_rank" -eq 0 ]; then
-    told=$("${submit[@]}" --prepare)
-    if [ -n "$("$python" -c "$field" "$told" result)" ]; then
+    answer=$("${submit[@]}" --prepare)
+    if [ -n "$("$python" -c "$field" "$answer" result)" ]; then
         echo "hpcrun: this run is finished already; for a new one choose another --name"
         exit 0
     fi
 else
-    told=$("${submit[@]}" --prepare --dry-run)
+    answer=$("${submit[@]}" --prepare --dry-run)
 fi
-run=$("$python" -c "$field" "$told" run)
-# The ranks start when all hosts have joined, which is after node 0 has made the directory; this waits for
-# a file system that shows it late.
+run=$("$python" -c "$field" "$answer" run)
+# The ranks start when all hosts have joined, after node 0 has made the directory. This loop waits for
+# a file system that shows the directory late.
 for _ in $(seq 120); do
     if [ -e "$run/run.json" ]; then break; fi
     sleep 1

@@ -176,7 +176,7 @@ def test_a_difference_is_a_failure_unless_torch_differs_from_itself(
     differs = {**PARITY, "equal": False, "first_difference": 3}
     for figures, code, line in (
         ({**differs, "wrong": "fp16 training differs"}, 1, "NO, from step 3 on"),
-        ({**differs, "torch_repeats": False}, 0, "not to be said: torch's own loop does not"),
+        ({**differs, "torch_repeats": False}, 0, "unknown: torch's own loop is not deterministic"),
     ):
         told = {"machine": MACHINE, "figures": figures}
         assert run(["--parts", "parity"], monkeypatch, lambda *_, told=told: told) == code

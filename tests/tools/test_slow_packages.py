@@ -49,7 +49,7 @@ def test_what_is_there_is_not_installed_and_what_cannot_be_had_is_told(tmp_path:
     assert done.returncode == 0, done.stderr
     assert done.stdout == "left out: second third\n"
     assert done.stderr.splitlines() == [
-        f"NOTICE: THE TESTS WITH {what} ARE LEFT OUT: no-such-program could not be installed"
+        f"NOTICE: THE TESTS WITH {what} ARE SKIPPED: no-such-program could not be installed"
         for what in ("second", "third")
     ]
     assert made.exists()

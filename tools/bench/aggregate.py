@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""`hpcrun aggregate` on synthetic runs, against parsing the same bytes with orjson.
+"""`hpcrun aggregate` on synthetic runs, compared with parsing the same bytes with orjson.
 
     tools/bench/aggregate.py                 10,000 runs of 1,000 rows: 2.6 GB below --dir
     tools/bench/aggregate.py --runs 1000
 
-Of every 10,000 runs 50 have a torn last line and 20 a corrupt file. Names have letters of several scripts.
-Seconds are wall time; the CPU time includes child processes, and other programs change it less.
+Of every 10,000 runs, 50 have a torn last line and 20 a corrupt file. Names have letters of several scripts.
+Seconds are wall time; the CPU time includes child processes and depends less on other programs.
 """
 
 import argparse
@@ -33,9 +33,9 @@ _CORRUPT = ("metrics.jsonl", "result.json", "config.yaml", "run.json", "events.j
 
 
 def make(folder: Path, runs: int, rows: int) -> tuple[int, int]:
-    """Write the runs and return the numbers of torn and corrupt ones."""
+    """Write the runs and return the numbers of torn and corrupt runs."""
     torn, corrupt = max(1, runs // 200), max(1, runs // 500)
-    # The files of a hundred runs, with other seeds and endings.
+    # The files of a hundred runs, with different seeds and ends.
     bodies = [_metrics(random.Random(number), rows) for number in range(min(runs, 100))]
     for number in range(runs):
         run = folder / f"{_SCRIPTS[number % len(_SCRIPTS)]}-{number:05d}"
@@ -91,7 +91,7 @@ def _events(number: int, rows: int) -> str:
 
 
 def parse_only(folder: Path) -> None:
-    """Parse all JSON of the runs in the faster of orjson's two ways, and keep nothing."""
+    """Parse all JSON of the runs with the faster of orjson's two ways, without storing it."""
     for run in sorted(folder.iterdir()):
         for name in ("run.json", "events.jsonl", "metrics.jsonl", "result.json"):
             data = (run / name).read_bytes()
@@ -110,7 +110,7 @@ def _parse_lines(data: bytes) -> None:
 
 
 def measured(command: list[str]) -> tuple[float, float, float]:
-    """Run ``command``; returns wall seconds, CPU seconds and its largest memory in GB."""
+    """Run ``command``; return wall seconds, CPU seconds and the maximum memory in GB."""
     begun, before = time.perf_counter(), os.times()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     peak = 0
@@ -146,7 +146,7 @@ def change(folder: Path, share: float) -> int:
 
 
 def main() -> None:
-    """Make the runs, and measure."""
+    """Make the runs, and measure the command on them."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--runs", type=int, default=10_000)
     parser.add_argument("--rows", type=int, default=1000)

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What a checkpoint costs: wall time taken from training, write throughput, restore, against the usual ways.
+"""Cost of a checkpoint: wall time added to training, write throughput, restore; compared with other methods.
 
-One process, one state, one run; all ways take their turn in each of ``--repeat`` rounds, so that a busy
-machine is busy for all of them. Every figure is the median of the rounds, and every ratio the median of the
+One process, one state, one run. All methods run in each of ``--repeat`` rounds, so that other work on the
+machine affects all of them. Every figure is the median of the rounds, and every ratio the median of the
 rounds' ratios. "Added" is the wall time that training lost from the call of the save over all
-following steps until the writing was over, and over ``--window`` seconds of steps at least: a call that
-returns at once and slows the next hundred steps is not cheap. What is printed is a table of Markdown.
+following steps until the write was complete, and over at least ``--window`` seconds of steps: a call that
+returns immediately but slows the next hundred steps is not cheap. The output is a Markdown table.
 
     tools/bench/checkpoint.py --dir /scratch/bench            # 1.2 GB of state, about two minutes
     tools/bench/checkpoint.py --dir /scratch/bench --json
@@ -44,7 +44,7 @@ from hpcrun.checkpoint.storage.store import CheckpointStore
 
 
 class Training:
-    """A model of the wanted size with its Adam moments, and steps that keep ``threads`` cores busy."""
+    """A model of the wanted size with Adam's moments, and steps that keep ``threads`` cores busy."""
 
     def __init__(self, gigabytes: float, threads: int, step_seconds: float) -> None:
         torch.set_num_threads(threads)
@@ -65,7 +65,7 @@ class Training:
         return capture_shared(self.model, self.optimizer, extra={"step": 1})
 
     def step(self) -> None:
-        """Products in cache, and one pass over part of the weights, as a small real step has."""
+        """Compute products in cache, and one pass over part of the weights, like a small real step."""
         for _ in range(self.products):
             self.left @ self.right
         with torch.no_grad():
@@ -81,7 +81,7 @@ def steps(training: Training, count: int) -> float:
 
 @dataclass(frozen=True)
 class Way:
-    """One way to save: the call, whether its writing is over, and what takes note of that."""
+    """A method to save: the call, the test for a finished write, and the callback for its end."""
 
     save: Callable[[], None]
     over: Callable[[], bool] = lambda: True
@@ -89,9 +89,9 @@ class Way:
 
 
 def added(training: Training, count: int, way: Way) -> tuple[float, float, float]:
-    """Seconds: wall time added from the call on, of the call alone, from the call to the end of the writing.
+    """Return the added wall seconds, the seconds of the call, and those until the write was complete.
 
-    Steps are made until the writing is over, ``count`` at least; its end is seen to the nearest step.
+    Runs steps until the write is complete, at least ``count``; the end is measured to the nearest step.
     """
     before = steps(training, count)
     began = time.perf_counter()
@@ -110,7 +110,7 @@ def added(training: Training, count: int, way: Way) -> tuple[float, float, float
 
 
 class Ways:
-    """The ways to save one state."""
+    """The methods to save a state."""
 
     def __init__(self, training: Training, folder: Path) -> None:
         self.training, self.folder, self.number = training, folder, 0
@@ -134,7 +134,7 @@ class Ways:
         return []
 
     def own_again(self) -> None:
-        """Write to every page: after a fork the first write to each is slow, whoever makes it."""
+        """Write to every page: after a fork, the first write to each page is slow for any process."""
         for value in [*self.tensors(), *self.copies, self.engine._staging.reserve(1)]:
             value.view(-1).view(torch.uint8)[::4096] += 0
 
@@ -184,11 +184,11 @@ class Ways:
         if not outcome.ok:
             sys.exit(f"the save failed: {outcome.error}")
         self.notes |= set(outcome.notes)
-        # Beyond the memory budget training waits for all of the writing.
+        # Above the memory budget, training waits for the whole write.
         self.last = outcome.seconds - outcome.stalled or outcome.seconds
 
     def in_a_process(self) -> None:
-        """The same snapshot, written by a forked process instead of a thread."""
+        """Save the same snapshot with a forked process instead of a thread."""
         skeleton, tensors = split(self.training.state())
         blobs = {SHARED: pack(skeleton)}
         share = stage(self.engine._plan, tensors, blobs, self.shared_staging)
@@ -210,7 +210,7 @@ class Ways:
 
 
 def dd(folder: Path, size: int, *options: str) -> float:
-    """Seconds that dd takes to write ``size`` bytes in blocks of 8 MiB, with an fsync; NaN if it cannot."""
+    """Return the seconds for dd to write ``size`` bytes in blocks of 8 MiB with an fsync; NaN on failure."""
     target = folder / "dd.bin"
     blocks = size >> 23
     began = time.perf_counter()
@@ -227,7 +227,7 @@ def dd(folder: Path, size: int, *options: str) -> float:
 
 
 def read_file(path: Path, buffer: memoryview) -> float:
-    """Seconds to read a file into memory that is there already, in blocks of 8 MiB."""
+    """Return the seconds to read a file into existing memory, in blocks of 8 MiB."""
     began = time.perf_counter()
     with path.open("rb", buffering=0) as stream:
         position = 0
@@ -263,7 +263,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             "hpcrun, process": Way(ways.in_a_process, ways.process_over, ways.process_drain),
         }
         count = max(10, round(arguments.window / arguments.step))
-        for name, way in table.items():  # everything once, so that all is warm
+        for name, way in table.items():  # a warm-up of every method
             if name == "hpcrun, process":
                 ways.shared_staging = SharedStaging()
             way.save()
@@ -283,7 +283,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             writes.append(ways.last)
             step = ways.store.steps()[0]
             file = ways.store.path(step) / "rank-00000.bin"
-            read_file(file, memory)  # into the page cache: both read from there
+            read_file(file, memory)  # into the page cache, from which both read
             reads.append(read_file(file, memory))
             restores.append(restore(training, ways))
         middle = {
@@ -326,7 +326,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 class SharedStaging(Staging):
-    """A buffer that a forked process sees: a page written here is not copied for the child."""
+    """A buffer that a forked process shares: a page written here is not copied for the child."""
 
     def _allocate(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8).share_memory_()

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""What the ranks' control group costs as their number grows: gloo's full mesh against hpcrun's tree.
+"""Cost of the ranks' control group as the ranks grow: gloo's full mesh compared with hpcrun's tree.
 
-Threads of one process are the ranks. For each number of ranks both groups are formed and used in turns:
+Threads of one process are the ranks. For each number of ranks, both groups are formed and used in turns:
 
 - form: seconds from the first rank's call until every rank has its group
-- descriptors: open files and sockets that a rank has for the group, the average and the most of any rank
+- descriptors: open files and sockets of a rank for the group, the average and the maximum over the ranks
 - step: milliseconds of the stop agreement (a MAX of one integer) from the first rank's call until every rank
-  has read it. The threads share the processor's cores and the interpreter: compare rows, and how they grow
-- processor: milliseconds of processor time that the stop agreement takes from each rank
-- objects: as step, of gathering a small object of every rank on every rank
+  has its result. The threads share the processor's cores and the interpreter: compare rows, and their growth
+- processor: milliseconds of CPU time of the stop agreement on each rank
+- objects: like step, for gathering a small object of every rank on every rank
 """
 
 import argparse
@@ -40,7 +40,7 @@ OBJECT = 128
 
 @dataclass(frozen=True)
 class Cost:
-    """What one kind of group of so many ranks costs; seconds and descriptors."""
+    """The cost of one kind of group for a number of ranks; seconds and descriptors."""
 
     form: float
     average: float
@@ -51,13 +51,13 @@ class Cost:
 
 
 class World:
-    """Threads as ranks, that do the same at the same time."""
+    """Threads as ranks that run the same function together."""
 
     def __init__(self, size: int) -> None:
         self.size = size
 
     def each(self, play: Callable[[int], Any]) -> tuple[list[Any], float]:
-        """What ``play`` returns for each rank, and the seconds until the last returned."""
+        """Return the result of ``play`` for each rank, and the seconds until the last rank returned."""
         found: list[Any] = [None] * self.size
         troubles: list[Exception] = []
         start = threading.Barrier(self.size + 1)
@@ -82,17 +82,17 @@ class World:
 
 
 def flat(store: Any, rank: int, size: int) -> Any:
-    """Gloo's own group."""
+    """Return gloo's full-mesh group."""
     return c10d.ProcessGroupGloo(store, rank, size, LIMIT)
 
 
 def tree(store: Any, rank: int, size: int) -> Any:
-    """The tree that hpcrun makes of more than FAN_OUT ranks."""
+    """Return the tree that hpcrun makes of more than FAN_OUT ranks."""
     return TreeGroup(store, rank, size, LIMIT, fan_out=FAN_OUT)
 
 
 def measure(size: int, make: Callable[[Any, int, int], Any], rounds: int) -> Cost:
-    """Form a group of ``size`` ranks, use it, and leave it."""
+    """Form a group of ``size`` ranks, use it, and close it."""
     world, store = World(size), c10d.HashStore()
     before = descriptors()
     groups, form = world.each(lambda rank: make(store, rank, size))
@@ -123,19 +123,19 @@ def measure(size: int, make: Callable[[Any, int, int], Any], rounds: int) -> Cos
 
 
 def most_of(size: int, make: Callable[[Any, int, int], Any]) -> int:
-    """Connections of the rank that has the most, which is rank 0."""
+    """Return the connections of rank 0, which has the most."""
     if make is flat:
         return size - 1
     return sum(len(level.members) - 1 for level in levels(0, size, FAN_OUT))
 
 
 def descriptors() -> int:
-    """Open descriptors of this process."""
+    """Return the number of open descriptors of this process."""
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 def fits(size: int) -> bool:
-    """Whether a full mesh of so many ranks may be opened by one process."""
+    """Return True if one process may open a full mesh of this many ranks."""
     wanted = size * (size + 8)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and wanted > hard:
@@ -145,7 +145,7 @@ def fits(size: int) -> bool:
 
 
 def row(size: int, kind: str, cost: Cost | None) -> str:
-    """A line of the table."""
+    """Return a line of the table."""
     if cost is None:
         return f"| {size} | {kind} | | {size - 1 + 4} by formula | {size - 1} | | | |"
     return (
@@ -155,7 +155,7 @@ def row(size: int, kind: str, cost: Cost | None) -> str:
 
 
 def main() -> int:
-    """Print the table; 0."""
+    """Print the table; return 0."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,22 +1,22 @@
 #!/usr/bin/env python3
-"""What one GPU does with hpcrun's trainer: throughput, MFU, memory, what a checkpoint costs, and parity.
+"""Measure one GPU with hpcrun's trainer: throughput, MFU, memory, checkpoint cost, and parity.
 
-Needs a Python with torch and this checkout. What else the trainer imports and that Python lacks (of
-numpy, pydantic, PyYAML and xxhash) is installed once into a folder below ~/.cache; the environment is
-left as it is. Parts, each in a process of its own, so that one that fails costs the others nothing:
+Needs a Python with torch and this checkout. Missing libraries of the trainer
+(numpy, pydantic, PyYAML, xxhash) are installed once into a folder below ~/.cache; the environment
+does not change. Each part runs in a separate process, so a failed part does not affect the other parts:
 
-parity       fp16 loss scaling against torch's own loop, bit by bit
-world        DDP and FSDP in an NCCL world of one against a single process
-repeat       two equal trainings against each other, bit by bit
+parity       fp16 loss scaling compared with torch's own loop, bit by bit
+world        DDP and FSDP with one NCCL rank, compared with a single process
+repeat       two equal trainings, compared bit by bit
 speed        GPTs of about 1 and 7 billion parameters (bf16, torch.compile, fused AdamW) on random
-             bytes; their weights are kept in fp32 where they fit with gradients and moments, else in bf16
-checkpoint   the stall of an asynchronous checkpoint of the first size, and whether it restores
+             bytes; weights in fp32 if they fit with gradients and moments, otherwise in bf16
+checkpoint   time that an asynchronous checkpoint of the first size stops training, and its restore
 
-Figures are printed as they come; what is under way is told on stderr. Where activations do not fit, the
+Figures are printed as they come; progress goes to stderr. If activations do not fit, the
 batch is halved. Exit code 1: a part failed or found a difference; 2: nothing could be measured.
 
-    tools/bench/gpu.py                                   # one GPU; minutes, much of them compiling
-    tools/bench/gpu.py --sizes 1b --dir /scratch/bench   # where the checkpoints of 12 GB each go
+    tools/bench/gpu.py                                   # one GPU; minutes, most of them compiling
+    tools/bench/gpu.py --sizes 1b --dir /scratch/bench   # folder for checkpoints of 12 GB each
     tools/bench/gpu.py --sizes tiny --device cpu         # the same path on a machine without a GPU
 """
 
@@ -41,14 +41,14 @@ Told = dict[str, Any]
 
 
 def jobs(wanted: argparse.Namespace) -> list[Told]:
-    """What to run, the quick parts first."""
+    """Return the parts to run, the fast parts first."""
     common = {
         "device": wanted.device,
         "steps": wanted.steps,
         "compiled": not wanted.no_compile,
         "folder": "" if wanted.dir is None else str(wanted.dir.resolve()),
     }
-    # All of the first size before the others: they take longest, and fit least.
+    # All parts of the first size first: larger sizes take longest, and may not fit.
     order = [(part, wanted.sizes[0]) for part in PARTS]
     order += [("speed", size) for size in wanted.sizes[1:]]
     return [
@@ -59,7 +59,7 @@ def jobs(wanted: argparse.Namespace) -> list[Told]:
 
 
 def perform(job: Told, environ: dict[str, str], limit: float) -> Told:
-    """Run ``job`` in a process of its own; with half the batch where it does not fit, and so on."""
+    """Run ``job`` in a separate process; repeat it with half the batch if it does not fit."""
     told = _attempt(job, environ, limit)
     while told.get("memory") and job["part"] in ("speed", "checkpoint") and job["batch"] > 1:
         job = {**job, "batch": job["batch"] // 2}
@@ -117,7 +117,7 @@ def checkpoint_line(figures: Told) -> str:
 
 def parity_line(figures: Told) -> str:
     if not figures["torch_repeats"]:
-        found = "not to be said: torch's own loop does not repeat itself here"
+        found = "unknown: torch's own loop is not deterministic here"
     elif figures["equal"]:
         found = "yes"
     else:
@@ -132,7 +132,7 @@ def world_line(figures: Told) -> str:
     distances = ", ".join(f"{name} {value:.1e}" for name, value in figures["furthest"].items())
     found = "NO" if "wrong" in figures else "yes"
     return (
-        f"a {figures['backend']} world of one learns what one process does: {found} ({distances})"
+        f"a {figures['backend']} world of one rank trains like a single process: {found} ({distances})"
     )
 
 
@@ -157,7 +157,7 @@ LINES: dict[str, Callable[[Told], str]] = {
 
 
 def report(wanted: argparse.Namespace, environ: dict[str, str]) -> int:
-    """Run the parts, print what each found, and return the exit code."""
+    """Run the parts, print each result, and return the exit code."""
     failures: list[str] = []
     measured = 0
     for job in jobs(wanted):
@@ -193,7 +193,7 @@ def _machine(machine: Told) -> str:
 
 
 def among(known: tuple[str, ...]) -> Callable[[str], list[str]]:
-    """A parser of names with commas between them."""
+    """Return a parser of names with commas between them."""
 
     def parse(text: str) -> list[str]:
         names = text.split(",")
@@ -208,7 +208,7 @@ def among(known: tuple[str, ...]) -> Callable[[str], list[str]]:
 
 
 def device(text: str) -> str:
-    """A device as torch names it; torch itself is not here to ask."""
+    """Return the name of a device as torch writes it; this module does not import torch."""
     if re.fullmatch(r"cpu|cuda(:\d+)?", text) is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not cuda, cuda:1 … or cpu")
     return text
@@ -261,10 +261,10 @@ def main() -> int:
         print(f"gpu: {error}", file=sys.stderr)
         return 2
     if folder is not None:
-        # Before the environment's own: what was installed together fits together.
+        # Before the environment's libraries: these versions were installed together and fit together.
         paths = [str(folder), environ.get("PYTHONPATH", "")]
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    # Ended from outside, it takes the part that is under way with it.
+    # A signal to this process also ends the running part.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     return report(wanted, environ)
 

@@ -1,8 +1,8 @@
-"""What a program of this checkout needs and the Python that runs it lacks, from a folder of its own.
+"""Libraries that a program of this checkout needs and its Python lacks, from a separate folder.
 
-The environment that torch comes from is often somebody else's: a module of the site, or a container.
-Nothing is put into it. What lacks is installed once, in the versions of constraints.txt, below the
-user's cache. This module needs the standard library alone.
+The environment with torch often belongs to the site: a module or a container. This module does not
+change it. It installs missing libraries once, in the versions of constraints.txt, below the user's
+cache. The module needs the standard library only.
 """
 
 import hashlib
@@ -26,13 +26,13 @@ TRAINING = {
     "xxhash": "xxhash>=3.4",
     "yaml": "pyyaml>=6.0",
 }
-"""What hpcrun's trainer and its checkpoints import besides torch: each module, and where it comes from."""
+"""Imports of hpcrun's trainer and checkpoints besides torch: each module, and its requirement."""
 
 _HASTY = {
-    # A site's settings for its users' own installations, which do not go with a folder of our choice.
+    # A site's settings for user installations conflict with --target.
     "PIP_USER": "0",
     "PIP_REQUIRE_VIRTUALENV": "0",
-    # Where the network swallows what is sent, pip's own patience is many minutes.
+    # In a network that drops packets, pip's default timeouts take many minutes.
     "PIP_RETRIES": "1",
     "PIP_TIMEOUT": "20",
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
@@ -41,24 +41,24 @@ _HASTY = {
 
 
 class Unavailable(Exception):
-    """A library lacks and cannot be installed; the text is one line that says what to do."""
+    """A missing library that cannot be installed; the text is one line with the remedy."""
 
 
 def lacking(wanted: Mapping[str, str]) -> list[str]:
-    """Those requirements of ``wanted`` (module -> ``name>=version``) that this Python does not meet."""
+    """Return the requirements of ``wanted`` (module -> ``name>=version``) that this Python does not meet."""
     return [needs for module, needs in wanted.items() if not _is_met(module, needs)]
 
 
 def provide(wanted: Mapping[str, str]) -> Path | None:
-    """A folder for PYTHONPATH with what of ``wanted`` lacks here, or None where nothing does.
+    """Return a folder for PYTHONPATH with the missing libraries, or None if none is missing.
 
     Raises:
-        Unavailable: it could not be installed.
+        Unavailable: a library could not be installed.
     """
     absent = lacking(wanted)
     if not absent:
         return None
-    # Another Python, other versions or other gaps: another folder.
+    # Each Python, set of versions and set of missing libraries has its own folder.
     digest = hashlib.sha256(CONSTRAINTS.read_bytes() + " ".join(absent).encode()).hexdigest()[:12]
     abi = sysconfig.get_config_var("SOABI") or sys.implementation.cache_tag
     folder = _cache() / "hpcrun" / "libraries" / f"{abi}-{digest}"
@@ -76,7 +76,7 @@ def provide(wanted: Mapping[str, str]) -> Path | None:
 
 
 class _Refused(Exception):
-    """What pip or venv said."""
+    """An error of pip or venv."""
 
 
 def _is_met(module: str, needs: str) -> bool:
@@ -86,7 +86,7 @@ def _is_met(module: str, needs: str) -> bool:
     try:
         return _numbers(metadata.version(name)) >= _numbers(least)
     except metadata.PackageNotFoundError:
-        return True  # it was put there without its record: what can be imported has to do
+        return True  # installed without metadata: an import that works must suffice
 
 
 def _name(needs: str) -> str:
@@ -114,12 +114,12 @@ def _install(requirements: list[str], folder: Path) -> None:
         try:
             new.rename(folder)
         except OSError:
-            if not folder.is_dir():  # otherwise another process was faster, and has the same
+            if not folder.is_dir():  # otherwise another process has installed the same folder
                 raise
 
 
 def _pip(spare: Path) -> list[str]:
-    """This Python's pip; where it has none, that of an environment made at ``spare``."""
+    """Return this Python's pip, or the pip of an environment made at ``spare``."""
     if find_spec("pip") is not None:
         return [sys.executable, "-m", "pip"]
     _run([sys.executable, "-m", "venv", str(spare)])

@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
 """Time per step of a bare PyTorch loop, and of hpcrun, Accelerate and Lightning around the same model.
 
-Every loop runs in a process of its own with one thread, and they take turns in one run: a block of
-steps each, round after round, so that a busy machine is busy for all of them. Where a process has its
-memory makes it some per cent quicker or slower for all of its life: they are started anew several
-times. What is compared with the bare loop is the median over all rounds of the ratio within a round:
-of the wall clock, and of the processor time, which other work on the machine disturbs less. The bare
-loop runs twice: what the second differs by from the first is noise, and so is as much in the others.
+Every loop runs in a separate process with one thread. The loops take turns in one run: a block of
+steps each, round after round, so that other work on the machine affects all of them. The memory layout
+of a process makes it some percent faster or slower, so every loop is started several
+times. The ratio to the bare loop is the median over all rounds of the ratio within a round,
+by wall clock and by CPU time, which other work disturbs less. The bare
+loop runs twice: the difference of the two is noise, and the other figures have the same noise.
 
-All train the same model on the same in-memory dataset (the others through a DataLoader), with a
-schedule, clipping to the same norm and the same AdamW, which keeps decay off vectors as hpcrun's does
-(two parameter groups); hpcrun has its defaults on (a line of metrics every 10 steps, agreement on
-stops, watchdog, deterministic kernels), the others theirs (progress bar, loggers), and nobody saves a
+All loops train the same model on the same in-memory dataset (except hpcrun through a DataLoader), with a
+schedule, clipping to the same norm and the same AdamW, without weight decay for vectors as in hpcrun
+(two parameter groups). hpcrun has its defaults (a line of metrics every 10 steps, stop
+agreement, watchdog, deterministic kernels), and so have the others (progress bar, loggers). No loop saves a
 checkpoint.
 
-    pip install accelerate lightning                 # those that are missing are left out
+    pip install accelerate lightning                 # missing packages are skipped
     tools/bench/loop.py --starts 5 --rounds 10
 """
 
@@ -56,7 +56,7 @@ def clocks() -> Spent:
 
 
 class Turns:
-    """This process's end of the pipes: it reports what a block took and waits to be let on."""
+    """This process's end of the pipes: reports the time of a block and waits for the next turn."""
 
     def __init__(self, block: int) -> None:
         said = os.environ[TURNS].split(",")
@@ -64,7 +64,7 @@ class Turns:
         self._block, self._fetched, self._since = block, 0, clocks()
 
     def fetch(self) -> None:
-        """Called when a step fetches its batch; at a block's end it waits for the next turn."""
+        """Count a fetched batch; at the end of a block, wait for the next turn."""
         if self._fetched % self._block == 0:
             wall, processor = (now - then for now, then in zip(clocks(), self._since, strict=True))
             os.write(self._told, f"{wall} {processor}\n".encode())
@@ -75,7 +75,7 @@ class Turns:
 
 
 class Samples(Dataset[Any]):
-    """Samples in memory; every ``batch``-th one that is asked for is the first of a step."""
+    """Samples in memory; the first of each ``batch`` requested samples starts a step."""
 
     def __init__(self, inputs: torch.Tensor, targets: torch.Tensor, batch: int, block: int) -> None:
         self._inputs, self._targets, self._batch = inputs, targets, batch
@@ -92,7 +92,7 @@ class Samples(Dataset[Any]):
 
 
 class Mlp:
-    """Two hidden layers of 128, batches of 32: a step is a few dozen small kernels."""
+    """Two hidden layers of 128, batches of 32: a step has a few dozen small kernels."""
 
     name, batch, block = "tiny MLP", 32, 200
 
@@ -155,7 +155,7 @@ def loader_of(problem: type[Mlp] | type[SmallGpt]) -> "DataLoader[Any]":
 
 
 def bare(problem: type[Mlp] | type[SmallGpt]) -> None:
-    """What a person writes who needs nothing."""
+    """Run a minimal PyTorch loop."""
     model, loader = problem.model(), loader_of(problem)
     optimizer = optimizer_of(model)
     schedule = schedule_of(optimizer)
@@ -170,7 +170,7 @@ def bare(problem: type[Mlp] | type[SmallGpt]) -> None:
 
 
 def accelerate(problem: type[Mlp] | type[SmallGpt]) -> None:
-    """As its quick tour has it."""
+    """Run the loop of Accelerate's quick tour."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
@@ -191,7 +191,7 @@ def accelerate(problem: type[Mlp] | type[SmallGpt]) -> None:
 
 
 def lightning(problem: type[Mlp] | type[SmallGpt]) -> None:
-    """A module with the same parts, and its trainer with the defaults, less checkpoints."""
+    """Run a module with the same parts in Lightning's trainer, with its defaults but no checkpoints."""
     import lightning.pytorch as pl
 
     class Module(pl.LightningModule):
@@ -218,7 +218,7 @@ def lightning(problem: type[Mlp] | type[SmallGpt]) -> None:
 
 
 def hpcrun(problem: type[Mlp] | type[SmallGpt]) -> None:
-    """A rank of a run as any launcher starts it, with a task that holds the problem."""
+    """Run a rank of a run as any launcher starts it, with a task for the problem."""
     from hpcrun.config import override_layer, resolve, to_yaml
     from hpcrun.lifecycle.signals import STOP
     from hpcrun.run.directory import create
@@ -265,7 +265,7 @@ class SmallGptTask(MlpTask):
 
 
 class Child:
-    """One loop in its own process, halted until it is its turn."""
+    """One loop in its own process, paused until its turn."""
 
     def __init__(self, loop: str, problem: str) -> None:
         go_read, self._go = os.pipe()
@@ -290,7 +290,7 @@ class Child:
         return wall, processor
 
     def turn(self) -> Spent:
-        """What one block of steps took."""
+        """Return the time of one block of steps."""
         os.write(self._go, b"g")
         return self._await("a loop")
 
@@ -301,14 +301,14 @@ class Child:
 
 
 def measure(problem: str, loops: list[str], starts: int, rounds: int) -> dict[str, list[Spent]]:
-    """What a step of each loop took, round by round, in as many processes each as there are ``starts``."""
+    """Return the step times of each loop by round, from ``starts`` processes per loop."""
     taken: dict[str, list[Spent]] = {loop: [] for loop in loops}
     for start in range(starts):
         children = {loop: Child(loop, problem) for loop in loops}
         try:
-            # The first rounds, while all is new, are dropped.
+            # Drop the first rounds, the warm-up.
             for number in range(-2, rounds):
-                # Nobody is always the one that runs after the slowest.
+                # Change the order, so that no loop always runs after the slowest loop.
                 first = (start + number) % len(loops)
                 for loop in loops[first:] + loops[:first]:
                     spent = children[loop].turn()
@@ -322,7 +322,7 @@ def measure(problem: str, loops: list[str], starts: int, rounds: int) -> dict[st
 
 
 def summary(taken: list[Spent], bare: list[Spent]) -> dict[str, float]:
-    """Medians: milliseconds a step, and the ratios to the bare loop by either clock."""
+    """Return medians: milliseconds per step, and the ratios to the bare loop by both clocks."""
     wall, processor = (
         statistics.median(mine[clock] / base[clock] for mine, base in zip(taken, bare, strict=True))
         for clock in (0, 1)

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Compare the network check, all pairs in parallel rounds, with iperf3 on one pair after the other.
 
-Both run on one dev cluster, over the same pairs, and measure each pair for as long. Then come trials: faults
-planted at random places, and none; the table counts how often the verdict named the fault and nothing else.
+Both run on one dev cluster, over the same pairs, and measure each pair for the same time. Then come
+trials with faults at random places, and without; the table counts the trials that named exactly the fault.
 
     tools/bench/netcheck.py --nodes 8 --seconds 3             (as root; see docs/devcluster.md)
     tools/bench/netcheck.py --nodes 8 --seconds 1 --trials 20
@@ -51,7 +51,7 @@ def serial(slurm: SlurmCluster, seconds: float) -> float:
 
 
 def compare(slurm: SlurmCluster, seconds: float) -> None:
-    """Print the time of both ways over the same pairs."""
+    """Print the times of both methods over the same pairs."""
     count = len(slurm.nodes)
     ours = check(slurm, seconds)["seconds"]
     rounds = count - 1 + count % 2
@@ -68,7 +68,7 @@ def compare(slurm: SlurmCluster, seconds: float) -> None:
 
 
 def try_faults(slurm: SlurmCluster, trials: int, seconds: float, seed: int) -> bool:
-    """Print how often each fault was named, and only that; return whether always."""
+    """Print the number of trials that named exactly the fault; return True if all did."""
     perfect = True
     for fault in planted.FAULTS if trials else ():
         right = 0
@@ -87,7 +87,7 @@ def try_faults(slurm: SlurmCluster, trials: int, seconds: float, seed: int) -> b
 
 
 def main() -> int:
-    """Run on a new cluster; return 1 where a trial went wrong."""
+    """Run on a new cluster; return 1 if a trial failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--nodes", type=int, default=8, metavar="N", help="hosts (default 8)")
     parser.add_argument(

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""How the metadata of a checkpoint grows with the ranks, measured with virtual ranks in one process.
+"""Growth of checkpoint metadata with the ranks, measured with virtual ranks in one process.
 
-Each virtual rank writes a tiny file through the real code: its part of each of --tensors tensors.
-What rank 0 does is what it does in a run. Times are "by the wall clock / of the processor", in seconds:
+Each virtual rank writes a tiny file through the real code: its shard of each of --tensors tensors.
+Rank 0 does the work of a real run. Times are "wall clock / CPU", in seconds:
 
-- files: how many a checkpoint has; manifest and index: their bytes
+- files: number of files of a checkpoint; manifest and index: their bytes
 - ranks: seconds until each virtual rank has written its file, in turns; real ranks write in parallel
-- commit: rank 0's index, manifest and rename; it looks at the size of every file
-- prune: removing one checkpoint of four, and looking at the sizes of all files
+- commit: rank 0's index, manifest and rename, with a check of the size of every file
+- prune: removing one of four checkpoints, with a check of the sizes of all files
 - choose: the newest checkpoint at a start, with its index
-- decode: what every rank does with the index at a start, before it reads tensors
+- decode: every rank's work on the index at a start, before it reads tensors
 - verify: `hpcrun verify`, which reads every byte of a checkpoint
 """
 
@@ -43,21 +43,21 @@ _OWN = bytes(200)
 
 @dataclass(frozen=True)
 class Virtual(Together):
-    """Rank 0 of a world in which this process plays the other ranks, too."""
+    """Rank 0 of a world in which this process also acts as the other ranks."""
 
     others: Callable[[], list[Written]]
 
     def from_rank_0(self, compute: Callable[[], T]) -> T:
-        """What ``compute`` returns: the other ranks would hear the same."""
+        """Return the result of ``compute``; the other ranks would receive the same."""
         return compute()
 
     def to_rank_0(self, value: Any) -> list[Any]:
-        """Rank 0's value and those of the ranks that are played."""
+        """Return the values of rank 0 and of the virtual ranks."""
         return [value, *self.others()]
 
 
 class Clock:
-    """Seconds by name: by the wall clock, and of the processor."""
+    """Named times in seconds: wall clock, and CPU."""
 
     def __init__(self) -> None:
         self.spent: dict[str, tuple[float, float]] = {}
@@ -70,14 +70,14 @@ class Clock:
         self.spent[name] = time.perf_counter() - wall, time.process_time() - used
 
     def told(self, name: str, but: str = "") -> str:
-        """The seconds of ``name``, without those of ``but`` that are among them."""
+        """Return the seconds of ``name``, without those of ``but``, which are part of them."""
         without = self.spent.get(but, (0.0, 0.0))
         wall, used = (whole - part for whole, part in zip(self.spent[name], without, strict=True))
         return f"{wall:.2f} / {used:.2f}"
 
 
 def parts_of(rank: int, world_size: int, tensors: int) -> tuple[Part, ...]:
-    """What one rank holds: a row of each tensor."""
+    """Return the shard of one rank: a row of each tensor."""
     length = 4 * _COLUMNS
     shape = (world_size, _COLUMNS)
     return tuple(
@@ -87,7 +87,7 @@ def parts_of(rank: int, world_size: int, tensors: int) -> tuple[Part, ...]:
 
 
 def share_of(rank: int, parts: tuple[Part, ...]) -> Share:
-    """The bytes of one rank's file."""
+    """Return the bytes of one rank's file."""
     spans = tuple((part.position, part.length) for part in parts)
     size = sum(part.length for part in parts)
     image = memoryview(bytes(size) + _OWN)
@@ -100,7 +100,7 @@ def share_of(rank: int, parts: tuple[Part, ...]) -> Share:
 
 
 def save(store: CheckpointStore, step: int, everyone: tuple[tuple[Part, ...], ...]) -> Clock:
-    """Save one checkpoint of all virtual ranks; the seconds of its parts."""
+    """Save one checkpoint of all virtual ranks; record the seconds of its parts."""
     clock, world_size = Clock(), len(everyone)
     draft = store.root / f"step-{step:09d}.tmp-{store.owner}"
 
@@ -124,7 +124,7 @@ def save(store: CheckpointStore, step: int, everyone: tuple[tuple[Part, ...], ..
 
 
 def measure(folder: Path, world_size: int, tensors: int) -> str:
-    """The table's row for ``world_size`` ranks."""
+    """Return the table's row for ``world_size`` ranks."""
     everyone = tuple(parts_of(rank, world_size, tensors) for rank in range(world_size))
     store = CheckpointStore(folder, "bench-0")
     clock = [save(store, step, everyone) for step in (1, 2, 3, 4)][-1]
@@ -152,12 +152,12 @@ def measure(folder: Path, world_size: int, tensors: int) -> str:
 
 
 def main() -> int:
-    """Print the table; 0."""
+    """Print the table; return 0."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 64, 512, 4096, 8192])
-    parser.add_argument("--tensors", type=int, default=50, help="tensors dealt out over all ranks")
+    parser.add_argument("--tensors", type=int, default=50, help="tensors sharded over all ranks")
     parser.add_argument("--dir", type=Path, help="where to write (default: the temporary folder)")
     parser.add_argument("--quick", action="store_true", help="8 and 64 ranks, few tensors")
     options = parser.parse_args()
@@ -170,7 +170,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="scale-", dir=options.dir) as folder:
             Path(folder).chmod(0o700)
             print(measure(Path(folder) / "checkpoints", world_size, tensors), flush=True)
-    print(f"\n{tensors} tensors, each dealt out over all ranks.")
+    print(f"\n{tensors} tensors, each sharded over all ranks.")
     return 0
 
 

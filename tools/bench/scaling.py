@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""How throughput grows from one rank to two on this machine: weak and strong, for each way to share.
+"""Growth of throughput from one rank to two on this machine: weak and strong scaling, for each parallelism.
 
-Whole runs of hpcrun's own loop train a small GPT on the CPU over gloo, each rank bound to a core of its
-own with one thread. Weak: twice the batch on twice the ranks; strong: the same batch. A figure is
-the throughput against one rank's in the same round, the median over rounds; rounds take all runs in
-turn, so that a busy machine is busy for all of them. Two ranks on two cores share the memory and
-caches: what two independent single ranks reach at once, the last row, is what the machine allows.
+Whole runs of hpcrun's loop train a small GPT on the CPU over gloo, each rank bound to one core
+with one thread. Weak: twice the batch on twice the ranks; strong: the same batch. A figure is
+the throughput relative to one rank in the same round, the median over rounds. Each round has all runs in
+turn, so that other work on the machine affects all of them. Two ranks on two cores share memory and
+caches: the last row, two independent single ranks, is the limit of the machine.
 
-    tools/bench/scaling.py --rounds 3 --plot scaling.png     # about five minutes a round
+    tools/bench/scaling.py --rounds 3 --plot scaling.png     # about five minutes per round
 """
 
 import argparse
@@ -39,7 +39,7 @@ WARM_LINES = 2
 
 @dataclass(frozen=True)
 class Way:
-    """A row of the table: a name and the overrides that make it."""
+    """A row of the table: a name and its overrides."""
 
     name: str
     overrides: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ WAYS = [
 
 @dataclass(frozen=True)
 class Size:
-    """What is trained: the GPT's width, layers and context, samples a rank, and steps of a run."""
+    """The trained model: the GPT's width, layers and context, samples per rank, and steps per run."""
 
     width: int
     layers: int
@@ -69,13 +69,13 @@ class Size:
 
 
 def train(folder: Path, size: Size, ranks: int, batch: int, overrides: tuple[str, ...]) -> float:
-    """Train and return the median tokens a second of all logged lines after the warm-up."""
+    """Train and return the median tokens per second of all logged lines after the warm-up."""
     return finish(start(folder, size, ranks, batch, overrides, list(range(ranks))))
 
 
 @dataclass(frozen=True)
 class Started:
-    """Ranks under way and the run that they train."""
+    """Started ranks and their run."""
 
     run: RunDirectory
     ranks: list["subprocess.Popen[bytes]"]
@@ -84,7 +84,7 @@ class Started:
 def start(
     folder: Path, size: Size, ranks: int, batch: int, overrides: tuple[str, ...], cores: list[int]
 ) -> Started:
-    """Start one process a rank, each bound to its core."""
+    """Start one process per rank, each bound to a core."""
     wanted = [
         *COMMON, f"job.gpus={ranks}", f"train.batch_size={batch}", f"train.steps={size.steps}",
         f"model.width={size.width}", f"model.layers={size.layers}",
@@ -115,7 +115,7 @@ def start(
 
 
 def finish(started: Started) -> float:
-    """Wait for the end; the median tokens a second."""
+    """Wait for the end; return the median tokens per second."""
     said = [process.communicate()[0] for process in started.ranks]
     if any(process.returncode for process in started.ranks):
         raise SystemExit(f"scaling: a run failed:\n{said[0].decode(errors='replace')[-3000:]}")
@@ -128,16 +128,16 @@ def finish(started: Started) -> float:
 
 
 def two_alone(folder: Path, size: Size) -> float:
-    """Tokens a second of two single ranks that know nothing of each other, at the same time."""
+    """Return the tokens per second of two independent single ranks at the same time."""
     both = [start(folder, size, 1, size.batch, (), [core]) for core in (0, 1)]
     return sum(finish(one) for one in both)
 
 
 def measure(size: Size, rounds: int, ways: list[Way]) -> dict[str, dict[str, float]]:
-    """Speed-ups from one rank to two: name -> weak and strong, the medians over rounds."""
+    """Return speed-ups from one rank to two: name -> weak and strong, the medians over rounds."""
     seen: dict[str, dict[str, list[float]]] = {
         name: {"weak": [], "strong": []}
-        for name in [*(way.name for way in ways), "two on their own"]
+        for name in [*(way.name for way in ways), "two independent ranks"]
     }
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -148,7 +148,7 @@ def measure(size: Size, rounds: int, ways: list[Way]) -> dict[str, dict[str, flo
                 strong = train(folder, size, 2, size.batch, way.overrides)
                 seen[way.name]["weak"].append(weak / alone)
                 seen[way.name]["strong"].append(strong / alone)
-            seen["two on their own"]["weak"].append(two_alone(folder, size) / alone)
+            seen["two independent ranks"]["weak"].append(two_alone(folder, size) / alone)
             print(f"round {number + 1} of {rounds} is done", file=sys.stderr, flush=True)
     return {
         name: {kind: statistics.median(values) for kind, values in kinds.items() if values}
@@ -157,7 +157,7 @@ def measure(size: Size, rounds: int, ways: list[Way]) -> dict[str, dict[str, flo
 
 
 def plot(results: dict[str, dict[str, float]], path: Path) -> None:
-    """Bars a way, weak and strong side by side, and the line of a perfect doubling."""
+    """Draw bars of weak and strong scaling, and the line of a perfect doubling."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -189,7 +189,7 @@ def main() -> int:
     parser.add_argument("--context", type=int, default=128, help="bytes a sample (default 128)")
     parser.add_argument("--batch", type=int, default=16, help="samples a rank (default 16)")
     parser.add_argument("--steps", type=int, default=40, help="steps of each run (default 40)")
-    parser.add_argument("--only", metavar="WAY", help="ways whose name contains this")
+    parser.add_argument("--only", metavar="WAY", help="only variants with this text in their name")
     parser.add_argument("--plot", type=Path, metavar="PNG", help="save the bars as a picture")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     wanted = parser.parse_args()

@@ -1,9 +1,9 @@
-"""What a dry run costs, measured against ``python -c "import submitit"``; prints both and their ratio.
+"""Cost of a dry run, relative to ``python -c "import submitit"``; prints both and their ratio.
 
     python tools/bench/startup.py [ROUNDS]
 
-The two take turns, so that a busy machine slows both alike; medians are compared, of the CPU time
-(which other processes hardly change) and of the wall time.
+The two take turns, so that a busy machine slows both equally. The medians compare CPU time
+(which depends little on other processes) and wall time.
 """
 
 import os
@@ -20,7 +20,7 @@ COMMANDS = {
 
 
 def cost(arguments: list[str], folder: str) -> tuple[float, float]:
-    """(CPU, wall) seconds of one run of the interpreter with ``arguments``."""
+    """Return (CPU, wall) seconds of one run of the interpreter with ``arguments``."""
     before, begun = os.times(), time.perf_counter()
     subprocess.run([sys.executable, *arguments], cwd=folder, stdout=subprocess.DEVNULL, check=True)
     wall, after = time.perf_counter() - begun, os.times()
@@ -31,7 +31,7 @@ def cost(arguments: list[str], folder: str) -> tuple[float, float]:
 
 
 def main(rounds: int) -> None:
-    """Measure ``rounds`` of each, after one of each that fills the caches."""
+    """Measure ``rounds`` of each, after a warm-up of each that fills the caches."""
     costs: dict[str, list[tuple[float, float]]] = {name: [] for name in COMMANDS}
     with tempfile.TemporaryDirectory() as folder:
         for number in range(rounds + 1):

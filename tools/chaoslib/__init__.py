@@ -1,1 +1,1 @@
-"""Parts of `tools/chaos.py`: the run that is disturbed, the faults, the comparison with a calm run."""
+"""Parts of `tools/chaos.py`: the disturbed run, the faults, the comparison with the undisturbed run."""

@@ -1,4 +1,4 @@
-"""The disturbed run beside the undisturbed one: bytes, samples, event log, account of the time."""
+"""Compare the disturbed run with the undisturbed run: bytes, samples, event log, goodput."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .disturbed import NODES, Chaos
 
 
 def verify(chaos: Chaos, reference: RunDirectory) -> dict[str, str]:
-    """Compare the disturbed run with the undisturbed one; raises AssertionError where they differ."""
+    """Compare the disturbed run with the undisturbed run; raises AssertionError on a difference."""
     result = read_json(chaos.run.result) or {}
     assert result.get("state") == "finished", f"{result}\n{chaos.story()}"
     assert jobs.final_state(chaos.run) == jobs.final_state(reference), "the final states differ"
@@ -49,9 +49,9 @@ def verify(chaos: Chaos, reference: RunDirectory) -> dict[str, str]:
 def _check_account(
     account: Goodput, result: dict[str, object], events: Sequence[Event], steps: list[float]
 ) -> None:
-    """The parts add up to the wall time, and hold the time in which steps were seen to be computed.
+    """Check that the parts of the goodput add up to the wall time, and cover the time of logged steps.
 
-    ``steps`` are the Unix times at which steps were logged.
+    ``steps`` are the Unix times of the logged steps.
     """
     wall = events[-1].time - events[0].time
     assert abs(account.wall - wall) < 1.0, f"{account} does not add up to {wall}"

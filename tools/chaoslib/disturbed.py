@@ -1,4 +1,4 @@
-"""The run that is disturbed: submitted, watched, and kept from ending before the last fault."""
+"""The disturbed run: submit it, watch it, and keep it from ending before the last fault."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tests.slurm.cluster import FINAL_STATES, SlurmCluster
 REPOSITORY = Path(__file__).resolve().parents[2]
 NODES = 2
 STEPS_PER_FAULT = 12
-# Seconds for whatever is waited for: a start on a machine that is busy with other work takes a minute.
+# Seconds for each wait: a start on a busy machine takes a minute.
 PATIENCE = 300.0
-# Slurm warns at its next tick of half a minute where less than this and a minute is left; a cut limit
-# leaves one to two minutes.
+# Slurm sends the warning at its next tick (30 s) if less than this lead and a minute is left. A cut
+# limit leaves one to two minutes.
 WARNING_LEAD = 110
 LIMIT_MINUTES = 30
-# Seconds that a micro-batch takes, and takes while the run is ahead of the faults and has to wait for them.
+# Seconds per micro-batch: normal, and while the run waits for the next fault.
 PACE, SLOW_PACE = 0.02, 0.5
 
 PACED = '''
@@ -43,11 +43,11 @@ class Paced(Probe):
 
 
 class Chaos:
-    """One disturbed run and the cluster that it runs on."""
+    """The disturbed run and its cluster."""
 
     def __init__(self, slurm: SlurmCluster, faults: int, ranks: int, dice: random.Random) -> None:
         self.slurm, self.ranks, self.dice = slurm, ranks, dice
-        # Room for the steps that it gets ahead while a fault takes its time.
+        # Extra steps, because training continues during a fault.
         self.steps = STEPS_PER_FAULT * (faults + 5)
         self.folder = slurm.shared / "chaos"
         slurm.run(["mkdir", "-p", str(self.folder)])
@@ -60,16 +60,16 @@ class Chaos:
         self._held = False
 
     def write(self, name: str, text: str) -> None:
-        """Put a file of the job user's into the folder, in one piece."""
+        """Write a file of the job user into the folder, atomically."""
         path = self.folder / name
         path.with_suffix(".new").write_text(text)
         path.with_suffix(".new").chmod(0o644)
         path.with_suffix(".new").replace(path)
 
     def hpcrun(self, *arguments: str) -> str:
-        """Run the program as the job user."""
+        """Run hpcrun as the job user and return its output."""
         command = [self.slurm.python, "-m", "hpcrun", *arguments]
-        # One thread a rank: on a busy machine several wait for each other more than they compute.
+        # One thread per rank: on a busy machine several threads mostly wait for each other.
         env = {
             **{"PYTHONPATH": str(REPOSITORY), "XDG_STATE_HOME": str(self.folder)},
             "OMP_NUM_THREADS": "1",
@@ -77,7 +77,7 @@ class Chaos:
         return self.slurm.run(command, cwd=self.folder, env=env, timeout=PATIENCE).stdout
 
     def submit(self, name: str, pace: str, save_every: int) -> RunDirectory:
-        """Submit a run of the probe task on two nodes; ``pace`` names the file that says how fast."""
+        """Submit a run of the probe task on two nodes; ``pace`` names the file with its speed."""
         settings = jobs.probe_config(
             self.folder,
             **{
@@ -85,12 +85,12 @@ class Chaos:
                 "job.nodes": NODES, "job.gpus": self.ranks, "job.executor": "slurm",
                 "job.time": LIMIT_MINUTES, "job.signal_lead": WARNING_LEAD,
                 "train.steps": self.steps, "checkpoint.every": save_every,
-                # Half of it, and ranks that a cut link parts give up.
+                # After half of this time, ranks that a cut link separates time out.
                 "train.timeout": 60,
-                # Faults are not the run's own, and may strike before the next commit.
+                # Injected faults must not use budgets; a fault may come before the next commit.
                 "restarts.crash": None, "restarts.node_failure": None, "restarts.hang": None,
                 "restarts.no_progress": None,
-                # The nodes are blameless here.
+                # Injected faults must not exclude nodes.
                 "job.exclude_after": None,
             },
         )  # fmt: skip
@@ -100,19 +100,19 @@ class Chaos:
         return RunDirectory(self.folder / "runs" / name)
 
     def job(self) -> str:
-        """The id of the job that has the run now."""
+        """Return the id of the run's current job."""
         told = [event for event in read_events(self.run) if event.attempt is not None]
         assert told[-1].attempt is not None
         return told[-1].attempt.job
 
     def nodes(self) -> list[str]:
-        """The nodes of the job, in Slurm's order."""
+        """Return the nodes of the job, in Slurm's order."""
         shown = self.slurm.scontrol_show_job(self.job())
         listed = self.slurm.admin("scontrol", "show", "hostnames", shown["NodeList"])
         return listed.split()
 
     def step(self) -> int:
-        """The last step that the run has logged."""
+        """Return the last step that the run has logged."""
         if not self.run.metrics.exists():
             return 0
         with self.run.metrics.open("rb") as log:
@@ -121,19 +121,19 @@ class Chaos:
         return int(json.loads(whole.splitlines()[-1])["step"]) if whole else 0
 
     def ends(self) -> list[str]:
-        """The causes of all attempts' ends."""
+        """Return the causes of all ended attempts."""
         return [str(event.cause) for event in read_events(self.run) if event.what == "ended"]
 
     def ended(self) -> bool:
-        """Whether the run has its final word."""
+        """Return True if the run has its result."""
         result = read_json(self.run.result)
         return result is not None and result.get("state") in ("finished", "failed")
 
     def wait(self, what: Callable[[], bool], why: str) -> None:
-        """Wait until ``what`` is true, and keep the run from ending before that.
+        """Wait until ``what`` is true, and keep the run from ending before.
 
         Raises:
-            AssertionError: it has ended all the same, or ``what`` did not come.
+            AssertionError: the run has ended, or ``what`` did not become true in time.
         """
 
         def come() -> bool:
@@ -152,12 +152,12 @@ class Chaos:
             self.write("pace", str(pace))
 
     def allow(self, faults: int) -> None:
-        """Let the run go on at full speed until its part for so many faults is done."""
+        """Let the run continue at full speed through the steps of this number of faults."""
         self._ceiling = STEPS_PER_FAULT * faults
         self._keep_pace()
 
     def story(self, run: RunDirectory | None = None) -> str:
-        """What there is to read about a run (the disturbed one), for a failure's report."""
+        """Return logs, events and queue of a run (default: the disturbed run) for a failure report."""
         run = run or self.run
         logs = sorted(run.logs.rglob("*.log"), key=lambda path: path.stat().st_mtime)[-4:]
         told = [f"--- {log}\n{log.read_text(errors='replace')[-2000:]}" for log in logs]
@@ -165,20 +165,21 @@ class Chaos:
         try:
             queue = self.slurm.admin("squeue", "--states=all")
         except CommandFailed as failure:
-            # The controller may be the one that is away.
+            # The controller may be stopped by a fault.
             queue = str(failure)
         return "\n".join([*events, *told, queue])
 
     def is_running(self) -> bool:
-        """Whether Slurm and the run agree that an attempt is under way."""
+        """Return True if Slurm and the event log both show a running attempt."""
         lives = [
             event.what for event in read_events(self.run) if event.what in ("started", "ended")
         ]
         return lives[-1:] == ["started"] and self.slurm.state(self.job()) == "RUNNING"
 
     def has_all_nodes(self) -> bool:
-        """Whether Slurm has all nodes; those it has lost patience with, and with them perhaps the run's,
-        it is given back, as an administrator does.
+        """Return True if Slurm has all nodes; resume nodes that Slurm has set to down or drain.
+
+        Slurm does so after a fault; an administrator would resume them too.
         """
         states = devcluster.node_states(self.slurm.handle)
         for node, state in states.items():
@@ -190,10 +191,10 @@ class Chaos:
         )
 
     def starts_again(self) -> bool:
-        """Whether an attempt is under way, once its requeued job is told not to wait.
+        """Return True if an attempt has started; release its requeued job from Slurm's delay.
 
-        Slurm holds a requeued job back until its old credential has expired: nobody here has that much
-        time, and users need not either (scontrol(1), StartTime).
+        Slurm holds a requeued job until its old credential has expired. The owner of a job may skip the
+        delay (scontrol(1), StartTime).
         """
         lives = [event for event in read_events(self.run) if event.what in ("started", "ended")]
         if lives[-1].what == "started":
@@ -202,18 +203,21 @@ class Chaos:
             self._looked = time.monotonic()
             shown = self.slurm.scontrol_show_job(self.job())
             held = (shown["JobState"], shown["Reason"]) == ("PENDING", "BeginTime")
-            # Not at once: a node that still clears up after the old start loses the new one's script.
+            # Wait for a second poll: a node that still cleans up after the old attempt loses the new script.
             if held and self._held:
                 self.slurm.admin("scontrol", "update", f"jobid={self.job()}", "StartTime=now")
             self._held = held and not self._held
         return False
 
     def wait_for_end(self, ends: int) -> None:
-        """Wait until more than ``ends`` attempts have ended; a dead one's end, its successor writes."""
+        """Wait until more than ``ends`` attempts have ended.
+
+        After a node failure, the next attempt records the end.
+        """
         self.wait(lambda: len(self.ends()) > ends, "no attempt has ended")
 
     def wait_for_account(self, run: RunDirectory, patience: float) -> None:
-        """Wait until the batch script has put the account of the run's time into result.json."""
+        """Wait until the batch step has written the run's goodput into result.json."""
         job = [event.attempt.job for event in read_events(run) if event.attempt][-1]
         deadline = time.monotonic() + patience
         while (read_json(run.result) or {}).get("goodput") is None:

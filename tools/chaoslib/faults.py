@@ -1,4 +1,4 @@
-"""What strikes a run, in which order, and what the event log has to say about it afterwards."""
+"""The faults, their order, and the causes that the event log must have afterwards."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests import jobs
 
 from .disturbed import LIMIT_MINUTES, STEPS_PER_FAULT, Chaos
 
-# Seconds; a node that is lost meanwhile, nobody can tell.
+# Seconds; without a controller, Slurm notices no node failure.
 MOST_WITHOUT_CONTROLLER = 60.0
 
 
 @dataclass(frozen=True)
 class Met:
-    """A fault that was met: the last step logged before it, and the seconds until the run had moved on."""
+    """An injected fault: the last logged step before it, and the seconds until a later step."""
 
     fault: str
     step: int
@@ -28,7 +28,7 @@ class Met:
 
 
 def preempt(chaos: Chaos) -> str:
-    """Let a job of the urgent partition take all nodes for a moment."""
+    """Let a job of the urgent partition take all nodes for a short time."""
     ends = len(chaos.ends())
     nodes = len(chaos.slurm.nodes)
     chaos.slurm.sbatch(
@@ -39,7 +39,7 @@ def preempt(chaos: Chaos) -> str:
 
 
 def kill_rank(chaos: Chaos) -> str:
-    """SIGKILL one rank."""
+    """Kill one rank with SIGKILL."""
     ends = len(chaos.ends())
     node = chaos.dice.choice(chaos.nodes())
     victims: list[int] = []
@@ -55,7 +55,7 @@ def kill_rank(chaos: Chaos) -> str:
 
 
 def kill_node(chaos: Chaos) -> str:
-    """Take the power from one node of the job."""
+    """Simulate power loss of one node of the job."""
     ends = len(chaos.ends())
     node = chaos.dice.choice(chaos.nodes())
     chaos.slurm.kill_node(node)
@@ -67,7 +67,7 @@ def kill_node(chaos: Chaos) -> str:
 
 
 def cut_link(chaos: Chaos) -> str:
-    """Pull the cable of one node of the job; its processes live on."""
+    """Cut the link of one node of the job; its processes survive."""
     ends = len(chaos.ends())
     node = chaos.dice.choice(chaos.nodes())
     chaos.slurm.cut_link(node)
@@ -80,21 +80,21 @@ def cut_link(chaos: Chaos) -> str:
 
 
 def cancel_and_resume(chaos: Chaos) -> str:
-    """scancel by the user, who changes his mind."""
+    """Cancel the job with scancel, then resume the run."""
     chaos.hpcrun("cancel", "disturbed")
     chaos.hpcrun("resume", "disturbed", "--detach")
     return f"now job {chaos.job()}"
 
 
 def stop_controller(chaos: Chaos) -> str:
-    """slurmctld goes away for some seconds; running jobs must not notice."""
+    """Stop slurmctld for some seconds; running jobs must continue."""
     at, ends, seconds = chaos.step(), len(chaos.ends()), chaos.dice.randint(2, 10)
     chaos.slurm.stop_daemon("slurmctld")
     until = time.monotonic() + seconds
 
     def enough() -> bool:
         gone_on, late = chaos.step() >= at + 5, time.monotonic() > until + MOST_WITHOUT_CONTROLLER
-        # An attempt that just then ends by itself can only be judged, and started again, with it.
+        # An attempt that ends now needs the controller to be classified and requeued.
         return time.monotonic() > until and (gone_on or late or len(chaos.ends()) > ends)
 
     try:
@@ -109,7 +109,7 @@ def stop_controller(chaos: Chaos) -> str:
 
 
 def time_limit(chaos: Chaos) -> str:
-    """Shorten the job's limit so that it is near."""
+    """Shorten the job's time limit so that it is near."""
     ends, job = len(chaos.ends()), chaos.job()
     shown = chaos.slurm.scontrol_show_job(job)
     hours, minutes, seconds = map(int, shown["RunTime"].rpartition("-")[2].split(":"))
@@ -122,7 +122,7 @@ def time_limit(chaos: Chaos) -> str:
 
 @dataclass(frozen=True)
 class Fault:
-    """What strikes, and the causes that the event log may give for the end (none: there is no end)."""
+    """A fault, and the causes that the event log may have for its end (none: the attempt does not end)."""
 
     strike: Callable[[Chaos], str]
     causes: tuple[str, ...]
@@ -132,7 +132,7 @@ FAULTS: dict[str, Fault] = {
     "preempt": Fault(preempt, ("preemption",)),
     "kill a rank": Fault(kill_rank, ("crash",)),
     "kill a node": Fault(kill_node, ("node-failure",)),
-    # Whoever notices first: Slurm, which pings the node, or the ranks, whose step does not end.
+    # Slurm (node ping) or the watchdog of the ranks (hang) may notice the cut link first.
     "cut a link": Fault(cut_link, ("node-failure", "hang")),
     "scancel, resume": Fault(cancel_and_resume, ("cancelled",)),
     "stop slurmctld": Fault(stop_controller, ()),
@@ -140,21 +140,21 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-# Slurm ends what it takes for the rest of an earlier start by the step's name, and so a new start too.
+# Slurm ends remains of an earlier attempt by the step's id, which may hit the new attempt too.
 _STRIKES = 3
 BY_ITSELF = {"node-failure", "crash", "hang"}
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A fault to come, and the step from which it may strike."""
+    """A planned fault, and the step from which it may be injected."""
 
     fault: str
     step: int
 
 
 def plan(faults: int, dice: random.Random) -> list[Planned]:
-    """Which faults, in which order, when: every kind comes up before one comes up again."""
+    """Return the faults in random order with their steps; every kind occurs before a kind repeats."""
     order: list[str] = []
     while len(order) < faults:
         order += dice.sample(list(FAULTS), len(FAULTS))
@@ -165,7 +165,7 @@ def plan(faults: int, dice: random.Random) -> list[Planned]:
 
 
 def disturb(chaos: Chaos, plan: list[Planned]) -> list[Met]:
-    """Meet the run with the faults of the plan, and say each on a line."""
+    """Inject the faults of the plan, and print a line for each."""
     met: list[Met] = []
     for number, planned in enumerate(plan, start=1):
         chaos.allow(number)
@@ -180,7 +180,7 @@ def disturb(chaos: Chaos, plan: list[Planned]) -> list[Met]:
 
 
 def _meet(chaos: Chaos, planned: Planned) -> Met:
-    """Strike, and strike again where another end came first by itself."""
+    """Inject a fault; inject it again if another end came first."""
     begun, by_itself = time.monotonic(), list[str]()
     for _ in range(_STRIKES):
         met, early = _strike(chaos, planned)
@@ -194,7 +194,7 @@ def _meet(chaos: Chaos, planned: Planned) -> Met:
 
 
 def _strike(chaos: Chaos, planned: Planned) -> tuple[Met, str | None]:
-    """Return what was met, and the cause of an end that came before the fault, if one did."""
+    """Return the injected fault, and the cause of another end that came before it, if any."""
     chaos.wait(
         lambda: (
             chaos.step() >= planned.step
@@ -207,7 +207,7 @@ def _strike(chaos: Chaos, planned: Planned) -> tuple[Met, str | None]:
     fault = FAULTS[planned.fault]
     at, begun, ends = chaos.step(), time.monotonic(), len(chaos.ends())
     detail = fault.strike(chaos)
-    # Beyond what it had: steps that are computed again are not yet progress.
+    # Beyond the last step: recomputed steps are not progress.
     had = chaos.step()
     chaos.wait(chaos.starts_again, "the run did not start again")
     chaos.wait(lambda: chaos.step() > had, "the run did not get further")
@@ -215,7 +215,7 @@ def _strike(chaos: Chaos, planned: Planned) -> tuple[Met, str | None]:
     if fault.causes and causes[:1] and causes[0] in BY_ITSELF - set(fault.causes):
         return Met(planned.fault, at, detail, 0.0), causes[0]
     meant, more = (causes[:1], causes[1:]) if fault.causes else ([], causes)
-    # On a busy machine Slurm loses patience with a node that has nothing: then a fault comes by itself.
+    # On a busy machine Slurm may set a healthy node to down: an additional fault.
     as_meant = len(meant) == bool(fault.causes) and set(meant) <= set(fault.causes)
     assert as_meant and set(more) <= BY_ITSELF, (  # noqa: PT018  (one message for both)
         f"{planned.fault}: the log says {causes}\n{chaos.story()}"
@@ -225,7 +225,7 @@ def _strike(chaos: Chaos, planned: Planned) -> tuple[Met, str | None]:
 
 
 def table(met: list[Met]) -> str:
-    """How often each fault was met, and how long the run took to be further than before."""
+    """Return the number of each fault, and the time from fault to new progress."""
     lines = [f"  {'fault':<16} {'times':>5} {'mean':>8} {'longest':>8}"]
     for name in FAULTS:
         took = [one.recovery for one in met if one.fault == name]

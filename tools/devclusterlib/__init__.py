@@ -1,5 +1,5 @@
-"""A real Slurm of several hosts on one machine, for tests that must not be fooled by a mock.
+"""A real Slurm with several hosts on one machine, for tests that need more than a mock.
 
-Every host is a network, mount and UTS namespace; the daemons are Debian's own. Only the standard
-library is used, so that the tool runs on a bare machine before anything is installed.
+Every host is a network, mount and UTS namespace; the daemons are Debian's programs. The package uses only
+the standard library, so the tool runs on a bare machine before anything is installed.
 """

@@ -1,7 +1,7 @@
-"""sacct's back: MariaDB and slurmdbd on the controller's host, the cluster entered before use.
+"""Accounting for sacct: MariaDB and slurmdbd on the controller's host, with the cluster registered first.
 
-slurmctld of an unknown cluster would register itself, but its first jobs could be lost on the
-way; so the cluster and the job user's account are there before slurmctld starts.
+slurmctld would register an unknown cluster itself, but could lose its first jobs on the
+way. So the cluster and the job user's account are entered before slurmctld starts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ ACCOUNT = "default"
 
 
 def database_sql() -> str:
-    """What mariadbd runs at each start: the user that slurmdbd connects as."""
+    """Return the SQL that mariadbd runs at each start: it creates the user that slurmdbd connects as."""
     who = "'slurm'@'127.0.0.1'"
     return (
         f"CREATE USER IF NOT EXISTS {who} IDENTIFIED BY '{DATABASE_PASSWORD}';\n"
@@ -36,12 +36,12 @@ def install_db_argv(layout: Layout) -> list[str]:
 
 
 def list_command() -> list[str]:
-    """The clusters that slurmdbd knows, one name a line."""
+    """Return the `sacctmgr` command that lists the clusters of slurmdbd, one name per line."""
     return ["sacctmgr", "--noheader", "--parsable2", "list", "cluster", "format=cluster"]
 
 
 def entry_commands(spec: ClusterSpec) -> list[list[str]]:
-    """The `sacctmgr` commands that make the cluster, one account, and the job user in it."""
+    """Return the `sacctmgr` commands that add the cluster, one account, and the job user in it."""
     immediate = ["sacctmgr", "--immediate", "add"]
     return [
         [*immediate, "cluster", spec.name],

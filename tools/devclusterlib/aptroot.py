@@ -1,5 +1,6 @@
-"""Debian's later suites through a private apt: nothing of the system's apt is read or changed
-but the address of its mirror and the keys of its archive.
+"""Packages of Debian's later suites through a private apt.
+
+The system's apt does not change. Only the address of its mirror and the keys of its archive are read.
 """
 
 from __future__ import annotations
@@ -21,25 +22,25 @@ PATIENCE_S = 540.0
 
 @dataclass(frozen=True)
 class Mirror:
-    """One place of Debian packages: its URI and the file of keys that sign its suites."""
+    """A mirror of Debian packages: its URI and the file with the keys that sign its suites."""
 
     uri: str
     keys: str
 
 
 def source_texts(folder: Path = SYSTEM_SOURCES) -> list[str]:
-    """The machine's apt sources: the deb822 files and the one-line files, each as text."""
+    """Return the machine's apt sources: the deb822 files and the one-line files, each as text."""
     files = [folder / "sources.list", *sorted(folder.glob("sources.list.d/*"))]
     wanted = (".list", ".sources")
     return [path.read_text() for path in files if path.suffix in wanted and path.is_file()]
 
 
 def find_mirror(texts: Iterable[str], codename: str) -> Mirror:
-    """The mirror that has the machine's own release ``codename``.
+    """Return the mirror with the machine's own release ``codename``.
 
     Other entries (security updates, other vendors) do not have Debian's later suites.
 
-    Raises `Unavailable` where no entry has the release.
+    Raises `Unavailable` if no entry has the release.
     """
     for text in texts:
         for mirror, suites in (*deb822_entries(text), *one_line_entries(text)):
@@ -52,7 +53,7 @@ def find_mirror(texts: Iterable[str], codename: str) -> Mirror:
 
 
 def deb822_entries(text: str) -> list[tuple[Mirror, list[str]]]:
-    """Mirror and suites of each enabled stanza of a ``.sources`` file."""
+    """Return mirror and suites of each enabled stanza of a ``.sources`` file."""
     entries = []
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     for stanza in re.split(r"\n\s*\n", "\n".join(lines)):
@@ -68,7 +69,7 @@ def deb822_entries(text: str) -> list[tuple[Mirror, list[str]]]:
 
 
 def one_line_entries(text: str) -> list[tuple[Mirror, list[str]]]:
-    """Mirror and suite of each line of a ``sources.list`` file."""
+    """Return mirror and suite of each line of a ``sources.list`` file."""
     found = re.findall(r"^\s*deb\s+(?:\[([^\]]*)\]\s*)?(\S+)\s+(\S+)", text, re.M)
     entries = []
     for options, uri, suite in found:
@@ -78,18 +79,18 @@ def one_line_entries(text: str) -> list[tuple[Mirror, list[str]]]:
 
 
 def key_file(signed_by: str) -> str:
-    """The file that Signed-By names; Debian's keyring where it names none or holds the key itself."""
+    """Return the file of Signed-By; Debian's keyring if Signed-By is missing or holds the key itself."""
     return signed_by if re.fullmatch(r"/\S+", signed_by) else KEYRING
 
 
 def release_codename(text: str) -> str:
-    """VERSION_CODENAME out of /etc/os-release, "" where there is none."""
+    """Return VERSION_CODENAME from /etc/os-release, "" if it is missing."""
     found = re.search(r'^VERSION_CODENAME="?([a-z-]+)', text, re.M)
     return found[1] if found else ""
 
 
 def system_mirror() -> Mirror:
-    """The mirror from which this machine gets Debian; raises `Unavailable` without a mirror or its keys."""
+    """Return this machine's Debian mirror; raises `Unavailable` without a mirror or its keys."""
     mirror = find_mirror(source_texts(), release_codename(Path("/etc/os-release").read_text()))
     if not Path(mirror.keys).is_file():
         raise Unavailable(
@@ -100,15 +101,15 @@ def system_mirror() -> Mirror:
 
 
 def parse_candidate(text: str) -> str:
-    """The version that `apt-cache policy PACKAGE` would install, "" for none."""
+    """Return the version that `apt-cache policy PACKAGE` would install, "" for none."""
     found = re.search(r"^ +Candidate: (\d\S*)$", text, re.M)
     return found[1] if found else ""
 
 
 class AptRoot:
-    """A private apt below ``folder`` that knows one suite of ``mirror`` and no installed package.
+    """A private apt below ``folder`` with one suite of ``mirror`` and no installed package.
 
-    With no installed package, apt fetches the whole closure, the C library included.
+    Because no package is installed, apt downloads all dependencies, including the C library.
     """
 
     def __init__(self, folder: Path, mirror: Mirror, suite: str, env: dict[str, str]) -> None:
@@ -123,7 +124,7 @@ class AptRoot:
         )
 
     def options(self) -> list[str]:
-        """Options that turn every path of apt's to this root."""
+        """Return the options that move every path of apt below this root."""
         settings = {
             "Dir::Etc::sourcelist": f"{self.folder}/suite.sources",
             "Dir::Etc::sourceparts": "/dev/null",
@@ -135,18 +136,18 @@ class AptRoot:
             "Dir::Cache": str(self.folder),
             "Dir::Cache::archives": f"{self.folder}/archives",
             "APT::Install-Recommends": "0",
-            # A system hook of `apt-get update` would work on the system's lists.
+            # A system hook of `apt-get update` would change the system's lists.
             "APT::Update::Post-Invoke-Success": "",
             "APT::Update::Error-Mode": "any",
         }
         return [word for key, value in settings.items() for word in ("-o", f"{key}={value}")]
 
     def update(self) -> str:
-        """Fetch the suite's lists; return "" or the words of a failure."""
+        """Download the suite's lists; return "" or apt's error message."""
         return self.fetch("update")
 
     def fetch(self, *words: str) -> str:
-        """Run `apt-get` with ``words``; return "" or the words of a failure."""
+        """Run `apt-get` with ``words``; return "" or apt's error message."""
         command = ["apt-get", *self.options(), "--quiet", *words]
         try:
             done = attempt(command, env=self.env, timeout=PATIENCE_S)
@@ -155,14 +156,14 @@ class AptRoot:
         return "" if done.returncode == 0 else last_error(done.stderr)
 
     def candidate(self, package: str) -> str:
-        """The version of ``package`` in the suite, "" where it has none."""
+        """Return the version of ``package`` in the suite, "" if the suite does not have it."""
         command = ["apt-cache", *self.options(), "policy", package]
         return parse_candidate(attempt(command, env=self.env).stdout)
 
     def download(self, packages: Iterable[str]) -> list[Path]:
-        """Fetch and verify ``packages`` with all that they depend on; return the files.
+        """Download and verify ``packages`` with all dependencies; return the files.
 
-        Raises `Unavailable` with apt's own words.
+        Raises `Unavailable` with apt's error message.
         """
         failure = self.fetch("--yes", "--download-only", "install", *packages)
         if failure:
@@ -174,7 +175,7 @@ class AptRoot:
 
 
 def last_error(words: str) -> str:
-    """The last error line of apt's, as one line."""
+    """Return the last error of apt's output, as one line."""
     lines = [line.strip() for line in words.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("E:")]
     return (errors or lines or ["apt said nothing"])[-1]
@@ -183,9 +184,9 @@ def last_error(words: str) -> str:
 def find_suite(
     folder: Path, mirror: Mirror, package: str, version: str, env: dict[str, str]
 ) -> AptRoot:
-    """The private apt of the first suite that has ``package`` in ``version``.
+    """Return the private apt of the first suite that has ``package`` in ``version``.
 
-    Raises `Unavailable` where no suite has that version, or none can be reached.
+    Raises `Unavailable` if no suite has that version, or none can be reached.
     """
     have: list[str] = []
     failures: list[str] = []
@@ -211,6 +212,6 @@ def find_suite(
 
 
 def of_version(candidate: str, version: str) -> bool:
-    """Return True where a package's ``candidate`` is of Slurm ``version``; an epoch does not count."""
+    """Return True if a package's ``candidate`` is of Slurm ``version``, ignoring the epoch."""
     bare = candidate.partition(":")[2] or candidate
     return bare == version or bare.startswith((f"{version}.", f"{version}-"))

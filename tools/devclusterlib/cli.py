@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"devcluster: {refusal}", file=sys.stderr)
         return refusal.exit_code
     except BrokenPipeError:
-        # The reader (`| head`) has gone; Python would complain once more while it ends.
+        # The reader (`| head`) has ended; Python would report the closed pipe again at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def do_up(parsed: argparse.Namespace) -> int:
-    """Bring a cluster up and say what a person does next."""
+    """Bring a cluster up and print the next commands for the user."""
     wanted = options.spec_from(parsed)
     requirements.require(wanted)
     begun = time.monotonic()
@@ -52,7 +52,7 @@ def do_up(parsed: argparse.Namespace) -> int:
 
 
 def owner_from(pid: int | None) -> ProcessId | None:
-    """The process whose end makes the cluster a leftover."""
+    """Return the process that owns the cluster: after its end, `down --abandoned` removes the cluster."""
     if pid is None:
         return None
     owner = read_process(pid)
@@ -62,7 +62,7 @@ def owner_from(pid: int | None) -> ProcessId | None:
 
 
 def do_down(parsed: argparse.Namespace) -> int:
-    """Take a cluster, or the abandoned ones, down."""
+    """Take a cluster, or all abandoned clusters, down."""
     requirements.require_root()
     if parsed.abandoned:
         names = lifecycle.down_abandoned()
@@ -74,7 +74,7 @@ def do_down(parsed: argparse.Namespace) -> int:
 
 
 def do_status(parsed: argparse.Namespace) -> int:
-    """Tell about one cluster, or list all."""
+    """Print the state of one cluster, or list all clusters."""
     requirements.require_root()
     if parsed.all:
         print(report.all_clusters())
@@ -86,14 +86,14 @@ def do_status(parsed: argparse.Namespace) -> int:
 
 
 def do_shell(parsed: argparse.Namespace) -> int:
-    """An interactive shell on a host."""
+    """Open an interactive shell on a host."""
     parsed.program = ["bash", "-i"]
     parsed.env = [*parsed.env, f"TERM={os.environ.get('TERM', 'dumb')}"]
     return do_exec(parsed)
 
 
 def do_exec(parsed: argparse.Namespace) -> int:
-    """Become the program, so that its signals, terminal and exit code are its own."""
+    """Replace this process with the program, so that signals, terminal and exit code are the program's."""
     requirements.require_root()
     if not parsed.program:
         raise Refusal("there is no command", "write `devcluster exec HOST -- COMMAND`")
@@ -105,7 +105,7 @@ def do_exec(parsed: argparse.Namespace) -> int:
 
 
 def do_env(parsed: argparse.Namespace) -> int:
-    """Lines for eval."""
+    """Print lines for eval."""
     loaded = cluster.load(parsed.name, parsed.root)
     print(wrappers.exports(loaded.layout, parsed.name), end="")
     return 0
@@ -116,7 +116,7 @@ def do_install(parsed: argparse.Namespace) -> int:
     requirements.require_root()
     if parsed.slurm:
         if parsed.accounting or parsed.shared_fs != "local":
-            raise Refusal("--slurm installs Slurm alone", "run `install` twice, once without it")
+            raise Refusal("--slurm installs only Slurm", "run `install` twice, once without it")
         spec.check_version(parsed.slurm)
         print(slurminstall.install(parsed.slurm, requirements.install_environment()))
         return 0
@@ -134,9 +134,9 @@ def do_install(parsed: argparse.Namespace) -> int:
 
 
 def fault(act: Callable[..., object], said: str, *operands: str) -> Command:
-    """A command that does one thing to a running cluster and says one line.
+    """Return a command that injects one fault into a running cluster and prints one line.
 
-    ``act`` gets the cluster and the options named ``operands``; ``said`` holds options in braces.
+    ``act`` gets the cluster and the options named ``operands``; ``said`` is the line, with options in braces.
     """
 
     def command(parsed: argparse.Namespace) -> int:
@@ -150,7 +150,7 @@ def fault(act: Callable[..., object], said: str, *operands: str) -> Command:
 
 
 def do_kill_node(parsed: argparse.Namespace) -> int:
-    """The node loses power, or only its Slurm daemons die."""
+    """Simulate power loss of a node, or kill only its Slurm daemons."""
     if parsed.leave_orphans:
         said = "{host}: slurmd and its step daemons are dead, the job's processes live on"
         return fault(faults.leave_orphans, said, "host")(parsed)

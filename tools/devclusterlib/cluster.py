@@ -1,4 +1,4 @@
-"""A cluster that is (or was) up, as the rest of the tool holds it: where it lies, what it answers."""
+"""A cluster that is (or was) up: its spec, its layout, and queries to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .spec import ClusterSpec
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster that is (or was) up: where it lies and how it was asked for."""
+    """A cluster that is (or was) up: its layout on disk and its spec."""
 
     layout: Layout
     spec: ClusterSpec
@@ -29,9 +29,9 @@ class Cluster:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
     ) -> list[str]:
-        """Command line that runs ``command`` on ``host`` as ``user`` (default: the job user).
+        """Return a command line that runs ``command`` on ``host`` as ``user`` (default: the job user).
 
-        The environment is a fresh login's plus ``env``; ``cwd`` defaults to the shared directory.
+        The environment is that of a fresh login plus ``env``; ``cwd`` defaults to the shared directory.
         """
         if host not in self.spec.host_names:
             raise Refusal(
@@ -51,12 +51,12 @@ class Cluster:
         return hosts.enter_argv(hosts.holder_of(self.layout, host), inner)
 
     def admin(self, command: Sequence[str]) -> str:
-        """Output of a Slurm command run by root on the controller's host."""
+        """Return the output of a Slurm command that root runs on the controller's host."""
         return run(self.argv("ctl", command, user="root", cwd="/"))
 
 
 def load(name: str, root: Path | None = None) -> Cluster:
-    """The cluster ``name`` as it was recorded, or a refusal when there is none."""
+    """Return the recorded cluster ``name``; raises `Refusal` if there is none."""
     layout = locate(name, root)
     spec = stored_spec(layout)
     if spec is None:
@@ -65,7 +65,7 @@ def load(name: str, root: Path | None = None) -> Cluster:
 
 
 def locate(name: str, root: Path | None) -> Layout:
-    """Layout of ``name``: where it is registered, else in ``root``, else in the default place."""
+    """Return the layout of ``name``: the registered one, else below ``root``, else at the default place."""
     entry = registry.find(name)
     if entry is not None:
         if root is not None and root.absolute() != entry.root:
@@ -77,7 +77,7 @@ def locate(name: str, root: Path | None) -> Layout:
 
 
 def stored_spec(layout: Layout) -> ClusterSpec | None:
-    """The spec in the cluster's directory; None when there is none or it was torn by a kill."""
+    """Return the spec in the cluster's directory; None if it is missing or was torn by a kill."""
     try:
         return ClusterSpec.from_json(layout.marker.read_text())
     except (OSError, ValueError, KeyError, TypeError):
@@ -85,7 +85,7 @@ def stored_spec(layout: Layout) -> ClusterSpec | None:
 
 
 def node_states(cluster: Cluster) -> dict[str, str]:
-    """State of every node, empty while slurmctld does not answer."""
+    """Return the state of every node; empty while slurmctld does not answer."""
     try:
         return parse_node_states(cluster.admin(node_states_command()))
     except CommandFailed:
@@ -93,15 +93,15 @@ def node_states(cluster: Cluster) -> dict[str, str]:
 
 
 def node_states_command() -> list[str]:
-    """One line a node: its name and state in full, with Slurm's suffix signs."""
+    """Return the command that prints a line per node: its name and full state, with Slurm's suffix signs."""
     return ["sinfo", "--noheader", "--Node", "--format=%N %T"]
 
 
 def parse_node_states(text: str) -> dict[str, str]:
-    """State of every node; a node in two partitions stands there twice."""
+    """Return the state of every node; the output lists a node once per partition."""
     return dict(line.split(maxsplit=1) for line in text.splitlines() if line.strip())
 
 
 def registered(state: str) -> bool:
-    """Whether a state tells of a slurmd that answers; ``*`` and ``#`` mark one that does not."""
+    """Return True for a state with a slurmd that answers; ``*`` and ``#`` mark a slurmd that does not."""
     return state[-1] not in "*#~" and not state.startswith(("unknown", "future"))

@@ -1,4 +1,4 @@
-"""Running the external programs whose command lines the other modules build."""
+"""Run the external programs; other modules build their command lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def clean_environment() -> dict[str, str]:
-    """Environment for daemons and helpers: nothing of the caller's shell leaks into a job."""
+    """Return the environment for daemons and helpers, without the variables of the caller's shell."""
     return {"PATH": SYSTEM_PATH, "LC_ALL": "C.UTF-8", "HOME": "/"}
 
 
@@ -23,7 +23,7 @@ def run(
     env: Mapping[str, str] | None = None,
     timeout: float = 60.0,
 ) -> str:
-    """Run ``argv`` and return its standard output; raise `CommandFailed` with its words."""
+    """Run ``argv`` and return its standard output; raise `CommandFailed` with its error message."""
     done = attempt(argv, stdin=stdin, env=env, timeout=timeout)
     if done.returncode != 0:
         raise CommandFailed(argv, done.returncode, done.stderr or done.stdout)
@@ -37,8 +37,8 @@ def attempt(
     env: Mapping[str, str] | None = None,
     timeout: float = 60.0,
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``argv`` where a failure is an answer too (readiness polls, clean-up of leftovers)."""
-    # An empty pipe stands for "no input": a helper must never read the caller's terminal.
+    """Run ``argv`` where a failure is a valid answer (readiness polls, clean-up)."""
+    # An empty pipe means no input: a helper must never read the caller's terminal.
     text = "" if stdin is None else stdin
     full_env = {**clean_environment(), **(env or {})}
     try:
@@ -67,5 +67,5 @@ def attempt(
 
 
 def running_as_root() -> bool:
-    """Namespaces, device nodes and other users' processes are root's alone."""
+    """Return True for root; only root can use namespaces, device nodes and other users' processes."""
     return os.geteuid() == 0

@@ -1,7 +1,7 @@
-"""Starting and stopping the daemons, and knowing when each one answers.
+"""Start and stop the daemons, and check that each one answers.
 
-All run in the foreground as our own children: the pid is known without a pid file, and a daemon
-that dies while we wait for it is noticed at once, with its own last words.
+All daemons run in the foreground as child processes. So the pid is known without a pid file, and the
+death of a daemon during a wait is noticed immediately, with its last output.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ POLL_S = 0.02
 
 
 def slurmd_name(node: str) -> str:
-    """Name of a node's daemon."""
+    """Return the name of a node's daemon."""
     return f"slurmd-{node}"
 
 
 def host_of(daemon: str) -> str:
-    """Host on which ``daemon`` runs: the one after the dash, or the controller's."""
+    """Return the host of ``daemon``: the name after the dash, or the controller's host."""
     return daemon.partition("-")[2] or "ctl"
 
 
 def names(spec: ClusterSpec) -> list[str]:
-    """All daemons of a cluster in the order in which they start."""
+    """Return all daemons of a cluster in the order of their start."""
     shared = list(sharedfs.KINDS[spec.shared_fs].ports)
     mounts = [sharedfs.client_name(host) for host in spec.host_names] if shared else []
     accounting = ["mariadbd", "slurmdbd"] if spec.accounting else []
@@ -42,7 +42,7 @@ def names(spec: ClusterSpec) -> list[str]:
 
 
 def munged_argv(layout: Layout) -> list[str]:
-    """A munged of the cluster's own; --force because /tmp is writable to others."""
+    """Return the command of the cluster's munged; with --force, because others may write to /tmp."""
     return [
         "munged",
         "--foreground",
@@ -56,7 +56,7 @@ def munged_argv(layout: Layout) -> list[str]:
 
 
 def mariadbd_argv(layout: Layout) -> list[str]:
-    """The accounting database, on the loopback of the controller's host."""
+    """Return the command of the accounting database, on the loopback of the controller's host."""
     return [
         "mariadbd",
         "--no-defaults",
@@ -66,7 +66,7 @@ def mariadbd_argv(layout: Layout) -> list[str]:
         f"--pid-file={layout.run}/mariadbd.pid",
         "--bind-address=127.0.0.1",
         f"--init-file={layout.etc}/database.sql",
-        # A job's row may not be lost to the crash of a test, but a test may not wait for a disk.
+        # A crashed test must not lose a job's row, but a test must not wait for a disk.
         "--innodb-flush-log-at-trx-commit=2",
         "--innodb-buffer-pool-size=32M",
         "--skip-log-bin",
@@ -74,13 +74,13 @@ def mariadbd_argv(layout: Layout) -> list[str]:
 
 
 def slurmd_argv(layout: Layout, slurm: str, node: str) -> list[str]:
-    """A node's slurmd; one that is not the system's starts its own step daemon."""
+    """Return the command of a node's slurmd; a version other than the system's starts its own step daemon."""
     own = ["-d", str(installations.stepd(slurm))] if slurm else []
     return ["slurmd", "-D", "-N", node, "-f", str(layout.slurm_conf), *own]
 
 
 def daemon_argv(layout: Layout, spec: ClusterSpec, daemon: str) -> list[str]:
-    """Command line of ``daemon`` in the foreground."""
+    """Return the command line of ``daemon`` in the foreground."""
     if daemon in sharedfs.KINDS[spec.shared_fs].ports:
         return sharedfs.server_argv(layout, daemon)
     if daemon.startswith("mount-"):
@@ -97,13 +97,13 @@ def daemon_argv(layout: Layout, spec: ClusterSpec, daemon: str) -> list[str]:
 
 
 def recorded(layout: Layout, daemon: str) -> ProcessId | None:
-    """The running process of ``daemon``, None when it does not run."""
+    """Return the running process of ``daemon``, None if it does not run."""
     process = ProcessId.load(layout.process_record(daemon))
     return process if process is not None and process.alive() else None
 
 
 def start(layout: Layout, spec: ClusterSpec, daemon: str) -> None:
-    """Start ``daemon`` on its host, unless it runs; its words go to the log directory."""
+    """Start ``daemon`` on its host, unless it runs; its output goes to the log directory."""
     if recorded(layout, daemon) is not None:
         return
     argv = daemon_argv(layout, spec, daemon)
@@ -122,12 +122,12 @@ def start(layout: Layout, spec: ClusterSpec, daemon: str) -> None:
 
 
 def output_path(layout: Layout, name: str) -> Path:
-    """Where standard output and error of a daemon go; Slurm's own log lies beside it."""
+    """Return the file for a daemon's standard output and error, next to Slurm's own log."""
     return layout.log / f"{name}.out"
 
 
 def stop(layout: Layout, daemon: str) -> None:
-    """End ``daemon`` as a service manager would; nothing happens when it does not run."""
+    """End ``daemon`` as a service manager would; does nothing if it does not run."""
     process = recorded(layout, daemon)
     if process is not None:
         end_gently(process)
@@ -136,16 +136,16 @@ def stop(layout: Layout, daemon: str) -> None:
 def wait_for(
     layout: Layout, check: Callable[[], bool], daemon: str, patience_s: float = 30.0
 ) -> None:
-    """Return as soon as ``check`` holds.
+    """Return as soon as ``check`` is true.
 
-    Raises `Refusal` with the last words of ``daemon`` when it has ended meanwhile, or when
-    ``patience_s`` have passed.
+    Raises `Refusal` with the last output of ``daemon`` if the daemon has ended, or after
+    ``patience_s`` seconds.
     """
     deadline = time.monotonic() + patience_s
     while not check():
         if recorded(layout, daemon) is None:
             raise Refusal(
-                f"{daemon} ended at once: {last_words(layout, daemon)}",
+                f"{daemon} ended immediately: {last_words(layout, daemon)}",
                 f"its log is {output_path(layout, daemon)}",
             )
         if time.monotonic() > deadline:
@@ -157,7 +157,7 @@ def wait_for(
 
 
 def last_words(layout: Layout, daemon: str) -> str:
-    """The last lines that ``daemon`` wrote, as one line."""
+    """Return the last lines that ``daemon`` wrote, as one line."""
     try:
         lines = output_path(layout, daemon).read_text(errors="replace").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""The ways the tool ends badly; each is one line on the screen and an exit code."""
+"""Errors of the tool; each one is a line on the screen and an exit code."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ LONGEST_QUOTE = 400
 
 
 class Refusal(Exception):
-    """The tool cannot or will not do what was asked; the person can change that.
+    """A request that the tool cannot or will not fulfill; the user can change that.
 
     Parameters
     ----------
     what : str
-        What is wrong, as one line.
+        The problem, as one line.
     remedy : str
-        What to do about it, as one line.
+        The solution, as one line.
     """
 
     exit_code = 2
@@ -25,13 +25,13 @@ class Refusal(Exception):
 
 
 class Unavailable(Refusal):
-    """Packages cannot be fetched here and now; a caller that can do without them goes on."""
+    """Packages that cannot be downloaded now; a caller may continue without them."""
 
     exit_code = 3
 
 
 class CommandFailed(Refusal):
-    """An external program refused; its own words are the best explanation there is."""
+    """An external program that failed; its own message is the best explanation."""
 
     def __init__(self, argv: list[str], returncode: int, words: str) -> None:
         self.argv = argv

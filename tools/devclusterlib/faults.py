@@ -1,7 +1,7 @@
-"""What a cluster does to a job at the worst moment, on demand.
+"""Fault injection: power loss, dead daemons, and cut, slow or lossy links.
 
-Links are worked on at both ends of a host's wire: its port on the switch for what the host
-receives, its own interface for what it sends.
+Faults of a link act at both ends of the host's wire: its port on the switch for received packets,
+and its own interface for sent packets.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
 def wire_ends(layout: Layout, host: str) -> list[tuple[str, str]]:
-    """Namespace and interface of both ends of the host's wire."""
+    """Return namespace and interface of both ends of the host's wire."""
     return [(layout.netns(SWITCH), host), (layout.netns(host), "eth0")]
 
 
@@ -49,7 +49,7 @@ def require_node(cluster: Cluster, node: str) -> None:
 
 
 def pids_on(cluster: Cluster, host: str) -> list[int]:
-    """Pids of everything that runs on ``host``, but for the process that keeps it."""
+    """Return the pids of all processes on ``host``, except the process that keeps its namespaces."""
     require_host(cluster, host)
     holder = daemons.recorded(cluster.layout, f"holder-{host}")
     inside = namespace_ids([cluster.layout.netns(host)])
@@ -57,9 +57,9 @@ def pids_on(cluster: Cluster, host: str) -> list[int]:
 
 
 def lose_power(cluster: Cluster, node: str) -> None:
-    """Kill everything that runs on the node at once, Slurm's daemons first.
+    """Kill all processes of the node together, Slurm's daemons first.
 
-    Were a task killed before its slurmstepd, that would still report a failed task, and the job
+    If a task died before its slurmstepd, slurmstepd would report a failed task, and the job
     would end FAILED instead of NODE_FAIL.
     """
     leave_orphans(cluster, node)
@@ -68,7 +68,7 @@ def lose_power(cluster: Cluster, node: str) -> None:
 
 
 def leave_orphans(cluster: Cluster, node: str) -> None:
-    """Kill slurmd and its step daemons only: the job's processes go on with nobody to stop them."""
+    """Kill slurmd and its step daemons only: the job's processes survive without supervision."""
     require_node(cluster, node)
     inside = namespace_ids([cluster.layout.netns(node)])
     slurm = [item for item in processes_in(inside) if command_name(item) in SLURM_PROCESSES]
@@ -76,7 +76,7 @@ def leave_orphans(cluster: Cluster, node: str) -> None:
 
 
 def revive(cluster: Cluster, node: str) -> None:
-    """Start the node's slurmd again and wait until Slurm has it back; others stay as they are."""
+    """Start the node's slurmd again and wait until Slurm has the node back; other nodes do not change."""
     require_node(cluster, node)
     belongings = [name for name in daemons.names(cluster.spec) if daemons.host_of(name) == node]
     for name in belongings:
@@ -84,7 +84,7 @@ def revive(cluster: Cluster, node: str) -> None:
 
 
 def stop_daemon(cluster: Cluster, daemon: str) -> None:
-    """End one of the central daemons as its service manager would."""
+    """Stop one of the central daemons as its service manager would."""
     require_daemon(cluster, daemon)
     daemons.stop(cluster.layout, daemon)
 
@@ -105,12 +105,12 @@ def require_daemon(cluster: Cluster, daemon: str) -> None:
 
 
 def link_argv(netns: str, interface: str, state: str) -> list[str]:
-    """Set an interface up or down."""
+    """Return the command that sets an interface up or down."""
     return ["ip", "-n", netns, "link", "set", interface, state]
 
 
 def rate_argv(netns: str, interface: str, rate: str) -> list[str]:
-    """Limit what leaves through an interface."""
+    """Return the command that limits the rate of sent packets on an interface."""
     return [
         *["tc", "-n", netns, "qdisc", "replace", "dev", interface, "root", "tbf"],
         *["rate", rate, "burst", str(burst_bytes(rate)), "latency", "200ms"],
@@ -118,7 +118,7 @@ def rate_argv(netns: str, interface: str, rate: str) -> list[str]:
 
 
 def burst_bytes(rate: str) -> int:
-    """Size of the token bucket: what passes in 10 ms, or the timer's tick would be the limit."""
+    """Return the size of the token bucket: 10 ms of traffic; less would be limited by the timer's tick."""
     match = re.fullmatch(r"(\d+)(kbit|mbit|gbit)", rate)
     if match is None:
         raise Refusal(f"--rate {rate!r} is not a rate", "write it like 50mbit")
@@ -126,17 +126,17 @@ def burst_bytes(rate: str) -> int:
 
 
 def unlimited_argv(netns: str, interface: str) -> list[str]:
-    """Remove the limit; fails when there is none."""
+    """Return the command that removes the limit; it fails if there is none."""
     return ["tc", "-n", netns, "qdisc", "del", "dev", interface, "root"]
 
 
 def in_namespace_argv(layout: Layout, host: str, command: list[str]) -> list[str]:
-    """A program that has no option for a namespace of its own."""
+    """Return the command for a program without an option for namespaces."""
     return ["nsenter", f"--net={layout.netns_path(host)}", "--", *command]
 
 
 def loss_rules(host: str, interface: str, percent: int) -> str:
-    """nftables rules that drop ``percent`` of what comes in through ``interface``.
+    """Return nftables rules that drop ``percent`` of the packets that arrive on ``interface``.
 
     The switch has ports of many hosts, so the table carries the host's name.
     """
@@ -150,12 +150,15 @@ def loss_rules(host: str, interface: str, percent: int) -> str:
 
 
 def no_loss_rules(host: str) -> str:
-    """nftables rules that end the loss; a table must exist to be deleted, so it is made first."""
+    """Return nftables rules that end the loss.
+
+    Only an existing table can be deleted, so the rules create the table first.
+    """
     return f"table netdev loss_{host} {{}}\ndelete table netdev loss_{host}\n"
 
 
 def cut_link(cluster: Cluster, host: str) -> None:
-    """Pull the host's cable: nothing is refused, packets just never arrive."""
+    """Cut the host's link: nothing is refused, packets are lost."""
     require_host(cluster, host)
     run(link_argv(cluster.layout.netns(SWITCH), host, "down"))
 
@@ -190,7 +193,7 @@ def lossy_link(cluster: Cluster, host: str, percent: int) -> None:
 
 
 def restore_link(cluster: Cluster, host: str) -> None:
-    """Undo whatever was done to the host's wire."""
+    """Undo all link faults of the host."""
     require_host(cluster, host)
     for netns, interface in wire_ends(cluster.layout, host):
         attempt(unlimited_argv(netns, interface))

@@ -1,8 +1,8 @@
-"""Hosts out of namespaces: one network, mount and UTS namespace each, joined by a switch.
+"""Hosts from namespaces: a network, mount and UTS namespace per host, joined by a switch.
 
-Everything lies inside namespaces that we make: the bridge has a namespace of its own, so that no
-interface, address or route appears on the machine itself. A small process per host (its holder)
-keeps the mount and UTS namespaces; whatever runs on the host is started into the holder's.
+All interfaces are inside new namespaces: the bridge has its own namespace too, so that no
+interface, address or route appears on the machine. A small process per host (its holder)
+keeps the mount and UTS namespaces; other processes of the host join the holder's namespaces.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from .errors import CommandFailed, Refusal
 from .layout import NETNS_DIR, SWITCH, Layout
 from .processes import ProcessId, empty, namespace_id, read_process
 
-# /sys shows the interfaces of the namespace that mounted it, so a host needs one of its own; a
-# fresh /sys lacks the cgroup mounts, in which programs look for their memory limit.
+# /sys shows the interfaces of the namespace that mounted it, so each host mounts its own. A
+# fresh /sys lacks the cgroup mounts, where programs look for their memory limit.
 HOLDER_SCRIPT = """set -e
 hostname "$1"
 mount --bind "$2" /etc/hosts
@@ -31,7 +31,7 @@ exec sleep infinity >/dev/null
 
 
 def network_batch(layout: Layout, hosts: Sequence[str]) -> str:
-    """Input of `ip -batch` that makes the namespaces and the wires between them."""
+    """Return the input of `ip -batch` that makes the namespaces and the wires between them."""
     switch = layout.netns(SWITCH)
     lines = [f"netns add {layout.netns(host)}" for host in (SWITCH, *hosts)]
     lines += [
@@ -42,14 +42,14 @@ def network_batch(layout: Layout, hosts: Sequence[str]) -> str:
 
 
 def switch_batch(hosts: Sequence[str]) -> str:
-    """Input of `ip -n SWITCH -batch`: a bridge with a port named after each host."""
+    """Return the input of `ip -n SWITCH -batch`: a bridge with a port named after each host."""
     lines = ["link add br0 type bridge", "link set br0 up"]
     lines += [f"link set {host} master br0 up" for host in hosts]
     return "\n".join(lines) + "\n"
 
 
 def host_batch(layout: Layout, host: str) -> str:
-    """Input of `ip -n HOST -batch`: addresses; no route leads out of the cluster."""
+    """Return the input of `ip -n HOST -batch`: addresses, and no route out of the cluster."""
     return (
         "link set lo up\n"
         f"address add {layout.address(host)}/24 broadcast + dev eth0\n"
@@ -58,13 +58,13 @@ def host_batch(layout: Layout, host: str) -> str:
 
 
 def ip_batch_argv(netns: str | None = None) -> list[str]:
-    """`ip` reading commands from standard input, inside ``netns`` if given."""
+    """Return the `ip` command that reads commands from standard input, inside ``netns`` if given."""
     inside = ["-n", netns] if netns else []
     return ["ip", *inside, "-batch", "-"]
 
 
 def holder_argv(layout: Layout, host: str) -> list[str]:
-    """Process that makes the host's mount and UTS namespaces and keeps them."""
+    """Return the command of the process that makes the host's mount and UTS namespaces and keeps them."""
     return [
         "nsenter",
         f"--net={layout.netns_path(host)}",
@@ -84,7 +84,7 @@ def holder_argv(layout: Layout, host: str) -> list[str]:
 
 
 def enter_argv(holder: int, command: Sequence[str]) -> list[str]:
-    """``command`` as root on the host that ``holder`` keeps."""
+    """Return the command line that runs ``command`` as root on the host of ``holder``."""
     return ["nsenter", "--target", str(holder), "--net", "--mount", "--uts", "--", *command]
 
 
@@ -96,15 +96,15 @@ def as_user_argv(
     cwd: str,
     env: Mapping[str, str],
 ) -> list[str]:
-    """``command`` as another user, with that user's groups and no environment but ``env``."""
+    """Return the command line for ``command`` as another user, with the user's groups and only ``env``."""
     become = ["setpriv", f"--reuid={uid}", f"--regid={gid}", "--init-groups", "--"]
-    # env sits behind setpriv, so that the directory is entered with the user's own rights.
+    # env comes after setpriv, so that the user's permissions apply when it enters the directory.
     clean = ["env", "-i", f"--chdir={cwd}", *(f"{key}={value}" for key, value in env.items())]
     return [*become, *clean, *command]
 
 
 def make_network(layout: Layout, hosts: Sequence[str]) -> None:
-    """Make all namespaces, wires and addresses; what the kernel lacks becomes a refusal."""
+    """Make all namespaces, wires and addresses; raises `Refusal` if the kernel cannot."""
     try:
         run(ip_batch_argv(), stdin=network_batch(layout, hosts))
         run(ip_batch_argv(layout.netns(SWITCH)), stdin=switch_batch(hosts))
@@ -119,7 +119,7 @@ def make_network(layout: Layout, hosts: Sequence[str]) -> None:
 
 
 def start_holders(layout: Layout, hosts: Sequence[str]) -> None:
-    """Start the holders side by side and wait until each host has its name and mounts."""
+    """Start the holders in parallel and wait until each host has its name and mounts."""
     started = {}
     for host in hosts:
         process = subprocess.Popen(
@@ -147,16 +147,16 @@ def start_holders(layout: Layout, hosts: Sequence[str]) -> None:
 
 
 def remember(layout: Layout, name: str, pid: int) -> ProcessId:
-    """Record a process that we just started; it must still be there."""
+    """Record a process that has just started; raises `Refusal` if it has ended already."""
     process = read_process(pid)
     if process is None:
-        raise Refusal(f"{name} ended at once", f"see {layout.log}")
+        raise Refusal(f"{name} ended immediately", f"see {layout.log}")
     process.save(layout.process_record(name))
     return process
 
 
 def holder_of(layout: Layout, host: str) -> int:
-    """Pid of the host's holder, or a refusal when the host is not up."""
+    """Return the pid of the host's holder; raises `Refusal` if the host is not up."""
     process = ProcessId.load(layout.process_record(f"holder-{host}"))
     if process is None or not process.alive():
         raise Refusal(
@@ -167,10 +167,10 @@ def holder_of(layout: Layout, host: str) -> int:
 
 
 def namespace_ids(names: Sequence[str]) -> set[tuple[int, int]]:
-    """Identities of the named network namespaces, without those that are only a plain file.
+    """Return the identities of the named network namespaces, without those that are only a plain file.
 
-    `ip netns add` killed half-way leaves the file unmounted: it then lies on the file system of
-    its directory, whose identity no process has.
+    An `ip netns add` that was killed half-way leaves the file unmounted. The file then has the identity
+    of a file, which no process has as its namespace.
     """
     own = namespace_id(Path("/proc/self/ns/net"))
     found = {namespace_id(NETNS_DIR / name) for name in names}
@@ -178,7 +178,7 @@ def namespace_ids(names: Sequence[str]) -> set[tuple[int, int]]:
 
 
 def remove_hosts(layout: Layout) -> None:
-    """End everything that lives in the cluster's namespaces, then remove these."""
+    """End all processes in the cluster's namespaces, then remove the namespaces."""
     names = layout.existing_namespaces()
     empty(namespace_ids(names))
     for name in names:

@@ -14,27 +14,27 @@ CACHE = Path("/var/cache/hpcrun-devcluster")
 
 
 def prefix(version: str) -> Path:
-    """Directory of the installation of ``version``; a directory there is a complete one."""
+    """Return the directory for ``version``; if the directory exists, the installation is complete."""
     return CACHE / f"slurm-{version}"
 
 
 def installed(version: str) -> bool:
-    """Return True for an installation that is complete; the system's own is "" and always True."""
+    """Return True for a complete installation; "" is the system's version and always True."""
     return not version or prefix(version).is_dir()
 
 
 def search_path(version: str) -> str:
-    """PATH that finds the programs of ``version`` before the system's; "" is the system's own."""
+    """Return a PATH that finds the programs of ``version`` first; "" is the system's version."""
     if not version:
         return SYSTEM_PATH
     return f"{prefix(version)}/sbin:{prefix(version)}/bin:{SYSTEM_PATH}"
 
 
 def plugin_dir(version: str) -> Path:
-    """Directory of the plugins of ``version``, for PluginDir in slurm.conf and slurmdbd.conf."""
+    """Return the plugin directory of ``version``, for PluginDir in slurm.conf and slurmdbd.conf."""
     return prefix(version) / "plugins"
 
 
 def stepd(version: str) -> Path:
-    """The step daemon of ``version``; slurmd would start the one of its build's own place."""
+    """Return the step daemon of ``version``; by default slurmd would start the one at its build's path."""
     return prefix(version) / "sbin" / "slurmstepd"

@@ -1,4 +1,4 @@
-"""Every path, address and namespace name of one cluster, so that no other module invents one."""
+"""All paths, addresses and namespace names of one cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONGEST_ROOT = 80
 
 @dataclass(frozen=True)
 class Layout:
-    """Where things of the cluster ``name`` lie; everything on disk is under ``root``."""
+    """Paths and names of the cluster ``name``; all files are below ``root``."""
 
     name: str
     root: Path
@@ -31,92 +31,95 @@ class Layout:
 
     @property
     def marker(self) -> Path:
-        """File that says the directory is a cluster's; nothing is removed without it."""
+        """Return the file that marks a cluster's directory; only marked directories are removed."""
         return self.root / "cluster.json"
 
     @property
     def ready(self) -> Path:
-        """Exists once the whole cluster answered; its absence means a half-made one."""
+        """Return the file that marks a complete cluster: all its parts have answered once."""
         return self.root / "run" / "ready"
 
     @property
     def etc(self) -> Path:
-        """Configuration files; Slurm looks for all of them beside slurm.conf."""
+        """Return the folder of configuration files; Slurm looks for all of them next to slurm.conf."""
         return self.root / "etc"
 
     @property
     def slurm_conf(self) -> Path:
-        """The file that SLURM_CONF names."""
+        """Return the file for SLURM_CONF."""
         return self.etc / "slurm.conf"
 
     @property
     def hosts_file(self) -> Path:
-        """Bound over /etc/hosts on every host."""
+        """Return the file that is mounted over /etc/hosts on every host."""
         return self.etc / "hosts"
 
     @property
     def run(self) -> Path:
-        """Sockets, process records."""
+        """Return the folder of sockets and process records."""
         return self.root / "run"
 
     @property
     def log(self) -> Path:
-        """One log a daemon."""
+        """Return the folder of logs, one log per daemon."""
         return self.root / "log"
 
     @property
     def munge_socket(self) -> Path:
-        """One munged serves all hosts: a Unix socket is reached from any network namespace."""
+        """Return the socket of the munged for all hosts; every network namespace reaches a Unix socket."""
         return self.run / "munge.socket"
 
     @property
     def munge_key(self) -> Path:
-        """Key of this cluster alone, so that two clusters refuse each other's credentials."""
+        """Return the key of this cluster; clusters refuse each other's credentials."""
         return self.etc / "munge.key"
 
     @property
     def devices(self) -> Path:
-        """Device nodes that stand for GPUs."""
+        """Return the folder of device nodes that represent GPUs."""
         return self.root / "dev"
 
     @property
     def shared(self) -> Path:
-        """The file system that all hosts share and the job user writes to."""
+        """Return the directory that all hosts share and the job user can write to."""
         return self.root / "shared"
 
     def seen_from(self, pid: int) -> Path:
-        """The shared directory as the process ``pid`` sees it: a mount of its own host, maybe."""
+        """Return the shared directory as the process ``pid`` sees it, which may be a mount of its host."""
         return Path(f"/proc/{pid}/root{self.shared}")
 
     @property
     def bin(self) -> Path:
-        """Wrappers of Slurm's commands for a shell outside the cluster."""
+        """Return the folder of wrappers for Slurm's commands outside the cluster."""
         return self.root / "bin"
 
     @property
     def directories(self) -> list[Path]:
-        """Directories that `up` makes, parents first."""
+        """Return the directories that `up` makes, parents first."""
         names = ("etc", "run", "log", "state", "spool", "dev", "bin", "shared", "cgroup", "store")
         return [*(self.root / name for name in names), self.root / "store" / "brick"]
 
     def daemon_log(self, daemon: str) -> Path:
-        """Log of ``daemon`` (``slurmctld``, ``slurmd-node1``)."""
+        """Return the log of ``daemon`` (``slurmctld``, ``slurmd-node1``)."""
         return self.log / f"{daemon}.log"
 
     def process_record(self, process: str) -> Path:
-        """Where pid and start time of a process that `up` started are kept."""
+        """Return the file with pid and start time of a process that `up` started."""
         return self.run / f"{process}.process"
 
     def netns(self, host: str) -> str:
-        """Name of the network namespace; dots part it, so that no name is another's prefix."""
+        """Return the name of the network namespace.
+
+        Dots separate the parts of the name, so no name is a prefix of another.
+        """
         return f"{NETNS_PREFIX}.{self.name}.{host}"
 
     def netns_path(self, host: str) -> Path:
-        """File that pins the namespace."""
+        """Return the file that pins the namespace."""
         return NETNS_DIR / self.netns(host)
 
     def existing_namespaces(self) -> list[str]:
-        """Namespaces of this cluster that exist, recorded or left over from a killed `up`."""
+        """Return the namespaces of this cluster that exist, recorded or left by a killed `up`."""
         if not NETNS_DIR.is_dir():
             return []
         prefix = self.netns("")
@@ -124,21 +127,21 @@ class Layout:
 
     @property
     def subnet(self) -> str:
-        """First three bytes of the cluster's addresses, derived from its name.
+        """Return the first three bytes of the cluster's addresses, derived from its name.
 
-        Clusters never share a wire, so two names with one subnet do no harm; different ones only
-        help the person who reads two logs.
+        Clusters never share a wire, so equal subnets do no harm; different subnets only
+        help a reader who compares two logs.
         """
         digest = zlib.crc32(self.name.encode())
         return f"10.{64 + digest % 64}.{digest // 64 % 256}"
 
     def address(self, host: str) -> str:
-        """IPv4 address of ``host``."""
+        """Return the IPv4 address of ``host``."""
         fixed = {"ctl": 2, "login": 3}
         number = fixed[host] if host in fixed else 10 + int(host.removeprefix("node"))
         return f"{self.subnet}.{number}"
 
 
 def default_root(name: str) -> Path:
-    """Directory of a cluster whose person named none."""
+    """Return the default directory of a cluster."""
     return Path(f"/tmp/devcluster-{name}")

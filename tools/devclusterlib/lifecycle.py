@@ -1,8 +1,8 @@
-"""From `up` to `down`: the order in which a cluster's parts are made and removed.
+"""`up` and `down`: the order in which the parts of a cluster are made and removed.
 
-`up` may be killed between any two lines. So the directory is registered before it exists, its
-marker is written before anything else, and `down` looks for what there is, not for what a record
-says there should be.
+`up` may be killed between any two lines. So it registers the directory before it creates it, and
+writes the marker before any other file. `down` removes what exists, independent of the
+records.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from .spec import ClusterSpec
 def up(
     spec: ClusterSpec, *, root: Path | None = None, owner: ProcessId | None = None
 ) -> tuple[Cluster, list[str]]:
-    """Bring the cluster up; return it and which daemons were started now.
+    """Bring the cluster up; return the cluster and the names of the daemons that this call started.
 
-    A cluster that is up already only gets back the daemons that are missing; leftovers of one
-    that was killed half-way are removed first.
+    For a cluster that is up already, only missing daemons start. Remains
+    of a killed `up` are removed first.
     """
     # The job user must get into the directories, whatever the caller's umask is.
     os.umask(0o022)
@@ -50,7 +50,7 @@ def up(
         try:
             build(cluster)
         except BaseException:
-            # Also at an interrupt: nothing is left half made.
+            # Also at an interrupt: no incomplete cluster remains.
             remove(layout)
             finish_removal(spec.name)
             raise
@@ -58,7 +58,7 @@ def up(
 
 
 def holders_alive(layout: Layout, spec: ClusterSpec) -> bool:
-    """Whether the cluster was completed once and none of its hosts has gone."""
+    """Return True if the cluster was completed once and all its hosts still exist."""
     if not layout.ready.exists():
         return False
     stored = stored_spec(layout) or spec
@@ -66,7 +66,7 @@ def holders_alive(layout: Layout, spec: ClusterSpec) -> bool:
 
 
 def claim(layout: Layout) -> None:
-    """Refuse a directory that holds something else, or that another user planted."""
+    """Refuse a directory with other content, or a directory that another user made."""
     try:
         status = layout.root.lstat()
     except FileNotFoundError:
@@ -79,7 +79,7 @@ def claim(layout: Layout) -> None:
 
 
 def build(cluster: Cluster) -> None:
-    """Make everything, in the order in which one part needs another."""
+    """Make all parts, in the order of their dependencies."""
     layout, spec = cluster.layout, cluster.spec
     layout.root.mkdir(mode=0o755, parents=True, exist_ok=True)
     layout.marker.write_text(spec.to_json())
@@ -97,7 +97,7 @@ def build(cluster: Cluster) -> None:
 
 
 def down(name: str, root: Path | None = None) -> bool:
-    """Remove the cluster or what is left of it; whether there was anything."""
+    """Remove the cluster or its remains; return True if there was anything to remove."""
     with registry.exclusive():
         layout = locate(name, root)
         found = (
@@ -113,7 +113,7 @@ def down(name: str, root: Path | None = None) -> bool:
 def remove(layout: Layout) -> None:
     """End the cluster's processes, then remove its namespaces, mounts and directory."""
     hosts.remove_hosts(layout)
-    # What was started an instant before `up` was killed has a record, but no namespace yet.
+    # A process that started just before `up` was killed has a record, but no namespace yet.
     records = [ProcessId.load(path) for path in layout.run.glob("*.process")]
     end([item for item in records if item is not None], signal.SIGKILL, 5.0)
     if layout.marker.exists():
@@ -127,12 +127,12 @@ def remove(layout: Layout) -> None:
 
 
 def is_empty(directory: Path) -> bool:
-    """Whether there is such a directory with nothing in it."""
+    """Return True for an existing directory without content."""
     return directory.is_dir() and not directory.is_symlink() and not any(directory.iterdir())
 
 
 def remove_path(path: Path) -> None:
-    """Remove a file or a tree; the marker is asked for last, so that a killed `down` resumes."""
+    """Remove a file or a tree; the marker comes last, so that a killed `down` can resume."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -140,14 +140,14 @@ def remove_path(path: Path) -> None:
 
 
 def unmount_below(root: Path) -> None:
-    """Detach what is mounted below ``root``, so that no tree of somebody else is removed."""
+    """Detach all mounts below ``root``, so that no other tree is removed."""
     mounted = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     for target in sorted((item for item in mounted if item.startswith(f"{root}/")), reverse=True):
         attempt(["umount", "--lazy", target])
 
 
 def finish_removal(name: str) -> None:
-    """Remove the cluster's user, if that is ours and no other cluster's, and forget the cluster."""
+    """Remove the user that this tool made, unless another cluster needs it, and forget the cluster."""
     entry = registry.find(name)
     if entry is not None:
         others = [item.user for item in registry.entries() if item.name != name]
@@ -156,7 +156,7 @@ def finish_removal(name: str) -> None:
 
 
 def down_abandoned() -> list[str]:
-    """Remove the clusters whose owner process has ended; return their names."""
+    """Remove the clusters with an owner process that has ended; return their names."""
     names = [entry.name for entry in registry.entries() if entry.abandoned]
     for name in names:
         down(name)

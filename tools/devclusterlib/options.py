@@ -1,4 +1,4 @@
-"""The words that the command line understands, apart from what is done with them."""
+"""The options of the command line."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from .spec import SHARED_FILE_SYSTEMS, ClusterSpec, parse_gpus, parse_partition,
 
 
 def parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+    """Return the parser of the whole command line."""
     top = argparse.ArgumentParser(
         prog="devcluster", description="A real multi-host Slurm on one machine."
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    add_up(commands.add_parser("up", help="bring a cluster up, or mend one that is up"))
-    add_down(commands.add_parser("down", help="remove a cluster and all that belongs to it"))
-    add_status(commands.add_parser("status", help="hosts, their states, where things lie"))
+    add_up(commands.add_parser("up", help="start a cluster, or its missing daemons"))
+    add_down(commands.add_parser("down", help="remove a cluster and all its files"))
+    add_status(commands.add_parser("status", help="show hosts, states and directories"))
     add_entry(
-        commands.add_parser("shell", help="an interactive shell on a host"),
+        commands.add_parser("shell", help="open an interactive shell on a host"),
         commands.add_parser("exec", help="run a command on a host: exec HOST -- COMMAND"),
     )
     add_name(commands.add_parser("env", help='lines for eval: eval "$(devcluster env)"'))
-    install = commands.add_parser("install", help="install the Debian packages it needs")
+    install = commands.add_parser("install", help="install the required Debian packages")
     add_features(install)
     add_slurm(install, "this version next to the system's, from Debian's later suites")
     add_faults(commands)
@@ -34,9 +34,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The options, and as ``program`` the words after ``--``, which are not ours to read.
+    """Return the options, with the words after ``--`` as ``program``.
 
-    argparse's own REMAINDER would swallow the options between the host and ``--``.
+    argparse's REMAINDER would take the options between the host and ``--`` too.
     """
     words = list(arguments)
     cut = words.index("--") if "--" in words else len(words)
@@ -46,7 +46,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def add_name(command: argparse.ArgumentParser) -> None:
-    """Which cluster."""
+    """Add the options that select a cluster."""
     command.add_argument(
         "--name",
         default=os.environ.get("DEVCLUSTER_NAME", "dev"),
@@ -56,7 +56,7 @@ def add_name(command: argparse.ArgumentParser) -> None:
 
 
 def add_features(command: argparse.ArgumentParser) -> None:
-    """The parts that need packages of their own."""
+    """Add the options for parts with extra packages."""
     command.add_argument(
         "--accounting", action="store_true", help="sacct, with slurmdbd and MariaDB"
     )
@@ -64,39 +64,49 @@ def add_features(command: argparse.ArgumentParser) -> None:
         "--shared-fs",
         choices=SHARED_FILE_SYSTEMS,
         default="local",
-        help="what the shared directory lies on (default: the machine's own disk)",
+        help="file system of the shared directory (default: the machine's disk)",
     )
 
 
 def add_slurm(command: argparse.ArgumentParser, meaning: str) -> None:
-    """The version of Slurm."""
+    """Add the option for the version of Slurm."""
     command.add_argument("--slurm", default="", metavar="VERSION", help=f"as 24.11: {meaning}")
 
 
 def add_up(command: argparse.ArgumentParser) -> None:
-    """Everything that decides how a cluster is built."""
+    """Add the options of `up`."""
     add_name(command)
     command.add_argument("--nodes", type=int, default=4, metavar="N")
     command.add_argument(
-        "--gpus", default="4", metavar="N[,N...]", help="a node, or of each node (default: 4)"
+        "--gpus",
+        default="4",
+        metavar="N[,N...]",
+        help="GPUs per node, or of each node (default: 4)",
     )
     command.add_argument(
-        "--gpu-types", default="", metavar="TYPE[,TYPE...]", help="of all nodes, or of each node"
+        "--gpu-types",
+        default="",
+        metavar="TYPE[,TYPE...]",
+        help="GPU type of all nodes, or of each node",
     )
     command.add_argument(
-        "--cpus", type=int, default=16, metavar="N", help="that a node poses with (default: 16)"
+        "--cpus", type=int, default=16, metavar="N", help="declared CPUs per node (default: 16)"
     )
     command.add_argument(
-        "--memory", type=int, default=64000, metavar="MB", help="that a node poses with"
+        "--memory",
+        type=int,
+        default=64000,
+        metavar="MB",
+        help="declared memory per node (default: 64000)",
     )
     add_features(command)
-    add_slurm(command, "what `install --slurm` installed (default: the system's)")
+    add_slurm(command, "a version of `install --slurm` (default: the system's)")
     command.add_argument(
         "--partitions",
         nargs="+",
         default=[],
         metavar="NAME[:Key=Value,...]",
-        help="in Slurm's own keys, the first is the default (default: batch and urgent)",
+        help="with Slurm's keys; the first is the default partition (default: batch and urgent)",
     )
     command.add_argument(
         "--grace", type=int, default=0, metavar="SECONDS", help="GraceTime of batch"
@@ -104,10 +114,12 @@ def add_up(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--preempt-user-signal",
         action="store_true",
-        help="a preempted job gets the signal it asked for with --signal",
+        help="a preempted job gets the signal of its --signal option",
     )
     command.add_argument(
-        "--realistic", action="store_true", help="Slurm's own delays, minutes instead of seconds"
+        "--realistic",
+        action="store_true",
+        help="Slurm's default delays: minutes instead of seconds",
     )
     command.add_argument(
         "--set",
@@ -117,32 +129,32 @@ def add_up(command: argparse.ArgumentParser) -> None:
         metavar="Key=Value",
         help="any other line of slurm.conf; may be repeated",
     )
-    command.add_argument("--user", default="hpcuser", help="whose jobs run (made if missing)")
+    command.add_argument("--user", default="hpcuser", help="user of the jobs (created if missing)")
     command.add_argument(
         "--owner-pid",
         type=int,
         metavar="PID",
-        help="once this process has ended, `down --abandoned` removes the cluster",
+        help="after the end of this process, `down --abandoned` removes the cluster",
     )
 
 
 def add_down(command: argparse.ArgumentParser) -> None:
-    """Which clusters go."""
+    """Add the options of `down`."""
     add_name(command)
     command.add_argument(
-        "--abandoned", action="store_true", help="every cluster whose owner process has ended"
+        "--abandoned", action="store_true", help="every cluster with an ended owner process"
     )
 
 
 def add_status(command: argparse.ArgumentParser) -> None:
-    """In which form, and of which."""
+    """Add the options of `status`."""
     add_name(command)
     command.add_argument("--json", action="store_true", help="for programs")
     command.add_argument("--all", action="store_true", help="list every cluster of this machine")
 
 
 def add_entry(shell: argparse.ArgumentParser, execute: argparse.ArgumentParser) -> None:
-    """Ways onto a host."""
+    """Add the commands that enter a host."""
     for command in (shell, execute):
         add_name(command)
         command.add_argument("--user", help="run as this user (default: the job user)")
@@ -156,15 +168,15 @@ def add_entry(shell: argparse.ArgumentParser, execute: argparse.ArgumentParser) 
 
 
 def add_faults(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """What may befall a cluster."""
+    """Add the commands for fault injection."""
     made = {
         name: commands.add_parser(name, help=text)
         for name, text in {
-            "kill-node": "a node loses power",
-            "revive-node": "a killed node comes back",
-            "cut-link": "a host's cable is pulled",
-            "slow-link": "a host's bandwidth is limited",
-            "lossy-link": "a share of a host's packets is dropped",
+            "kill-node": "simulate power loss of a node",
+            "revive-node": "start a killed node again",
+            "cut-link": "cut a host's link",
+            "slow-link": "limit a host's bandwidth",
+            "lossy-link": "drop a percentage of a host's packets",
             "restore-link": "undo cut-link, slow-link and lossy-link",
         }.items()
     }
@@ -174,18 +186,18 @@ def add_faults(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     made["kill-node"].add_argument(
         "--leave-orphans",
         action="store_true",
-        help="kill slurmd and its step daemons only; the job's processes live on",
+        help="kill slurmd and its step daemons only; the job's processes survive",
     )
     made["slow-link"].add_argument("--rate", default="50mbit", help="(default: 50mbit)")
     made["lossy-link"].add_argument("--percent", type=int, default=20, help="(default: 20)")
-    for name, text in {"stop": "end a central daemon", "start": "start it again"}.items():
+    for name, text in {"stop": "stop a central daemon", "start": "start it again"}.items():
         command = commands.add_parser(name, help=text)
         add_name(command)
         command.add_argument("daemon", choices=STOPPABLE)
 
 
 def spec_from(parsed: argparse.Namespace) -> ClusterSpec:
-    """The spec that the options of `up` describe."""
+    """Return the spec that the options of `up` describe."""
     return ClusterSpec(
         name=parsed.name,
         nodes=parsed.nodes,
@@ -206,7 +218,7 @@ def spec_from(parsed: argparse.Namespace) -> ClusterSpec:
 
 
 def parse_variable(text: str) -> tuple[str, str]:
-    """``KEY=VALUE`` of an environment."""
+    """Return name and value of a ``KEY=VALUE`` variable."""
     key, separator, value = text.partition("=")
     if not key or not separator:
         raise Refusal(f"--env {text!r} is not a variable", "write --env KEY=VALUE")
@@ -214,7 +226,7 @@ def parse_variable(text: str) -> tuple[str, str]:
 
 
 def arguments_of(spec: ClusterSpec) -> list[str]:
-    """The options of `up` that describe ``spec``: the inverse of `spec_from`."""
+    """Return the options of `up` that describe ``spec``: the inverse of `spec_from`."""
     words = [
         *(f"--name={spec.name}", f"--nodes={spec.nodes}", f"--cpus={spec.cpus}"),
         *(f"--gpus={','.join(str(count) for count in spec.gpus)}", f"--memory={spec.memory_mb}"),

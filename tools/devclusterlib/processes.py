@@ -1,8 +1,8 @@
-"""Ending exactly the processes that a cluster started.
+"""End exactly the processes that a cluster started.
 
-A pid alone may have been given to somebody else since, so a record holds the start time too. Jobs
-start processes of their own that no record knows; they are found by the network namespace they
-live in, which the cluster made and nobody else enters.
+Another process may have the same pid later, so a record also contains the start time. Jobs
+start processes without a record. They are found by their network namespace,
+which the cluster made and no other process enters.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ NamespaceId = tuple[int, int]
 
 @dataclass(frozen=True)
 class ProcessId:
-    """A process for ever: its pid and when it started, in clock ticks since boot."""
+    """The unique identity of a process: its pid and its start in clock ticks since boot."""
 
     pid: int
     started: int
 
     def alive(self) -> bool:
-        """Whether this very process still runs; a zombie does not."""
+        """Return True if this process still runs; False for a zombie."""
         return read_process(self.pid) == self
 
     def save(self, path: Path) -> None:
@@ -38,7 +38,7 @@ class ProcessId:
 
     @staticmethod
     def load(path: Path) -> ProcessId | None:
-        """The recorded process, or None when there is no (whole) record."""
+        """Return the recorded process, or None without a complete record."""
         try:
             raw = json.loads(path.read_text())
             return ProcessId(int(raw["pid"]), int(raw["started"]))
@@ -47,13 +47,13 @@ class ProcessId:
 
 
 def parse_stat(text: str) -> tuple[str, int]:
-    """State letter and start time out of /proc/PID/stat, whose name field may hold anything."""
+    """Return state letter and start time from /proc/PID/stat; its name field may contain any text."""
     fields = text.rpartition(")")[2].split()
     return fields[0], int(fields[19])
 
 
 def read_process(pid: int) -> ProcessId | None:
-    """Identity of the process that has ``pid`` now; None for none and for a zombie."""
+    """Return the identity of the process that has ``pid`` now; None for no process and for a zombie."""
     try:
         state, started = parse_stat(Path(f"/proc/{pid}/stat").read_text())
     except (OSError, IndexError):
@@ -62,7 +62,7 @@ def read_process(pid: int) -> ProcessId | None:
 
 
 def namespace_id(path: Path) -> NamespaceId | None:
-    """Identity of the namespace behind ``path`` (a pin or /proc/PID/ns/net), None if gone."""
+    """Return the identity of the namespace at ``path`` (a pin or /proc/PID/ns/net), None if it is gone."""
     try:
         status = path.stat()
     except OSError:
@@ -71,7 +71,7 @@ def namespace_id(path: Path) -> NamespaceId | None:
 
 
 def processes_in(namespaces: set[NamespaceId]) -> list[ProcessId]:
-    """Every process whose network namespace is one of ``namespaces``."""
+    """Return every process in one of the network ``namespaces``."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and namespace_id(entry / "ns" / "net") in namespaces:
@@ -82,7 +82,7 @@ def processes_in(namespaces: set[NamespaceId]) -> list[ProcessId]:
 
 
 def command_name(process: ProcessId) -> str:
-    """Name of the program that the process runs; empty when it has ended."""
+    """Return the name of the program that the process runs; empty if it has ended."""
     try:
         return Path(f"/proc/{process.pid}/comm").read_text().strip()
     except OSError:
@@ -90,9 +90,9 @@ def command_name(process: ProcessId) -> str:
 
 
 def send(process: ProcessId, number: signal.Signals) -> int | None:
-    """Signal the process through a pidfd and return that; None when it was gone already.
+    """Signal the process through a pidfd and return the pidfd; None if the process had ended already.
 
-    Between reading the start time and the signal the pid could change hands; a pidfd cannot.
+    Without the pidfd, another process could get the pid between the check and the signal.
     """
     try:
         handle = os.pidfd_open(process.pid)
@@ -110,7 +110,7 @@ def send(process: ProcessId, number: signal.Signals) -> int | None:
 
 
 def end(processes: Iterable[ProcessId], number: signal.Signals, patience_s: float) -> bool:
-    """Signal all of ``processes`` and wait for their end; whether all ended in time."""
+    """Signal all of ``processes`` and wait for their end; return True if all ended in time."""
     waiting = select.poll()
     handles = set()
     for process in processes:
@@ -132,7 +132,7 @@ def end(processes: Iterable[ProcessId], number: signal.Signals, patience_s: floa
 
 
 def end_gently(process: ProcessId, patience_s: float = 5.0) -> None:
-    """TERM, so that a daemon saves its state; KILL when it takes longer than ``patience_s``."""
+    """Send TERM, so that a daemon saves its state, and KILL after ``patience_s`` seconds."""
     if not end([process], signal.SIGTERM, patience_s):
         end([process], signal.SIGKILL, patience_s)
 
@@ -140,7 +140,7 @@ def end_gently(process: ProcessId, patience_s: float = 5.0) -> None:
 def empty(
     namespaces: set[NamespaceId], *, spare: ProcessId | None = None, patience_s: float = 15.0
 ) -> None:
-    """Kill until nothing but ``spare`` is left in ``namespaces``; jobs may fork while we kill."""
+    """Kill until only ``spare`` is left in ``namespaces``; jobs may fork at the same time."""
     deadline = time.monotonic() + patience_s
     while left := [item for item in processes_in(namespaces) if item != spare]:
         if time.monotonic() > deadline:

@@ -1,7 +1,7 @@
-"""Which clusters this machine has, wherever their directories lie, and one `up` or `down` a time.
+"""The clusters of this machine, and a lock for `up` and `down`.
 
-A directory may have been chosen with ``--root``; a later `down --name` has to find it. A cluster
-may also belong to a process (a test run): when that died, anybody may clean the cluster away.
+``--root`` may have chosen a cluster's directory; a later `down --name` must find it. A cluster
+may also belong to a process (a test run). After the death of that process, any user may remove the cluster.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REGISTRY = Path("/run/devcluster")
 
 @dataclass(frozen=True)
 class Entry:
-    """One registered cluster: its name, directory, job user and the process that it is for."""
+    """One registered cluster: its name, directory, job user and owner process."""
 
     name: str
     root: Path
@@ -30,12 +30,12 @@ class Entry:
 
     @property
     def abandoned(self) -> bool:
-        """Whether the process that wanted the cluster has ended."""
+        """Return True if the owner process of the cluster has ended."""
         return self.owner is not None and not self.owner.alive()
 
 
 def register(entry: Entry) -> None:
-    """Remember where the cluster lies, before anything of it exists."""
+    """Record the directory of the cluster, before any part of it exists."""
     REGISTRY.mkdir(mode=0o755, exist_ok=True)
     owner = [entry.owner.pid, entry.owner.started] if entry.owner else None
     temporary = REGISTRY / f".{entry.name}.{os.getpid()}"
@@ -49,7 +49,7 @@ def forget(name: str) -> None:
 
 
 def find(name: str) -> Entry | None:
-    """The entry of ``name``, or None."""
+    """Return the entry of ``name``, or None."""
     try:
         raw = json.loads((REGISTRY / f"{name}.json").read_text())
         owner = ProcessId(*raw["owner"]) if raw["owner"] else None
@@ -59,7 +59,7 @@ def find(name: str) -> Entry | None:
 
 
 def entries() -> list[Entry]:
-    """All registered clusters by name."""
+    """Return all registered clusters by name."""
     if not REGISTRY.is_dir():
         return []
     names = sorted(path.stem for path in REGISTRY.glob("[!.]*.json"))
@@ -68,9 +68,9 @@ def entries() -> list[Entry]:
 
 @contextmanager
 def exclusive(directory: Path = REGISTRY) -> Iterator[None]:
-    """Let one process a time change ``directory``: by default the clusters and their users.
+    """Lock ``directory`` for one process at a time: by default the clusters and their users.
 
-    The lock is on the directory itself, so that no lock file is left to be cleaned up.
+    The lock is on the directory itself, so that no lock file must be removed later.
     """
     directory.mkdir(mode=0o755, exist_ok=True)
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)

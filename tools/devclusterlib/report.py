@@ -1,4 +1,4 @@
-"""What a person or a program is told about a cluster."""
+"""Reports about a cluster, for people and programs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .layout import Layout
 
 
 def after_up(cluster: Cluster, started: list[str], seconds: float) -> str:
-    """What `up` made, and the three commands that a person needs next."""
+    """Return the report of `up`: the new parts, and the three next commands."""
     spec, layout = cluster.spec, cluster.layout
     tool = sys.argv[0]
     name = "" if spec.name == "dev" else f" --name {spec.name}"
@@ -29,7 +29,7 @@ def after_up(cluster: Cluster, started: list[str], seconds: float) -> str:
         [
             f"cluster {spec.name} {news}",
             f"  {version}{spec.nodes} nodes ({spec.node_names[0]} to {spec.node_names[-1]}), "
-            f"{gpus} GPUs and {spec.cpus} CPUs each, posed; login host `login`",
+            f"{gpus} GPUs and {spec.cpus} CPUs each (simulated); login host `login`",
             f"  partitions {', '.join(names)} (the first is the default)",
             f"  jobs run as {spec.user}, shared directory {layout.shared} ({spec.shared_fs})",
             f"  logs in {layout.log}",
@@ -42,7 +42,7 @@ def after_up(cluster: Cluster, started: list[str], seconds: float) -> str:
 
 
 def gather(cluster: Cluster) -> dict[str, Any]:
-    """State of every part, as plain values."""
+    """Return the state of every part, as plain values."""
     spec, layout = cluster.spec, cluster.layout
     states = node_states(cluster) if daemons.recorded(layout, "holder-ctl") else {}
     return {
@@ -68,12 +68,12 @@ def gather(cluster: Cluster) -> dict[str, Any]:
 
 
 def as_json(state: dict[str, Any]) -> str:
-    """For programs."""
+    """Return the report for programs."""
     return json.dumps(state, indent=1)
 
 
 def as_text(state: dict[str, Any]) -> str:
-    """For people: one line a host, then what is wrong."""
+    """Return the report for people: one line per host, then the problems."""
     lines = [f"cluster {state['name']} in {state['root']}, jobs run as {state['user']}"]
     for name, host in state["hosts"].items():
         alive = "up" if host["up"] else "gone"
@@ -87,7 +87,7 @@ def as_text(state: dict[str, Any]) -> str:
 
 
 def all_clusters() -> str:
-    """One line a registered cluster."""
+    """Return one line per registered cluster."""
     lines = []
     for entry in registry.entries():
         spec = stored_spec(Layout(entry.name, entry.root))

@@ -1,4 +1,4 @@
-"""What the machine must have, said before anything is made; and the packages that bring it."""
+"""Requirements of the machine, checked before anything is made, and the packages that meet them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .spec import ClusterSpec
 
 @dataclass(frozen=True)
 class Feature:
-    """A group of programs that are wanted together, and Debian's packages that hold them."""
+    """A group of programs that are needed together, and the Debian packages with these programs."""
 
     programs: tuple[str, ...]
     packages: tuple[str, ...]
@@ -35,7 +35,7 @@ BASE = Feature(
 )
 ACCOUNTING = Feature(
     programs=("slurmdbd", "mariadbd", "mariadb-install-db"),
-    # The -core packages bring the programs without a service that starts by itself.
+    # The -core packages have the programs without a service that starts automatically.
     packages=("slurmdbd", "slurm-wlm-mysql-plugin", "mariadb-server-core", "mariadb-client-core"),
     option="--accounting",
 )
@@ -52,7 +52,7 @@ MOOSEFS = Feature(
 
 
 def features(*, accounting: bool, shared_fs: str) -> list[Feature]:
-    """What a cluster of this kind needs."""
+    """Return the features that a cluster of this kind needs."""
     wanted = [BASE]
     if accounting:
         wanted.append(ACCOUNTING)
@@ -64,12 +64,12 @@ def features(*, accounting: bool, shared_fs: str) -> list[Feature]:
 
 
 def missing_programs(feature: Feature, path: str = SYSTEM_PATH) -> list[str]:
-    """Programs of ``feature`` that the machine lacks on the search path ``path``."""
+    """Return the programs of ``feature`` that are not on the search path ``path``."""
     return [name for name in feature.programs if shutil.which(name, path=path) is None]
 
 
 def require_root() -> None:
-    """Refuse anybody but root."""
+    """Refuse every user except root."""
     if not running_as_root():
         raise Refusal(
             "making hosts out of namespaces needs root", "run it with sudo, or as root in CI"
@@ -77,7 +77,7 @@ def require_root() -> None:
 
 
 def require(spec: ClusterSpec) -> None:
-    """Refuse a machine that lacks what ``spec`` needs."""
+    """Refuse a machine that does not meet the requirements of ``spec``."""
     require_root()
     if not installations.installed(spec.slurm):
         raise Refusal(
@@ -101,7 +101,7 @@ def require(spec: ClusterSpec) -> None:
 
 
 def install_commands(packages: list[str]) -> list[list[str]]:
-    """The `apt-get` calls that install ``packages``."""
+    """Return the `apt-get` calls that install ``packages``."""
     return [
         ["apt-get", "update", "--quiet"],
         ["apt-get", "install", "--yes", "--quiet", "--no-install-recommends", *packages],
@@ -109,9 +109,9 @@ def install_commands(packages: list[str]) -> list[list[str]]:
 
 
 def install_environment() -> dict[str, str]:
-    """No questions; and no service of the machine is started, ours run privately.
+    """Return an environment without questions, and without a start of services: the cluster runs its own.
 
-    RUNLEVEL=1 is what Debian's invoke-rc.d reads to decide that now is not the time.
+    Debian's invoke-rc.d reads RUNLEVEL=1 and starts no service.
     """
     proxies = {key: value for key, value in os.environ.items() if key.lower().endswith("_proxy")}
     return clean_environment() | proxies | {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}

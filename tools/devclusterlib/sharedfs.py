@@ -1,7 +1,7 @@
-"""File systems that really are shared: a server on the controller's host, a FUSE mount per host.
+"""Shared file systems: a server on the controller's host, a FUSE mount per host.
 
 ``local`` is the machine's own disk, which all hosts see; it has no server that can stop and no
-client that can lie. Here are the pure parts; `startup` starts and mounts.
+client with a stale cache. This module has the pure parts; `startup` starts and mounts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ GLUSTER_PING_TIMEOUT_S = 10
 
 @dataclass(frozen=True)
 class SharedFileSystem:
-    """One kind: its server programs in starting order, each with the port that it answers on."""
+    """One kind: its server programs in the order of their start, each with its port."""
 
     ports: dict[str, int]
 
@@ -31,17 +31,17 @@ KINDS = {
 
 
 def store(layout: Layout) -> Path:
-    """Where the server keeps the bytes."""
+    """Return the server's folder for the data."""
     return layout.root / "store"
 
 
 def client_name(host: str) -> str:
-    """Name of a host's mount process."""
+    """Return the name of a host's mount process."""
     return f"mount-{host}"
 
 
 def volume(name: str, kind: str, options: dict[str, str], below: str = "") -> str:
-    """One translator of a GlusterFS volume file."""
+    """Return one translator of a GlusterFS volume file."""
     lines = [f"volume {name}", f"  type {kind}"]
     lines += [f"  option {key} {value}" for key, value in options.items()]
     if below:
@@ -50,7 +50,7 @@ def volume(name: str, kind: str, options: dict[str, str], below: str = "") -> st
 
 
 def gluster_server(layout: Layout) -> str:
-    """The server's stack: a directory, locks that work across clients, a port."""
+    """Return the server's stack: a directory, locks across clients, a port."""
     listen = {"transport-type": "tcp", "transport.socket.listen-port": str(GLUSTER_PORT)}
     return "\n".join(
         [
@@ -62,7 +62,7 @@ def gluster_server(layout: Layout) -> str:
 
 
 def gluster_client() -> str:
-    """The client's stack; write-behind as in a default volume, so that only fsync is a promise."""
+    """Return the client's stack, with write-behind as in a default volume: only fsync makes data durable."""
     remote = {
         "transport-type": "tcp",
         "remote-host": "ctl",
@@ -79,7 +79,7 @@ def gluster_client() -> str:
 
 
 def moosefs_common(layout: Layout) -> dict[str, str]:
-    """Settings that both servers share; the defaults want a system user and top priority."""
+    """Return settings of both servers; the defaults need a system user and the highest priority."""
     return {
         "WORKING_USER": "root",
         "WORKING_GROUP": "root",
@@ -90,12 +90,12 @@ def moosefs_common(layout: Layout) -> dict[str, str]:
 
 
 def moosefs_settings(settings: dict[str, str]) -> str:
-    """Text of an mfs*.cfg."""
+    """Return the text of an mfs*.cfg."""
     return "".join(f"{key} = {value}\n" for key, value in settings.items())
 
 
 def configuration(layout: Layout, kind: str) -> dict[Path, str]:
-    """Files that the file system ``kind`` wants before it starts."""
+    """Return the configuration files of the file system ``kind``."""
     if kind == "gluster":
         return {
             layout.etc / "gluster-server.vol": gluster_server(layout),
@@ -114,14 +114,14 @@ def configuration(layout: Layout, kind: str) -> dict[Path, str]:
             layout.etc / "mfschunkserver.cfg": moosefs_settings(chunks),
             layout.etc / "mfsexports.cfg": "* / rw,alldirs,admin,maproot=0:0\n",
             layout.etc / "mfshdd.cfg": f"{store(layout) / 'brick'}\n",
-            # What the master takes for the metadata of an empty file system.
+            # The master accepts this text as the metadata of an empty file system.
             store(layout) / "metadata.mfs": "MFSM NEW",
         }
     return {}
 
 
 def server_argv(layout: Layout, server: str) -> list[str]:
-    """Command line of a server in the foreground."""
+    """Return the command line of a server in the foreground."""
     if server == "glusterfsd":
         return [
             "glusterfsd",
@@ -133,7 +133,7 @@ def server_argv(layout: Layout, server: str) -> list[str]:
 
 
 def client_argv(layout: Layout, kind: str, host: str) -> list[str]:
-    """Command line of a host's mount process in the foreground."""
+    """Return the command line of a host's mount process in the foreground."""
     if kind == "gluster":
         return [
             "glusterfs",

@@ -1,7 +1,7 @@
-"""The text of Slurm's configuration files: pure functions from a spec, so that tests read them.
+"""The text of Slurm's configuration files: pure functions of a spec, so that tests can read the text.
 
-Where Slurm's default would make a test wait for minutes, the quick value stands here and
-``--realistic`` keeps Slurm's own.
+Where Slurm's default would make a test wait for minutes, this module uses a short value;
+``--realistic`` keeps Slurm's default.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ QUICK_CREDENTIAL_S = 5
 
 
 def default_partitions(grace_s: int) -> tuple[Partition, ...]:
-    """``batch``, whose jobs may be preempted and requeued, and ``urgent``, which preempts them."""
+    """Return ``batch``, with jobs that may be preempted and requeued, and ``urgent``, which preempts them."""
     return (
         Partition(
             "batch",
@@ -39,7 +39,7 @@ def default_partitions(grace_s: int) -> tuple[Partition, ...]:
 
 
 def settings(spec: ClusterSpec, layout: Layout) -> dict[str, str]:
-    """Cluster-wide lines of slurm.conf; the person's own ``--set`` come last and win."""
+    """Return the cluster-wide lines of slurm.conf; the user's ``--set`` lines come last and override."""
     auth = f"socket={layout.munge_socket}"
     lines = {
         "ClusterName": spec.name,
@@ -91,12 +91,12 @@ def settings(spec: ClusterSpec, layout: Layout) -> dict[str, str]:
 
 
 def plugins(spec: ClusterSpec) -> dict[str, str]:
-    """Place of the plugins where Slurm is not the system's: its programs would load the system's."""
+    """Return the plugin path of another version; its programs would load the system's plugins by default."""
     return {"PluginDir": str(installations.plugin_dir(spec.slurm))} if spec.slurm else {}
 
 
 def node_line(spec: ClusterSpec, layout: Layout, node: str) -> str:
-    """One node, posing with more CPUs and memory than the machine has."""
+    """Return the line of a node, which declares more CPUs and memory than the machine has."""
     gpus = spec.gpus_of(node)
     kind = spec.gpu_type_of(node)
     gres = f" Gres=gpu:{f'{kind}:' if kind else ''}{gpus}" if gpus else ""
@@ -108,7 +108,7 @@ def node_line(spec: ClusterSpec, layout: Layout, node: str) -> str:
 
 
 def partition_line(partition: Partition, *, default: str) -> str:
-    """One partition over all nodes, unless its own settings say otherwise."""
+    """Return the line of a partition over all nodes, unless its own settings say otherwise."""
     options = {"Nodes": "ALL", "State": "UP", "MaxTime": "INFINITE", "Default": default}
     options |= dict(partition.options)
     words = " ".join(f"{key}={value}" for key, value in options.items())
@@ -116,12 +116,12 @@ def partition_line(partition: Partition, *, default: str) -> str:
 
 
 def partitions(spec: ClusterSpec) -> tuple[Partition, ...]:
-    """The partitions of the cluster, the first of which is the default one."""
+    """Return the partitions of the cluster; the first is the default partition."""
     return spec.partitions or default_partitions(spec.grace_s)
 
 
 def slurm_conf(spec: ClusterSpec, layout: Layout) -> str:
-    """The whole slurm.conf."""
+    """Return the complete slurm.conf."""
     lines = [f"{key}={value}" for key, value in settings(spec, layout).items()]
     lines += [node_line(spec, layout, node) for node in spec.node_names]
     lines += [
@@ -132,7 +132,7 @@ def slurm_conf(spec: ClusterSpec, layout: Layout) -> str:
 
 
 def gres_conf(spec: ClusterSpec, layout: Layout) -> str:
-    """GPUs by device file; the flag makes Slurm set CUDA_VISIBLE_DEVICES without NVML."""
+    """Return GPUs by device file; the flag makes Slurm set CUDA_VISIBLE_DEVICES without NVML."""
     lines = ["AutoDetect=off"]
     for node in spec.node_names:
         count = spec.gpus_of(node)
@@ -147,16 +147,16 @@ def gres_conf(spec: ClusterSpec, layout: Layout) -> str:
 
 
 def cgroup_conf() -> str:
-    """Slurm makes no cgroups here, but slurmd loads a plugin for them all the same.
+    """Return the cgroup configuration: Slurm makes no cgroups here, but slurmd loads a plugin anyway.
 
-    The one for v1 touches nothing unless a job uses it, so it also starts where the kernel has v2
-    or no cgroups at all; the one that Slurm would pick by itself then ends slurmd.
+    The plugin for v1 changes nothing unless a job uses it, so it also starts where the kernel has v2
+    or no cgroups. The plugin that Slurm would select by default then ends slurmd.
     """
     return "CgroupPlugin=cgroup/v1\n"
 
 
 def slurmdbd_conf(spec: ClusterSpec, layout: Layout) -> str:
-    """Accounting daemon on the controller's host, its database on the loopback of that host."""
+    """Return the configuration of slurmdbd on the controller's host; its database is on the loopback."""
     lines = {
         "AuthType": "auth/munge",
         "AuthInfo": f"socket={layout.munge_socket}",
@@ -167,7 +167,7 @@ def slurmdbd_conf(spec: ClusterSpec, layout: Layout) -> str:
         "PidFile": str(layout.run / "slurmdbd.pid"),
         "LogFile": str(layout.daemon_log("slurmdbd")),
         "StorageType": "accounting_storage/mysql",
-        # 127.0.0.1, not localhost: the client library takes the latter for the system's socket.
+        # 127.0.0.1, not localhost: the client library uses the system's socket for localhost.
         "StorageHost": "127.0.0.1",
         "StoragePort": str(DATABASE_PORT),
         "StorageUser": "slurm",
@@ -179,7 +179,7 @@ def slurmdbd_conf(spec: ClusterSpec, layout: Layout) -> str:
 
 
 def hosts_file(spec: ClusterSpec, layout: Layout) -> str:
-    """One /etc/hosts for all: a host's own name must give its address, gloo binds to that."""
+    """Return one /etc/hosts for all hosts: a host's name must resolve to its address, which gloo binds to."""
     lines = ["127.0.0.1 localhost"]
     lines += [f"{layout.address(host)} {host}" for host in spec.host_names]
     return "\n".join(lines) + "\n"

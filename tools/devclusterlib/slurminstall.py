@@ -1,4 +1,4 @@
-"""Installing another version of Slurm: Debian's own packages, unpacked next to the system.
+"""Install another version of Slurm: Debian's packages, unpacked next to the system's.
 
 The packages come with their C library. The programs are patched to use that library, so they run on
 an older Debian.
@@ -30,10 +30,10 @@ TEMPORARY = ".making-"
 def install(version: str, env: dict[str, str]) -> str:
     """Install Slurm ``version`` below `installations.CACHE` and return one line about it.
 
-    The directory appears under its name when it is complete. A second call finds it and does
-    nothing; a second call at the same time waits for the first.
+    The directory appears under its final name when it is complete. A second call finds it and does
+    nothing; a concurrent second call waits for the first.
 
-    Raises `Unavailable` where the packages cannot be had, `Refusal` where they cannot be used.
+    Raises `Unavailable` if the packages cannot be downloaded, `Refusal` if they cannot be used.
     """
     os.umask(0o022)
     target = installations.prefix(version)
@@ -44,7 +44,7 @@ def install(version: str, env: dict[str, str]) -> str:
             shutil.rmtree(leftover)
         work = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=installations.CACHE))
         try:
-            # apt fetches as another user, who has to get in.
+            # apt downloads as another user, who needs access.
             work.chmod(0o755)
             banner = build(work, version, env)
             (work / "prefix").rename(target)
@@ -73,7 +73,7 @@ def build(work: Path, version: str, env: dict[str, str]) -> str:
 
 
 def drop_privileges(root: Path) -> None:
-    """Take set-user-id and set-group-id bits away: nothing here may become root."""
+    """Remove set-user-id and set-group-id bits: no program here may become root."""
     for folder, _, files in os.walk(root):
         for name in files:
             path = Path(folder, name)
@@ -83,7 +83,7 @@ def drop_privileges(root: Path) -> None:
 
 
 def one(root: Path, pattern: str) -> Path:
-    """The first path below ``root`` that matches, or a refusal."""
+    """Return the first path below ``root`` that matches; raises `Refusal` if none does."""
     found = sorted(root.glob(pattern))
     if not found:
         raise Refusal(f"the packages hold no {pattern}", "Debian has changed; report it")
@@ -91,7 +91,7 @@ def one(root: Path, pattern: str) -> Path:
 
 
 def program(root: Path, name: str) -> Path:
-    """The file of a Slurm program; Debian calls most of them NAME-wlm."""
+    """Return the file of a Slurm program; Debian names most of them NAME-wlm."""
     folder = "sbin" if name in DAEMONS else "bin"
     return one(
         root, f"usr/{folder}/{name}-wlm" if has_suffix(root, name) else f"usr/{folder}/{name}"
@@ -99,7 +99,7 @@ def program(root: Path, name: str) -> Path:
 
 
 def has_suffix(root: Path, name: str) -> bool:
-    """Return True where the packages hold the program as NAME-wlm."""
+    """Return True if the packages name the program NAME-wlm."""
     return any(root.glob(f"usr/*bin/{name}-wlm"))
 
 
@@ -113,18 +113,18 @@ def link_programs(prefix: Path, root: Path) -> None:
 
 
 def loader_of(libraries: Path) -> Path:
-    """The dynamic loader among the C library's files."""
+    """Return the dynamic loader among the C library's files."""
     return one(libraries, "ld-linux*.so.*")
 
 
 def through_loader(libraries: Path) -> list[str]:
-    """Command line that starts a program before its files are at their final place."""
+    """Return a command line that starts a program before its files are at their final place."""
     path = f"{libraries}:{libraries}/slurm-wlm"
     return [str(loader_of(libraries)), "--library-path", path]
 
 
 def patch(root: Path, final: Path, libraries: Path) -> None:
-    """Turn the programs and plugins to the libraries in ``final``, the later place of ``root``."""
+    """Make the programs and plugins use the libraries in ``final``, the later place of ``root``."""
     place = final / libraries.relative_to(root)
     rpath = ["--force-rpath", "--set-rpath", f"{place}:{place}/slurm-wlm"]
     interpreter = ["--set-interpreter", str(place / loader_of(libraries).name)]
@@ -136,5 +136,5 @@ def patch(root: Path, final: Path, libraries: Path) -> None:
 
 
 def strings(paths: Sequence[Path]) -> list[str]:
-    """Paths as words of a command line; each file once, links resolved."""
+    """Return paths as words of a command line; each file once, with links resolved."""
     return sorted({str(path.resolve()) for path in paths})

@@ -1,4 +1,4 @@
-"""What a person asked for: one frozen record, checked once, stored with the cluster."""
+"""The user's request: one frozen record, checked once, stored with the cluster."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Partition:
     options: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
-        """The form that `parse_partition` reads."""
+        """Return the form that `parse_partition` reads."""
         settings = ",".join(f"{key}={value}" for key, value in self.options)
         return f"{self.name}:{settings}" if settings else self.name
 
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """Everything that decides how a cluster is built; two equal specs build equal clusters."""
+    """All settings of a cluster; two equal specs build equal clusters."""
 
     name: str = "dev"
     nodes: int = 4
@@ -85,33 +85,33 @@ class ClusterSpec:
 
     @property
     def node_names(self) -> list[str]:
-        """Compute nodes in Slurm's order."""
+        """Return the compute nodes in Slurm's order."""
         return [f"node{number}" for number in range(1, self.nodes + 1)]
 
     @property
     def host_names(self) -> list[str]:
-        """Every host: the controller's, the one people log in to, the compute nodes."""
+        """Return every host: the controller's, the login host, the compute nodes."""
         return ["ctl", "login", *self.node_names]
 
     def gpus_of(self, node: str) -> int:
-        """Number of GPUs that ``node`` pretends to have."""
+        """Return the number of simulated GPUs of ``node``."""
         if len(self.gpus) == 1:
             return self.gpus[0]
         return self.gpus[self.node_names.index(node)]
 
     def gpu_type_of(self, node: str) -> str:
-        """Type of the GPUs of ``node``, empty where they have none."""
+        """Return the type of the GPUs of ``node``, empty for GPUs without a type."""
         if len(self.gpu_types) < 2:
             return "".join(self.gpu_types)
         return self.gpu_types[self.node_names.index(node)]
 
     def to_json(self) -> str:
-        """Text that `from_json` reads back to an equal spec."""
+        """Return text that `from_json` reads back to an equal spec."""
         return json.dumps(asdict(self), indent=1)
 
     @staticmethod
     def from_json(text: str) -> ClusterSpec:
-        """Inverse of `to_json`."""
+        """Return the spec of a text of `to_json`."""
         raw = json.loads(text)
         raw["gpus"] = tuple(raw["gpus"])
         raw["gpu_types"] = tuple(raw["gpu_types"])
@@ -123,19 +123,19 @@ class ClusterSpec:
         return ClusterSpec(**raw)
 
     def difference(self, other: ClusterSpec) -> list[str]:
-        """Names of the fields in which the two differ, with both values, for a message."""
+        """Return the names of the fields that differ, with both values, for a message."""
         mine, theirs = asdict(self), asdict(other)
         return [f"{key} {mine[key]} -> {theirs[key]}" for key in mine if mine[key] != theirs[key]]
 
 
 def check_version(text: str) -> None:
-    """Refuse a version of Slurm that does not have Slurm's own form, as `24.11`."""
+    """Refuse a version without Slurm's form, such as `24.11`."""
     if not re.fullmatch(r"\d\d\.\d\d", text):
         raise Refusal(f"--slurm {text!r} is not a version of Slurm", "write it like 24.11")
 
 
 def parse_gpus(text: str) -> tuple[int, ...]:
-    """``4`` or ``4,4,2``: GPUs of all nodes, or of each."""
+    """Return the GPUs of all nodes (``4``) or of each node (``4,4,2``)."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
@@ -145,7 +145,7 @@ def parse_gpus(text: str) -> tuple[int, ...]:
 
 
 def parse_setting(text: str) -> tuple[str, str]:
-    """``Key=Value`` as slurm.conf has it."""
+    """Return name and value of a ``Key=Value`` line of slurm.conf."""
     key, separator, value = text.partition("=")
     if not separator or not re.fullmatch(r"[A-Za-z]+", key):
         raise Refusal(f"{text!r} is not a Slurm setting", "write Key=Value, as in slurm.conf")
@@ -153,7 +153,7 @@ def parse_setting(text: str) -> tuple[str, str]:
 
 
 def parse_partition(text: str) -> Partition:
-    """``NAME`` or ``NAME:Key=Value,Key=Value`` in Slurm's own keys."""
+    """Return the partition of ``NAME`` or ``NAME:Key=Value,Key=Value``, with Slurm's keys."""
     name, _, options = text.partition(":")
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
         raise Refusal(

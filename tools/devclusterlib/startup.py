@@ -1,4 +1,4 @@
-"""Making a cluster's files and starting what is not running, each thing once its needs answer."""
+"""Make a cluster's files and start missing daemons, each one after its dependencies answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NVIDIA_MAJOR = 195
 
 
 def write_configuration(cluster: Cluster) -> None:
-    """Write every configuration file, and the key that only this cluster's munged knows."""
+    """Write every configuration file, and the key of this cluster's munged."""
     layout, spec = cluster.layout, cluster.spec
     (layout.etc / "slurm.conf").write_text(slurmconf.slurm_conf(spec, layout))
     (layout.etc / "gres.conf").write_text(slurmconf.gres_conf(spec, layout))
@@ -33,13 +33,13 @@ def write_configuration(cluster: Cluster) -> None:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file that is root's alone from its first byte on."""
+    """Write a file that only root can read, from its first byte on."""
     path.touch(mode=0o600)
     path.write_bytes(content)
 
 
 def make_devices(layout: Layout, count: int) -> None:
-    """Device nodes for Slurm to count; no driver of the real GPUs is ever opened through them."""
+    """Make device nodes for Slurm to count; they never open a driver of the real GPUs."""
     for minor in range(count):
         path = layout.devices / f"nvidia{minor}"
         try:
@@ -53,7 +53,7 @@ def make_devices(layout: Layout, count: int) -> None:
 
 
 def start_missing(cluster: Cluster) -> list[str]:
-    """Start the daemons that do not run and return their names once the cluster takes jobs."""
+    """Start the missing daemons and return their names once the cluster accepts jobs."""
     layout = cluster.layout
     missing = [
         name for name in daemons.names(cluster.spec) if daemons.recorded(layout, name) is None
@@ -64,7 +64,7 @@ def start_missing(cluster: Cluster) -> list[str]:
 
 
 def in_turn(names: Sequence[str]) -> list[list[str]]:
-    """Names that may start together in one list; the same program on many hosts does."""
+    """Return lists of names that may start together: the same program on many hosts."""
     groups: list[list[str]] = []
     for name in names:
         kind = name.partition("-")[0]
@@ -76,7 +76,7 @@ def in_turn(names: Sequence[str]) -> list[list[str]]:
 
 
 def start(cluster: Cluster, names: Sequence[str]) -> None:
-    """Start daemons that do not depend on each other and wait until all of them answer."""
+    """Start independent daemons and wait until all of them answer."""
     for name in names:
         prepare(cluster, name)
         daemons.start(cluster.layout, cluster.spec, name)
@@ -87,7 +87,7 @@ def start(cluster: Cluster, names: Sequence[str]) -> None:
 
 
 def prepare(cluster: Cluster, name: str) -> None:
-    """Make what a daemon wants to find, and remove what one that was killed left behind."""
+    """Make the files that a daemon needs, and remove the files of a killed predecessor."""
     layout = cluster.layout
     if name == "munged":
         layout.munge_socket.unlink(missing_ok=True)
@@ -102,7 +102,7 @@ def prepare(cluster: Cluster, name: str) -> None:
 
 
 def complete(cluster: Cluster, name: str) -> None:
-    """Do what is only possible once a daemon answers."""
+    """Do the steps that need a running daemon."""
     spec, layout = cluster.spec, cluster.layout
     if name == "slurmdbd" and spec.name not in cluster.admin(accounting.list_command()).split():
         for command in accounting.entry_commands(spec):
@@ -115,7 +115,7 @@ def complete(cluster: Cluster, name: str) -> None:
 
 
 def answers(cluster: Cluster, name: str) -> bool:
-    """Whether a daemon does its work, asked in the way that its users ask."""
+    """Return True if a daemon works, asked with the program of its users."""
     layout, spec = cluster.layout, cluster.spec
     if name == "munged":
         return layout.munge_socket.exists()
@@ -133,7 +133,7 @@ def answers(cluster: Cluster, name: str) -> bool:
 
 
 def succeeds(cluster: Cluster, command: list[str]) -> bool:
-    """Whether a Slurm command ends well."""
+    """Return True if a Slurm command succeeds."""
     try:
         cluster.admin(command)
     except CommandFailed:
@@ -142,18 +142,18 @@ def succeeds(cluster: Cluster, command: list[str]) -> bool:
 
 
 def listens(layout: Layout, host: str, port: int) -> bool:
-    """Whether some program on ``host`` waits for connections at ``port``."""
+    """Return True if a program on ``host`` listens at ``port``."""
     table = Path(f"/proc/{hosts.holder_of(layout, host)}/net/tcp").read_text()
     return port in listening_ports(table)
 
 
 def listening_ports(table: str) -> set[int]:
-    """Ports in state LISTEN (0A) out of /proc/net/tcp."""
+    """Return the ports in state LISTEN (0A) of /proc/net/tcp."""
     rows = [line.split() for line in table.splitlines()[1:]]
     return {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A"}
 
 
 def mounted(layout: Layout, host: str) -> bool:
-    """Whether ``host`` has something mounted at the shared directory."""
+    """Return True if ``host`` has a mount at the shared directory."""
     table = Path(f"/proc/{hosts.holder_of(layout, host)}/mountinfo").read_text()
     return any(line.split()[4] == str(layout.shared) for line in table.splitlines())

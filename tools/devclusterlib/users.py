@@ -1,4 +1,4 @@
-"""The ordinary user whose jobs run: made when missing, removed when ours and no longer needed."""
+"""The ordinary user of the jobs: created if missing, removed by the last `down` if the tool created it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from .commands import run
 from .errors import Refusal
 
-# Stands in the account's comment field, so that also a later `down` knows whose it is.
+# The account's comment field: a later `down` recognizes an account of this tool.
 OURS = "made by devcluster"
 
 
 @dataclass(frozen=True)
 class Account:
-    """What is needed to start a process as a user."""
+    """The facts to start a process as a user."""
 
     name: str
     uid: int
@@ -23,7 +23,7 @@ class Account:
     comment: str
 
     def environment(self, path: str, slurm_conf: str) -> dict[str, str]:
-        """What a fresh login would set, and where Slurm's configuration is."""
+        """Return the variables of a fresh login, and the place of Slurm's configuration."""
         return {
             "HOME": self.home,
             "USER": self.name,
@@ -36,7 +36,7 @@ class Account:
 
 
 def find(name: str) -> Account | None:
-    """The account ``name``, or None."""
+    """Return the account ``name``, or None."""
     try:
         entry = pwd.getpwnam(name)
     except KeyError:
@@ -45,7 +45,7 @@ def find(name: str) -> Account | None:
 
 
 def require(name: str) -> Account:
-    """The account ``name``, or a refusal."""
+    """Return the account ``name``; raises `Refusal` if there is none."""
     account = find(name)
     if account is None:
         raise Refusal(f"there is no user {name}", "give an existing one with --user")
@@ -53,24 +53,24 @@ def require(name: str) -> Account:
 
 
 def useradd_argv(name: str) -> list[str]:
-    """Make an ordinary user with a home of its own."""
+    """Return the command that makes an ordinary user with a home directory."""
     return ["useradd", "--create-home", "--shell", "/bin/bash", "--comment", OURS, name]
 
 
 def userdel_argv(name: str) -> list[str]:
-    """Remove the user with its home."""
+    """Return the command that removes the user with the home directory."""
     return ["userdel", "--remove", name]
 
 
 def ensure(name: str) -> Account:
-    """The account ``name``, made now if it is missing."""
+    """Return the account ``name``, created if it is missing."""
     if find(name) is None:
         run(useradd_argv(name))
     return require(name)
 
 
 def remove_if_ours(name: str, others: list[str]) -> None:
-    """Remove the user, unless it was there before us or stands among the ``others`` needed."""
+    """Remove the user, unless the user existed before, or is one of the ``others`` in use."""
     account = find(name)
     if account is None or account.comment != OURS:
         return

@@ -1,7 +1,7 @@
 """Slurm's commands for a shell outside the cluster.
 
-The controller is reachable from inside its network only. These small scripts step in, as the job
-user, in the caller's directory, so that `eval "$(devcluster env)"` makes `sbatch` simply work.
+The controller is reachable from inside its network only. These scripts enter the network as the job
+user, in the caller's directory, so that `sbatch` works after `eval "$(devcluster env)"`.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ COMMANDS = (
 
 
 def tool() -> Path:
-    """The `devcluster` program that this package belongs to."""
+    """Return the path of the `devcluster` program of this package."""
     return Path(__file__).resolve().parent.parent / "devcluster"
 
 
 def script(name: str, command: str) -> str:
-    """A shell script that runs ``command`` on the login host of cluster ``name``."""
+    """Return a shell script that runs ``command`` on the login host of cluster ``name``."""
     step_in = [str(tool()), "exec", "--name", name]
     quoted = " ".join(shlex.quote(word) for word in step_in)
     return f'#!/bin/sh\nexec {quoted} --cwd "$PWD" login -- {command} "$@"\n'
 
 
 def write(layout: Layout, name: str) -> None:
-    """Write one wrapper a command."""
+    """Write one wrapper per command."""
     for command in COMMANDS:
         path = layout.bin / command
         path.write_text(script(name, command))
@@ -50,7 +50,7 @@ def write(layout: Layout, name: str) -> None:
 
 
 def exports(layout: Layout, name: str) -> str:
-    """Lines for `eval` in a root shell on the machine."""
+    """Return lines for `eval` in a root shell on the machine."""
     return (
         f"export DEVCLUSTER_NAME={shlex.quote(name)}\n"
         f"export SLURM_CONF={shlex.quote(str(layout.slurm_conf))}\n"

@@ -1,4 +1,4 @@
-"""Jobs that end in every way but for their memory: batch logs, states, and what sacct keeps of them."""
+"""Jobs that end in every way except by memory: batch logs, states, and sacct."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hpcrun.cluster import slurm as programs
 
 from .site import Site
 
-# Neither the script nor its task leaves on a SIGTERM, as a rank that saves.
+# Script and task ignore SIGTERM, like a rank that saves.
 DEAF = (
     "#!/bin/bash\ntrap '' TERM\nsrun bash -c \"trap '' TERM; echo up; sleep 300\" &\nwait\nwait\n"
 )
@@ -29,7 +29,7 @@ def record(site: Site) -> None:
 
 
 def plain(site: Site) -> None:
-    """Record ends by the program's own doing."""
+    """Record ends that the program itself causes."""
     site.submit("completed", "--wrap", "true")
     site.submit("failed", "--wrap", "exit 3")
     site.submit(
@@ -46,7 +46,7 @@ def plain(site: Site) -> None:
 
 
 def cancelled(site: Site) -> None:
-    """Record a cancelled job while it is COMPLETING, and after."""
+    """Record a canceled job while it is COMPLETING, and later."""
     job = site.submit("cancelled", script=DEAF)
     site.wait_for_text("cancelled.txt", "up")
     site.slurm.run(programs.scancel_command(job))
@@ -62,7 +62,7 @@ def cancelled(site: Site) -> None:
 
 
 def signalled(site: Site) -> None:
-    """Record a SIGTERM to the steps that no cancellation sent."""
+    """Record a SIGTERM to the steps without a cancellation."""
     job = site.submit("signalled", script=NAP)
     site.wait_for_text("signalled.txt", "up")
     site.slurm.run(programs.scancel_command(job, "TERM"))
@@ -71,7 +71,7 @@ def signalled(site: Site) -> None:
 
 
 def node_failure(site: Site) -> None:
-    """Record the loss of a node that does not run the batch script."""
+    """Record the failure of a node that does not run the batch script."""
     job = site.submit("node-failure", "--nodes=2", "--ntasks=2", "--exclusive", script=NAP)
     site.wait_for_text("node-failure.txt", "up\nup")
     hosts = programs.parse_squeue(site.ask(programs.squeue_command([job])).stdout)[job].nodes
@@ -84,7 +84,7 @@ def node_failure(site: Site) -> None:
 
 
 def preempted(site: Site) -> None:
-    """Record a preemption: before, in the grace time, and after the job was killed."""
+    """Record a preemption: before, in the grace time, and after the kill."""
     shape = ("--nodes=5", "--exclusive", "--time=10")
     job = site.submit("preempted", *shape, script=DEAF)
     site.wait_for_text("preempted.txt", "up")
@@ -103,7 +103,7 @@ def preempted(site: Site) -> None:
 
 
 def accounted(site: Site) -> None:
-    """Record every attempt of every job, once the last one has reached the database."""
+    """Record every attempt of every job, once the database has the last attempt."""
     command = programs.sacct_command(list(site.jobs.values()))
 
     def settled() -> bool:

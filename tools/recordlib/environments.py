@@ -1,15 +1,15 @@
-"""The variables that a batch script, the tasks of its steps, and a shell of salloc see."""
+"""The environment variables of a batch script, of the tasks of its steps, and of a salloc shell."""
 
 from __future__ import annotations
 
 from .site import Site
 
-# A task writes its variables to a file that is named for its step and rank.
+# A task writes its variables to a file named after its step and rank.
 TASK = "bash -c 'env >$0.$SLURM_PROCID'"
 
 
 def record(site: Site) -> None:
-    """Record one process of each kind of launch, on a cluster without a job before."""
+    """Record one process of each kind of launch, on a cluster without earlier jobs."""
     # The tests know the ids of the two jobs that follow.
     site.submit("first", "--wrap", "true")
     finish(site, "first", {})

@@ -1,6 +1,6 @@
-"""Steps that take more memory than their job asked for: Slurm ends the step, or the kernel ends a task.
+"""Steps that use more memory than their job: Slurm ends the step, or the kernel ends a task.
 
-The cluster keeps the settings, so this part comes last. The machine must have cgroups of version 1.
+The cluster keeps the settings, so this part runs last. The machine must have cgroups of version 1.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from .nodes import edit, restart
 from .site import Site
 
 NODE = "node1"
-# More than 64 MiB of the 32 that the job asked for, and time for Slurm to look.
+# Takes 64 MiB, with 32 MiB in the job's request, and waits until Slurm notices.
 GREEDY = 'exec /usr/bin/python3 -c "import time; taken = bytes([1]) * (64 << 20); time.sleep(30)"'
 
 
@@ -30,7 +30,7 @@ def record(site: Site) -> None:
 
 
 def greedy(site: Site, scene: str) -> None:
-    """Record a job of two tasks; task 0 takes too much memory."""
+    """Record a job of two tasks; task 0 uses too much memory."""
     task = f"[ $SLURM_PROCID = 0 ] || exec sleep 30; {GREEDY}"
     site.submit(
         scene,

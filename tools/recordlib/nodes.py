@@ -1,4 +1,4 @@
-"""The cluster itself: its configuration, its partitions, and its nodes in several states."""
+"""The cluster: its configuration, its partitions, and its nodes in several states."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GRES = ["sinfo", "--noheader", "--Node", "--format=%P|%N|%T|%G"]
 
 
 def record(site: Site) -> None:
-    """Record sinfo with GPUs without and with a type; ends with typed GPUs on node1."""
+    """Record sinfo with untyped and typed GPUs; afterwards node1 has typed GPUs."""
     site.keep("show-config.txt", ["scontrol", "show", "config"])
     site.keep("show-partition.txt", ["scontrol", "show", "partition"])
     site.keep("sbatch.txt", ["sbatch", "--parsable", "--output=/dev/null", "--wrap", "true"])
@@ -36,7 +36,7 @@ def record(site: Site) -> None:
 
 
 def typed(site: Site) -> None:
-    """Give the GPUs of node1 a type: in the files, and by a new start of the daemons."""
+    """Give the GPUs of node1 a type: edit the files and restart the daemons."""
     layout = site.slurm.handle.layout
     edit(layout.slurm_conf, "NodeName=node1 ", "Gres=gpu:", "Gres=gpu:a100:")
     edit(
@@ -48,7 +48,7 @@ def typed(site: Site) -> None:
 
 
 def restart(site: Site, node: str) -> None:
-    """Start the controller and the daemon of a node anew, so that they read their files."""
+    """Restart the controller and the daemon of a node, so that they read their files."""
     site.slurm.stop_daemon("slurmctld")
     site.slurm.start_daemon("slurmctld")
     site.slurm.orphan_node(node)

@@ -1,6 +1,6 @@
 """Preemption by quality of service (PreemptType=preempt/qos): three QOS, and a job in its grace time.
 
-The cluster keeps this setting, so that this part is the last one.
+The cluster keeps this setting, so this part runs last.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MODES = {"requeue": "requeue", "cancel": "cancel", "plain": None}
 
 
 def record(site: Site) -> None:
-    """Record the configuration, what the controller says of each QOS, and a preempted job."""
+    """Record the configuration, the controller's answer for each QOS, and a preempted job."""
     edit(site.slurm.handle.layout.slurm_conf, "PreemptType=", "partition_prio", "qos")
     site.slurm.stop_daemon("slurmctld")
     site.slurm.start_daemon("slurmctld")
@@ -27,7 +27,7 @@ def record(site: Site) -> None:
     entry(site, "modify", "user", site.slurm.user, "set", f"qos={names}")
     site.keep("show-config-qos.txt", ["scontrol", "show", "config"])
     for name in MODES:
-        # The controller hears of a QOS from slurmdbd a moment later.
+        # The controller gets a QOS from slurmdbd a moment later.
         site.until(lambda name=name: f"QOS={name}(" in site.ask(shown(name)).stdout, name)  # type: ignore[misc]
         site.keep(f"qos-{name}.txt", shown(name))
     site.keep("qos-unknown.txt", shown("unknown"))
@@ -35,7 +35,7 @@ def record(site: Site) -> None:
 
 
 def preempted(site: Site) -> None:
-    """Record a job in the grace time of its QOS, and its log after it was requeued."""
+    """Record a job in the grace time of its QOS, and its log after the requeue."""
     scene = "preempted-by-qos"
     job = site.submit(scene, "--nodes=5", "--exclusive", "--time=10", "--qos=requeue", script=DEAF)
     site.wait_for_text(f"{scene}.txt", "up")
@@ -58,5 +58,5 @@ def entry(site: Site, *words: str) -> None:
 
 
 def shown(name: str) -> list[str]:
-    """The question for one QOS, as hpcrun asks it."""
+    """Return hpcrun's command for one QOS."""
     return ["scontrol", "show", "assoc_mgr", "flags=qos", f"qos={name}"]

@@ -1,4 +1,4 @@
-"""The output of scontrol, scancel and squeue when they refuse, or when no controller answers."""
+"""The output of scontrol, scancel and squeue when they refuse, or without a controller."""
 
 from __future__ import annotations
 

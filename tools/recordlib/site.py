@@ -1,4 +1,4 @@
-"""The cluster to record on, and the folder that the recordings go to, free of this machine's paths."""
+"""The cluster to record, and the folder of the recordings, without paths of this machine."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 from hpcrun.cluster import slurm as programs
 from tests.slurm.cluster import SlurmCluster
 
-# As hpcrun runs Slurm's programs: times are Unix seconds.
+# hpcrun's environment for Slurm's programs: times are Unix seconds.
 PLAIN = {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
 PATIENCE = 180.0
 
 
 class Site:
-    """A cluster with a folder for what its programs print.
+    """A cluster with a folder for the output of its programs.
 
     Attributes:
         slurm: the cluster.
@@ -39,7 +39,7 @@ class Site:
         return job
 
     def ask(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        """Return what a program answers to the job user on the login host."""
+        """Return a program's answer to the job user on the login host."""
         return self.slurm.run(command, env=PLAIN, check=False)
 
     def keep(self, name: str, command: Sequence[str]) -> None:
@@ -54,11 +54,11 @@ class Site:
         self.keep(f"job-{scene}.txt", programs.scontrol_show_job_command(self.jobs[scene]))
 
     def keep_queue(self, name: str) -> None:
-        """Record squeue for every job so far."""
+        """Record squeue for all jobs so far."""
         self.keep(name, programs.squeue_command(list(self.jobs.values())))
 
     def keep_log(self, scene: str) -> None:
-        """Record what the batch script of the scene, srun and slurmstepd wrote."""
+        """Record the output of the scene's batch script, of srun and of slurmstepd."""
         self.write(f"batch-{scene}.txt", (self.slurm.shared / f"{scene}.txt").read_text())
 
     def keep_environment(self, name: str, text: str) -> None:
@@ -69,11 +69,11 @@ class Site:
         self.write(f"{name}.env", "".join(f"{line}\n" for line in sorted(lines)))
 
     def keep_json(self, name: str, facts: object) -> None:
-        """Record facts that the script itself puts together."""
+        """Record facts that the script itself collects."""
         self.write(name, json.dumps(facts, indent=1, sort_keys=True) + "\n")
 
     def write(self, name: str, text: str) -> None:
-        """Write a recording with the names of an ordinary cluster in place of this machine's."""
+        """Write a recording, with the names of an ordinary cluster instead of this machine's names."""
         cluster = self.slurm.handle
         for mine, ordinary in (
             (str(cluster.layout.shared), "/home/user/run"),
@@ -97,7 +97,7 @@ class Site:
         )
 
     def wait_for_text(self, name: str, words: str) -> None:
-        """Wait until a file of the job user holds ``words``."""
+        """Wait until a file of the job user contains ``words``."""
         path = self.slurm.shared / name
         self.until(lambda: path.exists() and words in path.read_text(), f"{name}: {words}")
 

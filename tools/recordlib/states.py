@@ -1,4 +1,4 @@
-"""Jobs in every state that does not end them, as scontrol show job and squeue print it."""
+"""Jobs in every state before their end, in the output of scontrol show job and squeue."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ FAKE = "fake PreemptTime=1 Restarts=9"
 
 
 def record(site: Site) -> None:
-    """Record jobs that run, wait, are suspended, or were requeued; no job is left."""
+    """Record jobs that run, wait, are suspended, or were requeued; cancel all jobs at the end."""
     site.submit("running", "--nodes=2", "--time=1-02:03", f"--job-name={FAKE}", *NAP)
-    # A comment is free text too.
+    # A comment may contain any text.
     site.submit("commented", "--comment=see JobState=FAILED Reason=none", *NAP)
     site.submit("unlimited", "--time=UNLIMITED", *NAP)
     site.submit("suspended", *NAP)

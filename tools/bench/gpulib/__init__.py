@@ -1,1 +1,1 @@
-"""The parts of ``gpu.py``, each of which runs in a process of its own."""
+"""The parts of ``gpu.py``; each part runs in a separate process."""

@@ -1,6 +1,6 @@
-"""One part in a process of its own: ``python gpulib JOB RESULT``, both as JSON, the second a file.
+"""Run one part in a separate process: ``python gpulib JOB RESULT``; both are JSON, RESULT is a file.
 
-What a part leaves behind (memory, compiled code, a device that took offence) ends with its process.
+Memory, compiled code and a failed device state of a part end with its process.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve()
 sys.path[:0] = [str(HERE.parents[3]), str(HERE.parents[1])]
-# cuBLAS is reproducible with a fixed workspace only, and reads this when it is first used.
+# cuBLAS is deterministic with a fixed workspace only, and reads this variable at its first use.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch  # noqa: E402
@@ -21,7 +21,7 @@ from gpulib.parts import PARTS, Job  # noqa: E402
 
 
 def perform(job: Job) -> dict[str, Any]:
-    """The part's figures beside what they were taken on, or why there are none."""
+    """Return the part's figures and the machine, or the reason for missing figures."""
     device = torch.device(job.device)
     if device.type == "cuda":
         if not torch.cuda.is_available():
@@ -32,7 +32,7 @@ def perform(job: Job) -> dict[str, Any]:
         torch.cuda.set_device(device)
     try:
         return {"machine": machine(device), "figures": PARTS[job.part](job, device)}
-    except Exception as error:  # whatever it is, the other parts can still run
+    except Exception as error:  # any failure: the other parts can still run
         traceback.print_exc()
         memory = isinstance(error, torch.OutOfMemoryError)
         lines = str(error).strip().splitlines() or [""]
@@ -40,7 +40,7 @@ def perform(job: Job) -> dict[str, Any]:
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """The device and torch's build."""
+    """Return the device and torch's build."""
     on_gpu = device.type == "cuda"
     return {
         "device": torch.cuda.get_device_name(device) if on_gpu else "CPU",

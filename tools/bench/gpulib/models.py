@@ -1,4 +1,4 @@
-"""A GPT of a size with random weights, its trainer and its batches, made where they are used."""
+"""A GPT with random weights, its trainer and its batches, all made on the device."""
 
 import math
 
@@ -16,7 +16,7 @@ from hpcrun.train.step.trainer import DistributedAMPTrainer
 
 
 def build(size: Size, device: torch.device, dtype: torch.dtype) -> GPT:
-    """The model with random weights, made on the device: on the host 7 billion take minutes."""
+    """Return the model with random weights, made on the device: on the host, 7 billion take minutes."""
     shape = LanguageModelShape(
         layers=size.layers, width=size.width, heads=size.heads, context=size.context
     )
@@ -35,11 +35,11 @@ def build(size: Size, device: torch.device, dtype: torch.dtype) -> GPT:
 
 class _Hollow(GPT):
     def _initialise(self, layers: int, generator: torch.Generator) -> None:
-        """Meta tensors have no values."""
+        """Initialize weights, because meta tensors have no values."""
 
 
 def next_byte(model: nn.Module, batch: Tensor) -> Tensor:
-    """The language model's loss."""
+    """Return the language model's loss."""
     return F.cross_entropy(model(batch[:, :-1]).float().flatten(0, 1), batch[:, 1:].flatten())
 
 
@@ -48,14 +48,14 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def batches(size: Size, device: torch.device, count: int) -> list[Tensor]:
-    """Random bytes: the arithmetic is the same, and nothing has to be read."""
+    """Return batches of random bytes: the arithmetic is the same, and no data is read."""
     made = torch.Generator(device).manual_seed(1)
     shape = (size.batch, size.context + 1)
     return [torch.randint(0, 256, shape, device=device, generator=made) for _ in range(count)]
 
 
 def one_rank(device: torch.device) -> DistributedConfig:
-    """A world of one on ``device``."""
+    """Return the description of a single rank on ``device``."""
     on_gpu = device.type == "cuda"
     return DistributedConfig(
         backend="nccl" if on_gpu else "gloo",
@@ -66,10 +66,10 @@ def one_rank(device: torch.device) -> DistributedConfig:
 def trainer_for(
     size: Size, device: torch.device, *, compiled: bool
 ) -> tuple[DistributedAMPTrainer, str]:
-    """The trainer, and the precision in which its weights are kept.
+    """Return the trainer, and the precision of its weights.
 
     Raises:
-        MemoryError: not even half-precision weights fit with their gradients and moments.
+        MemoryError: even half-precision weights do not fit with their gradients and moments.
     """
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 2**40
     kept = kept_in(size, free)

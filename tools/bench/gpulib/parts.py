@@ -1,4 +1,4 @@
-"""What is measured and compared: each part a function of a job, which returns plain figures."""
+"""The measurements and comparisons: each part is a function of a job and returns plain figures."""
 
 import shutil
 import statistics
@@ -27,12 +27,12 @@ from hpcrun.train.step.trainer import AMPTrainer, DistributedAMPTrainer
 Figures = dict[str, Any]
 
 _WARM = 3
-"""Steps before the timed ones: compilation, the allocator, the first step's moments."""
+"""Warm-up steps before the timed steps: compilation, the allocator, the first step's moments."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What one process is to do. ``batch``: samples a step, in place of the size's own."""
+    """The task of one process. ``batch``: samples per step, instead of the size's default."""
 
     part: str
     device: str
@@ -48,7 +48,7 @@ class Job:
 
 
 def say(text: str) -> None:
-    """A line for whoever watches."""
+    """Print a line of progress to stderr."""
     print(f"gpu: {text}", file=sys.stderr, flush=True)
 
 
@@ -58,7 +58,7 @@ def wait(device: torch.device) -> None:
 
 
 def speed(job: Job, device: torch.device) -> Figures:
-    """Medians over the timed steps, of whole training steps with nothing else between them."""
+    """Return medians over the timed steps of whole training steps."""
     size = job.model
     say(f"{job.size}: making {size.parameters / 1e9:.3f} B random weights")
     trainer, weights = trainer_for(size, device, compiled=job.compiled)
@@ -95,9 +95,9 @@ def speed(job: Job, device: torch.device) -> Figures:
 
 
 def checkpoint(job: Job, device: torch.device) -> Figures:
-    """What a checkpoint of a training's whole state takes from it, the second one, whose memory is there.
+    """Measure the second checkpoint of a training's whole state, with its memory already allocated.
 
-    Then it is restored over weights that have gone on, and compared with those that were saved.
+    Then restore it after further steps, and compare the weights with the saved weights.
     """
     size = job.model
     folder = Path(tempfile.mkdtemp(prefix="hpcrun-bench-", dir=job.folder or None))
@@ -111,7 +111,7 @@ def checkpoint(job: Job, device: torch.device) -> Figures:
 
 
 def _require_room(folder: Path, size: Size) -> None:
-    # Weights and two moments, at most in fp32, twice.
+    # Two checkpoints of weights and two moments, at most in fp32.
     need, free = 2 * 12 * size.parameters, shutil.disk_usage(folder).free
     if free < 1.05 * need:
         raise OSError(
@@ -178,7 +178,7 @@ def _saves(
 
 
 def _copy_seconds(parameters: list[nn.Parameter], device: torch.device) -> float:
-    """The least that it could take: the weights alone, to memory that the device copies to best."""
+    """Return the minimum time of a save: a copy of the weights to pinned memory."""
     host = [torch.empty_like(p, device="cpu", pin_memory=device.type == "cuda") for p in parameters]
     wait(device)
     began = time.perf_counter()
@@ -196,9 +196,9 @@ class _Learnt:
 
 
 def parity(_job: Job, device: torch.device) -> Figures:
-    """Whether fp16 training has the bits of torch's own loop: losses, weights and scale after 50 steps.
+    """Compare fp16 training with torch's own loop bit by bit: losses, weights and scale after 50 steps.
 
-    Torch's loop runs twice: where it does not repeat itself, nothing can be said.
+    Torch's loop runs twice; if its two results differ, the comparison has no answer.
     """
     say("fp16 loss scaling: 50 small steps against torch's own loop")
     choose_kernels(True)
@@ -245,7 +245,7 @@ def _torchs_own(size: Size, device: torch.device, data: list[Tensor], amp: AMPCo
 
 
 def _first_difference(one: _Learnt, other: _Learnt) -> int | None:
-    """The step whose loss differs first; that after the last where only what it left differs."""
+    """Return the first step with another loss, or the step after the last if only the final state differs."""
     for step, (a, b) in enumerate(zip(one.losses, other.losses, strict=True), start=1):
         if not torch.equal(a, b):
             return step
@@ -255,7 +255,7 @@ def _first_difference(one: _Learnt, other: _Learnt) -> int | None:
 
 
 def repeat(job: Job, device: torch.device) -> Figures:
-    """Whether a training repeats itself to the bit as a run sets torch, and what that takes a step."""
+    """Compare two equal trainings bit by bit for each value of train.deterministic, and time their steps."""
     say("the same eight steps twice, with each value of train.deterministic")
     size = SIZES["tiny"] if job.size == "tiny" else REPEATED
     data = batches(size, device, 1)
@@ -286,12 +286,12 @@ def repeat(job: Job, device: torch.device) -> Figures:
         "step_seconds": {value: seconds for value, (_, seconds) in found.items()},
     }
     if not figures["equal"]["true"]:
-        figures["wrong"] = "two equal trainings, with train.deterministic=true, end with other bits"
+        figures["wrong"] = "two equal trainings with train.deterministic=true end with different bits"
     return figures
 
 
 class _Alone(DistributedAMPTrainer):
-    """Shares its work as told also where there is nobody to share it with."""
+    """A trainer with the requested strategy, also for a single rank."""
 
     def _choose_strategy(self) -> Strategy:
         if self.parallel == "single":
@@ -302,7 +302,7 @@ class _Alone(DistributedAMPTrainer):
 
 
 def world(_job: Job, device: torch.device) -> Figures:
-    """Whether DDP and FSDP in a process group of one rank learn what a single process does."""
+    """Compare DDP and FSDP in a process group of one rank with a single process."""
     say("DDP and FSDP: ten small steps in a world of one")
     choose_kernels(True)
     size, rank = SIZES["tiny"], one_rank(device)
@@ -323,7 +323,7 @@ def world(_job: Job, device: torch.device) -> Figures:
         return [step.loss.item() for step in steps]
 
     with tempfile.TemporaryDirectory() as place:
-        # A file and not a port: any port may be another's.
+        # A file instead of a port, because another program may use the port.
         dist.init_process_group(
             rank.backend,
             init_method=(Path(place) / "meeting").as_uri(),
@@ -340,11 +340,11 @@ def world(_job: Job, device: torch.device) -> Figures:
         finally:
             dist.destroy_process_group()
     figures: Figures = {"backend": rank.backend, "furthest": furthest}
-    # Not `>`: that is false for a loss that is not a number.
+    # Not `>`, which is false for NaN.
     far = [name for name, distance in furthest.items() if not distance < 1e-4]
     if far:
         figures["wrong"] = (
-            f"{' and '.join(far)} in a world of one learn another thing than one process"
+            f"{' and '.join(far)} with one rank differ from a single process"
         )
     return figures
 

@@ -1,4 +1,4 @@
-"""The models that are measured. Without torch: the front names them before anything heavy is imported."""
+"""The measured models. Without torch, because gpu.py needs the names before a heavy import."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ FP32, BF16 = 16, 8
 
 @dataclass(frozen=True)
 class Size:
-    """A model and its batch: samples of ``context`` bytes that a step takes at once."""
+    """A model and its batch: samples of ``context`` bytes per step."""
 
     layers: int
     width: int
@@ -19,12 +19,12 @@ class Size:
 
     @property
     def parameters(self) -> int:
-        """Weights of the blocks and the embedding; norms left out."""
+        """Return the weights of the blocks and the embedding, without norms."""
         return 12 * self.layers * self.width**2 + 256 * self.width
 
     @property
     def flops_per_token(self) -> float:
-        """Six a parameter, and the attention's products (Chowdhery et al. 2022, PaLM, appendix B)."""
+        """Return six operations per parameter plus attention (Chowdhery et al. 2022, PaLM, appendix B)."""
         return 6 * self.parameters + 12 * self.layers * self.width * self.context
 
 
@@ -35,14 +35,14 @@ SIZES = {
 }
 
 REPEATED = Size(2, 512, 8, 1024, 4, recompute=False)
-"""Large enough that attention's backward pass shares a sum out over many blocks of the device."""
+"""Large enough that attention's backward pass divides a sum among many blocks of the device."""
 
 
 def kept_in(size: Size, free: float) -> str | None:
-    """The precision of the weights on a device with ``free`` bytes: fp32, bf16, or None: neither fits.
+    """Return the precision of the weights on a device with ``free`` bytes: fp32, bf16, or None.
 
-    What is left is for activations: a fifth of the device, or with bf16, whose activations are
-    smaller as well, a tenth.
+    None means that neither fits. The rest of the memory is for activations: a fifth of the device, or a
+    tenth with bf16, which has smaller activations.
     """
     if size.parameters * FP32 < 0.8 * free:
         return "fp32"
