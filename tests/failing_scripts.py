@@ -1,4 +1,4 @@
-"""Twelve ways in which a script ends that has not finished, and the cause that each gets on every cluster."""
+"""Twelve failures of a script, and the cause that each failure gets on every cluster."""
 
 import re
 from dataclasses import dataclass
@@ -42,9 +42,9 @@ WRAPPER = "python fails.py killed\nexit $?\n"
 
 @dataclass(frozen=True)
 class Way:
-    """A way to end: its command and options, and the cause and the words that result.json has.
+    """A failure: its command and options, and the cause and the words in result.json.
 
-    ``rank``: the rank that the words name, -1 for the last, None where any may be the first.
+    ``rank``: the rank in the words, -1 for the last rank, None if any rank may be the first.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Way:
 
     @property
     def has_rank(self) -> bool:
-        """Whether the words name a rank and its node."""
+        """Return True if the words name a rank and its node."""
         return self.cause in ("crash", "bad-input")
 
 
@@ -115,7 +115,7 @@ NAMES = {way.name: way for way in WAYS}
 
 
 def check(way: Way, result: dict[str, object], ranks: int) -> None:
-    """Check result.json of a run that has ended in this way."""
+    """Check result.json of a run with this failure."""
     reason = str(result["reason"])
     assert result["cause"] == way.cause, reason
     if not way.has_rank:

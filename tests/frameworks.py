@@ -1,4 +1,4 @@
-"""An environment for tests that need a framework which the package does not depend on."""
+"""An environment for tests that need a framework outside the package's dependencies."""
 
 import subprocess
 import sys
@@ -9,10 +9,10 @@ CONSTRAINTS = Path(__file__).resolve().parents[1] / "constraints.txt"
 
 
 def make_environment(home: Path, *packages: str) -> Path:
-    """Make a virtual environment with ``packages``, and with all that this interpreter has, torch among it.
+    """Make a virtual environment with ``packages`` and all packages of this interpreter, including torch.
 
     Returns:
-        Its interpreter.
+        The interpreter of the environment.
     """
     venv.create(home, with_pip=True)
     python = home / "bin" / "python"
@@ -20,7 +20,7 @@ def make_environment(home: Path, *packages: str) -> Path:
         [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
         capture_output=True, text=True, check=True,
     ).stdout.strip()  # fmt: skip
-    # `--system-site-packages` would show those below this interpreter's own environment.
+    # `--system-site-packages` would show the packages below this interpreter's environment.
     inherited = [folder for folder in sys.path if folder.endswith("site-packages")]
     (Path(own) / "parent.pth").write_text("".join(f"{folder}\n" for folder in inherited))
     subprocess.run(

@@ -1,4 +1,4 @@
-"""Starting and disturbing whole jobs on the local cluster, for the tests that need one."""
+"""Start and disturb whole jobs on the local cluster."""
 
 import contextlib
 import json
@@ -22,10 +22,10 @@ from hpcrun.run.events import Event, read_events
 from hpcrun.run.io.files import read_json, read_lines
 
 PATIENCE = 300.0
-"""Seconds for whatever comes: a machine that is busy with other work takes minutes for a start."""
+"""Seconds for each wait: a start on a busy machine takes minutes."""
 
 PROBE = '''
-"""A small task with everything that a resume can get wrong: dropout, batch norm, several gradient buckets."""
+"""A small task with all state that a resume must restore: dropout, batch norm, several gradient buckets."""
 
 import json, os, time
 import torch
@@ -46,7 +46,7 @@ class Numbers(Dataset):
 
 class Probe(Task):
     def build_model(self):
-        # Over 1 MiB, DDP's first bucket: the gradients fall into several.
+        # Larger than 1 MiB, DDP's first bucket, so the gradients need several buckets.
         return nn.Sequential(
             nn.Linear(16, 640), nn.BatchNorm1d(640), nn.GELU(), nn.Dropout(0.2),
             nn.Linear(640, 640), nn.GELU(), nn.Dropout(0.2), nn.Linear(640, 1),
@@ -77,7 +77,7 @@ class Probe(Task):
             log.write(json.dumps(indices.tolist()) + "\\n")
 
     def wait_while_held(self):
-        # Not for good: a test that has died must not leave a run that waits.
+        # With a limit: a killed test must not leave a run that waits forever.
         late = time.monotonic() + 5
         hold = os.path.join(self.config.data.own["log"], "hold")
         while time.monotonic() < late:
@@ -98,12 +98,12 @@ class Probe(Task):
 
 
 def write_probe(folder: Path) -> None:
-    """Put the probe task where a submission from ``folder`` finds it."""
+    """Write the probe task to the place where a submission from ``folder`` finds it."""
     (folder / "probe.py").write_text(PROBE)
 
 
 def probe_config(folder: Path, **changes: Any) -> list[str]:
-    """Overrides for a short run of the probe task."""
+    """Return overrides for a short run of the probe task."""
     settings: dict[str, Any] = {
         "task": "probe:Probe",
         "job.nodes": 2,
@@ -115,7 +115,7 @@ def probe_config(folder: Path, **changes: Any) -> list[str]:
         "train.batch_size": 32,
         "train.accumulation": 2,
         "train.log_every": 1,
-        # Half of it is what a step may take.
+        # A step may take half of it.
         "train.timeout": 600,
         "optim.warmup_steps": 5,
         "checkpoint.every": 15,
@@ -132,7 +132,7 @@ def probe_config(folder: Path, **changes: Any) -> list[str]:
 def hpcrun(
     *arguments: str, cwd: Path, timeout: float = PATIENCE, env: dict[str, str] | None = None
 ) -> "subprocess.CompletedProcess[str]":
-    """Run the `hpcrun` program as a person would, and return what it said."""
+    """Run the `hpcrun` program as a user would, and return its result."""
     return subprocess.run(
         [sys.executable, "-m", "hpcrun", *arguments],
         cwd=cwd,
@@ -158,7 +158,7 @@ def submit_probe(folder: Path, name: str, *arguments: str, **changes: Any) -> Ru
 
 
 def job_status(run: RunDirectory) -> JobStatus:
-    """What the local cluster's controller of the run's job last wrote."""
+    """Return the last status that the local cluster's controller of the run's job wrote."""
     current = jobs.current_job(run)
     assert current is not None
     status = job_files.read_status(run.job_logs(current[1]))
@@ -188,9 +188,9 @@ def wait_for_step(run: RunDirectory, step: int, restart: int | None = None) -> N
 
 @contextlib.contextmanager
 def held(run: RunDirectory, deaf: bool = False) -> Iterator[None]:
-    """Have a probe run all but stand still, so that what a test does to it meets it on any machine.
+    """Hold a probe run almost still, so that a test's action meets it on any machine.
 
-    Every micro-batch waits until this is over, its rank has a signal (unless ``deaf``), or five seconds
+    Every micro-batch waits until the block ends, its rank has a signal (unless ``deaf``), or five seconds
     have passed.
     """
     hold = run.path.parents[1] / "hold"
@@ -203,31 +203,31 @@ def held(run: RunDirectory, deaf: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def held_at(run: RunDirectory, step: int, restart: int | None = None) -> Iterator[None]:
-    """As `held`, once rank 0 has logged ``step`` (in attempt ``restart``)."""
+    """Hold a probe run once rank 0 has logged ``step`` (in attempt ``restart``)."""
     wait_for_step(run, step, restart)
     with held(run):
         yield
 
 
 def wait_for_end(run: RunDirectory, timeout: float = PATIENCE) -> None:
-    """Wait until no job holds the run."""
+    """Wait until no job owns the run."""
     wait_for(lambda: not jobs.state(run).live, timeout, f"the end of {run.name}")
 
 
 def events(run: RunDirectory, what: str) -> list[Event]:
-    """The events of one kind, in order."""
+    """Return the events of one kind, in order."""
     return [event for event in read_events(run) if event.what == what]
 
 
 def result(run: RunDirectory) -> dict[str, Any]:
-    """What result.json says; empty before there is one."""
+    """Return result.json; empty if it does not exist."""
     return read_json(run.result) or {}
 
 
 def final_state(run: RunDirectory) -> dict[str, bytes | str]:
-    """Every value of the newest checkpoint as bytes: weights, optimiser, scheduler, generators.
+    """Return every value of the newest checkpoint as bytes: weights, optimizer, scheduler, generators.
 
-    Values, not files: pickle writes equal plain data differently according to what they share in memory.
+    Values instead of files: pickle writes equal plain data differently depending on shared objects.
     """
     store = CheckpointStore(run.checkpoints, "test-0")
     step = store.steps()[0]
@@ -255,15 +255,15 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, bytes | str]]:
 def samples_by_step(
     run: RunDirectory, folder: Path, rank: int, accumulation: int
 ) -> dict[int, list[list[int]]]:
-    """The micro-batches that ``rank`` computed at each step, over all attempts.
+    """Return the micro-batches of ``rank`` at each step, over all attempts.
 
-    A step that was computed again (after a kill) must have had the same samples again.
+    A recomputed step (after a kill) must have the same samples again.
     """
     found: dict[int, list[list[int]]] = {}
     for started in events(run, "started"):
         assert started.attempt is not None
         path = folder / f"samples-{started.attempt.job}-{started.attempt.restart}-{rank}.jsonl"
-        # Each process computes its first micro-batch once more, to settle DDP's buckets.
+        # Each process computes its first micro-batch twice, to lay out DDP's buckets.
         batches = [json.loads(line) for line in path.read_text().splitlines()][1:]
         for number in range(len(batches) // accumulation):
             step = (started.step or 0) + number
@@ -273,7 +273,7 @@ def samples_by_step(
 
 
 def has_ended(pid: int) -> bool:
-    """Whether the process has ended, also where nobody has asked for its exit code yet."""
+    """Return True if the process has ended, also if its exit code was not read yet."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -282,7 +282,7 @@ def has_ended(pid: int) -> bool:
 
 
 def is_rank(pid: int) -> bool:
-    """Whether the process is a rank itself, and not the srun that started it."""
+    """Return True for a rank itself, False for the srun that started it."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:

@@ -1,4 +1,4 @@
-"""Programs as people write them who never heard of hpcrun, for the tests that launch any script."""
+"""Programs without any use of hpcrun, for the tests that launch any script."""
 
 DDP = '''
 """Trains with plain DDP; keeps a checkpoint of its own and resumes from it. Written for torchrun."""

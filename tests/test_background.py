@@ -1,4 +1,4 @@
-"""A shell's background changes neither the tests nor a run that is followed there."""
+"""Starting in the background of a shell changes neither the tests nor a followed run."""
 
 import os
 import signal
@@ -34,15 +34,15 @@ while not os.path.exists("go") and time.monotonic() < late:
 """
 
 
-def test_what_a_test_starts_ignores_no_signal() -> None:
+def test_programs_of_a_test_ignore_no_signal() -> None:
     program = IGNORED + "print(ignored())"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     assert done.stdout == b"[]\n"
 
 
 @pytest.mark.parametrize("workers", ["0", "1"])
-def test_nor_does_it_where_the_tests_are_started_in_the_background(workers: str) -> None:
-    wanted = f"{__file__}::{test_what_a_test_starts_ignores_no_signal.__name__}"
+def test_programs_of_a_background_test_run_ignore_no_signal(workers: str) -> None:
+    wanted = f"{__file__}::{test_programs_of_a_test_ignore_no_signal.__name__}"
     command = [*MUTED, sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", workers]
     done = subprocess.run(
         [*command, wanted],
@@ -51,7 +51,7 @@ def test_nor_does_it_where_the_tests_are_started_in_the_background(workers: str)
     assert done.returncode == 0, done.stdout
 
 
-def test_a_run_followed_in_the_background_outlives_the_keys_and_its_ranks_hear_signals(
+def test_a_run_followed_in_the_background_survives_keys_and_its_ranks_get_signals(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "rank.py").write_text(RANK)

@@ -23,7 +23,7 @@ SECTIONS = "job|restarts|train|fsdp|optim|amp|watch|data|checkpoint"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a reader of the page stands: a checkout, and ``hpcrun`` on the PATH."""
+    """The working folder of a reader of the page: a checkout, and ``hpcrun`` on the PATH."""
     folder = tmp_path_factory.mktemp("guide")
     (folder / "configs").symlink_to(ROOT / "configs")
     program = folder / "bin" / "hpcrun"

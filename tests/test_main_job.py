@@ -1,4 +1,4 @@
-"""The promise, on the local cluster: a disturbed run ends with the weights of the undisturbed one."""
+"""The promise, on the local cluster: a disturbed run ends with the weights of the undisturbed run."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ def test_three_interruptions_change_no_bit_and_no_sample(tmp_path: Path) -> None
     with jobs.held_at(rough, 19, restart=1):
         os.kill(jobs.job_status(rough).tasks[5], signal.SIGKILL)
     with jobs.held_at(rough, 26, restart=2):
-        # To one rank alone: the others must hear of it and stop at the same step.
+        # To one rank only: all ranks must stop at the same step.
         os.kill(jobs.job_status(rough).tasks[2], signal.SIGUSR2)
     jobs.wait_for_end(rough)
 
@@ -49,7 +49,7 @@ def test_a_killed_rank_ends_the_job_within_seconds_with_the_cause_first(tmp_path
         victim = jobs.job_status(run).tasks[3]
         others = [pid for pid in jobs.job_status(run).tasks if pid != victim]
         os.kill(victim, signal.SIGKILL)
-    # Seconds, where torch would wait for its own time-out of ten minutes.
+    # Within seconds; torch's own timeout is ten minutes.
     jobs.wait_for(lambda: all(map(jobs.has_ended, others)))
     jobs.wait_for_end(run)
     first = jobs.events(run, "ended")[0]
@@ -58,7 +58,7 @@ def test_a_killed_rank_ends_the_job_within_seconds_with_the_cause_first(tmp_path
     assert [event.cause for event in jobs.events(run, "ended")] == ["crash", "finished"]
 
 
-def test_a_crash_at_one_step_twice_stops_with_the_reason_and_the_traceback(tmp_path: Path) -> None:
+def test_two_crashes_at_one_step_end_the_run_with_reason_and_traceback(tmp_path: Path) -> None:
     run = jobs.submit_probe(
         tmp_path,
         "crashing",
@@ -76,7 +76,7 @@ def test_a_crash_at_one_step_twice_stops_with_the_reason_and_the_traceback(tmp_p
 
 # On the real Slurm its like runs by default.
 @pytest.mark.slow
-def test_cancelled_then_resumed_by_the_same_line_it_ends_the_same(tmp_path: Path) -> None:
+def test_a_canceled_run_resumed_by_the_same_command_ends_with_the_same_bits(tmp_path: Path) -> None:
     calm = jobs.submit_probe(tmp_path, "calm")
     jobs.wait_for_end(calm)
     run = jobs.submit_probe(tmp_path, "halted", model__pause=0.05)
@@ -97,10 +97,10 @@ def test_cancelled_then_resumed_by_the_same_line_it_ends_the_same(tmp_path: Path
     assert "finished already" in third.stdout
 
 
-def test_a_time_limit_is_met_early_and_the_run_ends_over_several_allocations(
+def test_a_run_stops_before_its_limit_and_finishes_over_several_allocations(
     tmp_path: Path,
 ) -> None:
-    # Half a minute for a start: a busy machine takes long, and three allocations without a step are the last.
+    # Half a minute for a start: a busy machine is slow, and three allocations without a step end the run.
     limit = {"job.time": "0:45", "job.signal_lead": 15}
     run = jobs.submit_probe(tmp_path, "limited", **limit, model__pause=0.05)
     with jobs.held_at(run, 3):
@@ -113,7 +113,7 @@ def test_a_time_limit_is_met_early_and_the_run_ends_over_several_allocations(
 
 
 @pytest.mark.slow
-def test_a_controller_that_is_killed_takes_its_ranks_along_and_the_run_resumes(
+def test_a_killed_controller_ends_its_ranks_and_the_run_resumes(
     tmp_path: Path,
 ) -> None:
     run = jobs.submit_probe(tmp_path, "orphaned", model__pause=0.05, checkpoint__every=5)

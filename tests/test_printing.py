@@ -22,9 +22,9 @@ from hpcrun.run.endings import Failure
 from tests.cli.terminal import Terminal
 
 PACKAGE = Path(hpcrun.__file__).parent
-# These write into log files, and the commands show logs as data.
+# These modules write log files, which the commands show as data.
 INTO_LOGS = ("batch/", "lifecycle/", "train/", "launch/local/controller.py", "worker.py")
-# Pipes: a program reads them.
+# These write to pipes that a program reads.
 INTO_PIPES = (
     "network/check/agent.py",
     "network/check/allreduce/rank.py",
@@ -48,7 +48,7 @@ INTO_PIPES = (
         ("Zoë, 東京, Ωμέγα, \u06a9\u200c\u0647, 👩\u200d👩\u200d👧 \u00a0 100 %|██", None),
     ],
 )
-def test_what_a_terminal_obeys_is_shown_and_all_else_stays(text: str, shown: str | None) -> None:
+def test_control_characters_are_escaped_and_other_text_stays(text: str, shown: str | None) -> None:
     assert escaped(text) == (text if shown is None else shown)
 
 
@@ -76,8 +76,8 @@ NAMED = ("pprint", "rich.print", "tqdm.write", "self._bar.write", "traceback.pri
 
 
 def prints(tree: ast.AST) -> Iterator[int]:
-    """The lines that may write to a terminal."""
-    # Into a capture it is rich's way to lay a table out as text.
+    """Return the lines that may write to a terminal."""
+    # Into a capture, rich formats a table as text.
     captured = "captured" in ast.unparse(tree)
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
@@ -89,7 +89,7 @@ def prints(tree: ast.AST) -> Iterator[int]:
             yield node.lineno
 
 
-def test_no_command_prints_but_by_the_one_module() -> None:
+def test_commands_print_only_through_the_printing_module() -> None:
     found = []
     for path in sorted(PACKAGE.rglob("*.py")):
         place = path.relative_to(PACKAGE).as_posix()
@@ -114,13 +114,13 @@ WILD = [
 
 
 def wild(chance: random.Random) -> str:
-    """Random bytes as text, and sequences that terminals obey."""
+    """Return random bytes as text, and sequences that terminals obey."""
     raw = os.fsdecode(chance.randbytes(chance.randrange(1, 40)))
     return raw + chance.choice(WILD) + chance.choice(WILD)
 
 
 def obeyed(text: str) -> set[str]:
-    """The controls in what a terminal was sent, but for the ends of lines."""
+    """Return the control characters that a terminal received, except line ends."""
     return {
         letter for letter in text.replace("\r\n", "") if re.match(r"[\x00-\x1f\x7f-\x9f]", letter)
     }
@@ -155,7 +155,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_of_a_thousand_wild_texts_no_control_reaches_a_terminal(hostile: Path) -> None:
+def test_no_control_character_of_random_text_reaches_a_terminal(hostile: Path) -> None:
     script = (
         "import sys, pathlib\n"
         "from hpcrun.cli.main import guarded\n"
@@ -183,13 +183,13 @@ def test_of_a_thousand_wild_texts_no_control_reaches_a_terminal(hostile: Path) -
     assert screen.text.rstrip().endswith("the end"), screen.text[-2000:]
     assert obeyed(screen.text) == set()
     assert not re.search(r"[\u202a-\u202e\u2028\u2066-\u2069]", screen.text)
-    # The ends of lines are ours: a forged line would begin with what follows a line break in the data.
+    # Line ends come from hpcrun: a forged line would begin after a line break in the data.
     assert not re.search(r"^hpcrun: forged", screen.text, re.M)
     assert "東京" in screen.text
     assert "é" in screen.text
 
 
-def test_the_ledger_and_refusals_are_data_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_bad_node_list_and_refusals_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     from hpcrun.cli.commands import nodes
     from hpcrun.cli.main import _refuse
 
@@ -219,7 +219,7 @@ def test_the_bar_of_a_followed_run_shows_metric_names_as_data(tmp_path: Path) ->
     (tmp_path / "bar.py").write_text(script)
     screen = Terminal(tmp_path, program=[sys.executable, "bar.py"])
     assert screen.end() == 0, screen.text
-    # What tqdm itself sends: a return, and the way up a line.
+    # tqdm's own controls: a carriage return, and the cursor up one line.
     assert obeyed(re.sub(r"\x1b\[A|\r", "", screen.text).replace("\n", "")) == set()
     assert r"e\x1b[2J\x9b\r\n/s 3" in screen.text
     assert r"forged\x1b]0;x\x07\nline" in screen.text

@@ -1,4 +1,4 @@
-"""The names that a program of one's own imports, and what importing them costs."""
+"""The public names of the package, and the cost of importing them."""
 
 import importlib
 import re
@@ -54,7 +54,7 @@ def test_every_public_name_is_there_and_listed():
     assert hpcrun.open.__name__ == "open_run"
 
 
-def test_the_module_that_is_the_command_leaves_the_function_in_its_place() -> None:
+def test_importing_the_submit_module_keeps_the_submit_function() -> None:
     program = (
         "import hpcrun.submit, hpcrun; from hpcrun import submit;"
         "assert hpcrun.submit is submit; help(submit)"

@@ -1,4 +1,4 @@
-"""What a newcomer types first, as the README and the shipped configs have it."""
+"""The first commands of a newcomer, from the README and the shipped configs."""
 
 import re
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from tests import jobs
 
 ROOT = Path(__file__).parents[1]
 MAIN_JOB = ["--nodes", "2", "--gpus", "4", "--cpu", "--executor", "local"]
-# The shipped configs' tasks, for a machine of any size and in seconds.
+# Settings that run the tasks of the shipped configs on any machine in seconds.
 SMALL = [
     "train.steps=2", "optim.warmup_steps=1", "train.validate_batches=1", "data.max_bytes=300000",
     "model.layers=1", "model.heads=2", "model.width=32", "model.context=32",

@@ -20,7 +20,7 @@ _ALWAYS = ("raises-last", "killed", "import", "exit-2", "exit-75", "wrapper", "h
     "name",
     [pytest.param(name, marks=[] if name in _ALWAYS else pytest.mark.slow) for name in NAMES],
 )
-def test_a_script_that_fails_gets_its_cause_in_words(
+def test_a_failed_script_gets_its_cause_and_message(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     way = NAMES[name]

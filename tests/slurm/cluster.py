@@ -1,4 +1,4 @@
-"""The handle that tests have on a real Slurm: run a command, wait for a state, break something."""
+"""The tests' handle on a real Slurm: run a command, wait for a state, inject a fault."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from devclusterlib.spec import Partition as Partition  # noqa: E402  (tests name
 VERSION = os.environ.get("HPCRUN_TEST_SLURM", "")
 """Version of Slurm on which the tests run, as `24.11`; the system's own where it is empty."""
 POLL_S = 0.1
-# Seconds for whatever comes: a machine that is busy with other work takes minutes for a start.
+# Seconds for each wait: a start on a busy machine takes minutes.
 PATIENCE = 300.0
-# States that Slurm does not leave by itself. A requeued job passes through some of them as well,
-# so waiting for one of these is only safe where no requeue is on its way.
+# Final states. A requeued job passes through some of them too,
+# so waiting for one of them is safe only if no requeue follows.
 FINAL_STATES = frozenset(
     {
         *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED"),
         *("NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"),
     }
 )
-# Where a requeued job can be found again; PREEMPTED and NODE_FAIL may still lead to a requeue.
+# Settled states; after PREEMPTED and NODE_FAIL a requeue may still follow.
 AFTER_A_RESTART = frozenset({"RUNNING", "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"})
 
 
 def why_not(spec: ClusterSpec | None = None) -> str | None:
-    """Why this machine cannot run a cluster, or None when it can.
+    """Return the reason why this machine cannot run a cluster, or None if it can.
 
-    A ``spec`` that names no version of Slurm means the one that the tests run on.
+    A ``spec`` without a version of Slurm means the version of the tests.
     """
     wanted = spec or ClusterSpec()
     try:
@@ -52,10 +52,10 @@ def why_not(spec: ClusterSpec | None = None) -> str | None:
 
 
 def excused(version: str, features: Collection[str] = ()) -> bool:
-    """Return True for what could not be fetched, as the caller has said.
+    """Return True if ``missing`` is listed as unavailable and is not installed.
 
-    HPCRUN_SLURM_UNAVAILABLE lists versions of Slurm and features (`accounting`, `gluster`, `moosefs`). An
-    installation that is there is not excused.
+    HPCRUN_SLURM_UNAVAILABLE lists versions of Slurm and features (`accounting`, `gluster`, `moosefs`) that
+    could not be downloaded.
     """
     listed = os.environ.get("HPCRUN_SLURM_UNAVAILABLE", "").split()
     lacking = not set(features).isdisjoint(listed)
@@ -70,16 +70,16 @@ class SlurmCluster:
     name : str
         The cluster's name.
     user : str
-        The ordinary user whose jobs run.
+        The ordinary user of the jobs.
     shared : Path
         Directory that all hosts see and ``user`` owns; read it through ``seen`` on a cluster with
         a shared file system other than ``local``.
     nodes : list of str
         Compute nodes in Slurm's order.
     python : str
-        Interpreter for jobs: the one that runs the tests.
+        Interpreter for jobs: the interpreter of the tests.
     path : str
-        PATH of a fresh login, on which this cluster's version of Slurm is found first.
+        PATH of a fresh login, with this cluster's version of Slurm first.
     """
 
     def __init__(self, handle: devcluster.Cluster) -> None:
@@ -103,7 +103,7 @@ class SlurmCluster:
         check: bool = True,
         stdin: str | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run ``cmd`` on ``host`` and return what it said.
+        """Run ``cmd`` on ``host`` and return its result.
 
         The environment is a fresh login's of ``user`` (default: the job user) plus ``env``; the
         directory defaults to ``shared``. With ``check``, a failure raises with both outputs.
@@ -132,7 +132,7 @@ class SlurmCluster:
         cwd: str | os.PathLike[str] | None = None,
         env: Mapping[str, str] | None = None,
     ) -> subprocess.Popen[str]:
-        """Start ``cmd`` on ``host`` with pipes; it dies with the cluster at the latest."""
+        """Start ``cmd`` on ``host`` with pipes; it ends with the cluster at the latest."""
         return subprocess.Popen(
             self._argv(cmd, host, user, cwd, env),
             stdin=subprocess.DEVNULL,
@@ -153,13 +153,13 @@ class SlurmCluster:
         return self.handle.argv(host, list(cmd), user=user, cwd=where, env=env)
 
     def admin(self, *cmd: str) -> str:
-        """Output of a Slurm command run by root on the controller's host."""
+        """Return the output of a Slurm command that root runs on the controller's host."""
         return self.handle.admin(cmd)
 
     def sbatch(self, *arguments: str, script: str | None = None, **options: object) -> str:
         """Submit a job as the job user and return its id.
 
-        ``script`` is the text of a batch script; without it ``arguments`` name one or hold
+        ``script`` is the text of a batch script; without it, ``arguments`` name a script or contain
         ``--wrap``. ``options`` are those of `run`.
         """
         cmd = ["sbatch", "--parsable", *arguments]
@@ -167,7 +167,7 @@ class SlurmCluster:
         return done.stdout.strip().partition(";")[0]
 
     def squeue(self, *arguments: str) -> list[dict[str, str]]:
-        """Jobs that squeue lists: id, state, reason, partition, name, nodes, restart count."""
+        """Return the jobs of squeue: id, state, reason, partition, name, nodes, restart count."""
         fields = "JobID,State,Reason,Partition,Name,NodeList,RestartCnt"
         form = ",".join(f"{field}:|" for field in fields.split(","))
         text = self.admin("squeue", "--noheader", "--states=all", f"--Format={form}", *arguments)
@@ -178,22 +178,22 @@ class SlurmCluster:
         ]
 
     def scontrol_show_job(self, job_id: str) -> dict[str, str]:
-        """Every ``Key=Value`` of ``scontrol show job``, of the first record if there are several."""
+        """Return every ``Key=Value`` of ``scontrol show job``, of the first record if there are several."""
         line = self.admin("scontrol", "--oneliner", "show", "job", job_id).splitlines()[0]
         return dict(word.partition("=")[::2] for word in line.split() if "=" in word)
 
     def state(self, job_id: str) -> str:
-        """The job's state in Slurm's long form, as ``RUNNING``."""
+        """Return the job's state in Slurm's long form, such as ``RUNNING``."""
         return self.scontrol_show_job(job_id)["JobState"]
 
     def restarts(self, job_id: str) -> int:
-        """How often the job was requeued, whatever the cause."""
+        """Return the number of requeues of the job, for any cause."""
         return int(self.scontrol_show_job(job_id)["Restarts"])
 
     def wait_state(
         self, job_id: str, states: str | Collection[str] = FINAL_STATES, timeout: float = PATIENCE
     ) -> str:
-        """Wait until the job is in one of ``states`` and return which."""
+        """Wait until the job is in one of ``states`` and return the state."""
         wanted = {states} if isinstance(states, str) else set(states)
         self.wait_until(
             lambda: self.state(job_id) in wanted,
@@ -203,7 +203,7 @@ class SlurmCluster:
         return self.state(job_id)
 
     def wait_restarts(self, job_id: str, count: int, timeout: float = PATIENCE) -> None:
-        """Wait until the job was requeued ``count`` times and runs again, or has ended for good.
+        """Wait until the job was requeued ``count`` times and runs again, or has finally ended.
 
         Slurm counts a restart while the old attempt is still COMPLETING, before PENDING.
         """
@@ -220,16 +220,16 @@ class SlurmCluster:
 
     @property
     def seen(self) -> Path:
-        """``shared`` as the test process reaches it, also where it is a mount of the hosts'."""
+        """Return ``shared`` as the test process reaches it, also if it is a mount of the hosts."""
         return self.handle.layout.seen_from(hosts.holder_of(self.handle.layout, "login"))
 
     @staticmethod
     def wait_until(
         condition: Callable[[], bool],
         timeout: float = PATIENCE,
-        explain: Callable[[], str] = lambda: "what we waited for did not come",
+        explain: Callable[[], str] = lambda: "the expected state did not come",
     ) -> None:
-        """Return as soon as ``condition`` holds; fail with ``explain`` after ``timeout`` seconds."""
+        """Return as soon as ``condition`` is true; fail with ``explain`` after ``timeout`` seconds."""
         deadline = time.monotonic() + timeout
         while not condition():
             if time.monotonic() > deadline:
@@ -237,31 +237,31 @@ class SlurmCluster:
             time.sleep(POLL_S)
 
     def sacct(self, job_id: str) -> list[dict[str, str]]:
-        """Every record of the job, one an attempt; needs a cluster with accounting."""
+        """Return every record of the job, one per attempt; needs a cluster with accounting."""
         fields = ("JobID", "State", "ExitCode", "NodeList", "Start", "End")
         command = ["sacct", "-X", "-D", "-n", "-P", f"--format={','.join(fields)}", "-j", job_id]
         lines = self.admin(*command).splitlines()
         return [dict(zip(fields, line.split("|"), strict=True)) for line in lines]
 
     def cancel_all(self) -> None:
-        """Cancel every job of the job user and wait until their processes have gone."""
+        """Cancel every job of the job user and wait until their processes have ended."""
         self.admin("scancel", f"--user={self.user}")
         self.wait_until(lambda: not self.admin("squeue", "--noheader").strip())
 
     def node_state(self, node: str) -> str:
-        """The node's state as sinfo says it, ``idle`` or ``down*``."""
+        """Return the node's state in sinfo's words, ``idle`` or ``down*``."""
         return devcluster.node_states(self.handle)[node]
 
     def processes(self, host: str) -> list[int]:
-        """Pids of everything that runs on ``host``, daemons included."""
+        """Return the pids of all processes on ``host``, including daemons."""
         return faults.pids_on(self.handle, host)
 
     def kill_node(self, node: str) -> None:
-        """The node loses power: everything on it dies at once."""
+        """Simulate power loss of a node: all its processes die together."""
         faults.lose_power(self.handle, node)
 
     def orphan_node(self, node: str) -> None:
-        """Only slurmd and its step daemons die; the job's processes live on as orphans."""
+        """Kill only slurmd and its step daemons; the job's processes survive as orphans."""
         faults.leave_orphans(self.handle, node)
 
     def revive_node(self, node: str) -> None:
@@ -269,15 +269,15 @@ class SlurmCluster:
         faults.revive(self.handle, node)
 
     def set_node_down(self, node: str) -> None:
-        """An administrator sets the node down; `revive_node` does not undo it, `resume_node` does."""
+        """Set the node down as an administrator; `resume_node` undoes it, `revive_node` does not."""
         self.admin("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
 
     def resume_node(self, node: str) -> None:
-        """An administrator gives the node back."""
+        """Resume the node as an administrator."""
         self.admin("scontrol", "update", f"nodename={node}", "state=resume")
 
     def cut_link(self, host: str) -> None:
-        """Pull the host's cable."""
+        """Cut the host's link."""
         faults.cut_link(self.handle, host)
 
     def slow_link(self, host: str, rate: str = "50mbit") -> None:
@@ -285,23 +285,23 @@ class SlurmCluster:
         faults.slow_link(self.handle, host, rate)
 
     def lossy_link(self, host: str, percent: int = 20) -> None:
-        """Drop a share of the host's packets in both directions."""
+        """Drop a percentage of the host's packets in both directions."""
         faults.lossy_link(self.handle, host, percent)
 
     def restore_link(self, host: str) -> None:
-        """Undo whatever was done to the host's wire."""
+        """Undo all link faults of the host."""
         faults.restore_link(self.handle, host)
 
     def stop_daemon(self, daemon: str) -> None:
-        """End ``slurmctld``, ``slurmdbd``, ``mariadbd`` or ``munged`` as a service manager would."""
+        """Stop ``slurmctld``, ``slurmdbd``, ``mariadbd`` or ``munged`` as a service manager would."""
         faults.stop_daemon(self.handle, daemon)
 
     def start_daemon(self, daemon: str) -> None:
-        """Start it again and wait until it answers."""
+        """Start a daemon again and wait until it answers."""
         faults.start_daemon(self.handle, daemon)
 
     def heal(self) -> None:
-        """Undo every fault, so that the next test finds a whole cluster."""
+        """Undo every fault, so that the next test has a healthy cluster."""
         for host in self.handle.spec.host_names:
             faults.restore_link(self.handle, host)
         startup.start_missing(self.handle)
@@ -317,11 +317,11 @@ class SlurmCluster:
 
 
 def start(name: str, **options: object) -> SlurmCluster:
-    """Bring up a cluster that belongs to this process.
+    """Start a cluster that belongs to this process.
 
-    ``options`` are fields of `ClusterSpec`; without ``slurm``, the cluster has the version that
-    the tests run on. The tool runs as a program, so that the daemons are
-    not children of the test run and nobody has to reap them.
+    ``options`` are fields of `ClusterSpec`; without ``slurm``, the cluster has the version of
+    the tests. The tool runs as a separate program, so the daemons are
+    not children of the test process.
     """
     from devclusterlib.options import arguments_of
 
@@ -347,7 +347,7 @@ def remove_abandoned() -> None:
 
 
 def can_read(user: str, interpreter: str) -> bool:
-    """Whether ``user`` can start the interpreter: it may lie in another user's home."""
+    """Return True if ``user`` can start the interpreter, which may be in another user's home."""
     account = users.find(user)
     if account is None:
         return False

@@ -1,4 +1,4 @@
-"""One real Slurm a test session, for every test below this directory."""
+"""A real Slurm per test session, for every test in this directory."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from . import cluster, training
 def unavailable(
     reason: str, version: str = cluster.VERSION, features: Collection[str] = ()
 ) -> None:
-    """Skip where there is no Slurm to be had; fail where CI promised one.
+    """Skip without a Slurm; fail if CI requires it.
 
-    A ``version`` or one of ``features`` whose packages cannot be fetched is skipped in CI too.
+    A ``version`` or one of ``features`` with packages that cannot be downloaded is skipped in CI too.
     """
     if os.environ.get("HPCRUN_REQUIRE_SLURM") == "1" and not cluster.excused(version, features):
         pytest.fail(f"HPCRUN_REQUIRE_SLURM=1, but: {reason}")
@@ -47,7 +47,7 @@ def slurm() -> Iterator[cluster.SlurmCluster]:
 
 @pytest.fixture
 def bench(slurm: cluster.SlurmCluster) -> Iterator[training.Bench]:
-    """A place to submit probe runs from; whatever they left is gone afterwards."""
+    """A folder to submit probe runs from; its jobs and files are removed after the test."""
     place = training.Bench(slurm)
     yield place
     slurm.heal()
@@ -56,7 +56,7 @@ def bench(slurm: cluster.SlurmCluster) -> Iterator[training.Bench]:
 
 @pytest.fixture(scope="session")
 def calm(slurm: cluster.SlurmCluster) -> RunDirectory:
-    """The probe run that nothing disturbs: what every disturbed one has to end with."""
+    """The undisturbed probe run; every disturbed run must end with its state."""
     place = training.Bench(slurm, "calm")
     run = place.submit("calm", checkpoint__every=0)
     assert place.wait_for_end(run) == "COMPLETED", place.story(run)

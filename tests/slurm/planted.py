@@ -1,4 +1,4 @@
-"""Faults of a network, planted on the dev cluster at random places, and the verdicts that name them."""
+"""Network faults at random places of the dev cluster, and the verdicts that name them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Verdict = tuple[str, list[str]]
 
 
 def environment(slurm: SlurmCluster) -> dict[str, str]:
-    """As in an activated virtual environment; the checkout under test comes first."""
+    """Return the variables of an activated virtual environment, with the checkout under test first."""
     path = f"{Path(slurm.python).parent}:/usr/local/bin:/usr/bin:/bin"
     return {"PATH": path, "PYTHONPATH": str(SBATCH.parent)}
 
 
 def check(slurm: SlurmCluster, *options: str) -> dict[str, Any]:
-    """The report of a check over all nodes, asked for from the login host."""
+    """Return the report of a check over all nodes, started on the login host."""
     words = ["-m", "hpcrun", "netcheck", "--nodes", str(len(slurm.nodes)), "--json", *options]
     done = slurm.run([slurm.python, *words], env=environment(slurm), check=False)
     assert done.returncode in (0, 1), done.stdout + done.stderr
@@ -33,12 +33,12 @@ def check(slurm: SlurmCluster, *options: str) -> dict[str, Any]:
 
 
 def named(report: dict[str, Any]) -> list[Verdict]:
-    """Kind and nodes of each verdict."""
+    """Return kind and nodes of each verdict."""
     return [(verdict["kind"], verdict["nodes"]) for verdict in report["verdicts"]]
 
 
 def addresses(slurm: SlurmCluster) -> dict[str, str]:
-    """The address of each host, from the hosts file of the cluster."""
+    """Return the address of each host, from the cluster's hosts file."""
     text = slurm.run(["cat", "/etc/hosts"]).stdout
     lines = [line.split() for line in text.splitlines() if line.split()]
     return {name: words[0] for words in lines for name in words[1:]}
@@ -46,7 +46,7 @@ def addresses(slurm: SlurmCluster) -> dict[str, str]:
 
 @contextlib.contextmanager
 def rules(slurm: SlurmCluster, node: str, hook: str, rule: str) -> Iterator[None]:
-    """A rule in the packet filter of ``node``."""
+    """Add a rule to the packet filter of ``node``."""
     table = f"table inet planted {{ chain it {{ type filter hook {hook} priority 0; {rule}; }}; }}"
     slurm.run(["nft", "-f", "-"], host=node, user="root", stdin=table)
     try:
@@ -57,7 +57,7 @@ def rules(slurm: SlurmCluster, node: str, hook: str, rule: str) -> Iterator[None
 
 @contextlib.contextmanager
 def wrong_entry(slurm: SlurmCluster, node: str, other: str) -> Iterator[None]:
-    """A hosts file of ``node`` in which ``other`` has the address of the login host."""
+    """Give ``node`` a hosts file with the address of the login host for ``other``."""
     text = slurm.run(["cat", "/etc/hosts"], host=node).stdout
     login = addresses(slurm)["login"]
     lines = [line.split() for line in text.splitlines() if line.split()]
@@ -76,7 +76,7 @@ def wrong_entry(slurm: SlurmCluster, node: str, other: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def faulty(slurm: SlurmCluster, node: str, fault: Callable[[], None]) -> Iterator[None]:
-    """A fault of the link of ``node``."""
+    """Inject a fault into the link of ``node``."""
     fault()
     try:
         yield
@@ -91,7 +91,7 @@ FAULTS = ("none", "slow-link", "lossy-link", "slow-node", "lossy-node", "wrong-n
 def planted(
     slurm: SlurmCluster, fault: str, dice: random.Random
 ) -> Iterator[Callable[[dict[str, Any]], bool]]:
-    """Plant a fault at a random place; gives a function that says whether a report names it, and only it."""
+    """Inject a fault at a random place; yield a function that is true for a report of exactly this fault."""
     node, other = dice.sample(slurm.nodes, 2)
     pair = sorted((node, other))
     to_other = f"ip daddr {addresses(slurm)[other]}"
@@ -110,7 +110,7 @@ def planted(
             expected = [("slow", [node])]
         elif fault == "lossy-node":
             stack.enter_context(faulty(slurm, node, lambda: slurm.lossy_link(node, 20)))
-            # What Slurm itself sends is lost as well, so that the node's answers may come too late.
+            # Slurm's packets are lost too, so the node's answers may come too late.
             yield lambda report: {tuple(nodes) for _, nodes in named(report)} == {(node,)}
             return
         elif fault == "wrong-name":

@@ -1,4 +1,4 @@
-"""Whole runs on the real Slurm, prepared and submitted as an ordinary user would do it by hand."""
+"""Whole runs on the real Slurm, prepared and submitted by hand as an ordinary user does."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests import jobs
 from .cluster import PATIENCE, SlurmCluster
 
 SBATCH = Path(__file__).resolve().parents[2] / "sbatch"
-ENDED = 600.0  # seconds: two slow cores that others keep busy, and a requeue takes 7 of them
+ENDED = 600.0  # seconds: two slow cores with other work, and a requeue takes 7 s
 
 
 class Bench:
-    """A folder of the job user, from which it prepares runs of the probe task and submits them."""
+    """A folder of the job user to prepare and submit runs of the probe task."""
 
     def __init__(self, slurm: SlurmCluster) -> None:
         self.slurm = slurm
@@ -31,13 +31,13 @@ class Bench:
         self.write("empty.yaml", "{}\n")
 
     def write(self, name: str, text: str) -> Path:
-        """Put a file of the job user's into the folder."""
+        """Write a file of the job user into the folder."""
         path = self.folder / name
         self.slurm.run(["tee", str(path)], stdin=text)
         return path
 
     def hpcrun(self, *arguments: str, check: bool = True, timeout: float = PATIENCE) -> str:
-        """What `hpcrun` says, with its complaints, when the job user types it here."""
+        """Return the output of `hpcrun` and its errors, run by the job user in the folder."""
         done = self.slurm.run(
             [self.slurm.python, "-m", "hpcrun", *arguments],
             cwd=self.folder,
@@ -48,11 +48,11 @@ class Bench:
         return done.stdout + done.stderr
 
     def environment(self) -> dict[str, str]:
-        """As in an activated virtual environment, with one thread a rank on a small machine."""
+        """Return the variables of an activated virtual environment, with one thread per rank."""
         binaries = Path(self.slurm.python).parent
         return {
             "PATH": f"{binaries}:{self.slurm.path}",
-            # The checkout under test, wherever the package is installed from.
+            # The checkout under test comes before an installed package.
             "PYTHONPATH": str(SBATCH.parent),
             "OMP_NUM_THREADS": "1",
         }
@@ -71,19 +71,19 @@ class Bench:
         return RunDirectory(self.folder / "runs" / name)
 
     def run(self, name: str) -> RunDirectory:
-        """The run of that name."""
+        """Return the run of that name."""
         return RunDirectory(self.folder / "runs" / name)
 
     def same(self, name: str) -> list[str]:
-        """The arguments by which a run was prepared."""
+        """Return the arguments that prepared a run."""
         return [*self._asked[name], "--no-snapshot"]
 
     def sbatch(self, *arguments: str) -> str:
-        """Submit from here; the job's id."""
+        """Submit from the folder; return the job's id."""
         return self.slurm.sbatch(*arguments, cwd=self.folder, env=self.environment())
 
     def preempt_everything(self) -> None:
-        """Take all nodes for a moment, for a job that matters more."""
+        """Take all nodes for a short time with an urgent job."""
         urgent = self.sbatch("--partition=urgent", "--nodes=4", "--exclusive", "--wrap", "sleep 1")
         self.slurm.wait_state(urgent, timeout=ENDED)
 
@@ -98,13 +98,13 @@ class Bench:
 
     @contextlib.contextmanager
     def held_at(self, run: RunDirectory, step: int, restart: int = 0) -> Iterator[None]:
-        """The run at ``step``, which it does not leave before the test has done what it means to do to it."""
+        """Hold the run at ``step`` until the block ends."""
         self.wait_for_step(run, step, restart)
         with jobs.held(run):
             yield
 
     def wait_for_end(self, job: str, state: str = "COMPLETED") -> None:
-        """Wait until the job is in ``state``: a requeued job passes through other final states."""
+        """Wait until the job is in ``state``; a requeued job passes through other final states."""
         self.slurm.wait_until(
             lambda: self.slurm.state(job) == state,
             ENDED,
@@ -112,12 +112,12 @@ class Bench:
         )
 
     def status(self, name: str) -> dict[str, Any]:
-        """What `hpcrun status` says about one run."""
+        """Return the output of `hpcrun status` about one run."""
         row: dict[str, Any] = json.loads(self.hpcrun("status", "--json", name))
         return row
 
     def told(self, run: RunDirectory) -> str:
-        """Everything that the run's logs say, for a failing test."""
+        """Return all logs of the run, for a failing test."""
         logs = [path for path in run.path.rglob("*.log") if path.is_file()]
         texts = [f"--- {path}\n{path.read_text(errors='replace')[-3000:]}" for path in logs]
         return "\n".join([json.dumps(read_lines(run.events), indent=1)[-3000:], *texts])

@@ -1,4 +1,4 @@
-"""Clusters for the tests that need another Slurm than the usual one."""
+"""Clusters for tests that need another Slurm than the session's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .cluster import SlurmCluster
 
 
 def running(name: str, **options: object) -> Iterator[SlurmCluster]:
-    """Start a cluster of the test's own, or skip where this machine cannot have it."""
+    """Start a separate cluster for the test, or skip if this machine cannot run it."""
     reason = cluster.why_not(cluster.ClusterSpec(**options))  # type: ignore[arg-type]
     if reason is not None:
         pytest.skip(reason)

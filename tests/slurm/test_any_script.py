@@ -1,4 +1,4 @@
-"""Any script on the real Slurm: what a program that never heard of hpcrun gets from it."""
+"""Any script on the real Slurm: restarts, signals and exit codes without an import of hpcrun."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def bench(slurm: SlurmCluster) -> Bench:
 
 
 @pytest.mark.lifecycle
-def test_an_unmodified_ddp_script_is_preempted_on_slurm_and_goes_on_where_it_saved(
+def test_a_preempted_ddp_script_resumes_from_its_own_checkpoint(
     bench: Bench,
 ) -> None:
     bench.write("train.py", scripts_of_others.DDP)
@@ -34,7 +34,7 @@ def test_an_unmodified_ddp_script_is_preempted_on_slurm_and_goes_on_where_it_sav
     ends = [event.cause for event in jobs.events(run, "ended")]
     assert (jobs.result(run).get("state"), ends) == ("finished", ["preemption", "finished"])
     first, second = log(run, 0), log(run, 1)
-    # Slurm itself sends two when there is no grace time; whoever passed them on would make it four.
+    # Slurm sends two signals if there is no grace time; a program that forwards them would make it four.
     assert first.count("got SIGTERM") <= 2
     stopped = first.partition("stops after step ")[2].split()[0]
     assert f"rank 0 of 4 starts at step {stopped}\n" in second
@@ -42,12 +42,12 @@ def test_an_unmodified_ddp_script_is_preempted_on_slurm_and_goes_on_where_it_sav
 
 
 def log(run: RunDirectory, restart: int) -> str:
-    """What rank 0 printed in an attempt of the run's only job."""
+    """Return the output of rank 0 in an attempt of the run's only job."""
     paths = list(run.logs.glob(f"*/restart-{restart}/rank-00000.log"))
     return paths[0].read_text() if paths else ""
 
 
-def test_a_script_that_fails_is_started_again_within_its_budget(bench: Bench) -> None:
+def test_a_failed_script_restarts_within_its_budget(bench: Bench) -> None:
     shape = ("--nodes", "2", "--gpus", "1", "--cpu", "--executor", "slurm", "--detach")
     common = (*shape, "--no-snapshot", "restarts.crash=1")
     fails = 'echo "attempt $HPCRUN_RESTART of rank $RANK"; [ $RANK = 0 ] || exec sleep 60; '
@@ -64,7 +64,7 @@ def test_a_script_that_fails_is_started_again_within_its_budget(bench: Bench) ->
     assert [event.cause for event in ends] == ["crash", "finished"], bench.told(unlucky)
     assert "no luck today" in str(ends[0].fields["reason"])
     assert jobs.result(unlucky)["state"] == "finished"
-    # The rank that would have waited a minute was ended with the one that failed.
+    # The failed rank also ended the rank that waits a minute.
     ends = jobs.events(hopeless, "ended")
     assert [event.cause for event in ends] == ["crash", "crash"], bench.told(hopeless)
     assert "no luck at all" in str(jobs.result(hopeless)["reason"])
@@ -75,7 +75,7 @@ def test_a_script_that_fails_is_started_again_within_its_budget(bench: Bench) ->
 
 
 @pytest.mark.slow
-def test_a_script_is_warned_by_the_signal_of_its_choice_and_saves_below_a_wrapper(
+def test_a_script_below_a_wrapper_gets_the_chosen_warning_signal_and_saves(
     bench: Bench,
 ) -> None:
     bench.write("saves.py", scripts_of_others.SAVES)
@@ -97,7 +97,7 @@ def test_a_script_is_warned_by_the_signal_of_its_choice_and_saves_below_a_wrappe
 
 
 COUNTS = """
-trap 'echo told to stop at $n; exit 0' USR2
+trap 'echo stopped at $n; exit 0' USR2
 n=$(cat counted) || n=0
 while [ $n -lt 50 ]; do sleep 1; n=$((n + 1)); echo $n > counted; done
 """
@@ -105,7 +105,9 @@ while [ $n -lt 50 ]; do sleep 1; n=$((n + 1)); echo $n > counted; done
 
 # Slurm's smallest limit is a minute.
 @pytest.mark.slow
-def test_a_script_that_minds_its_time_limit_ends_over_several_allocations(bench: Bench) -> None:
+def test_a_script_that_stops_before_its_limit_finishes_over_several_allocations(
+    bench: Bench,
+) -> None:
     shape = ("--nodes", "1", "--gpus", "1", "--cpu", "--executor", "slurm", "--detach")
     limit = ("--no-snapshot", "job.time=1", "job.signal_lead=20")
     bench.hpcrun("submit", "--name", "counts", *shape, *limit, "--", "bash", "-c", COUNTS)
@@ -115,4 +117,4 @@ def test_a_script_that_minds_its_time_limit_ends_over_several_allocations(bench:
     assert len(causes) > 1
     assert causes == ["time-limit"] * (len(causes) - 1) + ["finished"], bench.told(run)
     assert (bench.folder / "counted").read_text() == "50\n"
-    assert "told to stop at" in log(run, 0)
+    assert "stopped at" in log(run, 0)

@@ -1,4 +1,4 @@
-"""A node that fails twice is left out by the requeued job and by the next submission."""
+"""The requeued job and the next submission exclude a node that failed twice."""
 
 import json
 import os
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slurm
 
 @pytest.fixture
 def folder(slurm: SlurmCluster) -> Iterator[Path]:
-    """A project of the job user, with a ledger of its own."""
+    """A project of the job user, with a separate bad-node list."""
     folder = slurm.shared / "bad-nodes"
     slurm.run(["mkdir", "-p", str(folder / "state")])
     slurm.run(["tee", str(folder / "probe.py")], stdin=jobs.PROBE)
@@ -34,7 +34,7 @@ def hpcrun(slurm: SlurmCluster, folder: Path, *arguments: str) -> str:
     return slurm.run(command, cwd=folder, env=environ).stdout
 
 
-def test_a_node_that_fails_a_second_time_is_left_out(slurm: SlurmCluster, folder: Path) -> None:
+def test_a_node_that_fails_twice_is_excluded(slurm: SlurmCluster, folder: Path) -> None:
     ledger = folder / "state" / "hpcrun" / "nodes.jsonl"
     settings = jobs.probe_config(
         folder,
@@ -45,7 +45,7 @@ def test_a_node_that_fails_a_second_time_is_left_out(slurm: SlurmCluster, folder
         hpcrun(slurm, folder, "submit", "-c", "empty.yaml", "--name", "run", "--json", *settings)
     )
     run = RunDirectory(Path(told["run"]))
-    # Its first failure was another run's.
+    # The first failure was in another run.
     blame = (
         "import sys; from pathlib import Path; from hpcrun.cluster.node_ledger import blame;"
         "blame(Path(sys.argv[1]), sys.argv[2], 'killed by SIGBUS', 'another run')"
@@ -69,10 +69,10 @@ def test_a_node_that_fails_a_second_time_is_left_out(slurm: SlurmCluster, folder
     assert f"#SBATCH --exclude={node}\n" in dry
 
 
-def test_an_exclusion_that_leaves_no_node_is_taken_back_and_the_job_runs(
+def test_an_exclusion_that_leaves_no_node_is_removed_and_the_job_runs(
     slurm: SlurmCluster, folder: Path
 ) -> None:
-    """The job is held to one node by name, which the ledger does not know of."""
+    """The job is bound to one node by name, which the bad-node list does not know."""
     job = slurm.sbatch("--nodelist=node1", "--requeue", "--output=/dev/null", "--wrap", "sleep 600")
     slurm.wait_state(job, "RUNNING")
     slurm.run(["scontrol", "requeue", job])

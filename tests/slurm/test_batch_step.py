@@ -1,4 +1,4 @@
-"""The batch step on sites with rules of their own, on a real Slurm."""
+"""The batch step at sites with special rules, on a real Slurm."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slurm
 
 
 def forbid_requeue(bench: Bench, job: str) -> None:
-    """Have the controller refuse to requeue a job that was submitted with --requeue, as a site may."""
+    """Make the controller refuse to requeue a job that was submitted with --requeue, as a site may."""
     bench.slurm.admin("scontrol", "update", f"jobid={job}", "requeue=0")
     asked = bench.slurm.run(["scontrol", "requeue", job], check=False)
     assert asked.returncode != 0
@@ -29,7 +29,7 @@ def forbid_requeue(bench: Bench, job: str) -> None:
 @pytest.mark.parametrize(
     "options", [["--no-requeue"], pytest.param([], id="by-the-controller", marks=pytest.mark.slow)]
 )
-def test_where_no_requeue_is_allowed_another_job_goes_on(bench, calm, options):
+def test_a_follow_up_job_continues_where_requeues_are_forbidden(bench, calm, options):
     run = bench.submit("forbidden", model__pause=0.05, **{"job.sbatch_args": options})
     first = bench.job(run)
     shape = ("--cpu", "--executor", "slurm", "--detach", "--no-snapshot", "--name", "next")
@@ -46,15 +46,15 @@ def test_where_no_requeue_is_allowed_another_job_goes_on(bench, calm, options):
     submitted = jobs.events(run, "submitted")[-1]
     assert (submitted.attempt, submitted.fields["continues"]) == (Attempt(second, 0), first)
     assert jobs.final_state(run) == jobs.final_state(calm)
-    # The run that waits for this run by --after waits for the second job.
+    # A run that waits for this run with --after waits for the follow-up job.
     assert bench.wait_for_end(bench.run("next")) == "COMPLETED", bench.batch_log(run)
 
 
-def test_an_end_that_cannot_be_written_down_is_requeued_all_the_same(bench, calm):
+def test_a_job_is_requeued_even_if_its_end_cannot_be_recorded(bench, calm):
     run = bench.submit("quota", model__pause=0.05)
     with bench.held_at(run, 14):
         (victim,) = bench.pids(run, 1)
-        # As a quota that is used up: the log of events takes no line more.
+        # Like an exhausted quota: the event log accepts no more lines.
         run.events.chmod(0o400)
         os.kill(victim, signal.SIGKILL)
     job = bench.job(run)
@@ -70,7 +70,7 @@ def test_an_end_that_cannot_be_written_down_is_requeued_all_the_same(bench, calm
 
 
 def test_a_site_on_which_sbatch_exports_nothing_trains(slurm: SlurmCluster) -> None:
-    """The variables come from the lines of a person's set-up, as such sites ask for."""
+    """The user's set-up lines set the variables, as such sites require."""
     bench = RawBench(slurm)
     run = bench.prepare("nothing-exported")
     lines = "\n".join(f"export {name}='{value}'" for name, value in bench.environment().items())
@@ -84,14 +84,14 @@ def test_a_site_on_which_sbatch_exports_nothing_trains(slurm: SlurmCluster) -> N
 
 
 def test_hpcrun_submit_trains_where_sbatch_exports_nothing(bench, slurm: SlurmCluster) -> None:
-    # An interpreter that finds the checkout without a variable, as that of an installed package does.
+    # An interpreter that finds the checkout without a variable, like that of an installed package.
     program = bench.folder / "python"
     program.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {slurm.python} "$@"\n')
     program.chmod(0o755)
     options = {"job.sbatch_args": ["--export=NONE"], "job.python": str(program)}
     bench.hpcrun(*bench.arguments("none", "--dry-run", **options))
     arguments = bench.arguments("none", **options)
-    # The batch step runs in the interpreter that submits, which the test can only set by its path.
+    # The batch step uses the interpreter of the submission, which the test can only set by its path.
     code = (
         f"import sys; sys.executable = {str(program)!r}; from hpcrun.cli.main import main; main()"
     )

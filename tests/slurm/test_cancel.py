@@ -1,4 +1,4 @@
-"""scancel is a wish: the run saves and stops, is not started again, and can be continued."""
+"""After scancel, the run saves, stops, is not restarted, and can be resumed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.lifecycle]
 
 
 @pytest.mark.parametrize("by", ["hpcrun", "scancel"])
-def test_cancelled_it_saves_stops_and_resumes_to_the_same_bits(bench, calm, by):
+def test_a_canceled_run_saves_stops_and_resumes_to_the_same_bits(bench, calm, by):
     run = bench.submit("halted", model__pause=0.05)
     with bench.held_at(run, 13):
         job = bench.job(run)
@@ -42,7 +42,7 @@ def test_cancelled_it_saves_stops_and_resumes_to_the_same_bits(bench, calm, by):
 
 @pytest.fixture
 def patient() -> Iterator[cluster.SlurmCluster]:
-    """A cluster that leaves a batch script the time to judge its end, also on a busy machine."""
+    """A cluster with enough time for a batch step to classify its end, also on a busy machine."""
     name = f"pytest-{os.getpid()}-patient"
     try:
         yield cluster.start(name, nodes=2, settings=(("KillWait", "120"),))
@@ -52,7 +52,7 @@ def patient() -> Iterator[cluster.SlurmCluster]:
 
 @pytest.fixture
 def unhurried() -> Iterator[cluster.SlurmCluster]:
-    """A cluster with Slurm's own delays: a requeued job waits for two minutes."""
+    """A cluster with Slurm's default delays: a requeued job waits for two minutes."""
     name = f"pytest-{os.getpid()}-unhurried"
     try:
         yield cluster.start(name, nodes=2, realistic=True)
@@ -61,8 +61,8 @@ def unhurried() -> Iterator[cluster.SlurmCluster]:
 
 
 @pytest.mark.parametrize("stage", ["setup", "container"])
-def test_cancelled_before_its_ranks_have_started_it_stays_cancelled(patient, stage):
-    """Also where Slurm's words are not in the run's own log: --error leads them elsewhere."""
+def test_a_job_canceled_before_its_ranks_start_stays_canceled(patient, stage):
+    """Also if --error moves Slurm's messages out of the run's log."""
     bench = Bench(patient)
     begun = bench.folder / "begun"
     wrapper = bench.folder / "slow"
@@ -80,8 +80,8 @@ def test_cancelled_before_its_ranks_have_started_it_stays_cancelled(patient, sta
     assert bench.result(run)["state"] == "stopped"
 
 
-def test_cancelled_during_the_setup_of_a_second_start_it_stays_cancelled(patient):
-    """It has worked before, so that a failing set-up would be a reason to start once more."""
+def test_a_job_canceled_during_the_set_up_of_a_restart_stays_canceled(patient):
+    """The run has worked before, so a failed set-up would be a reason for a restart."""
     bench = Bench(patient)
     second = bench.folder / "second"
     setup = [f'if [ "${{SLURM_RESTART_COUNT:-0}}" != 0 ]; then touch {second}; sleep 100; fi']
@@ -97,7 +97,7 @@ def test_cancelled_during_the_setup_of_a_second_start_it_stays_cancelled(patient
 
 
 @pytest.mark.slow
-def test_a_sigterm_without_a_cancellation_costs_a_requeue_and_no_bit(bench, calm):
+def test_a_sigterm_without_a_cancellation_causes_a_requeue_and_the_same_bits(bench, calm):
     run = bench.submit("hit", model__pause=0.1)
     with bench.held_at(run, 13):
         bench.slurm.run(["scancel", "--signal=TERM", bench.job(run)])
@@ -111,7 +111,7 @@ def test_a_sigterm_without_a_cancellation_costs_a_requeue_and_no_bit(bench, calm
 
 @pytest.mark.slow
 @pytest.mark.parametrize("by", ["hpcrun", "scancel"])
-def test_a_cancellation_that_meets_the_requeue_sticks(bench, by):
+def test_a_cancellation_during_the_requeue_wins(bench, by):
     late = bench.folder / "late"
     late.mkdir()
     (late / "scontrol").write_text(
@@ -133,7 +133,7 @@ def test_a_cancellation_that_meets_the_requeue_sticks(bench, by):
     assert len(jobs.events(run, "opened")) == 1
 
 
-def test_cancelled_at_once_it_is_not_started_again(bench):
+def test_a_job_canceled_immediately_does_not_restart(bench):
     run = bench.submit("ended", model__pause=0.1, checkpoint__every=0)
     with bench.held_at(run, 3):
         told = bench.hpcrun("cancel", "--now", "ended").stdout
@@ -145,8 +145,8 @@ def test_cancelled_at_once_it_is_not_started_again(bench):
     assert bench.slurm.restarts(bench.job(run)) == 0
 
 
-def test_cancelled_at_once_during_its_preflight_it_starts_no_rank(bench):
-    """The agent of the first start hangs, so that the end of its step looks like a silent node."""
+def test_a_job_canceled_during_its_preflight_starts_no_rank(bench):
+    """The agent of the first start hangs, so the end of its step looks like a silent node."""
     begun, wrapper = bench.folder / "begun", bench.folder / "wrapper"
     wrapper.write_text(
         f'#!/bin/bash\n[ -e {begun} ] || {{ touch {begun}; exec sleep 100; }}\nexec "$@"\n'
@@ -163,7 +163,7 @@ def test_cancelled_at_once_during_its_preflight_it_starts_no_rank(bench):
     assert "stopped" in bench.hpcrun("status", "checked").stdout
 
 
-def test_a_job_that_waits_is_cancelled_by_either_road_and_never_lost(bench):
+def test_a_pending_job_is_canceled_by_scancel_or_hpcrun_and_never_lost(bench):
     held = {"job.sbatch_args": ["--hold"]}
     bench.submit("ours", **held)
     theirs = bench.submit("theirs", **held)
@@ -177,7 +177,7 @@ def test_a_job_that_waits_is_cancelled_by_either_road_and_never_lost(bench):
 
 
 @pytest.mark.slow
-def test_a_requeued_job_that_waits_for_its_start_is_cancelled_for_good(unhurried):
+def test_a_pending_requeued_job_is_canceled_permanently(unhurried):
     # On a busy machine a shorter wait ends before the cancellation.
     bench = Bench(unhurried)
     run = bench.submit("again", model__pause=0.05)

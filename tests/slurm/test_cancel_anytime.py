@@ -1,7 +1,7 @@
-"""A cancelled job never comes back, at whatever moment the cancellation meets the job.
+"""A canceled job never comes back, at any moment of the cancellation.
 
-The moments are drawn at random over the whole course of a job: waiting, set-up, start of the ranks,
-training, saving, judging, requeue. Each run is preempted once on its way, so that the last three occur.
+The moments are random over the whole course of a job: waiting, set-up, start of the ranks,
+training, saving, classification, requeue. Each run is preempted once, so that the last three occur.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COMES_BACK_S = 30.0
 
 @dataclass
 class Victim:
-    """A run, and the moments (seconds after its submission) at which somebody acts on the run."""
+    """A run, and the moments (seconds after its submission) of each action on the run."""
 
     run: RunDirectory
     submitted: float
@@ -43,7 +43,7 @@ class Victim:
     cancelled: bool = False
 
 
-def test_no_cancelled_job_comes_back(bench: Bench) -> None:
+def test_no_canceled_job_comes_back(bench: Bench) -> None:
     dice = random.Random(SEED)
     cancelled: list[Victim] = []
     for first in range(0, COUNT, AT_ONCE):
@@ -54,7 +54,7 @@ def test_no_cancelled_job_comes_back(bench: Bench) -> None:
     for victim in cancelled:
         story = f"{victim}\n{bench.story(victim.run)}"
         last = jobs.events(victim.run, "opened")[-1:]
-        # An earlier start may have had any end: on a busy machine Slurm gives up a node that is alive.
+        # An earlier attempt may have had any end: on a busy machine Slurm may set a healthy node to down.
         causes = [
             event.cause
             for event in jobs.events(victim.run, "ended")

@@ -1,4 +1,4 @@
-"""One fault of every kind against one run: `tools/chaos.py` as a person types it, on its own cluster."""
+"""One fault of every kind in one run: the program `tools/chaos.py` on its own cluster."""
 
 from __future__ import annotations
 

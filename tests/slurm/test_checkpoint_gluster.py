@@ -1,7 +1,7 @@
-"""Checkpoints on a network file system of several hosts: its server goes away, two incarnations write.
+"""Checkpoints on a network file system of several hosts: the server stops, two attempts write.
 
-And everything that tests/checkpoint asks of a disk. There one test brings its own disk, to fill it up; the
-power cuts (slow) need an ext4 of their own, which a loop device makes on the machine's disk.
+The tests of tests/checkpoint also run on the mount. One of them fills a separate disk. The slow
+power-loss tests need a separate ext4, which a loop device makes on the machine's disk.
 """
 
 import os
@@ -31,7 +31,7 @@ def gluster():
 
 
 def saves(gluster, host, folder, *arguments):
-    """Start ``tests/checkpoint/saves.py`` on a host, as root, who can read any checkout."""
+    """Start ``tests/checkpoint/saves.py`` on a host as root, who can read any checkout."""
     command = [sys.executable, "-m", "tests.checkpoint.saves", str(gluster.shared / folder)]
     return gluster.popen([*command, *map(str, arguments)], host=host, user="root", cwd=ROOT)
 
@@ -56,12 +56,12 @@ def test_the_suite_of_the_local_disk_passes_on_the_mount(gluster):
     print(told)
     assert done.returncode == 0, done.stdout
     assert "skipped" not in told
-    # Where it took place, as the other host sees it.
+    # The folder of the tests, as the other host sees it.
     left = gluster.run(["find", str(folder), "-name", "manifest.json"], host="node2", user="root")
     assert len(left.stdout.splitlines()) > 20
 
 
-def test_a_server_that_stops_in_the_middle_of_a_save_costs_that_save_and_no_other(gluster):
+def test_a_server_that_stops_during_a_save_fails_only_that_save(gluster):
     writer = saves(gluster, "node1", "stopped", "7-0", 1, 200, 0.05)
     lines = []
 
@@ -85,7 +85,7 @@ def test_a_server_that_stops_in_the_middle_of_a_save_costs_that_save_and_no_othe
     writer.terminate()
     writer.communicate(timeout=cluster.PATIENCE)
     announced = [int(line.split()[1]) for line in lines if line.startswith("saved")]
-    print(f"the server's absence was told: {told}; saved {announced}")
+    print(f"the server's absence was reported: {told}; saved {announced}")
     assert announced[:2] == [1, 2]
     found = check(gluster, "node2", "stopped")
     assert set(announced) <= set(found)
@@ -93,7 +93,7 @@ def test_a_server_that_stops_in_the_middle_of_a_save_costs_that_save_and_no_othe
     assert "step-000000003.tmp" not in names
 
 
-def test_two_incarnations_that_write_at_once_on_two_hosts_leave_only_whole_checkpoints(gluster):
+def test_two_attempts_that_write_on_two_hosts_leave_only_valid_checkpoints(gluster):
     both = [
         saves(gluster, host, "both", owner, 1, 12, 0.0)
         for host, owner in (("node1", "7-0"), ("node2", "7-1"))

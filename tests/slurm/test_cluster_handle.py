@@ -1,4 +1,4 @@
-"""The handle that the other tests lean on: the example of docs/devcluster.md, run as it stands."""
+"""The handle of the other tests: the unchanged example of docs/devcluster.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A crash ends a job fast, says its cause first, and is answered from the budget for crashes."""
+"""A crash ends a job fast, reports its cause first, and uses the budget for crashes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .cluster import PATIENCE
 pytestmark = [pytest.mark.slurm, pytest.mark.lifecycle]
 
 
-def test_a_killed_rank_ends_all_at_once_and_the_job_restarts_once_with_the_same_bits(bench, calm):
+def test_a_killed_rank_ends_the_job_fast_and_it_restarts_once_with_the_same_bits(bench, calm):
     run = bench.submit("killed", model__pause=0.03, train__timeout=600)
     with bench.held_at(run, 14):
         (victim,) = bench.pids(run, 1)
@@ -23,7 +23,7 @@ def test_a_killed_rank_ends_all_at_once_and_the_job_restarts_once_with_the_same_
         assert len(others) == 1
         os.kill(victim, signal.SIGKILL)
     killed = time.time()
-    # srun notices, Slurm kills: seconds, where torch would wait for its own time-out of ten minutes.
+    # srun notices and Slurm kills within seconds; torch's own timeout is ten minutes.
     jobs.wait_for(lambda: all(map(jobs.has_ended, others)), timeout=120)
     bench.wait_until(lambda: bench.causes(run) != [], PATIENCE, lambda: bench.story(run))
     assert jobs.events(run, "ended")[0].time - killed < 180
@@ -39,7 +39,7 @@ def test_a_killed_rank_ends_all_at_once_and_the_job_restarts_once_with_the_same_
     assert log.index("hpcrun: crash: rank 1 on node2") < log.index("DUE TO JOB REQUEUE")
 
 
-def test_an_exception_at_one_step_twice_stops_the_run_with_the_reason(bench):
+def test_two_exceptions_at_one_step_end_the_run_with_the_reason(bench):
     run = bench.submit(
         "crashing", model__fault={"rank": 1, "call": 9}, checkpoint__every=0, train__accumulation=1
     )
@@ -57,7 +57,7 @@ def test_an_exception_at_one_step_twice_stops_the_run_with_the_reason(bench):
 
 
 @pytest.mark.slow
-def test_a_run_that_gets_no_further_stops_whatever_its_other_budgets(bench):
+def test_a_run_without_progress_ends_despite_its_other_budgets(bench):
     run = bench.submit(
         "stuck", model__fault={"rank": 1, "call": 9}, checkpoint__every=0, train__accumulation=1,
         **{"restarts.crash": None, "restarts.same_step": None, "restarts.no_progress": 2},
@@ -69,7 +69,7 @@ def test_a_run_that_gets_no_further_stops_whatever_its_other_budgets(bench):
 
 
 @pytest.mark.slow
-def test_a_task_that_has_gone_is_told_once_and_not_tried_again(bench):
+def test_a_missing_task_is_reported_once_without_a_restart(bench):
     run = bench.submit("typo", task="probe:Watched", **{"job.sbatch_args": ["--hold"]})
     probe = bench.folder / "probe.py"
     probe.write_text(probe.read_text().replace("class Watched", "class Gone"))

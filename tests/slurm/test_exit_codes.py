@@ -1,4 +1,4 @@
-"""What Slurm is told when a run can neither save nor be requeued: codes of their own, and nothing blind."""
+"""Exit codes of a run that can neither save nor be requeued."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from . import cluster
 pytestmark = [pytest.mark.slurm, pytest.mark.lifecycle]
 
 
-def test_a_stop_that_cannot_save_ends_with_74_is_not_requeued_and_goes_on_when_mended(bench, calm):
+def test_a_failed_last_save_ends_with_code_74_and_the_run_resumes_after_a_repair(bench, calm):
     run = bench.submit("full", model__pause=0.05, checkpoint__every=5)
     with bench.held_at(run, 12):
         job = bench.job(run)
-        # As a disk that has filled up meanwhile: nothing new can be made beside the checkpoints there are.
+        # Like a full disk: no new file can be made next to the checkpoints.
         run.checkpoints.chmod(0o500)
         bench.hpcrun("preempt", "full")
     try:
@@ -54,12 +54,12 @@ def test_a_stop_that_cannot_save_ends_with_74_is_not_requeued_and_goes_on_when_m
          "cannot be started: apptainer: No such file or directory"),
     ],
 )  # fmt: skip
-def test_what_fails_before_the_ranks_start_ends_a_new_run_with_its_words(bench, key, value, words):
+def test_a_failure_before_the_ranks_start_ends_a_new_run_with_its_message(bench, key, value, words):
     run = bench.submit("first-day", **{key: value})
     assert bench.wait_for_end(run) == "FAILED", bench.story(run)
     job = bench.job(run)
     assert bench.slurm.scontrol_show_job(job)["ExitCode"] == "2:0"
-    # Of srun's options no node knows better; what is not there may be there on other nodes.
+    # A wrong srun option fails on every node; a missing program may exist on other nodes.
     again = [] if key == "job.srun_args" else ["crash"]
     assert bench.slurm.restarts(job) == len(again)
     assert bench.causes(run) == [*again, "bad-input"]
@@ -68,7 +68,7 @@ def test_what_fails_before_the_ranks_start_ends_a_new_run_with_its_words(bench, 
 
 
 @pytest.mark.slow
-def test_a_first_start_that_fails_on_one_node_is_tried_on_another(bench, calm):
+def test_a_first_start_that_fails_on_one_node_restarts_on_another(bench, calm):
     setup = ['[ "$SLURMD_NODENAME" != node1 ] || cd /nonexistent/scratch']
     run = bench.submit("one-bad", job__nodes=1, job__gpus=4, **{"job.setup": setup})
     assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
@@ -78,8 +78,8 @@ def test_a_first_start_that_fails_on_one_node_is_tried_on_another(bench, calm):
     assert not list(bench.folder.glob("hpcrun/nodes.jsonl"))
 
 
-def test_a_folder_that_one_node_lacks_is_looked_for_on_another(bench):
-    """The rank on that node ends before its attempt has begun."""
+def test_a_folder_missing_on_one_node_causes_a_start_on_another(bench):
+    """The rank on that node ends before its attempt has started."""
     folder = bench.folder / "of-some" / "place"
     bench.slurm.run(["mkdir", "-p", str(folder)])
     shutil.copy(bench.folder / "probe.py", folder)
@@ -102,7 +102,7 @@ def test_a_folder_that_one_node_lacks_is_looked_for_on_another(bench):
 
 
 @pytest.mark.slow
-def test_a_module_that_one_node_lacks_is_looked_for_on_another(bench):
+def test_a_module_missing_on_one_node_causes_a_start_on_another(bench):
     probe = (bench.folder / "probe.py").read_text()
     lacking = 'import os\nif os.environ["SLURMD_NODENAME"] == "node2":\n    import not_on_node2\n'
     (bench.folder / "lacking.py").write_text(lacking + probe)
@@ -115,7 +115,7 @@ def test_a_module_that_one_node_lacks_is_looked_for_on_another(bench):
 
 
 def batch_scripts(site: cluster.SlurmCluster) -> list[int]:
-    """The processes of batch scripts on the nodes."""
+    """Return the processes of batch scripts on the nodes."""
     found = []
     for pid in (pid for node in site.nodes for pid in site.processes(node)):
         with contextlib.suppress(OSError):
@@ -125,7 +125,7 @@ def batch_scripts(site: cluster.SlurmCluster) -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_requeue_waits_for_minutes_for_a_controller_that_is_away(bench, calm):
+def test_a_requeue_waits_minutes_for_an_unreachable_controller(bench, calm):
     run = bench.submit("alone", model__pause=0.03)
     with bench.held_at(run, 14):
         (victim,) = bench.pids(run, 1)
@@ -135,8 +135,8 @@ def test_a_requeue_waits_for_minutes_for_a_controller_that_is_away(bench, calm):
     bench.wait_until(
         lambda: "Terminating StepId" in bench.batch_log(run), 300, lambda: bench.batch_log(run)
     )
-    # Longer than an upgrade of a controller takes, and than any other patience here. Where srun ends,
-    # the requeue is tried again and again. On Slurm 26.05 srun itself waits for the controller.
+    # Longer than an upgrade of a controller, and than any other timeout here. If srun ends,
+    # the batch step retries the requeue. On Slurm 26.05 srun itself waits for the controller.
     time.sleep(200)
     assert batch_scripts(bench.slurm), bench.batch_log(run)
     if bench.causes(run):

@@ -1,4 +1,4 @@
-"""A file system that is full while the batch step judges, with the run directory and Slurm's log on it."""
+"""A file system with the run directory and Slurm's log is full while the batch step classifies the end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 @pytest.fixture
 def small(slurm: SlurmCluster) -> Iterator[Path]:
-    """A file system of 64 MiB of the job user's, which hosts that start from now on share."""
+    """A file system of 64 MiB for the job user, shared by hosts that start later."""
     folder = Path(tempfile.mkdtemp(prefix="hpcrun-full-", dir="/tmp"))
     user = slurm.shared.stat()
     options = f"size=64m,mode=755,uid={user.st_uid},gid={user.st_gid}"
@@ -38,12 +38,12 @@ def small(slurm: SlurmCluster) -> Iterator[Path]:
 
 @pytest.fixture
 def site(small: Path) -> Iterator[SlurmCluster]:
-    """Two nodes that have the small file system mounted."""
+    """Two nodes with the small file system mounted."""
     yield from running("full", nodes=2)
 
 
 def fill(path: Path) -> None:
-    """Append empty lines to a file until nothing more fits, in its last block either."""
+    """Append empty lines to a file until the file system and the file's last block are full."""
     with path.open("ab", buffering=0) as file:
         for size in (1 << 20, 1 << 12, 1):
             try:
@@ -54,7 +54,7 @@ def fill(path: Path) -> None:
                     raise
 
 
-def test_a_disk_that_is_full_at_the_end_costs_a_requeue_and_no_bit(
+def test_a_full_disk_at_the_end_causes_a_requeue_and_the_same_bits(
     site: SlurmCluster, small: Path, calm: RunDirectory
 ) -> None:
     bench = Bench(site)
@@ -71,7 +71,7 @@ def test_a_disk_that_is_full_at_the_end_costs_a_requeue_and_no_bit(
     (small / "filler").unlink()
     assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
     assert site.restarts(job) == 1
-    # The second attempt has closed the first.
+    # The second attempt has recorded the end of the first.
     assert len(bench.causes(run)) == 2
     assert bench.causes(run)[-1] == "finished"
     assert jobs.final_state(run) == jobs.final_state(calm)

@@ -1,4 +1,4 @@
-"""A rank that stands still ends the job with its name, and the job starts again."""
+"""A rank without progress ends the job, the cause names the rank, and the job restarts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that start their own ranks, as one task a node of the real Slurm, preempted and requeued."""
+"""Programs that start their own ranks, as one task per node of the real Slurm, preempted and requeued."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def interpreter(slurm: SlurmCluster) -> Path:
-    """A Python with Accelerate, where the job user can read it."""
+    """A Python with Accelerate that the job user can read."""
     return make_environment(slurm.shared / "frameworks", "accelerate")
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_program_that_starts_its_own_ranks_is_preempted_and_goes_on_where_it_saved(
+def test_a_preempted_program_with_its_own_ranks_resumes_from_its_checkpoint(
     slurm: SlurmCluster, interpreter: Path, name: str
 ) -> None:
     command, (started, begins) = CASES[name]
@@ -67,7 +67,7 @@ def test_a_program_that_starts_its_own_ranks_is_preempted_and_goes_on_where_it_s
 
 
 @pytest.mark.parametrize("launcher", ["torchrun"])
-def test_the_rank_that_failed_first_is_told_though_another_task_hosts_rank_0(
+def test_the_rank_that_failed_first_is_reported_if_another_task_hosts_rank_0(
     slurm: SlurmCluster, launcher: str
 ) -> None:
     bench = Bench(slurm)
@@ -89,5 +89,5 @@ def test_the_rank_that_failed_first_is_told_though_another_task_hosts_rank_0(
 
 
 def logs(run: RunDirectory, restart: int) -> str:
-    """What all tasks printed in an attempt of the run's only job."""
+    """Return the output of all tasks in an attempt of the run's only job."""
     return "".join(path.read_text() for path in run.logs.glob(f"*/restart-{restart}/rank-*.log"))

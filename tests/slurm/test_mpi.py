@@ -1,4 +1,4 @@
-"""MPI programs find srun's PMI through a script (``pip install hpcrun[mpi]``)."""
+"""MPI programs in a script find srun's PMI (``pip install hpcrun[mpi]``)."""
 
 from __future__ import annotations
 

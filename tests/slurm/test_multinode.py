@@ -1,4 +1,4 @@
-"""torchrun on several hosts without a scheduler: the dev cluster's, each with a network of its own."""
+"""torchrun on several hosts of the dev cluster without a scheduler, each with a separate network."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def test_the_multinode_tool_trains_one_run_on_two_hosts_and_both_stop_together(
     settings = [word for word in jobs.probe_config(bench.folder, **changes) if word[:4] != "job."]
     shape = ("--num_nodes=2", "--num_gpus", "2", "--master_addr", "node2", "--master_port=23456")
     what = ("--cpu", "--name", "pair", "--no-snapshot", "--config", "empty.yaml", *settings)
-    # The tests' own probe task wants to know a job.
+    # The probe task of the tests needs a job id.
     env = {**bench.environment(), "SLURM_JOB_ID": ""}
 
     def start() -> list[int]:
-        """Type the line on both hosts; the exit codes."""
+        """Run the command on both hosts; return the exit codes."""
         hosts = [
             slurm.popen(
                 [str(TOOL), *shape, f"--node_rank={rank}", *what],

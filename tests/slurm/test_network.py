@@ -1,4 +1,4 @@
-"""The network check on a real Slurm: each planted fault is named, and a clean fleet gets no verdict."""
+"""The network check on a real Slurm: each injected fault is named, and healthy nodes get no verdict."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ SHORT = ("--seconds", "1", "--streams", "1", "--patience", "200", "--all-reduce"
 
 @pytest.fixture
 def whole(slurm: SlurmCluster) -> Iterator[SlurmCluster]:
-    """The cluster, without a fault afterwards."""
+    """The cluster; faults are removed after the test."""
     yield slurm
     slurm.heal()
 
 
 def check(slurm: SlurmCluster, *options: str) -> dict[str, Any]:
-    """The report of a short check."""
+    """Return the report of a short check."""
     return planted.check(slurm, *SHORT, *options)
 
 
@@ -60,7 +60,7 @@ def test_a_node_that_drops_packets_is_named(whole: SlurmCluster) -> None:
     whole.lossy_link("node3", 20)
     report = check(whole)
     assert report["exclude"] == ["node3"], report["verdicts"]
-    # What Slurm itself sends is lost as well, so that the node's answers may come too late.
+    # Slurm's packets are lost too, so the node's answers may come too late.
     assert named(report)[0][0] in ("lossy", "slow", "silent"), report["verdicts"]
 
 
@@ -112,7 +112,7 @@ def test_a_node_that_closes_a_range_of_ports_is_named_with_the_range(
 
 
 @pytest.mark.slow
-def test_a_node_that_stops_to_answer_is_a_verdict_and_not_a_hang(whole: SlurmCluster) -> None:
+def test_a_node_that_stops_answering_gets_a_verdict_without_a_hang(whole: SlurmCluster) -> None:
     words = ["-m", "hpcrun", "netcheck", "--nodes", "4", "--json", *SHORT]
     checking = whole.popen([whole.python, *words], env=environment(whole))
 
@@ -147,7 +147,7 @@ def test_a_node_whose_rank_hangs_in_the_all_reduce_is_named(whole: SlurmCluster)
 
 
 def command_of(pid: int) -> str:
-    """The command line of a process; empty where the process has ended."""
+    """Return the command line of a process; empty if the process has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_text()
     except OSError:

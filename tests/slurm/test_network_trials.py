@@ -1,6 +1,6 @@
-"""Seeded trials of the network check on eight hosts: each fault is named each time, and no other node.
+"""Seeded trials of the network check on eight hosts: each trial names exactly the injected fault.
 
-HPCRUN_TRIALS is the number of trials of each fault: 3, unless it is set.
+HPCRUN_TRIALS sets the number of trials per fault (default: 3).
 """
 
 from __future__ import annotations

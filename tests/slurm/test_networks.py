@@ -25,7 +25,7 @@ def as_root(bench: Bench, node: str, line: str) -> str:
 
 @pytest.fixture
 def two_networks(bench: Bench) -> Iterator[list[str]]:
-    """Each node knows its own name under an address that leads nowhere; returns the good addresses."""
+    """Give each node's own name an address without a route; return the good addresses."""
     text = bench.slurm.run(["cat", "/etc/hosts"]).stdout
     nodes = bench.slurm.nodes[:2]
     good = [bench.slurm.run(["getent", "hosts", node]).stdout.split()[0] for node in nodes]
@@ -56,7 +56,7 @@ def test_nodes_whose_own_name_is_on_another_network_find_each_other(bench, two_n
 
 @pytest.fixture
 def names_that_do_not_resolve(bench: Bench) -> Iterator[None]:
-    """Nodes on which no resolver knows a name of a node, neither Slurm's nor what it calls itself."""
+    """Nodes without a resolver for any node name, including their own host name."""
     nodes = bench.slurm.nodes[:2]
     hosts = bench.folder / "hosts"
     hosts.write_text("127.0.0.1 localhost\n")
@@ -93,14 +93,14 @@ def fabric(bench: Bench) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_the_ranks_meet_where_the_variables_of_the_job_say(bench, fabric):
+def test_the_variables_of_the_job_select_the_address_of_the_rendezvous(bench, fabric):
     place = {"MASTER_ADDR": fabric, "MASTER_PORT": "23456"}
     run = bench.submit("told", task="probe:Watched", job__env=place, restarts__crash=0)
     assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
     for rank in range(2):
         environ = facts(bench, rank)["environ"]
         assert {name: environ[name] for name in place} == place
-    # The connection to rank 0's store leaves node2 on the network of that name.
+    # The connection to rank 0's store uses the network of that name on node2.
     assert "10.98.0.1" in facts(bench, 1)["peers"]
 
 
@@ -126,7 +126,7 @@ def test_a_script_finds_rank_0_on_nodes_whose_own_name_is_on_another_network(ben
     assert all("2 ranks met eth0" in text for text in told), told
 
 
-def test_the_interface_that_the_job_names_is_used_or_its_lack_is_one_line(bench):
+def test_the_interface_of_the_job_is_used_or_its_absence_is_one_line(bench):
     run = bench.submit("named", task="probe:Watched", job__interface="eth")
     assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
     seen = facts(bench, 1)["environ"]
@@ -137,8 +137,8 @@ def test_the_interface_that_the_job_names_is_used_or_its_lack_is_one_line(bench)
     assert "it has eth0 (" in bench.result(lacking)["reason"]
 
 
-def test_auto_is_the_interface_on_which_the_nodes_reach_each_other(bench, two_networks):
-    # mgmt0 is up and has an address on both nodes, and leads nowhere.
+def test_interface_auto_selects_the_interface_that_connects_the_nodes(bench, two_networks):
+    # mgmt0 is up and has an address on both nodes, but connects to no node.
     run = bench.submit("auto", task="probe:Watched", job__interface="auto", restarts__crash=0)
     assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
     for rank in range(2):
@@ -147,7 +147,7 @@ def test_auto_is_the_interface_on_which_the_nodes_reach_each_other(bench, two_ne
 
 
 def test_gpus_that_cannot_be_used_end_the_run_with_one_line(bench):
-    """The dev cluster's GPUs are allocated by Slurm, and the tests' torch is built for CPUs."""
+    """Slurm allocates the dev cluster's GPUs, but torch in the tests is built for CPUs."""
     given = {"job.cpu": False, "job.gpus": 2}
     blind = bench.submit("blind", **given, **{"job.container": ["env", "CUDA_VISIBLE_DEVICES="]})
     wrong = bench.submit("wrong", **given)
@@ -160,5 +160,5 @@ def test_gpus_that_cannot_be_used_end_the_run_with_one_line(bench):
     ):
         assert bench.wait_for_end(run) == "FAILED", bench.story(run)
         assert line in bench.result(run)["reason"], bench.story(run)
-        # A node whose ranks end before they have looked is tried again.
+        # If the ranks of a node end before their check, the job starts again.
         assert bench.causes(run) in (["bad-input"], ["crash", "bad-input"])

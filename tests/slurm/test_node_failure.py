@@ -1,4 +1,4 @@
-"""A node dies: Slurm requeues, the next start knows why, and a ghost of the last one harms nothing."""
+"""Node failure: Slurm requeues, the next attempt records the cause, and a stale process does no harm."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ pytestmark = [pytest.mark.slurm, pytest.mark.lifecycle]
         pytest.param("cut_link", "node1", marks=pytest.mark.slow),
     ],
 )
-def test_the_run_goes_on_elsewhere_from_its_last_commit(bench, calm, fault, node):
+def test_the_run_resumes_on_other_nodes_from_its_last_checkpoint(bench, calm, fault, node):
     run = bench.submit("hit", model__pause=0.2, checkpoint__every=5)
     with bench.held_at(run, 12):
         getattr(bench.slurm, fault)(node)
     assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
     first_cause, last_cause = bench.causes(run)
-    # A node without a link, Slurm misses when it pings it; the ranks may lose their patience earlier.
+    # Slurm notices a cut link at its next ping; the watchdog of the ranks may notice it earlier.
     assert first_cause in (("node-failure", "hang") if fault == "cut_link" else ("node-failure",))
     assert last_cause == "finished"
     assert bench.slurm.restarts(bench.job(run)) == 1
@@ -39,11 +39,11 @@ def test_the_run_goes_on_elsewhere_from_its_last_commit(bench, calm, fault, node
 
 
 @pytest.mark.slow
-def test_a_live_orphan_that_goes_on_saving_is_fenced(bench, calm):
-    # On one node, so that every rank of it survives Slurm's daemons there, and its batch script too.
+def test_a_stale_process_that_continues_to_save_is_superseded(bench, calm):
+    # On one node, so that all ranks and the batch script survive Slurm's daemons there.
     run = bench.submit(
         "ghost",
-        # Threads decide the last bits: as many a rank as on the two nodes of the run it is compared with.
+        # The number of threads changes the last bits: use as many per rank as the reference run on two nodes.
         **{"job.nodes": 1, "job.gpus": 4, "job.cpus_per_task": 1},
         model__pause=0.6,
         checkpoint__every=2,
@@ -60,19 +60,19 @@ def test_a_live_orphan_that_goes_on_saving_is_fenced(bench, calm):
         return [event.attempt.restart for event in jobs.events(run, "opened") if event.attempt]
 
     bench.wait_until(lambda: opened() == [0, 1], PATIENCE, lambda: bench.story(run))
-    # It went on training after its node was given up, and its commits of that time count.
+    # The run trained on after Slurm set its node down, and its commits of that time are valid.
     assert len(jobs.events(run, "saved")) > saved
     state = bench.wait_for_end(run)
     assert (state, bench.slurm.restarts(job)) == ("COMPLETED", 1), bench.story(run)
     assert bench.causes(run) == ["node-failure", "finished"]
-    # The fence: whatever the ghost still announced was there when its successor looked.
+    # After the new owner looked, the stale process committed nothing.
     begun = jobs.events(run, "started")[1].step or 0
     ghosts = [e.step for e in jobs.events(run, "saved") if e.attempt and not e.attempt.restart]
     assert max(step or 0 for step in ghosts) <= begun
     ghost = (run.attempt_logs(job, 0) / "rank-00000.log").read_text()
     assert f"{job}-1 of cluster " in ghost
     assert f" owns this run now; {job}-0 stops writing" in ghost
-    # Its batch script lives on as well, and hears from srun that the node is lost: it must not requeue.
+    # Its batch script survives too, and srun reports the lost node: the script must not requeue.
     assert "hpcrun: node-failure" in bench.batch_log(run).partition(f"attempt {job}-1")[0]
     assert all(map(jobs.has_ended, orphans))
     assert jobs.final_state(run) == jobs.final_state(calm)

@@ -1,4 +1,4 @@
-"""Preempted in every way a site may have: saved, requeued exactly once, resumed, the same bits."""
+"""Every kind of preemption: the run saves, is requeued exactly once, and resumes to the same bits."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ CANCELLING = (
     Partition("batch", (("PriorityTier", "1"), ("PreemptMode", "CANCEL"))),
     Partition("urgent", (("PriorityTier", "100"), ("PreemptMode", "OFF"))),
 )
-# Slurm looks for the end of a grace time now and then only: of 15 s, at least that is left.
+# Slurm checks for the end of a grace time at intervals, so the effective time is shorter than 15 s.
 FLAVOURS = {
     "without-grace": {"grace_s": 0},
     "with-grace": {"grace_s": 15},
     "with-grace-and-signal": {"grace_s": 15, "preempt_user_signal": True},
-    # Slurm means to end the job for good; the run asks for another start all the same.
+    # Slurm ends the job finally; hpcrun requeues it.
     "cancelling": {"partitions": CANCELLING},
 }
 
 
 @pytest.fixture(params=FLAVOURS)
 def site(request, slurm) -> Iterator[cluster.SlurmCluster]:
-    """A cluster of two nodes that preempts in one of the ways."""
+    """A cluster of two nodes with one of the kinds of preemption."""
     name = f"pytest-{os.getpid()}-{request.param}"[:31].rstrip("-")
     try:
         yield cluster.start(name, nodes=2, **FLAVOURS[request.param])
@@ -40,13 +40,13 @@ def site(request, slurm) -> Iterator[cluster.SlurmCluster]:
 
 
 def preempt(site: cluster.SlurmCluster) -> str:
-    """Submit an urgent job that needs every node for a moment."""
+    """Submit an urgent job that needs every node for a short time."""
     return site.sbatch(
         *("-p", "urgent", "-N2", "--exclusive", "--output=/dev/null"), "--wrap", "sleep 1"
     )
 
 
-def test_an_urgent_job_costs_a_requeue_and_no_bit(site, calm):
+def test_a_preemption_causes_one_requeue_and_the_same_bits(site, calm):
     bench = Bench(site)
     run = bench.submit("moved", model__pause=0.05)
     with bench.held_at(run, 13):
@@ -67,8 +67,8 @@ def test_an_urgent_job_costs_a_requeue_and_no_bit(site, calm):
 
 
 @pytest.mark.slow
-def test_killed_before_it_could_save_it_still_counts_as_preempted(slurm, bench):
-    # A step that takes longer than KillWait: no rank gets to see its flag in time.
+def test_a_job_killed_before_its_save_counts_as_preempted(slurm, bench):
+    # A step longer than KillWait: no rank reads its flag in time.
     alone = {"train.steps": 1, "train.accumulation": 1, "optim.warmup_steps": 0}
     run = bench.submit("slow", model__pause=25.0, **alone)
     bench.wait_until(lambda: jobs.events(run, "started") != [], PATIENCE, lambda: bench.story(run))

@@ -1,4 +1,4 @@
-"""Preempted by a job of a higher QOS: PreemptType=preempt/qos, where the QOS says what becomes of a job."""
+"""Preemption by a job of a higher QOS: PreemptType=preempt/qos, where the QOS has the preemption mode."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .training import Bench
 
 pytestmark = [pytest.mark.slurm, pytest.mark.lifecycle, pytest.mark.slow]
 
-# By the cluster's setting a preempted job ends for good. Only the job's QOS has it requeued.
+# The cluster's mode cancels a preempted job. Only the job's QOS requeues it.
 SETTINGS = (("PreemptType", "preempt/qos"), ("PreemptMode", "CANCEL"))
-# Seconds. Slurm looks for the end of a grace time now and then only.
+# Seconds. Slurm checks for the end of a grace time at intervals.
 GRACE = 15
 
 
@@ -34,7 +34,7 @@ def site() -> Iterator[SlurmCluster]:
         yield site
 
 
-def test_a_job_of_a_higher_qos_costs_a_requeue_and_no_bit(site: SlurmCluster, calm) -> None:
+def test_a_preemption_by_qos_causes_one_requeue_and_the_same_bits(site: SlurmCluster, calm) -> None:
     bench = Bench(site)
     run = bench.submit("moved", model__pause=0.05, job__qos="low")
     with bench.held_at(run, 13):
@@ -45,7 +45,7 @@ def test_a_job_of_a_higher_qos_costs_a_requeue_and_no_bit(site: SlurmCluster, ca
         site.wait_state(urgent, timeout=PATIENCE)
     state = bench.wait_for_end(run)
     assert site.state(urgent) == "COMPLETED"
-    # A second requeue of our own would show as one start too many, after the run's end.
+    # A second requeue by hpcrun would show as an extra start after the run's end.
     assert (state, site.restarts(bench.job(run))) == ("COMPLETED", 1), bench.story(run)
     assert bench.causes(run) == ["preemption", "finished"]
     (stopped,) = jobs.events(run, "stopped")

@@ -1,4 +1,4 @@
-"""A node on which a check fails is left out by the requeued job, before any rank has started."""
+"""The requeued job excludes a node with a failed check, before any rank starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .training import Bench
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
-# A limit of no byte a file: the agent of this node can write no file, as on a damaged mount.
+# With a file size limit of 0, the agent of this node can write no file, as on a damaged mount.
 _AGENT = """#!/bin/bash
 case "$*" in
 *hpcrun.preflight.agent*)
@@ -25,7 +25,7 @@ exec "$@"
 """
 
 
-def test_a_node_that_cannot_write_is_left_out_and_the_job_finishes(bench: Bench) -> None:
+def test_a_node_that_cannot_write_is_excluded_and_the_job_finishes(bench: Bench) -> None:
     wrapper, bad = bench.folder / "wrapper", bench.folder / "bad-node"
     wrapper.write_text(_AGENT.format(bad=bad))
     wrapper.chmod(0o755)

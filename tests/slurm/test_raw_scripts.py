@@ -1,4 +1,4 @@
-"""The scripts in sbatch/, submitted as they are to a real Slurm by an ordinary user."""
+"""The unchanged scripts of sbatch/, submitted to a real Slurm by an ordinary user."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def bench(slurm: SlurmCluster) -> Bench:
 
 @pytest.fixture(scope="module")
 def undisturbed(bench: Bench) -> dict[str, bytes | str]:
-    """The final state of a run of four ranks that nothing happens to, by train.sbatch."""
+    """The final state of an undisturbed run of four ranks with train.sbatch."""
     run = bench.prepare("calm")
     job = bench.sbatch(*TWO_BY_TWO, str(SBATCH / "train.sbatch"), "runs/calm")
     bench.wait_for_end(job)
@@ -32,13 +32,13 @@ def undisturbed(bench: Bench) -> dict[str, bytes | str]:
 
 
 def outcome(run: RunDirectory) -> tuple[object, list[str | None]]:
-    """The state in result.json, and the causes of the ends of all attempts."""
+    """Return the state in result.json, and the causes of the ends of all attempts."""
     ends = [event.cause for event in jobs.events(run, "ended")]
     return jobs.result(run).get("state"), ends
 
 
 @pytest.mark.lifecycle
-def test_a_preempted_raw_job_is_followed_and_ends_as_the_undisturbed_one(
+def test_a_preempted_raw_job_ends_with_the_state_of_the_undisturbed_run(
     bench: Bench, undisturbed: dict[str, bytes | str]
 ) -> None:
     run = bench.prepare("rough", model__pause=0.05)
@@ -54,7 +54,7 @@ def test_a_preempted_raw_job_is_followed_and_ends_as_the_undisturbed_one(
 
 
 @pytest.mark.slow
-def test_the_prepared_line_trains_and_continues_what_was_cancelled(
+def test_the_printed_sbatch_command_trains_and_continues_a_canceled_run(
     bench: Bench, undisturbed: dict[str, bytes | str]
 ) -> None:
     run = bench.prepare("halted", model__pause=0.05)
@@ -72,7 +72,7 @@ def test_the_prepared_line_trains_and_continues_what_was_cancelled(
 
 
 @pytest.mark.slow
-def test_the_line_typed_again_leaves_a_run_alone_that_has_its_job(bench: Bench) -> None:
+def test_a_second_sbatch_of_a_run_with_a_live_job_is_refused(bench: Bench) -> None:
     run = bench.prepare("taken", model__pause=0.05)
     job = bench.sbatch(*TWO_BY_TWO, str(SBATCH / "train.sbatch"), "runs/taken")
     with bench.held_at(run, 3):

@@ -1,4 +1,4 @@
-"""A script that fails gets one cause on every cluster: here on Slurm, in tests/launch on the local one."""
+"""A failed script gets the same cause on Slurm as on the local cluster (tests/launch)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .scripts import ENDED, Bench
 pytestmark = pytest.mark.slurm
 
 RANKS = 4
-# The first cause, and not the SIGTERM by which srun ends the other ranks.
+# The first cause, not srun's SIGTERM to the other ranks.
 _ALWAYS = ("raises-last", "killed")
 
 
@@ -32,11 +32,11 @@ def bench(slurm: SlurmCluster) -> Bench:
         for name in NAMES
     ],
 )
-def test_a_script_that_fails_gets_its_cause_in_words(name: str, bench: Bench) -> None:
+def test_a_failed_script_gets_its_cause_and_message(name: str, bench: Bench) -> None:
     way = NAMES[name]
     options = ["restarts.crash=0", *way.options]
     if name == "hang":
-        # Slurm's shortest limit, and the signal may come a minute early.
+        # Slurm's shortest limit; the signal may come a minute early.
         options += ["job.time=1", "job.signal_lead=20"]
     run = bench.submit(name, *options, "--", *way.command)
     bench.slurm.wait_until(run.result.exists, ENDED, lambda: bench.told(run))

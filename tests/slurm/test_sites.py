@@ -1,4 +1,4 @@
-"""Clusters of other shapes than the usual one: no GPU GRES, typed GPUs, several clusters."""
+"""Other kinds of clusters: no GPU GRES, typed GPUs, several clusters."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def seen_by_rank_0(on: SlurmCluster, name: str, job: str) -> dict[str, str]:
     return {key: value for key, equals, value in lines if equals}
 
 
-def test_where_no_node_has_a_gpu_gres_none_is_asked_for(plain: SlurmCluster) -> None:
+def test_no_gpu_is_requested_without_a_gpu_gres(plain: SlurmCluster) -> None:
     dry = hpcrun(plain, "submit", "--name", "dry", "--gpus", "2", "--dry-run", "--", "env")
     assert "--gpus-per-node" not in dry.stdout
     assert "no node has a gpu GRES" in dry.stderr
@@ -76,12 +76,12 @@ def test_where_no_node_has_a_gpu_gres_none_is_asked_for(plain: SlurmCluster) -> 
     assert not (plain.shared / "runs" / "typed").exists()
 
 
-def test_where_slurm_counts_no_gpus_the_ranks_find_some_or_the_job_is_refused(
+def test_without_gpu_counts_of_slurm_the_ranks_must_find_a_gpu(
     plain: SlurmCluster,
 ) -> None:
     blind = submit(plain, "blind", "--gpus", "2")
     cpu = submit(plain, "cpu", "--gpus", "2", "--cpu")
-    # As on a node that has GPUs.
+    # Like a node with GPUs.
     seeing = submit(plain, "seeing", "--gpus", "2", 'job.env={CUDA_VISIBLE_DEVICES: "0,1"}')
     assert [plain.wait_state(job) for job in (cpu, seeing)] == ["COMPLETED", "COMPLETED"]
     assert plain.wait_state(blind) == "FAILED"
@@ -93,7 +93,7 @@ def test_where_slurm_counts_no_gpus_the_ranks_find_some_or_the_job_is_refused(
 
 
 @pytest.mark.parametrize("form", ["gpus-per-node", "gres"])
-def test_typed_gpus_are_asked_for_in_each_form(typed: SlurmCluster, form: str) -> None:
+def test_typed_gpus_are_requested_in_each_form(typed: SlurmCluster, form: str) -> None:
     job = submit(typed, form, "--gpus", "h100:2", f"job.gpu_request={form}")
     assert typed.wait_state(job) == "COMPLETED"
     shown = typed.scontrol_show_job(job)
@@ -106,14 +106,14 @@ def test_typed_gpus_are_asked_for_in_each_form(typed: SlurmCluster, form: str) -
     assert seen["CUDA_VISIBLE_DEVICES"] == "0,1"
 
 
-def test_gpus_by_task_show_each_rank_one(typed: SlurmCluster) -> None:
+def test_gpus_per_task_shows_each_rank_one_gpu(typed: SlurmCluster) -> None:
     job = submit(typed, "by-task", "--gpus", "2", "job.gpu_request=gpus-per-task")
     assert typed.wait_state(job) == "COMPLETED"
     seen = seen_by_rank_0(typed, "by-task", job)
     assert seen["CUDA_VISIBLE_DEVICES"] == "0"
 
 
-def test_the_dry_run_shows_what_is_submitted(typed: SlurmCluster) -> None:
+def test_the_dry_run_shows_the_submitted_request(typed: SlurmCluster) -> None:
     arguments = ["submit", "--name", "same", "--gpus", "a100:1", "job.executor=slurm"]
     dry = hpcrun(typed, *arguments, "--dry-run", "--json", "--", "env")
     assert "asks for 4 CPUs a rank and 16000M of memory a node" in dry.stderr
@@ -132,7 +132,7 @@ def test_a_type_that_the_partition_lacks_is_refused(typed: SlurmCluster) -> None
     assert "no node of this cluster has GPUs of type v100; there are: a100, h100" in done.stderr
 
 
-def test_node_setup_is_a_step_with_one_task_a_node(typed: SlurmCluster) -> None:
+def test_node_setup_runs_one_task_per_node(typed: SlurmCluster) -> None:
     folder = typed.shared / "staging"
     typed.run(["mkdir", str(folder)])
 
@@ -205,7 +205,7 @@ exit 1
 
 @pytest.fixture
 def front(big: SlurmCluster) -> dict[str, str]:
-    """The environment of a login host from which ``big`` is reached only by its name."""
+    """The environment of a login host that reaches ``big`` only by name."""
     folder = big.shared / "front"
     folder.mkdir(exist_ok=True)
     for program in ("squeue", "sacct", "scancel", "scontrol", "sinfo"):
@@ -216,7 +216,7 @@ def front(big: SlurmCluster) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_a_job_on_another_cluster_is_watched_and_ended_from_here(
+def test_a_job_on_another_cluster_can_be_followed_and_canceled_from_here(
     big: SlurmCluster, front: dict[str, str]
 ) -> None:
     job = submit(big, "far", f"--cluster={big.name}", "job.sbatch_args=[--hold]", env=front)
@@ -236,23 +236,23 @@ def test_a_job_on_another_cluster_is_watched_and_ended_from_here(
 
 
 @pytest.mark.slow
-def test_a_default_cluster_of_the_shells_is_taken_and_bends_no_answer(big: SlurmCluster) -> None:
+def test_the_default_cluster_of_the_shell_is_used_and_affects_no_query(big: SlurmCluster) -> None:
     environ = {"SLURM_CLUSTERS": big.name}
     dry = hpcrun(big, "submit", "--name", "x", "--dry-run", "--", "env", env=environ)
     assert f"#SBATCH --clusters={big.name}\n" in dry.stdout
     job = submit(big, "near", "job.sbatch_args=[--hold]")
-    # An unknown cluster: squeue would ask there, and find no job.
+    # An unknown cluster: squeue would ask it and find no job.
     wrong = {"SLURM_CLUSTERS": "nowhere"}
     assert "pending" in hpcrun(big, "status", "near", env=wrong).stdout
     assert hpcrun(big, "cancel", "near", env=wrong).returncode == 0
     assert big.state(job) == "CANCELLED"
 
 
-def test_a_job_that_has_the_id_of_ours_is_neither_shown_nor_ended(typed: SlurmCluster) -> None:
+def test_another_job_with_the_same_id_is_neither_shown_nor_canceled(typed: SlurmCluster) -> None:
     job = submit(typed, "reused", "job.sbatch_args=[--hold]")
     run = RunDirectory(Path(typed.shared / "runs" / "reused"))
     typed.run(["scontrol", "update", f"jobid={job}", "jobname=renamed"])
-    # A person may rename a job; it still runs the script of the run.
+    # A user may rename a job; it still runs the script of the run.
     assert "pending" in hpcrun(typed, "status", "reused").stdout
     typed.run(["scancel", job])
     typed.wait_state(job)

@@ -1,4 +1,4 @@
-"""`hpcrun stacks` from a login node: through the run directory alone."""
+"""`hpcrun stacks` from a login node, only through the run directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a run stands is told by squeue, then by sacct, then by the run directory."""
+"""The state of a run comes from squeue, then from sacct, then from the run directory."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from . import cluster
 from .conftest import unavailable
 from .training import Bench
 
-# Slurm forgets a job on a tick of half a minute.
+# Slurm removes ended jobs every half minute.
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 
 @pytest.fixture
 def forgetful(slurm) -> Iterator[cluster.SlurmCluster]:
-    """A cluster with accounting whose squeue forgets a job after two seconds."""
+    """A cluster with accounting and a squeue that forgets a job after two seconds."""
     reason = cluster.why_not(cluster.ClusterSpec(accounting=True))
     if reason is not None:
         unavailable(reason, features=["accounting"])
@@ -28,7 +28,7 @@ def forgetful(slurm) -> Iterator[cluster.SlurmCluster]:
         cluster.stop(name)
 
 
-def test_what_squeue_has_forgotten_sacct_still_tells(forgetful):
+def test_status_asks_sacct_for_jobs_that_squeue_has_forgotten(forgetful):
     bench = Bench(forgetful)
     held = {"job.sbatch_args": ["--hold"]}
     runs = [bench.submit(name, **held) for name in ("first", "second")]

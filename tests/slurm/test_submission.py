@@ -1,4 +1,4 @@
-"""What sbatch answers, and what a person is told then."""
+"""The answers of sbatch, and the messages of hpcrun."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ def runs(slurm: SlurmCluster) -> Path:
 
 
 def line(slurm: SlurmCluster, runs: Path, name: str, *more: str) -> list[str]:
-    """What submits a job of one rank that does nothing."""
+    """Return the command that submits a job of one rank that does nothing."""
     return [
         slurm.python, "-m", "hpcrun", "submit", "--name", name, "--cpu",
         "--nodes", "1", "--gpus", "1", "--runs-dir", str(runs), "--json", *more, "--", "true",
@@ -41,9 +41,7 @@ def submit(slurm: SlurmCluster, runs: Path, name: str, *more: str) -> "tuple[int
     return done.returncode, done.stdout, done.stderr
 
 
-def test_a_refusal_is_told_in_slurms_words_and_nothing_is_left(
-    slurm: SlurmCluster, runs: Path
-) -> None:
+def test_a_refusal_quotes_slurm_and_leaves_no_files(slurm: SlurmCluster, runs: Path) -> None:
     code, _, told = submit(slurm, runs, "nowhere", "--partition", "nope")
     assert code == 2
     assert told.startswith("hpcrun: sbatch refused: ")
@@ -53,7 +51,7 @@ def test_a_refusal_is_told_in_slurms_words_and_nothing_is_left(
 
 
 @pytest.mark.parametrize("seconds", [25.0, pytest.param(60.0, marks=pytest.mark.slow)])
-def test_a_submission_waits_for_a_controller_that_is_away(
+def test_a_submission_waits_for_an_unreachable_controller(
     slurm: SlurmCluster, runs: Path, seconds: float
 ) -> None:
     slurm.stop_daemon("slurmctld")
@@ -70,10 +68,10 @@ def test_a_submission_waits_for_a_controller_that_is_away(
 
 
 def processes(slurm: SlurmCluster, host: str, name: str) -> list[psutil.Process]:
-    """The programs of that name on ``host``."""
+    """Return the programs of that name on ``host``."""
     found = []
     for pid in slurm.processes(host):
-        # A process may end between the listing and the look.
+        # A process may end between the listing and the read.
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)
             if process.name() == name:
@@ -82,9 +80,9 @@ def processes(slurm: SlurmCluster, host: str, name: str) -> list[psutil.Process]
 
 
 def asks(slurm: SlurmCluster) -> bool:
-    """Whether an sbatch on the login host has reached a controller that does not read."""
+    """Return True if an sbatch on the login host has connected to a controller that does not read."""
     for process in processes(slurm, "login", "sbatch"):
-        # Of its network, not of ours; 01 is TCP_ESTABLISHED (proc(5)).
+        # The connections of its network namespace; 01 is TCP_ESTABLISHED (proc(5)).
         talks = Path(f"/proc/{process.pid}/net/tcp").read_text().splitlines()[1:]
         if any(talk.split()[3] == "01" for talk in talks):
             return True
@@ -93,7 +91,7 @@ def asks(slurm: SlurmCluster) -> bool:
 
 @pytest.fixture
 def without_scancel(slurm: SlurmCluster) -> dict[str, str]:
-    """An environment in which a job can be submitted and not cancelled."""
+    """Return an environment in which a job can be submitted but not canceled."""
     folder = slurm.shared / "without-scancel"
     slurm.run(["mkdir", str(folder)])
     programs = [str(shutil.which(name, path=slurm.path)) for name in NEEDED]
@@ -110,7 +108,7 @@ def without_scancel(slurm: SlurmCluster) -> dict[str, str]:
         (signal.SIGTERM, True),
     ],
 )
-def test_what_a_terminal_sends_while_sbatch_asks_leaves_no_job_without_a_record(
+def test_a_terminal_signal_during_sbatch_leaves_no_job_without_a_record(
     slurm: SlurmCluster,
     runs: Path,
     key: signal.Signals,
@@ -121,7 +119,7 @@ def test_what_a_terminal_sends_while_sbatch_asks_leaves_no_job_without_a_record(
     (controller,) = processes(slurm, "ctl", "slurmctld")
     run = RunDirectory(runs / f"between-{key.name}-{cancels}")
     before = {job["jobid"] for job in slurm.squeue()}
-    # A session of its own, in whose place a terminal signals all that runs in the foreground.
+    # A separate session: a terminal signals all foreground processes of its session.
     command = ["setsid", *line(slurm, runs, run.name)]
     controller.suspend()
     try:
@@ -150,12 +148,12 @@ def test_what_a_terminal_sends_while_sbatch_asks_leaves_no_job_without_a_record(
 
 
 def told_until(submitting: "subprocess.Popen[str]", words: str) -> str:
-    """The line of standard error with these words; those before it are passed over."""
+    """Return the line of standard error with these words; skip the lines before it."""
     assert submitting.stderr is not None
     return next(line for line in submitting.stderr if words in line)
 
 
-def test_an_sbatch_that_is_stuck_is_told_with_the_key_that_gives_it_up(
+def test_a_stuck_sbatch_is_reported_with_the_key_that_stops_it(
     slurm: SlurmCluster, runs: Path
 ) -> None:
     (controller,) = processes(slurm, "ctl", "slurmctld")
@@ -173,13 +171,13 @@ def test_an_sbatch_that_is_stuck_is_told_with_the_key_that_gives_it_up(
     finally:
         controller.resume()
     assert submitting.returncode in (-signal.SIGQUIT, 128 + signal.SIGQUIT)
-    # What it leaves is no obstacle to the same line, unless the request had arrived.
+    # The same command works afterwards, unless the request had arrived.
     code, _, told = submit(slurm, runs, "stuck")
     assert code == 0 or "has it already" in told, told
 
 
 @pytest.mark.parametrize("key", [signal.SIGINT, signal.SIGTERM])
-def test_who_interrupts_ends_the_wait_for_a_controller_that_is_away(
+def test_an_interrupt_ends_the_wait_for_an_unreachable_controller(
     slurm: SlurmCluster, runs: Path, key: signal.Signals
 ) -> None:
     slurm.stop_daemon("slurmctld")

@@ -30,13 +30,13 @@ SUSPENDING = {
 
 
 def shown(bench: Bench, job: str) -> dict[str, str]:
-    """The fields that the controller shows of the job, with times in Unix seconds."""
+    """Return the controller's fields of the job, with times in Unix seconds."""
     command = ["scontrol", "show", "job", job]
     done = bench.slurm.run(command, env={"SLURM_TIME_FORMAT": "%s"})
     return slurm.parse_show_job(done.stdout)
 
 
-def test_a_suspended_job_goes_on_where_it_was(bench, calm):
+def test_a_suspended_job_continues_at_the_same_step(bench, calm):
     # Without a limit, Slurm 26.05 shows no time of the end.
     run = bench.submit("suspended", model__pause=0.05, train__hang_after=10, job__time=60)
     bench.wait_for_step(run, 12)
@@ -59,14 +59,14 @@ def test_a_suspended_job_goes_on_where_it_was(bench, calm):
     assert "suspended by Slurm" in told
     # Slurm does not count the time against the limit.
     assert float(after["EndTime"]) - float(before["EndTime"]) > SUSPENDED_S - 5
-    # The verdict takes an end that follows a suspension for a preemption.
+    # An end after a suspension is classified as a preemption.
     assert view_of(before).suspended is None
     assert view_of(after).suspended is not None
 
 
 @pytest.fixture
 def sharing() -> Iterator[Bench]:
-    """Two nodes whose urgent jobs suspend the others (gang scheduling)."""
+    """Two nodes with urgent jobs that suspend other jobs (gang scheduling)."""
     name = f"pytest-{os.getpid()}-suspend"
     try:
         yield Bench(cluster.start(name, **SUSPENDING))
@@ -74,7 +74,7 @@ def sharing() -> Iterator[Bench]:
         cluster.stop(name)
 
 
-def test_an_urgent_job_that_suspends_costs_nothing_but_time(sharing, calm):
+def test_a_suspension_by_an_urgent_job_costs_only_time(sharing, calm):
     run = sharing.submit("parked", model__pause=0.05, train__hang_after=8)
     sharing.wait_for_step(run, 12)
     site, job = sharing.slurm, sharing.job(run)
@@ -94,7 +94,7 @@ def test_an_urgent_job_that_suspends_costs_nothing_but_time(sharing, calm):
     assert jobs.final_state(run) == jobs.final_state(calm)
 
 
-def test_a_suspended_script_goes_on_and_its_time_is_told(bench):
+def test_a_suspended_script_continues_and_its_time_is_recorded(bench):
     (bench.folder / "count.py").write_text(
         "import time\nfor number in range(20):\n    print(number, flush=True)\n    time.sleep(0.5)\n"
     )
@@ -114,7 +114,7 @@ def test_a_suspended_script_goes_on_and_its_time_is_told(bench):
     assert 5 < event.fields["seconds"] < 30
 
 
-def test_a_suspended_job_that_is_cancelled_ends_and_can_be_resumed(bench, calm):
+def test_a_suspended_job_can_be_canceled_and_resumed(bench, calm):
     run = bench.submit("unwanted", model__pause=0.05)
     bench.wait_for_step(run, 12)
     job = bench.job(run)
@@ -123,7 +123,7 @@ def test_a_suspended_job_that_is_cancelled_ends_and_can_be_resumed(bench, calm):
     assert bench.slurm.wait_state(job) == "CANCELLED"
     assert bench.slurm.restarts(job) == 0
     assert (bench.result(run)["state"], bench.result(run)["cause"]) == ("stopped", "cancelled")
-    # Slurm kills a suspended batch step without a signal before, mostly ahead of its verdict.
+    # Slurm kills a suspended batch step without a signal, usually before it classifies the end.
     assert bench.causes(run) in ([], ["cancelled"])
     bench.hpcrun("resume", "unwanted", "--detach")
     assert bench.job(run) != job

@@ -1,4 +1,4 @@
-"""The limit of the allocation is met early, wherever it is moved to; the run ends over several."""
+"""A run stops before its time limit, also after a change of the limit, and ends over several allocations."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from tests import jobs
 # Slurm's smallest limit is a minute.
 pytestmark = [pytest.mark.slurm, pytest.mark.lifecycle, pytest.mark.slow]
 
-# 40 steps of 1 s: more than is left of the first minute when the job stops 20 s before its end.
+# 40 steps of 1 s: more than fit into the first minute, because the job stops 20 s before its end.
 LONG = {"model.pause": 0.5, "job.signal_lead": 20}
 
 
-def test_it_stops_before_the_limit_and_requeues_itself_until_it_is_done(bench, calm):
+def test_a_run_stops_before_its_limit_and_is_requeued_until_it_is_finished(bench, calm):
     run = bench.submit("limited", **{"job.time": 1, **LONG})
     assert bench.wait_for_end(run, timeout=600) == "COMPLETED", bench.story(run)
     causes = bench.causes(run)
@@ -25,7 +25,7 @@ def test_it_stops_before_the_limit_and_requeues_itself_until_it_is_done(bench, c
     assert jobs.final_state(run) == jobs.final_state(calm)
 
 
-def test_a_limit_that_is_extended_while_it_runs_is_used(bench):
+def test_an_extended_limit_is_used(bench):
     run = bench.submit("extended", **{"job.time": 1, **LONG})
     bench.wait_for_step(run, 1)
     bench.slurm.admin("scontrol", "update", f"jobid={bench.job(run)}", "TimeLimit=10")
@@ -33,7 +33,7 @@ def test_a_limit_that_is_extended_while_it_runs_is_used(bench):
     assert bench.causes(run) == ["finished"]
 
 
-def test_a_limit_that_is_cut_while_it_runs_is_met(bench, calm):
+def test_a_shortened_limit_is_respected(bench, calm):
     run = bench.submit("cut", **{"job.time": 30, **LONG})
     bench.wait_for_step(run, 1)
     bench.slurm.run(["scontrol", "update", f"jobid={bench.job(run)}", "TimeLimit=1"])

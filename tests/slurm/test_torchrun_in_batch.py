@@ -1,4 +1,4 @@
-"""torchrun in a batch script without srun: each worker is the rank that torchrun gave it."""
+"""torchrun in a batch script without srun: each worker has torchrun's rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .scripts import Bench
 pytestmark = pytest.mark.slurm
 
 SCRIPT = """#!/bin/bash
-#SBATCH --nodes=1 --ntasks-per-node=2 --gpus-per-node=2 --output=told.log
+#SBATCH --nodes=1 --ntasks-per-node=2 --gpus-per-node=2 --output=output.log
 {python} -m torch.distributed.run --standalone --nproc-per-node 2 who.py
 {python} who.py
 """
@@ -32,8 +32,8 @@ def test_torchrun_in_a_batch_script_numbers_the_ranks(slurm: SlurmCluster) -> No
     bench.write("job.sh", SCRIPT.format(python=slurm.python))
     job = slurm.sbatch("job.sh", cwd=bench.folder, env=bench.environment())
     assert slurm.wait_state(job) == "COMPLETED"
-    told = (bench.folder / "told.log").read_text()
+    told = (bench.folder / "output.log").read_text()
     assert "torchrun rank 0 of 2" in told, told
     assert "torchrun rank 1 of 2" in told, told
-    # The second process has no launcher: it must not wait for a rank that nobody started.
+    # The second process has no launcher: it must not wait for a rank that does not exist.
     assert "started by the batch script of a job with 2 tasks without srun" in told, told

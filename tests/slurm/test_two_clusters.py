@@ -1,4 +1,4 @@
-"""Two clusters of one site, registered in one slurmdbd: a run on one is watched and ended from the other."""
+"""Two clusters of one site in one slurmdbd: a run on one cluster is shown and canceled from the other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NODE = "node2"
 
 
 class Far:
-    """The second cluster: its controller and its only node are one host of the first one's network."""
+    """The second cluster: its controller and its only node are one host of the first cluster's network."""
 
     def __init__(self, near: SlurmCluster) -> None:
         from devclusterlib import daemons, slurmconf
@@ -45,7 +45,7 @@ class Far:
         near.stop_daemon("slurmctld")
         near.start_daemon("slurmctld")
         near.admin("sacctmgr", "--immediate", "add", "cluster", self.name)
-        # As at a site: each host has its own cluster's file in the same place.
+        # As at a site: each host has its own file at the same path.
         self._as_root("mkdir", "-p", f"{layout.root}/far/state", f"{layout.root}/far/spool")
         self._as_root("mount", "--bind", str(conf), str(layout.slurm_conf))
         self._daemons = [
@@ -66,18 +66,18 @@ class Far:
         self.near.run(command, host=NODE, user="root")
 
     def _says(self, *command: str) -> str:
-        """What a program answers on the login host of the first cluster, by this cluster's name."""
+        """Return a program's output on the login host of the first cluster, for this cluster's name."""
         program, *options = command
         asked = [program, f"--clusters={self.name}", *options]
         return self.near.run(asked, check=False).stdout
 
     def state(self, job: str) -> str | None:
-        """The state of a job here."""
+        """Return the state of a job on this cluster."""
         text = self._says("scontrol", "show", "job", job)
         return programs.parse_show_job(text).get("JobState")
 
     def stop(self) -> None:
-        """End the daemons."""
+        """Stop the daemons."""
         for daemon in self._daemons:
             daemon.terminate()
             daemon.communicate()
@@ -102,7 +102,7 @@ def shown(bench: Bench, name: str) -> str:
     return str(json.loads(bench.hpcrun("status", "--json", name).stdout)["state"])
 
 
-def test_runs_with_one_job_id_on_two_clusters_are_told_apart(far: Far) -> None:
+def test_runs_with_one_job_id_on_two_clusters_are_distinguished(far: Far) -> None:
     bench = Bench(far.near)
     there: RunDirectory = bench.submit(
         "there", f"--cluster={far.name}", job__nodes=1, model__pause=0.5
@@ -125,7 +125,7 @@ def test_runs_with_one_job_id_on_two_clusters_are_told_apart(far: Far) -> None:
     bench.hpcrun("resume", "there", "--detach")
     second = bench.job(there)
     assert second != job
-    # The batch step writes the end after the result of the ranks.
+    # The batch step records the end after the result of the ranks.
     bench.wait_until(
         lambda: bench.causes(there) == ["cancelled", "finished"],
         PATIENCE,

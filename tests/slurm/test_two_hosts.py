@@ -1,4 +1,4 @@
-"""One line submits a training that runs on several hosts, and every command can follow it."""
+"""One command submits a training on several hosts, and every command can follow it."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ pytestmark = pytest.mark.slurm
 
 
 def facts(bench: Bench, rank: int) -> dict[str, Any]:
-    """What the probe of a rank wrote down."""
+    """Return the facts that the probe of a rank wrote."""
     return json.loads((bench.folder / f"facts-{rank}").read_text())
 
 
 def address(bench: Bench, host: str) -> str:
-    """The host's address in the cluster's own network."""
+    """Return the host's address in the cluster's network."""
     told = bench.slurm.run(["getent", "hosts", host]).stdout
     return told.split()[0]
 
 
-def test_the_main_line_trains_on_two_hosts_over_their_own_network(bench):
+def test_the_main_command_trains_on_two_hosts_over_their_network(bench):
     settings = bench.settings(
         **{"task": "probe:Watched", "job.gpus": 2, "job.sbatch_args": ["--gres=gpu:4"]}
     )
@@ -59,7 +59,7 @@ def test_the_main_line_trains_on_two_hosts_over_their_own_network(bench):
     assert [one["host"] for one in seen] == ["node1", "node1", "node2", "node2"]
     first, second = address(bench, "node1"), address(bench, "node2")
     for rank, own in enumerate((first, first, second, second)):
-        # Also for a peer on the same host: gloo binds the node's address, not loopback.
+        # Also between ranks of one host: gloo binds the node's address, not loopback.
         assert seen[rank]["own"] == [own]
         assert {first, second} <= {*seen[rank]["peers"], own}
         environ = seen[rank]["environ"]
@@ -82,7 +82,7 @@ def test_follow_shows_a_slurm_run_to_its_end(bench, calm):
 
 @pytest.fixture
 def own_names_on_loopback(bench) -> Iterator[None]:
-    """Nodes as Debian installs them: 127.0.1.1 for the own name, an address for every other."""
+    """Nodes with Debian's hosts file: 127.0.1.1 for their own name, an address for every other name."""
     text = bench.slurm.run(["cat", "/etc/hosts"]).stdout
     nodes = bench.slurm.nodes[:2]
     for node in nodes:
@@ -107,7 +107,7 @@ def test_nodes_whose_own_name_is_loopback_find_each_other(bench, own_names_on_lo
 HOSTILE = "a place; $(touch owned) `touch owned` 'quoted\" 100% ünïcødé & #1"
 
 
-def test_no_character_of_a_path_or_of_an_environment_means_anything(slurm):
+def test_special_characters_in_paths_and_variables_have_no_effect(slurm):
     bench = Bench(slurm, HOSTILE)
     hostile = "mlx5_0,mlx5_1; $(touch owned) 'x' \"y\" %j \\ ü"
     run = bench.submit(
@@ -128,7 +128,7 @@ def test_no_character_of_a_path_or_of_an_environment_means_anything(slurm):
 
 
 @pytest.mark.parametrize("sign", ["%j", "%5N", "\\"])
-def test_a_path_that_slurm_would_read_otherwise_is_refused_in_one_line(bench, sign):
+def test_a_path_that_slurm_would_interpret_is_refused_in_one_line(bench, sign):
     place = f"runs{sign}"
     done = bench.hpcrun(*bench.arguments("odd", "--runs-dir", place), check=False)
     assert done.returncode == 2
@@ -137,7 +137,7 @@ def test_a_path_that_slurm_would_read_otherwise_is_refused_in_one_line(bench, si
     assert not bench.slurm.squeue("--name=odd")
 
 
-def test_a_submission_from_inside_a_job_inherits_nothing_of_it(bench):
+def test_a_submission_inside_a_job_inherits_no_variable_of_that_job(bench):
     outer = bench.folder / "outer.sh"
     words = bench.arguments("inner", "--nodes", "1", task="probe:Watched", job__gpus=2)
     (bench.folder / "words").write_text("\0".join(words))
@@ -160,7 +160,7 @@ def test_a_submission_from_inside_a_job_inherits_nothing_of_it(bench):
     assert environ["SLURM_JOB_ID"] != job
 
 
-def test_status_asks_squeue_once_for_all_runs_and_lives_without_a_controller(bench):
+def test_status_asks_squeue_once_for_all_runs_and_works_without_a_controller(bench):
     held = {"job.sbatch_args": ["--hold"]}
     runs: list[RunDirectory] = [bench.submit(f"held-{k}", **held) for k in range(3)]
     counted = bench.folder / "bin"
@@ -180,7 +180,7 @@ def test_status_asks_squeue_once_for_all_runs_and_lives_without_a_controller(ben
     assert told.count("pending") == 3
     assert told.count("it is held") == 3
     assert (bench.folder / "asked").read_text().split() == ["squeue"]
-    # sacct does not answer on this cluster: it has no accounting.
+    # This cluster has no accounting, so sacct does not answer.
     bench.slurm.stop_daemon("slurmctld")
     try:
         without = bench.hpcrun("status", env=counting).stdout
@@ -196,10 +196,10 @@ def test_status_asks_squeue_once_for_all_runs_and_lives_without_a_controller(ben
     assert bench.hpcrun("status").stdout.count("stopped") == 3
 
 
-def test_a_job_of_another_cluster_is_not_taken_for_the_one_of_that_number_here(bench):
+def test_a_job_of_another_cluster_is_not_confused_with_the_same_id_here(bench):
     run = bench.submit("away", **{"job.sbatch_args": ["--hold"]})
     theirs = bench.job(run)
-    # As if it had been submitted from another cluster that shares the folder.
+    # Like a submission from another cluster that shares the folder.
     run.events.write_text(run.events.read_text().replace(f'"{bench.slurm.name}"', '"elsewhere"'))
     assert "on cluster elsewhere" in bench.hpcrun("status", "away").stdout
     for command in ("cancel", "resume"):

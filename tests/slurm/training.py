@@ -1,4 +1,4 @@
-"""Runs of the probe task on the real Slurm, submitted and looked at as its ordinary user would."""
+"""Runs of the probe task on the real Slurm, submitted and read as the ordinary user."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ import psutil, socket
 
 
 class Watched(Probe):
-    """Writes down where each rank runs, whom it talks to and what it was given."""
+    """Write the host, the connections and the environment of each rank to a file."""
 
     def note(self, indices):
         super().note(indices)
@@ -51,7 +51,7 @@ _numbers = itertools.count()
 
 
 class Bench:
-    """A folder of the job user's on the shared file system, from which it submits probe runs."""
+    """A folder of the job user on the shared file system, from which it submits probe runs."""
 
     def __init__(self, slurm: SlurmCluster, name: str | None = None) -> None:
         self.slurm = slurm
@@ -64,11 +64,11 @@ class Bench:
             os.chown(path, user.st_uid, user.st_gid)
 
     def command(self, *arguments: str) -> list[str]:
-        """The argument list of `hpcrun`."""
+        """Return the argument list of `hpcrun`."""
         return [sys.executable, "-m", "hpcrun", *arguments]
 
     def environ(self, env: Mapping[str, str] | None = None) -> dict[str, str]:
-        """The package under test is this checkout's, and no bad node of another test is remembered."""
+        """Return variables that select this checkout and a separate bad-node list."""
         return {"PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(self.folder), **(env or {})}
 
     def hpcrun(
@@ -88,7 +88,7 @@ class Bench:
         )
 
     def settings(self, **changes: Any) -> list[str]:
-        """Overrides for a short run."""
+        """Return overrides for a short run."""
         settings = {
             "job.executor": "slurm",
             # Imports take seconds of processor time for each rank.
@@ -101,7 +101,7 @@ class Bench:
         return jobs.probe_config(self.folder, **settings)
 
     def arguments(self, name: str, *arguments: str, **changes: Any) -> list[str]:
-        """The command line of a submission."""
+        """Return the command line of a submission."""
         settings = self.settings(**changes)
         return ["submit", "-c", "empty.yaml", "--name", name, *arguments, *settings]
 
@@ -111,11 +111,11 @@ class Bench:
         return self.run(name)
 
     def run(self, name: str) -> RunDirectory:
-        """The run of that name, as the test process reads it."""
+        """Return the run of that name, as the test process reads it."""
         return RunDirectory(self.folder / "runs" / name)
 
     def job(self, run: RunDirectory) -> str:
-        """The id of the run's newest job."""
+        """Return the id of the run's newest job."""
         told = [event for event in read_events(run) if event.what == "submitted"]
         assert told
         assert told[-1].attempt is not None
@@ -134,16 +134,16 @@ class Bench:
 
     @contextlib.contextmanager
     def held_at(self, run: RunDirectory, step: int, restart: int | None = None) -> Iterator[None]:
-        """The run at ``step``, which it does not leave before the test has done what it means to do to it."""
+        """Hold the run at ``step`` until the block ends."""
         self.wait_for_step(run, step, restart)
         with jobs.held(run):
             yield
 
     def wait_for_end(self, run: RunDirectory, timeout: float = PATIENCE) -> str:
-        """Wait for the run's final word and its job's end; return Slurm's state."""
+        """Wait for the run's result and its job's end; return Slurm's state."""
 
         def over() -> bool:
-            # A job that ended without a word of the run's will not say one any more.
+            # A job that ended without a result of the run will not write one later.
             return run.result.exists() or self.slurm.state(self.job(run)) in FINAL_STATES
 
         self.wait_until(over, timeout, lambda: self.story(run))
@@ -152,30 +152,30 @@ class Bench:
     def wait_until(
         self, condition: Callable[[], bool], timeout: float, explain: Callable[[], str]
     ) -> None:
-        """As the cluster's, with a story that is only told on failure."""
+        """Wait like the cluster's method, with the story in the message of a failure."""
         self.slurm.wait_until(condition, timeout, explain)
 
     def story(self, run: RunDirectory) -> str:
-        """What there is to read about a run, for the message of a failed test."""
+        """Return logs and events of a run, for the message of a failed test."""
         texts = [run.events, *sorted(run.logs.glob("*.log"))]
         told = "\n".join(path.read_text(errors="replace") for path in texts if path.exists())
         queue = self.slurm.admin("squeue", "--states=all")
         return f"{run.name} does not end:\n{told}\n{queue}"
 
     def causes(self, run: RunDirectory) -> list[str | None]:
-        """Why each attempt ended, in order."""
+        """Return the causes of all ended attempts, in order."""
         return [event.cause for event in jobs.events(run, "ended")]
 
     def result(self, run: RunDirectory) -> dict[str, Any]:
-        """The final word."""
+        """Return result.json."""
         return read_json(run.result) or {}
 
     def batch_log(self, run: RunDirectory) -> str:
-        """What the batch script and Slurm's daemons wrote."""
+        """Return the output of the batch script and of Slurm's daemons."""
         return (run.logs / f"batch-{self.job(run)}.log").read_text(errors="replace")
 
     def pids(self, run: RunDirectory, rank: int) -> list[int]:
-        """The process of a rank, found by its environment as an administrator would."""
+        """Return the process of a rank, found by its environment."""
         job = self.job(run)
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
@@ -186,11 +186,11 @@ class Bench:
                 continue
             mine = {f"SLURM_JOB_ID={job}".encode(), f"SLURM_PROCID={rank}".encode()}
             here = f"SLURM_CLUSTER_NAME={self.slurm.name}".encode()
-            # srun has the same words in its command line, and rank 0's number from the batch script.
+            # srun has the same command line, and rank 0's number from the batch script.
             ours = b"hpcrun.worker" in words and not words[0].endswith(b"srun")
             if ours and mine <= set(environ) and here in environ:
                 found.append(int(folder.name))
-        # A rank's helpers look like itself.
+        # A rank's helper processes have the same command line.
         return [pid for pid in found if psutil.Process(pid).ppid() not in found]
 
     def remove(self) -> None:

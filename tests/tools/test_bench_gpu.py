@@ -1,4 +1,4 @@
-"""tools/bench/gpu.py: what it needs, what it does where that lacks, and what a failed part costs."""
+"""tools/bench/gpu.py: its requirements, missing libraries, and failed parts."""
 
 import json
 import os
@@ -28,7 +28,7 @@ SITE = Path(str(metadata.distribution("torch").locate_file("")))
 
 
 def offline(folder: Path) -> dict[str, str]:
-    """An environment whose pip reaches nothing but wheels in ``folder``."""
+    """An environment with a pip that finds only wheels in ``folder``."""
     return os.environ | {
         "PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder),
         "XDG_CACHE_HOME": str(folder / "cache"),
@@ -74,7 +74,7 @@ def test_a_python_without_the_libraries_and_no_network_gets_one_line(tmp_path: P
     assert list((tmp_path / "cache" / "hpcrun" / "libraries").iterdir()) == []
 
 
-def test_a_python_without_torch_is_told_so() -> None:
+def test_a_python_without_torch_gets_one_line() -> None:
     done = subprocess.run(
         [sys.executable, "-S", BENCH / "gpu.py"], capture_output=True, text=True, check=False
     )
@@ -82,7 +82,7 @@ def test_a_python_without_torch_is_told_so() -> None:
     assert done.stderr == f"gpu: {sys.executable} has no torch; run this with a Python that has\n"
 
 
-def test_what_lacks_is_installed_once_and_found_again(
+def test_missing_libraries_are_installed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, value in offline(tmp_path).items():
@@ -102,7 +102,7 @@ def test_what_lacks_is_installed_once_and_found_again(
     assert libraries.lacking({"benchmarked": "benchmarked>=1.6"}) == ["benchmarked>=1.6"]
 
 
-def test_a_python_without_pip_makes_itself_one(
+def test_a_python_without_pip_makes_an_environment_with_pip(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(libraries, "find_spec", lambda _name: None)
@@ -129,7 +129,7 @@ def test_the_parts_import_no_other_dependency_of_the_package() -> None:
 
 
 def run(arguments: list[str], monkeypatch: pytest.MonkeyPatch, answer: Callable[..., Any]) -> int:
-    """gpu.py's main with ``answer`` in the place of the processes that measure."""
+    """Run gpu.py's main with ``answer`` instead of the measuring processes."""
     monkeypatch.setattr(sys, "argv", ["gpu.py", *arguments])
     monkeypatch.setattr(gpu, "_attempt", answer)
     monkeypatch.setattr(gpu.signal, "signal", lambda *_: None)
@@ -149,7 +149,7 @@ def test_the_largest_model_comes_last() -> None:
     assert [job["part"] for job in gpu.jobs(wanted)] == ["speed"]
 
 
-def test_a_failed_part_costs_the_others_nothing(
+def test_a_failed_part_does_not_affect_the_other_parts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told = {
@@ -184,7 +184,7 @@ def test_a_difference_is_a_failure_unless_torch_differs_from_itself(
 
 
 @pytest.mark.parametrize(("strict", "code", "said"), [(True, 0, "yes"), (False, 1, "NO")])
-def test_other_bits_are_a_failure_only_with_what_a_run_has_by_default(
+def test_different_bits_are_a_failure_only_in_deterministic_mode(
     strict: bool,
     code: int,
     said: str,
@@ -214,7 +214,7 @@ def test_other_bits_are_a_failure_only_with_what_a_run_has_by_default(
         ["--dir", "/nowhere"],
     ],
 )
-def test_what_makes_no_sense_is_refused_before_anything_runs(
+def test_invalid_arguments_are_refused_before_any_part_runs(
     wrong: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -224,7 +224,9 @@ def test_what_makes_no_sense_is_refused_before_anything_runs(
     assert re.match(rf"gpu.py: error: (argument )?{wrong[0]}: ", last), last
 
 
-def test_what_does_not_fit_is_tried_with_half_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_out_of_memory_runs_again_with_half_the_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     batches: list[int] = []
 
     def attempt(job: dict[str, Any], *_: Any) -> dict[str, Any]:
@@ -244,7 +246,7 @@ def test_a_part_that_takes_too_long_is_ended(capsys: pytest.CaptureFixture[str])
     assert "gpu: parity: not done after 0 s (see --limit and --no-compile)" in done.stderr
 
 
-def test_weights_are_kept_in_what_fits_the_device() -> None:
+def test_the_precision_of_the_weights_fits_the_device() -> None:
     free = {"A100 40 GB": 42e9, "H100": 83.5e9, "H200": 149e9}
     assert {name: kept_in(SIZES["7b"], size) for name, size in free.items()} == {
         "A100 40 GB": None,
@@ -256,7 +258,7 @@ def test_weights_are_kept_in_what_fits_the_device() -> None:
 
 
 def only_torch(folder: Path) -> Path:
-    """A folder with torch, what torch itself requires, and nothing else."""
+    """A folder with torch and the requirements of torch only."""
     folder.mkdir()
     found: set[str] = set()
 
@@ -279,8 +281,8 @@ def only_torch(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_python_with_torch_alone_measures(tmp_path: Path) -> None:
-    """Fetches what lacks from wherever pip is set to look."""
+def test_a_python_with_only_torch_measures(tmp_path: Path) -> None:
+    """Downloads missing libraries with pip's settings."""
     venv.create(tmp_path / "venv", with_pip=True)
     site = next((tmp_path / "venv" / "lib").glob("python3.*/site-packages"))
     (site / "torch.pth").write_text(f"{only_torch(tmp_path / 'torch')}\n")

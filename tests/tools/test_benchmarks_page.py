@@ -1,4 +1,4 @@
-"""docs/benchmarks.md: it names every benchmark, with options that exist, and its small ones run."""
+"""docs/benchmarks.md names every benchmark, with options that exist, and its short versions run."""
 
 import os
 import re
@@ -20,7 +20,7 @@ SMALL = [
 COMMANDS = [*SMALL, *re.findall(r"`((?:python )?tools/bench/[^`]*)`", PAGE)]
 
 
-def test_every_benchmark_is_on_the_page_with_a_small_one() -> None:
+def test_every_benchmark_is_on_the_page_with_a_short_version() -> None:
     programs = {f"tools/bench/{path.name}" for path in BENCH.glob("*.py")}
     programs.remove("tools/bench/libraries.py")
     for commands in (COMMANDS, SMALL):
@@ -29,7 +29,7 @@ def test_every_benchmark_is_on_the_page_with_a_small_one() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_can_be_given(command: str) -> None:
+def test_every_command_has_valid_options(command: str) -> None:
     words = shlex.split(command)
     python = words.pop(0) if words[0] == "python" else None
     program = ROOT / words[0]
@@ -42,7 +42,7 @@ def test_every_command_can_be_given(command: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", SMALL)
-def test_every_small_one_runs(command: str, tmp_path: Path) -> None:
+def test_every_short_version_runs(command: str, tmp_path: Path) -> None:
     (tmp_path / "tools").symlink_to(ROOT / "tools")
     environ = os.environ | {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",

@@ -1,4 +1,4 @@
-"""The dev cluster itself, on a real Slurm: what it promises is what its users build on."""
+"""The dev cluster on a real Slurm."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slurm
 
 
 def tool(*arguments: str, timeout: float = 300.0) -> subprocess.CompletedProcess[str]:
-    """Run the tool with Debian's own interpreter, as it has to run before anything is installed."""
+    """Run the tool with Debian's interpreter, as before any installation."""
     version = [f"--slurm={slurm_cluster.VERSION}"] if arguments[0] == "up" else []
     command = ["/usr/bin/python3", str(TOOL), *arguments, *version]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
@@ -30,7 +30,7 @@ def tool(*arguments: str, timeout: float = 300.0) -> subprocess.CompletedProcess
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[slurm_cluster.SlurmCluster]:
-    """Three nodes for this module alone: its tests break them."""
+    """Three nodes for this module only, because its tests break them."""
     if (reason := slurm_cluster.why_not()) is not None:
         unavailable(reason)
     name = f"lab-{os.getpid()}"
@@ -42,14 +42,14 @@ def lab() -> Iterator[slurm_cluster.SlurmCluster]:
 
 @pytest.fixture
 def whole(lab: slurm_cluster.SlurmCluster) -> Iterator[slurm_cluster.SlurmCluster]:
-    """The cluster, whole again after the test."""
+    """The cluster; faults are removed after the test."""
     yield lab
     lab.heal()
 
 
 @pytest.fixture
 def spare_name() -> Iterator[str]:
-    """Name of a cluster that the test makes, removed whatever happens."""
+    """Return the name of a cluster that the test makes; the cluster is always removed."""
     if (reason := slurm_cluster.why_not()) is not None:
         unavailable(reason)
     name = f"spare-{os.getpid()}"
@@ -58,7 +58,7 @@ def spare_name() -> Iterator[str]:
 
 
 def traces(name: str) -> list[str]:
-    """Everything that a cluster called ``name`` would leave on the machine."""
+    """Return everything that a cluster called ``name`` would leave on the machine."""
     needle = f"devcluster-{name}"
     found = [str(path) for path in Path("/run/netns").glob(f"devcluster.{name}.*")]
     found += [str(path) for path in Path("/run/devcluster").glob(f"{name}.json")]
@@ -91,7 +91,7 @@ def test_up_with_other_options_is_refused_in_one_line(lab):
     assert "nodes 3 -> 2" in done.stderr
 
 
-def test_up_tells_what_to_type_next(lab):
+def test_up_prints_the_next_commands(lab):
     done = tool("up", "--name", lab.name, "--nodes=3")
     _, commands = done.stdout.split("next:\n")
     assert len(commands.splitlines()) == 3
@@ -121,7 +121,7 @@ def test_each_host_finds_itself_its_peers_and_localhost(lab):
     assert sorted(said.splitlines()) == expected
 
 
-def test_each_host_is_reached_by_the_others_and_the_machine_is_not(lab):
+def test_hosts_reach_each_other_but_not_the_machine(lab):
     script = "import socket; socket.create_connection((%r, 6818), 2)"
     lab.run(["python3", "-c", script % "node3"], host="node1")
     routes = lab.run(["ip", "route"], host="node1").stdout
@@ -152,7 +152,7 @@ def test_an_urgent_job_preempts_and_the_victim_is_requeued_once(whole):
     assert whole.restarts(victim) == 1
 
 
-def test_a_dead_node_fails_the_job_over_and_its_orphan_lives_on(whole):
+def test_a_dead_node_requeues_the_job_and_its_orphan_survives(whole):
     script = "#!/bin/sh\nsrun sh -c 'echo $$ > pid-$(hostname)-$SLURM_RESTART_COUNT; sleep 300'\n"
     job = whole.sbatch("-N2", "--requeue", script=script)
     whole.wait_state(job, "RUNNING")
@@ -173,7 +173,7 @@ def test_a_dead_node_fails_the_job_over_and_its_orphan_lives_on(whole):
     assert whole.node_state("node2") == "idle"
 
 
-def test_a_cut_link_swallows_packets_until_it_is_restored(whole):
+def test_a_cut_link_drops_packets_until_it_is_restored(whole):
     reach = [sys.executable, "-c", "import socket; socket.create_connection(('node2', 6818), 1)"]
     whole.run(reach, host="node1")
     whole.cut_link("node2")
@@ -182,7 +182,7 @@ def test_a_cut_link_swallows_packets_until_it_is_restored(whole):
     whole.run(reach, host="node1")
 
 
-def test_a_lossy_link_loses_and_is_whole_again(whole):
+def test_a_lossy_link_loses_packets_until_it_is_restored(whole):
     reach = [sys.executable, "-c", "import socket; socket.create_connection(('node2', 6818), 1)"]
     whole.lossy_link("node2", 20)
     whole.lossy_link("node2", 99)
@@ -207,14 +207,14 @@ CLIENT = (
 )
 
 
-def test_a_slow_link_has_about_the_rate_that_was_asked_for(whole):
+def test_a_slow_link_has_about_the_requested_rate(whole):
     server = whole.popen(["python3", "-c", SERVER], host="node2")
     assert server.stdout is not None
     assert server.stdout.readline() == "ready\n"
     rates: list[float] = []
 
     def reaches(rate: float) -> bool:
-        """Whether it came to ``rate`` this time: a busy machine may send less than its link takes."""
+        """Return True if the link reached ``rate`` in this try; a busy machine may send less."""
         rates.append(float(whole.run(["python3", "-c", CLIENT], host="node1").stdout))
         return rates[-1] > rate
 
@@ -226,7 +226,7 @@ def test_a_slow_link_has_about_the_rate_that_was_asked_for(whole):
     assert max(rates) < 30
 
 
-def test_a_job_outlives_the_controllers_absence(whole):
+def test_a_job_survives_a_stopped_controller(whole):
     job = whole.sbatch("--wrap", "sleep 2; touch survived")
     whole.wait_state(job, "RUNNING")
     whole.stop_daemon("slurmctld")
@@ -236,7 +236,7 @@ def test_a_job_outlives_the_controllers_absence(whole):
     assert whole.wait_state(job) == "COMPLETED"
 
 
-def test_up_brings_back_what_was_killed(whole):
+def test_up_restarts_killed_daemons(whole):
     whole.kill_node("node3")
     done = tool("up", "--name", whole.name, "--nodes=3")
     assert "started again: slurmd-node3" in done.stdout
@@ -258,12 +258,12 @@ def test_exec_passes_user_directory_environment_and_exit_code(lab):
     assert done.returncode == 7
 
 
-def test_status_tells_of_a_dead_node(whole):
+def test_status_shows_a_dead_node(whole):
     whole.kill_node("node1")
     assert "not running: slurmd-node1" in tool("status", "--name", whole.name).stdout
 
 
-def test_two_clusters_live_side_by_side(lab, spare_name):
+def test_two_clusters_run_at_the_same_time(lab, spare_name):
     done = tool("up", "--name", spare_name, "--nodes=1", "--gpus=1", "--user=dcspare")
     assert done.returncode == 0, done.stderr
     assert f"jobs run as dcspare, shared directory /tmp/devcluster-{spare_name}" in done.stdout
@@ -279,7 +279,7 @@ def test_two_clusters_live_side_by_side(lab, spare_name):
 @pytest.mark.parametrize(
     "moment", ["namespace", "holder-node1", "munged", "slurmctld", "slurmd-node1"]
 )
-def test_killed_half_way_down_leaves_nothing(spare_name, moment):
+def test_down_removes_the_parts_of_a_killed_up(spare_name, moment):
     command = ["/usr/bin/python3", str(TOOL), "up", "--name", spare_name, "--nodes=2"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     root = Path(f"/tmp/devcluster-{spare_name}")
@@ -299,7 +299,7 @@ def test_killed_half_way_down_leaves_nothing(spare_name, moment):
     assert traces(spare_name) == []
 
 
-def test_a_down_that_was_killed_is_finished_by_the_next(spare_name):
+def test_the_next_down_finishes_a_killed_down(spare_name):
     done = tool("up", "--name", spare_name, "--nodes=1", "--user=dcspare")
     assert done.returncode == 0, done.stderr
     command = ["/usr/bin/python3", str(TOOL), "down", "--name", spare_name]
@@ -315,7 +315,7 @@ def test_a_down_that_was_killed_is_finished_by_the_next(spare_name):
     assert subprocess.run(["id", "dcspare"], capture_output=True, check=False).returncode != 0
 
 
-def test_killed_half_way_up_starts_anew(spare_name):
+def test_up_rebuilds_a_cluster_that_was_killed_half_way(spare_name):
     command = ["/usr/bin/python3", str(TOOL), "up", "--name", spare_name, "--nodes=1"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     sign = Path(f"/tmp/devcluster-{spare_name}/run/munged.process")
@@ -330,7 +330,7 @@ def test_killed_half_way_up_starts_anew(spare_name):
     assert there.stdout == "node1\n"
 
 
-def test_the_cluster_of_a_dead_owner_is_cleaned_away(spare_name):
+def test_the_cluster_of_a_dead_owner_is_removed(spare_name):
     with subprocess.Popen(["sleep", "600"]) as owner:
         try:
             done = tool("up", "--name", spare_name, "--nodes=1", f"--owner-pid={owner.pid}")
@@ -343,7 +343,7 @@ def test_the_cluster_of_a_dead_owner_is_cleaned_away(spare_name):
     assert traces(spare_name) == []
 
 
-def test_a_directory_of_somebody_else_is_refused_and_kept(spare_name, tmp_path):
+def test_a_directory_with_other_content_is_refused_and_kept(spare_name, tmp_path):
     (tmp_path / "thesis.tex").write_text("years")
     done = tool("up", "--name", spare_name, "--root", str(tmp_path))
     assert done.returncode == REFUSED
@@ -352,7 +352,7 @@ def test_a_directory_of_somebody_else_is_refused_and_kept(spare_name, tmp_path):
     assert traces(spare_name) == []
 
 
-def test_a_daemon_that_refuses_its_configuration_is_quoted_and_nothing_stays(spare_name):
+def test_a_daemon_that_refuses_its_configuration_is_quoted_and_nothing_remains(spare_name):
     done = tool("up", "--name", spare_name, "--nodes=1", "--set", "PreemptType=preempt/nonsense")
     assert done.returncode == REFUSED
     assert done.stderr.count("\n") == 1
@@ -377,7 +377,7 @@ def test_a_refusal_is_one_line_with_a_remedy(arguments, words):
     assert "; " in done.stderr
 
 
-def test_an_ordinary_user_is_told_to_become_root():
+def test_an_ordinary_user_is_refused_with_a_remedy():
     command = ["setpriv", "--reuid=65534", "--clear-groups", "--", "/usr/bin/python3", str(TOOL)]
     done = subprocess.run([*command, "up"], capture_output=True, text=True, check=False)
     assert done.returncode == REFUSED

@@ -1,4 +1,4 @@
-"""The pure parts of the dev cluster: what it writes, what it would run, what it reads back."""
+"""The pure parts of the dev cluster: its files, its command lines, its parsers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from ..slurm import cluster as _slurm_cluster
 
-# The helper beside the Slurm tests puts tools/ on the path.
+# The helper of the Slurm tests puts tools/ on the path.
 assert _slurm_cluster.TOOLS.is_dir()
 
 from devclusterlib import (  # noqa: E402
@@ -35,7 +35,7 @@ PLACE = layout.Layout("lab", Path("/tmp/devcluster-lab"))
 
 
 def lines_of(text: str, prefix: str) -> list[str]:
-    """Lines of a configuration file that begin with ``prefix``."""
+    """Return the lines of a configuration file that begin with ``prefix``."""
     return [line for line in text.splitlines() if line.startswith(prefix)]
 
 
@@ -123,7 +123,7 @@ def test_realistic_keeps_slurms_own_delays():
     assert not set(slurmconf.QUICK_SETTINGS) & set(real)
 
 
-def test_a_set_line_wins_over_ours():
+def test_a_set_line_overrides_the_default():
     spec = ClusterSpec(settings=(("KillWait", "77"), ("JobRequeue", "0")))
     text = slurmconf.slurm_conf(spec, PLACE)
     assert lines_of(text, "KillWait=") == ["KillWait=77"]
@@ -173,13 +173,13 @@ def test_a_command_as_a_user_carries_only_the_given_environment():
     ]
 
 
-def test_the_words_behind_the_dashes_are_left_alone():
+def test_words_after_the_dashes_are_passed_unchanged():
     parsed = options.parse(["exec", "login", "--user", "u", "--", "ls", "--name", "x", "--"])
     assert parsed.program == ["ls", "--name", "x", "--"]
     assert parsed.user == "u"
 
 
-def test_daemons_start_in_the_order_of_their_needs():
+def test_daemons_start_in_the_order_of_their_dependencies():
     spec = ClusterSpec(nodes=2, accounting=True, shared_fs="gluster")
     groups = startup.in_turn(daemons.names(spec))
     assert groups == [
@@ -211,7 +211,7 @@ def test_a_process_name_with_blanks_and_brackets_does_not_shift_the_fields():
     assert processes.parse_stat(recorded) == ("S", 987654)
 
 
-def test_a_recorded_process_is_not_its_successor(tmp_path):
+def test_a_new_process_with_the_same_pid_is_not_the_recorded_process(tmp_path):
     import os
 
     mine = processes.read_process(os.getpid())
@@ -241,7 +241,7 @@ def test_the_bucket_of_a_limited_link_grows_with_its_rate(rate, burst):
 
 
 @pytest.mark.parametrize("percent", [0, 100, -5])
-def test_a_loss_that_the_kernel_cannot_draw_is_refused(percent):
+def test_an_invalid_loss_percentage_is_refused(percent):
     lab = cluster.Cluster(PLACE, ClusterSpec(name="lab"))
     with pytest.raises(Refusal, match="cut-link"):
         faults.lossy_link(lab, "node1", percent)
@@ -277,7 +277,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatc
     assert caught.value.remedy == "run `tools/devcluster install --accounting`"
 
 
-def test_somebody_who_is_not_root_is_told_so(monkeypatch):
+def test_a_user_who_is_not_root_is_refused(monkeypatch):
     monkeypatch.setattr(requirements, "running_as_root", lambda: False)
     with pytest.raises(Refusal, match="sudo"):
         requirements.require(ClusterSpec())
@@ -292,7 +292,7 @@ def test_a_user_that_was_there_before_is_never_removed(monkeypatch):
     assert removed == []
 
 
-def test_a_user_of_ours_stays_while_another_cluster_needs_it(monkeypatch):
+def test_the_job_user_stays_while_another_cluster_needs_it(monkeypatch):
     removed = []
     monkeypatch.setattr(users, "run", removed.append)
     account = users.Account("hpcuser", 7, 7, "/home/hpcuser", users.OURS)

@@ -1,4 +1,4 @@
-"""Clusters that need more packages or more minutes: accounting, shared file systems, flavours."""
+"""Clusters with more packages or longer delays: accounting, shared file systems, kinds of preemption."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from ..slurm import cluster as slurm_cluster
 from ..slurm.conftest import unavailable
 
-# The modules of the tool are on the path once the helper beside the Slurm tests is imported.
+# The helper of the Slurm tests puts the tool's modules on the path.
 from devclusterlib.spec import ClusterSpec  # isort: skip
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -34,7 +34,7 @@ def variant(request: pytest.FixtureRequest) -> Iterator[slurm_cluster.SlurmClust
 
 
 def has_rows(slurm: slurm_cluster.SlurmCluster, job: str, states: list[str]) -> None:
-    """Wait until sacct tells ``states``, a row an attempt: slurmctld sends them in batches."""
+    """Wait until sacct shows ``states``, a row per attempt: slurmctld sends them in batches."""
     slurm.wait_until(
         lambda: [row["State"] for row in slurm.sacct(job)] == states,
         explain=lambda: f"sacct says {slurm.sacct(job)}",
@@ -42,7 +42,7 @@ def has_rows(slurm: slurm_cluster.SlurmCluster, job: str, states: list[str]) -> 
 
 
 @pytest.mark.parametrize("variant", [{"accounting": True}], indirect=True)
-def test_sacct_tells_every_attempt_and_how_it_ended(variant):
+def test_sacct_shows_every_attempt_and_its_end(variant):
     victim = variant.sbatch("-N2", "--exclusive", "--requeue", "--wrap", "srun sleep 300")
     variant.wait_state(victim, "RUNNING")
     variant.run(["srun", "-p", "urgent", "-N2", "--exclusive", "true"])
@@ -54,7 +54,7 @@ def test_sacct_tells_every_attempt_and_how_it_ended(variant):
 
 
 @pytest.mark.parametrize("variant", [{"accounting": True}], indirect=True)
-def test_jobs_go_on_without_the_accounting_daemon_and_are_told_of_later(variant):
+def test_jobs_run_without_the_accounting_daemon_and_are_recorded_later(variant):
     variant.stop_daemon("slurmdbd")
     assert variant.run(["sacct"], check=False).returncode != 0
     job = variant.sbatch("--wrap", "exit 3")
@@ -75,7 +75,7 @@ LOCK = (
 @pytest.mark.parametrize(
     "variant", [{"shared_fs": "gluster"}, {"shared_fs": "moosefs"}], indirect=True
 )
-def test_a_shared_file_system_is_one_for_all_hosts(variant):
+def test_all_hosts_see_the_same_shared_file_system(variant):
     kinds = variant.run(["srun", "-N2", "stat", "-f", "-c", "%T", "."]).stdout.split()
     assert kinds == ["fuseblk"] * 2
     variant.run(["sh", "-c", "echo from-node1 > note; sync note"], host="node1")

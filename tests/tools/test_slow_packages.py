@@ -34,7 +34,7 @@ def test_slow_tests_are_asked_for_by_the_last_mark(arguments: list[str], asked: 
     assert (done.returncode, done.stdout, done.stderr) == (0, "yes\n" if asked else "", "")
 
 
-def test_what_is_there_is_not_installed_and_what_cannot_be_had_is_told(tmp_path: Path) -> None:
+def test_only_missing_packages_are_installed_and_failures_are_reported(tmp_path: Path) -> None:
     made = tmp_path / "made-by-the-command"
     done = sourced(
         f"""
@@ -43,11 +43,11 @@ def test_what_is_there_is_not_installed_and_what_cannot_be_had_is_told(tmp_path:
         want second no-such-program false
         want third no-such-program true
         want fourth {made.name} install -m 755 /bin/true {made}
-        echo "left out:$HPCRUN_SLURM_UNAVAILABLE"
+        echo "skipped:$HPCRUN_SLURM_UNAVAILABLE"
         """
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "left out: second third\n"
+    assert done.stdout == "skipped: second third\n"
     assert done.stderr.splitlines() == [
         f"NOTICE: THE TESTS WITH {what} ARE SKIPPED: no-such-program could not be installed"
         for what in ("second", "third")

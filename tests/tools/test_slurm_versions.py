@@ -1,4 +1,4 @@
-"""Other versions of Slurm: where they come from, how a cluster takes one, and each one for real."""
+"""Other versions of Slurm: their packages, a cluster's choice of a version, and each version for real."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ deb [arch=amd64 signed-by=/keys/a.gpg] http://mirror.example/debian bookworm mai
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch) -> Path:
-    """An empty place of installations."""
+    """An empty folder for installations."""
     monkeypatch.setattr(installations, "CACHE", tmp_path / "cache")
     return tmp_path / "cache"
 
@@ -92,7 +92,7 @@ def test_both_kinds_of_source_files_are_read(tmp_path):
     assert aptroot.source_texts(tmp_path) == ["1", "2", "3"]
 
 
-def test_a_machine_without_a_debian_mirror_is_told_so():
+def test_a_machine_without_a_debian_mirror_gets_one_line():
     with pytest.raises(Unavailable, match="no mirror with Debian's trixie"):
         aptroot.find_mirror([STANZAS, LINES], "trixie")
 
@@ -117,7 +117,7 @@ def test_a_candidate_is_of_no_other_version(candidate):
     assert not aptroot.of_version(candidate, "24.11")
 
 
-def test_a_mirror_that_cannot_be_reached_is_one_line(tmp_path):
+def test_an_unreachable_mirror_gives_one_line(tmp_path):
     mirror = aptroot.Mirror(f"file:{tmp_path}/nothing", aptroot.KEYRING)
     with pytest.raises(Unavailable) as caught:
         aptroot.find_suite(tmp_path / "apt", mirror, "slurmctld", "24.11", {})
@@ -125,7 +125,7 @@ def test_a_mirror_that_cannot_be_reached_is_one_line(tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_what_cannot_be_fetched_has_an_exit_code_of_its_own(cache, monkeypatch, capsys):
+def test_a_failed_download_has_a_separate_exit_code(cache, monkeypatch, capsys):
     monkeypatch.setattr(requirements, "running_as_root", lambda: True)
     monkeypatch.setattr(aptroot, "source_texts", list)
     assert cli.main(["install", "--slurm", "24.11"]) == 3
@@ -134,7 +134,7 @@ def test_what_cannot_be_fetched_has_an_exit_code_of_its_own(cache, monkeypatch, 
 
 
 @pytest.mark.parametrize("wrong", ["24", "latest", "../x", "24.11.5"])
-def test_a_version_that_is_none_is_refused(wrong, monkeypatch, capsys):
+def test_an_invalid_version_is_refused(wrong, monkeypatch, capsys):
     monkeypatch.setattr(requirements, "running_as_root", lambda: True)
     assert cli.main(["install", "--slurm", wrong]) == 2
     assert "write it like 24.11" in capsys.readouterr().err
@@ -150,7 +150,9 @@ def test_a_version_that_is_not_installed_is_named_with_its_remedy(cache, monkeyp
     assert not cache.exists()
 
 
-def test_two_installs_at_once_build_once_and_an_interrupted_one_leaves_nothing(cache, monkeypatch):
+def test_concurrent_installs_build_once_and_an_interrupted_install_leaves_nothing(
+    cache, monkeypatch
+):
     built = []
     inside = threading.Event()
     go_on = threading.Event()
@@ -217,7 +219,7 @@ def test_the_programs_and_plugins_are_of_the_clusters_version():
     assert argv[-2:] == ["-d", f"{prefix}/sbin/slurmstepd"]
 
 
-def test_the_systems_slurm_is_left_to_find_its_own_parts():
+def test_the_systems_slurm_uses_its_default_paths():
     spec = ClusterSpec(accounting=True)
     assert installations.search_path("") == installations.SYSTEM_PATH
     assert "PluginDir" not in slurmconf.slurm_conf(spec, PLACE)
@@ -225,7 +227,7 @@ def test_the_systems_slurm_is_left_to_find_its_own_parts():
     assert "-d" not in daemons.daemon_argv(PLACE, spec, "slurmd-node1")
 
 
-def test_a_missing_version_is_excused_where_it_was_said_to_be_unavailable(cache, monkeypatch):
+def test_a_missing_version_is_excused_if_it_is_listed_as_unavailable(cache, monkeypatch):
     monkeypatch.setenv("HPCRUN_REQUIRE_SLURM", "1")
     monkeypatch.setenv("HPCRUN_SLURM_UNAVAILABLE", "24.11 26.05")
     with pytest.raises(pytest.skip.Exception):
@@ -238,7 +240,7 @@ def test_a_missing_version_is_excused_where_it_was_said_to_be_unavailable(cache,
         unavailable("why", "24.11")
 
 
-def test_a_missing_feature_is_excused_where_it_was_said_to_be_unavailable(monkeypatch):
+def test_a_missing_feature_is_excused_if_it_is_listed_as_unavailable(monkeypatch):
     monkeypatch.setenv("HPCRUN_REQUIRE_SLURM", "1")
     monkeypatch.setenv("HPCRUN_SLURM_UNAVAILABLE", "26.05 moosefs")
     with pytest.raises(pytest.skip.Exception):
@@ -250,7 +252,7 @@ def test_a_missing_feature_is_excused_where_it_was_said_to_be_unavailable(monkey
 
 @pytest.fixture(params=VERSIONS)
 def other(request: pytest.FixtureRequest) -> Iterator[slurm_cluster.SlurmCluster]:
-    """Two nodes of another version of Slurm."""
+    """Two nodes with another version of Slurm."""
     version: str = request.param
     if (reason := slurm_cluster.why_not(ClusterSpec(slurm=version))) is not None:
         unavailable(reason, version)
