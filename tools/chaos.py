@@ -44,16 +44,22 @@ def run(slurm: SlurmCluster, faults: int, ranks: int, seed: int) -> None:
     print(table(met))
     for key, value in figures.items():
         print(f"  {key:<18} {value}")
-    print(f"seed {seed}: {faults} faults, not a bit and not a sample of difference")
+    print(f"seed {seed}: {faults} faults, weights and samples are identical")
 
 
 def main() -> int:
     """Run everything; return 0 if the disturbed run equals the undisturbed run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--faults", type=int, default=10, metavar="N", help="how many (default 10)")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the faults' order")
-    parser.add_argument("--ranks", type=int, default=2, metavar="R", help="per node (default 2)")
-    parser.add_argument("--keep", action="store_true", help="leave the cluster up at the end")
+    parser.add_argument(
+        "--faults", type=int, default=10, metavar="N", help="number of faults (default 10)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="S", help="seed of the order of faults"
+    )
+    parser.add_argument(
+        "--ranks", type=int, default=2, metavar="R", help="ranks per node (default 2)"
+    )
+    parser.add_argument("--keep", action="store_true", help="keep the cluster running")
     wanted = parser.parse_args()
     why_not = cluster.why_not()
     if why_not is not None:

@@ -31,9 +31,9 @@ PARTS = {
 def main() -> int:
     """Record all parts; return 0 when each part was recorded."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("version", metavar="VERSION", help="of Slurm, as 26.05")
+    parser.add_argument("version", metavar="VERSION", help="version of Slurm, such as 26.05")
     parser.add_argument(
-        "--system", action="store_true", help="the system's own Slurm has this version"
+        "--system", action="store_true", help="use the system's Slurm, of this version"
     )
     parser.add_argument("--part", choices=PARTS, help="record only this part")
     parser.add_argument("--into", type=Path, default=ROOT / "tests/cluster/recorded")

@@ -32,4 +32,4 @@ def test_faults_of_all_kinds_change_no_bit_and_no_sample() -> None:
     told = [line for line in done.stdout.splitlines() if line.startswith("fault ")]
     assert len(told) == number
     assert all(any(f": {kind} " in line for line in told) for kind in KINDS)
-    assert f"{number} faults, not a bit and not a sample of difference" in done.stdout
+    assert f"{number} faults, weights and samples are identical" in done.stdout

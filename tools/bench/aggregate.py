@@ -150,8 +150,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--runs", type=int, default=10_000)
     parser.add_argument("--rows", type=int, default=1000)
-    parser.add_argument("--processes", type=int, help="as of `hpcrun aggregate`")
-    parser.add_argument("--dir", type=Path, help="where the runs go for a while (default: $TMPDIR)")
+    parser.add_argument("--processes", type=int, help="processes of `hpcrun aggregate`")
+    parser.add_argument("--dir", type=Path, help="temporary folder for the runs (default: $TMPDIR)")
     parser.add_argument("--parse-only", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.parse_only is not None:

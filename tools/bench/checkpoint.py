@@ -376,7 +376,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="cores that training keeps busy")
     parser.add_argument("--step", type=float, default=0.02, help="seconds of a training step")
     parser.add_argument("--window", type=float, default=2.0, help="seconds of steps after a save")
-    parser.add_argument("--repeat", type=int, default=5, help="rounds")
+    parser.add_argument("--repeat", type=int, default=5, help="number of rounds")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")

@@ -131,9 +131,7 @@ def parity_line(figures: Told) -> str:
 def world_line(figures: Told) -> str:
     distances = ", ".join(f"{name} {value:.1e}" for name, value in figures["furthest"].items())
     found = "NO" if "wrong" in figures else "yes"
-    return (
-        f"a {figures['backend']} world of one rank trains like a single process: {found} ({distances})"
-    )
+    return f"a {figures['backend']} world of one rank trains like a single process: {found} ({distances})"
 
 
 def repeat_line(figures: Told) -> str:
@@ -222,18 +220,18 @@ def arguments() -> argparse.ArgumentParser:
         "--parts",
         type=among(PARTS),
         default=list(PARTS),
-        help=f"of {','.join(PARTS)} (default all)",
+        help=f"parts to run: {','.join(PARTS)} (default all)",
     )
     parser.add_argument(
-        "--sizes", type=among(tuple(SIZES)), default=["1b", "7b"], help="of 1b, 7b and tiny (default 1b,7b)"
+        "--sizes", type=among(tuple(SIZES)), default=["1b", "7b"], help="models: 1b, 7b, tiny (default 1b,7b)"
     )  # fmt: skip
-    parser.add_argument("--steps", type=int, default=20, help="timed steps a size (default 20)")
+    parser.add_argument("--steps", type=int, default=20, help="timed steps per size (default 20)")
     parser.add_argument(
         "--device", type=device, default="cuda", help="cuda, cuda:1 …, or cpu (default cuda)"
     )
-    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--no-compile", action="store_true", help="do not use torch.compile")
     parser.add_argument(
-        "--limit", type=float, default=300, help="seconds that a part may take (default 300)"
+        "--limit", type=float, default=300, help="time limit of a part in seconds (default 300)"
     )
     parser.add_argument(
         "--dir", type=Path, help="folder for the checkpoints (default: the temporary one)"

@@ -336,10 +336,10 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--starts", type=int, default=5, metavar="N", help="processes of each loop (default 5)"
+        "--starts", type=int, default=5, metavar="N", help="processes per loop (default 5)"
     )
     parser.add_argument(
-        "--rounds", type=int, default=10, metavar="N", help="rounds of each start (default 10)"
+        "--rounds", type=int, default=10, metavar="N", help="rounds per process (default 10)"
     )
     parser.add_argument("--only", choices=sorted(PROBLEMS), help="one of the two models")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")

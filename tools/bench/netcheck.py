@@ -91,10 +91,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--nodes", type=int, default=8, metavar="N", help="hosts (default 8)")
     parser.add_argument(
-        "--seconds", type=float, default=3.0, metavar="T", help="a round (default 3)"
+        "--seconds", type=float, default=3.0, metavar="T", help="seconds per round (default 3)"
     )
-    parser.add_argument("--trials", type=int, default=0, metavar="K", help="a fault (default 0)")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the trials")
+    parser.add_argument(
+        "--trials", type=int, default=0, metavar="K", help="trials per fault (default 0)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the trials")
     wanted = parser.parse_args()
     why_not = cluster.why_not()
     if why_not is not None:

@@ -158,7 +158,9 @@ def main() -> int:
     )
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 64, 512, 4096, 8192])
     parser.add_argument("--tensors", type=int, default=50, help="tensors sharded over all ranks")
-    parser.add_argument("--dir", type=Path, help="where to write (default: the temporary folder)")
+    parser.add_argument(
+        "--dir", type=Path, help="folder for the checkpoints (default: the temporary folder)"
+    )
     parser.add_argument("--quick", action="store_true", help="8 and 64 ranks, few tensors")
     options = parser.parse_args()
     ranks, tensors = ([8, 64], 5) if options.quick else (options.ranks, options.tensors)

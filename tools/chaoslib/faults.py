@@ -98,12 +98,12 @@ def stop_controller(chaos: Chaos) -> str:
         return time.monotonic() > until and (gone_on or late or len(chaos.ends()) > ends)
 
     try:
-        chaos.wait(enough, "the run did not go on without slurmctld")
+        chaos.wait(enough, "the run made no progress without slurmctld")
     finally:
         chaos.slurm.start_daemon("slurmctld")
     went_on = chaos.step() >= at + 5
     chaos.wait(
-        lambda: went_on or len(chaos.ends()) > ends, "the run did not go on without slurmctld"
+        lambda: went_on or len(chaos.ends()) > ends, "the run made no progress without slurmctld"
     )
     return f"for {seconds} s and more"
 
@@ -142,7 +142,7 @@ FAULTS: dict[str, Fault] = {
 
 # Slurm ends remains of an earlier attempt by the step's id, which may hit the new attempt too.
 _STRIKES = 3
-BY_ITSELF = {"node-failure", "crash", "hang"}
+UNPLANNED = {"node-failure", "crash", "hang"}
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def disturb(chaos: Chaos, plan: list[Planned]) -> list[Met]:
         chaos.allow(number)
         last = _meet(chaos, planned)
         print(
-            f"fault {number:>3}: {last.fault:<16} at step {last.step:>5}, moved on after "
+            f"fault {number:>3}: {last.fault:<16} at step {last.step:>5}, next step after "
             f"{last.recovery:5.1f} s  ({last.detail})",
             flush=True,
         )
@@ -181,15 +181,15 @@ def disturb(chaos: Chaos, plan: list[Planned]) -> list[Met]:
 
 def _meet(chaos: Chaos, planned: Planned) -> Met:
     """Inject a fault; inject it again if another end came first."""
-    begun, by_itself = time.monotonic(), list[str]()
+    begun, unplanned = time.monotonic(), list[str]()
     for _ in range(_STRIKES):
         met, early = _strike(chaos, planned)
         if early is None:
             break
-        by_itself.append(f"after a {early} by itself")
-    assert early is None, f"{planned.fault}: never met, {by_itself}\n{chaos.story()}"
+        unplanned.append(f"after an unplanned {early}")
+    assert early is None, f"{planned.fault}: never injected, {unplanned}\n{chaos.story()}"
     return replace(
-        met, detail="; ".join([met.detail, *by_itself]), recovery=time.monotonic() - begun
+        met, detail="; ".join([met.detail, *unplanned]), recovery=time.monotonic() - begun
     )
 
 
@@ -210,17 +210,17 @@ def _strike(chaos: Chaos, planned: Planned) -> tuple[Met, str | None]:
     # Beyond the last step: recomputed steps are not progress.
     had = chaos.step()
     chaos.wait(chaos.starts_again, "the run did not start again")
-    chaos.wait(lambda: chaos.step() > had, "the run did not get further")
+    chaos.wait(lambda: chaos.step() > had, "the run made no progress")
     causes = chaos.ends()[ends:]
-    if fault.causes and causes[:1] and causes[0] in BY_ITSELF - set(fault.causes):
+    if fault.causes and causes[:1] and causes[0] in UNPLANNED - set(fault.causes):
         return Met(planned.fault, at, detail, 0.0), causes[0]
     meant, more = (causes[:1], causes[1:]) if fault.causes else ([], causes)
     # On a busy machine Slurm may set a healthy node to down: an additional fault.
     as_meant = len(meant) == bool(fault.causes) and set(meant) <= set(fault.causes)
-    assert as_meant and set(more) <= BY_ITSELF, (  # noqa: PT018  (one message for both)
+    assert as_meant and set(more) <= UNPLANNED, (  # noqa: PT018  (one message for both)
         f"{planned.fault}: the log says {causes}\n{chaos.story()}"
     )
-    told = [detail, *(f"then a {cause} by itself" for cause in more)]
+    told = [detail, *(f"then an unplanned {cause}" for cause in more)]
     return Met(planned.fault, at, "; ".join(told), time.monotonic() - begun), None
 
 

@@ -286,7 +286,9 @@ def repeat(job: Job, device: torch.device) -> Figures:
         "step_seconds": {value: seconds for value, (_, seconds) in found.items()},
     }
     if not figures["equal"]["true"]:
-        figures["wrong"] = "two equal trainings with train.deterministic=true end with different bits"
+        figures["wrong"] = (
+            "two equal trainings with train.deterministic=true end with different bits"
+        )
     return figures
 
 
@@ -343,9 +345,7 @@ def world(_job: Job, device: torch.device) -> Figures:
     # Not `>`, which is false for NaN.
     far = [name for name, distance in furthest.items() if not distance < 1e-4]
     if far:
-        figures["wrong"] = (
-            f"{' and '.join(far)} with one rank differ from a single process"
-        )
+        figures["wrong"] = f"{' and '.join(far)} with one rank differ from a single process"
     return figures
 
 
