@@ -1,8 +1,8 @@
 """All ranks stop at the same step (invariant 3).
 
-Each rank brings its own flag; a one-element MAX reduction, launched at one step and read at the next,
-hides behind the step's work. It runs on a CPU group of its own: on the group of the gradients it would
-be ordered among their collectives.
+Each rank contributes its own flag to a one-element MAX reduction. The reduction starts at one step and is
+read at the next, so that it overlaps the step's work. It uses a separate CPU group: in the group of the
+gradients it would have to keep the order of their collectives.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -23,13 +23,13 @@ class StopAgreement:
         self._pending: tuple[Any, Any] | None = None
 
     def exchange(self, step: int, local: StopReason) -> StopReason:
-        """Return what all ranks agreed on at the previous exchange and put ``local`` to the next.
+        """Return the reason agreed on at the previous exchange, and start the next with ``local``.
 
-        Collective: every rank calls it with the same ``step``. A reason that is new at this call is
-        returned by the next exchange, on every rank alike.
+        Collective: every rank calls it with the same ``step``. The next exchange returns a reason that is new
+        at this call, on every rank.
 
         Raises:
-            RuntimeError: a peer has gone (torch.distributed).
+            RuntimeError: another rank has ended (torch.distributed).
         """
         if self._group is None:
             return local
@@ -49,7 +49,7 @@ class StopAgreement:
         return agreed
 
     def settle(self) -> None:
-        """Finish the reduction under way, so that none is in flight when the group is destroyed."""
+        """Wait for the reduction in progress, so that none is in flight when the group is destroyed."""
         if self._pending is not None:
             self._pending[0].wait()
             self._pending = None

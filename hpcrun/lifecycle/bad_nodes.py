@@ -1,4 +1,4 @@
-"""Remember a node that failed an attempt, and keep the next attempt away from nodes that fail often."""
+"""Record a node that failed an attempt, and exclude nodes that fail often from the next attempt."""
 
 import sys
 from collections.abc import Collection
@@ -28,13 +28,13 @@ def keep_away(
     hours: float,
     waiting: str | None = None,
 ) -> None:
-    """Call it when the job waits for its next start: only a pending job can be given other nodes.
+    """Exclude bad nodes from the next start of a pending job (Slurm refuses to change a running job).
 
     Args:
         attempt: the attempt that has ended.
-        waiting: the job that waits; None: the job of ``attempt``.
-        after: failures from which a node is excluded; None: never.
-        hours: the time in which they count.
+        waiting: the pending job; None: the job of ``attempt``.
+        after: number of failures from which a node is excluded; None: never.
+        hours: only failures of the last ``hours`` hours count.
     """
     remember(run, verdict)
     job = waiting or attempt.job
@@ -62,15 +62,15 @@ def keep_away(
         _print(f"cannot exclude {', '.join(bad)}: {words}")
         return
     note(run, "excluded", attempt, hosts=bad)
-    _print(f"leaves out {', '.join(bad)}: {'unfit, or ' if unfit else ''}failed too often")
+    _print(f"excludes {', '.join(bad)}: {'unfit, or ' if unfit else ''}failed too often")
     reason = take_back_if_stuck(job, given)
     if reason is not None:
         note(run, "excluded", attempt, hosts=[], reason=reason)
-        _print(f"leaves out no node after all: the job waited for {reason}")
+        _print(f"excludes no node after all: the job waited for {reason}")
 
 
 def remember(run: RunDirectory, verdict: Verdict) -> None:
-    """Write the nodes that a crash or a preflight points at, if any, into the user's ledger of nodes."""
+    """Add the nodes that a crash or a preflight points at, if any, to the user's bad-node list."""
     found = verdict.diagnosis
     if found is None or found.host is None or not blames_node(found):
         return
@@ -80,11 +80,11 @@ def remember(run: RunDirectory, verdict: Verdict) -> None:
         for host in found.unfit or (found.host,):
             blame(ledger_path(), host, found.line, str(run.path))
     except OSError as error:
-        _print(f"the ledger of nodes is not written: {error}")
+        _print(f"the bad-node list is not written: {error}")
 
 
 def _given_by_the_user(run: RunDirectory, attempt: Attempt, excluded: Collection[str]) -> list[str]:
-    """Return the excluded nodes without those that an earlier requeue of this job added."""
+    """Return the excluded nodes that no earlier requeue of this job added."""
     ours: set[str] = set()
     for event in read_events(run):
         if event.what == "excluded" and event.attempt and event.attempt.job == attempt.job:

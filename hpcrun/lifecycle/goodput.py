@@ -1,7 +1,7 @@
-"""Where the time of a run went, read from its event log.
+"""Breakdown of a run's time, computed from its event log.
 
-Every moment since the first submission belongs to exactly one part, so the parts add up. The share of
-productive time is what clusters are compared by (ETTR, effective training time ratio: Kokolis et al.,
+Every moment since the first submission belongs to exactly one part, so the parts add up to the wall time.
+Clusters are compared by the share of productive time (ETTR, effective training time ratio: Kokolis et al.,
 "Revisiting reliability in large-scale machine learning research clusters", 2024).
 """
 
@@ -15,13 +15,13 @@ from hpcrun.run.events import Attempt, Event
 class Goodput:
     """Seconds of a run's wall time.
 
-    queue: submitted, not started for the first time by its job. start_up: processes starting,
-    restoring and ending. productive: computing steps that a checkpoint kept. checkpoint: writing them.
-    recomputed: computing steps that were lost, and have to be computed again. requeue_wait: between
-    two attempts of a job. suspended: Slurm had stopped the processes to let another job run. idle: ended, and
-    nobody had asked it to go on.
+    queue: from a submission to the first start of its job. start_up: processes start, restore and end.
+    productive: computing steps that a checkpoint kept. checkpoint: writing checkpoints.
+    recomputed: computing steps that were lost and are computed again. requeue_wait: between
+    two attempts of a job. suspended: Slurm had stopped the processes to let another job run. idle: after an
+    end, until the next submission.
 
-    Of a script all the time in which it ran is productive: what it has kept of it nobody sees.
+    For a script, all running time counts as productive, because hpcrun cannot see how much of it was saved.
     """
 
     queue: float = 0.0
@@ -40,12 +40,12 @@ class Goodput:
 
     @property
     def ettr(self) -> float | None:
-        """Productive share of the time in which the run was wanted (0 to 1); None before any."""
+        """Productive share (0 to 1) of the time outside ``idle``; None if there is no such time."""
         wanted = self.wall - self.idle
         return self.productive / wanted if wanted > 0 else None
 
     def as_record(self) -> dict[str, float | None]:
-        """The parts in seconds, their sum and the ratio, for JSON."""
+        """Return the parts in seconds, their sum and the ratio, for JSON."""
         ratio = self.ettr
         parts = {name: round(value, 3) for name, value in asdict(self).items()}
         return {**parts, "wall": round(self.wall, 3), "ettr": ratio and round(ratio, 4)}
@@ -54,8 +54,8 @@ class Goodput:
 def goodput(events: Sequence[Event], now: float) -> Goodput:
     """Split the time from the first event to the end of the run, or to ``now`` (Unix seconds).
 
-    Clocks of several hosts write the log: a moment that seems to lie before its predecessor is taken
-    to be at the same time.
+    Several hosts with different clocks write the log: an event with a time before that of its
+    predecessor counts as simultaneous.
     """
     account = _Account()
     for event in events:
@@ -64,7 +64,7 @@ def goodput(events: Sequence[Event], now: float) -> Goodput:
 
 
 class _Account:
-    """Walks along the log; ``_state`` says which part the time since ``_at`` belongs to."""
+    """Reads the log in order; ``_state`` names the part to which the time since ``_at`` belongs."""
 
     def __init__(self) -> None:
         self._parts = {field.name: 0.0 for field in fields(Goodput)}
@@ -72,16 +72,16 @@ class _Account:
         self._state = "queue"
         self._attempt: Attempt | None = None
         self._script = False
-        # Seconds of the time since ``_at`` that are known to belong to no other part.
+        # Seconds since ``_at`` in which the job was suspended.
         self._suspended = 0.0
-        # When another job was asked for, while nobody had yet written how the last one ended.
+        # Time of another submission before the end of the last job was recorded.
         self._asked: float | None = None
 
     def on(self, event: Event) -> None:
         if self._at is None:
             self._at = event.time
         if event.what == "submitted":
-            # A fast job may have logged its first words before its submitter did.
+            # A fast job may log its first event before its submitter does.
             if self._state in ("idle", "queue"):
                 self._spend(event.time, self._state)
                 self._state = "queue"
@@ -93,7 +93,7 @@ class _Account:
             self._state, self._attempt = "start_up", event.attempt
             self._script = bool(event.fields.get("script"))
         elif event.what == "cancelled" and self._state in ("queue", "requeue_wait"):
-            # Its job waited: nothing else will say that it is over.
+            # A cancelled job that was still waiting logs no end.
             self._spend(event.time, self._state)
             self._state = "idle"
         elif event.attempt != self._attempt:
@@ -106,10 +106,10 @@ class _Account:
             self._spend(event.time - seconds, "productive")
             self._spend(event.time, "checkpoint")
         elif event.what == "suspended":
-            # What the steps around it were good for will be known later.
+            # A later event shows which part the steps around the suspension belong to.
             self._suspended += float(event.fields.get("seconds", 0.0))
         elif event.what in ("stopped", "trained", "finished"):
-            # What follows the last commit of an orderly end computes nothing more.
+            # After the last commit of an orderly end, nothing more is computed.
             ran = self._script and self._state == "running"
             self._spend(event.time, "productive" if ran else "start_up")
             self._state = "start_up"
@@ -123,12 +123,12 @@ class _Account:
 
     @property
     def _lost(self) -> str:
-        """What an end without a word makes of the time since the last commit."""
+        """The part for the time since the last commit if the attempt died without a record."""
         return "productive" if self._script else "recomputed"
 
     def closed(self, now: float) -> Goodput:
         if self._at is not None and self._state != "idle":
-            # Steps under way are taken to be kept until something says otherwise.
+            # Steps in progress count as kept until an event shows a loss.
             self._spend(now, "productive" if self._state == "running" else self._state)
         return Goodput(**self._parts)
 

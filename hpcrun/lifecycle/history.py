@@ -1,4 +1,4 @@
-"""The lives of a run, read from its event log: what the restart policy and `status` look at."""
+"""The attempts of a run, read from its event log for the restart policy and for `status`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,7 +8,7 @@ from hpcrun.run.events import Attempt, Event
 
 
 class Cause(str, Enum):
-    """Why an attempt ended."""
+    """The cause of an attempt's end."""
 
     FINISHED = "finished"
     PREEMPTION = "preemption"
@@ -23,17 +23,17 @@ class Cause(str, Enum):
     EXHAUSTED = "exhausted"
 
 
-# Events about a job that a person writes, and no attempt.
+# Events that a person causes and that belong to no attempt.
 _OF_PEOPLE = ("submitted", "cancelled", "preempted")
 
 
 @dataclass(frozen=True)
 class Life:
-    """One attempt: where it began, how far it got on disk, and how it ended (cause None: unknown yet).
+    """One attempt: its first step, its newest committed step, and its end (cause None: not known yet).
 
-    ``crash_step`` is the step that was being computed when it crashed, if it did. ``trained``: it came to the
-    end of the training, after which only the report was left to do. ``killed``: a script that died of the
-    signal to stop, so that it has what it had saved before, if anything. ``failure``: the words of a
+    ``crash_step`` is the step that was being computed at a crash. ``trained``: the attempt reached the
+    end of the training; only the report was left. ``killed``: a script died of the
+    stop signal, so it keeps only earlier saves, if any. ``failure``: the message of a
     crash, without rank and node.
     """
 
@@ -50,24 +50,24 @@ class Life:
 
     @property
     def seconds(self) -> float | None:
-        """The length of the attempt, once it has ended."""
+        """Length of the attempt in seconds; None before its end."""
         return None if self.ended is None else self.ended - self.started
 
     @property
     def progressed(self) -> bool:
-        """Whether it committed a step beyond the one it began at, or there were none left to take."""
+        """True if the attempt committed a step beyond its first step, or reached the end of the training."""
         return self.trained or (
             self.committed is not None and self.committed > (self.begun_at or 0)
         )
 
 
 def lives(events: Sequence[Event]) -> list[Life]:
-    """The attempts since the last submission by a person, in order: older ones eat no budget."""
+    """Return the attempts since the last submission by a person, in order: older attempts use no budget."""
     job = None
     for event in events:
-        # The new job may have logged its first words before its submitter did, and one that was
-        # submitted without us has no submitter: a requeue keeps the job's id, so another id is
-        # another submission.
+        # The new job may log its first event before its submitter does, and a job that was submitted
+        # without hpcrun has no such event. A requeue keeps the job's id, so a new id is a new
+        # submission.
         if event.what in ("submitted", "opened") and event.attempt is not None:
             job = event.attempt.job
     chain = jobs_of(events, job)
@@ -75,7 +75,7 @@ def lives(events: Sequence[Event]) -> list[Life]:
 
 
 def jobs_of(events: Sequence[Event], job: str | None) -> set[str | None]:
-    """``job`` and the jobs before it that it goes on for, because Slurm would not requeue them."""
+    """Return ``job`` and the earlier jobs that it replaces because Slurm would not requeue them."""
     continues = {
         event.attempt.job: str(event.fields["continues"])
         for event in events
@@ -89,7 +89,7 @@ def jobs_of(events: Sequence[Event], job: str | None) -> set[str | None]:
 
 
 def all_lives(events: Sequence[Event]) -> list[Life]:
-    """The attempts of all submissions, in order."""
+    """Return the attempts of all submissions, in order."""
     found: dict[Attempt, Life] = {}
     before: Attempt | None = None
     for event in events:
@@ -105,7 +105,7 @@ def all_lives(events: Sequence[Event]) -> list[Life]:
 
 
 def asked_to_end(events: Sequence[Event], attempt: Attempt) -> bool:
-    """Whether a person told this attempt's job to end, after it had begun."""
+    """Return whether a person cancelled this attempt's job after the attempt had begun."""
     asked = False
     for event in events:
         if event.what == "opened" and event.attempt == attempt:
@@ -116,7 +116,7 @@ def asked_to_end(events: Sequence[Event], attempt: Attempt) -> bool:
 
 
 def asked_to_yield(events: Sequence[Event], attempt: Attempt) -> bool:
-    """Whether a person sent this attempt the signal of a preemption (``hpcrun preempt``)."""
+    """Return whether a person sent this attempt the signal of a preemption (``hpcrun preempt``)."""
     return any(event.what == "preempted" and event.attempt == attempt for event in events)
 
 
@@ -141,12 +141,12 @@ def _with_event(life: Life, event: Event) -> Life:
 
 
 def _with_start_of_next(life: Life, step: int) -> Life:
-    # A crash right after a commit loses the announcement, but not what the next one starts from.
+    # A crash right after a commit loses the announcement, but the next attempt starts from that commit.
     return replace(life, committed=step) if step > (life.committed or life.begun_at or 0) else life
 
 
 def _cause(word: str | None) -> Cause | None:
-    """The cause of that name; a word that no version of ours writes counts as a crash."""
+    """Return the cause of that name; a word that no version of hpcrun writes counts as a crash."""
     if word is None:
         return None
     try:
@@ -156,7 +156,7 @@ def _cause(word: str | None) -> Cause | None:
 
 
 def successor(events: Sequence[Event], attempt: Attempt) -> Attempt | None:
-    """The attempt that has taken the run over from ``attempt``, or None while it is the newest."""
+    """Return the attempt that has taken the run over from ``attempt``; None while it is the newest."""
     opened = [event.attempt for event in events if event.what == "opened" and event.attempt]
     if attempt in opened:
         opened = opened[len(opened) - opened[::-1].index(attempt) :]
@@ -166,10 +166,10 @@ def successor(events: Sequence[Event], attempt: Attempt) -> Attempt | None:
 
 
 def finished_before(events: Sequence[Event], attempt: Attempt) -> bool:
-    """Whether an earlier start of the same job has finished the run.
+    """Return whether an earlier start of the same job has finished the run.
 
-    Since 24.05 Slurm itself starts a job again that ends in the grace time of its preemption, also one
-    that ended well.
+    Since 24.05, Slurm starts a job again that ends in the grace time of its preemption, even if the job
+    ended well.
     """
     return any(
         event.what == "finished" or (event.what == "ended" and event.cause == Cause.FINISHED.value)
@@ -181,12 +181,12 @@ def finished_before(events: Sequence[Event], attempt: Attempt) -> bool:
 
 
 def of_script(events: Sequence[Event]) -> bool:
-    """Return whether the starts ran a script, whose files hpcrun does not know."""
+    """Return whether the attempts ran a script; hpcrun does not know a script's files."""
     return any(event.what == "opened" and event.fields.get("script") for event in events)
 
 
 def last_committed(events: Sequence[Event]) -> int | None:
-    """The step that a resume would begin at, as far as the log knows; None without a checkpoint.
+    """Return the step at which a resume would begin, according to the log; None without a checkpoint.
 
     A start below the newest announced step shows that the checkpoints above it are damaged or gone.
     """

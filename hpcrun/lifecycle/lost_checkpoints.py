@@ -1,6 +1,6 @@
-"""The refusal of a start at step 0 where earlier checkpoints are gone, as after the purge of a scratch disk.
+"""Refusal to start at step 0 if earlier checkpoints are gone, for example after a purge of a scratch disk.
 
-Such a start would throw away, without a word, what the run had trained.
+Such a start would discard the training so far without a message.
 """
 
 import time
@@ -11,28 +11,28 @@ from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.endings import node_name
 from hpcrun.run.events import read_events
 
-# Seconds. A file server that fails over, or another node's rename, may take as long.
+# Seconds. A failover of a file server, or a rename on another node, may take this long to become visible.
 _PAUSE = 2.0
 
 
 def require_none_lost(run: RunDirectory, handle: str | None = None) -> bool:
-    """Look for a checkpoint of ``run`` again, where a first look found none and the event log knows of one.
+    """Look for a checkpoint of ``run`` again after a first look found none although the event log names one.
 
     The first listing may have come from a cache of this node.
 
     Args:
-        handle: what a person types for the run; None: its name.
+            handle: the name of the run that a person types; None: the run's own name.
 
     Returns:
-        True where there is a checkpoint after all; False where none was ever committed.
+            True if there is a checkpoint after all; False if none was ever committed.
 
     Raises:
-        RunError: the checkpoints are gone; with the way to start from step 0 all the same.
+            RunError: the checkpoints are gone; the message says how to start from step 0.
         OSError: their folder cannot be listed.
     """
     events = read_events(run)
     step = last_committed(events)
-    # A script saves where it likes, and only reports that it has.
+    # A script chooses its own files and only reports its saves.
     if step is None or of_script(events):
         return False
     time.sleep(_PAUSE)

@@ -1,4 +1,4 @@
-"""The beginning of an attempt: close what the one before left open, ask the policy, take ownership."""
+"""The beginning of an attempt: close the previous attempt, ask the policy, and take ownership."""
 
 import os
 import socket
@@ -35,9 +35,9 @@ class Refused(UserError):
 
 
 def already_finished(run: RunDirectory, attempt: Attempt) -> bool:
-    """Whether this start finds the run finished by an earlier start of its job: all ranks leave with 0.
+    """Return whether an earlier start of this job has finished the run, so that all ranks exit with code 0.
 
-    Each rank asks by itself, before rank 0 opens the attempt: rank 0 alone would let the others wait.
+    Each rank checks this before rank 0 opens the attempt; otherwise the other ranks would wait for rank 0.
     """
     if attempt.restart == 0 or (read_json(run.result) or {}).get("state") != "finished":
         return False
@@ -47,11 +47,11 @@ def already_finished(run: RunDirectory, attempt: Attempt) -> bool:
 def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts: Any) -> None:
     """Make ``attempt`` the run's owner and log that it begins. Called once, by rank 0.
 
-    An earlier attempt without an end was cut off with its node, unless Slurm's words in its batch log
-    say otherwise: nothing of its own could say one.
+    An earlier attempt without a recorded end lost its node, unless Slurm's messages in its batch log
+    give another reason: the attempt itself could not record one.
 
     Raises:
-        Occupied: another job has the run, and keeps it.
+        Occupied: another job holds the run.
         Refused: a budget is used up, and result.json says which; or this attempt was opened before.
         OSError: the run directory cannot be written.
     """
@@ -72,13 +72,13 @@ def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts:
                 step=life.committed,
                 reason=reason,
                 last_seen=_last_sign(run, events, life),
-                # Of another job, a person has asked for the next start.
+                # For another job, a person has requested the next start.
                 restart_allowed=life.attempt.job in jobs_of(events, attempt.job),
             )
-    # Another job is another submission, by a person, and starts with fresh budgets.
+    # Another job is another submission by a person and starts with fresh budgets.
     chain = jobs_of(events, attempt.job)
     history = [life for life in lives(read_events(run)) if life.attempt.job in chain]
-    # After a start that finished, only the result is lost: this start writes it again.
+    # After a start that finished, only the result is missing: this start writes it again.
     if history and history[-1].cause not in (None, Cause.FINISHED):
         decision = decide(history, budgets)
         if not decision.restart:
@@ -88,7 +88,7 @@ def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts:
             raise Refused(f"{run.name}: not started again: {decision.reason}")
     claim(run, attempt)
     if not history:
-        # What an earlier job came to; `submit` has removed it, sbatch by hand has not.
+        # The result of an earlier job: `submit` removes it, sbatch by hand does not.
         run.result.unlink(missing_ok=True)
     cluster = os.environ.get("SLURM_CLUSTER_NAME")
     place = {"cluster": cluster} if cluster else {}
@@ -99,10 +99,10 @@ def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts:
 def _require_new(run: RunDirectory, attempt: Attempt) -> None:
     """Raise Refused where an earlier srun of the same allocation (salloc) has opened this attempt.
 
-    Files of that step (the meeting place of the ranks, failures) would be taken for those of this step.
+    Files of that step (the rendezvous of the ranks, failures) would be mistaken for files of this step.
 
     Raises:
-        Occupied: it was a job of another cluster, which has the same number.
+            Occupied: the attempt belongs to a job of another cluster with the same number.
     """
     here = os.environ.get("SLURM_CLUSTER_NAME")
     for event in read_events(run):
@@ -125,37 +125,37 @@ def _end_of(
         return Cause.FINISHED, "finished"
     word = scheduler_word(batch_log(run, life.attempt))
     words = ["preemption", "time-limit"]
-    # What starts again by itself nobody has cancelled.
+    # A job that Slurm starts again was not cancelled.
     if life.attempt.job != successor.job:
         words.append("cancelled")
         word = "cancelled" if asked_to_end(events, life.attempt) else word
     if word in words:
-        return Cause(word), f"{word}, and it was killed before it could say so"
+        return Cause(word), f"{word}; killed before it could record its end"
     hang = read_hang(run.attempt_logs(life.attempt.job, life.attempt.restart))
     if hang is not None:
         return Cause.HANG, hang.line
     return (
         Cause.NODE_FAILURE,
-        "it ended without a word: its node, or all its processes at once",
+        "ended without an exit record: its node failed, or all its processes died together",
     )
 
 
 def _blame_nodes(run: RunDirectory, events: Sequence[Event], life: Life) -> None:
-    """Find the node that went down under an attempt, while Slurm still calls it down."""
+    """Record the node that went down under an attempt, while Slurm still reports it as down."""
     for event in events:
         hosts = event.fields.get("hosts")
         if event.what == "opened" and event.attempt == life.attempt and hosts:
             try:
                 dead = blame_dead_nodes(str(hosts), str(run.path))
             except OSError as error:
-                print(f"hpcrun: the ledger of nodes is not written: {error}", file=sys.stderr)
+                print(f"hpcrun: the bad-node list is not written: {error}", file=sys.stderr)
                 continue
             if dead:
                 print(f"hpcrun: down since the attempt before: {', '.join(dead)}", flush=True)
 
 
 def _last_sign(run: RunDirectory, events: Sequence[Event], life: Life) -> float:
-    """When an attempt that has ended without a word was last known to live, in Unix seconds."""
+    """Return the last time (Unix seconds) at which an attempt without a recorded end was known to run."""
     told = [event.time for event in events if event.attempt == life.attempt]
     logged = [
         line["time"]

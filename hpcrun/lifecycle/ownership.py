@@ -1,7 +1,7 @@
-"""Whether a run has another job that lives: one that a person submits beside it must not take it over.
+"""Refuse a job if another live job holds the run: a second submission must not take the run over.
 
-A newer attempt of the same job may, because Slurm starts no second one while the first has its nodes. Of
-another job nobody knows that but Slurm.
+A newer attempt of the same job may take over, because Slurm starts it only after the first has released its
+nodes. For another job, only Slurm knows.
 """
 
 import os
@@ -14,26 +14,26 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Event, read_events, record_event
 from hpcrun.run.io.files import make_folders
 
-# slurm.conf(5), MaxJobId: ids from here up are those of a federation, equal on all of its clusters.
+# slurm.conf(5), MaxJobId: ids from here up belong to a federation and are equal on all of its clusters.
 _FEDERATED = 1 << 26
 
 
 class Occupied(UserError):
-    """Another job has the run, and keeps it."""
+    """Another job holds the run."""
 
 
 def require_free(run: RunDirectory, attempt: Attempt) -> None:
-    """Return unless another job of this cluster holds the run, or waits to go on with it.
+    """Return unless another job of this cluster holds the run or waits to continue it.
 
-    What the log says of the refusal belongs to no attempt, so that it changes nothing for the other job.
+    The logged refusal belongs to no attempt, so it changes nothing for the other job.
 
     Raises:
-        Occupied: it does.
+        Occupied: another job does.
         OSError: the run directory cannot be written.
     """
     job = _job_before(read_events(run), attempt)
     view = look_at(job) if job is not None else None
-    # A job that is COMPLETING has been told to end, and its ranks find the new owner's name.
+    # A COMPLETING job has been asked to end, and its ranks will see the new owner.
     if view is None or is_over(view.state) or view.being_ended:
         return
     record_event(run, "occupied", refused=attempt.owner, holder=job)
@@ -41,9 +41,9 @@ def require_free(run: RunDirectory, attempt: Attempt) -> None:
 
 
 def require_own_number(run: RunDirectory, job: str) -> None:
-    """Return unless a job of another cluster has the same number, and with it the same log folder.
+    """Return unless a job of another cluster has the same number, and so the same log folder.
 
-    The folder belongs to the first cluster that starts such a job: a file in it holds the cluster's name.
+    The folder belongs to the first cluster that starts such a job: a file in it contains the cluster's name.
 
     Raises:
         Occupied: the folder belongs to another cluster.
@@ -62,29 +62,29 @@ def require_own_number(run: RunDirectory, job: str) -> None:
         with open(descriptor, "w") as stream:  # noqa: PTH123
             stream.write(f"{here}\n")
         return
-    # A file without a name was left by a crash, or by a full disk.
+    # A crash or a full disk leaves a file without a name.
     if there and there != here:
         raise Occupied(same_number(run, job, there))
 
 
 def same_number(run: RunDirectory, job: str, cluster: str) -> str:
-    """Return the line for a job with the number of another job of the run, on another cluster.
+    """Return the message for a job with the number of another job of the run, on another cluster.
 
     A federation moves a job to a sibling cluster under the same number.
     """
     if job.isdecimal() and int(job) >= _FEDERATED:
         return (
-            f"{run.name}: job {job} of a federation started on cluster {cluster}, and a run does not move to "
-            f"another one; continue with `hpcrun resume {run.name} job.cluster={cluster}`"
+            f"{run.name}: job {job} of a federation started on cluster {cluster}, and a run cannot move to "
+            f"another cluster; continue with `hpcrun resume {run.name} job.cluster={cluster}`"
         )
     return (
-        f"{run.name}: cluster {cluster} has started a job {job} for it, and log files are named by that "
-        "number; submit this one again: it gets another number"
+        f"{run.name}: job {job} of cluster {cluster} already used this number, which names the log files; "
+        "submit this job again to get another number"
     )
 
 
 def refusal(run: RunDirectory, attempt: Attempt) -> str | None:
-    """The line with which `require_free` has refused ``attempt``, if it has."""
+    """Return the message with which `require_free` has refused ``attempt``, or None."""
     for event in read_events(run):
         if event.what == "occupied" and event.fields.get("refused") == attempt.owner:
             return _line(run, attempt, str(event.fields.get("holder")))
@@ -93,20 +93,20 @@ def refusal(run: RunDirectory, attempt: Attempt) -> str | None:
 
 def _line(run: RunDirectory, attempt: Attempt, holder: str) -> str:
     return (
-        f"{run.name}: has job {holder}, which job {attempt.job} leaves alone; follow it with `hpcrun logs "
-        "-f`, or end it with `hpcrun cancel` first"
+        f"{run.name}: job {holder} already holds this run; job {attempt.job} does not start; follow it "
+        "with `hpcrun logs -f`, or end it with `hpcrun cancel` first"
     )
 
 
 def _job_before(events: Sequence[Event], attempt: Attempt) -> str | None:
-    """The job of this cluster's Slurm that had the run last, unless it is over or the attempt's own."""
+    """Return the last job of this cluster that held the run, unless it is over or the attempt's own job."""
     here, found = os.environ.get("SLURM_CLUSTER_NAME"), None
     over: set[str] = set()
     for event in events:
         if event.attempt is None:
             continue
         if event.attempt.job == attempt.job:
-            # It has had the run since.
+            # The attempt's own job has opened the run since.
             found = None if event.what == "opened" else found
             continue
         job = event.attempt.job

@@ -1,7 +1,7 @@
-"""Whether a run that has ended starts again: a pure function of its history and its budgets.
+"""Decision whether a run starts again: a pure function of its history and its budgets.
 
-Slurm's own restart count mixes all causes, so that preemptions eat what was meant for crashes;
-here every cause is counted apart (invariant 8).
+Slurm's restart count mixes all causes, so preemptions would use the budget for crashes;
+here every cause is counted separately (invariant 8).
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from hpcrun.lifecycle.history import Cause, Life
 
 @dataclass(frozen=True)
 class Budgets:
-    """How many restarts each cause allows since the last submission by a person; None: unlimited."""
+    """Number of restarts that each cause allows since the last submission by a person; None: unlimited."""
 
     crash: int | None = 3
     node_failure: int | None = 10
@@ -25,18 +25,18 @@ class Budgets:
 
 
 def of_script(budgets: Budgets) -> Budgets:
-    """The budgets of a script, which need not report its progress (``hpcrun.report``).
+    """Return the budgets of a script, which need not report its progress (``hpcrun.report``).
 
-    Without a report ``no_progress`` counts only what may begin from the start each time: ends by the
-    warning before the time limit, and wishes to be continued within a minute. ``same_step`` counts equal
-    crashes within a minute, as of an import that fails.
+    Without a report, ``no_progress`` counts only ends after which the script may begin from the start:
+    ends by the warning before the time limit, and requests to be continued within a minute. ``same_step``
+    counts equal crashes within a minute, such as a failed import.
     """
     return replace(budgets, script=True)
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether to start again, and the reason in words for the log and the screen."""
+    """The decision whether to start again, with the reason for the log and the screen."""
 
     restart: bool
     reason: str
@@ -45,16 +45,16 @@ class Decision:
 _FINAL = {
     Cause.FINISHED: "the training is done",
     Cause.CANCELLED: "`hpcrun resume` continues it",
-    Cause.BAD_INPUT: "mend that, and start it again",
+    Cause.BAD_INPUT: "fix the input and start it again",
     Cause.SAVE_FAILED: "its checkpoint could not be written when it had to stop",
     Cause.EXHAUSTED: "its restart budget was used up",
 }
 
-# The other ends are the cluster's doing: they may come during a long start, any number of times.
+# The cluster causes the other ends: they may happen during a long start, any number of times.
 OWN_DOING = frozenset({Cause.CRASH, Cause.HANG, Cause.TIME_LIMIT, Cause.CONTINUED})
 
 START_SECONDS = 60.0
-"""An attempt that ended sooner has not got beyond its start."""
+"""An attempt that ended sooner counts as failed during its start."""
 
 _WORDS = {
     Cause.CRASH: ("crash", "crashes"),
@@ -67,13 +67,13 @@ _WORDS = {
 
 
 def decide(history: Sequence[Life], budgets: Budgets) -> Decision:
-    """Judge the last life of ``history``, whose cause is known.
+    """Decide about the last attempt of ``history``; its cause must be known.
 
     Raises:
-        ValueError: there is no life, or the last one's cause is not known.
+        ValueError: there is no attempt, or the cause of the last attempt is not known.
     """
     if not history or history[-1].cause is None:
-        raise ValueError("the policy judges a history whose last attempt has ended")
+        raise ValueError("the policy needs a history with an ended last attempt")
     last = history[-1]
     cause = last.cause
     assert cause is not None
@@ -116,33 +116,33 @@ def decide(history: Sequence[Life], budgets: Budgets) -> Decision:
     if budgets.same_step is not None and equal >= budgets.same_step:
         return Decision(
             False,
-            f"it failed {equal} times in a row within a minute, with the same words "
+            f"it failed {equal} consecutive times within a minute, with the same message "
             "(restarts.same_step): a restart will not help",
         )
     allowed, tail = "any number" if limit is None else str(limit), ""
     if unsaved and most is not None and cause is Cause.TIME_LIMIT:
-        tail = f"; {most} in a row where the script dies of it: restarts.no_progress"
+        tail = f"; {most} consecutive if the script dies of it: restarts.no_progress"
     return Decision(True, f"restart {count} after {_WORDS[cause][1]} ({allowed} allowed{tail})")
 
 
 def _unseen_idling(history: Sequence[Life], unsaved: int, most: int) -> str | None:
-    """Why a script that reports no progress is not started again; None where it may be.
+    """Return the reason not to restart a script that reports no progress; None if it may restart.
 
     Args:
-        unsaved: its time limits in a row that it died of.
+        unsaved: consecutive time limits at which the warning signal killed the script.
         most: ``restarts.no_progress``.
     """
     if unsaved >= most:
         return (
-            f"{unsaved} times in a row the script died of the warning before its time limit, which saves "
+            f"{unsaved} consecutive times the script died of the warning before its time limit and saved "
             "nothing (restarts.no_progress): have it save on that signal (job.warn_signal), then "
-            "`hpcrun resume`; if it saves every now and then, set restarts.no_progress=null"
+            "`hpcrun resume`; if it saves regularly anyway, set restarts.no_progress=null"
         )
     hasty = _hasty_continuations(history)
     if hasty >= most:
         return (
-            f"{hasty} times in a row the script asked to be continued within a minute of its start "
-            "(restarts.no_progress): it gets nowhere; `hpcrun.report` shows its progress"
+            f"{hasty} consecutive times the script asked to be continued within a minute of its start "
+            "(restarts.no_progress): it makes no progress; `hpcrun.report` reports progress"
         )
     return None
 
@@ -157,9 +157,9 @@ def _hasty_continuations(history: Sequence[Life]) -> int:
 
 
 def _equal_failures(history: Sequence[Life]) -> int:
-    """Count the newest crashes in a row that came at the start and said the same.
+    """Count the newest consecutive crashes at the start with the same message.
 
-    None counts once a start has worked: a file server that is away gives equal words too.
+    None counts once a start has worked: an unavailable file server gives equal messages too.
     """
     words, count = history[-1].failure, 0
     if any(life.progressed or (life.seconds or 0.0) >= START_SECONDS for life in history):
@@ -176,7 +176,7 @@ def _within_start(life: Life) -> bool:
 
 
 def _idle_restarts(history: Sequence[Life]) -> int:
-    """Count the ends of the run's own doing since the last progress.
+    """Count the ends that the run itself caused since the last progress.
 
     A time limit counts too: the job had all the time that it asked for.
     """
@@ -189,7 +189,7 @@ def _idle_restarts(history: Sequence[Life]) -> int:
 
 
 def _unsaved_limits(history: Sequence[Life]) -> int:
-    """Preemptions are passed over: between two of them a script may get to its end from the start."""
+    """Count the newest time limits, ignoring preemptions: a script may finish between two of these."""
     count = 0
     for life in reversed(history):
         if not life.killed:

@@ -1,4 +1,4 @@
-"""The rule for a first start that fails, perhaps for a reason that other nodes lack: a second start there.
+"""A second start on other nodes after a failed first start, if the reason may concern only some nodes.
 
 A line of the set-up, the interpreter, a container, a module or a file may be missing on a single node. After
 days in the queue, a second start costs minutes. If the second start fails too, the input is bad.
@@ -24,7 +24,7 @@ from hpcrun.run.events import Attempt, Event, note
 
 
 def deserves_second_start(events: Sequence[Event], attempt: Attempt) -> bool:
-    """Return whether ``attempt`` may be followed by a start on other nodes: no start before has worked.
+    """Return whether ``attempt`` may be followed by a start on other nodes: no earlier start has worked.
 
     The starts of the jobs that this job continues count as well.
     """
@@ -37,7 +37,7 @@ def tried_elsewhere(events: Sequence[Event], attempt: Attempt) -> bool:
     return any(
         event.what == "ended" and bool(event.fields.get("elsewhere"))
         for event in events
-        # An error of the file system may have cut off the judging after it wrote this attempt's end.
+        # A file system error may have interrupted the classification after it recorded this attempt's end.
         if event.attempt is not None and event.attempt.job in chain and event.attempt != attempt
     )
 
@@ -63,9 +63,9 @@ def _ran_long(events: Sequence[Event], attempt: Attempt, end: float | None) -> b
 def may_be_of_a_node(
     events: Sequence[Event], attempt: Attempt, failures: Sequence[Failure], *, second: bool
 ) -> bool:
-    """Return whether other nodes may lack the mistake that ended ``attempt``.
+    """Return whether the error that ended ``attempt`` may be absent on other nodes.
 
-    The first rank that fails ends the others, so that the absence of their words proves little.
+    The first rank that fails ends the others, so their missing messages prove little.
 
     Args:
         failures: the records of its ranks, earliest first.
@@ -77,12 +77,12 @@ def may_be_of_a_node(
     kind = refusal.get("kind") if mine else (own[0].kind if own else None)
     if refusal.get("certain") or kind in CERTAIN:
         return False
-    # All nodes of a run that has worked may lose the file server, and its only node may lack a mount.
+    # All nodes of a run that has worked may lose the file server, and its only node may lose a mount.
     if has_worked(events, attempt):
         return True
     if refusal.get("shared"):
         return False
-    # The last words of a script that has run for long may be of a program that the script has called.
+    # The last message of a script that has run for long may come from a program that the script called.
     if own and _ran_long(events, attempt, own[0].time):
         return True
     hosts = {failure.host for failure in own if failure.kind == kind} | {refusal.get("host")}
@@ -114,8 +114,8 @@ def start_elsewhere(
     same nodes, or all of them.
 
     Args:
-        facts: what ``scontrol show job`` says of the job.
-        first: the node to exclude before the others.
+            facts: the fields of ``scontrol show job`` for the job.
+            first: the node to exclude first.
     """
     hosts = expand(environ.get("SLURM_JOB_NODELIST", ""))
     hosts.sort(key=lambda host: host != first)

@@ -1,7 +1,7 @@
 """Signal handlers that set a flag and nothing else (invariant 2).
 
-Standard library only: the worker installs them before its slow imports, because a signal that meets
-the default action ends the process.
+Standard library only: the worker installs them before its slow imports, because the default action
+of a signal ends the process.
 """
 
 import os
@@ -11,11 +11,11 @@ from types import FrameType
 
 
 class StopReason(IntEnum):
-    """Why to stop, ordered so that a MAX reduction over ranks keeps the one that decides.
+    """Reason to stop, ordered so that a MAX reduction over ranks keeps the deciding reason.
 
-    TERMINATE (SIGTERM: a preemption or a cancellation; whoever sent it decides what comes next)
-    outranks WARNING (SIGUSR2 or SIGUSR1, Slurm's ``--signal``: requeue ourselves) and DEADLINE (our own
-    clock).
+    TERMINATE (SIGTERM: a preemption or a cancellation; its sender decides about a restart)
+    outranks WARNING (SIGUSR2 or SIGUSR1, Slurm's ``--signal``: hpcrun requeues) and DEADLINE (hpcrun's
+    own clock).
     """
 
     NONE = 0
@@ -24,7 +24,7 @@ class StopReason(IntEnum):
     TERMINATE = 3
 
 
-# NCCL may catch SIGUSR1 for itself, so SIGUSR2 warns a task. A script may want SIGUSR1 (job.warn_signal).
+# NCCL may catch SIGUSR1, so SIGUSR2 warns a task. A script may want SIGUSR1 (job.warn_signal).
 _REASONS = {
     signal.SIGTERM: StopReason.TERMINATE,
     signal.SIGUSR1: StopReason.WARNING,
@@ -34,27 +34,27 @@ _REASON_OF = {**_REASONS, signal.SIGINT: StopReason.TERMINATE}
 
 
 class StopFlag:
-    """Remembers the weightiest stop signal that this process has received."""
+    """Remembers the highest-ranking stop signal that this process has received."""
 
     def __init__(self) -> None:
         self._reason = StopReason.NONE
         self._pid = os.getpid()
 
     def install(self) -> None:
-        """Take SIGTERM, SIGUSR1 and SIGUSR2, over whatever handlers were there (submitit's).
+        """Handle SIGTERM, SIGUSR1 and SIGUSR2, replacing existing handlers (submitit's).
 
-        SIGINT is left to its default: a person at a debugger wants it.
+        SIGINT keeps its default: a person at a debugger needs it.
         """
         self._pid = os.getpid()
         for number in _REASONS:
             signal.signal(number, self._remember)
-        # slurmstepd sends SIGCONT before SIGTERM; submitit would log on it inside a handler.
+        # slurmstepd sends SIGCONT before SIGTERM; submitit would write to its log inside a handler.
         signal.signal(signal.SIGCONT, signal.SIG_DFL)
 
     def take_interrupt(self) -> None:
-        """Take SIGINT for SIGTERM: Ctrl-C in torchrun's terminal reaches every rank.
+        """Handle SIGINT like SIGTERM: Ctrl-C in torchrun's terminal reaches every rank.
 
-        What is ignored stays ignored: the ranks were started in the background of a shell.
+        An ignored SIGINT stays ignored: the ranks were started in the background of a shell.
         """
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
             return
@@ -62,44 +62,44 @@ class StopFlag:
 
     @property
     def reason(self) -> StopReason:
-        """The weightiest signal so far, or NONE."""
+        """The highest-ranking signal so far, or NONE."""
         return self._reason
 
     def _remember(self, number: int, _frame: FrameType | None) -> None:
-        # Forked DataLoader workers inherit this handler and get the signal of the whole step too.
+        # Forked DataLoader workers inherit this handler and receive the signals of the whole step too.
         if os.getpid() == self._pid:
             self._reason = max(self._reason, _REASON_OF[signal.Signals(number)])
 
 
 STOP = StopFlag()
-"""The process's one flag: signals have one handler, so they have one flag."""
+"""The only flag of the process: each signal has one handler."""
 
 
 def ignore_in_helper_process() -> None:
-    """For DataLoader workers: the step daemon signals every process, and only ranks may decide.
+    """Ignore stop signals in a DataLoader worker: slurmstepd signals all processes, but only ranks decide.
 
-    Spawned ones would otherwise meet the default action and die in the middle of an epoch.
+    In spawned workers, the default action would otherwise end the process in the middle of an epoch.
     """
     for number in _REASONS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def end_helpers() -> None:
-    """End this process's DataLoader workers, whatever they do, before it ends itself.
+    """End this process's DataLoader workers, whatever they do, before the process itself ends.
 
-    They ignore SIGTERM, which is all that torch and multiprocessing would send them before waiting: five
-    seconds for each, and then without end.
+    They ignore SIGTERM, and torch and multiprocessing send only SIGTERM before they wait: five
+    seconds for each worker, and then without limit.
     """
-    # torch's handler of this signal raises when a worker is killed.
+    # torch's handler of SIGCHLD raises when a worker is killed.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     kill_helpers()
 
 
 def kill_helpers() -> None:
-    """Send SIGKILL to what this process started through multiprocessing, from any thread.
+    """Send SIGKILL to the processes that this process started through multiprocessing, from any thread.
 
-    Not to what its parent started: multiprocessing's list survives a fork, and holds the parent's
-    DataLoader workers in a process that was forked beside them.
+    Processes that its parent started are spared: multiprocessing's list survives a fork, and in a
+    forked process it contains the parent's DataLoader workers.
     """
     import multiprocessing
 

@@ -416,7 +416,7 @@ def test_a_job_whose_number_another_cluster_has_used_starts_and_judges_nothing(d
     desk.run.events.unlink()
     started = len(desk.called("srun"))
     assert desk.step(SLURM_CLUSTER_NAME="two") == 2
-    assert "cluster one has started a job 7 for it" in desk.told()
+    assert "job 7 of cluster one already used this number" in desk.told()
     assert len(desk.called("srun")) == started
     assert not desk.run.events.exists()
 

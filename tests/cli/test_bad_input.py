@@ -287,7 +287,7 @@ def test_a_task_module_that_raises_ends_the_run_with_its_line_said_once(folder: 
     )  # fmt: skip
     assert done.returncode == 2, done.stdout + done.stderr
     (line,) = [line for line in done.stdout.splitlines() if "no licence today" in line]
-    for part in ("angry failed", "task: angry:T", "RuntimeError", "angry.py:1", "mend that"):
+    for part in ("angry failed", "task: angry:T", "RuntimeError", "angry.py:1", "fix the input"):
         assert part in line
     run = RunDirectory(folder / "runs" / "angry")
     assert (read_json(run.result) or {})["cause"] == "bad-input"

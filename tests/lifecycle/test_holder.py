@@ -39,7 +39,7 @@ def test_a_job_beside_a_live_one_is_refused_and_changes_nothing(
 ) -> None:
     slurm_says(state, tmp_path, monkeypatch)
     before = read_events(run)
-    with pytest.raises(Occupied, match="a: has job 7, which job 8 leaves alone"):
+    with pytest.raises(Occupied, match="a: job 7 already holds this run; job 8 does not start"):
         open_attempt(run, SECOND, Budgets(), executor="slurm")
     assert (read_json(run.owner) or {})["owner"] == "7-0"
     assert conclude(run, SECOND, 137) == exitcodes.BAD_INPUT
@@ -124,7 +124,7 @@ def test_a_number_that_another_cluster_has_used_for_the_run_is_refused(
         require_own_number(run, "9")
     monkeypatch.setenv("SLURM_CLUSTER_NAME", "two")
     with pytest.raises(
-        Occupied, match=r"a: cluster one has started a job 9 for it.* submit this one"
+        Occupied, match=r"a: job 9 of cluster one already used this number.* submit this job"
     ):
         require_own_number(run, "9")
     (run.job_logs("9") / "cluster").write_text("")
@@ -132,7 +132,7 @@ def test_a_number_that_another_cluster_has_used_for_the_run_is_refused(
     # A step of salloc asks for no folder of its own.
     record_event(run, "opened", attempt=Attempt("9", 0), executor="slurm", cluster="one")
     before = read_events(run)
-    with pytest.raises(Occupied, match="cluster one has started a job 9"):
+    with pytest.raises(Occupied, match="job 9 of cluster one already used"):
         open_attempt(run, Attempt("9", 0), Budgets(), executor="slurm")
     assert read_events(run) == before
     shutil.rmtree(run.path)

@@ -59,9 +59,9 @@ CASES = {
         evidence(BY_TERM, word="preemption", nobody_asked=True),
         (Cause.PREEMPTION, "preemption: stopped and saved at step 10"),
     ),
-    "an agreed stop by a SIGTERM that is no cancellation": (
+    "an agreed stop by a SIGTERM that was not a cancellation": (
         evidence(BY_TERM, nobody_asked=True),
-        (Cause.CRASH, "SIGTERM, though nobody has cancelled the job: stopped and saved at step 10"),
+        (Cause.CRASH, "SIGTERM, though the job was not cancelled: stopped and saved at step 10"),
     ),
     "an agreed stop by SIGTERM": (
         evidence(BY_TERM, diagnosis=CRASH),
@@ -87,7 +87,7 @@ CASES = {
         evidence(code=143, word="cancelled", diagnosis=CRASH),
         (Cause.CANCELLED, "cancelled, before a checkpoint could be written"),
     ),
-    "a mistake that other nodes may not have": (
+    "an error that other nodes may not have": (
         evidence(event("bad-input", reason="no such file", host="n1"), code=2, of_node=True),
         (Cause.CRASH, "n1: no such file"),
     ),
@@ -110,7 +110,7 @@ CASES = {
     ),
     "an exit code and nothing else": (
         evidence(code=1),
-        (Cause.CRASH, "exit code 1, and no rank left a word"),
+        (Cause.CRASH, "exit code 1; no rank recorded an error"),
     ),
 }
 
@@ -166,7 +166,7 @@ BY_OTHERS = replace(CRASH, follows=True)
             evidence(SCRIPT, BY_SRUN, nobody_asked=True),
             (
                 Cause.CRASH,
-                "SIGTERM, though nobody has cancelled the job: the script died of the signal",
+                "SIGTERM, though the job was not cancelled: the script died of the signal",
             ),
         ),
         # Peers of a rank that stopped fail because of it.
@@ -174,7 +174,7 @@ BY_OTHERS = replace(CRASH, follows=True)
             evidence(SCRIPT, BY_SRUN, nobody_asked=True, diagnosis=BY_OTHERS),
             (
                 Cause.CRASH,
-                "SIGTERM, though nobody has cancelled the job: the script died of the signal",
+                "SIGTERM, though the job was not cancelled: the script died of the signal",
             ),
         ),
         (
@@ -195,7 +195,7 @@ BY_OTHERS = replace(CRASH, follows=True)
             evidence(SCRIPT, BY_SRUN, nobody_asked=True, limit_near=False, warned_by_term=True),
             (
                 Cause.CRASH,
-                "SIGTERM, though nobody has cancelled the job: the script died of the signal",
+                "SIGTERM, though the job was not cancelled: the script died of the signal",
             ),
         ),
     ],

@@ -66,13 +66,13 @@ def test_a_script_that_dies_of_every_warning_before_its_limit_is_given_up_with_t
     budgets = of_script(Budgets())
     early = decide(script_ends(Cause.TIME_LIMIT), budgets)
     assert early.restart
-    assert "3 in a row where the script dies of it: restarts.no_progress" in early.reason
+    assert "3 consecutive if the script dies of it: restarts.no_progress" in early.reason
     # A preemption in between has saved nothing either.
     limits = (Cause.TIME_LIMIT, Cause.PREEMPTION, Cause.TIME_LIMIT)
     assert decide(script_ends(*limits), budgets).restart
     told = decide(script_ends(*limits, Cause.TIME_LIMIT), budgets)
     assert not told.restart
-    assert told.reason.startswith("3 times in a row the script died of the warning")
+    assert told.reason.startswith("3 consecutive times the script died of the warning")
     assert "have it save on that signal (job.warn_signal)" in told.reason
     assert "restarts.no_progress=null" in told.reason
     assert decide(
@@ -98,7 +98,7 @@ def test_a_script_that_asks_to_be_continued_at_once_again_and_again_is_given_up(
     assert decide([hasty] * 2, of_script(Budgets())).restart
     told = decide([hasty] * 3, of_script(Budgets()))
     assert not told.restart
-    assert "3 times in a row the script asked to be continued within a minute" in told.reason
+    assert "3 consecutive times the script asked to be continued within a minute" in told.reason
     assert decide([hasty] * 9, of_script(Budgets(no_progress=None))).restart
     # Its own clock ends it every few hours.
     assert decide([timed(Cause.CONTINUED, 9000.0)] * 99, of_script(Budgets())).restart
@@ -124,7 +124,7 @@ def test_a_script_that_fails_at_its_start_twice_with_the_same_words_is_given_up(
     told = decide([first, first], of_script(Budgets()))
     assert not told.restart
     assert (
-        "2 times in a row within a minute, with the same words (restarts.same_step)" in told.reason
+        "2 consecutive times within a minute, with the same message (restarts.same_step)" in told.reason
     )
     assert decide([first, other], of_script(Budgets())).restart
     late = timed(Cause.CRASH, 400.0, first.failure)

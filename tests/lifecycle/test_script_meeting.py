@@ -86,7 +86,7 @@ def test_a_rank_starts_its_own_work_after_rank_0_has_done_its_part(
 
 def test_the_failure_of_rank_0_stays_the_cause_where_a_late_rank_sees_it(run: RunDirectory) -> None:
     publish(run, "failed")
-    with pytest.raises(RankZeroFailed, match="failed before this rank met it"):
+    with pytest.raises(RankZeroFailed, match="failed before this rank reached it"):
         start(run, 1, StopFlag())
     assert not (run.path / "started-1").exists()
     folder = run.attempt_logs("7", 0)
@@ -102,7 +102,7 @@ def test_a_rank_that_is_told_to_stop_looks_for_nobody(
     if published:
         publish(run, None)
     assert start(run, 1, told_to_stop()) == exitcodes.DONE
-    assert "told to stop before the script started here (terminate)" in capfd.readouterr().err
+    assert "asked to stop before the script started here (terminate)" in capfd.readouterr().err
     assert not (run.path / "started-1").exists()
     assert read_events(run) == []
 

@@ -121,8 +121,8 @@ def test_the_death_of_the_helper_is_reported_once_and_the_rank_goes_on(
         finally:
             sentry.close()
     assert capfd.readouterr().err == (
-        f"hpcrun: the helper process {helper} of this rank has ended: a hang in C code and a suspension "
-        "are not noticed any more; the run continues\n"
+        f"hpcrun: the watchdog process {helper} of this rank has ended: hangs in C code and suspensions "
+        "are no longer noticed; the run continues\n"
     )
 
 

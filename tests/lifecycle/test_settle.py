@@ -147,7 +147,7 @@ def test_a_sigterm_that_came_while_the_job_runs_on_is_no_cancellation(run: RunDi
     verdict = settle(run, FIRST, exitcodes.UNFINISHED, Budgets(), nobody_asked=True)
     assert (verdict.cause, verdict.decision.restart) == (Cause.CRASH, True)
     assert (
-        verdict.line == "SIGTERM, though nobody has cancelled the job: stopped and saved at step 10"
+        verdict.line == "SIGTERM, though the job was not cancelled: stopped and saved at step 10"
     )
     record_event(run, "cancelled", attempt=FIRST)
     verdict = settle(run, FIRST, exitcodes.UNFINISHED, Budgets(), nobody_asked=True)

@@ -68,7 +68,7 @@ def test_without_a_common_interface_the_line_says_what_each_node_reaches(
     told = chosen(run, monkeypatch, [{"eth0": ["127.0.0.1"]}, {"eth1": ["127.0.0.2"]}])
     assert len(set(told)) == 1
     assert (
-        f"no interface leads from every node to every other ({node_name()}: none; {node_name()}: none)"
+        f"no interface connects every node to every other ({node_name()}: none; {node_name()}: none)"
         in told[0]
     )
 

@@ -1,4 +1,4 @@
-"""The part of the batch script's log that belongs to one attempt, in whatever file Slurm wrote it."""
+"""The lines of the batch script's log that belong to one attempt, from every file that Slurm wrote."""
 
 from pathlib import Path
 from typing import Protocol
@@ -25,16 +25,16 @@ class Outputs(Protocol):
 
 
 def batch_log(run: RunDirectory, attempt: Attempt, job: Outputs | None = None) -> str:
-    """Return the lines of ``attempt``: what the batch script, srun and slurmstepd printed.
+    """Return the lines of ``attempt``: the output of the batch script, srun and slurmstepd.
 
-    ``job.sbatch_args`` may send output and errors to other files than the run's own; Slurm knows them
-    while it knows the job.
+    ``job.sbatch_args`` may send output and errors to other files than the run's own. Slurm reports these
+    files as long as it knows the job.
     """
     return "\n".join(_of_attempt(run, path, attempt, job) for path in _files(run, attempt, job))
 
 
 def has_batch_log(run: RunDirectory, attempt: Attempt, job: Outputs | None = None) -> bool:
-    """Return whether there is a log in which Slurm's words can appear."""
+    """Return whether there is a log in which Slurm's messages can appear."""
     return bool(_files(run, attempt, job))
 
 
@@ -52,7 +52,7 @@ def _files(run: RunDirectory, attempt: Attempt, job: Outputs | None) -> list[Pat
 
 
 def _of_attempt(run: RunDirectory, path: Path, attempt: Attempt, job: Outputs | None) -> str:
-    """The batch script marks its start in its output; a file for errors only has no such mark."""
+    """Return the lines of ``attempt``; only the output file has a mark at the attempt's start."""
     try:
         text = path.read_text(errors="replace")
     except OSError:

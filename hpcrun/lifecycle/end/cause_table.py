@@ -1,7 +1,7 @@
-"""The cause of an attempt's end, as a table: the first row with its evidence at hand decides.
+"""The cause of an attempt's end, as a table: the first row with its evidence present decides.
 
-The events come before the exit code: srun kills the other ranks as soon as one leaves with a code, so
-that the highest of their codes may be 137 for any end.
+The events come before the exit code: srun kills the other ranks as soon as a rank exits with a code, so the
+highest of their codes may be 137 for any end.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,14 +22,14 @@ _BY_SCHEDULER = {
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that is known of an end.
+    """Everything known about an end.
 
-    ``events``: the attempt's newest event of each kind. ``word``: Slurm's reason for the end, or a
-    person's. ``limit_near``: the time limit was near, so that a warning signal announced it.
-    ``nobody_asked``: Slurm says that the job runs on, so that a SIGTERM was no cancellation.
+    ``events``: the attempt's newest event of each kind. ``word``: the reason for the end that Slurm or a
+    person gave. ``limit_near``: the time limit was near, so a warning signal announced it.
+    ``nobody_asked``: Slurm reports that the job still runs, so a SIGTERM was not a cancellation.
     ``just_resumed``: the job was suspended until a moment before. ``unfinished``: a script has asked to be
     continued. ``warned_by_term``: SIGTERM is the signal that warns this job of its time limit.
-    ``of_node``: a mistake may be of some nodes only, and not of the input.
+    ``of_node``: an error may concern some nodes only, and not the input.
     """
 
     events: Mapping[str, Event]
@@ -45,14 +45,14 @@ class Evidence:
 
     @property
     def script(self) -> bool:
-        """True where the ranks run a program that reports no steps."""
+        """True if the ranks run a program that reports no steps."""
         return "opened" in self.events and bool(self.events["opened"].fields.get("script"))
 
     @property
     def stopped(self) -> Event | None:
         """The agreed stop of all ranks, if there was one.
 
-        srun ends the other ranks of a script by SIGTERM when one fails. That is no stop.
+        If a rank of a script fails, srun ends the other ranks by SIGTERM. Such an end is not a stop.
         """
         found = self.events.get("stopped")
         by_srun = (
@@ -75,7 +75,7 @@ class Evidence:
         return "warning" if warned else self.stopped.cause
 
     def reason(self, event: str, otherwise: str) -> str:
-        """The reason that an event gives, or ``otherwise``."""
+        """Return the reason that an event gives, or ``otherwise``."""
         given = self.events[event].fields.get("reason") if event in self.events else None
         return str(given or otherwise)
 
@@ -101,7 +101,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Row:
-    """A kind of evidence, and the verdict where it is there: the cause, and a line about the end."""
+    """One kind of evidence and the classification that follows: the cause, and one line about the end."""
 
     name: str
     holds: Callable[[Evidence], object]
@@ -154,12 +154,12 @@ def deciding_row(evidence: Evidence) -> Row:
 
 
 def is_of_node(e: Evidence) -> bool:
-    """Return whether there is a mistake that other nodes may not have."""
+    """Return whether the end was an error that other nodes may not have."""
     return e.of_node and ("bad-input" in e.events or _bad_input(e))
 
 
 def host_of(e: Evidence) -> str | None:
-    """Return the node that failed first, where that is known."""
+    """Return the node that failed first, if known."""
     refused = e.events["bad-input"].fields.get("host") if "bad-input" in e.events else None
     if refused:
         return str(refused)
@@ -171,7 +171,7 @@ def _by_scheduler(e: Evidence) -> Cause:
 
 
 def _bad_input(e: Evidence) -> bool:
-    # An exit code of 2 may also be that of a program which one node could not start.
+    # The exit code 2 may also come from a program that one node could not start.
     of_node = e.diagnosis is not None and e.diagnosis.node_fault
     found = e.diagnosis is not None and e.diagnosis.bad_input
     return found or (e.exit_code == exitcodes.BAD_INPUT and not of_node)
@@ -211,7 +211,7 @@ TABLE: tuple[Row, ...] = (
         f"the script asked to be continued (exit code {exitcodes.UNFINISHED})",
     ),
     Row(
-        # What Slurm was ending may have ended well because of it.
+        # The program may have ended well because Slurm asked it to end.
         "a script has ended well by itself",
         lambda e: e.script and e.exit_code == exitcodes.DONE and not e.stopped and e.word is None,
         Cause.FINISHED,
@@ -233,11 +233,11 @@ TABLE: tuple[Row, ...] = (
         lambda e: f"{e.word}: {e.saved}",
     ),
     Row(
-        # A late end of an earlier step, for example: srun ends a step by its name, and both have the same.
-        "an agreed stop by a SIGTERM that is no cancellation",
+        # For example the late end of an earlier step: srun ends steps by name, and both have that name.
+        "an agreed stop by a SIGTERM that was not a cancellation",
         lambda e: e.stop_signal == "terminate" and e.nobody_asked,
         Cause.CRASH,
-        lambda e: f"SIGTERM, though nobody has cancelled the job: {e.saved}",
+        lambda e: f"SIGTERM, though the job was not cancelled: {e.saved}",
     ),
     Row(
         "an agreed stop by SIGTERM",
@@ -276,13 +276,13 @@ TABLE: tuple[Row, ...] = (
         lambda e: f"{e.word}, before a checkpoint could be written",
     ),
     Row(
-        "a mistake that other nodes may not have",
+        "an error that other nodes may not have",
         is_of_node,
         Cause.CRASH,
         _of_node_line,
     ),
     Row(
-        # The run has done nothing: its budget for crashes is for what its ranks do.
+        # The ranks have not run, so this end does not use their budget for crashes.
         "a preflight found nodes unfit",
         lambda e: e.diagnosis is not None and e.diagnosis.unfit,
         Cause.NODE_FAILURE,
@@ -316,6 +316,6 @@ TABLE: tuple[Row, ...] = (
         "an exit code and nothing else",
         lambda _: True,
         Cause.CRASH,
-        lambda e: f"exit code {e.exit_code}, and no rank left a word",
+        lambda e: f"exit code {e.exit_code}; no rank recorded an error",
     ),
 )

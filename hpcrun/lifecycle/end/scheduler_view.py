@@ -1,9 +1,9 @@
-"""Slurm's part in the end of an attempt: the controller's facts first, then the words in the logs.
+"""Slurm's part in the end of an attempt: first the controller's facts, then the messages in the logs.
 
-Seen with Slurm 22.05: the state is COMPLETING while processes end, for every reason; a job that Slurm
-requeues counts one restart more from then on. Newer versions also show, in JSON, the state
-that COMPLETING hides. A job that is being ended for no known reason counts as cancelled: a requeue
-would undo a cancellation.
+Observed with Slurm 22.05: the state is COMPLETING while processes end, for every reason; the restart count
+of a job rises as soon as Slurm requeues it. Newer versions also show, in JSON, the state that COMPLETING
+hides. A job that Slurm ends for an unknown reason counts as cancelled, because a requeue would undo a
+cancellation.
 """
 
 import time
@@ -21,11 +21,11 @@ from hpcrun.run.events import Attempt, read_events
 
 SchedulerWord = Literal["preemption", "cancelled", "time-limit", "node-failure"]
 
-# The step daemon's words reach the batch log within milliseconds.
+# The messages of slurmstepd reach the batch log within milliseconds.
 _PATIENCE, _LOOK = 5.0, 0.05
-# Slurm may send its warning signal a minute early (sbatch(1), --signal), and looks every 30 s.
+# Slurm may send its warning signal a minute early (sbatch(1), --signal), and checks every 30 s.
 _EARLY = 90.0
-# After a resume, clocks that ran on end what was suspended: watchdogs, and time-outs of torch.
+# Watchdogs and timeouts of torch count the suspended time, so they may end a job soon after its resume.
 _AFTER_SUSPENSION = 300.0
 
 _STATES = {
@@ -40,10 +40,10 @@ _STATES = {
 class JobView:
     """A job as the controller sees it; times in Unix seconds.
 
-    ``restarts``: as the controller counts them. ``preempted``: the job runs in the grace time of a
-    preemption, or ends for one. ``base``: the states that COMPLETING hides, where Slurm shows them.
-    ``timed_out``: it ran as long as it may. ``suspended``: the newest suspension, or the end of it.
-    ``outputs``: the files of the batch script's output and errors.
+    ``restarts``: the controller's count. ``preempted``: the job runs in the grace time of a
+    preemption, or ends because of one. ``base``: the states that COMPLETING hides, if Slurm shows them.
+    ``timed_out``: the job used its whole time limit. ``suspended``: time of the newest suspension, or of its
+    end. ``outputs``: the files of the batch script's output and errors.
     """
 
     state: str
@@ -58,13 +58,13 @@ class JobView:
 
     @property
     def being_ended(self) -> bool:
-        """True while Slurm ends the job: its batch script has not left by itself yet."""
+        """True while Slurm ends the job, before its batch script has exited."""
         return self.state == "COMPLETING"
 
 
 @dataclass(frozen=True)
 class Ending:
-    """Slurm's part in the end of an attempt: the job now, the reason for the end, the batch log."""
+    """Slurm's part in the end of an attempt: the job now, the reason for the end, and the batch log."""
 
     view: JobView | None
     word: SchedulerWord | None
@@ -72,30 +72,30 @@ class Ending:
 
     @property
     def nobody_asked(self) -> bool:
-        """True where a SIGTERM was no cancellation of the job.
+        """True if a SIGTERM was not a cancellation of the job.
 
-        A cancelled job is COMPLETING, and one that Slurm has requeued is PENDING. A controller that is
-        away cancels nothing; had it done so before, the step daemon would have written it.
+        A cancelled job is COMPLETING, and a requeued job is PENDING. An unreachable controller cancels
+        nothing; slurmstepd would have written a message about an earlier cancellation.
         """
         return self.view is None or self.view.state == "RUNNING"
 
     @property
     def just_resumed(self) -> bool:
-        """True where the job was suspended until a moment ago."""
+        """True if the job was suspended until a moment ago."""
         when = self.view.suspended if self.view else None
         return when is not None and time.time() - when < _AFTER_SUSPENSION
 
     def limit_near(self, lead: float) -> bool:
-        """Return whether a warning signal that came now was sent ``lead`` seconds ahead of the time limit."""
+        """Return whether a warning signal now means that the time limit is ``lead`` seconds away."""
         view = self.view
-        # A cancellation cuts the end time to its own moment.
+        # A cancellation sets the end time to the time of the cancellation.
         if view is None or view.end_time is None or view.preempted or view.state != "RUNNING":
             return False
         return view.end_time - time.time() <= lead + _EARLY
 
 
 def look_at(job: str) -> JobView | None:
-    """Ask the controller for ``job``; None where it does not answer, or does not know it."""
+    """Ask the controller for ``job``; return None if it does not answer or does not know the job."""
     shown = slurm.run(slurm.scontrol_show_job_command(job))
     if shown.returncode != 0:
         return None
@@ -108,7 +108,7 @@ def look_at(job: str) -> JobView | None:
 
 
 def view_of(facts: dict[str, str], base: frozenset[str] = frozenset()) -> JobView:
-    """Build the view from the fields of ``scontrol show job``; one that lacks counts as not known."""
+    """Build the view from the fields of ``scontrol show job``; a missing field counts as unknown."""
     restarts = facts.get("Restarts", "")
     limit, ran = (slurm.seconds(facts.get(key, "")) for key in ("TimeLimit", "RunTime"))
     outputs = [facts[key] for key in ("StdOut", "StdErr") if facts.get(key, "").startswith("/")]
@@ -130,7 +130,7 @@ def ending_of(run: RunDirectory, attempt: Attempt, *, patience: float = _PATIENC
     """Find out whether Slurm ends the job of ``attempt``, and why.
 
     Args:
-        patience: seconds to wait for the step daemon's words, where only they have the reason.
+        patience: seconds to wait for slurmstepd's messages, if only these have the reason.
     """
     view = look_at(attempt.job)
 
@@ -143,10 +143,10 @@ def ending_of(run: RunDirectory, attempt: Attempt, *, patience: float = _PATIENC
 
 
 def reason_given(run: RunDirectory, attempt: Attempt, view: JobView | None = None) -> str | None:
-    """Return the reason to end the attempt that a person or Slurm has written until now, or None.
+    """Return the reason to end the attempt that a person or Slurm has recorded so far, or None.
 
     Args:
-        view: the job as it was; only the paths of its output files count, because its state is old.
+        view: an earlier view of the job; only its output paths are used, because its state is old.
     """
     if asked_to_end(read_events(run), attempt):
         return "cancelled"
@@ -154,10 +154,10 @@ def reason_given(run: RunDirectory, attempt: Attempt, view: JobView | None = Non
 
 
 def word_of(view: JobView | None, attempt: Attempt, batch_log: str) -> SchedulerWord | None:
-    """Return Slurm's reason for ending ``attempt``; None when the end is not its doing.
+    """Return Slurm's reason for ending ``attempt``; None if Slurm did not end it.
 
-    A job that counts a newer start shows the facts of that start, so the reason is in the log, or in a
-    preemption's time; without either, the job has lost the node of its batch script.
+    If the controller already counts a newer start, it shows the facts of that start. The reason is then in
+    the log or in the time of a preemption; without either, the job lost the node of its batch script.
     """
     told = scheduler_word(batch_log)
     if view is None:
@@ -173,7 +173,7 @@ def word_of(view: JobView | None, attempt: Attempt, batch_log: str) -> Scheduler
 
 
 def cancelled_now(view: JobView) -> bool:
-    """Return whether Slurm shows a cancellation, whatever came before it (a preemption, say)."""
+    """Return whether Slurm shows a cancellation, whatever happened before (for example a preemption)."""
     return "CANCELLED" in (view.state, *view.base)
 
 
@@ -187,7 +187,7 @@ def only_the_log_knows(view: JobView | None, attempt: Attempt) -> bool:
 
 
 def wait_for_word(word: Callable[[], str | None], patience: float) -> str | None:
-    """Ask ``word`` until it has an answer, for ``patience`` seconds at most."""
+    """Call ``word`` until it returns an answer, for ``patience`` seconds at most."""
     late = time.monotonic() + patience
     while (found := word()) is None and time.monotonic() < late:
         time.sleep(_LOOK)

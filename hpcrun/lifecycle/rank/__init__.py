@@ -1,1 +1,1 @@
-"""What runs inside or beside a rank besides the training: clock, sentry, stacks, addresses."""
+"""Helpers of a rank next to the training: deadline, watchdog process, stacks, addresses."""

@@ -1,4 +1,4 @@
-"""The last act of a rank whose node was given up, while its run goes on elsewhere."""
+"""The exit of a rank on a node that Slurm gave up while the run continues elsewhere."""
 
 import sys
 from collections.abc import Mapping
@@ -11,10 +11,11 @@ from hpcrun.run.events import Attempt, read_events
 
 
 def harmless_code(run: RunDirectory, environ: Mapping[str, str], code: int) -> int:
-    """The exit code for a rank that would leave with ``code``: 0 where a newer attempt has the run.
+    """Return the exit code for a rank that would exit with ``code``: 0 if a newer attempt owns the run.
 
-    A failed task has srun end its step by name, and the newer attempt's step has the same name (seen
-    with Slurm 22.05, when a node that was taken for dead came back): the ghost would kill its successor.
+    After a failed task, srun ends the step by its name, and the newer attempt's step has the same name
+    (observed with Slurm 22.05, when a node returned that was taken for dead): the stale rank would kill
+    the newer attempt.
     """
     job = job_id(environ)
     if code == exitcodes.DONE or job is None or scheduler(environ) != "slurm":

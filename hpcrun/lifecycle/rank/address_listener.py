@@ -1,7 +1,7 @@
 """A listener on rank 0 that shows the other ranks which of its addresses they can reach.
 
-The ranks of a script meet at MASTER_ADDR:MASTER_PORT, where the script of rank 0 listens only seconds later.
-So rank 0 answers on another port until then, with a key that no other host knows.
+The ranks of a script connect to MASTER_ADDR:MASTER_PORT, where the script of rank 0 starts to listen seconds
+later. Until then rank 0 answers on another port, with a key that no other host knows.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ def answer(listener: socket.socket, key: str) -> None:
 
 
 def leads_to(address: str, meeting: Meeting, patience: float) -> bool:
-    """Return whether the host of ``address`` answers on the meeting's port with its key.
+    """Return whether the host of ``address`` answers on the rendezvous port with its key.
 
     Args:
         patience: seconds to connect.
@@ -46,7 +46,7 @@ def _answer_all(listener: socket.socket, key: bytes) -> None:
         except OSError:
             if listener.fileno() < 0:
                 return
-            # A client that has left already, or no descriptor is free at the moment.
+            # The client has disconnected already, or no descriptor is free at the moment.
             time.sleep(_PAUSE)
             continue
         with connection, contextlib.suppress(OSError):

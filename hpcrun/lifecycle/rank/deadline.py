@@ -1,4 +1,4 @@
-"""The job's real end time, watched beside the training."""
+"""The job's end time, watched by a thread during the training."""
 
 import threading
 import time
@@ -6,25 +6,25 @@ from collections.abc import Callable
 
 
 class DeadlineWatch:
-    """Says when it is time to stop: ``lead`` seconds before the job's end.
+    """Reports when to stop: ``lead`` seconds before the job's end.
 
-    Limits are extended while jobs run, so the end is asked for again every ``refresh`` seconds and, as
-    the time to stop draws near, after half of what is left: an extension is not missed for an old answer.
-    In a thread, because the scheduler may take its time. Only rank 0 watches; the others hear of it by
+    Limits are extended while jobs run, so the thread asks for the end every ``refresh`` seconds and, close
+    to the time to stop, after half of the remaining time, so that no extension is missed.
+    It is a thread because the scheduler may answer late. Only rank 0 watches; the other ranks learn of it by
     agreement.
 
-    Slurm does not count the time in which a job is suspended, but the clock does. An old answer is
-    therefore not believed once the thread has missed its time to ask.
+    Slurm does not count the time in which a job is suspended, but the clock does. So an old answer
+    is ignored once the thread has missed its time to ask.
     """
 
     _shortest = 2.0
     _late = 15.0
-    """Seconds: longer than an answer may take."""
+    """Seconds; an answer never takes this long."""
 
     def __init__(
         self, end_time: Callable[[], float | None], lead: float, refresh: float = 300.0
     ) -> None:
-        """``end_time``: returns Unix seconds, or None where the job has no limit."""
+        """``end_time``: returns Unix seconds, or None if the job has no limit."""
         self._ask, self._lead, self._refresh = end_time, lead, refresh
         self._end = end_time()
         self._next = time.time() + self._pause()
@@ -33,7 +33,7 @@ class DeadlineWatch:
         self._thread.start()
 
     def due(self) -> bool:
-        """Whether the job must stop now."""
+        """Return whether the job must stop now."""
         now = time.time()
         if self._end is None or now < self._end - self._lead:
             return False
@@ -48,7 +48,7 @@ class DeadlineWatch:
             began = time.time()
             found = self._ask()
             if found is None and time.time() - began > self._late:
-                # Suspended while it asked, so that no answer came.
+                # The process was suspended during the question, so no answer came.
                 found = self._ask()
             self._end = found or self._end
             self._next = time.time() + self._pause()

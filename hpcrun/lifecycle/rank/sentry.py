@@ -5,7 +5,7 @@ in C could, but the kernel's clocks run on while a job is suspended: the timer w
 as soon as the job is resumed. This process is suspended together with its rank. It counts only the
 time in which both run, and reports the length of a suspension to the rank.
 
-The process also answers `hpcrun stacks` for a rank whose threads all wait for the lock.
+The process also answers `hpcrun stacks` for a rank in which all threads wait for the lock.
 
 The rank starts this file as a program, which imports the standard library only.
 """
@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 NOTICED = 3.0
-"""Seconds: a process that does nothing is not kept waiting for the processor that long."""
+"""Seconds; an idle process never waits this long for the processor."""
 _WRITING = 1.0
 """Seconds that the rank has to write its stacks before it is killed."""
 _ANSWER = 10.0
-"""Seconds that the rank waits for an answer: the two of them are not resumed in the same moment."""
+"""Seconds that the rank waits for an answer: rank and process are not resumed at the same moment."""
 _DEPUTY_AFTER = 3.0
 """Seconds that the rank has to answer a request for stacks before this process has them written."""
 _DEPUTY_UNTIL = 15.0
@@ -54,15 +54,15 @@ class Post(NamedTuple):
 
 
 class Sentry:
-    """The rank's side. Made and closed by the main thread, used by one thread."""
+    """The rank's side. The main thread creates and closes it; one thread uses it."""
 
     def __init__(self, stacks: IO[str], tick: float, post: "Post | None" = None) -> None:
         """Start the process; it ends no rank before the first :meth:`put_off`.
 
         Args:
-            stacks: the file that takes the stacks of a rank that is about to be ended.
+            stacks: the file that takes the stacks of a rank that will be ended.
             tick: seconds between two looks of the process at its clock.
-            post: where requests for stacks come from; None: the process answers none.
+            post: the files with the requests for stacks; None: the process answers none.
 
         Raises:
             OSError: the process cannot be started.
@@ -85,11 +85,11 @@ class Sentry:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._suspended = 0.0
-        # After close() no answer comes either.
+        # After close() no answer can come.
         self._silent = False
 
     def put_off(self, seconds: float) -> float:
-        """Let the rank be ended in ``seconds`` of running time, unless it is put off again.
+        """End the rank after ``seconds`` of running time, unless the next call comes sooner.
 
         Returns the seconds for which the rank was suspended and that no earlier call returned, 0 for less
         than ``NOTICED``. If the process has ended, the rank is not ended, 0 is returned, and the first call
@@ -109,7 +109,7 @@ class Sentry:
         return new
 
     def close(self) -> None:
-        """End the process; the rank is not ended any more."""
+        """End the process; the rank will not be ended."""
         self._silent = True
         with contextlib.suppress(OSError):
             self._process.kill()
@@ -125,8 +125,8 @@ class Sentry:
             return
         self._silent = True
         print(
-            f"hpcrun: the helper process {self._process.pid} of this rank has ended: a hang in C code and a "
-            "suspension are not noticed any more; the run continues",
+            f"hpcrun: the watchdog process {self._process.pid} of this rank has ended: hangs in C code and "
+            "suspensions are no longer noticed; the run continues",
             file=sys.stderr,
             flush=True,
         )
@@ -141,23 +141,23 @@ class Sentry:
         while stream.poll(wait * 1000):
             read = self._process.stdout.read(4096)
             if not read:
-                raise OSError("the sentry has gone")
+                raise OSError("the watchdog process has ended")
             received += read
-            # The answer to an earlier call may have come too late for that call.
+            # The answer to an earlier call may have arrived after that call returned.
             wait = 0.0 if received.endswith(b"\n") else _ANSWER
         return float(received.split()[-1]) if received else self._suspended
 
 
 class RunningTime:
-    """Seconds for which a process has run and those for which it was suspended, from looks at a clock."""
+    """Seconds for which a process has run, and for which it was suspended, from readings of a clock."""
 
     def __init__(self, now: float, tick: float) -> None:
-        """``now``: the clock in seconds; ``tick``: seconds between two looks at most, while running."""
+        """``now``: the clock; ``tick``: longest time between two readings while running; both in seconds."""
         self._before, self._tick = now, tick
         self.running = self.suspended = 0.0
 
     def look(self, now: float, *, stopped: bool = False) -> None:
-        """Count the time since the last look.
+        """Count the time since the last reading.
 
         Args:
             now: the clock in seconds.
@@ -173,7 +173,7 @@ class RunningTime:
 class Deputy:
     """Answers a request for stacks that the rank itself has not answered.
 
-    A thread of its own calls :meth:`look`: an access to a file takes minutes where a file system stalls.
+    A separate thread calls :meth:`look`: an access to a file takes minutes if a file system stalls.
     """
 
     def __init__(self, rank: int, post: Post) -> None:
@@ -181,31 +181,31 @@ class Deputy:
         self._asked: str | None = None
         self._since = 0.0
         self._open = False
-        # The rank has had the signal, and its stacks have not been seen.
+        # The rank has received the signal, and its stacks have not appeared yet.
         self._due = False
         self._stacks = threading.Lock()
 
     def look(self, now: float) -> None:
-        """Read the request and do what is due; ``now`` is in seconds of running time."""
+        """Read the request and act if the rank is late; ``now`` is in seconds of running time."""
         asked = _id_in(self._post.request)
         if asked != self._asked:
             self._asked, self._since, self._open = asked, now, asked is not None
         waited = now - self._since
         if self._due:
-            # A rank in a call that nothing interrupts writes late, and what stays counts as a hang.
+            # A rank in an uninterruptible call writes late, and stacks left in the file count as a hang.
             with contextlib.suppress(OSError):
                 self._take(waited)
             return
         if not self._open or waited < _DEPUTY_AFTER:
             return
         self._open = waited <= _DEPUTY_UNTIL and not self._is_answered()
-        # A stopped process would write when it goes on, and nobody would expect that.
+        # A stopped process would write its stacks only after its resume, when they are not expected.
         if self._open and not _is_stopped(self._rank):
             os.kill(self._rank, _STACKS)
             self._due = True
 
     def leave_stacks(self, seconds: float) -> None:
-        """Take no stacks any more; an access that is under way has so many seconds to end."""
+        """Stop taking stacks, and wait ``seconds`` at most for an access in progress."""
         self._stacks.acquire(timeout=seconds)
 
     def _is_answered(self) -> bool:
@@ -218,18 +218,18 @@ class Deputy:
         try:
             path = Path(self._post.stacks)
             text = path.read_text(errors="replace")
-            # The watchdog of the rank writes into the same file.
+            # The rank's own watchdog writes into the same file.
             if not text or _OF_HANG in text:
                 return
             time.sleep(_WRITTEN)
             if path.read_text(errors="replace") != text:
                 return
-            # What stays in the file is taken for the stacks of a hang that has ended the rank.
+            # Stacks left in the file would be mistaken for those of a hang that ended the rank.
             os.truncate(path, 0)
             self._due = False
         finally:
             self._stacks.release()
-        # Before that time the rank itself may be about to answer.
+        # Before that time the rank itself may answer.
         if self._open and waited >= _DEPUTY_AFTER and not self._is_answered():
             self._open = False
             self._answer(text)
@@ -243,7 +243,7 @@ class Deputy:
 
 
 def _id_in(path: str) -> Any:
-    """Return the id of a request or of an answer; None where there is none."""
+    """Return the id of a request or of an answer; None if there is none."""
     try:
         return json.loads(Path(path).read_text()).get("id")
     except (OSError, ValueError, AttributeError):
@@ -251,9 +251,9 @@ def _id_in(path: str) -> Any:
 
 
 def _guard(rank: int, tick: float, post: Post | None) -> None:
-    """The process's side: end ``rank`` once the seconds that it gave last have passed in running time.
+    """Run the process's side: end ``rank`` after the seconds of running time that it gave last.
 
-    This thread touches no file but those of /proc: the time of a stalled access would count as a suspension.
+    This thread opens files in /proc only: the time of a stalled access would count as a suspension.
     """
     clock, allowed, since = RunningTime(time.monotonic(), tick), None, 0.0
     deputy = _start_deputy(rank, post, clock) if post else None
@@ -277,7 +277,7 @@ def _guard(rank: int, tick: float, post: Post | None) -> None:
 
 
 def _start_deputy(rank: int, post: Post, clock: RunningTime) -> Deputy:
-    """Start the thread that answers requests; it ends with the process, also amid an access to a file."""
+    """Start the thread that answers requests; it ends with the process, even during an access to a file."""
     deputy = Deputy(rank, post)
 
     def watch() -> None:

@@ -1,7 +1,7 @@
-"""``job.interface: auto``: the nodes of an attempt try their interfaces, and agree through the run directory.
+"""``job.interface: auto``: the nodes of an attempt try their interfaces and agree through the run directory.
 
-The first rank of each node takes part. The first node collects the answers, so that the number of files that
-are read grows with the number of nodes and not with its square.
+The first rank of each node takes part. The first node collects the answers, so the number of file reads
+grows with the number of nodes and not with its square.
 """
 
 import time
@@ -22,7 +22,7 @@ AUTO = "auto"
 
 
 class NoSharedInterface(RunError):
-    """No interface leads from every node to every other. ``host``: the node that connects worst, if known."""
+    """No interface connects every node to every other. ``host``: the node that connects worst, if known."""
 
     def __init__(self, line: str, host: str | None) -> None:
         super().__init__(line)
@@ -37,14 +37,14 @@ _PAUSE_OF_OTHERS = 2.0
 def shared_interface(
     run: RunDirectory, attempt: Attempt, config: DistributedConfig, timeout: float
 ) -> str:
-    """Return the whole name of the interface, as ``=eth0``. All ranks call this function.
+    """Return the full name of the interface, such as ``=eth0``. All ranks call this function.
 
     Args:
         timeout: seconds for each wait for the other nodes.
 
     Raises:
         RunError: a node does not answer.
-        NoSharedInterface: on all ranks, where no interface leads from every node to every other.
+            NoSharedInterface: on all ranks, if no interface connects every node to every other.
     """
     folder = run.attempt_logs(attempt.job, attempt.restart) / "interfaces"
     if config.local_rank == 0:
@@ -55,7 +55,7 @@ def shared_interface(
         host = found["host"]
         worst = f"{host} connects worst; " if host else ""
         raise NoSharedInterface(
-            f"job.interface=auto: no interface leads from every node to every other ({found['why']}); {worst}"
+            f"job.interface=auto: no interface connects every node to every other ({found['why']}); {worst}"
             "name the interfaces of the job's network, or exclude a node (job.exclude)",
             host,
         )
@@ -63,7 +63,7 @@ def shared_interface(
 
 
 def _choose(folder: Path, config: DistributedConfig, timeout: float) -> dict[str, Any]:
-    """Try the interfaces of this node; on the first node, collect what all nodes found, and choose."""
+    """Try the interfaces of this node; on the first node, collect the results of all nodes and choose."""
     make_log_folder(folder)
     number, nodes = config.node_rank, range(config.num_nodes)
     own = own_interfaces()
@@ -84,7 +84,7 @@ def _choose(folder: Path, config: DistributedConfig, timeout: float) -> dict[str
         if number == 0:
             found = [_waited(folder / f"reached-{node}.json", timeout) for node in nodes]
             write_json(folder / "chosen.json", _choice(found))
-        # Others connect to this node until the choice is there.
+        # Other nodes connect to this node until the choice is published.
         return _waited(folder / "chosen.json", 2 * timeout)
     finally:
         keeper.close()
@@ -94,7 +94,7 @@ def _choice(found: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the interface that all nodes found, or None with the findings and the node that connects worst.
 
     Args:
-        found: of each node its name, and the silent nodes of each interface that leads to any node.
+        found: for each node its name, and the silent nodes of each interface that reaches any node.
     """
     whole = [[name for name, silent in one["silent"].items() if not silent] for one in found]
     told = [
@@ -107,9 +107,9 @@ def _choice(found: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _worst(silent: list[dict[str, list[int]]]) -> int | None:
-    """Return the node that connects worst on the interface of most nodes; None where that is not clear.
+    """Return the node that connects worst on the most common interface; None if that is not clear.
 
-    A broken node is silent to all others, so that no node reaches all others.
+    A broken node is silent to all other nodes, so no node reaches all others.
     """
     users = Counter(name for one in silent for name in one)
     accused = Counter(name for one in silent for name, nodes in one.items() for _ in nodes)
@@ -123,13 +123,13 @@ def _worst(silent: list[dict[str, list[int]]]) -> int | None:
 
 
 def _waited(path: Path, timeout: float, pause: float = _PAUSE) -> dict[str, Any]:
-    """Return the object in ``path``; raises RunError where there is none after ``timeout`` seconds."""
+    """Return the object in ``path``; raise RunError if there is none after ``timeout`` seconds."""
     end = time.monotonic() + timeout
     while (found := read_json(path)) is None:
         if time.monotonic() > end:
             raise RunError(
-                f"{path}: no such file after {timeout:.0f} s, and job.interface=auto needs the file; look at "
-                "the logs of the other nodes, and at whether all nodes see this folder"
+                f"{path}: no such file after {timeout:.0f} s, and job.interface=auto needs the file; read "
+                "the logs of the other nodes, and check that all nodes see this folder"
             )
         time.sleep(pause)
     return found

@@ -12,15 +12,15 @@ from hpcrun.run.endings import node_name
 from hpcrun.run.stacks import Frame, Mailbox, Reply, Stack, Thread
 
 Place = tuple[int | None, str | None]
-"""The step of a training, and the work that is done in it."""
+"""The step of a training, and the name of the work in that step."""
 
 
 class StackError(Exception):
-    """The stacks of a task cannot be read; the text says why."""
+    """The stacks of a task cannot be read; the text gives the reason."""
 
 
 class Answering:
-    """Answers requests while it is entered as a context."""
+    """Answers requests for stacks while its context is active."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Answering:
         trace: TracebackType | None,
     ) -> None:
         self._over.set()
-        # The thread may wait for a file server that is away.
+        # The thread may wait for an unavailable file server.
         if self._thread.is_alive():
             self._thread.join(1.0)
         self._mail.remove(self._task)
@@ -93,7 +93,7 @@ class Answering:
 
 
 def own_stacks(rank: int) -> tuple[Stack, ...]:
-    """Return the stacks of this process but that of the calling thread, the main thread first."""
+    """Return the stacks of this process without the calling thread, the main thread first."""
     frames = sys._current_frames()
     main, mine = threading.main_thread().ident, threading.get_ident()
     names = {thread.ident: thread.name for thread in threading.enumerate()}

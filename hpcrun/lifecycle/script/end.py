@@ -1,4 +1,4 @@
-"""The end of a rank's script in the run's records: an orderly stop, or a failure with its last words."""
+"""The end of a rank's script in the run's records: an orderly stop, or a failure with its last message."""
 
 import signal
 import sys
@@ -13,14 +13,14 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import record_failure
 from hpcrun.run.events import Attempt, note
 
-# A shell ends with 128 + n where its child died of signal n.
+# A shell exits with 128 + n if its child died of signal n.
 _SHELL = 128
 _STOPS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _DIED_OF_STOP = frozenset(code for number in _STOPS for code in (-number, _SHELL + number))
 
 
 class ScriptFailed(Exception):
-    """The program ended with a failure; the text has its code and its last words."""
+    """The program ended with a failure; the text has its exit code and its last message."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ScriptEnd:
 
     @property
     def line(self) -> str:
-        """The end in one line."""
+        """One line that describes the end."""
         words = f": {self.words}" if self.words else ""
         return f"{' '.join(self.command)[:80]} {_how(self.code)}{words}"
 
@@ -46,9 +46,9 @@ def died_of_stop(code: int) -> bool:
 def note_stop(
     run: RunDirectory, attempt: Attempt, reason: StopReason, code: int | None, saved: int | None
 ) -> None:
-    """Write the event ``stopped`` of a script that got a signal to stop.
+    """Write the event ``stopped`` of a script that received a stop signal.
 
-    ``committed`` is true only where the script has said that it saved: by exit code 75, or by
+    ``committed`` is true only if the script reported a save: by exit code 75, or by
     ``hpcrun.report`` after the signal.
 
     Args:
@@ -71,7 +71,7 @@ def stop_facts(code: int | None, *, committed: bool = False) -> dict[str, Any]:
 
 
 def record_end(folder: Path, rank: int, end: ScriptEnd, step: int | None) -> None:
-    """Leave a failure record, which shows later which rank failed first."""
+    """Write a failure record, from which hpcrun later finds the rank that failed first."""
     try:
         record_failure(folder, rank, ScriptFailed(end.line), step)
     except OSError as error:
@@ -82,7 +82,7 @@ def _how(code: int) -> str:
     if code < 0:
         return f"was killed by {_name(-code)}"
     if _name(code - _SHELL).startswith("SIG"):
-        # The words make a SIGKILL below a wrapper count against the node as any other.
+        # With this message, a SIGKILL below a wrapper counts against the node like any other.
         return f"ended with exit code {code}: its program was killed by {_name(code - _SHELL)}"
     return f"ended with exit code {code}"
 

@@ -1,4 +1,4 @@
-"""The place where the ranks of a script meet: an address that leads to rank 0, and a port free there."""
+"""The rendezvous of a script's ranks: an address that reaches rank 0, and a free port there."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ from hpcrun.run.rendezvous import Meeting, MeetingBoard, MeetingStopped, ScriptE
 
 
 class RankZeroFailed(RunError):
-    """The script of rank 0 has failed before this rank has met it."""
+    """The script of rank 0 failed before this rank reached it."""
 
 
 def meeting_place(
@@ -29,23 +29,23 @@ def meeting_place(
     interface: str | None,
     stop: Callable[[], bool],
 ) -> DistributedConfig:
-    """Return ``config`` with an address that leads from here to rank 0, and a port that is free there.
+    """Return ``config`` with an address that reaches rank 0 from here, and a port that is free there.
 
-    Where gloo would not use the network that leads there, GLOO_SOCKET_IFNAME is set in this process.
+    If gloo would not use the network of that address, this function sets GLOO_SOCKET_IFNAME in this process.
 
     Args:
-        timeout: seconds to meet.
+        timeout: seconds for the rendezvous.
         interface: ``job.interface``.
-        stop: says if this rank has been told to stop.
+        stop: returns whether this rank was asked to stop.
 
     Raises:
         ClusterError: rank 0 finds no free port.
-        RunError: rank 0 published nothing in time, or none of its addresses leads to it.
-        RankZeroFailed: its script has ended with a failure.
-        MeetingStopped: this rank has been told to stop, or the script of rank 0 has stopped.
+        RunError: rank 0 published nothing in time, or none of its addresses can be reached.
+        RankZeroFailed: the script of rank 0 ended with a failure.
+        MeetingStopped: this rank was asked to stop, or the script of rank 0 has stopped.
     """
     if config.launch_method == "single":
-        # A launcher, or the script, listens there: several jobs may share this machine.
+        # A launcher or the script listens there, and several jobs may share this machine.
         return config.model_copy(update={"master_port": _free_port(f"{run.path} {attempt.owner}")})
     if config.launch_method not in ("slurm", "local"):
         return config
@@ -66,9 +66,9 @@ def _invite(
     board: MeetingBoard,
     interface: str | None,
 ) -> tuple[str, int]:
-    """Publish where the script of rank 0 will listen; return its address here and the port."""
+    """Publish the address where the script of rank 0 will listen; return its address here and the port."""
     addresses = meeting_addresses(os.environ, interface)
-    # Jobs of the local cluster that start in the same second have the same id, hence the run in the key.
+    # Jobs of the local cluster that start in the same second have the same id, so the key contains the run.
     key = f"{run.path} {attempt.owner}"
     listener = listen(port_candidates(f"{key} greeting"))
     port = _free_port(key)
@@ -79,10 +79,10 @@ def _invite(
 
 
 def _free_port(key: str) -> int:
-    """Return a port that is free here. The script binds it seconds later: other jobs try other ports."""
+    """Return a port that is free here. The script binds it seconds later, so other jobs try other ports."""
     port = next((port for port in wanted_ports(os.environ, key) if is_free("", port)), None)
     if port is None:
-        raise ClusterError("no free port for rank 0; look with `ss -ltn` at what holds them")
+        raise ClusterError("no free port for rank 0; `ss -ltn` shows the processes that hold them")
     return port
 
 
@@ -94,14 +94,14 @@ def _join(board: MeetingBoard, timeout: float, stop: Callable[[], bool]) -> tupl
         meeting = ended.meeting
     if meeting.end == "failed":
         raise RankZeroFailed(
-            "rank 0's script failed before this rank met it; the script is not started here, and the log of "
+            "rank 0's script failed before this rank reached it; the script does not start here; the log of "
             "rank 0 has the cause"
         )
     if meeting.end == "stopped":
         print("hpcrun: rank 0's script has stopped already", file=sys.stderr, flush=True)
         raise MeetingStopped
-    # A script whose ranks need each other does not end well without them. This one has its own work.
-    line = "rank 0's script has ended with exit code 0 already; the script starts without rank 0"
+    # Ranks that need each other cannot end well without the others, so this rank has independent work.
+    line = "rank 0's script has already ended with exit code 0; the script starts without rank 0"
     print(f"hpcrun: {line}", file=sys.stderr, flush=True)
     return meeting.addresses[0], meeting.script_port
 

@@ -1,4 +1,4 @@
-"""The processes that a wrapper leaves behind: `bash wrap.sh` dies of a signal at which its program saves."""
+"""Processes that outlive a wrapper: `bash wrap.sh` dies of a signal on which its program saves."""
 
 import ctypes
 import os
@@ -21,7 +21,7 @@ def adopt_orphans() -> None:
 def wait_for_orphans(patience: float) -> list[int]:
     """Wait until no child is left, for ``patience`` seconds at most.
 
-    Call it when nothing else waits for a child of this process. Returns the exit codes of the children
+    Call it when no other code waits for a child of this process. Returns the exit codes of the children
     that ended, -n for signal n.
     """
     codes: list[int] = []
@@ -40,7 +40,7 @@ def wait_for_orphans(patience: float) -> list[int]:
 
 
 def code_of_all(wrapper: int, orphans: Iterable[int]) -> int:
-    """Return the exit code of a script after its ``wrapper`` died of the signal to stop.
+    """Return the exit code of a script after its ``wrapper`` died of the stop signal.
 
     A process that outlived the wrapper and ended by itself is the program that the wrapper had started.
     """

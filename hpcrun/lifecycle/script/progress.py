@@ -1,4 +1,4 @@
-"""Bring the reports of a rank's script into the run directory, at a pace that does not load a file server."""
+"""Copy the reports of a rank's script to the run directory, at a rate that does not load a file server."""
 
 import contextlib
 import shutil
@@ -15,9 +15,9 @@ from hpcrun.run.events import Attempt, note, read_events
 from hpcrun.run.rendezvous import memory_folder
 from hpcrun.run.reports import VARIABLE, Progress, newest_report, publish, published
 
-# Seconds between two looks at the node's own folder, and between two published steps.
+# Seconds between two reads of the node's folder, and between two published steps.
 _LOOK, _PUBLISH = 1.0, 5.0
-# Seconds for which another rank waits for rank 0 to publish the same.
+# Seconds for which another rank waits for rank 0 to publish the same progress.
 _FOR_RANK_ZERO = 10.0
 
 
@@ -28,16 +28,16 @@ class _Unpublished:
 
 
 class ProgressWatch:
-    """The reports of one rank's script; a context manager that makes and removes their folder.
+    """The reports of one rank's script; a context manager that creates and removes their folder.
 
-    Rank 0 publishes without delay. Another rank publishes what rank 0 has not published ten seconds later:
-    in many scripts only one rank reports, and in the rest all ranks report the same.
+    Rank 0 publishes without delay. Another rank publishes progress that rank 0 has not published ten seconds
+    later: in many scripts only one rank reports, and in the others all ranks report the same.
     """
 
     def __init__(self, run: RunDirectory, attempt: Attempt, rank: int, ranks: int = 1) -> None:
         self._run, self._attempt, self._rank = run, attempt, rank
         self._logs = run.attempt_logs(attempt.job, attempt.restart)
-        # All ranks together look at the published progress a hundred times a second at most.
+        # All ranks together read the published progress at most a hundred times a second.
         self._longest = ranks // 100
         self._folder: Path | None = None
         self._newest = Progress()
@@ -48,7 +48,7 @@ class ProgressWatch:
 
     def __enter__(self) -> "ProgressWatch":
         try:
-            # On a disk a replaced file is written out at once, and each report would wait for that.
+            # On a disk, each report would wait until the replaced file is written.
             made = tempfile.mkdtemp(prefix="hpcrun-reports-", dir=memory_folder())
             self._folder = Path(made)
         except OSError as error:
@@ -66,7 +66,7 @@ class ProgressWatch:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment variables of the script by which ``hpcrun.report`` finds the folder."""
+        """The environment variables through which ``hpcrun.report`` finds the folder."""
         return {} if self._folder is None else {VARIABLE: str(self._folder)}
 
     @property
@@ -76,14 +76,14 @@ class ProgressWatch:
 
     @property
     def saved_since_stop(self) -> int | None:
-        """The step that was reported as saved after the signal to stop."""
+        """The step that was reported as saved after the stop signal."""
         saved_at = self._newest.saved_at
         if self._stop_at is None or saved_at is None or saved_at < self._stop_at:
             return None
         return self._newest.saved
 
     def heard_stop(self) -> None:
-        """Remember the time of the signal to stop; later calls change nothing."""
+        """Remember the time of the stop signal; later calls change nothing."""
         self._stop_at = self._stop_at or time.time()
 
     def note_start(self) -> None:
@@ -95,7 +95,7 @@ class ProgressWatch:
         note(self._run, "started", self._attempt, **begun)
 
     def look(self, *, last: bool = False) -> None:
-        """Read the reports, and publish what is due.
+        """Read the reports, and publish new progress that is due.
 
         Args:
             last: the script has ended; publish now.

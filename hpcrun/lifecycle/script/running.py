@@ -1,7 +1,7 @@
-"""Start a script as one rank, wait for its end, and say what that end means.
+"""Start a script as one rank, wait for its end, and record the meaning of that end.
 
-The script gets the variables that torchrun would have set, and every stop signal once. The script itself
-saves on a signal. hpcrun knows that the script was stopped, and that it is to be started again.
+The script gets the variables that torchrun would set, and every stop signal once. The script itself
+saves on a signal. hpcrun records that the script was stopped and must be started again.
 """
 
 import ctypes
@@ -41,7 +41,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True)
 class ScriptTerms:
-    """The times and the signal that a script gets.
+    """The timeouts and the signal for a script.
 
     ``timeout``: seconds to wait for rank 0's port. ``grace``: seconds that the processes of a script have
     to end after a stop signal. ``warning``: the signal of `job.warn_signal`.
@@ -65,19 +65,19 @@ def run_script(
 ) -> int:
     """Run ``command`` as this rank's program and return the rank's exit code.
 
-    The exit code is the program's own (128 + n for signal n; 1 for 2 and 74, which have meanings of
-    ours). It is 0 after a signal to stop, and where the script ends with 75 to be continued: srun ends
-    all ranks at the first other code, also ranks that still save. The event ``stopped``, written by
-    rank 0, and the mark of :func:`record_unfinished` say that the script has not finished.
+    The exit code is the program's own (128 + n for signal n; 1 instead of 2 and 74, which have a meaning in
+    hpcrun). It is 0 after a stop signal, and if the script ends with 75 to be continued: srun ends
+    all ranks at the first other code, even ranks that still save. The event ``stopped``, written by
+    rank 0, and the mark of :func:`record_unfinished` record that the script has not finished.
 
     Args:
-        launcher: starts the ranks of ``command``; None where this process is the rank.
+            launcher: starts the ranks of ``command``; None if this process is the rank.
 
     Raises:
         UserError: the program cannot be started.
         RunError: rank 0 published no port in time, cannot be reached, or its script has failed.
     """
-    # The meeting may set variables for gloo, hence before the environment is read.
+    # The rendezvous may set variables for gloo, so it comes before the environment is read.
     folder = run.attempt_logs(attempt.job, attempt.restart)
     step = os.environ.get("SLURM_STEP_ID", "")
     board = MeetingBoard(run, attempt, first=config.local_rank == 0, step=step)
@@ -88,7 +88,7 @@ def run_script(
     except MeetingStopped:
         return _unstarted(run, attempt, config, board, flag)
     if flag.reason:
-        # The script would never hear the signal, and the ranks that still waited for rank 0 have ended.
+        # The script would never receive the signal, and the ranks that still waited for rank 0 have ended.
         return _unstarted(run, attempt, config, board, flag)
     with ProgressWatch(run, attempt, config.rank, config.world_size) as progress:
         environ = {
@@ -99,7 +99,7 @@ def run_script(
             "HPCRUN_RUN": str(run.path),
             "HPCRUN_RESTART": str(attempt.restart),
         }
-        # Before the script starts: a wrapper may die of a signal at any time.
+        # Adopt before the script starts: a wrapper may die of a signal at any time.
         adopt_orphans()
         child = _start(command, environ, launcher)
         if config.rank == 0:
@@ -128,7 +128,7 @@ def run_script(
         try:
             record_unfinished(folder)
         except OSError as error:
-            print(f"hpcrun: the wish to continue is not recorded: {error}", file=sys.stderr)
+            print(f"hpcrun: the request to be continued is not recorded: {error}", file=sys.stderr)
             return exitcodes.FAILED
         return exitcodes.DONE
     if code:
@@ -138,7 +138,7 @@ def run_script(
 
 
 def _record_heard(folder: Path, reason: StopReason, code: int | None) -> None:
-    """Leave a record for the case that rank 0, on another node, does not hear the signal in time."""
+    """Write a record in case rank 0, on another node, does not receive the signal in time."""
     try:
         record_heard_stop(folder, reason.name.lower(), code)
     except OSError as error:
@@ -152,11 +152,11 @@ def _unstarted(
     board: MeetingBoard,
     flag: StopFlag,
 ) -> int:
-    """Leave before the script has started; return the exit code of an orderly stop."""
+    """Exit before the script has started; return the exit code of an orderly stop."""
     _close(board, "stopped")
     if flag.reason:
         why = flag.reason.name.lower()
-        line = f"told to stop before the script started here ({why})"
+        line = f"asked to stop before the script started here ({why})"
         print(f"hpcrun: {line}", file=sys.stderr, flush=True)
         if config.rank == 0:
             note_stop(run, attempt, flag.reason, None, None)
@@ -166,7 +166,7 @@ def _unstarted(
 
 
 def _close(board: MeetingBoard, end: End) -> None:
-    """Tell the ranks that start late that they need not look for rank 0."""
+    """Publish that rank 0 has ended, so that late ranks do not wait for it."""
     try:
         board.publish_end(end)
     except OSError as error:
@@ -177,13 +177,13 @@ def _close(board: MeetingBoard, end: End) -> None:
 def _start(
     command: Sequence[str], environ: dict[str, str], launcher: Launcher | None
 ) -> "subprocess.Popen[bytes]":
-    """Start the program; raises UserError where that is not possible."""
+    """Start the program; raises UserError if that is not possible."""
     words = launcher.words(command, environ) if launcher else [_program(command[0]), *command[1:]]
     try:
         return subprocess.Popen(
             words,
             env=environ,
-            # MPI talks to srun through a descriptor that srun has opened (PMI_FD).
+            # MPI communicates with srun through a descriptor that srun has opened (PMI_FD).
             close_fds=False,
             preexec_fn=_die_with_parent,
         )
@@ -194,16 +194,16 @@ def _start(
 
 
 def _own_code(code: int) -> int:
-    """Return a rank's exit code for a program that ended with ``code`` and knows nothing of our codes."""
+    """Return a rank's exit code for a program that ended with ``code`` and does not know hpcrun's codes."""
     ours = (exitcodes.BAD_INPUT, exitcodes.SAVE_FAILED)
     return exitcodes.FAILED if code in ours else code
 
 
 def launcher_variables(config: DistributedConfig, attempt: Attempt) -> dict[str, str]:
-    """What torchrun sets for its ranks (torch.distributed.run, "Environment Variables").
+    """Return the variables that torchrun sets for its ranks (torch.distributed.run, "Environment Variables").
 
-    All of it and not only what ``env://`` reads: Lightning and Accelerate take the run id for the sign
-    that somebody else has started the ranks.
+    All of them, not only those that ``env://`` reads: Lightning and Accelerate take the run id as the sign
+    that a launcher has started the ranks.
     """
     variables = config.to_env_dict()
     if config.launch_method == "torchrun":
@@ -214,20 +214,20 @@ def launcher_variables(config: DistributedConfig, attempt: Attempt) -> dict[str,
         "ROLE_RANK": str(config.rank),
         "ROLE_WORLD_SIZE": str(config.world_size),
         "TORCHELASTIC_RUN_ID": attempt.job,
-        # A requeue is no restart of torchrun's, which has nothing to do with this job.
+        # A requeue is not a restart by torchrun.
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
-        # There is no agent that holds the store: rank 0 does.
+        # Rank 0 holds the store; there is no agent.
         "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
 
 
 def _program(name: str) -> str:
-    """``name``, but our own interpreter for a `python` that is on no PATH (Debian, a job's shell)."""
+    """Return ``name``, or this interpreter for a `python` that is on no PATH (Debian, a job's shell)."""
     unnamed = name in ("python", "python3") and shutil.which(name) is None
     return sys.executable if unnamed else name
 
 
 def _die_with_parent() -> None:
-    """In the child: no launcher finds a script after its rank was killed (prctl(2))."""
+    """Run in the child: die with the parent. No launcher finds a script after its rank died (prctl(2))."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -25,7 +25,7 @@ _LAUNCHERS = {
     "torch.distributed.launch",
 }
 _NO_PROGRAM = (
-    "a script's stacks need py-spy, which the job does not find; install it with "
+    "a script's stacks need py-spy, which is not installed for the job; install it with "
     "`pip install py-spy` in the job's environment"
 )
 
@@ -33,11 +33,11 @@ _NO_PROGRAM = (
 def script_stacks(pid: int) -> tuple[Stack, ...]:
     """Return the stacks of the script that is process ``pid``, or of the ranks that ``pid`` has started.
 
-    Of the processes with the same RANK the outermost is taken that is no launcher. Processes that a program
+    For each RANK, the outermost process that is not a launcher is taken. Processes that a program
     has forked, such as the workers of a DataLoader, are skipped.
 
     Raises:
-        StackError: py-spy is not there, or may not look into the processes.
+        StackError: py-spy is not installed, or may not read the processes.
     """
     program = _program()
     found: dict[int | None, Stack] = {}
@@ -65,7 +65,7 @@ def parse_dump(text: str) -> tuple[Thread, ...]:
     try:
         threads = [_thread(one) for one in json.loads(text)]
     except (ValueError, KeyError, TypeError) as error:
-        raise StackError(f"py-spy printed something else than stacks: {text[:200]!r}") from error
+        raise StackError(f"py-spy printed no stacks but: {text[:200]!r}") from error
     return tuple(sorted(threads, key=lambda thread: thread.name != "MainThread"))
 
 
@@ -77,7 +77,7 @@ def _thread(value: Mapping[str, Any]) -> Thread:
 
 
 def _program() -> str:
-    # A job's Python may be on no PATH; its programs are in the same folder.
+    # A job's Python may be on no PATH; its programs are in the interpreter's folder.
     neighbor = Path(sys.executable).with_name("py-spy")
     found = str(neighbor) if os.access(neighbor, os.X_OK) else shutil.which("py-spy")
     if found is None:
@@ -106,7 +106,7 @@ def _dump(program: str, pid: int) -> str:
 
 
 def _programs(pid: int) -> list[psutil.Process]:
-    """Return the process and its descendants, but not those that were forked without a new program."""
+    """Return the process and its descendants, without processes that were forked without a new program."""
     try:
         root = psutil.Process(pid)
         return [root, *_started(root, root.children(recursive=True))]
@@ -123,7 +123,7 @@ def _started(root: psutil.Process, children: Iterable[psutil.Process]) -> list[p
             if commands[child.pid] != commands.get(child.ppid()):
                 found.append(child)
         except psutil.Error:
-            # It has ended since.
+            # The process has ended.
             continue
     return found
 

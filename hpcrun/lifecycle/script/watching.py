@@ -1,4 +1,4 @@
-"""Wait for a script: pass signals to it, and end it when a newer attempt has taken over."""
+"""Wait for a script: pass signals to it, and end it when a newer attempt owns the run."""
 
 import os
 import signal
@@ -20,8 +20,8 @@ from hpcrun.run.io.files import read_json
 from hpcrun.run.owner import INCARNATION, OwnerLooks, described
 
 _TICK = 0.2
-# The script, or a peer on another node, may hear a signal, and end on it, before this process does: also
-# with exit code 0, which without a signal means that its work is done.
+# The script, or a rank on another node, may receive a signal and end before this process receives it: even
+# with exit code 0, which without a signal means that the work is done.
 _LATE_SIGNAL = 1.0
 
 
@@ -40,7 +40,7 @@ class Watch:
     ) -> None:
         self._child, self._run, self._attempt, self._flag = child, run, attempt, flag
         self._signals = {StopReason.TERMINATE: signal.SIGTERM, StopReason.WARNING: warning}
-        # Slurm and the local cluster signal every process of a step, so the script has heard it too.
+        # Slurm and the local cluster signal every process of a step, so the script has received it too.
         self._pass_on = config.launch_method not in ("slurm", "local")
         self._passed_on = StopReason.NONE
         self._was_owner = False
@@ -48,14 +48,14 @@ class Watch:
         self._told: str | None = None
         self._rank = config.rank
         self._progress = progress
-        # Rank 0 has claimed the run; the other ranks learn the name from the first file of their attempt.
+        # Rank 0 has claimed the run; the other ranks read the owner from the first file of their attempt.
         self._incarnation = INCARNATION if config.rank == 0 else None
 
     def wait(self, grace: float) -> int:
         """Return the script's exit code, -n for signal n.
 
         Args:
-            grace: seconds that processes have to end which outlive a wrapper that died of a stop signal.
+            grace: seconds that processes which outlive a wrapper have to end after a stop signal.
         """
         while True:
             self._hear_signals()
@@ -73,15 +73,15 @@ class Watch:
             if self._flag.reason:
                 self._progress.heard_stop()
             if self._flag.reason and died_of_stop(code):
-                # The scheduler kills what is left of a rank as soon as this process ends.
+                # The scheduler kills the remaining processes of a rank as soon as this process ends.
                 return code_of_all(code, wait_for_orphans(grace))
             return code
 
     def _note_suspension(self, seconds: float) -> None:
-        """Record that Slurm had suspended the step, if a wait took ``seconds`` too long."""
+        """Record that Slurm suspended the step, if a wait took ``seconds`` too long."""
         if seconds > NOTICED and self._rank == 0:
             print(
-                f"hpcrun: was suspended for {seconds:.0f} s; goes on", file=sys.stderr, flush=True
+                f"hpcrun: was suspended for {seconds:.0f} s; continues", file=sys.stderr, flush=True
             )
             note(self._run, "suspended", self._attempt, seconds=round(seconds, 3))
 
@@ -96,17 +96,17 @@ class Watch:
             print(f"hpcrun: passed {name} on", file=sys.stderr, flush=True)
 
     def _yield_to_successor(self) -> None:
-        """A script knows no fence: the orphan of a dead node would write into its successor's files."""
+        """End a superseded script: a stale process would write into the newer attempt's files."""
         if not self._looks.due(time.monotonic()):
             return
         try:
             owner = read_json(self._run.owner) or {}
         except OSError as error:
-            # A file system that has trouble says nothing about who owns the run.
+            # A file system error does not show who owns the run.
             self._tell_once(f"owner.json cannot be read now: {error.strerror}; looking again")
             return
         mine = self._is_mine(owner)
-        # A client of a network file system may show an older owner for a while, but not one after ours.
+        # A client of a network file system may show an older owner for a while, but never after our own.
         if self._was_owner and "owner" in owner and not mine:
             line = f"{described(owner)} has taken over; ending the script"
             print(f"hpcrun: {line}", file=sys.stderr, flush=True)
