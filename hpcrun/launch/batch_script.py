@@ -1,4 +1,4 @@
-"""The batch script of a Slurm job, as text. A dry run prints it and a submission sends the same one."""
+"""The batch script of a Slurm job, as text. A dry run prints the same script that a submission sends."""
 
 import re
 import shlex
@@ -13,20 +13,20 @@ from hpcrun.run.directory import RunDirectory
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """What a batch script is made of. ``python``: the interpreter of the batch step."""
+    """The inputs of a batch script. ``python``: the interpreter of the batch step."""
 
     run: Path
     job: Job
     python: str
 
 
-# Slurm and submitit put their numbers in for a % with a letter anywhere in a path; srun does
-# so twice, so that doubling the sign does not help, and from Slurm 26.05 on halves a doubled one twice. A
-# backslash switches Slurm's off, in the name of the log too.
+# Slurm and submitit replace a % with a letter anywhere in a path by their own numbers. srun does
+# so twice, so doubling the sign does not help, and Slurm 26.05 and later halve a doubled sign twice. A
+# backslash switches Slurm's replacement off, in the name of the log too.
 _UNUSABLE = re.compile(r"%[0-9]*[A-Za-z]|%%|[\\\n]")
 
-# An interpreter that does not start (a file server that is away, say) can neither judge nor requeue. A line
-# a try in the run's folder counts these; the step removes the file when it begins.
+# An interpreter that does not start (a file server is away, for example) can neither classify nor requeue.
+# A file in the run's folder counts these starts, one line each; the step removes it when it begins.
 _STEP = """\
 # Starts the ranks of the run, judges their end, and requeues this job where the policy says so.
 trap 'stopped=1' TERM; trap : USR2; unstarted={unstarted}$SLURM_JOB_ID
@@ -44,16 +44,16 @@ exit $code"""
 
 
 def batch_script(request: BatchRequest) -> str:
-    """The script: options for sbatch, and the call of the batch step.
+    """Return the script: options for sbatch, and the call of the batch step.
 
     Raises:
-        LaunchError: the path of the run has characters that Slurm or submitit would read otherwise.
+        LaunchError: the path of the run contains characters with a special meaning for Slurm or submitit.
     """
     unusable = _UNUSABLE.search(str(request.run))
     if unusable:
         raise LaunchError(
-            f"{request.run}: Slurm and submitit give {unusable.group()!r} in a path a meaning of their "
-            "own; choose a place without it, by its full path: --runs-dir /FOLDER"
+            f"{request.run}: Slurm and submitit replace {unusable.group()!r} in a path by other text; "
+            "choose a path without it, in full: --runs-dir /FOLDER"
         )
     lines = ["#!/bin/bash", *sbatch_lines(request.run, request.job), "", *_step_lines(request)]
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""Starting a run only after others have finished: Slurm's dependencies, and the local cluster's own."""
+"""Start a run only after other runs have finished: Slurm's dependencies, and those of the local cluster."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -21,11 +21,11 @@ def still_to_wait_for(
     """Return those of ``runs`` that have not finished yet.
 
     Args:
-        executor: what will run the job that waits.
-        cluster: the Slurm cluster that the job names; None: this host's.
+        executor: the executor of the waiting job.
+        cluster: the Slurm cluster that the job names; None: this host's cluster.
 
     Raises:
-        LaunchError: a run will never finish as things are, or is where the job cannot wait for it.
+            LaunchError: a run can never finish as things are, or the job cannot wait for it there.
     """
     waiting = []
     for run, now in zip(runs, jobs.states(runs), strict=True):
@@ -52,7 +52,7 @@ def still_to_wait_for(
 
 
 def _elsewhere(cluster: str | None) -> str | None:
-    """The cluster, or None where it is this host's: a job may name that too."""
+    """Return the cluster, or None if it is this host's cluster, which a job may name too."""
     return None if cluster == slurm.cluster_name() else cluster
 
 
@@ -61,10 +61,10 @@ def _called(cluster: str | None) -> str:
 
 
 def with_dependency(config: Config, runs: Sequence[RunDirectory]) -> Config:
-    """``config`` whose Slurm job starts when the jobs of ``runs`` have ended with exit code 0.
+    """Return ``config`` with a Slurm job that starts when the jobs of ``runs`` have ended with exit code 0.
 
-    A requeued job has not ended, so its restarts are waited for (sbatch(1), --dependency). Where one
-    fails the job would wait for ever; it is cancelled instead.
+    A requeued job has not ended, so its restarts are waited for (sbatch(1), --dependency). If a job
+    fails, the waiting job is cancelled; otherwise it would wait forever.
     """
     if not runs:
         return config
@@ -75,10 +75,10 @@ def with_dependency(config: Config, runs: Sequence[RunDirectory]) -> Config:
 
 
 def wait_for_runs(paths: Sequence[str], given_up: Callable[[], bool]) -> str | None:
-    """Wait until the runs at ``paths`` have finished; None then, else why this will not come.
+    """Wait until the runs at ``paths`` have finished; return None, or the reason why they never will.
 
     Args:
-        given_up: whether the waiting job itself has been cancelled.
+        given_up: returns whether the waiting job itself has been cancelled.
     """
     for run in map(RunDirectory, map(Path, paths)):
         executor, _ = jobs.current_job(run) or (None, "")

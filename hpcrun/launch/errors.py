@@ -1,7 +1,7 @@
-"""What a launch refuses with."""
+"""The error of a launch that is refused."""
 
 from hpcrun.errors import UserError
 
 
 class LaunchError(UserError):
-    """A job that cannot be launched, found or signalled; the text says why and what to do."""
+    """A job that cannot be launched, found or signalled; the text gives the reason and the remedy."""

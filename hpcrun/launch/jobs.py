@@ -1,4 +1,4 @@
-"""A run's job, whoever runs it: its state, and the ways to end it."""
+"""A run's job on any executor: its state, and the ways to end it."""
 
 import contextlib
 import shutil
@@ -22,23 +22,23 @@ from hpcrun.run.io.files import read_json
 
 _SUSPENDED = "SUSPENDED"
 _SUSPENDED_WORDS = (
-    "suspended by Slurm for another job, or by an administrator: it keeps its state in memory and goes on "
-    "by itself when Slurm resumes it; `hpcrun cancel` ends it"
+    "suspended by Slurm for another job, or by an administrator: it keeps its state in memory and continues "
+    "when Slurm resumes it; `hpcrun cancel` ends it"
 )
 _LOOK = 0.2
 
-# With less than this even a state of a few lines cannot be written.
+# With less free space than this, not even a state of a few lines can be written.
 _FULL = 16_384
 
 
 @dataclass(frozen=True)
 class RunState:
-    """Where a run stands. ``word`` is one of new, pending, running, suspended, finished, stopped, failed,
+    """The state of a run. ``word`` is one of new, pending, running, suspended, finished, stopped, failed,
     lost.
 
-    ``detail`` says more in plain words; ``live``: a job holds the run now. ``cluster``: the cluster of the
-    job, if Slurm's commands do not reach it from here. ``through``: the one to name in them
-    (``--clusters``), if it is not this host's: a number that two clusters know is two jobs.
+    ``detail`` explains the state; ``live``: a job holds the run now. ``cluster``: the cluster of the
+    job, if Slurm's commands do not reach it from here. ``through``: the cluster to name in these commands
+    (``--clusters``), if it is not this host's: two clusters may use the same number for two jobs.
     """
 
     word: str
@@ -51,9 +51,9 @@ class RunState:
 
 
 def current_job(run: RunDirectory) -> tuple[str, str] | None:
-    """The (executor, job id) that the run was last given to, or None.
+    """Return the (executor, job id) to which the run was last submitted, or None.
 
-    A job that a person submitted without us is known from when it opens the run.
+    A job that a person submitted without hpcrun is known from the moment when it opens the run.
     """
     executors: dict[str, str] = {}
     for event in read_events(run):
@@ -69,21 +69,21 @@ def current_job(run: RunDirectory) -> tuple[str, str] | None:
 
 
 def waited_for(run: RunDirectory) -> list[RunDirectory]:
-    """The runs that the newest submission of ``run`` was to wait for."""
+    """Return the runs for which the newest submission of ``run`` waits."""
     told = [event.fields for event in read_events(run) if event.what == "submitted"]
     named = told[-1].get("after", []) if told else []
     return [RunDirectory(Path(path)) for path in named if Path(path).is_dir()]
 
 
 def states(runs: Iterable[RunDirectory]) -> list[RunState]:
-    """The state of each run, with one call to squeue, and one to sacct, for all of a cluster's together."""
+    """Return the state of each run, with one call to squeue and one to sacct for each cluster."""
     jobs = [(run, current_job(run)) for run in runs]
     on: dict[str | None, list[tuple[RunDirectory, str]]] = {}
     for run, (executor, job) in _given(jobs):
         if executor == "slurm":
             on.setdefault(_cluster(run, executor, job), []).append((run, job))
     here = slurm.cluster_name(PATIENCE) if any(on) else None
-    # Without an answer nobody knows which jobs are elsewhere.
+    # Without an answer it is unknown which jobs are on other clusters.
     local = [
         pair for name, pairs in on.items() if here in (None, name) or name is None for pair in pairs
     ]
@@ -100,7 +100,7 @@ def _state_of(
     here: str | None,
     answers: dict[str | None, Answer],
 ) -> RunState:
-    """The state of one run, by what the cluster of its job has answered."""
+    """Return the state of one run, from the answer of its job's cluster."""
     cluster = None if job is None else _cluster(run, *job)
     if job is None or cluster in (None, here) or cluster not in answers:
         return _state(run, job, answers[None])
@@ -110,7 +110,7 @@ def _state_of(
 
 
 def _cluster(run: RunDirectory, executor: str, job: str) -> str | None:
-    """The cluster that the job was given to, where that is known."""
+    """Return the cluster to which the job was submitted, if known."""
     if executor != "slurm":
         return None
     told = [
@@ -120,7 +120,7 @@ def _cluster(run: RunDirectory, executor: str, job: str) -> str | None:
 
 
 def _elsewhere(run: RunDirectory, job: tuple[str, str], cluster: str) -> RunState:
-    """The state of a run whose job is on a cluster out of reach, as far as its files tell."""
+    """Return the state of a run with a job on an unreachable cluster, as far as its files show."""
     ended = _by_result(read_json(run.result), *job)
     if ended is not None:
         return ended
@@ -136,7 +136,7 @@ def _given(
 
 
 def state(run: RunDirectory) -> RunState:
-    """The state of one run."""
+    """Return the state of one run."""
     return states([run])[0]
 
 
@@ -154,28 +154,28 @@ def cancel(run: RunDirectory) -> str:
         return f"job {job}: cancelled while it waited"
     if load_resolved(run.config).command:
         return f"job {job}: SIGTERM to the script"
-    return f"job {job}: told to save and stop once its step is done"
+    return f"job {job}: asked to save and stop after its current step"
 
 
 def kill(run: RunDirectory) -> str:
-    """End the run's job at once, without a checkpoint. Returns what was done.
+    """End the run's job immediately, without a checkpoint. Returns a line that says what was done.
 
-    A job on another cluster is out of reach: it is written off, so that the run can go on here.
+    A job on another cluster cannot be reached: it is written off, so that the run can continue here.
 
     Raises:
-        LaunchError: it is not running, or the scheduler refused.
+        LaunchError: the run is not running, or the scheduler refused.
     """
     now = state(run)
     if now.job is not None and now.cluster is not None:
         _note_cancelled(run, now.job)
         return (
-            f"job {now.job} on cluster {now.cluster} is written off, and not ended: where it runs on, it "
-            "writes nothing any more once another job has the run"
+            f"job {now.job} on cluster {now.cluster} is written off, but not ended: if it still runs "
+            "there, it stops writing once another job has the run"
         )
     executor, job, waiting, through = _live_job(run)
     if _told_here(run, executor, job, job_files.KILL, signal.SIGKILL):
         return f"job {job}: killed"
-    # Before the ranks a step belongs to a preflight: the batch script would go on, and start the ranks.
+    # Without ranks, the step belongs to a preflight: the batch script would continue and start the ranks.
     if waiting or not has_opened(run, job, through) or not kill_steps(job, through):
         _checked(slurm.scancel_command(job, cluster=through))
     _note_cancelled(run, job)
@@ -183,37 +183,37 @@ def kill(run: RunDirectory) -> str:
 
 
 def preempt(run: RunDirectory) -> str:
-    """Do to the run's job what a preemption does. Returns what was done.
+    """Send the run's job the signal of a preemption. Returns a line that says what was done.
 
-    The ranks get the warning signal, on the local cluster and on Slurm. Only Slurm itself can preempt for
-    real there; a task saves on the warning, and the job is requeued.
+    The ranks get the warning signal, on the local cluster and on Slurm. A real preemption is possible only
+    for Slurm itself; a task saves on the warning, and the job is requeued.
 
     Raises:
-        LaunchError: it is not running, or the scheduler refused.
+        LaunchError: the run is not running, or the scheduler refused.
     """
     executor, job, waiting, through = _live_job(run)
     if waiting:
         raise LaunchError(f"{run.name}: job {job} waits for its start; there is nothing to preempt")
     if state(run).word == "suspended":
         raise LaunchError(
-            f"{run.name}: job {job} is suspended and hears no signal; wait until Slurm resumes it"
+            f"{run.name}: job {job} is suspended and receives no signal; wait until Slurm resumes it"
         )
     config = load_resolved(run.config)
     name = config.warn_signal
-    # First: the ranks may have ended before this program goes on.
+    # Recorded first: the ranks may end before this program continues.
     record_event(run, "preempted", attempt=Attempt(job, _restarts(run, job)))
     if not _told_here(run, executor, job, job_files.PREEMPT, signal.Signals[f"SIG{name}"]):
         _checked(slurm.scancel_command(job, signal=name, cluster=through))
     saves = "" if config.command else "saves and "
     if executor == "direct":
-        return f"{job}: SIG{name} to rank 0; it {saves}stops, and nobody starts it again"
+        return f"{job}: SIG{name} to rank 0; it {saves}stops, and nothing restarts it"
     return f"job {job}: SIG{name} to all ranks; it {saves}is requeued after their end"
 
 
 def withdraw(run: RunDirectory, executor: str, job: str, cluster: str | None = None) -> bool:
-    """End a job that nobody is to hear of: its submission was interrupted, or could not be recorded.
+    """End a job without a record: its submission was interrupted, or could not be recorded.
 
-    Returns whether it is gone.
+    Returns whether the job has ended.
     """
     if executor == "slurm":
         return slurm.run(slurm.scancel_command(job, cluster=cluster)).returncode == 0
@@ -229,7 +229,7 @@ def withdraw(run: RunDirectory, executor: str, job: str, cluster: str | None = N
 
 
 def wait_until_ended(run: RunDirectory, timeout: float) -> bool:
-    """Wait until no job holds the run; whether that came about within ``timeout`` seconds."""
+    """Wait until no job holds the run; return whether that happened within ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
     executor, _ = current_job(run) or (None, "")
     pause = pauses(executor, _LOOK)
@@ -242,14 +242,14 @@ def wait_until_ended(run: RunDirectory, timeout: float) -> bool:
 
 
 def _live_job(run: RunDirectory) -> tuple[str, str, bool, str | None]:
-    """The job that holds the run: executor, id, whether it waits, and its cluster if not this host's."""
+    """Return the live job: executor, id, whether it waits, and its cluster if not this host's."""
     now = state(run)
     if not now.live or now.executor is None or now.job is None:
         raise LaunchError(f"{run.name}: is not running ({now.word}); nothing was done")
     if now.cluster is not None:
         raise LaunchError(
-            f"{run.name}: job {now.job} is on cluster {now.cluster}, and this is another one; do it there, "
-            "or, if that one is gone for good, write it off with `hpcrun cancel --now`"
+            f"{run.name}: job {now.job} is on cluster {now.cluster}, and this is another cluster; run "
+            "the command there, or, if that cluster is gone for good, write it off with `hpcrun cancel --now`"
         )
     if now.executor == "debug":
         raise LaunchError(f"{run.name}: runs in a terminal ({now.job}); end it there with Ctrl-C")
@@ -259,12 +259,12 @@ def _live_job(run: RunDirectory) -> tuple[str, str, bool, str | None]:
 def _told_here(
     run: RunDirectory, executor: str, job: str, controller: signal.Signals, rank: signal.Signals
 ) -> bool:
-    """Send ``controller`` to the local cluster's, or ``rank`` to rank 0 of a job started by hand.
+    """Send ``controller`` to the local cluster's controller, or ``rank`` to rank 0 of a job started by hand.
 
-    Returns whether it is one of these two, and not Slurm's.
+    Returns whether the job is one of these two; False for a Slurm job.
 
     Raises:
-        LaunchError: nobody is there to hear it.
+        LaunchError: no process is there to receive the signal.
     """
     if executor == "local":
         job_files.send(run.job_logs(job), controller)
@@ -276,7 +276,7 @@ def _told_here(
 
 
 def _note_cancelled(run: RunDirectory, job: str) -> None:
-    """Slurm's own word for the end may be lost with the batch script; the run's log keeps ours."""
+    """Record the cancellation: Slurm's own record may be lost together with the batch script."""
     record_event(run, "cancelled", attempt=Attempt(job, _restarts(run, job)))
 
 
@@ -303,7 +303,7 @@ def _state(
     if executor == "local":
         word, detail = _local_state(run.job_logs(job_id))
     elif executor == "debug":
-        # A program that submitted from Python goes on after the training.
+        # A program that submitted from Python continues after the training.
         here = result is None and _is_process(job_id)
         word, detail = ("RUNNING", "in its own terminal") if here else ("", "")
     elif executor == "direct":
@@ -328,9 +328,9 @@ def _state(
     if word:
         return RunState("failed", f"{word}; `hpcrun resume` continues it", False, executor, job_id)
     if executor == "slurm" and _by_events(run) == "pending":
-        gone = "its job has gone from Slurm while it waited; `hpcrun resume` continues it"
+        gone = "its job left Slurm while it waited; `hpcrun resume` continues it"
         return RunState("stopped", gone, False, executor, job_id)
-    detail = detail or "ended without a word; `hpcrun resume` continues it"
+    detail = detail or "ended without an exit record; `hpcrun resume` continues it"
     return RunState("lost", detail, False, executor, job_id)
 
 
@@ -342,7 +342,7 @@ def _why_cancelled(run: RunDirectory, job: str) -> str:
     missing = [
         other.name
         for other in ([] if opened else waited_for(run))
-        # One without a result may go on yet: it is no reason.
+        # A run without a result may still be running, so it is not the reason.
         if (read_json(other.result) or {}).get("state", "finished") != "finished"
     ]
     if missing:
@@ -353,7 +353,7 @@ def _why_cancelled(run: RunDirectory, job: str) -> str:
 
 
 def _is_process(job: str) -> bool:
-    """Whether a job of the debug executor, ``pid1234`` or ``pid1234-2``, still runs here."""
+    """Return whether a job of the debug executor, ``pid1234`` or ``pid1234-2``, still runs here."""
     import psutil
 
     number, _, _ = job.removeprefix("pid").partition("-")
@@ -370,7 +370,7 @@ def _last_event(run: RunDirectory) -> str | None:
 
 
 def _by_events(run: RunDirectory) -> str:
-    """pending or running, as far as the run directory alone can tell."""
+    """Return pending or running, as far as the run directory shows."""
     waits = ("submitted", "ended", "requeue-failed", "excluded", None)
     return "pending" if _last_event(run) in waits else "running"
 
@@ -396,7 +396,7 @@ def _local_state(folder: Path) -> tuple[str, str]:
 
 
 def is_full(folder: Path) -> bool:
-    """Return whether the disk of ``folder`` has no space for a file of a few lines."""
+    """Return whether the disk of ``folder`` has too little space for a file of a few lines."""
     return shutil.disk_usage(folder).free < _FULL
 
 

@@ -1,4 +1,4 @@
-"""Pauses between questions to a scheduler about a job: Slurm answers everybody on the cluster."""
+"""Pauses between questions to a scheduler about a job: all users of the cluster share slurmctld."""
 
 from collections.abc import Iterator
 
@@ -9,10 +9,10 @@ _GROWTH = 1.25
 
 
 def pauses(executor: str | None, first: float) -> Iterator[float]:
-    """Seconds until each next question, without end.
+    """Yield the seconds until each next question, without end.
 
-    On Slurm each pause is a quarter longer than the one before, up to ``LONGEST``. The other executors'
-    state is read from files of the run directory, always after ``first`` seconds.
+    On Slurm each pause is a quarter longer than the previous pause, up to ``LONGEST``. The state on other
+    executors is read from files of the run directory, always after ``first`` seconds.
     """
     while True:
         yield first

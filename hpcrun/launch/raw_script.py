@@ -1,4 +1,4 @@
-"""The batch scripts that a person submits as they are: where they lie, and the line that submits one."""
+"""The batch scripts that a person submits directly: their folder, and the line that submits a run."""
 
 import shlex
 import shutil
@@ -20,14 +20,14 @@ _IN_THE_SCRIPT = ("--requeue", "--open-mode=append")
 
 
 def raw_command(run: RunDirectory, config: Config) -> str:
-    """The shell line that submits ``run`` with ``train.sbatch`` and what its config says under `job:`."""
+    """Return the shell line that submits ``run`` with ``train.sbatch`` and its config's `job:` section."""
     request = batch_request(run, fitted_to_slurm(config))
     words = ["sbatch", *_options(request), str(SCRIPTS / "train.sbatch"), str(run.path)]
     return _interpreter(request) + shlex.join(words)
 
 
 def not_in_the_script(config: Config) -> list[str]:
-    """The keys of `job:` that ``config`` sets and that no option of sbatch can carry."""
+    """Return the keys of `job:` that ``config`` sets and that no option of sbatch can express."""
     keys = ("setup", "node_setup", "preflight", "env", "srun_args", "container")
     return [f"job.{key}" for key in keys if getattr(config.job, key)]
 
@@ -42,7 +42,7 @@ def _options(request: BatchRequest) -> list[str]:
 
 
 def _interpreter(request: BatchRequest) -> str:
-    """Nothing where the shell's own python3 is the one, else the variable that the script reads."""
+    """Return an empty string if the shell's own python3 is right, else the variable that the script reads."""
     found = shutil.which("python3")
     if request.python == sys.executable and found and Path(found).samefile(sys.executable):
         same = Path(found).parent == Path(sys.executable).parent

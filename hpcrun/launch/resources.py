@@ -1,7 +1,7 @@
-"""The resources that a job asks for: GPUs in the site's form, and their share of a node.
+"""The resources that a job requests: GPUs in the site's form, and their share of a node.
 
-Without a request for CPUs, each rank gets one core and the site's memory for one core, which starves
-the loaders of a GPU. Nothing here asks for more than the smallest node that the job may run on has.
+Without a request for CPUs, each rank gets one core and the site's memory for one core, too little
+for the loaders of a GPU. No request here exceeds the smallest node on which the job may run.
 """
 
 import re
@@ -35,10 +35,10 @@ class Share:
 def fitted(
     job: Job, offer_of: Callable[[str | None], Offer | None] = cluster_offer
 ) -> tuple[Job, list[str]]:
-    """Return ``job`` with everything that this cluster decides filled in, and lines that say so.
+    """Return ``job`` with everything filled in that depends on this cluster, and lines for the user about it.
 
     Raises:
-        LaunchError: no node has GPUs of the type that is asked for.
+        LaunchError: no node has GPUs of the requested type.
     """
     if job.cpu:
         return job.model_copy(update=_core_a_rank(job)), []
@@ -50,12 +50,12 @@ def fitted(
     request = gpu_request(job, offer)
     if request == "none" and job.gpu_request == "auto" and not _asks_for_gpus(job):
         lines.append(
-            "no node has a gpu GRES: asks Slurm for no GPUs (job.gpu_request says otherwise); a node "
-            "that shows the ranks no GPU is refused (--cpu trains on CPUs)"
+            "no node has a gpu GRES: no GPUs are requested from Slurm (job.gpu_request changes that); a node "
+            "on which the ranks see no GPU is refused (--cpu trains on CPUs)"
         )
     if request == "gpus-per-task" and job.gpus <= job.tasks_on_node:
         lines.append(
-            "job.gpu_request=gpus-per-task: each rank sees one GPU only, so that NCCL may not reach "
+            "job.gpu_request=gpus-per-task: each rank sees only one GPU, so NCCL may not reach "
             "the node's other GPUs directly; gpus-per-node avoids this"
         )
     update["gpu_request"] = request
@@ -63,7 +63,7 @@ def fitted(
     if share is not None:
         update["cpus_per_task"] = share.cpus_per_task
         if share.cpus_per_task is not None and job.launcher is None:
-            # A task that starts several ranks has the cores of all.
+            # A task that starts several ranks gets the cores of all its ranks.
             update["cpus_per_task"] = max(1, share.cpus_per_task * job.gpus // job.tasks_on_node)
         update["mem"] = None if share.memory is None else f"{share.memory}M"
         lines.append(_in_words(share))
@@ -73,34 +73,34 @@ def fitted(
 
 
 def _core_a_rank(job: Job) -> dict[str, object]:
-    """The cores of a task that starts several ranks: Slurm's own default is one core a task."""
+    """Return the cores of a task that starts several ranks: Slurm's own default is one core per task."""
     if job.gpus <= job.tasks_on_node or _asks_for_shares(job):
         return {}
     return {"cpus_per_task": 1 if job.launcher else job.gpus // job.tasks_on_node}
 
 
 def say(lines: Sequence[str]) -> None:
-    """Print what :func:`fitted` has to say, on standard error."""
+    """Print the lines of :func:`fitted` on standard error."""
     for line in lines:
         say_aside(f"hpcrun: {line}")
 
 
 def gpu_request(job: Job, offer: Offer | None) -> str:
-    """The form of the request for GPUs; never ``auto``."""
+    """Return the form of the request for GPUs; never ``auto``."""
     if job.gpu_request != "auto":
         return job.gpu_request
     if _asks_for_gpus(job):
         return "none"
-    # Where Slurm does not answer, the form that most sites take. If only other partitions have
+    # If Slurm does not answer, use the form that most sites accept. If only other partitions have
     # GPUs, sbatch refuses the request, which is better than a training on the CPU.
     without = offer is not None and offer.nodes and not any(node.gpus for node in offer.nodes)
     return "none" if without else "gpus-per-node"
 
 
 def node_share(job: Job, offer: Offer) -> Share | None:
-    """The part of a node's CPUs and memory that belongs to the job's GPUs; None: nothing is asked for.
+    """Return the part of a node's CPUs and memory for the job's GPUs; None: nothing is requested.
 
-    The smallest part of all nodes that the job can run on, because it may run on any of them.
+    It is the smallest part among all nodes on which the job can run, because it may run on any of them.
     """
     if not job.node_share or _asks_for_shares(job):
         return None
@@ -129,7 +129,7 @@ def node_share(job: Job, offer: Offer) -> Share | None:
 def _cpus(node: Node, limits: Sequence[Limits]) -> int:
     most = min(filter(None, (node.cpus, _least(limits, "max_cpus_per_node"))))
     each = most // node.gpu_count()
-    # Slurm gives whole cores: an odd number of threads would take a core more than there is.
+    # Slurm assigns whole cores: an odd number of threads would need one core too many.
     return each - each % node.threads_per_core
 
 
@@ -164,7 +164,7 @@ def _asks_for_shares(job: Job) -> bool:
 
 
 def _partitions_for(job: Job, offer: Offer) -> list[Partition]:
-    """The partitions that the job goes to: those it names, or the default one."""
+    """Return the partitions for the job: those that it names, or the default partition."""
     named = job.partition or given_option(job.sbatch_args, "partition", "p")
     if named is None:
         return [partition for partition in offer.partitions if partition.default]
@@ -172,7 +172,7 @@ def _partitions_for(job: Job, offer: Offer) -> list[Partition]:
 
 
 def _nodes_for(job: Job, offer: Offer, partitions: Sequence[Partition] | None = None) -> list[Node]:
-    """The nodes of the named partitions, or of ``partitions``; all, where none is named."""
+    """Return the nodes of the named partitions, or of ``partitions``; all nodes if none is named."""
     if partitions is None:
         named = job.partition or given_option(job.sbatch_args, "partition", "p")
         partitions = _partitions_for(job, offer) if named else offer.partitions
@@ -181,14 +181,14 @@ def _nodes_for(job: Job, offer: Offer, partitions: Sequence[Partition] | None = 
 
 
 def _has_features(node: Node, constraint: str | None) -> bool:
-    """Return whether the node has all features of a plain constraint. Any other constraint counts as met."""
+    """Return whether the node has all features of a simple constraint. Any other constraint counts as met."""
     if constraint is None or not _FEATURES.fullmatch(constraint):
         return True
     return node.features.issuperset(re.split("[&,]", constraint))
 
 
 def _type_as_spelled(job: Job, wanted: str, nodes: Sequence[Node]) -> str:
-    """The type as this cluster writes it; raises LaunchError where no node has it."""
+    """Return the type as this cluster writes it; raises LaunchError if no node has it."""
     types = gpu_types(nodes)
     found = next((kind for kind in types if kind.lower() == wanted.lower()), None)
     if found is not None or not nodes:
@@ -200,7 +200,7 @@ def _type_as_spelled(job: Job, wanted: str, nodes: Sequence[Node]) -> str:
         )
     have = "have no type" if any(node.gpus for node in nodes) else "are not known to Slurm"
     raise LaunchError(
-        f"job.gpu_type: the GPUs of {place} {have}; leave {wanted} out (--gpus {job.gpus}), or choose "
+        f"job.gpu_type: the GPUs of {place} {have}; omit {wanted} (--gpus {job.gpus}), or choose "
         "nodes by their features with job.constraint"
     )
 
@@ -208,10 +208,10 @@ def _type_as_spelled(job: Job, wanted: str, nodes: Sequence[Node]) -> str:
 def _in_words(share: Share) -> str:
     parts = []
     if share.cpus_per_task is not None:
-        parts.append(f"{share.cpus_per_task} CPUs a rank")
+        parts.append(f"{share.cpus_per_task} CPUs per rank")
     if share.memory is not None:
-        parts.append(f"{share.memory}M of memory a node")
+        parts.append(f"{share.memory}M of memory per node")
     return (
-        f"asks for {' and '.join(parts)}, the GPUs' share of the smallest node "
+        f"requests {' and '.join(parts)}, the GPUs' share of the smallest node "
         "(job.node_share=false leaves this to the site)"
     )

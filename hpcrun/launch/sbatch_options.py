@@ -25,15 +25,15 @@ def sbatch_lines(folder: Path, job: Job) -> list[str]:
         "constraint": job.constraint,
         "reservation": job.reservation,
         "exclude": job.exclude,
-        # To the steps, not the batch shell; may arrive up to a minute early.
+        # Slurm sends it to the steps, not to the batch shell, and perhaps a minute early.
         "signal": f"{job.warn_signal}@{job.signal_lead}",
-        # In Slurm's file names % starts a field.
+        # In Slurm's file names, % starts a field.
         "output": str(run.logs).replace("%", "%%") + "/batch-%j.log",
-        # A restart must not truncate what came before.
+        # A restart must not truncate earlier output.
         "open-mode": "append",
     }
     lines = [f"#SBATCH --{key}={_quoted(value)}" for key, value in options.items() if value]
-    # Sites with JobRequeue=0 refuse a requeue otherwise.
+    # Sites with JobRequeue=0 refuse a requeue without this option.
     lines.append("#SBATCH --requeue")
     if job.exclusive:
         lines.append("#SBATCH --exclusive")
@@ -41,7 +41,7 @@ def sbatch_lines(folder: Path, job: Job) -> list[str]:
 
 
 def _gpu_options(job: Job) -> dict[str, object]:
-    """The request for GPUs; ``auto`` is the form that most sites take."""
+    """Return the request for GPUs; ``auto`` is the form that most sites accept."""
     if job.cpu or job.gpu_request == "none":
         return {}
     kind = f"{job.gpu_type}:" if job.gpu_type else ""
@@ -53,17 +53,17 @@ def _gpu_options(job: Job) -> dict[str, object]:
 
 
 def job_name(run: RunDirectory, job: Job) -> str:
-    """The name under which Slurm lists the job."""
+    """Return the name under which Slurm lists the job."""
     return given_option(job.sbatch_args, "job-name", "J") or run.name
 
 
 def wanted_cluster(job: Job) -> str | None:
-    """The cluster, or clusters with commas, that the job names; None: the one of this host."""
+    """Return the cluster, or clusters with commas, that the job names; None: this host's cluster."""
     return job.cluster or given_option(job.sbatch_args, "clusters", "M") or None
 
 
 def _quoted(value: object) -> str:
-    """``value`` as sbatch reads it: it strips quotes and backslashes itself, and # starts a comment."""
+    """Quote ``value`` for sbatch, which strips quotes and backslashes itself; # starts a comment there."""
     text = str(value)
     if text and not any(character in text for character in " \t'\"\\#"):
         return text

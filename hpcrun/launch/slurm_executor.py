@@ -1,7 +1,7 @@
 """The submitit executor for Slurm, with this package's batch script instead of submitit's.
 
-submitit makes the job folders and calls sbatch. Its script lacks ``--requeue``, sends a workload key that
-many sites refuse, and ends with srun, so that no process is left to find the cause of a failure. Its
+submitit creates the job folders and calls sbatch. Its script lacks ``--requeue``, sends a workload key that
+many sites refuse, and ends with srun, so no process remains to find the cause of a failure. Its
 pickle is written but never read: the batch step starts the ranks.
 """
 
@@ -26,15 +26,15 @@ from hpcrun.cluster.errors import ClusterError
 from hpcrun.launch.batch_script import BatchRequest, batch_script
 from hpcrun.printing import say
 
-# Seconds without an answer after which the user is informed.
+# Seconds without an answer after which a line informs the user.
 _SILENCE = 5.0
 
 
 class RequeueingSlurmExecutor(SlurmExecutor):
     """Sends ``request``'s script to sbatch.
 
-    ``accepted``: the job's id from the moment that sbatch has printed it, also if a later step fails.
-    ``cluster``: the cluster that sbatch has named, which it does after ``--clusters``.
+    ``accepted``: the job's id from the moment when sbatch has printed it, even if a later step fails.
+    ``cluster``: the cluster that sbatch has printed, which it does after ``--clusters``.
     """
 
     def __init__(self, folder: Path, request: BatchRequest) -> None:
@@ -51,7 +51,7 @@ class RequeueingSlurmExecutor(SlurmExecutor):
         return sbatch_command(submission_file_path, dict(os.environ))
 
     def _submit_command(self, command: str) -> Job[Any]:
-        # submitit prints sbatch's words as well as raising them.
+        # submitit prints sbatch's message in addition to raising it.
         with _unheard(), _reported_if_slow(sys.stderr), contextlib.redirect_stderr(io.StringIO()):
             return super()._submit_command(command)
 
@@ -68,10 +68,10 @@ class RequeueingSlurmExecutor(SlurmExecutor):
 
 @contextmanager
 def _unheard() -> Iterator[None]:
-    """Let the signals by which people and terminals end programs wait until the block is over.
+    """Block the signals with which people and terminals end programs until the block is over.
 
-    A terminal sends these signals to sbatch as well, which inherits the mask: an sbatch that dies after it
-    sent its request takes the job's id along.
+    A terminal sends these signals to sbatch as well, which inherits the mask: if sbatch died after it
+    sent its request, the job's id would be lost.
     """
     before = signal.pthread_sigmask(
         signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
@@ -84,13 +84,13 @@ def _unheard() -> Iterator[None]:
 
 @contextmanager
 def _reported_if_slow(stream: TextIO) -> Iterator[None]:
-    """Print why a long block waits, and how to end the wait: SIGQUIT is never blocked.
+    """Print the reason for a long wait, and how to end it: SIGQUIT is never blocked.
 
-    Enter it under the mask: without the mask the thread that prints would take the signals.
+    Enter this context under the mask: without the mask, the printing thread would take the signals.
     """
     line = (
-        "hpcrun: sbatch has not answered yet; Ctrl-C waits for its answer. Ctrl-\\ does not: then look with "
-        "`squeue --me` whether the job is there"
+        "hpcrun: sbatch has not answered yet; Ctrl-C waits for its answer. Ctrl-\\ does not wait: then check "
+        "with `squeue --me` whether the job exists"
     )
     report = threading.Timer(_SILENCE, say, [line], {"stream": stream})
     report.daemon = True
@@ -102,10 +102,10 @@ def _reported_if_slow(stream: TextIO) -> Iterator[None]:
 
 
 def sbatch_command(script: Path, environ: dict[str, str]) -> list[str]:
-    """The sbatch call, without the variables that a submission from inside a job would inherit.
+    """Return the sbatch call, without the variables that a submission from inside a job would inherit.
 
-    An inherited SLURM_CPU_BIND would silently change the new job. SBATCH_PARTITION would outrank the
-    script's own option; the config has read it already, as the user's default.
+    An inherited SLURM_CPU_BIND would silently change the new job. SBATCH_PARTITION would override the
+    script's own option; the config has already read it as the user's default.
     """
     inherited = sorted(environ.keys() - scrub(environ).keys())
     unset = [argument for name in inherited for argument in ("-u", name)]

@@ -53,7 +53,7 @@ def slurm_states(asked: Sequence[tuple[RunDirectory, str]], cluster: str | None 
 def has_opened(run: RunDirectory, job: str, cluster: str | None = None) -> bool:
     """Return whether the ranks of the job's present start have opened the run.
 
-    False where Slurm does not tell the number of the start.
+    False where Slurm does not report the number of the start.
     """
     shown = slurm.run(slurm.scontrol_show_job_command(job, cluster), timeout=PATIENCE)
     restarts = slurm.parse_show_job(shown.stdout).get("Restarts", "")

@@ -72,7 +72,7 @@ def choose_executor(config: Config) -> ExecutorName:
         wanted = "slurm" if slurm.configured() else "local"
         if wanted == "local" and shutil.which("sbatch") is not None:
             say_aside(
-                "hpcrun: Slurm is installed here, and knows no cluster: the job runs on this machine"
+                "hpcrun: Slurm is installed but not configured here; the job runs on this machine"
             )
     if wanted == "local":
         local_devices(config)

@@ -1,7 +1,7 @@
 """A run that a person started without any scheduler: torchrun, mp.spawn, or plain python.
 
-Rank 0 tells the run's event log where it lives. Nobody starts it again, so there is nothing to ask but
-its process, and nothing to send but a signal, which rank 0 brings to the others by agreement.
+Rank 0 records its process in the run's event log. Nothing restarts such a run, so its state is that of the
+process, and the only request is a signal, which rank 0 passes to the other ranks by agreement.
 """
 
 import os
@@ -14,12 +14,12 @@ from hpcrun.launch.errors import LaunchError
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Event, read_events
 
-# Clocks of a process's start and of the event log may differ by so many seconds.
+# The clocks of a process's start and of the event log may differ by this many seconds.
 _SLACK = 2.0
 
 
 def process_state(run: RunDirectory) -> tuple[str, str]:
-    """``RUNNING`` or nothing, and a few words, for the attempt that opened ``run`` last."""
+    """Return ``RUNNING`` or nothing, and a detail, for the attempt that opened ``run`` last."""
     opened = _opened(run)
     if opened is None:
         return "", ""
@@ -28,7 +28,7 @@ def process_state(run: RunDirectory) -> tuple[str, str]:
         ended = any(
             event.what == "ended" and event.attempt == opened.attempt for event in read_events(run)
         )
-        return ("", "") if ended else ("RUNNING", f"on {host}, as far as its files tell")
+        return ("", "") if ended else ("RUNNING", f"on {host}, according to its files")
     return ("RUNNING", "started by hand") if _process(opened) else ("", "")
 
 
@@ -36,12 +36,12 @@ def send(run: RunDirectory, number: signal.Signals) -> None:
     """Send ``number`` to rank 0 of the attempt that opened ``run`` last.
 
     Raises:
-        LaunchError: it lives on another host, or has ended.
+        LaunchError: rank 0 runs on another host, or has ended.
     """
     opened = _opened(run)
     host = opened.fields.get("host") if opened else None
     if host is not None and host != socket.gethostname():
-        raise LaunchError(f"{run.name}: was started by hand on {host}; do it there")
+        raise LaunchError(f"{run.name}: was started by hand on {host}; run the command there")
     process = opened and _process(opened)
     if not process:
         raise LaunchError(f"{run.name}: its rank 0 has ended; nothing was done")
@@ -54,7 +54,7 @@ def _opened(run: RunDirectory) -> Event | None:
 
 
 def _process(opened: Event) -> psutil.Process | None:
-    """Rank 0's process, unless it has ended; pids come back, so it must have begun before its words."""
+    """Return rank 0's process, or None after its end; a process younger than its event reuses the pid."""
     try:
         process = psutil.Process(int(opened.fields["pid"]))
         alive = process.status() != psutil.STATUS_ZOMBIE

@@ -151,5 +151,5 @@ def test_an_array_with_more_elements_than_runs_says_so(desk: Desk) -> None:
 @pytest.mark.parametrize("place", ["runs%j", "%5N", "runs\\x", "a\nb", "100%%"])
 def test_a_path_that_slurm_or_submitit_reads_otherwise_is_refused(place: str) -> None:
     request = BatchRequest(run=Path("/x") / place, job=Job(), python="python")
-    with pytest.raises(LaunchError, match="a meaning of their own"):
+    with pytest.raises(LaunchError, match="in a path by other text"):
         batch_script(request)

@@ -148,12 +148,12 @@ def test_what_was_decided_is_told_in_a_line_each() -> None:
     job, lines = fitted(Job(partition="gpu", gpus=2), lambda _: OFFER)
     assert (job.gpu_request, job.cpus_per_task, job.mem) == ("gpus-per-node", 8, "64000M")
     assert lines == [
-        "asks for 8 CPUs a rank and 64000M of memory a node, the GPUs' share of the smallest node "
+        "requests 8 CPUs per rank and 64000M of memory per node, the GPUs' share of the smallest node "
         "(job.node_share=false leaves this to the site)"
     ]
     job, (line,) = fitted(Job(gpus=2), lambda _: WITHOUT_GRES)
     assert job.gpu_request == "none"
-    assert "asks Slurm for no GPUs" in line
+    assert "no GPUs are requested from Slurm" in line
     _, (line,) = fitted(Job(gpu_request="gpus-per-task"), lambda _: None)
     assert "NCCL" in line
 
@@ -162,7 +162,7 @@ def test_a_task_that_starts_several_ranks_gets_all_their_cpus_and_gpus() -> None
     one = Job(partition="gpu", gpus=4, tasks_per_node=1)
     job, (line,) = fitted(one, lambda _: OFFER)
     assert (job.cpus_per_task, job.mem) == (32, "128000M")
-    assert "asks for 8 CPUs a rank" in line
+    assert "requests 8 CPUs per rank" in line
     launched = Job(partition="gpu", gpus=4, launcher="torchrun")
     job, _ = fitted(launched, lambda _: OFFER)
     assert "#SBATCH --cpus-per-task=32" in sbatch_lines(Path("/runs/a"), job)

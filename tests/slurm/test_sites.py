@@ -116,7 +116,7 @@ def test_gpus_per_task_shows_each_rank_one_gpu(typed: SlurmCluster) -> None:
 def test_the_dry_run_shows_the_submitted_request(typed: SlurmCluster) -> None:
     arguments = ["submit", "--name", "same", "--gpus", "a100:1", "job.executor=slurm"]
     dry = hpcrun(typed, *arguments, "--dry-run", "--json", "--", "env")
-    assert "asks for 4 CPUs a rank and 16000M of memory a node" in dry.stderr
+    assert "requests 4 CPUs per rank and 16000M of memory per node" in dry.stderr
     done = hpcrun(typed, *arguments, "--json", "--", "env")
     folder = typed.shared / "runs" / "same" / "logs" / "submitit"
     job = json.loads(done.stdout)["job_id"]

@@ -46,4 +46,4 @@ def test_status_asks_sacct_for_jobs_that_squeue_has_forgotten(forgetful):
     forgetful.stop_daemon("slurmdbd")
     without = bench.hpcrun("status").stdout
     assert without.count("stopped") == 2
-    assert without.count("has gone from Slurm while it waited") == 2
+    assert without.count("its job left Slurm while it waited") == 2

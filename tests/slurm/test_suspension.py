@@ -85,7 +85,7 @@ def test_a_suspension_by_an_urgent_job_costs_only_time(sharing, calm):
     site.wait_state(job, "SUSPENDED")
     refused = sharing.hpcrun("preempt", "parked", check=False)
     assert refused.returncode == 2
-    assert "is suspended and hears no signal" in refused.stderr
+    assert "is suspended and receives no signal" in refused.stderr
     assert sharing.wait_for_end(run) == "COMPLETED", sharing.story(run)
     assert site.state(urgent) == "COMPLETED"
     assert sharing.causes(run) == ["finished"], sharing.story(run)

@@ -133,7 +133,7 @@ def test_a_path_that_slurm_would_interpret_is_refused_in_one_line(bench, sign):
     done = bench.hpcrun(*bench.arguments("odd", "--runs-dir", place), check=False)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert "a meaning of their own; choose a place without it" in line
+    assert "by other text; choose a path without it" in line
     assert not bench.slurm.squeue("--name=odd")
 
 

@@ -1,8 +1,8 @@
-"""The local cluster's controller: one process per job that is to it what slurmctld and slurmd are.
+"""The local cluster's controller: one process per job, in the role of slurmctld and slurmd.
 
-It starts the tasks, ends all when one fails, signals them for a preemption, a cancellation or a time
-limit, and starts the job again. Run as ``python -m hpcrun.launch.local.controller REQUEST``, in a session of
-its own, so that the job outlives the terminal.
+It starts the tasks, ends all tasks when one fails, signals them for a preemption, a cancellation or a time
+limit, and restarts the job. It runs as ``python -m hpcrun.launch.local.controller REQUEST`` in a new
+session, so that the job outlives the terminal.
 """
 
 import contextlib
@@ -39,8 +39,8 @@ REQUEUE = 75
 """The exit code by which the ``after`` command asks for another attempt."""
 
 _TICK = 0.05
-# After the first failure the others get this long to say what they saw, then SIGKILL. The node whose rank
-# failed first may be the last to end: torchrun waits for its other ranks, and a task for a late signal.
+# After the first failure the other tasks get this long to log their errors, then SIGKILL. The node with the
+# first failed rank may end last: torchrun waits for its other ranks, and a task for a late signal.
 _LAST_WORDS = 3.0
 _PR_SET_PDEATHSIG = 1
 
@@ -49,7 +49,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass
 class _Orders:
-    """What has been asked of the controller by signal; set by handlers, read by the loop."""
+    """Requests to the controller by signal; set by handlers, read by the loop."""
 
     cancel: bool = False
     kill: bool = False
@@ -69,13 +69,13 @@ class _Orders:
 
         for number in (CANCEL, KILL, PREEMPT, WARN):
             signal.signal(number, note)
-        # Not SIG_IGN, which the tasks would inherit: as Slurm's, they hear signals whatever shell submitted.
+        # Not SIG_IGN: the tasks would inherit it, and they must receive signals from any shell, as in Slurm.
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, _unmoved)
 
 
 def _unmoved(_number: int, _frame: object) -> None:
-    """Handle a signal that is not for the controller."""
+    """Ignore a signal that is not meant for the controller."""
 
 
 @dataclass
@@ -86,7 +86,7 @@ class _Task:
     code: int | None = None
 
     def signal(self, number: signal.Signals) -> None:
-        """Signal the task and all that it has started, as the step daemon does."""
+        """Signal the task and every process that it has started, as slurmstepd does."""
         apart = started_apart(self.process.pid, str(self.rank))
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
@@ -96,9 +96,9 @@ class _Task:
 
 
 class Attempt:
-    """One life of the job: its tasks, from start to the last exit.
+    """One attempt of the job: its tasks, from start to the last exit.
 
-    ``warned``: the tasks have got the signal that announces the time limit.
+    ``warned``: the tasks have received the signal that announces the time limit.
     """
 
     def __init__(self, request: JobRequest, restart: int, orders: _Orders) -> None:
@@ -115,7 +115,7 @@ class Attempt:
         self.tasks: list[_Task] = []
 
     def start_node_setup(self) -> bool:
-        """Start the set-up of each node; whether there is any. Raises OSError as :meth:`start` does."""
+        """Start the set-up of each node; return whether there is any. Raises OSError like :meth:`start`."""
         request = self._request
         if not request.node_setup:
             return False
@@ -129,7 +129,7 @@ class Attempt:
         return True
 
     def start_preflight(self) -> bool:
-        """Start the check of this machine; whether there is any. Raises OSError as :meth:`start` does."""
+        """Start the check of this machine; return whether there is any. Raises OSError like :meth:`start`."""
         if not self._request.preflight:
             return False
         self._setting_up = True
@@ -138,7 +138,7 @@ class Attempt:
         return True
 
     def start(self) -> None:
-        """Start every task; raises OSError when one cannot be."""
+        """Start every task; raises OSError if a task cannot be started."""
         command = _with_setup(self._request, self._request.command)
         self._setting_up = False
         self.tasks = []
@@ -165,14 +165,14 @@ class Attempt:
         return _Task(rank, host_name(rank // self._request.tasks_per_node), process)
 
     def record_node_failure(self) -> None:
-        """Write down which node could not be set up, in the words of its log."""
+        """Record the node that could not be set up, with the message in its log."""
         failed = next((task for task in self.tasks if task.code), None)
         if failed is None or self._ending is not None:
             return
         told: list[str] = []
         with contextlib.suppress(OSError):
             told = self._node_log(failed.host).read_text(errors="replace").strip().splitlines()
-        # The last line is our own; the one above it is the command's.
+        # hpcrun writes the last line; the line above it comes from the command.
         words = " ".join(told[-2:-1]) or f"exit code {failed.code}"
         with _full_disk_tolerated(f"the failure of {failed.host}"):
             error = NodeSetupFailed(f"job.node_setup: {words[:300]}")
@@ -182,8 +182,8 @@ class Attempt:
         """Watch until every task has ended.
 
         Returns:
-            The highest exit code (128 + n for signal n), as srun has it, and the cluster's own
-            word where it was the cluster that ended the attempt.
+            The highest exit code (128 + n for signal n), as srun computes it, and the cluster's
+            reason if the cluster ended the attempt.
         """
         while any(task.code is None for task in self.tasks):
             self._obey()
@@ -195,7 +195,7 @@ class Attempt:
         return max(task.code or 0 for task in self.tasks), self._ending
 
     def kill(self) -> None:
-        """End every task at once."""
+        """End every task immediately."""
         self._signal_all(signal.SIGKILL)
         bury_orphans({task.process.pid for task in self.tasks})
 
@@ -207,7 +207,7 @@ class Attempt:
         if self._orders.preempt:
             self._orders.preempt = False
             if self._ending is None:
-                # The signal that `hpcrun preempt` sends on Slurm.
+                # `hpcrun preempt` sends the same signal on Slurm.
                 self._terminate("preemption", self._warning)
         if self._orders.warn:
             self._orders.warn = False
@@ -225,7 +225,7 @@ class Attempt:
     def _terminate(self, why: str, number: signal.Signals = signal.SIGTERM) -> None:
         say(f"{why}: {number.name} to all tasks, SIGKILL after {self._request.grace:g} s")
         self._ending = why
-        # As slurmd does: a stopped process must run to hear a signal.
+        # slurmd does the same: a stopped process must run to receive a signal.
         self._signal_all(signal.SIGCONT)
         self._signal_all(number)
         self._kill_at = time.monotonic() + self._request.grace
@@ -249,10 +249,10 @@ class Attempt:
                 induced=self._failed or self._ending is not None,
             )
             with _full_disk_tolerated(f"the end of rank {task.rank}"):
-                # A node that is set up has no rank that ended.
+                # The set-up of a node has no rank that ended.
                 if task.code or not self._setting_up:
                     record_exit(self.folder, ended)
-            # What the task had started dies with it, as in a step's container.
+            # Processes that the task had started die with it, as in a step's container.
             task.signal(signal.SIGKILL)
             if task.code and not self._failed:
                 self._failed = True
@@ -265,10 +265,10 @@ class NodeSetupFailed(Exception):
 
 
 def run_job(request: JobRequest, orders: _Orders) -> tuple[State, int]:
-    """Run attempts until one is the last; return the job's final state and its number of restarts."""
+    """Run attempts until the last; return the job's final state and its number of restarts."""
     restart = 0
     if request.wait_for:
-        # Its imports are those of a command, which no other controller needs.
+        # The imports of this command are heavy, and no other controller needs them.
         from hpcrun.launch.dependencies import wait_for_runs
 
         say(f"waits for {', '.join(request.wait_for)}")
@@ -277,7 +277,7 @@ def run_job(request: JobRequest, orders: _Orders) -> tuple[State, int]:
             say(why)
             return "CANCELLED", 0
     while True:
-        # A job that waits cannot be preempted: what came meanwhile is not for the next attempt.
+        # A waiting job cannot be preempted: earlier requests do not apply to the next attempt.
         orders.preempt = orders.warn = False
         attempt = Attempt(request, restart, orders)
         try:
@@ -299,7 +299,7 @@ def run_job(request: JobRequest, orders: _Orders) -> tuple[State, int]:
 
 
 def _ran(request: JobRequest, attempt: Attempt, restart: int) -> tuple[int, str | None]:
-    """Set the nodes up, check them, run the tasks; what :meth:`Attempt.wait` said of the last of these."""
+    """Set up the nodes, check them, and run the tasks; return the result of the last :meth:`Attempt.wait`."""
     if attempt.start_node_setup():
         tell(request, "RUNNING", restart, [task.process.pid for task in attempt.tasks])
         say(f"restart {restart}: node_setup on {request.nodes} nodes")
@@ -320,7 +320,7 @@ def _ran(request: JobRequest, attempt: Attempt, restart: int) -> tuple[int, str 
 
 
 def _after(request: JobRequest, attempt: Attempt, code: int, word: str | None) -> bool:
-    """Run the request's ``after`` command; whether another attempt follows."""
+    """Run the request's ``after`` command; return whether another attempt follows."""
     if not request.after:
         return word == "preemption"
     if not Path(request.folder).is_dir():
@@ -348,7 +348,7 @@ def _with_setup(request: JobRequest, command: Sequence[str]) -> list[str]:
 
 
 def _die_with_parent() -> None:
-    """In the child: a task must not outlive a controller that was killed (prctl(2))."""
+    """Run in the child: a task must not outlive a killed controller (prctl(2))."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -357,20 +357,20 @@ def _in_words(code: int) -> str:
 
 
 def say(text: str) -> None:
-    """A line in the controller's log, where there is space for one."""
+    """Print a line to the controller's log, if there is space for it."""
     with contextlib.suppress(OSError):
         print(f"hpcrun: {text}", flush=True)
 
 
 def tell(request: JobRequest, state: State, restart: int, tasks: Sequence[int] = ()) -> None:
-    """Publish the job's state; on a full disk the old one stays, and the tasks go on."""
+    """Publish the job's state; on a full disk the old state remains, and the tasks continue."""
     with _full_disk_tolerated(f"state {state}"):
         write_status(Path(request.folder), own_status(request, state, restart, tasks))
 
 
 @contextlib.contextmanager
 def _full_disk_tolerated(what: str) -> Iterator[None]:
-    """Whoever watches the tasks must outlive what they can: a log that cannot be written."""
+    """Log an OSError instead of raising it: the controller must outlive a log that cannot be written."""
     try:
         yield
     except OSError as error:
@@ -380,12 +380,12 @@ def _full_disk_tolerated(what: str) -> Iterator[None]:
 def main(arguments: Sequence[str]) -> None:
     """Run the job that the request file ``arguments[0]`` describes, and write its final state."""
     request = JobRequest.read(Path(arguments[0]))
-    # Before anyone can know the job: an order that met the default action would end it without a word.
+    # Installed before any process knows the job: with the default action, an order would end it unrecorded.
     orders = _Orders()
     orders.install()
     adopt_orphans()
     with end_survivors_of(request.folder):
-        # The submitter waits for this first one: without it there is no job.
+        # The submitter waits for this first state: without it there is no job.
         write_status(Path(request.folder), own_status(request, "PENDING", 0, []))
         final: State = "FAILED"
         restart = 0

@@ -1,6 +1,6 @@
 """The local cluster as a submitit executor: nodes x tasks processes on this machine.
 
-submitit's own local executor refuses more than one node. This one registers through submitit's plugin
+submitit's own local executor refuses more than one node. This executor registers through submitit's plugin
 mechanism (entry point group ``submitit``), so ``submitit.AutoExecutor(folder, cluster="localcluster")``
 runs any function on it.
 """
@@ -32,7 +32,7 @@ class LocalClusterInfoWatcher(core.InfoWatcher):
         self.folders: dict[str, Path] = {}
 
     def get_state(self, job_id: str, mode: str = "standard") -> str:
-        """The state in Slurm's words; UNKNOWN for a job that nobody runs any more."""
+        """Return the state in Slurm's words; UNKNOWN for a job without a state file."""
         folder = self.folders.get(job_id)
         status = job_files.read_status(folder) if folder else None
         if status is None:
@@ -42,7 +42,7 @@ class LocalClusterInfoWatcher(core.InfoWatcher):
         return status.state
 
     def get_info(self, job_id: str, mode: str = "standard") -> dict[str, str]:
-        """The state under submitit's key."""
+        """Return the state under submitit's key."""
         return {"State": self.get_state(job_id, mode)}
 
 
@@ -52,7 +52,7 @@ class LocalClusterJob(core.Job[Any]):
     watcher = LocalClusterInfoWatcher()
 
     def cancel(self, check: bool = True) -> None:
-        """As ``scancel``; raises LaunchError when ``check`` and it is not running."""
+        """Cancel like ``scancel``; raises LaunchError if ``check`` is set and the job is not running."""
         try:
             job_files.send(self.watcher.folders[self.job_id], job_files.CANCEL)
         except LaunchError:
@@ -65,22 +65,22 @@ class LocalClusterJob(core.Job[Any]):
 
 
 class LocalClusterJobEnvironment(SlurmJobEnvironment):
-    """What a task of the local cluster learns: Slurm's variables, under this executor's name."""
+    """The environment of a task of the local cluster: Slurm's variables, under this executor's name."""
 
     @classmethod
     def name(cls) -> str:
-        """The name that SUBMITIT_EXECUTOR holds."""
+        """Return the name that SUBMITIT_EXECUTOR holds."""
         return "localcluster"
 
     def _requeue(self, countdown: int) -> None:
-        # submitit requeues from inside a signal handler; here the controller decides, by exit code.
+        # submitit requeues inside a signal handler; here the controller decides, from the exit code.
         sys.exit(75)
 
 
 class LocalClusterExecutor(core.PicklingExecutor):
     """Runs submitit jobs on this machine as if on ``nodes`` nodes.
 
-    Parameters are submitit's shared ones (nodes, tasks_per_node, cpus_per_task, timeout_min) and those
+    Parameters are submitit's shared parameters (nodes, tasks_per_node, cpus_per_task, timeout_min) and those
     of :class:`JobRequest`; ``entry`` is the command that each task runs instead of submitit's.
     """
 
@@ -113,12 +113,12 @@ class LocalClusterExecutor(core.PicklingExecutor):
 
     @classmethod
     def name(cls) -> str:
-        """The name under which AutoExecutor finds it."""
+        """Return the name under which AutoExecutor finds this executor."""
         return "localcluster"
 
     @classmethod
     def affinity(cls) -> int:
-        """Never chosen by AutoExecutor unless asked for by name."""
+        """Return 0: AutoExecutor chooses this executor only by name."""
         return 0
 
     @classmethod
@@ -178,7 +178,7 @@ class LocalClusterExecutor(core.PicklingExecutor):
 
 
 def _new_job_folder(parent: Path) -> tuple[str, Path]:
-    """A job id that no job of this folder has: making the folder is what claims it."""
+    """Return a job id that no job of this folder has; creating the folder claims it."""
     number = int(time.time())
     while True:
         folder = parent / str(number)
@@ -208,7 +208,7 @@ def _start_controller(request: JobRequest) -> None:
             words = Path(log.name).read_text(errors="replace").strip().splitlines()
             raise LaunchError(
                 f"the local cluster did not start job {request.job_id}: "
-                f"{words[-1] if words else 'its controller left no word'}; look at the free space and "
+                f"{words[-1] if words else 'its controller printed nothing'}; check the free space and "
                 f"the processes of this machine"
             )
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""A job of the local cluster as files in the run's logs: its request, its state, its controller's pid."""
+"""A job of the local cluster as files in the run's logs: request, state, and the controller's pid."""
 
 import os
 import signal
@@ -14,24 +14,24 @@ State = Literal["PENDING", "RUNNING", "COMPLETING", "COMPLETED", "FAILED", "CANC
 
 ENDED = ("COMPLETED", "FAILED", "CANCELLED")
 
-# What scancel, `scancel --signal=KILL`, a preemption and Slurm's --signal are to a job here: signals to
-# its controller.
+# Signals to the controller, in place of scancel, `scancel --signal=KILL`, a preemption and Slurm's
+# --signal.
 CANCEL, KILL = signal.SIGTERM, signal.SIGQUIT
 PREEMPT, WARN = signal.SIGUSR1, signal.SIGUSR2
 
 
 @dataclass(frozen=True)
 class JobRequest:
-    """What the controller is asked to run: ``nodes`` times ``tasks_per_node`` copies of ``command``.
+    """A request to the controller: ``nodes`` times ``tasks_per_node`` copies of ``command``.
 
-    Times are in seconds. ``after`` is run at the end of each attempt with ``--exit-code`` and, where
+    Times are in seconds. ``after`` runs at the end of each attempt with ``--exit-code`` and, if
     this cluster ended the attempt, ``--scheduler WHY``, or ``--limit-near`` after the warning of a time
-    limit; its exit code 75 asks for a requeue.
-    ``warn_signal``: the signal of that warning and of a preemption, as USR2.
-    ``setup``: shell lines before each task's command; ``node_setup``: before the tasks, once a node;
-    ``preflight``: the command that checks this machine after it.
-    ``wait_for``: the run directories that have to finish first. ``devices``: the GPUs to hand out, as many
-    to each node, or None for a CPU job.
+    limit; its exit code 75 requests a requeue.
+    ``warn_signal``: the signal of that warning and of a preemption, such as USR2.
+    ``setup``: shell lines before each task's command; ``node_setup``: before the tasks, once per node;
+    ``preflight``: the command that checks this machine after that.
+    ``wait_for``: the run directories that must finish first. ``devices``: the GPUs to assign, an equal
+    number to each node, or None for a CPU job.
     """
 
     job_id: str
@@ -54,14 +54,14 @@ class JobRequest:
     warn_signal: str = "USR2"
 
     def write(self) -> Path:
-        """Put the request where the controller reads it; raises OSError when the disk refuses."""
+        """Write the request where the controller reads it; raises OSError if it cannot be written."""
         path = Path(self.folder) / "request.json"
         write_json(path, asdict(self))
         return path
 
     @classmethod
     def read(cls, path: Path) -> "JobRequest":
-        """The request that :meth:`write` left; raises LaunchError when there is none."""
+        """Read the request that :meth:`write` wrote; raises LaunchError if there is none."""
         value = read_json(path)
         if value is None:
             raise LaunchError(f"{path}: no request of a job; submit the run again")
@@ -70,7 +70,7 @@ class JobRequest:
 
 @dataclass(frozen=True)
 class JobStatus:
-    """What the controller last wrote. ``pid`` and ``pid_created`` name its process beyond doubt."""
+    """The controller's last state. ``pid`` and ``pid_created`` together identify its process."""
 
     job_id: str
     state: State
@@ -81,12 +81,12 @@ class JobStatus:
 
 
 def write_status(folder: Path, status: JobStatus) -> None:
-    """Replace the job's ``job.json``; raises OSError when the disk refuses."""
+    """Replace the job's ``job.json``; raises OSError if it cannot be written."""
     write_json(folder / "job.json", asdict(status))
 
 
 def read_status(folder: Path) -> JobStatus | None:
-    """The job's last state, or None before its controller has written one, or where it is damaged."""
+    """Return the job's last state; None before the first state is written, or if the file is damaged."""
     value: dict[str, Any] | None = read_json(folder / "job.json")
     try:
         return None if value is None else JobStatus(**value)
@@ -95,7 +95,7 @@ def read_status(folder: Path) -> JobStatus | None:
 
 
 def is_alive(status: JobStatus) -> bool:
-    """Whether the job's controller runs: the same pid *and* the same start, because pids come back."""
+    """Return whether the job's controller runs: same pid *and* same start time, because pids are reused."""
     import psutil
 
     try:
@@ -119,7 +119,7 @@ def send(folder: Path, number: signal.Signals) -> None:
 
 
 def own_status(request: JobRequest, state: State, restart: int, tasks: Sequence[int]) -> JobStatus:
-    """The status that the calling controller process writes."""
+    """Return the status that the calling controller process writes."""
     import psutil
 
     return JobStatus(

@@ -1,6 +1,6 @@
 """Processes that a task of the local cluster has started outside of its process group.
 
-torchrun starts each rank in a new session. Slurm's step daemon finds them in the container of
+torchrun starts each rank in a new session. slurmstepd finds such processes in the container of
 the step; here they are found by their parents, and by their environment once a parent has ended.
 """
 
@@ -17,12 +17,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant of this process that loses its parent (prctl(2))."""
+    """Make this process the parent of every descendant that loses its parent (prctl(2))."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def started_apart(task: int, rank: str) -> list[psutil.Process]:
-    """Return what the task with the pid ``task`` has started and that is not in its process group.
+    """Return the processes that the task with pid ``task`` has started outside of its process group.
 
     Args:
         rank: the task's SLURM_PROCID.

@@ -1,8 +1,8 @@
-"""A helper process of the local cluster's controller that ends what outlives a killed controller.
+"""A helper process of the local cluster's controller that ends processes which outlive a killed controller.
 
-The kernel ends the tasks with their controller (prctl(2), PR_SET_PDEATHSIG), but no process that a task has
-started: torchrun's ranks would go on, beside those of the next start. The helper waits for the end of a pipe
-from the controller, and then ends every process of the job.
+The kernel ends the tasks with their controller (prctl(2), PR_SET_PDEATHSIG), but not the processes that a
+task has started: torchrun's ranks would continue next to those of the next start. The helper waits for the
+end of a pipe from the controller, and then ends every process of the job.
 
 The controller starts this file as a program, which imports the standard library only.
 """
@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 MARK = "HPCRUN_LOCAL_JOB"
-"""The environment variable by which the processes of a job are found; its value is the job's folder."""
+"""The environment variable that marks the processes of a job; its value is the job's folder."""
 
-# A process may start another between two looks.
+# A process may start another process between two searches.
 _LOOKS, _PAUSE = 50, 0.1
 
 
@@ -43,7 +43,7 @@ def _processes(folder: str) -> Iterator[int]:
     wanted = f"\0{MARK}={folder}\0".encode()
     for place in Path("/proc").iterdir():
         if place.name.isdecimal():
-            # Processes end, and those of others cannot be read.
+            # Processes end, and processes of other users cannot be read.
             with contextlib.suppress(OSError):
                 if wanted in b"\0" + (place / "environ").read_bytes():
                     yield int(place.name)

@@ -1,4 +1,4 @@
-"""The variables that a task of the local cluster sees: Slurm's own, so that no code knows a difference."""
+"""The environment of a task of the local cluster: Slurm's variables, so that code sees no difference."""
 
 import socket
 import time
@@ -8,12 +8,12 @@ from hpcrun.launch.local.survivors import MARK
 
 
 def host_name(node: int) -> str:
-    """The name of a node of the local cluster."""
+    """Return the name of a node of the local cluster."""
     return f"local{node}"
 
 
 def job_environment(request: JobRequest, restart: int) -> dict[str, str]:
-    """What the whole job shares (sbatch(1), "Output environment variables")."""
+    """Return the variables of the whole job (sbatch(1), "Output environment variables")."""
     tasks = request.nodes * request.tasks_per_node
     hosts = host_name(0) if request.nodes == 1 else f"local[0-{request.nodes - 1}]"
     layout = str(request.tasks_per_node)
@@ -35,7 +35,7 @@ def job_environment(request: JobRequest, restart: int) -> dict[str, str]:
         "SUBMITIT_EXECUTOR": "localcluster",
     }
     if restart:
-        # Slurm leaves it unset in the first attempt.
+        # Slurm leaves the variable unset in the first attempt.
         environ["SLURM_RESTART_COUNT"] = str(restart)
     if request.cpus_per_task:
         environ["SLURM_CPUS_PER_TASK"] = str(request.cpus_per_task)
@@ -45,7 +45,7 @@ def job_environment(request: JobRequest, restart: int) -> dict[str, str]:
 
 
 def step_environment(request: JobRequest, rank: int) -> dict[str, str]:
-    """What one task has of its own (srun(1), "Output environment variables")."""
+    """Return the variables of one task (srun(1), "Output environment variables")."""
     node, local_rank = divmod(rank, request.tasks_per_node)
     shared = job_environment(request, 0)
     environ = {

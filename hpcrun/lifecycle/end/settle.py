@@ -1,7 +1,7 @@
-"""Finalize an attempt: find the cause of its end, record it, and decide whether to start again.
+"""The end of an attempt: find its cause, write it down, decide whether to start again.
 
-This runs once per attempt, outside the training processes (in the batch script, or in the local
-cluster's controller), because a killed rank can decide nothing.
+It runs once per attempt, outside the training processes (in the batch script, or in the local
+cluster's controller): a rank that was killed can decide nothing.
 """
 
 import time
@@ -43,10 +43,10 @@ from hpcrun.run.io.files import read_json, write_json
 
 @dataclass(frozen=True)
 class Verdict:
-    """The end of an attempt and the decision that follows.
+    """The end of an attempt and what follows.
 
-    ``step``: the newest committed step. ``diagnosis``: the first failure, if any.
-    ``elsewhere``: the next start uses other nodes, whatever the bad-node list contains.
+    ``step``: the newest one committed. ``diagnosis``: the first failure, where there was one.
+    ``elsewhere``: the next start is to be on other nodes, whatever the bad-node list says of these.
     ``host``: the node that failed first.
     """
 
@@ -74,14 +74,14 @@ def settle(
     setup: str | None = None,
     other_nodes: bool = False,
 ) -> Verdict:
-    """Classify the attempt's end, append ``ended`` to the event log, and write result.json after the last.
+    """Judge the attempt, append ``ended`` to the event log, and write result.json if this is the end.
 
     Args:
         exit_code: the highest of the tasks' exit codes, as srun returns it.
-        scheduler: the scheduler's reason for ending the job, if it gave one.
-        batch_log: the output of srun and slurmstepd.
-        limit_near: the job's time limit was near, so a warning signal announced it.
-        nobody_asked: the scheduler reports that the job still runs, so a SIGTERM was not a cancellation.
+        scheduler: the scheduler's own word for why it ended the job, where it gave one.
+        batch_log: what srun and slurmstepd printed.
+        limit_near: the job's time was nearly up, which is what a warning signal then meant.
+        nobody_asked: to the scheduler the job runs on, so that a SIGTERM was no cancellation of it.
         just_resumed: the job was suspended until a moment ago.
         warned_by_term: the warning signal of the job is SIGTERM.
         setup: the command of the batch script that failed before there were ranks.
@@ -104,7 +104,7 @@ def settle(
     second = other_nodes and deserves_second_start(events, attempt)
     unlaunched = None if told else _unlaunched(events, attempt, setup, batch_log, folder, second)
     if unlaunched is not None:
-        # The exit code of a program that never became a rank has no meaning.
+        # Of a program that never was a rank the code says nothing.
         exit_code = exitcodes.FAILED
     failures = read_failures(folder)
     diagnosis = unlaunched or first_cause(
@@ -135,11 +135,11 @@ def settle(
     named = cause in (Cause.CRASH, Cause.HANG) or (unlaunched is not None and unlaunched.unfit)
     step_at_end = crashed.step if crashed else step
     ended = Event("ended", time.time(), attempt, cause.value, step_at_end, words)
-    # Not the newest job in the log: this job may have failed before it wrote an event.
+    # Not those of the newest job in the log: this one may have failed before it wrote a word there.
     chain = jobs_of(events, attempt.job)
     own = [life for life in all_lives([*events, ended]) if life.attempt.job in chain]
     decision = decide(own, budgets)
-    # A preflight names the nodes to exclude.
+    # A preflight names the nodes to leave out.
     unnamed = unlaunched is not None and not unlaunched.unfit
     mistake = cause is Cause.CRASH and is_of_node(evidence)
     elsewhere = second and decision.restart and (unnamed or mistake)
@@ -160,7 +160,7 @@ def settle(
     )
     opened = _opened(events, attempt)
     done = (read_json(run.result) or {}).get("state") == "finished"
-    # A job that never worked on a finished run must not replace the run's result.
+    # The result of a finished run is not taken back by a job that never worked on it.
     if not decision.restart and (opened or not done):
         if cause is not Cause.FINISHED:
             write_final_word(run, cause, line, decision.reason, step)
@@ -187,7 +187,7 @@ def _opened(events: Sequence[Event], attempt: Attempt) -> bool:
 
 
 def _repeats(crash: Diagnosis) -> bool:
-    """Return whether the program would crash with the same message on any node."""
+    """Return whether a crash with the same words would be the program's doing, on any node."""
     return not crash.follows and not blames_node(crash)
 
 
@@ -199,10 +199,10 @@ def _unlaunched(
     folder: Path,
     second: bool,
 ) -> Diagnosis | None:
-    """Return the reason why no rank could open the attempt, if known.
+    """Return why no rank could open the attempt, if known.
 
     Args:
-            second: a second start follows, so the cause may be a node and not the input.
+        second: a second start follows, so that the nodes may be to blame and not the input.
     """
     not_of_ranks = ("submitted", "cancelled", "preempted", "ended")
     if any(one.attempt == attempt for one in events if one.what not in not_of_ranks):
@@ -221,9 +221,9 @@ def settle_by_hand(
     exit_code: int,
     scheduler: SchedulerWord | None = None,
 ) -> None:
-    """Finalize, as :func:`settle` does, an attempt that a person started and that no one restarts.
+    """As :func:`settle`, for an attempt that a person started and that is not restarted.
 
-    Rank 0 calls it, so failures of other ranks after the call are not seen.
+    Called by rank 0 itself: later failures of other ranks are not seen.
     """
     events = read_events(run)
     if not _opened(events, attempt):
@@ -259,7 +259,7 @@ def settle_by_hand(
 
 
 def with_lost_announcement(run: RunDirectory) -> Sequence[Event]:
-    """Return the run's events, with the newest commit added if its attempt died before announcing it.
+    """The run's events with the newest commit among them, even if its attempt died before announcing it.
 
     Raises:
         OSError: the run directory cannot be read or written.
@@ -271,7 +271,7 @@ def with_lost_announcement(run: RunDirectory) -> Sequence[Event]:
     made = [life for life in all_lives(events) if life.attempt.owner == newest.owner]
     if not made or newest.step <= (made[0].committed or 0):
         return events
-    # The commit's own time: work after it is lost.
+    # Its own time: what was computed after it is lost.
     when = round(newest.time, 3)
     record_event(run, "saved", attempt=made[0].attempt, step=newest.step, time=when, found=True)
     return read_events(run)
@@ -280,9 +280,9 @@ def with_lost_announcement(run: RunDirectory) -> Sequence[Event]:
 def _with_stop_of_other_ranks(
     run: RunDirectory, events: Sequence[Event], attempt: Attempt
 ) -> Sequence[Event]:
-    """Return the events, with ``stopped`` added if a script ended on a signal that rank 0 missed.
+    """Return the events with ``stopped`` where a script ended on a signal that rank 0 did not hear in time.
 
-    All ranks may have exited with code 0 because the script saves on the signal. Then it has not finished.
+    All ranks may have ended well because of the signal, on which the script saves. Then it is not finished.
     """
     if any(event.what == "stopped" and event.attempt == attempt for event in events):
         return events
@@ -305,7 +305,7 @@ def write_final_word(
     """Write result.json for a run that ends without having finished; raises OSError.
 
     Args:
-        stops: the causes that are not failures and set the state "stopped".
+        stops: the causes that are no failure, and leave the run stopped.
     """
     state = "stopped" if cause in stops else "failed"
     write_json(
@@ -321,7 +321,7 @@ def write_final_word(
 
 
 def _add_goodput(run: RunDirectory) -> None:
-    """Add the breakdown of the run's time to result.json after the last attempt."""
+    """Put the account of the run's time into result.json, now that the last attempt is over."""
     result = read_json(run.result)
     if result is not None:
         write_json(
