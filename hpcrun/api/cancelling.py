@@ -1,4 +1,4 @@
-"""The end of a job that was cancelled: the time that it takes, and its record."""
+"""The end of a cancelled job: the longest time until its end, and its record."""
 
 from hpcrun.config import load_resolved
 from hpcrun.lifecycle.end.settle import write_final_word
@@ -9,18 +9,18 @@ from hpcrun.run.io.files import read_json
 
 
 def time_to_end(run: RunDirectory) -> float:
-    """Return the seconds in which a cancelled job of ``run`` ends, a margin included."""
+    """Return the seconds within which a cancelled job of ``run`` ends, including a margin."""
     job = load_resolved(run.config).job
     return max(job.grace, float(job.kill_wait)) + 60.0
 
 
 def note_end(run: RunDirectory) -> None:
-    """Write the result of ``run`` after the end of its job, where there is no result yet.
+    """Write the result of ``run`` after the end of its job, if there is no result yet.
 
     Raises:
         OSError: the run directory cannot be written.
     """
     if read_json(run.result) is None:
-        # The job waited for its start, or its batch script was killed: no other process writes a result.
+        # The job was waiting, or its batch script was killed: no other process writes a result.
         step = last_committed(read_events(run))
         write_final_word(run, Cause.CANCELLED, "", "it was cancelled", step)

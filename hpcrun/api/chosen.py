@@ -110,7 +110,7 @@ def choose_config(wish: Wish) -> Config:
     try:
         config = resolve(layers)
     except ConfigError as error:
-        # A refusal that is younger than a run is to keep nobody from continuing it.
+        # A validation rule that is newer than a run must not prevent its resume.
         if error.meant is None or not _has_run(wish, error.meant):
             raise
         config = error.meant
@@ -157,7 +157,7 @@ def _default_name(
         try:
             return check_name(str(task).rpartition(":")[2].lstrip("_")), "command line"
         except ValueError:
-            # Nobody gave it; what is wrong with the task is said of the task.
+            # The name is derived from the task, so the error is reported under "task".
             return "run", "command line"
     # `python train.py --lr 1`: the script, not the interpreter, is what a person would call it.
     scripts = [word for word in command if word.endswith((".py", ".sh"))]

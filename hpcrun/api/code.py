@@ -21,7 +21,7 @@ def keep_code(run: RunDirectory, config: Config, wanted: bool | None) -> None:
     """Copy the code of the submission's folder to the run directory, if wanted, and record the copy.
 
     Args:
-        wanted: None: if the submission before this one did.
+        wanted: None: as in the previous submission.
 
     Raises:
         RunError: the code cannot be copied, or differs although ``job.same_code`` is set; no copy remains.
@@ -64,7 +64,7 @@ def _compared(run: RunDirectory, config: Config, snapshot: Snapshot, before: Any
     progress = _progress(events, config)
     trained = _trained(before, progress) if isinstance(before, dict) else None
     step = last_committed(events)
-    whose = "of the start before" if step is None else f"of step {step}"
+    whose = "of the previous start" if step is None else f"of step {step}"
     found: Sequence[str] = ()
     if trained is not None and (run.path / trained).is_dir():
         found = changes(run.path / trained, snapshot.root)

@@ -1,4 +1,4 @@
-"""What a run that is there already makes of a config of its name: it goes on, makes room, or refuses."""
+"""The relation of an existing run to a config of the same name: continue, replace, or refuse."""
 
 import itertools
 import os
@@ -20,23 +20,23 @@ from hpcrun.run.events import read_events
 from hpcrun.run.io.files import read_json, write_atomic, write_json
 
 Identity = Callable[[], tuple[Mapping[str, Any], str]]
-"""What run.json and uncommitted.patch are to say of a submission."""
+"""Return the contents of run.json and uncommitted.patch for a submission."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """``finished``: the result of a run that is done. ``replaced``: what differs in a config whose place
-    another one takes, since nothing was ever saved by it."""
+    """``finished``: the result of a finished run. ``replaced``: the differences from a config that the new
+    config replaces, because nothing was ever saved with it."""
 
     finished: dict[str, Any] | None = None
     replaced: Sequence[str] = ()
 
 
 def compare(run: RunDirectory, config: Config) -> Standing:
-    """How ``run`` stands to ``config``.
+    """Compare ``run`` with ``config``.
 
     Raises:
-        RunError: it trains something else, or its checkpoints are gone.
+        RunError: the run has another config and saved steps, or its checkpoints are gone.
     """
     result = read_json(run.result)
     done = result is not None and result.get("state") == "finished"
@@ -64,19 +64,19 @@ def compare(run: RunDirectory, config: Config) -> Standing:
 
 @contextmanager
 def renewed(run: RunDirectory, config: Config, identity: Identity) -> Iterator[Sequence[str]]:
-    """Compare again, now that no job holds ``run`` and nobody submits it; make room if nothing was saved.
+    """Compare again while no job holds ``run`` and no other submission runs; replace it if nothing was saved.
 
-    The block is given what differs in the config whose place this one takes. Where it fails, what was put
-    aside is put back; run.json and uncommitted.patch are the caller's to put back.
+    Yields the differences from the replaced config. If the block fails, moved files are moved back; the
+    caller restores run.json and uncommitted.patch.
 
     Raises:
-        RunError: it trains something else.
+        RunError: the run trains something else.
     """
     found = compare(run, config)
     if not found.replaced:
         yield ()
         return
-    # A process that outlived its job may commit until the moment when the run is no longer its own.
+    # A process that outlived its job can commit as long as it owns the run.
     run.owner.unlink(missing_ok=True)
     found = compare(run, config)
     with _put_aside(run, run.measured):
@@ -93,13 +93,15 @@ def renewed(run: RunDirectory, config: Config, identity: Identity) -> Iterator[S
 
 @contextmanager
 def unchanged(run: RunDirectory, config: Config) -> Iterator[Sequence[str]]:
-    """As :func:`renewed`, of a run that ``config`` was read from.
+    """Check that ``config`` still is the config of ``run``; like :func:`renewed`, but for a resume.
 
     Raises:
-        RunError: it has another one by now, or its checkpoints are gone.
+        RunError: the run has another config now, or its checkpoints are gone.
     """
     if load(run.config) != config:
-        raise RunError(f"{run.path}: somebody has just given it another config; resume it again")
+        raise RunError(
+            f"{run.path}: another user or command has just changed its config; resume it again"
+        )
     if not _steps(run):
         require_none_lost(run, handle(run))
     yield ()
@@ -107,16 +109,16 @@ def unchanged(run: RunDirectory, config: Config) -> Iterator[Sequence[str]]:
 
 @contextmanager
 def from_scratch(run: RunDirectory, config: Config) -> Iterator[Sequence[str]]:
-    """As :func:`unchanged`, but put all that ``run`` has trained aside, so that it begins at step 0.
+    """Like :func:`unchanged`, but move the trained state of ``run`` aside, so that it begins at step 0.
 
-    Checkpoints, metrics, event log and result move into the log folder of the newest job, and back where the
+    Checkpoints, metrics, event log and result move into the log folder of the newest job, and back if the
     block fails.
 
     Raises:
         RunError: ``run`` trains something else, or is a script.
     """
     require_restartable(run, config)
-    # A process that outlived its job may commit until the moment when the run is no longer its own.
+    # A process that outlived its job can commit as long as it owns the run.
     run.owner.unlink(missing_ok=True)
     with _put_aside(run, (run.events, run.result, run.checkpoints, *run.measured)):
         run.checkpoints.mkdir(mode=0o700)
@@ -124,20 +126,20 @@ def from_scratch(run: RunDirectory, config: Config) -> Iterator[Sequence[str]]:
 
 
 def require_restartable(run: RunDirectory, config: Config) -> None:
-    """Raise RunError where ``run`` cannot begin at step 0 with ``config``."""
+    """Raise RunError if ``run`` cannot begin at step 0 with ``config``."""
     if differences := training_differences(load(run.config), config, None):
         raise RunError(
             f"{run.path}: is a run of another config ({shortened(differences)}); choose another --name"
         )
     if config.command:
         raise RunError(
-            f"{run.path}: runs a script with checkpoints of its format; remove these, and omit "
+            f"{run.path}: runs a script, which has checkpoints in its own format; remove these, and omit "
             "--from-scratch"
         )
 
 
 def shortened(differences: Sequence[str]) -> str:
-    """The first few of ``differences``, for a line."""
+    """Return the first few of ``differences``, for one line."""
     return "; ".join(differences[:3]) + (" …" if len(differences) > 3 else "")
 
 
@@ -146,7 +148,7 @@ def _put_aside(run: RunDirectory, paths: Iterable[Path]) -> Iterator[None]:
     """Move ``paths`` into the log folder of the newest job, and back on a failure.
 
     Raises:
-        OSError: it cannot be moved.
+        OSError: a path cannot be moved.
     """
     job = jobs.current_job(run)
     folder = run.logs if job is None else run.job_logs(job[1])
@@ -166,7 +168,7 @@ def _put_aside(run: RunDirectory, paths: Iterable[Path]) -> Iterator[None]:
 
 
 def _free_name(path: Path) -> Path:
-    """``path``, or the first of its name with a number that is not taken."""
+    """Return ``path``, or the first free name with a number appended."""
     names = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
     return next(name for name in itertools.chain([path], names) if not os.path.lexists(name))
 
@@ -176,9 +178,9 @@ def _steps(run: RunDirectory) -> list[int]:
 
 
 def _saved_nothing(run: RunDirectory, config: Config) -> bool:
-    """Whether no step was ever saved, not even one that has been removed since."""
+    """Return whether no step was ever saved, not even a step that was removed later."""
     events = read_events(run)
     if config.command:
-        # What a script saves by its own means nobody here sees.
+        # hpcrun does not see the files that a script saves.
         return all(event.what != "opened" for event in events)
     return last_committed(events) is None

@@ -1,4 +1,4 @@
-"""``--executor debug``: one rank in this process, so that breakpoints and tracebacks are at hand."""
+"""``--executor debug``: train one rank in this process, for breakpoints and tracebacks."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ _INTERRUPTED = 130
 def run_here(run: RunDirectory) -> int:
     """Train ``run`` in this process and return its exit code.
 
-    Afterwards the environment and the handlers of signals are as before.
+    Afterwards the environment and the signal handlers are restored.
     """
     before = dict(os.environ)
     try:
@@ -31,7 +31,7 @@ def run_here(run: RunDirectory) -> int:
 
 @contextmanager
 def _same_handlers() -> Iterator[None]:
-    """Restore the handlers of signals that the block has changed.
+    """Restore the signal handlers that the block has changed.
 
     Python sets handlers in the main thread only, so another thread changes none.
     """

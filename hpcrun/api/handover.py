@@ -1,6 +1,6 @@
-"""Giving a run to a job, all or nothing: what fails or is interrupted on the way leaves no half-made run.
+"""Submit a run, all or nothing: a failure or an interruption leaves no half-made run.
 
-A run directory that this command made is removed again; one that was there before gets its config,
+A run directory that this command created is removed again; an existing run directory gets its config,
 its record and its result back.
 """
 
@@ -24,7 +24,7 @@ from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.io.files import write_atomic
 from hpcrun.run.owner import SubmissionLock
 
-# Each wants this command to end; a closed terminal only that nobody watches.
+# SIGINT and SIGTERM end this command; SIGHUP (a closed terminal) does not.
 _ENDINGS = frozenset({signal.SIGINT, signal.SIGTERM})
 
 
@@ -39,20 +39,20 @@ def hand_over(
     after: Sequence[RunDirectory] = (),
     trust_owner: bool = False,
 ) -> Submitted | None:
-    """Submit ``run``; None where nobody is to run it (prepared), or this process (debug).
+    """Submit ``run``; return None for ``prepared`` (no job) and ``debug`` (this process trains).
 
     Args:
-        admit: around the submission, when nobody else can begin one: raises where ``run`` is not to go on
-            with ``config``, and gives what differs in the one whose place it takes.
-        make: makes the run directory, where there is none yet.
-        snapshot: keep a copy of the code; None: if the submission before this one did.
-        after: runs that have to finish first.
+        admit: a context around the submission, when no other submission can begin: raises if ``run`` cannot
+            continue with ``config``, and yields the differences from a config that is replaced.
+        make: creates the run directory, if there is none yet.
+        snapshot: keep a copy of the code; None: as in the previous submission.
+        after: runs that must finish first.
         trust_owner: continue a run of another user.
 
     Raises:
-        UserError: it is another user's, is being run already, or cannot be written or submitted; nothing
-            has changed.
-        KeyboardInterrupt: Ctrl-C or SIGTERM meanwhile; nothing has changed, or it says which job stays.
+        UserError: the run belongs to another user, is running already, or cannot be written or submitted;
+            nothing has changed.
+        KeyboardInterrupt: Ctrl-C or SIGTERM; nothing has changed, or the text names the job that stays.
     """
     submitted, ours = None, list[str]()
     with (
@@ -66,7 +66,7 @@ def hand_over(
             refuse_live(run)
             with _put_back_on_failure(run), admit() as replaced:
                 keep_code(run, config, snapshot)
-                # A resume may ask for other nodes: the ranks read what the newest submission said.
+                # A resume may request other nodes: the ranks read the config of the newest submission.
                 write_atomic(run.config, to_yaml(config))
                 run.result.unlink(missing_ok=True)
                 _stop_if_interrupted(signals)
@@ -85,7 +85,7 @@ def hand_over(
                         _stop_if_interrupted(signals)
     if replaced:
         say_aside(
-            f"hpcrun: {run.name}: no step of its config was saved, and this one takes its place: "
+            f"hpcrun: {run.name}: no step of its earlier config was saved, so the new config replaces it: "
             f"{shortened(replaced)}"
         )
     if submitted is not None and not _ENDINGS.isdisjoint(signals):
@@ -99,14 +99,14 @@ def hand_over(
 
 @contextmanager
 def _made(run: RunDirectory, ours: list[str], make: Callable[[], object] | None) -> Iterator[None]:
-    """Make the run directory, and remove it again if the block fails. ``ours``: jobs that were withdrawn."""
+    """Create the run directory, and remove it if the block fails. ``ours``: jobs that were withdrawn."""
     parents = [folder for folder in run.path.parents if not os.path.lexists(folder)]
     if make is not None:
         make()
     try:
         yield
     except BaseException as error:
-        # Of two that began at once, the one that lost must not remove what the other one runs.
+        # If two submissions began together, the loser must not remove the directory that the winner uses.
         if make is not None and not run.submitting.exists():
             given = jobs.current_job(run)
             if given is None or given[1] in ours:
@@ -115,7 +115,7 @@ def _made(run: RunDirectory, ours: list[str], make: Callable[[], object] | None)
         if isinstance(error, OSError):
             raise RunError(
                 f"{error.filename or run.path}: cannot be written: {error.strerror or error}; free "
-                "some space there, or choose another place with --runs-dir"
+                "some space there, or choose another folder with --runs-dir"
             ) from error
         raise
 
@@ -142,7 +142,7 @@ def _stop_if_interrupted(signals: list[signal.Signals]) -> None:
 
 
 def refuse_live(run: RunDirectory) -> None:
-    """Raise RunError where a job has ``run``."""
+    """Raise RunError if a job holds ``run``."""
     now = jobs.state(run)
     if now.cluster is not None:
         raise RunError(

@@ -1,6 +1,7 @@
-"""Signals as facts to look at between two steps, not as exceptions between any two lines.
+"""Signals recorded for a check between two steps, instead of exceptions at any line.
 
-Half a submission is a job that nobody knows of, and half a line read is a line lost.
+An exception in the middle of a submission would leave an unrecorded job; in the middle of a read, it would
+lose a line.
 """
 
 import signal
@@ -11,10 +12,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def noted(*numbers: signal.Signals) -> Iterator[list[signal.Signals]]:
-    """Within the block the signals only join the list, in the order they come; see ``signal.raise_signal``.
+    """Append the signals to the yielded list, in order, and do nothing else; see ``signal.raise_signal``.
 
-    What is ignored stays ignored: ``nohup`` and a shell's ``&`` mean it. Python gives signals to the main
-    thread only: in another thread the list stays empty.
+    Ignored signals stay ignored: ``nohup`` and a shell's ``&`` rely on it. Python delivers signals to the
+    main thread only: in another thread the list stays empty.
     """
     seen: list[signal.Signals] = []
 

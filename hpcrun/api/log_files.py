@@ -40,7 +40,7 @@ def require_log(run: RunDirectory, rank: int | None, option: str = "--rank ") ->
     ranks = len(list(folder.glob("rank-*.log")))
     if not ranks:
         why = (read_json(run.result) or {}).get("reason")
-        told = f"no rank has left a log: {why}" if why else "no rank has left a log"
+        told = f"no rank has written a log: {why}" if why else "no rank has written a log"
         raise UserError(f"{folder}: {told}; look around in {run.logs}")
     if rank is not None and not (folder / log_name(rank)).exists():
         raise UserError(f"{option}{rank}: {run.name} has logs of {up_to(ranks)} in {folder}")

@@ -1,4 +1,4 @@
-"""A warning about NCCL's variables, before a job waits for its turn with them."""
+"""A warning about NCCL's variables before a job waits in the queue with them."""
 
 import os
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from hpcrun.printing import say_aside
 def warn_of(env: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> None:
     """Print one line for each error in ``job.env`` and in the submitting shell, and count the warnings.
 
-    A shell's variables reach the job through sbatch; ``job.env`` replaces those of the same name.
+    A shell's variables reach the job through sbatch; ``job.env`` replaces variables of the same name.
     """
     settings = [setting for setting in settings_of(environ, "shell") if _ours(setting.name)]
     settings += [setting for setting in settings_of(env, "job.env") if _ours(setting.name)]

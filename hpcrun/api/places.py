@@ -1,4 +1,4 @@
-"""The folder that holds the runs, and the shortest name of a run in it."""
+"""The folder that contains the runs, and the shortest name of a run in it."""
 
 import os
 import shlex
@@ -13,6 +13,6 @@ def runs_folder(given: str | os.PathLike[str] | None = None) -> Path:
 
 
 def handle(run: RunDirectory) -> str:
-    """Return the words that name ``run`` in a shell here: its name where that is enough, else its path."""
+    """Return the words that name ``run`` in a shell here: its name if that is enough, else its path."""
     short = run.path.parent == runs_folder()
     return shlex.quote(run.name if short else str(run.path))

@@ -1,4 +1,4 @@
-"""Every refusal of the Python interface as one exception, with one line for each problem."""
+"""All errors of the Python interface as one exception, with one line for each problem."""
 
 import functools
 from collections.abc import Callable
@@ -11,7 +11,7 @@ _T = TypeVar("_T")
 
 
 def refusing(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Let ``function`` raise UserError in the place of OSError."""
+    """Let ``function`` raise UserError instead of OSError."""
 
     @functools.wraps(function)
     def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _T:

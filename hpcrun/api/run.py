@@ -24,7 +24,7 @@ _SHOWN = ("name", "state", "step", "committed", "loss", "attempts", "job", "exec
 class Run:
     """A run directory, with the job that has it.
 
-    :func:`hpcrun.submit` and :func:`hpcrun.open` return such objects. An object holds a path and nothing
+    :func:`hpcrun.submit` and :func:`hpcrun.open` return such objects. An object contains a path and nothing
     else: each method reads the files again, and asks the scheduler where the answer depends on the job.
     """
 
@@ -81,17 +81,17 @@ class Run:
             timeout: the longest wait in seconds; None: no limit.
 
         Raises:
-            TimeoutError: the job is still there after ``timeout`` seconds, and runs on.
+            TimeoutError: the job has not ended after ``timeout`` seconds, and continues.
             UserError: the run directory cannot be read.
         """
         limit = float("inf") if timeout is None else float(timeout)
         if not jobs.wait_until_ended(self._directory, limit):
-            raise TimeoutError(f"{self.name}: has not ended after {limit:g} s; the job runs on")
+            raise TimeoutError(f"{self.name}: has not ended after {limit:g} s; the job continues")
         return jobs.state(self._directory).word
 
     @refusing
     def result(self) -> dict[str, Any]:
-        """Return the content of ``result.json``: ``state``, and what the run has measured or why it ended.
+        """Return ``result.json``: ``state``, and the measured values or the reason of the end.
 
         Raises:
             UserError: the run has no result yet.
@@ -106,8 +106,8 @@ class Run:
     def metrics(self, *, frame: bool = False) -> Any:
         """Return the lines of ``metrics.jsonl`` in the order of writing, a dict for each logged step.
 
-        A step that was computed again after a restart has a line for each time; ``restart`` tells them
-        apart. A number that is not finite is None.
+        A step that was computed again after a restart has one line for each time; ``restart`` distinguishes
+        them. A number that is not finite is None.
 
         Args:
             frame: return a ``pandas.DataFrame``, with a column for each key.
@@ -122,7 +122,7 @@ class Run:
             import pandas
         except ImportError as error:
             raise UserError(
-                "metrics(frame=True): pandas is not installed; `pip install pandas`, or leave frame= out"
+                "metrics(frame=True): pandas is not installed; `pip install pandas`, or omit frame="
             ) from error
         return pandas.DataFrame(lines)
 
@@ -141,7 +141,7 @@ class Run:
         folder = require_log(self._directory, rank, "rank=")
         lines: list[str] = []
         for path in log_files(folder, rank):
-            # A file ends with a line break, behind which no line begins.
+            # A file ends with a line break, and no line begins after it.
             raw = path.read_bytes().removesuffix(b"\n")
             lines += marked(path, iter(raw.split(b"\n") if raw else ()), rank)
         return "".join(f"{line}\n" for line in lines)
@@ -177,7 +177,7 @@ class Run:
             wait: return after the end of the job.
 
         Raises:
-            UserError: no job has the run, the scheduler refuses, or the job is still there after its
+            UserError: no job has the run, the scheduler refuses, or the job has not ended after its
                 grace time and a minute.
         """
         (jobs.kill if now else jobs.cancel)(self._directory)
@@ -186,14 +186,14 @@ class Run:
         limit = time_to_end(self._directory)
         if not jobs.wait_until_ended(self._directory, limit):
             raise UserError(
-                f"{self.name}: still there after {limit:.0f} s; look with `hpcrun status "
+                f"{self.name}: the job has not ended after {limit:.0f} s; see `hpcrun status "
                 f"{handle(self._directory)}`"
             )
         note_end(self._directory)
 
     @refusing
     def preempt(self) -> None:
-        """Do to the job what a preemption does: the ranks get the warning signal, and the job starts again.
+        """Send the job the signal of a preemption: the ranks get the warning signal, and the job is requeued.
 
         Raises:
             UserError: no job has the run, the job waits for its start, or the scheduler refuses.
@@ -214,7 +214,7 @@ class Run:
 
         Args:
             from_scratch: begin at step 0; checkpoints, metrics and events move to the old job's log folder.
-            snapshot: run a copy of the code; None: if the submission before did.
+            snapshot: run a copy of the code; None: as in the previous submission.
             trust_owner: continue a run of another user.
 
         Raises:
@@ -235,7 +235,7 @@ def open_run(run: str | os.PathLike[str], *, runs_dir: str | os.PathLike[str] | 
         runs_dir: the folder of the runs; None: ``$HPCRUN_RUNS``, else ``./runs``.
 
     Raises:
-        UserError: there is no such run, or everybody may write to it.
+        UserError: there is no such run, or other users may write to it.
     """
     return Run(find(os.fspath(run), runs_folder(runs_dir)))
 
@@ -243,10 +243,10 @@ def open_run(run: str | os.PathLike[str], *, runs_dir: str | os.PathLike[str] | 
 def carry_out(
     plan: Plan, after: list[str] | None, runs: Path, *, trust_owner: bool = False
 ) -> None:
-    """Submit the run of ``plan``, or train it in this process where the executor is ``debug``.
+    """Submit the run of ``plan``, or train it in this process if the executor is ``debug``.
 
     Args:
-        after: runs that have to finish first; None: as before.
+        after: runs that must finish first; None: as before.
         runs: the folder of the runs.
         trust_owner: continue a run of another user.
 

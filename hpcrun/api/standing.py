@@ -1,4 +1,4 @@
-"""The place where a run stands, as `hpcrun status --json` prints it."""
+"""The state of a run, as `hpcrun status --json` prints it."""
 
 import math
 import time
@@ -17,7 +17,7 @@ from hpcrun.run.events import Event, read_events
 from hpcrun.run.io.files import read_lines
 from hpcrun.run.reports import published
 
-# Of each log: many runs are to be told at once. `hpcrun doctor` reads more.
+# Bytes of each log: many runs are shown together. `hpcrun doctor` reads more.
 _HEAD, _TAIL, _MOST_FILES = 1 << 14, 1 << 16, 64
 
 

@@ -50,13 +50,13 @@ def submit(
 ) -> Run:
     """Start a training, or continue it where it stopped, as ``hpcrun submit --detach`` does.
 
-    The call returns when the scheduler has the job: :meth:`Run.wait` waits for the end. With
+    The call returns after the submission: :meth:`Run.wait` waits for the end. With
     ``executor="debug"`` one rank trains in this process, and the call returns after the training. A finished
     run of that name stays as it is. Remarks go to standard error.
 
     Args:
         config: a YAML or JSON file. Without a file, a task and a command: the quick start.
-        task: a built-in task or ``module:Class``, in the place of the config's task.
+        task: a built-in task or ``module:Class``, instead of the config's task.
         command: the words of a program that each task runs, such as ``["python", "train.py"]``.
         overrides: values of the config by dotted key, such as ``{"train.lr": 3e-4}``.
         name: the name of the run; None: the config's, or that of the file, the task or the script.
@@ -73,15 +73,15 @@ def submit(
         qos: Slurm quality of service.
         constraint: features that each node has.
         reservation: Slurm reservation.
-        exclude: nodes to stay away from, as a host list.
+        exclude: nodes to exclude, as a host list.
         exclusive: share the nodes with no other job.
         mem: memory of a node, such as ``"64G"``.
         cpus_per_task: CPU cores of a rank.
         executor: ``auto``, ``slurm``, ``local`` or ``debug``; None: the config's.
-        after: runs that have to finish first.
+        after: runs that must finish first.
         profile: a site profile, by name or path; ``""`` for none, None for the default.
         from_scratch: begin at step 0; checkpoints, metrics and events move to the old job's log folder.
-        snapshot: run a copy of the code, so that later changes of the files do not reach the job.
+        snapshot: run a copy of the code, so that later changes do not affect the job.
         trust_owner: continue a run of another user.
 
     Returns:
@@ -129,7 +129,7 @@ def submit(
 
 
 def _overrides(values: Mapping[str, Any] | None, task: str | None) -> Layer:
-    """Return the layer of ``overrides=`` and ``task=``, of which the latter wins.
+    """Return the layer of ``overrides=`` and ``task=``; ``task=`` takes precedence.
 
     Raises:
         UserError: ``values`` has no dotted keys.
@@ -139,7 +139,7 @@ def _overrides(values: Mapping[str, Any] | None, task: str | None) -> Layer:
         raise UserError(f"{_PLACE}=: give a dict, such as {_PLACE}={{'train.lr': 3e-4}}")
     for key, value in (values or {}).items():
         if not isinstance(key, str) or not all(part.strip() for part in key.split(".")):
-            raise UserError(f"{_PLACE}=: {key!r} is no key; write it as 'section.key'")
+            raise UserError(f"{_PLACE}=: {key!r} is not a key; write it as 'section.key'")
         plain = os.fspath(value) if isinstance(value, os.PathLike) else value
         given[key] = (plain, f"{_PLACE}=")
     if task is not None:
@@ -151,14 +151,14 @@ def _words(option: str, given: Sequence[str | os.PathLike[str]] | None) -> list[
     """Return ``given`` as a list of text.
 
     Raises:
-        UserError: ``given`` is one text, or a member of it is no text.
+        UserError: ``given`` is one text, or a member is not text.
     """
     if isinstance(given, str):
         raise UserError(f"{option}=: give a list of words: {option}={given.split()!r}")
     words = [os.fspath(word) if isinstance(word, os.PathLike) else word for word in given or ()]
     for word in words:
         if not isinstance(word, str):
-            raise UserError(f"{option}=: {word!r} is no text; write it as {str(word)!r}")
+            raise UserError(f"{option}=: {word!r} is not text; write it as {str(word)!r}")
     if given is not None and option == "command" and not words:
-        raise UserError("command=: has no words; name a program, or leave it out")
+        raise UserError("command=: has no words; name a program, or omit command=")
     return words

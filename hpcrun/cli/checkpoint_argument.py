@@ -1,4 +1,4 @@
-"""The argument that names checkpoints: a run, or a folder that a ``Checkpointer`` saves to."""
+"""The argument that names checkpoints: a run, or the folder of a ``Checkpointer``."""
 
 import argparse
 from pathlib import Path
@@ -17,14 +17,14 @@ def add_saved(parser: argparse.ArgumentParser) -> None:
 
 
 def find_saved(arguments: argparse.Namespace, owner: str) -> tuple[CheckpointStore, str]:
-    """The checkpoints that RUN names, and what to call what they are of.
+    """Return the checkpoints that RUN names, and the name of their run or folder.
 
     Args:
-        owner: as for the store.
+        owner: the owner string for the store.
 
     Raises:
         RunError: there is neither a run nor a checkpoint.
-        CheckpointError: everybody may write there.
+        CheckpointError: other users may write there.
     """
     folder = Path(arguments.run).absolute()
     is_run = any(

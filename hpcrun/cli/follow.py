@@ -1,4 +1,4 @@
-"""Watching a run from the terminal: one bar for rank 0, a line for each thing that happens to it."""
+"""Watch a run from the terminal: one bar for rank 0, and a line for each event."""
 
 import math
 import re
@@ -26,7 +26,7 @@ from hpcrun.run.io.files import parse_line
 _POLL_LOCAL, _POLL_SLURM = 0.2, 1.0
 # Seconds until the scheduler is asked whether the job lives, the first time; see `pauses`.
 _ASK_LOCAL, _ASK_SLURM = 1.0, 15.0
-# Every save, and the failures that only follow from another rank's: the end tells of the first.
+# Every save, and the failures that only follow from another rank's: the end reports the first.
 # What a rank says of a hang is the reason that the end gives.
 _NOISE = re.compile(r"hpcrun: (saved step|rank \d+ lost its peers|no progress for )")
 # 128 + SIGINT, as shells have it.
@@ -59,9 +59,9 @@ def follow(run: RunDirectory, config: Config, *, stop_on_interrupt: bool) -> int
 
 def _interrupt(run: RunDirectory, watcher: "_Watcher", times: int) -> None:
     if times == 1:
-        watcher.say(f"hpcrun: {watcher.stopping}; Ctrl-C again ends it at once")
+        watcher.say(f"hpcrun: {watcher.stopping}; Ctrl-C again ends it immediately")
     else:
-        watcher.say("hpcrun: ending it at once; it continues from its last checkpoint")
+        watcher.say("hpcrun: ending it now; it continues from its last checkpoint")
     try:
         (jobs.cancel if times == 1 else jobs.kill)(run)
     except UserError as error:
@@ -69,7 +69,7 @@ def _interrupt(run: RunDirectory, watcher: "_Watcher", times: int) -> None:
 
 
 class _Watcher:
-    """What has been read of a run's logs so far, and the bar that shows it."""
+    """The lines of a run's logs read so far, and the bar that shows them."""
 
     def __init__(self, run: RunDirectory, config: Config) -> None:
         self._run, self._config = run, config
@@ -93,7 +93,7 @@ class _Watcher:
         self.say, self.close = self._progress.say, self._progress.close
 
     def greet(self, stop_on_interrupt: bool) -> None:
-        """What is being watched, where it lies, and what Ctrl-C will do."""
+        """Print the watched run, its directory, and the effect of Ctrl-C."""
         job = self._config.job
         place = "on this machine" if self._executor == "local" else f"on {self._executor}"
         ranks = _ranks(job.nodes, job.gpus)
@@ -107,13 +107,13 @@ class _Watcher:
 
     @property
     def stopping(self) -> str:
-        """What the run does when it is told to stop."""
+        """The action of the run when it is asked to stop."""
         if self._config.command:
             return "the script gets SIGTERM, and is given time to save"
         return "saving a checkpoint, then stopping"
 
     def step(self) -> bool:
-        """Show what is new; whether the run has ended."""
+        """Show new lines; return whether the run has ended."""
         ended = False
         if time.monotonic() - self._asked >= self._ask_every:
             ended = self._ask()

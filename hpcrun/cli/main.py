@@ -1,4 +1,4 @@
-"""The `hpcrun` program: finds the command, and turns refusals into one line and exit code 2."""
+"""The `hpcrun` program: find the command, and turn refusals into one line and exit code 2."""
 
 import argparse
 import difflib
@@ -18,14 +18,14 @@ from hpcrun.printing import say, say_aside
 
 COMMANDS = {
     "submit": "start a training, or continue one",
-    "status": "where runs stand",
-    "logs": "what a run's ranks print",
-    "stacks": "where the Python code of a run's ranks is now",
-    "doctor": "why a run or any job failed, and what to do",
+    "status": "show the state of runs",
+    "logs": "show the output of a run's ranks",
+    "stacks": "show where the Python code of a run's ranks is now",
+    "doctor": "find out why a run or any job failed",
     "cancel": "save, then stop; `resume` continues",
     "resume": "continue a run from its newest checkpoint",
-    "preempt": "do to a run what a preemption does",
-    "nodes": "nodes that failed, and whether they are excluded",
+    "preempt": "send a run its time-limit warning signal",
+    "nodes": "list nodes that failed, and if they are excluded",
     "aggregate": "collect runs into one HDF5 file",
     "compare": "compare configs over their seeds",
     "verify": "read a run's checkpoints and compare every byte",
@@ -52,7 +52,7 @@ _INTERRUPTED = 130
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with its complaint on one line that ends in what to do, and no half options."""
+    """argparse with its error on one line that ends with a remedy, and without abbreviated options."""
 
     def __init__(self, command: str, description: str | None) -> None:
         super().__init__(
@@ -82,10 +82,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def guarded(arguments: Sequence[str]) -> int:
-    """Run a command and return its exit code; refusals and interruptions are told in a line."""
+    """Run a command and return its exit code; refusals and interruptions print one line."""
     try:
         code = run_command(arguments)
-        # What cannot be written is to be noticed here, not by the interpreter on its way out.
+        # Flush here, so that a write error is reported here and not by the exiting interpreter.
         sys.stdout.flush()
         return code
     except UserError as error:
@@ -94,7 +94,7 @@ def guarded(arguments: Sequence[str]) -> int:
         say_aside(": ".join(["hpcrun: interrupted", *map(str, interrupt.args)]))
         return _INTERRUPTED
     except BrokenPipeError:
-        # The reader (head, less) has seen enough; Python would complain again while it exits.
+        # The reader (head, less) has closed the pipe; Python would print another error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
@@ -104,7 +104,7 @@ def guarded(arguments: Sequence[str]) -> int:
 
 
 def run_command(arguments: Sequence[str]) -> int:
-    """Parse ``arguments``, whose first is the command, and return its exit code."""
+    """Parse ``arguments``, beginning with the command, and return the command's exit code."""
     if arguments[:1] not in (["batch"], ["settle"]):
         _require_folder()
     if arguments[:1] == ["help"] and len(arguments) > 1:
@@ -125,9 +125,9 @@ def run_command(arguments: Sequence[str]) -> int:
     module.add_arguments(parser)
     rest, command = _split_at_dashes(arguments[1:])
     if command is not None and name != "submit":
-        raise UserError(f"{name}: takes no command after `--`; leave it out")
+        raise UserError(f"{name}: takes no command after `--`; remove it")
     if command == []:
-        raise UserError("submit: no command stands after `--`; write one, or leave `--` out")
+        raise UserError("submit: there is no command after `--`; write one, or remove `--`")
     parsed = parser.parse_intermixed_args(rest)
     parsed.command = command or []
     code: int = module.run(parsed)
@@ -135,7 +135,7 @@ def run_command(arguments: Sequence[str]) -> int:
 
 
 def usage() -> str:
-    """The text of `hpcrun --help`."""
+    """Return the text of `hpcrun --help`."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {what}" for name, what in COMMANDS.items()]
     return "\n".join(
@@ -153,7 +153,7 @@ def usage() -> str:
 
 
 def _split_at_dashes(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
-    """What stands before and after the first ``--``, which argparse would swallow; None without one."""
+    """Return the words before and after the first ``--``, which argparse would drop; None without ``--``."""
     if "--" not in arguments:
         return list(arguments), None
     at = list(arguments).index("--")
@@ -177,7 +177,7 @@ def _require_folder() -> None:
 def _show_traceback(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """For errors that nobody foresaw, whose texts are foreign too."""
+    """Print an unexpected error; its text may contain control characters."""
     text = "".join(traceback.format_exception(kind, error, trace))
     say_aside(*text.rstrip("\n").split("\n"))
 
@@ -192,5 +192,5 @@ def _in_a_line(error: OSError) -> str:
     place = f"{error.filename}: " if error.filename else "writing the output: "
     return (
         f"{place}{error.strerror or error}; check its owner and the free space "
-        "(HPCRUN_TRACEBACK=1 shows where this came up)"
+        "(HPCRUN_TRACEBACK=1 shows the traceback)"
     )

@@ -1,4 +1,4 @@
-"""How far a run is, on the screen: one bar on a terminal, a line now and then anywhere else."""
+"""The progress of a run on the screen: a bar on a terminal, or a line from time to time elsewhere."""
 
 import os
 import sys
@@ -10,35 +10,35 @@ from tqdm import tqdm
 from hpcrun.printing import say
 from hpcrun.run.figures import Pace, StepLines, in_words
 
-# What a terminal echoes for Ctrl-C would push a full line over the edge, and leave half a bar behind.
+# The terminal's echo of Ctrl-C would push a full line over the edge and leave half a bar on the screen.
 _ECHO = 3
 
 
 class Progress(Protocol):
-    """What follows a run's steps."""
+    """A display of a run's steps."""
 
     def begin(self, step: int, when: float) -> None:
-        """An attempt starts (again) at ``step``; ``when``: its own clock said so, in Unix seconds."""
+        """Start an attempt at ``step``; ``when``: Unix seconds by the attempt's clock."""
 
     def update(self, step: int, when: float, facts: Mapping[str, str]) -> None:
-        """``step`` steps were done at ``when``; ``facts``: loss and speed, in words."""
+        """Show ``step`` steps done at ``when``; ``facts``: loss and speed, in words."""
 
     def say(self, text: str) -> None:
-        """A line of its own, where the bar does not hide it."""
+        """Print a separate line that the bar does not hide."""
 
     def close(self) -> None:
-        """Leave the screen as it is."""
+        """Finish; the screen keeps its content."""
 
 
 def progress(total: int, environ: Mapping[str, str] = os.environ) -> Progress:
-    """A bar for a run of ``total`` steps where the terminal can move its cursor, else lines."""
+    """Return a bar for a run of ``total`` steps if the terminal can move its cursor, else lines."""
     if sys.stderr.isatty() and environ.get("TERM", "dumb") != "dumb":
         return Bar(total, sys.stderr)
     return Lines(total)
 
 
 class Bar:
-    """A tqdm bar: share, step, loss, speed, and the time that is left."""
+    """A tqdm bar: share, step, loss, speed, and remaining time."""
 
     def __init__(self, total: int, stream: TextIO) -> None:
         self._total, self._stream = total, stream
@@ -71,7 +71,7 @@ class Bar:
         bar.update(step - bar.n)
 
     def say(self, text: str) -> None:
-        """A line above the bar."""
+        """Print a line above the bar."""
         if self._bar is None:
             say(text)
         else:
@@ -80,7 +80,7 @@ class Bar:
                 say(text)
 
     def close(self, leave: bool = True) -> None:
-        """Let go of the bar; ``leave`` it on the screen or not."""
+        """Close the bar; ``leave``: keep it on the screen."""
         if self._bar is not None:
             self._bar.leave = leave
             self._bar.close()
@@ -104,14 +104,14 @@ class Lines:
         self._lines.begin(step, when)
 
     def update(self, step: int, when: float, facts: Mapping[str, str]) -> None:
-        """Print where it is, if it is time again."""
+        """Print the step, at most every ten seconds."""
         line = self._lines.line(step, when, facts)
         if line is not None:
             say(line)
 
     def say(self, text: str) -> None:
-        """A line like any other."""
+        """Print a plain line."""
         say(text)
 
     def close(self) -> None:
-        """Nothing is left open."""
+        """Do nothing: no bar is open."""

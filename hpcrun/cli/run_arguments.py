@@ -8,12 +8,12 @@ from hpcrun.run.directory import RunDirectory, RunError, find
 
 
 def add_runs_dir(parser: argparse._ActionsContainer) -> None:
-    """Add ``--runs-dir``: where run directories lie."""
+    """Add ``--runs-dir``, the folder of the run directories."""
     parser.add_argument(
         "--runs-dir",
         type=Path,
         metavar="DIR",
-        help="where run directories lie (default: $HPCRUN_RUNS, else ./runs)",
+        help="folder of the run directories (default: $HPCRUN_RUNS, else ./runs)",
     )
 
 
@@ -24,24 +24,24 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def runs_dir(arguments: argparse.Namespace) -> Path:
-    """The folder that holds the runs: what ``--runs-dir`` says, else the default."""
+    """Return the folder that contains the runs: ``--runs-dir``, else the default."""
     return runs_folder(arguments.runs_dir)
 
 
 def find_run(arguments: argparse.Namespace) -> RunDirectory:
-    """The run that RUN names; raises RunError when there is none."""
+    """Return the run that RUN names; raises RunError if there is none."""
     return find(arguments.run, runs_dir(arguments))
 
 
 def all_runs(arguments: argparse.Namespace) -> list[RunDirectory]:
-    """Every run that this user may read, newest first.
+    """Return every run that this user may read, newest first.
 
     Raises:
         RunError: ``--runs-dir`` names no directory.
     """
     folder = runs_dir(arguments)
     if arguments.runs_dir is not None and not folder.is_dir():
-        raise RunError(f"{folder}: no such directory; name one that holds runs with --runs-dir")
+        raise RunError(f"{folder}: no such directory; give a folder of runs with --runs-dir")
     found = {}
     for record in folder.glob("*/run.json"):
         try:

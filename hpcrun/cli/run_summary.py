@@ -1,4 +1,4 @@
-"""How a run that has ended is told on the screen."""
+"""Summary of an ended run for the screen."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def print_result(run: RunDirectory) -> None:
 
 
 def print_end(run: RunDirectory) -> int:
-    """Print how ``run`` ended, cause first, and return the exit code that says the same."""
+    """Print the end of ``run``, cause first, and return the matching exit code."""
     result = read_json(run.result)
     if result is None and (not run.path.is_dir() or is_husk(run.path)):
         say(f"hpcrun: {run.name} has ended: its run directory, {run.path}, was deleted")
@@ -37,7 +37,7 @@ def print_end(run: RunDirectory) -> int:
             why = now.detail.removesuffix("; `hpcrun resume` continues it")
             say(f"hpcrun: {run.name} ended without a result: {why}; {_continue(run)}")
             _print_evidence(run, None)
-            # Only a full disk keeps the controller, too, from a last word.
+            # Only on a full disk can the controller, too, write no end.
             return exitcodes.SAVE_FAILED if jobs.is_full(run.path) else exitcodes.FAILED
         result = {"state": "stopped", "step": last_committed(read_events(run))}
     state, cause = str(result.get("state")), str(result.get("cause"))
@@ -57,7 +57,7 @@ def print_end(run: RunDirectory) -> int:
 
 
 def _where(result: dict[str, Any]) -> str:
-    """Nothing for a script, whose steps nobody counts."""
+    """Return an empty string for a script, because its steps are unknown."""
     step = result.get("step")
     return "" if step is None else f" at step {step}"
 
@@ -67,7 +67,7 @@ def _continue(run: RunDirectory) -> str:
 
 
 def describe_restart(event: Event) -> str:
-    """One line on an attempt that ended and is followed by another."""
+    """Return one line about an ended attempt that is followed by another."""
     reason, decision = event.fields.get("reason"), event.fields.get("decision")
     return f"hpcrun: {reason}; {decision}"
 
@@ -77,7 +77,7 @@ def _print_evidence(run: RunDirectory, ended: str | None) -> None:
     if attempt is None:
         return
     folder = run.attempt_logs(attempt.job, attempt.restart)
-    # Of the rank that the reason names: the others' tracebacks tell of lost connections.
+    # Only the rank that the reason names: tracebacks of other ranks show lost connections.
     cause = first_cause(
         read_failures(folder),
         read_exits(folder),
@@ -85,7 +85,7 @@ def _print_evidence(run: RunDirectory, ended: str | None) -> None:
         read_hang(folder),
         folder,
     )
-    # Of input that rank 0 refused the line says all: whoever has a traceback was only left behind.
+    # If rank 0 refused the input, the line suffices: other ranks only lost their connection.
     if cause is not None and cause.traceback and (ended != "bad-input" or cause.bad_input):
         say(*quoted(cause.traceback))
         if cause.copy:

@@ -10,7 +10,7 @@ def require_subcommand(command: str, word: str | None, known: Sequence[str], kin
     """Return ``word`` if it is one of ``known``.
 
     Args:
-        kind: the noun for what the second word names, such as ``view``.
+        kind: the noun for the second word, such as ``view``.
 
     Raises:
         UserError: the word is missing or unknown; the text names the nearest word, or all of them.

@@ -42,7 +42,7 @@ def _refuse_stray_files(overrides: list[str]) -> None:
         if word.endswith((".yaml", ".yml", ".json")):
             raise UserError(f"{word}: a config file is named with -c: -c {shlex.quote(word)}")
         if word.endswith((".py", ".sh")):
-            raise UserError(f"{word}: a program to run stands after `--`: -- python {word}")
+            raise UserError(f"{word}: a program to run comes after `--`: -- python {word}")
 
 
 def _flags(arguments: argparse.Namespace) -> dict[str, tuple[Any, str]]:

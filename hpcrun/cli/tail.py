@@ -1,18 +1,18 @@
-"""Reading files that grow, a whole line at a time."""
+"""Read files that grow, one whole line at a time."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 
 class Tail:
-    """Gives the lines that have been added to ``path`` since the last look. The file may come later."""
+    """Yields the lines that were added to ``path`` since the last read. The file may be created later."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
 
     def read(self) -> Iterator[bytes]:
-        """The whole lines that are new, without their ends; a line under way waits for its end."""
+        """Yield the new whole lines without their ends; an unfinished line is kept for the next read."""
         try:
             with self._path.open("rb") as stream:
                 stream.seek(self._offset)
@@ -24,7 +24,7 @@ class Tail:
         yield from lines
 
     def last(self) -> Iterator[bytes]:
-        """The whole lines that are new, and what is left behind them: nobody will end that line."""
+        """Yield the new whole lines, and the rest behind them: nothing will complete that line."""
         yield from self.read()
         try:
             with self._path.open("rb") as stream:
@@ -37,12 +37,12 @@ class Tail:
             yield from rest.removesuffix(b"\n").split(b"\n")
 
     def skip(self) -> None:
-        """Pass over everything there is."""
+        """Skip the present content."""
         for _ in self.read():
             continue
 
     def skip_to_last(self, wanted: Callable[[bytes], bool]) -> None:
-        """Pass over everything up to and including the last line that is ``wanted``."""
+        """Skip everything up to and including the last line that is ``wanted``."""
         start = offset = self._offset
         for line in self.read():
             offset += len(line) + 1

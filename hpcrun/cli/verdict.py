@@ -1,4 +1,4 @@
-"""How a diagnosis is shown: as lines of text, and as JSON."""
+"""Output of a diagnosis: as lines of text, and as JSON."""
 
 from typing import Any
 
@@ -23,13 +23,13 @@ def report(finding: Finding, notes: list[str]) -> list[str]:
         lines.append(f"cascade   {_ranks(finding.cascade)} then failed because of it")
     if finding.folded:
         folded = ", ".join(f"{name} {count}" for name, count in finding.folded[:6])
-        lines.append(f"folded    lines that only follow: {folded}")
+        lines.append(f"folded    lines that follow from it: {folded}")
     lines += [f"note      {note}" for note in (*finding.notes, *notes)]
     return lines
 
 
 def as_data(finding: Finding | None, notes: list[str]) -> dict[str, Any]:
-    """The diagnosis as JSON has it; ``found`` is false where there is none."""
+    """Return the diagnosis for JSON; ``found`` is false without a cause."""
     if finding is None:
         return {"found": False, "notes": notes}
     return {

@@ -120,7 +120,7 @@ def test_metrics_are_dicts_or_a_frame(made: RunDirectory, monkeypatch: pytest.Mo
         ({"task": "nowhere:Task"}, "task=: task: "),
         ({"command": "python train.py"}, "command=: give a list of words: command=.'python', 'tr"),
         ({"command": []}, "command=: has no words"),
-        ({"command": ["sleep", 3]}, "command=: 3 is no text; write it as '3'"),
+        ({"command": ["sleep", 3]}, "command=: 3 is not text; write it as '3'"),
         ({"command": ["true"], "after": ["other"]}, "other: no such run"),
         ({"executor": "cloud"}, "executor=: job.executor: "),
     ],

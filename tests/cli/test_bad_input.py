@@ -43,7 +43,7 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "no such option": (["submit", "--nodez", "2"], ["--nodez", "did you mean --nodes?", "--help"]),
     "half an option": (["submit", "--node", "2"], ["--node:", "did you mean --nodes?"]),
     "an option without its value": (["submit", "--nodes"], ["--nodes", "expected one argument"]),
-    "no command after the dashes": (["submit", "--"], ["no command stands after `--`"]),
+    "no command after the dashes": (["submit", "--"], ["there is no command after `--`"]),
     "a command where none belongs": (["status", "--", "ls"], ["takes no command"]),
     "no nodes": (["submit", "--nodes", "0"], ["--nodes", "job.nodes", "at least 1"]),
     "nodes in words": (["submit", "--nodes", "two"], ["--nodes", "a whole number, not 'two'"]),

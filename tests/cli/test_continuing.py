@@ -55,7 +55,7 @@ def test_a_config_of_which_nothing_was_saved_makes_room_for_another(
     write_status(run.job_logs("7"), replace(live, state="FAILED"))
     assert guarded([*LINE, "train.lr=0.2", "model.width=3"]) == 0
     told = capsys.readouterr().err
-    assert "this one takes its place: model.width: absent -> 3; train.lr: 0.1 -> 0.2\n" in told
+    assert "so the new config replaces it: model.width: absent -> 3; train.lr: 0.1 -> 0.2\n" in told
     assert load_resolved(run.config).train.lr == 0.2
     record = read_json(run.record) or {}
     assert record["replaces"]["changed"] == ["model.width: absent -> 3", "train.lr: 0.1 -> 0.2"]
@@ -134,7 +134,7 @@ def test_a_script_does_not_start_from_scratch(
     line = ["submit", "--prepare", "--no-snapshot", "--name", "script"]
     assert guarded([*line, "--", "python", "x.py"]) == 0
     assert guarded([*line, "--from-scratch", "--", "python", "x.py"]) == 2
-    assert "runs a script with checkpoints of its format" in capsys.readouterr().err
+    assert "runs a script, which has checkpoints in its own format" in capsys.readouterr().err
 
 
 def test_a_script_that_reported_a_saved_step_goes_on_without_checkpoints_of_ours(

@@ -93,9 +93,9 @@ def test_no_byte_of_a_log_commands_the_terminal(
     ("arguments", "words"),
     [
         (["nosuch"], "nosuch"),
-        (["-", "job.log"], "- allows no other source"),
+        (["-", "job.log"], "`-` excludes other sources"),
         (["a.log", "b.log"], "no such log"),
-        (["-", "--flight-recorder", "nowhere"], "holds no dumps"),
+        (["-", "--flight-recorder", "nowhere"], "contains no dumps"),
     ],
 )
 def test_bad_input_has_one_line_and_exit_code_2(

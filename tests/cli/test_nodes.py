@@ -17,7 +17,7 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_no_node_is_known_at_first(ledger: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert guarded(["nodes"]) == 0
-    assert capsys.readouterr().out == "hpcrun: no node has failed a run of yours\n"
+    assert capsys.readouterr().out == "hpcrun: no node has failed one of your runs\n"
     assert not ledger.exists()
 
 
@@ -33,7 +33,7 @@ def test_nodes_are_shown_with_their_failures_and_forgiven(
     assert "killed by SIGKILL (runs/a)" in first
     (second,) = [line for line in told.splitlines() if line.startswith("n2")]
     assert "no " in second
-    assert "`hpcrun nodes --forgive NODE` ends it" in told
+    assert "`hpcrun nodes --forgive NODE` ends the exclusion" in told
 
     assert guarded(["nodes", "--json"]) == 0
     rows = {row["node"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
@@ -55,5 +55,5 @@ def test_a_node_that_nobody_blames_is_refused(
     blame(ledger, "n2", "down", "runs/a")
     assert guarded(["nodes", "--forgive", "n9"]) == 2
     assert capsys.readouterr().err == (
-        "hpcrun: --forgive n9: the node is not blamed for anything; known are n2 (see `hpcrun nodes`)\n"
+        "hpcrun: --forgive n9: no failure is recorded for this node; known are n2 (see `hpcrun nodes`)\n"
     )

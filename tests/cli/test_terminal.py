@@ -45,7 +45,7 @@ def test_ctrl_c_saves_and_stops_and_the_same_line_goes_on_and_twice_ends_it_at_o
     bar = screen.read_until(_BAR)
     assert len(bar[0]) <= 80
     screen.press_ctrl_c()
-    screen.read_until("saving a checkpoint, then stopping; Ctrl-C again ends it at once")
+    screen.read_until("saving a checkpoint, then stopping; Ctrl-C again ends it immediately")
     step = int(screen.read_until(r"long is stopped at step (\d+); `hpcrun resume long`")[1])
     assert screen.end() == 75
     assert step >= int(bar[2])
@@ -61,7 +61,7 @@ def test_ctrl_c_saves_and_stops_and_the_same_line_goes_on_and_twice_ends_it_at_o
         screen.press_ctrl_c()
         screen.read_until("saving a checkpoint")
         screen.press_ctrl_c()
-        screen.read_until("ending it at once; it continues from its last checkpoint")
+        screen.read_until("ending it now; it continues from its last checkpoint")
     assert screen.end() == 75
     assert "\r" not in screen.text.replace("\r\n", "")
 

@@ -174,7 +174,7 @@ def test_runs_without_any_config_are_said_to_be_one_group(
     assert guarded(["compare", str(collected(tmp_path))]) == 0
     told = capsys.readouterr().out
     assert "config unknown" in told
-    assert "no run has a config: the runs could not be told apart by config" in told
+    assert "no run has a config, so the runs form one group" in told
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_the_tables(tmp_path: Path, make_run: MakeRun, capsys: pytest.CaptureFix
         "one",
         "train.lr=0.5",
     ]
-    assert lines[6] == "difference to row 1, over the seeds that both have"
+    assert lines[6] == "difference to row 1, over the common seeds"
     assert lines[8].split()[:3] == ["2", "3", "0.0388"]
     assert "1 run does not count:" in lines
     assert "  row 3: bad (seed 8): failed" in lines

@@ -36,6 +36,6 @@ def test_a_program_submits_waits_and_cancels(bench: Bench) -> None:
         [bench.slurm.python, "-c", PROGRAM], cwd=bench.folder, env=bench.environ()
     )
     late, refused = done.stdout.splitlines()
-    assert late == "long: has not ended after 1 s; the job runs on"
+    assert late == "long: has not ended after 1 s; the job continues"
     assert refused.startswith("sbatch refused: ")
     assert {path.name for path in (bench.folder / "runs").iterdir()} == {"short", "long"}

@@ -30,7 +30,7 @@ _MOST_PROBLEMS = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     parser.add_argument(
         "runs", nargs="*", metavar="RUN", help="run directories, folders of them, or names"
     )
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--map",
         type=Path,
         metavar="FILE",
-        help="read the runs of another program; FILE says where their files are",
+        help="read another program's runs; FILE maps their files",
     )
     parser.add_argument(
         "--csv", type=Path, metavar="FOLDER", help="also write runs.csv, metrics.csv and events.csv"
@@ -150,11 +150,11 @@ def _print(summary: "Summary", output: Path) -> None:
     states = ", ".join(f"{count:,} {state}" for state, count in sorted(summary.states.items()))
     runs = _count(sum(summary.states.values()), "run")
     say(f"{output}: {runs} ({states}), {_count(summary.rows, 'row')} of metrics")
-    written = "" if summary.written else "; the file is as before"
+    written = "" if summary.written else "; the file is unchanged"
     say(f"  read {summary.read:,}, unchanged {summary.unchanged:,}{written}")
     if summary.kept:
         away = sum(not Path(path).is_dir() for path in summary.kept)
-        lost = f", {away:,} of them gone from the disk (--prune removes those)" if away else ""
+        lost = f", {away:,} of them without a directory (--prune removes these)" if away else ""
         say(f"  kept {_count(len(summary.kept), 'run')} of earlier calls{lost}")
     if summary.pruned:
         say(f"  removed {_count(summary.pruned, 'run')} without a directory")

@@ -1,9 +1,10 @@
-"""Start the ranks of a run in a Slurm job, judge their end, and requeue the job.
+"""Start the ranks of a run in a Slurm job, classify their end, requeue the job.
 
-Batch scripts call this command; people call `hpcrun submit`. The policy of the
-run decides on the requeue. Exit code 0: the training is done, or the job has
-been requeued. 75: the run is to continue, and the step has not requeued the
-job. Any other code: the run has ended in a failure (143: stopped on request).
+Batch scripts call this command; people call `hpcrun submit`. The restart policy
+of the run decides about the requeue. Exit code 0: the training is done, or the
+job has been requeued. 75: the run is to be continued, and the step has not
+requeued the job. Any other code: the run ended in a failure (143: stopped on
+request).
 """
 
 import argparse
@@ -15,12 +16,12 @@ from hpcrun.run.io.streams import outlive_full_disk
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     parser.add_argument("run", type=Path, metavar="RUN", help="the run directory")
     parser.add_argument(
         "--own-script",
         action="store_true",
-        help="the batch script is a person's: the `job:` section of the run does not count",
+        help="a person wrote the batch script; ignore the `job:` section of the run",
     )
     parser.add_argument(
         "--torchrun",
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--failed",
         metavar="COMMAND",
-        help="start no rank: this command of the batch script has failed",
+        help="start no rank, because this command of the batch script has failed",
     )
     parser.add_argument(
         "--exit-code", type=int, default=1, metavar="N", help="the exit code of that command"

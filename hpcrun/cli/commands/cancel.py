@@ -1,4 +1,4 @@
-"""Save, then stop: SIGTERM to every rank, which checkpoints and ends.
+"""Save, then stop: send SIGTERM to every rank; the run checkpoints and ends.
 
 `hpcrun resume` continues the run.
 """
@@ -13,10 +13,10 @@ from hpcrun.printing import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     add_run(parser)
-    parser.add_argument("--now", action="store_true", help="kill it, without a checkpoint")
-    parser.add_argument("--no-wait", action="store_true", help="do not wait until it has ended")
+    parser.add_argument("--now", action="store_true", help="kill the run, without a checkpoint")
+    parser.add_argument("--no-wait", action="store_true", help="return without waiting for the end")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     limit = time_to_end(directory)
     if not jobs.wait_until_ended(directory, limit):
-        say(f"hpcrun: still there after {limit:.0f} s; look with `hpcrun status`")
+        say(f"hpcrun: the job has not ended after {limit:.0f} s; `hpcrun status` shows its state")
         return 1
     note_end(directory)
     print_end(directory)

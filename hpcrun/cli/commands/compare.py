@@ -1,8 +1,8 @@
 """Compare the configs in results.h5 over their seeds.
 
-Runs with one config are a group. The seed, job, restarts, checkpoint and watch
-do not count as differences. Only finished runs count; all
-others are listed. The second table compares seed by seed with one group.
+Runs with the same config form a group. Differences in seed, job, restarts,
+checkpoint and watch are ignored. Only finished runs count; other
+runs are listed. The second table compares the groups with one group per seed.
 
   hpcrun compare results.h5
   hpcrun compare results.h5 --metric validation_loss --by train.lr --at best
@@ -28,7 +28,7 @@ _MOST_LISTED = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     parser.add_argument("file", metavar="FILE", type=Path, help="a file of `hpcrun aggregate`")
     parser.add_argument(
         "--metric",
@@ -36,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a metric, or result.KEY of result.json (default: validation_loss, else loss)",
     )
     parser.add_argument(
-        "--goal", choices=("min", "max"), help="the better end (default: by the metric's name)"
+        "--goal",
+        choices=("min", "max"),
+        help="whether lower or higher is better (default: by the metric's name)",
     )
     parser.add_argument(
         "--at", default="last", metavar="WHEN", help="last, best, or a step (default: last)"
@@ -47,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="group by these keys of the config, such as train.lr,model.width",
     )
     parser.add_argument(
-        "--seed-key", default="seed", metavar="KEY", help="the config's key of the seed"
+        "--seed-key", default="seed", metavar="KEY", help="the config key that holds the seed"
     )
     parser.add_argument(
         "--include",
@@ -64,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.95,
         metavar="SHARE",
-        help="of intervals (default 0.95)",
+        help="confidence of the intervals (default: 0.95)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -106,9 +108,9 @@ def run(arguments: argparse.Namespace) -> int:
     say(f"{metric} ({at}, {goal} is best), {arguments.confidence:.0%} intervals")
     say(*_table(_group_rows(groups, spreads, question.lower)))
     if not any(group.known for group in groups):
-        say("no run has a config: the runs could not be told apart by config")
+        say("no run has a config, so the runs form one group")
     if len(groups) > 1:
-        say("", f"difference to row {arguments.against}, over the seeds that both have")
+        say("", f"difference to row {arguments.against}, over the common seeds")
         say(*_table(_pair_rows(groups, pairs)))
         if len(groups) > 2:
             say(f"p is not corrected for {len(groups) - 1} comparisons")
@@ -189,7 +191,7 @@ def _pair_rows(groups: Sequence["Group"], pairs: Sequence["Paired | None"]) -> l
 
 
 def _left_out(groups: Sequence["Group"]) -> list[str]:
-    """Return a line for each run that does not count, and for the seeds that were never run."""
+    """Return a line for each run that does not count, and for the missing seeds."""
     found = [
         f"  row {number}: {run}{'' if seed is None else f' (seed {seed})'}: {why}"
         for number, group in enumerate(groups, 1)
@@ -247,7 +249,7 @@ def _number(value: float | None) -> str:
 
 
 def _table(rows: list[list[str]]) -> list[str]:
-    """Return aligned lines; the last column is as long as it is."""
+    """Return aligned lines; the last column is not padded."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(

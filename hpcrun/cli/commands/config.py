@@ -1,6 +1,5 @@
-"""Show the config that a command line means, with every default; or the schema,
-for editors.
-
+"""Show the config that a command line results in, with every default, or show
+the schema for editors.
   hpcrun config show -c configs/gpt.yaml train.lr=1e-3
   hpcrun config schema > hpcrun.schema.json
 """
@@ -20,7 +19,7 @@ _WAYS = ("show", "schema")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     parser.usage = "hpcrun config show|schema [-c FILE] [--json] [key.sub=value ...]"
     parser.add_argument("what", metavar="show|schema", nargs="?", help="what to print")
     parser.add_argument("-c", "--config", type=Path, metavar="FILE", help="YAML or JSON config")

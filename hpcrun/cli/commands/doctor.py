@@ -1,7 +1,7 @@
-"""Find out why a job failed: the first error, where it came up, and what to do.
+"""Find out why a job failed: the first error, its place, and the remedy.
 
-Reads a run with all that is known of its newest attempt, or the logs of any
-job: files, a folder of files, or `-` for the standard input. Exit code: 0 no
+Reads a run with all records of its newest attempt, or the logs of any job:
+files, a folder of files, or `-` for the standard input. Exit code: 0 no
 failure found, 1 a cause was found, 2 bad input.
 """
 
@@ -29,7 +29,7 @@ from hpcrun.run.io.files import read_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     parser.add_argument(
         "sources",
         nargs="+",
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Diagnose and print; 1 where a cause was found."""
+    """Diagnose and print; return 1 if a cause was found."""
     lines, folders, nodes = _lines(arguments)
     finding = find_cause(lines, nodes)
     dumps = _dumps(folders, arguments.flight_recorder)
@@ -64,12 +64,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _lines(arguments: argparse.Namespace) -> tuple[Iterator[LogLine], list[Path], int]:
-    """Return the lines to read, the folders that may hold dumps, and the number of nodes (0: unknown)."""
+    """Return the lines to read, the folders that may contain dumps, and the number of nodes (0: unknown)."""
     sources: list[str] = arguments.sources
     if sources == ["-"]:
         return read_stream(sys.stdin.buffer, "-"), [], 0
     if "-" in sources:
-        raise UserError("doctor: - allows no other source; pipe all logs into it, or name files")
+        raise UserError("doctor: `-` excludes other sources; pipe all logs into it, or name files")
     paths = [Path(source) for source in sources]
     if len(sources) == 1 and not _is_log(paths[0]):
         directory = find(sources[0], runs_dir(arguments))
@@ -119,7 +119,7 @@ def _dumps(folders: list[Path], named: Path | None) -> Dumps:
     if named is not None:
         dumps = read_dumps(named) if named.is_dir() else {}
         if not dumps:
-            raise UserError(f"--flight-recorder {named}: holds no dumps (files NAME0, NAME1 …)")
+            raise UserError(f"--flight-recorder {named}: contains no dumps (files NAME0, NAME1 …)")
         return dumps
     merged: dict[str, Mapping[int, Mapping[str, Any]]] = {}
     for folder in folders:

@@ -1,6 +1,6 @@
 """Write a run's model to one file.
 
-Plain PyTorch loads a .pt, any safetensors reader a .safetensors.
+Plain PyTorch loads a .pt file, any safetensors reader a .safetensors file.
 """
 
 import argparse
@@ -12,23 +12,25 @@ from hpcrun.printing import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     add_saved(parser)
-    parser.add_argument("file", type=Path, help="where to: model.safetensors or model.pt")
+    parser.add_argument("file", type=Path, help="output file: model.safetensors or model.pt")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--step", type=int, help="of which checkpoint (default: the newest whole)")
     which.add_argument(
-        "--best", action="store_true", help="of the one with the lowest validation loss"
+        "--step", type=int, help="export this step (default: the newest valid checkpoint)"
+    )
+    which.add_argument(
+        "--best", action="store_true", help="export the checkpoint with the lowest validation loss"
     )
     parser.add_argument(
-        "--ema", action="store_true", help="the averaged weights that train.ema keeps"
+        "--ema", action="store_true", help="export the averaged weights of train.ema"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Export, and say what was written."""
+    """Export the model and print a summary."""
     store, name = find_saved(arguments, "export-0")
-    # torch takes a second to import: after the arguments are known to be right.
+    # Importing torch takes a second, so the arguments are checked first.
     from hpcrun.checkpoint.export import best_readable, export_model, newest_readable
 
     step = arguments.step

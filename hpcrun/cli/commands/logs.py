@@ -1,5 +1,5 @@
-"""What a run's ranks print: the newest attempt's log of rank 0, or of another, or
-of all.
+"""Show the output of a run's ranks: the newest log of rank 0, of another rank,
+or of all.
 
 With -f it follows the run across restarts; Ctrl-C ends the watching, not the
 run. Control characters are shown as escapes, and of a progress bar the last
@@ -27,7 +27,7 @@ _ASK = 5.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_run(parser)
-    parser.add_argument("-f", "--follow", action="store_true", help="go on as it grows")
+    parser.add_argument("-f", "--follow", action="store_true", help="follow it as it grows")
     parser.add_argument("--rank", default="0", metavar="K", help="a rank, or all (default: 0)")
 
 

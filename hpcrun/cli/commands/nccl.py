@@ -3,13 +3,13 @@
   hpcrun nccl lint             this shell's environment
   hpcrun nccl lint train.sh    a script: shell, batch, Dockerfile, Python
   hpcrun nccl lint gpt.yaml    a config's job.env, job.setup and job.srun_args
-  hpcrun nccl lint RUN         what a run was submitted with
-  hpcrun nccl advise           what to set on this node, with the reasons
+  hpcrun nccl lint RUN         the settings of a submitted run
+  hpcrun nccl advise           advice for this node, with the reasons
   hpcrun nccl tune             measure collectives, here or in a job, and
-                               keep a setting that is faster beyond doubt
+                               keep a setting that is significantly faster
 
-`lint` ends with exit code 1 where it finds an error. In an allocation, `advise`
-looks at every node and says where the nodes differ.
+`lint` exits with code 1 if it finds an error. In an allocation, `advise`
+inspects every node and reports where the nodes differ.
 """
 
 import argparse
@@ -24,7 +24,7 @@ FORMATS = ("table", "shell", "yaml", "json")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     parser.usage = "hpcrun nccl lint|advise|tune [options] [WHAT]"
     parser.add_argument("what", metavar="lint|advise|tune", nargs="?", help="what to do")
     parser.add_argument(
@@ -42,13 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_runs_dir(parser)
     lint = parser.add_argument_group("lint")
     lint.add_argument(
-        "--notes", action="store_true", help="print notes too, not only what is wrong"
+        "--notes", action="store_true", help="print notes too, not only errors and warnings"
     )
     advise = parser.add_argument_group("advise")
     advise.add_argument(
         "--format", choices=FORMATS, default="table", help="table, shell exports, YAML or JSON"
     )
-    advise.add_argument("--site", metavar="NAME", help="add what a site documents for its network")
+    advise.add_argument("--site", metavar="NAME", help="add the documented settings of a site")
     advise.add_argument(
         "--facts", metavar="FILE", help="advise on a node's recorded facts, not on this node"
     )

@@ -1,4 +1,4 @@
-"""`hpcrun nccl advise`: what to set on this node, or on every node of an allocation."""
+"""`hpcrun nccl advise`: recommended variables for this node, or for every node of an allocation."""
 
 import argparse
 import json
@@ -22,12 +22,12 @@ from hpcrun.network.nccl.versions import is_version
 from hpcrun.printing import say, say_aside
 
 _TEXTS = {"table": as_table, "shell": as_shell, "yaml": as_yaml}
-# Seconds for a step on all nodes: nvidia-smi takes some of them on a busy node.
+# Seconds for a step on all nodes: nvidia-smi takes several seconds on a busy node.
 _PATIENCE = 180.0
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the advice; with ``--record``, the facts it rests on."""
+    """Print the advice; with ``--record``, the facts on which it is based."""
     if arguments.target is not None:
         raise UserError(f"nccl advise {arguments.target}: advise takes no file; see --facts")
     if arguments.nccl is not None and not is_version(arguments.nccl):
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _nodes(arguments: argparse.Namespace) -> list[NodeFacts]:
-    """The recorded node, this node, or in an allocation of several nodes each of them."""
+    """Return the recorded node, this node, or every node of an allocation."""
     if arguments.facts is not None:
         return [_recorded(Path(arguments.facts))]
     hosts = step_hosts(os.environ)
@@ -61,12 +61,12 @@ def _recorded(path: Path) -> NodeFacts:
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(record, dict):
-        raise UserError(f"{path}: should hold one JSON object, as --record prints it")
+        raise UserError(f"{path}: should contain one JSON object, as --record prints it")
     return facts_from(record)
 
 
 def _on_every_node(hosts: Sequence[str]) -> list[NodeFacts]:
-    """Inspect every node of the allocation in a step of one task a node."""
+    """Inspect every node of the allocation in a step with one task per node."""
     command = ["srun", f"--nodes={len(hosts)}", f"--ntasks={len(hosts)}", "--ntasks-per-node=1"]
     command += ["--overlap", "--kill-on-bad-exit=0", "--wait=60"]
     ours = [sys.executable, "-m", "hpcrun", "nccl", "advise", "--record"]
@@ -101,7 +101,7 @@ def _data(advice: dict[str, list[Advice]], found: list[Difference]) -> dict[str,
 
 
 def _print(advice: dict[str, list[Advice]], found: list[Difference], form: str) -> None:
-    """Print equal advice once; which nodes it is for goes to standard error, out of the exports' way."""
+    """Print equal advice once; the node names go to standard error, so that they do not mix with exports."""
     groups: dict[tuple[Advice, ...], list[str]] = {}
     for host, lines in advice.items():
         groups.setdefault(tuple(lines), []).append(host)
@@ -115,7 +115,7 @@ def _print(advice: dict[str, list[Advice]], found: list[Difference], form: str) 
 
 
 def _print_what_is_set(lines: set[Advice]) -> None:
-    """Say which advised variables this shell sets otherwise."""
+    """Name the advised variables that this shell sets to other values."""
     for line in sorted(lines, key=lambda line: line.name or ""):
         if line.name is not None and os.environ.get(line.name, line.value) != line.value:
             say_aside(

@@ -1,4 +1,4 @@
-"""`hpcrun nccl lint`: read the settings from where they are made, and print what is wrong."""
+"""`hpcrun nccl lint`: read the settings from an environment, script or config, and print what is wrong."""
 
 import argparse
 import os
@@ -24,7 +24,7 @@ _MOST_BYTES = 1 << 20
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the findings; 1 where one of them is an error."""
+    """Print the findings; return 1 if a finding is an error."""
     version: str | None = arguments.nccl
     if version is not None and not is_version(version):
         raise UserError(f"--nccl {version}: should be a version such as 2.27.5")
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _settings(arguments: argparse.Namespace) -> tuple[list[Setting], list[Finding], str]:
-    """The settings, the findings about ``--export`` lists, and what was read."""
+    """Return the settings, the findings about ``--export`` lists, and the name of the checked source."""
     target: str | None = arguments.target
     if target is None:
         return settings_of(os.environ, "environment"), [], "the environment"
@@ -73,7 +73,7 @@ def _of_run(directory: RunDirectory) -> tuple[list[Setting], list[Finding]]:
 
 
 def _of_job(job: Any, where: Mapping[str, str], name: str) -> tuple[list[Setting], list[Finding]]:
-    """The settings of a config's ``job:`` section: the lines of ``setup`` first, then ``env``."""
+    """Return the settings of a config's ``job:`` section: first the lines of ``setup``, then ``env``."""
     if not isinstance(job, Mapping):
         return [], []
     setup = _texts(job.get("setup"))

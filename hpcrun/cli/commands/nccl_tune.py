@@ -1,4 +1,4 @@
-"""`hpcrun nccl tune`: which settings make the collectives of this allocation, or of this machine, faster."""
+"""`hpcrun nccl tune`: find faster settings for the collectives of this allocation or machine."""
 
 import argparse
 import os
@@ -30,23 +30,25 @@ _MOST_LOCAL = 64
 def add_arguments(group: argparse._ArgumentGroup) -> None:
     """Add the options of ``tune`` to a group of the command's options."""
     group.add_argument(
-        "--local", type=int, metavar="N", help="N ranks on this machine, in place of an allocation"
+        "--local", type=int, metavar="N", help="N ranks on this machine instead of an allocation"
     )
-    group.add_argument("--backend", choices=("nccl", "gloo"), help="default: nccl where GPUs are")
     group.add_argument(
-        "--tasks-per-node", type=int, metavar="N", help="ranks of a node (default: its GPUs, or 1)"
+        "--backend", choices=("nccl", "gloo"), help="default: nccl with GPUs, else gloo"
+    )
+    group.add_argument(
+        "--tasks-per-node", type=int, metavar="N", help="ranks per node (default: its GPUs, or 1)"
     )
     group.add_argument(
         "--sizes",
         default="8:1G:16",
         metavar="A:B:F",
-        help="bytes from A to B, each F times the last (default 8:1G:16)",
+        help="bytes from A to B, by factor F (default: 8:1G:16)",
     )
     group.add_argument(
         "--collectives",
         default="all_reduce,all_gather,reduce_scatter,broadcast,alltoall,sendrecv",
         metavar="LIST",
-        help="names with commas (default: all six)",
+        help="comma-separated names (default: all six)",
     )
     group.add_argument(
         "--deterministic",
@@ -65,16 +67,16 @@ def add_arguments(group: argparse._ArgumentGroup) -> None:
         type=float,
         default=Grid.seconds,
         metavar="S",
-        help=f"seconds of a size in a trial (default {Grid.seconds:g})",
+        help=f"seconds per size in a trial (default {Grid.seconds:g})",
     )
     group.add_argument(
         "--longest",
         type=float,
         default=Grid.longest,
         metavar="S",
-        help=f"skip sizes for which a call takes longer (default {Grid.longest:g})",
+        help=f"skip sizes at which a call takes longer (default {Grid.longest:g})",
     )
-    group.add_argument("--seed", type=int, default=0, help="of the order of the trials")
+    group.add_argument("--seed", type=int, default=0, help="seed for the order of the trials")
     group.add_argument("--out", type=Path, metavar="FILE", help="write job.env as YAML")
     group.add_argument("--png", type=Path, metavar="FILE", help="draw the bandwidths")
     group.add_argument("--table", action="store_true", help="print nccl-tests' tables too")
@@ -153,25 +155,25 @@ def _backend(arguments: argparse.Namespace) -> str:
 
 
 def _ranks(arguments: argparse.Namespace) -> tuple[Callable[[], Fleet], int, str]:
-    """Return how the ranks are started, their number, and where they are."""
+    """Return the function that starts the ranks, their number, and their place."""
     if arguments.local is not None:
         return partial(here, arguments.local), arguments.local, "this machine"
     if "SLURM_JOB_ID" not in os.environ:
         raise UserError(
-            "nccl tune runs in an allocation (salloc, sbatch); on one machine give the number of ranks, "
+            "nccl tune runs in an allocation (salloc, sbatch); on one machine, give the number of ranks, "
             "such as --local 2"
         )
     nodes = step_hosts(os.environ)
     tasks = arguments.tasks_per_node or visible_gpus(os.environ) or 1
     if len(nodes) * tasks < 2:
         raise UserError(
-            "this allocation has one rank: nothing is sent; ask for more nodes, or give --tasks-per-node"
+            "this allocation has one rank, so nothing is sent; request more nodes, or give --tasks-per-node"
         )
     return partial(on_slurm, nodes, tasks), len(nodes) * tasks, f"{len(nodes)} nodes"
 
 
 def _require_figures(found: Found) -> None:
-    """Raise UserError where no trial has worked."""
+    """Raise UserError if no trial has worked."""
     trials = [*found.default, *found.setting]
     if all(trial.problem for trial in trials):
         raise UserError(f"no collective could be measured: {trials[0].problem}")

@@ -1,14 +1,14 @@
 """Check a job's network: names, latency, interfaces, ports, bandwidth, all-reduce.
 
-Needs neither GPUs nor root. All pairs are measured in parallel rounds, so that
-16 nodes take 45 seconds. The verdict names a bad node, a bad link, or a closed
+Needs neither GPUs nor root. All pairs are measured in parallel rounds: 16
+nodes take 45 seconds. The result names a bad node, a bad link, or a closed
 range of ports.
 
   hpcrun netcheck              in an allocation (salloc, sbatch/netcheck.sbatch)
-  hpcrun netcheck --nodes 8    asks Slurm for 8 nodes first
+  hpcrun netcheck --nodes 8    requests 8 nodes from Slurm first
   hpcrun netcheck --local 4    four processes on this machine, to see a report
 
-Exit code 1: something is wrong; the last line has the --exclude option to use.
+Exit code 1: a problem was found; the last line has the --exclude option to use.
 """
 
 import argparse
@@ -42,27 +42,27 @@ _ALL_REDUCE = 60.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     how = parser.add_argument_group("how to measure")
     how.add_argument(
-        "--seconds", type=float, default=3.0, metavar="S", help="seconds a round (default 3)"
+        "--seconds", type=float, default=3.0, metavar="S", help="seconds per round (default 3)"
     )
     how.add_argument(
-        "--streams", type=int, default=4, metavar="N", help="connections a pair (default 4)"
+        "--streams", type=int, default=4, metavar="N", help="connections per pair (default 4)"
     )
     how.add_argument(
         "--with",
         dest="tool",
         choices=_TOOLS,
         default="auto",
-        help="sockets: our own; iperf3; auto: iperf3 where it is installed",
+        help="sockets: built in; iperf3; auto: iperf3 if installed",
     )
     how.add_argument(
         "--threshold",
         type=float,
         default=THRESHOLD,
         metavar="SHARE",
-        help=f"slow is below this share of the usual rate (default {THRESHOLD:g})",
+        help=f"a rate below this share of the usual rate is slow (default {THRESHOLD:g})",
     )
     how.add_argument(
         "--patience",
@@ -76,24 +76,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=_ALL_REDUCE,
         metavar="S",
-        help=f"seconds after which the all-reduce at the end hangs (default {_ALL_REDUCE:g}; 0: none)",
+        help=f"timeout of the final all-reduce in seconds (default {_ALL_REDUCE:g}; 0: none)",
     )
-    how.add_argument("--seed", type=int, default=0, help="of the random pairs above 64 nodes")
+    how.add_argument("--seed", type=int, default=0, help="seed for the random pairs above 64 nodes")
     how.add_argument(
-        "--local", type=int, metavar="N", help="N processes on this machine in place of nodes"
+        "--local", type=int, metavar="N", help="N processes on this machine instead of nodes"
     )
     where = parser.add_argument_group("which nodes (outside an allocation)")
-    where.add_argument("--nodes", type=int, metavar="N", help="ask Slurm for so many nodes")
-    where.add_argument("--nodelist", metavar="NODES", help="ask Slurm for these nodes")
+    where.add_argument("--nodes", type=int, metavar="N", help="request N nodes from Slurm")
+    where.add_argument("--nodelist", metavar="NODES", help="request these nodes from Slurm")
     for option in ("partition", "account", "qos", "reservation", "exclude", "time"):
         where.add_argument(f"--{option}", metavar="WORD", help=f"salloc's --{option}")
     what = parser.add_argument_group("what to print")
     what.add_argument("--json", action="store_true", help="print one JSON object")
-    what.add_argument("--png", type=Path, metavar="FILE", help="write the rates as a picture")
+    what.add_argument("--png", type=Path, metavar="FILE", help="draw the rates")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and print; 1 where something is wrong."""
+    """Measure and print; return 1 if something is wrong."""
     _require_sense(arguments)
     hosts = step_hosts(os.environ)
     if arguments.local is None and "SLURM_JOB_ID" not in os.environ:
@@ -128,7 +128,7 @@ def _measure(arguments: argparse.Namespace, hosts: Sequence[str]) -> Measured:
         names = [f"127.0.0.{index + 1}" for index in range(arguments.local)]
     elif len(hosts) < 2:
         raise UserError(
-            f"this allocation has {len(hosts)} node: a check of links needs at least 2; ask for more with "
+            f"this allocation has {len(hosts)} node: a check of links needs at least 2; request more with "
             "salloc --nodes, or leave the allocation and use --nodes"
         )
     else:
@@ -137,10 +137,10 @@ def _measure(arguments: argparse.Namespace, hosts: Sequence[str]) -> Measured:
     options = Options(
         seconds=arguments.seconds,
         streams=arguments.streams,
-        # Processes of one machine cannot share iperf3's port.
+        # Processes on one machine cannot share iperf3's port.
         tool="sockets" if arguments.local and arguments.tool == "auto" else arguments.tool,
         port=port_candidates(job, 1)[0],
-        # Nor can they hold the same ports.
+        # These processes cannot hold the same ports either.
         ports=() if arguments.local else tuple(tried_ports(os.environ, job)),
         all_reduce=arguments.all_reduce,
         seed=arguments.seed,
@@ -160,7 +160,7 @@ def _measure(arguments: argparse.Namespace, hosts: Sequence[str]) -> Measured:
 
 
 def _on_slurm(names: list[str], options: Options, progress: Progress) -> Measured:
-    """Check the nodes on which a task starts; srun starts none where one node does not answer it."""
+    """Check the nodes on which a task starts: if one node does not answer, srun starts no task at all."""
     lost: dict[str, str] = {}
     while True:
         started = fleet.on_slurm([name for name in names if name not in lost])
@@ -206,15 +206,15 @@ def _print(measured: Measured, found: list[Verdict]) -> None:
 
 
 def _in_an_allocation(arguments: argparse.Namespace) -> int:
-    """Ask Slurm for nodes and check them there; the exit code is that check's."""
+    """Request nodes from Slurm and check them there; return the exit code of that check."""
     if arguments.nodes is None and arguments.nodelist is None:
         raise UserError(
-            "netcheck runs in an allocation: use salloc or sbatch/netcheck.sbatch, ask for nodes with "
+            "netcheck runs in an allocation: use salloc or sbatch/netcheck.sbatch, request nodes with "
             "--nodes N, or try it on this machine with --local 4"
         )
     if shutil.which("salloc") is None:
         raise UserError("--nodes: there is no salloc on PATH; log in to a submit host")
-    # A node that fails is what the check is to report, not its end.
+    # The check must report a node that fails, and not end with it.
     asked = ["--ntasks-per-node=1", "--job-name=netcheck", "--no-kill"]
     if arguments.nodes is not None:
         asked.append(f"--nodes={arguments.nodes}")

@@ -1,9 +1,9 @@
-"""Nodes that failed your runs: how often, when and why, and if excluded now.
+"""List the nodes that failed your runs: how often, when, why, and if excluded.
 
 A node that failed job.exclude_after times within job.exclude_hours is excluded
-by submissions and requeues of all your runs while enough other nodes are alive.
---forgive clears what a node is blamed for, once the node is repaired. --json
-prints one object per line.
+by submissions and requeues of all your runs while enough other nodes are up.
+--forgive clears the failures of a node after its repair. --json prints one
+object per line.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from hpcrun.printing import say
 
 @dataclass(frozen=True)
 class NodeRecord:
-    """A node's failures, oldest first; ``recent`` of them count, and ``excluded`` says with what effect."""
+    """A node's failures, oldest first; ``recent``: the number that count; ``excluded``: whether now."""
 
     node: str
     failures: Sequence[Blame]
@@ -29,13 +29,13 @@ class NodeRecord:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
-    parser.add_argument("--forgive", metavar="NODE", help="clear what NODE is blamed for")
-    parser.add_argument("--json", action="store_true", help="one JSON object a node")
+    """Add the command's options."""
+    parser.add_argument("--forgive", metavar="NODE", help="clear the failures of NODE")
+    parser.add_argument("--json", action="store_true", help="one JSON object per node")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show the ledger of nodes, or clear one of its nodes."""
+    """Show the bad-node list, or clear one of its nodes."""
     path = ledger_path()
     known = blames(path, 0.0)
     if arguments.forgive is not None:
@@ -52,14 +52,14 @@ def run(arguments: argparse.Namespace) -> int:
             print_json(_as_json(record))
         return 0
     if not records:
-        say("hpcrun: no node has failed a run of yours")
+        say("hpcrun: no node has failed one of your runs")
         return 0
     _print_table(records)
     if any(record.excluded for record in records):
         say(
             f"excluded: {rule.exclude_after} failures or more in {rule.exclude_hours:g} h "
             "(job.exclude_after, job.exclude_hours of a run may differ); "
-            "`hpcrun nodes --forgive NODE` ends it"
+            "`hpcrun nodes --forgive NODE` ends the exclusion"
         )
     return 0
 
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
 def node_records(
     known: Sequence[Blame], after: int | None, hours: float, now: float
 ) -> list[NodeRecord]:
-    """Return a record for each node that was ever blamed, the newest failure first."""
+    """Return a record for each node with failures, the newest failure first."""
     recent = [entry for entry in known if entry.time >= now - hours * 3600]
     out = set(suspects(recent, after)) if after is not None else set()
     by_node: dict[str, list[Blame]] = {}
@@ -82,8 +82,8 @@ def node_records(
 
 def _unknown(known: Sequence[Blame]) -> str:
     names = sorted({entry.node for entry in known})
-    listed = f"known are {', '.join(names)}" if names else "no node is"
-    return f"the node is not blamed for anything; {listed} (see `hpcrun nodes`)"
+    listed = f"known are {', '.join(names)}" if names else "no node is recorded"
+    return f"no failure is recorded for this node; {listed} (see `hpcrun nodes`)"
 
 
 def _as_json(record: NodeRecord) -> dict[str, object]:

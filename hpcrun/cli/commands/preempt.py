@@ -1,8 +1,8 @@
-"""Send a run the signal that warns it before a time limit, to see it survive:
-it is requeued after its end, and goes on.
+"""Send a run its time-limit warning signal, to test that it survives: it stops,
+is requeued, and continues.
 
 Every rank gets SIGUSR2, or for a script the signal of job.warn_signal, on Slurm
-and on the local cluster. The local cluster sends SIGCONT first and SIGKILL
+and on the local cluster. The local cluster sends SIGCONT first, and SIGKILL
 after the grace time.
 """
 
@@ -14,7 +14,7 @@ from hpcrun.printing import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     add_run(parser)
 
 

@@ -1,16 +1,16 @@
 """Check every node of a job in seconds, before it starts.
 
-GPUs, a small matrix product, clocks, space, limits, names, versions, and the
-run directory as each node sees it.
+Checks GPUs, a small matrix product, clocks, space, limits, names, versions, and
+the run directory as each node sees it.
 
   hpcrun preflight             in an allocation (salloc, or a batch script)
   hpcrun preflight RUN         there, with the GPUs, container, files of a run
   hpcrun preflight --local 2   two processes on this machine, to see a report
 
-With `job.preflight: true` each start of a job does this before its ranks. A
+With `job.preflight: true`, each start of a job does this before its ranks. A
 node that fails is excluded, and the job is requeued.
 
-Exit code 1: a check fails; the last line has the --exclude option to use.
+Exit code 1: a check failed; the last line has the --exclude option to use.
 """
 
 import argparse
@@ -39,22 +39,22 @@ _MOST_LOCAL = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     parser.add_argument("run", type=Path, nargs="?", metavar="RUN", help="a run directory")
-    parser.add_argument("--local", type=int, metavar="N", help="N processes here in place of nodes")
+    parser.add_argument("--local", type=int, metavar="N", help="N processes here instead of nodes")
     parser.add_argument(
-        "--gpus", type=int, metavar="N", help="GPUs that each node has to show (default: the job's)"
+        "--gpus", type=int, metavar="N", help="GPUs expected on each node (default: the job's)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object, with all facts")
     parser.add_argument(
         "--before-ranks",
         action="store_true",
-        help="leave the report in the logs of this job's attempt (a job's start calls it)",
+        help="write the report to this attempt's logs (used when a job starts)",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check and print; 1 where a check fails."""
+    """Check and print; return 1 if a check fails."""
     if arguments.before_ranks:
         return _before_ranks(arguments)
     if arguments.local is not None and not 1 <= arguments.local <= _MOST_LOCAL:
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"--gpus {arguments.gpus}: should be at least 0")
     directory = None if arguments.run is None else RunDirectory(arguments.run.absolute())
     if directory is not None and not directory.config.is_file():
-        raise UserError(f"{arguments.run}: no run is there; `hpcrun status` lists the runs")
+        raise UserError(f"{arguments.run}: there is no such run; `hpcrun status` lists the runs")
     measured = _measure(arguments, directory, directory.path if directory else Path.cwd())
     found = results(measured)
     if arguments.json:
@@ -83,7 +83,7 @@ def _measure(
     if gpus is None and job is not None and job.cpu:
         gpus = 0
     if arguments.local is not None or in_local_cluster(os.environ):
-        # A job of the local cluster trains on the CPU where there is no GPU.
+        # A job of the local cluster trains on the CPU if there is no GPU.
         return check_here(arguments.local or 1, Asked(gpus, run, apart=False), folder=folder)
     if not hosts:
         raise UserError(
@@ -113,10 +113,10 @@ def _job(directory: RunDirectory | None) -> "Job | None":
 
 
 def _before_ranks(arguments: argparse.Namespace) -> int:
-    """Check the nodes of this job; return 1 where no rank is to start.
+    """Check the nodes of this job; return 1 if no rank may start.
 
-    The reason is a check that fails, or a cancellation. The end of the steps of a job looks like a node
-    without an answer, and such a node is asked once more.
+    The reason is a failed check or a cancellation. When a job's steps end, a node looks as if it did not
+    answer, and such a node is asked once more.
     """
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         # These signals warn the ranks, and must not end the check.
@@ -129,7 +129,7 @@ def _before_ranks(arguments: argparse.Namespace) -> int:
     try:
         cancelled = was_cancelled(read_events(directory), job)
     except OSError as error:
-        say_aside(f"hpcrun: a cancellation is not looked for: {error}")
+        say_aside(f"hpcrun: cannot check for a cancellation: {error}")
         return code
     if cancelled:
         say_aside(
@@ -140,14 +140,14 @@ def _before_ranks(arguments: argparse.Namespace) -> int:
 
 
 def _checked(arguments: argparse.Namespace, directory: RunDirectory, folder: Path) -> int:
-    """Check the nodes and leave the report in ``folder``; return 1 where a check fails."""
+    """Check the nodes and write the report to ``folder``; return 1 if a check fails."""
     try:
         measured = _measure(arguments, directory, folder)
     except UserError as error:
         say_aside(f"hpcrun: the nodes are not checked: {error}")
         return 0
     except Exception as error:
-        # A mistake in a check is no reason against a job.
+        # An error in a check must not stop the job.
         say_aside(*traceback.format_exc().splitlines())
         say_aside(f"hpcrun: the nodes are not checked: {error}")
         return 0

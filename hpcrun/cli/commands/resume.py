@@ -1,7 +1,7 @@
 """Continue a run from its newest checkpoint, as it was submitted.
 
-The code is that of the folder it was submitted from, as it is now. It goes
-to Slurm where there is one, else it runs on this machine.
+The code comes from the folder from which the run was submitted, in its present
+state. The job goes to Slurm if there is a Slurm, else it runs on this machine.
 """
 
 import argparse
@@ -12,7 +12,7 @@ from hpcrun.cli.run_arguments import add_run, find_run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     add_run(parser)
     add_continuing(parser)
     # None: as it was submitted.
@@ -20,17 +20,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-snapshot",
         action="store_true",
         default=None,
-        help="run the code as it lies, not a copy of it",
+        help="run the code in the working tree, not a copy of it",
     )
-    parser.add_argument("--follow", action="store_true", help="watch it (default for local runs)")
-    parser.add_argument("--detach", action="store_true", help="return once it is submitted")
+    parser.add_argument(
+        "--follow", action="store_true", help="watch the run (default for local runs)"
+    )
+    parser.add_argument("--detach", action="store_true", help="return after the submission")
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object; implies --detach"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Submit the run again; the exit code is the run's when it was followed."""
+    """Submit the run again; if it is followed, return the run's exit code."""
     require_one_way(arguments)
     run_directory = find_run(arguments)
     scratch = arguments.from_scratch

@@ -21,7 +21,7 @@ from hpcrun.run.io.streams import outlive_full_disk
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     parser.add_argument("run", type=Path, metavar="RUN", help="the run directory")
     parser.add_argument(
         "--exit-code", type=int, required=True, help="the highest exit code of a rank"
@@ -30,21 +30,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--scheduler",
         choices=["preemption", "cancelled", "time-limit", "node-failure"],
         metavar="WHY",
-        help="preemption, cancelled, time-limit or node-failure, where it was the scheduler that ended "
+        help="preemption, cancelled, time-limit or node-failure, if the scheduler ended "
         "the attempt",
     )
     parser.add_argument(
         "--limit-near",
         action="store_true",
-        help="the ranks had got the signal that announces the time limit",
+        help="the ranks had received the signal that announces the time limit",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Judge the attempt that this environment belongs to."""
+    """Finalize the attempt that this environment belongs to."""
     job = job_id(os.environ)
     if job is None or not in_local_cluster(os.environ):
-        raise RunError("settle: this is no job of the local cluster, which alone calls this")
+        raise RunError("settle: only a job of the local cluster may call this command")
     outlive_full_disk()
     directory = RunDirectory(arguments.run.absolute())
     attempt = Attempt(job, int(os.environ.get("SLURM_RESTART_COUNT") or 0))

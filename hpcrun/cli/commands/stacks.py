@@ -1,7 +1,7 @@
 """Show where the Python code of a run's ranks is now, and which rank is behind.
 
 Each rank of a running job writes its stacks into the run directory, and this
-command reads them there: it needs no ssh and no srun. Ranks with equal stacks
+command reads them there, without ssh or srun. Ranks with equal stacks
 are shown together. The training continues.
 
 The stacks of a script (`hpcrun submit -- COMMAND`) need py-spy in the job's
@@ -26,12 +26,12 @@ from hpcrun.run.events import Attempt
 from hpcrun.run.stacks import Mailbox, Reply
 
 _POLL = 0.2
-# Beyond the pause between two looks: the helper process of a rank waits 3 s before it answers.
+# Added to the pause between two reads: the watchdog process of a rank waits 3 s before it answers.
 _WAIT = 8.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     add_run(parser)
     parser.add_argument(
         "--threads", action="store_true", help="show all threads, not only the main thread"
@@ -40,13 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--wait",
         type=float,
         metavar="S",
-        help=f"seconds to wait for answers (default: {_WAIT:g}, and more above 50 ranks)",
+        help=f"seconds to wait for answers (default: {_WAIT:g}, longer above 50 ranks)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Ask, wait and print; 1 where no rank answers."""
+    """Ask, wait and print; return 1 if no rank answers."""
     if arguments.wait is not None and not 0 < arguments.wait < 3600:
         raise UserError(f"--wait {arguments.wait:g}: should be above 0 and below 3600 seconds")
     directory = find_run(arguments)
@@ -79,30 +79,26 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _running_attempt(run: RunDirectory) -> Attempt:
-    """Return the attempt whose ranks run now; raises UserError where none do."""
+    """Return the attempt with running ranks; raises UserError if there is none."""
     state = jobs.state(run)
     attempt = last_attempt(run)
     if state.word == "suspended":
         raise UserError(
-            f"{run.name}: is suspended, so that no rank can answer; try again when it continues"
+            f"{run.name}: is suspended, so no rank can answer; try again when it continues"
         )
     if state.word != "running" or attempt is None:
-        remedy = (
-            "`hpcrun doctor` reads what its logs hold" if not state.live else "look again later"
-        )
-        raise UserError(
-            f"{run.name}: is {state.word}, and stacks are those of a running job; {remedy}"
-        )
+        remedy = "`hpcrun doctor` reads its logs" if not state.live else "look again later"
+        raise UserError(f"{run.name}: is {state.word}, and only a running job has stacks; {remedy}")
     return attempt
 
 
 def _ask(mail: Mailbox, tasks: int, seconds: float) -> dict[int, Reply]:
-    """Return the answers that come within ``seconds``, by task."""
+    """Return the answers that arrive within ``seconds``, by task."""
     try:
         word = mail.ask()
     except FileNotFoundError:
         raise UserError(
-            f"{mail.logs}: no rank has begun to train there; look again later, or see `hpcrun logs`"
+            f"{mail.logs}: no rank has started training; try again later, or see `hpcrun logs`"
         ) from None
     end = time.monotonic() + seconds
     found: dict[int, Reply] = {}
@@ -114,10 +110,8 @@ def _ask(mail: Mailbox, tasks: int, seconds: float) -> dict[int, Reply]:
 
 def _why_silent(mail: Mailbox, task: int) -> str:
     if not mail.answer(task).exists():
-        return "has not begun to train, or has ended"
-    return (
-        "does not answer: its process is stopped, or its node has no contact to the run directory"
-    )
+        return "has not started training, or has ended"
+    return "does not answer: its process is stopped, or its node cannot reach the run directory"
 
 
 def _print(groups: Sequence[Group], replies: dict[int, Reply], silent: dict[int, str]) -> None:

@@ -1,8 +1,8 @@
-"""Where runs stand: state, step, job, and why.
+"""Show the state of runs: state, step, job, and why.
 
-Asks the scheduler once for all of them; without it, the run directories tell
-what they know. `last` is the age of the newest line of metrics. Of a single run
-it also tells where the time went. With --json, one object a line.
+Asks the scheduler once for all of them; without it, the run directories show
+what they contain. `last` is the age of the newest line of metrics. Of one run
+it also shows where the time went. With --json, one object a line.
 Of a failed run it gives the verdict of `hpcrun doctor`.
 """
 
@@ -128,7 +128,7 @@ def _cell(key: str, value: Any) -> str:
 
 
 def _age(seconds: float) -> str:
-    """The largest unit alone: ``42 s``, ``5 min``, ``3 h``, ``12 d``."""
+    """Return the largest unit: ``42 s``, ``5 min``, ``3 h``, ``12 d``."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= size:
             return f"{seconds // size:.0f} {unit}"

@@ -1,8 +1,8 @@
 """Start a training, or continue it where it stopped.
 
-Typed again, the same line goes on from the newest checkpoint; a finished run is
-left alone. Where Slurm answers, the job goes to sbatch; otherwise it runs on
-this machine: nodes x gpus processes, each believing that it is a Slurm task.
+Typed again, the same line continues from the newest checkpoint; a finished run
+is not changed. Where Slurm answers, the job goes to sbatch; otherwise it runs
+on this machine: nodes x gpus processes, each believing that it is a Slurm task.
 
   hpcrun submit                                     the quick start
   hpcrun submit --nodes 2 --gpus 4 -c gpt.yaml train.lr=3e-4
@@ -10,8 +10,8 @@ this machine: nodes x gpus processes, each believing that it is a Slurm task.
   hpcrun submit --nodes 2 --gpus 4 -- python train.py --its-own-arguments
   hpcrun submit --nodes 2 --gpus 4 --launcher torchrun -- train.py
 
-With --prepare it makes the run directory and stops: for those who submit
-a batch script of their own (sbatch/train.sbatch), or start the ranks with
+With --prepare it makes the run directory and stops: for people who submit
+a batch script themselves (sbatch/train.sbatch), or start the ranks with
 torchrun (tools/train_dist_torchrun.sh).
 """
 
@@ -73,7 +73,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--mem", metavar="SIZE", help="memory a node, such as 64G")
     where.add_argument("--cpus-per-task", metavar="N", help="CPU cores a rank")
     where.add_argument(
-        "--executor", metavar="WHO", help="auto, slurm, local, or debug (one rank, in this process)"
+        "--executor",
+        metavar="NAME",
+        help="auto, slurm, local, or debug (one rank, in this process)",
     )
     where.add_argument(
         "--after",
@@ -87,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_continuing(what)
     what.add_argument(
-        "--no-snapshot", action="store_true", help="run the code as it lies, not a copy of it"
+        "--no-snapshot", action="store_true", help="run the code in the working tree, not a copy"
     )
     how = parser.add_argument_group("what to show")
     how.add_argument("--follow", action="store_true", help="watch it (default for local runs)")
@@ -119,7 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Submit, and follow where wanted; the exit code is the run's when it was followed."""
     require_one_way(arguments)
     if arguments.prepare and arguments.follow:
-        raise UserError("--prepare submits nothing; leave --follow out")
+        raise UserError("--prepare submits nothing; omit --follow")
     plan = plan_submission(
         wish_of(arguments),
         scratch=arguments.from_scratch,
@@ -150,9 +152,9 @@ def start(plan: Plan, arguments: argparse.Namespace) -> int:
     """
     run, config, executor = plan.run, plan.config, plan.executor
     if executor == "debug" and arguments.json:
-        raise UserError("--json shows no training; with --executor debug leave it out")
+        raise UserError("--json shows no training; omit it with --executor debug")
     plan.require_packages()
-    # To continue a run says nothing of these: they are as they were.
+    # `resume` has none of these options: they stay as they were.
     after = plan.waits_for(getattr(arguments, "after", None), runs_dir(arguments))
     submitted = plan.carry_out(after, trust_owner=arguments.trust_owner)
     if executor == "prepared":
@@ -185,7 +187,7 @@ def _say_prepared(run: RunDirectory, config: Config, as_json: bool) -> int:
 
 
 def say_finished(run: RunDirectory, result: dict[str, Any], as_json: bool) -> int:
-    """Tell of a run that there is nothing to continue, and what came out of it."""
+    """Report that there is nothing to continue, and the run's result."""
     from hpcrun.cli.run_summary import print_result
 
     if as_json:

@@ -1,4 +1,4 @@
-"""Read every byte of a run's checkpoints and compare it with what was written.
+"""Read every byte of a run's checkpoints and compare it with the manifest.
 
 Exit code 1: damage.
 """
@@ -13,14 +13,14 @@ from hpcrun.printing import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     add_saved(parser)
-    parser.add_argument("--step", type=int, help="only this one (default: all that are kept)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object a checkpoint")
+    parser.add_argument("--step", type=int, help="only this checkpoint (default: all)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per checkpoint")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check, and say for each checkpoint whether it is whole; 1 if any is damaged."""
+    """Check, and print whether each checkpoint is valid; return 1 if any is damaged."""
     store, _ = find_saved(arguments, "verify-0")
     steps = store.steps()
     if arguments.step is not None:
