@@ -1,6 +1,6 @@
-"""Where we are: ranks, hosts, ports and time left, read from whatever launched this process.
+"""The environment of this process: ranks, hosts, ports and remaining time, read from its launcher.
 
-A bottom room: it imports nothing of ours but the error classes, and never torch.
+A base package: it imports nothing of hpcrun but the error classes, and never torch.
 """
 
 from hpcrun.cluster.distributed import DistributedConfig

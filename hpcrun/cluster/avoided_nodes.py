@@ -1,7 +1,7 @@
-"""The nodes that a job should stay away from, by the ledger and by what Slurm says there is.
+"""Nodes to exclude from a job, according to the bad-node list and to Slurm.
 
-A job that excludes all nodes it could run on waits for ever, so an exclusion is made only where it
-surely leaves enough nodes, and is taken back where Slurm then says that none fits.
+A job that excludes all nodes on which it could run waits forever. So nodes are excluded only if enough
+nodes certainly remain, and the exclusion is withdrawn if Slurm then reports that no node fits.
 """
 
 import os
@@ -16,14 +16,14 @@ from hpcrun.cluster.node_ledger import blame, blames, ledger_path, spare, suspec
 from hpcrun.cluster.slurm.node_table import parse_sinfo_gres, sinfo_gres_command
 
 _DEAD = ("DOWN", "FAIL", "ERROR", "NOT_RESPONDING", "UNKNOWN")
-# sinfo's long words; "*" after one: the node does not respond, "$": it is kept for maintenance.
+# sinfo's long state names; a "*" at the end: the node does not respond, "$": maintenance.
 _LIVING = ("idle", "mixed", "allocated", "completing", "planned")
 _NOT_NOW = ("*", "$")
-# Where these are given, only Slurm knows how many nodes fit.
+# With one of these options, only Slurm knows how many nodes fit.
 _FIXING = ("--nodelist", "-w", "--nodefile", "-F", "--reservation", "--constraint", "-C")
 _PARTITION = ("--partition", "-p")
 _STUCK = ("BadConstraints", "ReqNodeNotAvail")
-# A kind may begin with a digit (2080ti), or be a number (4090), which a count follows.
+# A GPU type may begin with a digit (2080ti), or be a number (4090) before the count.
 _GPU = re.compile(
     r"gpu(?:[:=](?P<count>\d+)|:(?P<kind>[^:=,(\s]+?)(?:[:=](?P<counted>\d+))?)?(?=[,(\s]|$)"
 )
@@ -32,10 +32,10 @@ _LOOKS, _PAUSE = 10, 0.2
 
 @dataclass(frozen=True)
 class NodeRequest:
-    """The nodes that a job asks for: ``nodes`` of ``partition``, each with ``gpus`` (by kind; "": any).
+    """The nodes that a job requests: ``nodes`` of ``partition``, each with ``gpus`` (by type; "": any).
 
-    ``fixed``: by name, reservation or feature, so that it is not known how many others would do.
-    ``excluded``: nodes that the job excludes already.
+    ``fixed``: requested by name, reservation or feature, so the number of alternatives is unknown.
+    ``excluded``: nodes that the job already excludes.
     """
 
     partition: str | None
@@ -46,7 +46,7 @@ class NodeRequest:
 
 
 def with_options(request: NodeRequest, options: Sequence[str]) -> NodeRequest:
-    """Return ``request`` as further options of sbatch (``--reservation=x``, ``-w n1``) change it."""
+    """Return ``request`` as changed by further options of sbatch (``--reservation=x``, ``-w n1``)."""
     names = [option.partition("=")[0] for option in options]
     short = [option[:2] for option in options if option[:1] == "-" and option[:2] != "--"]
     fixed = request.fixed or any(name in _FIXING for name in (*names, *short))
@@ -61,10 +61,10 @@ def with_options(request: NodeRequest, options: Sequence[str]) -> NodeRequest:
 
 
 def request_of(facts: Mapping[str, str], nodes: int = 1) -> NodeRequest:
-    """Return what a job asks for, from the fields of ``scontrol show job``.
+    """Return the request of a job, from the fields of ``scontrol show job``.
 
     Args:
-        nodes: as many at least; while a job ends, Slurm shows only those that are not done yet.
+        nodes: minimum number of nodes; while a job ends, Slurm shows only the unfinished nodes.
     """
     wanted = ("ReqNodeList", "Features", "Reservation")
     count = re.match(r"\d+", facts.get("NumNodes", ""))
@@ -94,11 +94,11 @@ def nodes_to_avoid(
 ) -> list[str]:
     """Return ``unfit`` and the nodes that failed at least ``after`` times in the last ``hours``, worst first.
 
-    As many living nodes as the job needs always remain. None is avoided where Slurm does not answer, or
-    where the request is fixed, or where ``after`` is None.
+    As many usable nodes as the job needs always remain. No node is avoided if Slurm does not answer, if
+    the request is fixed, or if ``after`` is None.
 
     Args:
-        unfit: nodes that a check has just found unfit, however seldom they failed.
+        unfit: nodes that a check has just found unfit, even if they rarely failed.
     """
     if after is None or request.fixed:
         return []
@@ -107,10 +107,10 @@ def nodes_to_avoid(
 
 
 def nodes_to_spare(hosts: Sequence[str], request: NodeRequest) -> list[str]:
-    """Return as many of ``hosts``, the first ones first, as a job with this request can do without.
+    """Return the hosts, first ones first, without which a job with this request can still run.
 
-    A job that is requeued waits for its begin time first, and Slurm says only after it that no node
-    fits. The nodes are therefore counted before any is excluded.
+    A requeued job first waits for its begin time, and only then does Slurm report that no node
+    fits. So the nodes are counted before any is excluded.
     """
     if request.fixed or not hosts:
         return []
@@ -121,9 +121,9 @@ def nodes_to_spare(hosts: Sequence[str], request: NodeRequest) -> list[str]:
 
 
 def take_back_if_stuck(job: str, given: Sequence[str]) -> str | None:
-    """Exclude only ``given`` nodes again where the pending ``job`` fits nowhere else.
+    """Exclude only ``given`` nodes again if the pending ``job`` fits on no other node.
 
-    Call it right after an exclusion. Returns Slurm's reason where it was taken back, or None.
+    Call it right after an exclusion. Returns Slurm's reason if the exclusion was withdrawn, else None.
     """
     reason = _pending_reason(job)
     if reason is None or not reason.startswith(_STUCK):
@@ -133,10 +133,10 @@ def take_back_if_stuck(job: str, given: Sequence[str]) -> str | None:
 
 
 def blame_dead_nodes(hosts: str, run: str, environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Remember those of ``hosts`` (a host list) that Slurm calls down; return them.
+    """Record the nodes of ``hosts`` (a host list) that Slurm reports as down; return them.
 
     Raises:
-        OSError: the ledger cannot be written.
+        OSError: the bad-node list cannot be written.
     """
     listed = slurm.run(slurm.sinfo_command(hosts=expand(hosts)))
     states = slurm.parse_sinfo(listed.stdout) if listed.returncode == 0 else {}
@@ -147,7 +147,7 @@ def blame_dead_nodes(hosts: str, run: str, environ: Mapping[str, str] = os.envir
 
 
 def _pending_reason(job: str) -> str | None:
-    """Return the reason for which the job waits, once the scheduler has looked at it."""
+    """Return the reason for which the job waits, after the scheduler has considered it."""
     for _ in range(_LOOKS):
         shown = slurm.run(slurm.scontrol_show_job_command(job))
         facts = slurm.parse_show_job(shown.stdout) if shown.returncode == 0 else {}

@@ -1,7 +1,7 @@
-"""When this job ends, so that every rank can stop by itself before Slurm kills it.
+"""The end time of this job, so that every rank can stop before Slurm kills it.
 
-The end moves: an administrator extends a limit, a preemption brings it down to the end of the
-grace period. Callers therefore ask the controller again now and then with ``query_end_time``.
+The end moves: an administrator extends a limit, or a preemption brings it forward to the end of the
+grace period. So callers ask the controller again from time to time with ``query_end_time``.
 """
 
 import re
@@ -15,14 +15,14 @@ _SECONDS = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 
 
 def query_end_time(job: str) -> float | None:
-    """Ask the controller for the job's end in Unix seconds; it may take 10 s, so not in a step.
+    """Ask the controller for the job's end in Unix seconds. The call may take 10 s: not within a step.
 
-    None where the job has no time limit, is not known, or the controller does not answer now: a
-    rank goes on training with what it knew.
+    Returns None if the job has no time limit, is unknown, or the controller does not answer: the
+    rank then continues with the previous answer.
     """
     answer = slurm.run(slurm.squeue_command([job]))
     jobs = slurm.parse_squeue(answer.stdout)
-    # A heterogeneous job is queried by its leader's id and listed by component.
+    # A heterogeneous job is queried by its leader's id, and listed by component.
     info = jobs.get(job) or jobs.get(f"{job}+0")
     return None if info is None or info.state == "PENDING" else info.end_time
 
@@ -32,11 +32,11 @@ def end_time(
 ) -> float | None:
     """Return the end of this process's job in Unix seconds, None without a limit or a job.
 
-    SLURM_JOB_END_TIME has it since Slurm 23.02 and in the local cluster; older ones are asked.
+    SLURM_JOB_END_TIME contains it since Slurm 23.02 and in the local cluster; older versions are queried.
 
     Args:
         environ: the environment of this rank.
-        query: from a job's id to its end; a seam for the tests.
+        query: returns the end for a job's id; tests replace it.
 
     Raises:
         ClusterError: SLURM_JOB_END_TIME is not a number.

@@ -1,7 +1,7 @@
-"""The one answer to "which rank am I, of how many, and where do we meet", whatever launched us.
+"""Rank, world size and rendezvous address of this process, for every launcher.
 
-Everything that talks to other ranks starts from a DistributedConfig, so that mistakes of launchers
-and batch scripts are found here, in one line, and not as a hang in the first all-reduce.
+All communication between ranks starts from a DistributedConfig, so mistakes of launchers
+and batch scripts are reported here in one line, and not as a hang in the first all-reduce.
 """
 
 import json
@@ -22,10 +22,10 @@ Backend = Literal["nccl", "gloo"]
 
 
 class DistributedConfig(BaseModel):
-    """Where this rank stands and how it meets the others.
+    """This rank's place among the ranks, and the address of the rendezvous.
 
     ``from_env`` fills it from the launcher's variables; a program without a launcher may fill it by
-    hand. It only holds values: nothing is opened, and ``validate`` checks them.
+    hand. It only contains values: it opens nothing, and ``validate`` checks the values.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -61,15 +61,15 @@ class DistributedConfig(BaseModel):
         cpu: bool = False,
         visible_devices: int | None = None,
     ) -> "DistributedConfig":
-        """Read the launcher's variables, and the process group where the program has made one.
+        """Read the launcher's variables, and the process group if the program has created one.
 
-        Rank and world size are the group's then. The port is MASTER_PORT where that is set, and
-        otherwise the first of the job's candidates, which rank 0 has yet to probe (see ``ports``).
+        Rank and world size then come from the group. The port is MASTER_PORT if that is set, and
+        otherwise the first of the job's candidates, which rank 0 still has to probe (see ``ports``).
 
         Args:
             environ: the environment of this rank.
-            cpu: use gloo and no device even where there are GPUs.
-            visible_devices: GPUs this process sees; counted without torch when None.
+            cpu: use gloo and no device even if there are GPUs.
+            visible_devices: GPUs that this process sees; None: counted without torch.
 
         Raises:
             ClusterError: variables are missing, malformed, or contradict each other or the group.
@@ -116,17 +116,17 @@ class DistributedConfig(BaseModel):
         check_port: bool = False,
         check_address: bool = True,
     ) -> None:
-        """Check that the values fit together, with each other and with this machine.
+        """Check that the values fit together and fit this machine.
 
         It replaces pydantic's deprecated class method of that name.
 
         Args:
-            visible_devices: GPUs this process sees; counted without torch when None.
-            check_port: where this rank is the one to listen on the port, see that it can now.
-            check_address: see that the master address resolves here.
+            visible_devices: GPUs that this process sees; None: counted without torch.
+            check_port: if this rank listens on the port, check that it can do so now.
+            check_address: check that the master address resolves here.
 
         Raises:
-            ClusterError: one line on the first thing that does not fit.
+            ClusterError: one line about the first problem.
         """
         self._check_ranks()
         if self.backend == "nccl":
@@ -134,7 +134,7 @@ class DistributedConfig(BaseModel):
             self._check_devices(gpus)
         if check_address:
             self._check_address()
-        # Under torchrun its agent already listens there (TORCHELASTIC_USE_AGENT_STORE).
+        # torchrun's agent already listens there (TORCHELASTIC_USE_AGENT_STORE).
         listens = self.rank == 0 and self.launch_method != "torchrun"
         if check_port and listens and not is_free("", self.master_port):
             raise ClusterError(
@@ -156,7 +156,7 @@ class DistributedConfig(BaseModel):
         if self.rank >= self.world_size:
             raise ClusterError(
                 f"{where}: the rank is not below the world size {self.world_size}; "
-                "ranks count from 0, so start as many processes as the world size says"
+                "ranks count from 0, so start world-size processes"
             )
         if self.node_rank >= self.num_nodes:
             raise ClusterError(
@@ -193,9 +193,9 @@ class DistributedConfig(BaseModel):
             )
 
     def _check_size(self, where: str) -> None:
-        """Compare the world size with nodes and ranks per node, where no list tells each node's ranks."""
+        """Compare the world size with nodes and ranks per node, if no list contains each node's ranks."""
         nodes, per_node = self.num_nodes, self.num_gpus_per_node
-        # Only torchrun, of the launchers without a list, has nodes of different sizes.
+        # Among the launchers without such a list, only torchrun has nodes of different sizes.
         unequal = self.launch_method == "torchrun" and nodes > 1
         fits = (
             self.world_size >= per_node + nodes - 1
@@ -210,11 +210,11 @@ class DistributedConfig(BaseModel):
             )
 
     def _check_place(self, where: str) -> None:
-        """Compare the rank with its place, in the orders that launchers fill nodes: in turn, or by turns."""
+        """Compare the rank with its place, for both orders in which launchers fill nodes: block or cyclic."""
         node, local, nodes = self.node_rank, self.local_rank, self.num_nodes
         tasks = self.tasks_per_node
         equal = self.num_gpus_per_node * nodes == self.world_size
-        # srun and mpirun have further orders (--distribution, --map-by), and their variables are right.
+        # srun and mpirun have further orders (--distribution, --map-by); their variables are right.
         if self.launch_method in ("slurm", "local", "mpi") or not (tasks or equal):
             return
         filled = sum(tasks[:node]) if tasks else node * self.num_gpus_per_node
@@ -234,14 +234,14 @@ class DistributedConfig(BaseModel):
             )
         if self.num_gpus_per_node > gpus and lists_mig(os.environ):
             raise ClusterError(
-                f"{where}: {self.num_gpus_per_node} ranks on this node, and the visible devices are slices "
-                "of a GPU (MIG), of which CUDA shows one to a process and NCCL joins none; ask for one rank "
-                "a node (--gpus 1), or for whole GPUs"
+                f"{where}: {self.num_gpus_per_node} ranks on this node, but the visible devices are slices "
+                "of a GPU (MIG), and CUDA shows one slice to a process, and NCCL uses none; request one rank "
+                "per node (--gpus 1), or whole GPUs"
             )
         if self.num_gpus_per_node > gpus and not self.own_devices:
             raise ClusterError(
                 f"{where}: {self.num_gpus_per_node} ranks on this node but {gpus} visible GPU(s), "
-                "so two ranks would share one; start at most that many tasks a node, request more "
+                "so two ranks would share a GPU; start at most that many tasks per node, request more "
                 "GPUs, or train on CPUs (--cpu)"
             )
         beyond = [device for device in self.device_ids if device >= gpus]

@@ -1,9 +1,9 @@
-"""Clean an environment before something is submitted from it, and quote one into a batch script.
+"""Clean the environment before a submission, and quote variables for a batch script.
 
-A job submitted from inside another inherits that one's SLURM_* variables, and sbatch and srun take
+A job submitted from inside another job inherits its SLURM_* variables, and sbatch and srun take
 them for options: an inherited SLURM_CPU_BIND silently costs a factor of three. A person's own defaults
-for sbatch (SBATCH_ACCOUNT in a shell's profile) would outrank what stands in a batch script, so that they
-are not handed on either, but read.
+for sbatch (SBATCH_ACCOUNT in a shell's profile) would override the batch script, so hpcrun
+reads them instead of passing them on.
 """
 
 import re
@@ -68,7 +68,7 @@ _NAMES = frozenset(
         "HPCRUN_GPU_JOB",
     }
 )
-# Of two names for one key, the later wins, as in sbatch.
+# If two variables have the same key, the later wins, as in sbatch.
 _DEFAULTS = {
     "SLURM_CLUSTERS": "cluster",
     "SBATCH_CLUSTERS": "cluster",
@@ -80,19 +80,19 @@ _DEFAULTS = {
     "SBATCH_RESERVATION": "reservation",
     "SBATCH_TIMELIMIT": "time",
 }
-# No time limit, which a job of ours always has: its warning comes ahead of one.
+# Values for "no time limit". A job of hpcrun always has a limit, because the warning precedes it.
 _UNLIMITED = ("infinite", "unlimited", "-1")
-# What sbatch itself tells a job, beside SLURM_*.
+# Variables that sbatch sets for a job besides SLURM_*.
 _TOLD_BY_SBATCH = ("SBATCH_CPU_BIND", "SBATCH_MEM_BIND")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _READ_ONLY = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"})
 
 
 def scrub(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without what another launcher said about its own processes.
+    """Return the environment without the variables of another launcher about its own processes.
 
     Dropped: variables of Slurm (SLURM_*, SLURMD_*, SBATCH_*, SRUN_*), of PMI, torchrun, OpenMPI
-    and of the local cluster; inside a job also what Slurm tells mpirun. Kept: everything else, and
+    and of the local cluster; inside a job also those that Slurm sets for mpirun. Kept: everything else, and
     SLURM_CONF.
     """
     prefixes = _PREFIXES + _TOLD_TO_MPI if "SLURM_JOB_ID" in environ else _PREFIXES
@@ -104,9 +104,9 @@ def scrub(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def sbatch_defaults(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables by which a person gives sbatch defaults, and each one's key below ``job:``.
+    """Return the variables with which a person gives sbatch defaults, and the key of each below ``job:``.
 
-    None inside a job: there they may be what that one was submitted with.
+    Empty inside a job: there the variables may come from the submission of that job.
     """
     if "SLURM_JOB_ID" in environ:
         return {}
@@ -118,7 +118,7 @@ def sbatch_defaults(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def unused_by_sbatch(environ: Mapping[str, str]) -> list[str]:
-    """The variables that sbatch would have heeded, and that a submission neither hands on nor reads."""
+    """Return the variables that sbatch would read, and that a submission neither passes on nor reads."""
     taken = sbatch_defaults(environ)
     ours = (name for name in environ if name.startswith("SBATCH_") and environ[name])
     return sorted(
@@ -127,12 +127,12 @@ def unused_by_sbatch(environ: Mapping[str, str]) -> list[str]:
 
 
 def export_lines(variables: Mapping[str, str]) -> list[str]:
-    """Return one shell line ``export NAME='value'`` a variable, safe for any value.
+    """Return one shell line ``export NAME='value'`` per variable, safe for any value.
 
     Lines in the batch script and not ``srun --export``, which splits values at their commas.
 
     Raises:
-        ClusterError: a name that is no shell variable or that bash keeps read-only, or a value
+        ClusterError: a name that is not a shell variable or that bash keeps read-only, or a value
             with a NUL in it.
     """
     lines = []
@@ -143,9 +143,7 @@ def export_lines(variables: Mapping[str, str]) -> list[str]:
                 "and no digit in front"
             )
         if name in _READ_ONLY:
-            raise ClusterError(
-                f"environment variable {name}: bash keeps it read-only; leave it out"
-            )
+            raise ClusterError(f"environment variable {name}: bash keeps it read-only; remove it")
         if "\0" in value:
             raise ClusterError(f"environment variable {name}: its value has a NUL; remove it")
         quoted = value.replace("'", "'\"'\"'")
@@ -157,6 +155,6 @@ def without_rank_requests(environ: Mapping[str, str]) -> dict[str, str]:
     """Return ``environ`` for a step of another shape than the ranks' step.
 
     srun takes a job's requests for each rank from the environment, and would give a task that serves a whole
-    node the share of one rank.
+    node the resources of one rank.
     """
     return {name: value for name, value in environ.items() if name not in _OF_RANKS}

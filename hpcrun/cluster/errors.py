@@ -1,10 +1,10 @@
-"""The refusal of this room: what the environment or the scheduler says does not make sense."""
+"""Errors of this package: the environment or the scheduler's answer cannot be used."""
 
 from hpcrun.errors import UserError
 
 
 class ClusterError(UserError):
-    """The environment, or an answer of the scheduler, cannot be used; one line says why."""
+    """The environment, or an answer of the scheduler, cannot be used; one line gives the reason."""
 
 
 class NodeUnfit(ClusterError):

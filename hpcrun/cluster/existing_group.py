@@ -1,7 +1,7 @@
-"""The process group that a program made itself: its rank and size count, whatever started the program.
+"""The process group that a program created itself: its rank and size take precedence over any launcher.
 
-Manual spawning (``torch.multiprocessing.spawn`` with ``init_process_group``) sets no launcher's variables,
-or only some of them. Without the group each rank would take itself for the only one.
+Processes started by hand (``torch.multiprocessing.spawn`` with ``init_process_group``) have no launcher's
+variables, or only some. Without the group, each rank would take itself for the only rank.
 """
 
 import sys
@@ -22,7 +22,7 @@ class MadeGroup(NamedTuple):
 
 
 def made_group() -> MadeGroup | None:
-    """Return this process's default group, or None where there is none. Never imports torch."""
+    """Return this process's default group, or None if there is none. Never imports torch."""
     dist: Any = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return None
@@ -33,10 +33,10 @@ def made_group() -> MadeGroup | None:
 def place_in_group(group: MadeGroup, environ: Mapping[str, str], gpus: int) -> Placement:
     """Return the placement of this rank of ``group``.
 
-    What the launcher says is kept where it agrees. A launcher that started one process a node, each of
-    which spawned ranks, says how many nodes there are. Otherwise LOCAL_RANK, LOCAL_WORLD_SIZE and NODE_RANK
-    count where they are set. What is missing follows from filling node after node: with NCCL a node has as
-    many ranks as it shows GPUs, and without NCCL all ranks are on one node.
+    The launcher's values are kept if they agree. A launcher that started one process per node, each of
+    which spawned ranks, gives the number of nodes. Otherwise LOCAL_RANK, LOCAL_WORLD_SIZE and NODE_RANK
+    count if they are set. Missing values follow from filling node after node: with NCCL a node has as
+    many ranks as visible GPUs, and without NCCL all ranks are on one node.
 
     Args:
         gpus: GPUs that this process sees.
@@ -47,7 +47,7 @@ def place_in_group(group: MadeGroup, environ: Mapping[str, str], gpus: int) -> P
     try:
         found = read_placement(environ)
     except ClusterError:
-        # Variables of half a launcher, such as RANK without LOCAL_RANK: the group says what they lack.
+        # Some of a launcher's variables are missing (RANK without LOCAL_RANK, say); the group has the rest.
         found = Placement("single")
     if (found.rank, found.world_size) == (group.rank, group.world_size):
         return found
@@ -58,7 +58,7 @@ def place_in_group(group: MadeGroup, environ: Mapping[str, str], gpus: int) -> P
             f"{found.rank} of {found.world_size}; give init_process_group the launcher's rank and "
             "world_size, or describe the ranks by DistributedConfig(...)"
         )
-    # A launcher's variables are those of the process that spawned this one.
+    # A launcher's variables belong to the process that spawned this process.
     own = environ if found.method == "single" else {}
     local_size = _local_size(group, found.num_nodes, own, gpus)
     nodes = -(-group.world_size // local_size)
@@ -80,7 +80,7 @@ def place_in_group(group: MadeGroup, environ: Mapping[str, str], gpus: int) -> P
 
 
 def _local_size(group: MadeGroup, nodes: int, own: Mapping[str, str], gpus: int) -> int:
-    """Return how many ranks of ``group`` are on this node."""
+    """Return the number of ranks of ``group`` on this node."""
     if nodes > 1:
         return group.world_size // nodes
     if not group.nccl or gpus == 0 or own.get("LOCAL_WORLD_SIZE"):

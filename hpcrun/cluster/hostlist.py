@@ -1,8 +1,8 @@
 """Expand Slurm's compressed host lists in Slurm's own order, which is the order of SLURM_NODEID.
 
-Done here because a worker cannot count on ``scontrol`` (containers seldom have it), and because a
-wrong order puts the rendezvous on a host where rank 0 is not. The judge is
-``scontrol show hostnames``: what it rejects is rejected, and so is the rubbish that it lets pass
+Expanded here because a worker cannot rely on ``scontrol`` (containers rarely have it), and because a
+wrong order puts the rendezvous on a host without rank 0. The reference is
+``scontrol show hostnames``: hpcrun rejects what it rejects, and also malformed input that it accepts
 (``n[1-``, ``n1]``, ``n[1-]``) and that Slurm never writes itself.
 """
 
@@ -76,7 +76,7 @@ def _expand_name(name: str, expression: str) -> list[str]:
     if literals[-1]:
         raise _refuse(expression, f"{literals[-1]!r} follows the last bracket of {name!r}")
     # itertools.product varies its last argument fastest: reversing the leading brackets makes the
-    # first of them the fastest, and the last bracket of the name stays the innermost loop.
+    # first bracket the fastest, and the last bracket of the name stays the innermost loop.
     hosts = []
     for leading in itertools.product(*reversed(ranges[:-1])):
         head = "".join(

@@ -1,9 +1,9 @@
-"""Recognise what launched this process, and read that launcher's variables.
+"""Detect the launcher of this process, and read that launcher's variables.
 
 Launchers nest (torchrun in a Slurm step, mpirun in a batch script), and each leaves its variables
-to the processes below it. The rule: whoever started *several* processes on a node numbers the
-ranks, so torchrun and mpirun win over a Slurm step with one task per node, and a Slurm step with
-more than one wins over variables it inherited.
+to the processes below it. The rule: the launcher that started *several* processes on a node numbers the
+ranks. So torchrun and mpirun win over a Slurm step with one task per node, and a Slurm step with
+more than one task wins over inherited variables.
 """
 
 from collections.abc import Mapping
@@ -19,11 +19,11 @@ LaunchMethod = Literal["slurm", "local", "torchrun", "mpi", "spawn", "single"]
 
 LOOPBACK = "127.0.0.1"
 TORCHRUN_PORT = 29500
-"""What torchrun itself falls back to."""
+"""torchrun's own default."""
 
 _STEP_HOSTS = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
 _FIRST_COMPONENT = "SLURM_JOB_NODELIST_HET_GROUP_0"
-# slurm.h, SLURM_MAX_NORMAL_STEP_ID: the batch script and salloc's own step have numbers from there up.
+# slurm.h, SLURM_MAX_NORMAL_STEP_ID: the batch script and salloc's own step have numbers from here up.
 _NO_STEP = 0xFFFFFFF0
 _STEP_SIZE = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
 
@@ -49,17 +49,17 @@ _OPENMPI = _MPI(
     "OMPI_COMM_WORLD_LOCAL_RANK",
     "OMPI_COMM_WORLD_LOCAL_SIZE",
 )
-# Intel MPI and MPICH. srun --mpi=pmi2 sets the first two as well, and not the others.
+# Intel MPI and MPICH. srun --mpi=pmi2 sets only the first two as well.
 _HYDRA = _MPI("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where one process stands among the others, in the launcher's own words made uniform.
+    """The place of one process among the others, in uniform terms for all launchers.
 
-    ``tasks_per_node`` is in the order of node ranks, and empty where the launcher does not tell.
-    ``master_addr`` and ``master_port`` are None where the launcher does not tell.
-    ``own_devices`` is true where the scheduler gave this rank devices no other rank sees.
+    ``tasks_per_node`` is in the order of node ranks, and empty if the launcher does not report it.
+    ``master_addr`` and ``master_port`` are None if the launcher does not report them.
+    ``own_devices`` is true if the scheduler gave this rank devices that no other rank sees.
     """
 
     method: LaunchMethod
@@ -111,21 +111,21 @@ def read_placement(environ: Mapping[str, str]) -> Placement:
 
 
 def in_local_cluster(environ: Mapping[str, str]) -> bool:
-    """Tell whether this process was started by the local cluster, which poses as Slurm."""
+    """Return whether the local cluster, which imitates Slurm, has started this process."""
     return environ.get("HPCRUN_LOCAL_CLUSTER") == "1"
 
 
 def _in_step(environ: Mapping[str, str]) -> bool:
-    """Tell whether srun started this process, as a task of a step.
+    """Return whether srun started this process, as a task of a step.
 
-    Since Slurm 26.05 the batch script has a number too (-5), and a shell of salloc has one in all versions.
+    Since Slurm 26.05 the batch script has a step number too (-5), as a shell of salloc has in all versions.
     """
     number = environ.get("SLURM_STEP_ID", "")
     return number.isdecimal() and int(number) < _NO_STEP
 
 
 def scheduler(environ: Mapping[str, str]) -> Literal["slurm", "local", "direct"]:
-    """Say whose job this process belongs to; direct: nobody's, a person or torchrun started it."""
+    """Return the scheduler of this process's job; direct: a person or torchrun started it."""
     if in_local_cluster(environ):
         return "local"
     return "slurm" if job_id(environ) else "direct"
@@ -135,7 +135,7 @@ def job_id(environ: Mapping[str, str]) -> str | None:
     """Return the id by which this job is queried and requeued, or None outside Slurm.
 
     A task of a job array is ``ARRAY_TASK`` and not its own SLURM_JOB_ID, and all components of a
-    heterogeneous job go by their leader's id (scontrol(1), requeue).
+    heterogeneous job use their leader's id (scontrol(1), requeue).
     """
     array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
     if array and task:
@@ -144,14 +144,14 @@ def job_id(environ: Mapping[str, str]) -> str | None:
 
 
 def step_hosts(environ: Mapping[str, str]) -> list[str]:
-    """Return the hosts of this step, or else of the job, in Slurm's order; none outside Slurm."""
+    """Return the hosts of this step, or else of the job, in Slurm's order; empty outside Slurm."""
     if in_local_cluster(environ):
         return []
     return next((expand(environ[name]) for name in _STEP_HOSTS if environ.get(name)), [])
 
 
 def _slurm_step(environ: Mapping[str, str], method: LaunchMethod) -> Placement:
-    """Read a Slurm step: its own variables before the job's and the legacy ones (srun(1))."""
+    """Read a Slurm step: the step's variables before the job's and the legacy variables (srun(1))."""
     tasks = _step_tasks(environ)
     node_rank = whole_number(environ, "SLURM_NODEID", remedy=_SRUN)
     if node_rank >= len(tasks):
@@ -182,7 +182,7 @@ def _batch_script(environ: Mapping[str, str]) -> Placement:
     if size > 1:
         raise ClusterError(
             f"this process was started by the batch script of a job with {size} tasks without "
-            "srun, so it would wait for the others or train alone: start it with 'srun python …'"
+            "srun, so it would wait for the others or train by itself: start it with 'srun python …'"
         )
     return Placement("single", job_id=job_id(environ), restart_count=_restarts(environ))
 
@@ -225,8 +225,8 @@ def _torchrun(environ: Mapping[str, str]) -> Placement:
 def _mpirun(environ: Mapping[str, str], names: _MPI) -> Placement:
     """Read the variables of an mpirun.
 
-    They do not tell the node's rank (OMPI_COMM_WORLD_NODE_RANK counts the processes *on* a node):
-    it follows from mpirun's default of filling one node after the other.
+    These do not include the node's rank (OMPI_COMM_WORLD_NODE_RANK counts the processes *on* a node):
+    it follows from mpirun's default, which fills one node after the other.
     """
     world_size = whole_number(environ, names.size, minimum=1, remedy=_MPIRUN)
     local_size = whole_number(environ, names.local_size, minimum=1, remedy=_MPIRUN)
@@ -234,7 +234,7 @@ def _mpirun(environ: Mapping[str, str], names: _MPI) -> Placement:
     if world_size % local_size:
         raise ClusterError(
             f"mpirun started {world_size} ranks, {local_size} of them on this node: where nodes "
-            "differ, their order cannot be known; use mpirun --npernode, or srun"
+            "differ, their order is unknown; use mpirun --npernode, or srun"
         )
     num_nodes = world_size // local_size
     master = environ.get("MASTER_ADDR") or (LOOPBACK if num_nodes == 1 else None)
@@ -257,7 +257,7 @@ def _mpirun(environ: Mapping[str, str], names: _MPI) -> Placement:
 
 
 def _step_tasks(environ: Mapping[str, str]) -> tuple[int, ...]:
-    """Return the tasks of each node of the step, never from the job where the step has its own."""
+    """Return the tasks of each node of the step, never those of the job if the step has the variable."""
     for name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
         if environ.get(name):
             return tuple(tasks_per_node(environ[name]))
@@ -275,7 +275,7 @@ def _master_of_step(environ: Mapping[str, str], nodes: int) -> str:
 
 
 def _first_host(environ: Mapping[str, str]) -> str:
-    """Return the host where rank 0 runs, as far as Slurm's variables tell.
+    """Return the host of rank 0, as far as Slurm's variables show.
 
     A step's list of hosts is sorted, and a heterogeneous job has rank 0 in its first component, which may
     have a later host.
@@ -289,7 +289,7 @@ def _first_host(environ: Mapping[str, str]) -> str:
 
 
 def _has_own_devices(environ: Mapping[str, str], tasks_on_node: int) -> bool:
-    """Tell whether srun gave each task GPUs of its own (srun(1), --gpus-per-task, --gpu-bind).
+    """Return whether srun gave each task separate GPUs (srun(1), --gpus-per-task, --gpu-bind).
 
     Slurm passes neither option on to the task, but a bound task's SLURM_STEP_GPUS lists fewer GPUs
     than SLURM_GPUS_ON_NODE counts, while tasks that share see them all (seen with Slurm 22.05).
@@ -304,7 +304,7 @@ def _restarts(environ: Mapping[str, str]) -> int:
 
 
 def port_of(environ: Mapping[str, str]) -> int | None:
-    """Return MASTER_PORT, or None where it is not set; raises ClusterError if it is no port."""
+    """Return MASTER_PORT, or None if it is not set; raises ClusterError if it is not a port."""
     if not environ.get("MASTER_PORT"):
         return None
     port = whole_number(environ, "MASTER_PORT", minimum=1, remedy=_PORT)

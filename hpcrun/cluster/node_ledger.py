@@ -1,4 +1,4 @@
-"""Nodes that failed, remembered across runs. A bad node attracts jobs, because jobs end there so fast.
+"""The bad-node list: nodes that failed, across runs. A bad node attracts jobs because they end so fast.
 
 Each user has one small append-only file. A failure expires, because nodes are repaired.
 """
@@ -15,7 +15,7 @@ _LARGEST = 1 << 20  # bytes read from the end: thousands of failures, and never 
 
 @dataclass(frozen=True)
 class Blame:
-    """A failure that a node is blamed for; ``time`` in Unix seconds, ``run`` the run's directory."""
+    """A failure recorded for a node; ``time`` in Unix seconds, ``run`` the run's directory."""
 
     node: str
     time: float
@@ -24,18 +24,18 @@ class Blame:
 
 
 def ledger_path(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the path of the user's ledger: ``$XDG_STATE_HOME/hpcrun/nodes.jsonl``."""
+    """Return the path of the user's bad-node list: ``$XDG_STATE_HOME/hpcrun/nodes.jsonl``."""
     state = environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "hpcrun" / "nodes.jsonl"
 
 
 def blame(path: Path, node: str, why: str, run: str) -> None:
-    """Remember that ``node`` failed ``run``; raises OSError when the file cannot be written."""
+    """Record that ``node`` failed ``run``; raises OSError if the file cannot be written."""
     _append(path, {"node": node, "time": round(time.time(), 3), "why": why, "run": run})
 
 
 def forgive(path: Path, node: str) -> None:
-    """Remember that ``node`` is repaired: its failures until now no longer count.
+    """Record that ``node`` is repaired: its earlier failures no longer count.
 
     Raises:
         OSError: the file cannot be written.
@@ -61,7 +61,7 @@ def blames(path: Path, since: float) -> list[Blame]:
 
 
 def suspects(entries: list[Blame], after: int) -> list[str]:
-    """The nodes with at least ``after`` blames, worst first."""
+    """Return the nodes with at least ``after`` failures, worst first."""
     counts: dict[str, int] = {}
     for entry in entries:
         counts[entry.node] = counts.get(entry.node, 0) + 1
@@ -72,11 +72,11 @@ def suspects(entries: list[Blame], after: int) -> list[str]:
 def spare(
     bad: Sequence[str], partitions: Mapping[str, Mapping[str, bool]], needed: int
 ) -> list[str]:
-    """Return as many of ``bad``, worst first, as the job can do without.
+    """Return the nodes of ``bad``, worst first, without which the job can still run.
 
     Args:
-        partitions: of each partition, its nodes, and whether each could run the job.
-        needed: the nodes that have to remain in one of the partitions.
+        partitions: for each partition, its nodes, and whether each can run the job.
+        needed: the number of nodes that must remain in one of the partitions.
     """
     chosen: list[str] = []
     for node in bad:

@@ -1,4 +1,4 @@
-"""The program that prepares every node once, before the ranks: it stages data or unpacks an environment."""
+"""The program that prepares every node once before the ranks, for example stages data."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from hpcrun.cluster.errors import ClusterError
 from hpcrun.cluster.hostlist import expand
 from hpcrun.cluster.slurm.options import given_option
 
-# Bash says what is wrong with a command, and not on which node it ran.
+# Bash prints the error of a command, but not the node.
 _NAMES_ITSELF = (
     "trap 'code=$?; [ $code -eq 0 ] || "
     'echo "hpcrun: node_setup failed on $SLURMD_NODENAME with exit code $code" >&2\' EXIT'
@@ -25,14 +25,14 @@ def node_setup_script(lines: Sequence[str], env: Mapping[str, str]) -> str:
     Raises:
         ClusterError: a name in ``env`` is no variable of the shell.
     """
-    # A warning of a preemption or of the time limit reaches these lines too, and would end them.
+    # A warning of a preemption or of the time limit would end these commands too.
     ignore = "trap '' USR1 USR2"
     return "\n".join([*export_lines(env), _NAMES_ITSELF, ignore, "set -e", *lines])
 
 
 @dataclass(frozen=True)
 class Component:
-    """Nodes that one part of an srun command covers; ``options`` choose them."""
+    """Nodes that one part of an srun command covers; ``options`` selects them."""
 
     nodes: int
     options: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ def node_setup_command(
 ) -> list[str]:
     """Build the srun that runs ``lines`` once on each node of ``parts``.
 
-    srun returns when all nodes are done, so that the ranks start behind a barrier. If one node fails,
+    srun returns when all nodes are done, so the ranks start after a barrier. If one node fails,
     srun ends the other nodes and names the node, as srun does for a rank.
 
     Args:
@@ -89,7 +89,7 @@ def node_setup_command(
             "--ntasks-per-node=1",
             *part.options,
             "--kill-on-bad-exit=1",
-            # To unpack with all cores of the node, not with those of a single rank.
+            # All cores of the node may unpack, not only those of a single rank.
             "--cpu-bind=none",
             "--export=ALL",
             f"--output={logs}/node-setup-%N.log",

@@ -1,7 +1,7 @@
 """The nodes and partitions of a cluster, read from the output of ``scontrol``.
 
-``scontrol show nodes``, not sinfo: only the former says what a node reserves for the system (CPUEfctv,
-MemSpecLimit). A job that asks for that part too is refused.
+``scontrol show nodes``, not sinfo: only scontrol shows the resources that a node reserves for the system
+(CPUEfctv, MemSpecLimit). Slurm refuses a job that requests these too.
 """
 
 import re
@@ -16,7 +16,7 @@ _BRACKETS = re.compile(r"\([^)]*\)")
 
 @dataclass(frozen=True)
 class Node:
-    """A node's CPUs and memory (MiB) that jobs may have, and its GPUs by type ("" without one)."""
+    """A node's CPUs and memory (MiB) available to jobs, and its GPUs by type ("" without a type)."""
 
     name: str
     cpus: int
@@ -27,14 +27,14 @@ class Node:
     partitions: frozenset[str]
 
     def gpu_count(self, gpu_type: str | None = None) -> int:
-        """The number of its GPUs, or of those of one type; types are compared as Slurm does."""
+        """Return the number of GPUs, or of GPUs of one type; types are compared as in Slurm."""
         wanted = None if gpu_type is None else gpu_type.lower()
         return sum(count for kind, count in self.gpus if wanted in (None, kind.lower()))
 
 
 @dataclass(frozen=True)
 class Limits:
-    """A partition's limits and defaults, or a whole cluster's; memory in MiB, None where there is none."""
+    """Limits and defaults of a partition or of a whole cluster; memory in MiB, None: no limit."""
 
     max_cpus_per_node: int | None = None
     max_mem_per_cpu: int | None = None
@@ -55,7 +55,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class Offer:
-    """Everything that a job can ask for on one cluster."""
+    """All resources that a job can request on one cluster."""
 
     nodes: tuple[Node, ...]
     partitions: tuple[Partition, ...]
@@ -63,7 +63,7 @@ class Offer:
 
 
 def cluster_offer(cluster: str | None = None) -> Offer | None:
-    """Ask this cluster, or ``cluster`` (see ``--clusters``), what it has; None where it does not answer."""
+    """Ask this cluster, or ``cluster`` (see ``--clusters``), for its resources; None without an answer."""
     texts = []
     for command in (
         slurm.scontrol_show_nodes_command(cluster),
@@ -141,7 +141,7 @@ def _limits(fields: dict[str, str]) -> Limits:
 
 
 def _fields(line: str) -> dict[str, str]:
-    """The first value of each key: free text, which could fake some, comes last in such a line."""
+    """Return the first value of each key: free text, which could imitate a key, comes last in such a line."""
     fields: dict[str, str] = {}
     for word in line.split():
         key, equals, value = word.partition("=")
@@ -159,5 +159,5 @@ def _words(text: str) -> frozenset[str]:
 
 
 def gpu_types(nodes: Iterable[Node]) -> list[str]:
-    """The types of the nodes' GPUs, sorted."""
+    """Return the types of the nodes' GPUs, sorted."""
     return sorted({kind for node in nodes for kind, _ in node.gpus if kind})

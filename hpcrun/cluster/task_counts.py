@@ -1,7 +1,7 @@
-"""Read how many tasks each node has: the compressed counts of SLURM_TASKS_PER_NODE.
+"""Parse the number of tasks of each node: the compressed counts of SLURM_TASKS_PER_NODE.
 
-Its own module because every launcher we read gets ``4(x2),2`` wrong, which is where a job with an
-uneven last node loses its ranks.
+It is a separate module because many launchers misread ``4(x2),2``, and a job with an
+uneven last node then loses its ranks.
 """
 
 import re
@@ -15,7 +15,7 @@ def tasks_per_node(text: str) -> list[int]:
     """Return the tasks of each node, in the node list's order: ``"4(x2),2"`` gives [4, 4, 2].
 
     The notation is sbatch(1)'s for SLURM_TASKS_PER_NODE: a count, repeated ``(xN)`` times for
-    nodes in a row.
+    consecutive nodes.
 
     Raises:
         ClusterError: the text is empty or not in that notation.

@@ -1,1 +1,1 @@
-"""The command after ``--``: what its words say before it runs, and how a launcher starts it."""
+"""The command after ``--``: the programs visible in its words, and its start by a launcher."""

@@ -1,4 +1,4 @@
-"""Checks of the command after ``--``, before anything is made or submitted."""
+"""Checks of the command after ``--``, before anything is created or submitted."""
 
 from pathlib import Path
 
@@ -9,20 +9,20 @@ from hpcrun.printing import say_aside
 
 
 def check_command(config: Config, folder: Path) -> None:
-    """Check the command of ``config``, if it has one, and warn where it would become several trainings.
+    """Check the command of ``config``, if it has one, and warn if it would become several trainings.
 
     Args:
-        folder: where the ranks will work.
+        folder: the ranks' working folder.
 
     Raises:
-        UserError: its script is not there, or is nothing that the launcher can start.
+        UserError: its script does not exist, or the launcher cannot start it.
     """
     job = config.job
     if not config.command:
         return
     if job.launcher is not None:
         require_script(job.launcher, config.command, folder)
-    # The files of a container are not known here.
+    # The files of a container are unknown here.
     if not job.container:
         require_there(
             config.command,

@@ -1,4 +1,4 @@
-"""Run the module of a launcher, and end with 75 where its ranks did: the launcher itself would end with 1.
+"""Run a launcher's module, and exit with 75 if its ranks did: the launcher itself would exit with 1.
 
 The launcher's Python may lack hpcrun: this file runs by its path and needs the standard library only.
 """
@@ -28,7 +28,7 @@ def asks_to_continue(error: BaseException) -> bool:
 
 
 def main() -> None:
-    """Run the module that the first argument names, as ``python -m`` does."""
+    """Run the module in the first argument, as ``python -m`` does."""
     module = sys.argv.pop(1)
     if sys.path and sys.path[0] == str(Path(__file__).parent):
         sys.path[0] = os.getcwd()  # noqa: PTH109

@@ -1,4 +1,4 @@
-"""torchrun or ``accelerate launch`` as the one task of a node, with the arguments by which all nodes meet."""
+"""torchrun or ``accelerate launch`` as the only task of a node, with arguments for the common rendezvous."""
 
 import importlib.util
 import shutil
@@ -11,14 +11,14 @@ from typing import Literal
 
 LauncherName = Literal["torchrun", "accelerate"]
 
-# The launchers have no handler for the warning before a time limit and would die of it, and their ranks
-# after them. A rank that sets a handler hears it all the same.
+# The launchers have no handler for the warning before a time limit: they and their ranks would die of
+# it. A rank that sets a handler still receives the signal.
 _OUTLIVE_WARNING = 'trap "" USR1 USR2; exec "$@"'
 _KEEP_CODE = str(Path(__file__).with_name("keep_code.py"))
 _PACKAGES: Mapping[LauncherName, str] = {"torchrun": "torch", "accelerate": "accelerate"}
 # Seconds for an interpreter on a slow file system.
 _ANSWER = 60.0
-# With one of these options accelerate knows how to start its ranks.
+# With one of these options, accelerate starts its ranks correctly.
 _CHOSEN = frozenset(
     {
         *("--config-file", "--multi-gpu", "--tpu", "--use-deepspeed", "--use-fsdp"),
@@ -36,11 +36,11 @@ class Launcher:
     python: str
 
     def words(self, command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-        """Return what this task runs, so that ``command`` becomes one training over all nodes.
+        """Return this task's command line, so that ``command`` becomes one training over all nodes.
 
         Args:
-            command: the script and its arguments, after options of the launcher's if there are any.
-            environ: the variables of the task: WORLD_SIZE counts the nodes, RANK is this one.
+            command: the script and its arguments, after options of the launcher if there are any.
+            environ: the variables of the task: WORLD_SIZE counts the nodes, RANK is this node.
         """
         if self.name == "torchrun":
             own = _torchrun(self.ranks, environ)
@@ -53,7 +53,7 @@ def launching_python(asked: str | None, name: LauncherName) -> str:
     """Return the interpreter for the launcher ``name``.
 
     A job that names an interpreter runs the worker with it. Otherwise `python` on PATH comes first, as in
-    the user's own shell. The worker's interpreter takes its place where only that has the launcher: a
+    the user's own shell. The worker's interpreter is used if only that has the launcher: a
     submission with the path of an environment's Python leaves PATH unchanged.
 
     Args:
@@ -68,7 +68,7 @@ def launching_python(asked: str | None, name: LauncherName) -> str:
 
 
 def _has(python: str, package: str) -> bool:
-    """Return whether ``python`` finds ``package``; True where the answer takes too long."""
+    """Return whether ``python`` finds ``package``; True if the answer takes too long."""
     code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
     try:
         asked = subprocess.run(
@@ -101,7 +101,7 @@ def _accelerate(ranks: int, command: Sequence[str], environ: Mapping[str, str]) 
     machines = int(environ["WORLD_SIZE"])
     given = {word.partition("=")[0].replace("_", "-") for word in _before_script(command)}
     # Without --multi_gpu, nodes with one GPU would each train a model. On CPUs it is the only way to
-    # several processes without MPI. It would overrule the user's file of defaults.
+    # several processes without MPI. It would override the user's file of defaults.
     plain = machines * ranks > 1 and given.isdisjoint(_CHOSEN) and not _has_defaults(environ)
     return [
         "accelerate.commands.launch",
@@ -120,7 +120,7 @@ def _before_script(command: Sequence[str]) -> Sequence[str]:
 
 
 def _has_defaults(environ: Mapping[str, str]) -> bool:
-    """Return whether `accelerate config` has left a file (accelerate.commands.config.config_args)."""
+    """Return whether `accelerate config` has written a file (accelerate.commands.config.config_args)."""
     cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
     folder = Path(environ.get("HF_HOME") or cache) / "accelerate"
     return (folder / "default_config.yaml").is_file()

@@ -1,4 +1,4 @@
-"""A script after ``--`` that is not there, refused before the job waits for its turn."""
+"""Refuse a missing script after ``--`` before the job waits in the queue."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,17 +15,17 @@ def require_there(
     here: bool,
     prepared_by: Sequence[str],
 ) -> None:
-    """Check that the script of ``command`` is there, where this can be known before the job runs.
+    """Check that the script of ``command`` exists, if this can be known before the job runs.
 
-    A relative path is known: the ranks work in ``folder`` too. An absolute path may be one of the nodes'.
+    A relative path can be checked: the ranks work in ``folder`` too. An absolute path may be on nodes only.
 
     Args:
         launched: a launcher starts the command, which begins with the script or the launcher's options.
         here: the job runs on this machine.
-        prepared_by: the lines of the set-up, which may make the script.
+        prepared_by: the lines of the set-up, which may create the script.
 
     Raises:
-        UserError: it is not there.
+        UserError: the script does not exist.
     """
     for script in _launched(command) if launched else _named(command, folder):
         path = folder / script
@@ -43,7 +43,7 @@ def _launched(command: Sequence[str]) -> list[str]:
 
 
 def _named(command: Sequence[str], folder: Path) -> list[str]:
-    """Return the script that the first program of ``command`` runs, if that is visible."""
+    """Return the script that the first program of ``command`` runs, if it can be seen."""
     program = next(programs(command, folder), None)
     if program is None or not program.direct:
         return []

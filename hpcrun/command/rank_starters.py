@@ -1,4 +1,4 @@
-"""Programs that start their own ranks, and the warning where hpcrun would start them in several tasks.
+"""Programs that start their own ranks, and a warning if hpcrun would start them in several tasks.
 
 Each copy of such a program would train another model, and every copy would succeed.
 """
@@ -32,7 +32,7 @@ def rank_starter(command: Sequence[str], folder: Path) -> tuple[str, Program] | 
 def separate_trainings(
     command: Sequence[str], folder: Path, *, nodes: int, tasks: int
 ) -> str | None:
-    """Return a warning where each task would start its own ranks; None where nothing wrong is visible.
+    """Return a warning if each task would start its own ranks; None if no problem is visible.
 
     Args:
         nodes: of the job.
@@ -64,7 +64,7 @@ def require_script(launcher: str, command: Sequence[str], folder: Path) -> None:
     """Check that ``command`` is a script for ``launcher``, perhaps after options of the launcher.
 
     Raises:
-        UserError: it begins with an interpreter, or starts its own ranks.
+        UserError: the command begins with an interpreter, or starts its own ranks.
     """
     found = rank_starter(command, folder)
     if found is not None:
@@ -93,7 +93,7 @@ def _name(program: Program) -> str | None:
 
 
 def _options(words: Sequence[str]) -> Sequence[str]:
-    """Return the words before the script; after it the same names are options of the script."""
+    """Return the words before the script; the same names after it are options of the script."""
     script = next((at for at, word in enumerate(words) if word.endswith(".py")), len(words))
     return words[:script]
 

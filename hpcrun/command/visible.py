@@ -1,4 +1,4 @@
-"""The programs that a command line starts, as far as its words show before it runs.
+"""The programs that a command line starts, as far as its words show it before it runs.
 
 The words may lead through other programs: ``env A=1 bash -c 'exec torchrun train.py'``.
 """
@@ -30,7 +30,7 @@ _WRAPPERS = frozenset(
         *("nsys", "ncu", "rocprof", "srun"),
     }
 )
-# These change the folder, or the files, that the program sees.
+# These programs change the folder or the files that the program sees.
 _ELSEWHERE = frozenset({"apptainer", "docker", "enroot", "podman", "shifter", "singularity"})
 _FOLDER_OPTIONS = ("-C", "-D", "--chdir", "--directory", "--cwd", "--project")
 _LAUNCHERS = frozenset({"accelerate", "deepspeed", "torchrun"})
@@ -44,7 +44,7 @@ _DEEPEST = 4
 
 @dataclass(frozen=True)
 class Program:
-    """A program and its arguments. ``direct``: it runs in the folder of the submission, in no shell."""
+    """A program and its arguments. ``direct``: it runs in the folder of the submission, not in a shell."""
 
     words: Sequence[str]
     direct: bool
@@ -71,7 +71,7 @@ def programs(
     """Yield each program that ``command`` starts, if it can be seen.
 
     Args:
-        command: the words; no shell has read them.
+        command: the words; before any shell.
         folder: the working folder, where the scripts of shells are read.
     """
     words = _without_assignments(command)
@@ -90,19 +90,19 @@ def programs(
 
 
 def python_module(words: Sequence[str]) -> str | None:
-    """Return the module of ``python -m MODULE``; None where Python runs something else."""
+    """Return the module of ``python -m MODULE``; None if Python runs something else."""
     kind, value = _python_runs(words)
     return value if kind == "module" else None
 
 
 def python_script(words: Sequence[str]) -> str | None:
-    """Return the script of ``python SCRIPT``; None where Python runs something else."""
+    """Return the script of ``python SCRIPT``; None if Python runs something else."""
     kind, value = _python_runs(words)
     return value if kind == "script" else None
 
 
 def shell_script(words: Sequence[str]) -> str | None:
-    """Return the file of ``bash FILE``; None where the shell runs a text or its input."""
+    """Return the file of ``bash FILE``; None if the shell runs a text or its input."""
     kind, value = _shell_runs(words[1:])
     return value if kind == "file" else None
 
@@ -135,7 +135,7 @@ def _shell_runs(arguments: Sequence[str]) -> tuple[str, str]:
             continue
         elif word.startswith(("-", "+")) and len(word) > 1:
             text = text or "c" in word
-            # `bash -euo pipefail`: the option's name is the next word.
+            # `bash -euo pipefail`: the next word is the option's name.
             if word.endswith(("o", "O")):
                 next(rest, None)
         else:
@@ -148,7 +148,7 @@ def _without_assignments(words: Sequence[str]) -> Sequence[str]:
     return [] if first is None else words[first:]
 
 
-# Options of uv, conda, mamba and pixi whose value may look like a program.
+# Options of uv, conda, mamba and pixi with a value that may look like a program.
 _VALUED = frozenset(
     {
         *("-n", "--name", "-p", "--prefix", "--python", "--with", "--project", "--directory"),
@@ -158,7 +158,7 @@ _VALUED = frozenset(
 
 
 def _behind_wrapper(words: Sequence[str]) -> Sequence[str]:
-    """Return the program behind a wrapper's own options and their values."""
+    """Return the program after a wrapper's own options and their values."""
     value = False
     for at, word in enumerate(words):
         if value:

@@ -154,7 +154,7 @@ def test_a_script_that_has_begun_may_have_saved(
     line = ["submit", "--prepare", "--no-snapshot", "--name", "script", "--", "python", "x.py"]
     assert guarded([*line, "--first"]) == 0
     assert guarded([*line, "--second"]) == 0
-    assert "takes its place: command: " in capsys.readouterr().err
+    assert "so the new config replaces it: command: " in capsys.readouterr().err
     script = RunDirectory(run.path.with_name("script"))
     record_event(script, "opened", attempt=Attempt("7", 0), executor="local")
     assert guarded([*line, "--third"]) == 2

@@ -30,8 +30,8 @@ from hpcrun.cluster.slurm.reasons import reason_in_words
         ("(launch_failed_requeued_held)", "stuck: its launch failed and Slurm holds it"),
         ("JobHeldAdmin", "stuck: an administrator"),
         # Slurm 26.05.
-        ("Constraints", "waiting: no node that is free now fits the request"),
-        ("MaxPoweredUpNodes", "waiting: as many nodes are powered up"),
+        ("Constraints", "waiting: no free node fits the request"),
+        ("MaxPoweredUpNodes", "waiting: the site's limit of powered-up nodes"),
         ("MpiPortsBusy", "waiting: for free ports for MPI"),
         ("ReservationInvalid", "stuck: the reservation it asked for is not valid"),
         ("AssocGrpJobsLimit", "waiting: a limit of the account or QOS is reached"),

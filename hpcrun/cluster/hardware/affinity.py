@@ -1,7 +1,7 @@
-"""Give each rank of a node CPU cores of its own, near its GPU, so that ranks do not fight for them.
+"""Bind each rank of a node to separate CPU cores near its GPU, so that ranks do not compete for cores.
 
-Without it the kernel moves threads between sockets, away from the memory they have filled and from
-the GPU that they feed. Slurm binds tasks where it is set up so; then there is nothing to do.
+Without binding, the kernel moves threads between sockets, away from the memory they have filled and from
+the GPU that they feed. If Slurm is configured to bind tasks, nothing is left to do.
 """
 
 import os
@@ -16,24 +16,24 @@ _WORD_BITS = 64
 
 
 def cpus_of_rank(environ: Mapping[str, str], ranks: int) -> int:
-    """How many CPUs one of ``ranks`` ranks on this node may count as its own, at least 1."""
+    """Return the number of CPUs that each of ``ranks`` ranks on this node may use, at least 1."""
     allowed = len(os.sched_getaffinity(0))
     bound = is_bound(allowed, environ, _parents_cpus())
     return allowed if bound else max(1, min(allowed, _given(environ) or allowed) // ranks)
 
 
 def bind_rank(environ: Mapping[str, str], local_rank: int, ranks: int, *, gpu: bool) -> int:
-    """Bind the calling thread, and all that it will start, to this rank's cores, near its GPU.
+    """Bind the calling thread, and all threads that it starts, to this rank's cores, near its GPU.
 
-    The mask is left as it is where there is one rank, a launcher has bound it already, Slurm lets the
-    job run on CPUs that it did not give it, there are fewer cores than ranks, or the kernel refuses.
+    The mask stays unchanged if there is one rank, a launcher has bound it already, Slurm lets the
+    job run on CPUs that it did not allocate, there are fewer cores than ranks, or the kernel refuses.
 
     Args:
-        local_rank: of the ``ranks`` on this node.
+        local_rank: index among the ``ranks`` on this node.
         gpu: whether the rank computes on a GPU.
 
     Returns:
-        How many CPUs the rank may count as its own.
+        The number of CPUs that the rank may use.
     """
     allowed = os.sched_getaffinity(0)
     own = cpus_of_rank(environ, ranks)
@@ -42,7 +42,7 @@ def bind_rank(environ: Mapping[str, str], local_rank: int, ranks: int, *, gpu: b
         return own
     near = gpu_cpus(environ) if gpu else []
     if len(near) == 1:
-        # Only its own GPU is shown to it: where the others' are is not known, so that nothing is divided.
+        # The rank sees only its own GPU, so the cores near the other GPUs are unknown and not divided.
         cpus = nearby(cores, near[0], ranks)
     else:
         wanted = [near[rank % len(near)] if near else frozenset() for rank in range(ranks)]
@@ -55,35 +55,35 @@ def bind_rank(environ: Mapping[str, str], local_rank: int, ranks: int, *, gpu: b
 
 
 def is_bound(allowed: int, environ: Mapping[str, str], parents: int | None) -> bool:
-    """Whether a launcher has given this rank a part of the job's CPUs on the node.
+    """Return whether a launcher has bound this rank to a part of the job's CPUs on the node.
 
     Args:
-        allowed: CPUs that this process may run on.
-        parents: CPUs that its parent may run on, where that is known. Slurm's step daemon is not of the
-            job, so that there the variable decides.
+        allowed: CPUs on which this process may run.
+        parents: CPUs on which its parent may run, if known. slurmstepd does not belong to the
+            job, so under Slurm the variable decides.
     """
     job = _given(environ) or parents
     return job is not None and allowed < job
 
 
 def not_confined(allowed: int, environ: Mapping[str, str]) -> bool:
-    """Whether a job of Slurm's may run on more CPUs of the node than it was given.
+    """Return whether a Slurm job may run on more CPUs of the node than it was allocated.
 
-    Which are its own, nobody says then (TaskPlugin=task/none, slurm.conf(5)): two jobs of one node that
-    each bound their ranks would choose the same.
+    Then its own CPUs are unknown (TaskPlugin=task/none, slurm.conf(5)): two jobs on one node that
+    each bound their ranks would choose the same CPUs.
     """
     given = _given(environ)
     return given is not None and given < allowed
 
 
 def divide(cores: Sequence[Core], near: Sequence[frozenset[int]]) -> list[list[Core]]:
-    """Divide ``cores`` among ranks: all of them, each to one, as evenly as it goes.
+    """Divide ``cores`` among ranks: each core to one rank, as evenly as possible.
 
     Args:
         cores: in the order of their sockets.
         near: for each rank the CPUs near its GPU; empty for no preference.
 
-    Each rank gets its part of the cores near its GPU first, and the rest from what is left.
+    Each rank first gets its share of the cores near its GPU, then the rest from the remaining cores.
     """
     ranks = len(near)
     quota = [len(cores) // ranks + (rank < len(cores) % ranks) for rank in range(ranks)]
@@ -103,7 +103,7 @@ def divide(cores: Sequence[Core], near: Sequence[frozenset[int]]) -> list[list[C
 
 
 def nearby(cores: Sequence[Core], near: frozenset[int], ranks: int) -> list[int]:
-    """The CPUs near a GPU, if they are at least an equal share for one of ``ranks``; else all."""
+    """Return the CPUs near a GPU, if they are at least an equal share for one of ``ranks``; else all."""
     local = [core for core in cores if near.issuperset(core)]
     return flat(local if len(local) >= len(cores) // ranks else cores)
 
@@ -111,7 +111,7 @@ def nearby(cores: Sequence[Core], near: frozenset[int], ranks: int) -> list[int]
 def cores_of(allowed: set[int], system: Path = Path("/sys/devices/system/cpu")) -> list[Core]:
     """Group ``allowed`` CPUs by core, ordered by socket: two threads of a core belong to one rank.
 
-    Where the kernel does not tell (containers), each CPU counts as a core.
+    Without that information from the kernel (containers), each CPU counts as a core.
     """
     found: dict[tuple[int, int], list[int]] = {}
     for cpu in sorted(allowed):
@@ -128,12 +128,12 @@ def cores_of(allowed: set[int], system: Path = Path("/sys/devices/system/cpu")) 
 
 
 def flat(cores: Sequence[Core]) -> list[int]:
-    """The CPUs of ``cores``, ascending."""
+    """Return the CPUs of ``cores``, ascending."""
     return sorted(cpu for core in cores for cpu in core)
 
 
 def gpu_cpus(environ: Mapping[str, str]) -> list[frozenset[int]]:
-    """For each visible GPU, in CUDA's order, the CPUs near it; nothing where NVML does not tell."""
+    """Return the CPUs near each visible GPU, in CUDA's order; empty if NVML has no answer."""
     try:
         import pynvml
     except ImportError:

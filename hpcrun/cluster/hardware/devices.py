@@ -1,7 +1,7 @@
 """Count the GPUs that this process may use, without importing torch.
 
 The submitter must know in milliseconds whether a local run has GPUs, and CUDA must not be
-initialised before the worker has chosen its device.
+initialized before the worker has chosen its device.
 """
 
 import socket
@@ -14,12 +14,12 @@ NVIDIA = Path("/proc/driver/nvidia/gpus")
 AMD = Path("/sys/class/kfd/kfd/topology/nodes")
 AMD_DRIVER = Path("/dev/kfd")
 
-# ROCm's libraries read CUDA's variable as HIP's own.
+# ROCm's libraries read CUDA's variable like HIP's.
 _AMD_LISTS = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _GIVEN_LISTS = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
 
 GPU_JOB = "HPCRUN_GPU_JOB"
-"""Variable with the id of a job whose ranks are to train on GPUs, whether or not Slurm counts any."""
+"""Variable with the id of a job with ranks that must train on GPUs, whether or not Slurm counts GPUs."""
 
 
 def visible_gpus(
@@ -28,16 +28,16 @@ def visible_gpus(
     kfd: Path = AMD,
     driver: Path = AMD_DRIVER,
 ) -> int:
-    """Return how many GPUs CUDA or ROCm would show to a process with this environment.
+    """Return the number of GPUs that CUDA or ROCm would show to a process with this environment.
 
-    CUDA_VISIBLE_DEVICES decides where it is set, and on AMD HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES
-    as well; otherwise NVML (when pynvml is installed), otherwise the drivers' lists; 0 where there is none
+    CUDA_VISIBLE_DEVICES decides if it is set, and on AMD HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES
+    as well; otherwise NVML (if pynvml is installed), otherwise the drivers' lists; 0 if there is none
     of them.
 
     Args:
         proc: the list of NVIDIA's driver.
         kfd: the list of AMD's driver.
-        driver: the device that ROCm opens, without which it shows nothing.
+        driver: the device that ROCm opens; ROCm shows no GPU without it.
     """
     names = ["CUDA_VISIBLE_DEVICES"] if "CUDA_VISIBLE_DEVICES" in environ else []
     if not names or driver.exists():
@@ -51,7 +51,7 @@ def visible_gpus(
 
 
 def given_gpus(environ: Mapping[str, str]) -> int:
-    """Return how many GPUs of this node Slurm gave to the job or step; 0 outside Slurm."""
+    """Return the number of GPUs of this node that Slurm gave to the job or step; 0 outside Slurm."""
     if "SLURM_JOB_ID" not in environ or environ.get("HPCRUN_LOCAL_CLUSTER") == "1":
         return 0
     counted = environ.get("SLURM_GPUS_ON_NODE", "")
@@ -62,17 +62,17 @@ def given_gpus(environ: Mapping[str, str]) -> int:
 
 
 def require_given_gpus(environ: Mapping[str, str]) -> None:
-    """Check that a job for GPUs sees some here: it would train on the CPU, unnoticed.
+    """Check that a GPU job sees GPUs here: otherwise it would train on the CPU, unnoticed.
 
-    Slurm gave the job GPUs, or the job was submitted for GPUs at a site that gives whole nodes.
+    Slurm gave the job GPUs, or the job was submitted for GPUs at a site that allocates whole nodes.
 
     Raises:
-        NodeUnfit: the job sees no GPU; with the remedy.
+        NodeUnfit: the job sees no GPU; the text has the remedy.
     """
     given = given_gpus(environ)
     # Another job may have left its own variable in the environment.
     wanted = GPU_JOB in environ and environ[GPU_JOB] == environ.get("SLURM_JOB_ID")
-    # Intel's GPUs are not ours to count; a program that uses them knows.
+    # Intel's GPUs are not counted here; a program that uses them checks them itself.
     if not (given or wanted) or visible_gpus(environ) or environ.get("ZE_AFFINITY_MASK"):
         return
     shown = environ.get("CUDA_VISIBLE_DEVICES")
@@ -81,11 +81,11 @@ def require_given_gpus(environ: Mapping[str, str]) -> None:
         raise NodeUnfit(
             f"{socket.gethostname()}: the job is for GPUs, Slurm gave it none here, and none is visible "
             f"({why}); to train on CPUs submit with --cpu, otherwise choose nodes with GPUs "
-            "(job.partition, job.constraint), or have Slurm asked for GPUs (job.gpu_request)"
+            "(job.partition, job.constraint), or request GPUs from Slurm (job.gpu_request)"
         )
     raise NodeUnfit(
         f"{socket.gethostname()}: Slurm gave this job {given} GPU(s) here, and none is visible ({why}); in a "
-        "container pass them on (apptainer: --nv, or --rocm), otherwise ask nvidia-smi or rocm-smi on this "
+        "container pass them on (apptainer: --nv, or --rocm), otherwise run nvidia-smi or rocm-smi on this "
         "node; to train on CPUs submit with --cpu"
     )
 
@@ -107,7 +107,7 @@ def _listed_devices(listed: str) -> int:
             break
         devices.append(entry)
     if devices and devices[0].startswith("MIG-"):
-        # NVIDIA's MIG user guide, "CUDA Device Enumeration": the first slice, whatever else is listed.
+        # NVIDIA's MIG user guide, "CUDA Device Enumeration": only the first slice counts.
         return 1
     return len(devices) if len(set(devices)) == len(devices) else 0
 
@@ -144,7 +144,7 @@ def _amd_count(nodes: Path) -> int:
         try:
             lines = dict(line.split() for line in properties.read_text().splitlines())
         except (OSError, ValueError):
-            # The kernel refuses those that the job's control group hides.
+            # The kernel refuses nodes that the job's control group hides.
             continue
         found += lines.get("simd_count", "0") != "0"
     return found

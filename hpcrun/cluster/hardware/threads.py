@@ -1,6 +1,6 @@
-"""Decide how many CPU threads a rank may use, so that the ranks of a node do not fight.
+"""Number of CPU threads for a rank, so that the ranks of a node do not compete for cores.
 
-torchrun sets OMP_NUM_THREADS=1 and srun sets nothing, so that without this each rank starts as
+torchrun sets OMP_NUM_THREADS=1 and srun sets nothing: without a limit, each rank starts as
 many threads as the node has cores.
 """
 
@@ -12,11 +12,11 @@ from hpcrun.cluster.errors import ClusterError
 def threads_per_rank(environ: Mapping[str, str], cpus: int, ranks: int = 1) -> int:
     """Return the threads of each of ``ranks`` ranks in a task that has ``cpus`` CPUs to itself.
 
-    OMP_NUM_THREADS decides where it is set (its first number: OpenMP allows one per nesting
+    OMP_NUM_THREADS decides if it is set (its first number: OpenMP allows one per nesting
     level), then SLURM_CPUS_PER_TASK, then ``cpus``.
 
     Raises:
-        ClusterError: a variable holds something else than a positive number.
+        ClusterError: the value of a variable is not a positive number.
     """
     asked = environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if asked:

@@ -1,7 +1,7 @@
-"""The addresses under which the other hosts of a job reach this host.
+"""The addresses at which the other hosts of a job reach this host.
 
-A host's own name is a poor guide. Debian gives it 127.0.1.1 in /etc/hosts, clouds often do not resolve it,
-and on a node with several networks it may name the one that the other nodes are not on.
+A host's own name is unreliable. Debian maps it to 127.0.1.1 in /etc/hosts, clouds often do not resolve it,
+and on a node with several networks it may belong to a network that the other nodes do not have.
 """
 
 import contextlib
@@ -9,12 +9,12 @@ import ipaddress
 import socket
 from collections.abc import Iterable
 
-# "discard": connecting a datagram socket sends nothing, it only has the kernel choose a route.
+# "discard": connecting a datagram socket sends nothing; the kernel only chooses a route.
 _ANY_PORT = 9
 
 
 def addresses_of(name: str) -> list[str]:
-    """Return the numeric addresses of ``name`` in the resolver's order; none where it does not resolve."""
+    """Return the numeric addresses of ``name`` in the resolver's order; empty if it does not resolve."""
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -44,18 +44,18 @@ def is_own(address: str) -> bool:
 
 
 def bound_address(name: str) -> str | None:
-    """Return the first address of ``name`` that a program can bind here, which is the one gloo takes."""
+    """Return the first address of ``name`` that a program can bind here; gloo takes the same address."""
     return next((address for address in addresses_of(name) if is_own(address)), None)
 
 
 def is_sound(name: str) -> bool:
-    """Return whether a program that binds to ``name`` here can be reached from another host."""
+    """Return whether other hosts can reach a program that binds to ``name`` here."""
     address = bound_address(name)
     return address is not None and not is_loopback(address)
 
 
 def outward_address(peers: Iterable[str]) -> str | None:
-    """Return this host's address on the way to the first of ``peers`` that is another host, if any is."""
+    """Return this host's address on the route to the first of ``peers`` that is another host, if any is."""
     for peer in peers:
         with contextlib.suppress(OSError, UnicodeError):
             family, _, _, _, address = socket.getaddrinfo(peer, _ANY_PORT, type=socket.SOCK_DGRAM)[
@@ -70,6 +70,6 @@ def outward_address(peers: Iterable[str]) -> str | None:
 
 
 def is_only_loopback(name: str) -> bool:
-    """Return whether ``name`` resolves, and to nothing but loopback addresses."""
+    """Return whether ``name`` resolves, and only to loopback addresses."""
     found = addresses_of(name)
     return bool(found) and all(map(is_loopback, found))

@@ -1,4 +1,4 @@
-"""The network interfaces of this host: which of them the ranks meet on, and which gloo and NCCL use."""
+"""The network interfaces of this host: those for the rendezvous, and those for gloo and NCCL."""
 
 import socket
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,8 +18,8 @@ from hpcrun.cluster.network.addresses import (
 def own_interfaces() -> dict[str, list[str]]:
     """Return the addresses of each interface that is up: IPv4 first, neither loopback nor link-local.
 
-    IPv4's link-local addresses (169.254.x.x) are returned where this host has no other address. Such an
-    address often leads to the host's management controller only.
+    IPv4's link-local addresses (169.254.x.x) are returned if this host has no other address. Such an
+    address often leads only to the host's management controller.
     """
     import psutil
 
@@ -45,10 +45,10 @@ def own_interfaces() -> dict[str, list[str]]:
 
 
 def chosen_interfaces(wanted: str, names: Iterable[str]) -> list[str]:
-    """Return those of ``names`` that ``wanted`` means, as NCCL reads NCCL_SOCKET_IFNAME.
+    """Return the ``names`` that ``wanted`` selects, as NCCL reads NCCL_SOCKET_IFNAME.
 
-    ``wanted`` is a list of prefixes with commas. With ``=`` in front they are whole names, and with ``^`` or
-    ``^=`` the interfaces that match are excluded. Names come in the order of the list.
+    ``wanted`` is a comma-separated list of prefixes. After ``=`` they are full names, and after ``^`` or
+    ``^=`` the matching interfaces are excluded. Names come in the order of the list.
     """
     excluding = wanted.startswith("^")
     rest = wanted.removeprefix("^")
@@ -67,9 +67,9 @@ def chosen_interfaces(wanted: str, names: Iterable[str]) -> list[str]:
 def interface_variables(
     wanted: str, environ: Mapping[str, str], interfaces: Mapping[str, Sequence[str]]
 ) -> dict[str, str]:
-    """Return what makes gloo and NCCL use the interfaces that ``wanted`` names, unless a variable is set.
+    """Return variables that make gloo and NCCL use the interfaces in ``wanted``, unless they are set.
 
-    NCCL reads ``wanted`` itself. gloo takes whole names only, so that it gets the first interface found.
+    NCCL reads ``wanted`` itself. gloo takes full names only, so it gets the first interface found.
 
     Raises:
         NodeUnfit: this host has no such interface.
@@ -90,14 +90,14 @@ def meeting_addresses(
     wanted: str | None = None,
     interfaces: Mapping[str, Sequence[str]] | None = None,
 ) -> list[str]:
-    """Return the names and addresses of this host for the other ranks to try, the best first.
+    """Return the names and addresses of this host for the other ranks to try, best first.
 
     Args:
         environ: the environment of rank 0.
         wanted: ``job.interface``.
-        interfaces: the addresses of this host by interface; asked of the kernel when None.
+        interfaces: the addresses of this host by interface; None: from the kernel.
 
-    MASTER_ADDR comes first, then the wanted interfaces, then names that are sound here, then numeric
+    MASTER_ADDR comes first, then the wanted interfaces, then names that are reachable here, then numeric
     addresses, then names that only other hosts may know.
     """
     if in_local_cluster(environ):
@@ -126,10 +126,10 @@ def gloo_interface(
     peers: Sequence[str],
     interfaces: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, str]:
-    """Return ``GLOO_SOCKET_IFNAME`` where gloo would bind an address that ``peers`` cannot reach; else {}.
+    """Return ``GLOO_SOCKET_IFNAME`` if gloo would bind an address that ``peers`` cannot reach; else {}.
 
-    gloo binds the first address of the own host name that it can, and a loopback address where there is
-    none. ``peers`` are the step's other hosts, by names or, better, by addresses that were seen to work.
+    gloo binds the first usable address of the host name, and a loopback address if there is
+    none. ``peers`` are the step's other hosts, by name or, better, by an address that was seen to work.
     """
     if "GLOO_SOCKET_IFNAME" in environ or len(step_hosts(environ)) < 2:
         return {}

@@ -1,8 +1,8 @@
-"""Choose rendezvous ports that neither the kernel nor a neighbouring job is likely to hold.
+"""Choose rendezvous ports that neither the kernel nor another job is likely to hold.
 
-Ports of the ephemeral range are handed out by the kernel to any outgoing connection, so a port
-computed there collides now and then (the classic ``job_id % 16384 + 49152``). These lie below it,
-and are a function of the job id alone, so that every rank finds the same ones without talking.
+The kernel gives ports of the ephemeral range to any outgoing connection, so a port
+computed there sometimes collides (the classic ``job_id % 16384 + 49152``). These ports are below that
+range and depend only on the job id, so every rank computes the same ports without communication.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from hpcrun.cluster.errors import ClusterError
 _BACKLOG = 2048
 
 FIRST_PORT = 10000
-"""Registered services crowd the ports below; avoided where there is room above."""
+"""Registered services use many ports below this number; it is exceeded if there is room above."""
 
 _LAST_PORT = 65535
 _FIRST_UNPRIVILEGED = 1024
@@ -28,7 +28,7 @@ _DEFAULT_EPHEMERAL = (32768, 60999)
 def ephemeral_range(path: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) -> tuple[int, int]:
     """Return the first and last port that the kernel gives to outgoing connections (ip(7)).
 
-    Linux's default of 32768 to 60999 is returned where the file cannot be read.
+    Linux's default of 32768 to 60999 is returned if the file cannot be read.
     """
     try:
         low, high = path.read_text().split()
@@ -45,11 +45,11 @@ def port_candidates(
     Args:
         job_id: any text; ``123_4`` of a job array gives other ports than ``123_5``.
         count: how many ports.
-        ephemeral: the kernel's range, first and last; read from this machine when None.
+        ephemeral: the kernel's range, first and last; None: read from this machine.
 
-    The ports are at least 10000 and below the ephemeral range; where a site has stretched that
-    range down, they are taken from 1024 up, or from above the range, or from all of it when it
-    leaves no room at all.
+    The ports are at least 10000 and below the ephemeral range. If a site has extended that
+    range downward, they start at 1024, or are above the range, or come from all of it if it
+    leaves no room.
     """
     low, high = ephemeral or ephemeral_range()
     pools = [
@@ -62,14 +62,14 @@ def port_candidates(
     digest = hashlib.blake2b(job_id.encode(), digest_size=16).digest()
     start = int.from_bytes(digest[:8], "big") % len(pool)
     stride = int.from_bytes(digest[8:], "big") % len(pool)
-    # A stride without a common factor visits every port of the pool once before it repeats.
+    # A stride coprime to the pool's size visits every port once before it repeats.
     while math.gcd(stride, len(pool)) != 1:
         stride += 1
     return [pool[(start + i * stride) % len(pool)] for i in range(count)]
 
 
 def wanted_ports(environ: Mapping[str, str], key: str) -> list[int]:
-    """Return the ports that rank 0 tries in order: MASTER_PORT, where that is set, and the candidates."""
+    """Return the ports that rank 0 tries in order: MASTER_PORT, if that is set, and the candidates."""
     given = environ.get("MASTER_PORT", "")
     return [*([int(given)] if given.isdecimal() else []), *port_candidates(key)]
 
@@ -77,7 +77,7 @@ def wanted_ports(environ: Mapping[str, str], key: str) -> list[int]:
 def listen(ports: Sequence[int]) -> socket.socket:
     """Return a socket that listens on the first of ``ports`` that is free, on all addresses of this host.
 
-    Which of them the other ranks reach is for them to find out.
+    The other ranks find out which of the addresses they can reach.
 
     Raises:
         ClusterError: none of the ports is free.
@@ -91,12 +91,12 @@ def listen(ports: Sequence[int]) -> socket.socket:
             )
     raise ClusterError(
         f"{socket.gethostname()}: none of the ports {', '.join(map(str, ports[:4]))} … that were tried can "
-        "be bound; look with `ss -ltn` at what holds them"
+        "be bound; `ss -ltn` shows the processes that hold them"
     )
 
 
 def is_free(host: str, port: int) -> bool:
-    """Tell whether a server could listen on ``port`` of ``host`` now, by listening for a moment.
+    """Return whether a server could listen on ``port`` of ``host`` now, by listening for a moment.
 
     ``host`` is a name or address of this machine; "" means all interfaces, which is where
     torch.distributed's store listens.
@@ -119,10 +119,10 @@ def _can_listen(family: int, address: object, host: str) -> bool:
     try:
         server = socket.socket(family, socket.SOCK_STREAM)
     except OSError:
-        # IPv6 may resolve and yet be switched off: nothing of ours will listen there either.
+        # IPv6 may resolve and yet be disabled: hpcrun will not listen there either.
         return True
     with server:
-        # As the real listener does: a port in TIME_WAIT is no obstacle, a listening one is.
+        # Like the real listener: a port in TIME_WAIT does not count as used, a listening port does.
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)

@@ -1,6 +1,6 @@
 """The interface on which every pair of nodes can connect, found by connecting.
 
-A name, a subnet or a link that is up proves little: nodes have Docker's bridge with one and the same address,
+A name, a subnet or an active link proves little: nodes have Docker bridges with one and the same address,
 management networks, and cards without a cable on some nodes.
 """
 
@@ -17,19 +17,19 @@ Interfaces = Mapping[str, Sequence[str]]
 """The addresses of each interface, as `own_interfaces` returns them."""
 
 PATIENCE = 3.5
-"""Seconds for a connection: a lost segment is sent again after one second, and after three."""
+"""Seconds for a connection: a lost segment is sent again after one second, and again after three."""
 TRIES = 2
 _AT_ONCE = 32
 _ENOUGH = 8
-"""Silent peers of an interface: others are not tried, so that a split network costs few waits."""
+"""Silent peers after which the rest of an interface is not tried, to limit waits in a split network."""
 _BACKLOG = 1024
-# As NCCL prefers InfiniBand; hsn is Slingshot.
+# NCCL also prefers InfiniBand; hsn is Slingshot.
 _FAST = ("ib", "hsn")
 
 
 @dataclass(frozen=True)
 class Door:
-    """Where a node answers: its port on all addresses, the word that it answers with, and its interfaces."""
+    """The listener of a node: its port on all addresses, its answer word, and its interfaces."""
 
     port: int
     word: str
@@ -58,7 +58,7 @@ class Doorkeeper:
                 link.sendall(self.word.encode() + b"\n")
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop answering."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -66,7 +66,7 @@ class Doorkeeper:
 
 def _listener() -> socket.socket:
     if socket.has_dualstack_ipv6():
-        # A kernel may know IPv6 and refuse to use IPv6.
+        # A kernel may support IPv6 but not allow its use.
         with contextlib.suppress(OSError):
             return socket.create_server(
                 ("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG
@@ -80,7 +80,7 @@ def reached(own: Interfaces, peers: Sequence[Door]) -> list[str]:
 
 
 def silent_peers(own: Interfaces, peers: Sequence[Door]) -> dict[str, list[int]]:
-    """Return, for each interface that leads to a peer, the numbers of the ``peers`` that do not answer."""
+    """Return, for each interface that reaches a peer, the numbers of the ``peers`` that do not answer."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         found = {name: _silent(name, own, peers, pool) for name in own}
     return {name: silent for name, silent in found.items() if silent is not None}
@@ -90,7 +90,7 @@ def agreed(found: Sequence[Sequence[str]], speeds: Mapping[str, float]) -> str |
     """Return the best of the interfaces that all nodes have found, or None.
 
     Args:
-        found: what `reached` returned on each node.
+        found: the result of `reached` on each node.
         speeds: of the interfaces of one node. InfiniBand and Slingshot come first, then the fastest.
     """
     common = [name for name in found[0] if all(name in names for names in found)] if found else []
@@ -102,7 +102,7 @@ def agreed(found: Sequence[Sequence[str]], speeds: Mapping[str, float]) -> str |
 
 
 def link_speeds() -> dict[str, float]:
-    """Return the speeds of this node's interfaces in Mbit/s, as the kernel has them; 0 is unknown."""
+    """Return the speeds of this node's interfaces in Mbit/s, from the kernel; 0: unknown."""
     import psutil
 
     return {name: float(state.speed) for name, state in psutil.net_if_stats().items()}
@@ -111,7 +111,7 @@ def link_speeds() -> dict[str, float]:
 def _silent(
     name: str, own: Interfaces, peers: Sequence[Door], pool: ThreadPoolExecutor
 ) -> list[int] | None:
-    # Most interfaces that lead nowhere end here, after one wait. Two peers, as one may be broken.
+    # Most interfaces that lead nowhere fail here, after one wait. Two peers, because one may be broken.
     first = list(pool.map(lambda peer: _answers(name, own, peer), peers[:2]))
     if first and not any(first):
         return None

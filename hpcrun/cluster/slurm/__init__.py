@@ -1,6 +1,6 @@
-"""Slurm's programs: pure builders of commands, pure parsers of answers, and one function that runs them.
+"""Slurm's programs: pure functions that build commands and parse output, and one function that runs them.
 
-All of it is in this package because Slurm's texts differ between versions and sites.
+Slurm's texts differ between versions and sites, so all code that depends on them is in this package.
 """
 
 from hpcrun.cluster.slurm.answers import (

@@ -1,4 +1,4 @@
-"""The answers of Slurm's programs about jobs and nodes. Each function reads one kind of output.
+"""Parsers for the output of Slurm's programs about jobs and nodes, one function per kind of output.
 
 The tests use output that was recorded from the real programs of several versions.
 """
@@ -15,9 +15,9 @@ from hpcrun.cluster.slurm.values import JOB_ID, host_names, seconds, unix_time
 class JobInfo:
     """A job as the controller sees it now.
 
-    ``end_time`` (Unix seconds) is the end of the time limit while it runs, and the end of the grace
-    period once it is being preempted; of a waiting job it is a guess. ``time_left`` (seconds) does
-    not shrink at a preemption. Both are None where Slurm knows none. A ``name`` with a ``|`` is cut.
+    ``end_time`` (Unix seconds) is the end of the time limit while the job runs, and the end of the grace
+    period during a preemption; for a waiting job it is an estimate. ``time_left`` (seconds) does
+    not shrink at a preemption. Both are None if Slurm has no value. A ``name`` is cut at ``|``.
     """
 
     state: str
@@ -30,9 +30,9 @@ class JobInfo:
 
 @dataclass(frozen=True)
 class JobRecord:
-    """One attempt of a job as accounting keeps it, times in Unix seconds.
+    """One attempt of a job in Slurm's accounting, times in Unix seconds.
 
-    ``state`` is one word; ``cancelled_by`` is the id of the user who cancelled, where sacct prints the id.
+    ``state`` is one word; ``cancelled_by`` is the id of the user who cancelled, if sacct prints it.
     """
 
     job_id: str
@@ -46,9 +46,9 @@ class JobRecord:
 
 
 def parse_squeue(text: str) -> dict[str, JobInfo]:
-    """Return the jobs that squeue knows, by id; a job that it has forgotten is absent.
+    """Return the jobs that squeue lists, by id; a job that it has forgotten is absent.
 
-    Lines of another shape (a site's banner) are ignored.
+    Lines of another format (a site's banner) are ignored.
     """
     jobs = {}
     for line in text.splitlines():
@@ -70,14 +70,14 @@ def parse_steps(text: str) -> list[int]:
 
 
 def parse_sacct(text: str) -> list[JobRecord]:
-    """Return one record a row, in sacct's order, which for one job is that of its attempts."""
+    """Return one record per row, in sacct's order, which for one job is that of its attempts."""
     records = []
     for line in text.splitlines():
         fields = line.strip().split("|")
         if len(fields) != 6 or not JOB_ID.fullmatch(fields[0]):
             continue
         job_id, state, exit_code, start, end, nodes = fields
-        # "CANCELLED by 1000", and "CANCELLED+" where a column was too narrow for that.
+        # "CANCELLED by 1000", or "CANCELLED+" if the column was too narrow.
         word, _, canceller = state.partition(" by ")
         code, _, signal = exit_code.partition(":")
         records.append(
@@ -106,7 +106,7 @@ _FREE_TEXT = frozenset(
 def parse_show_job(text: str) -> dict[str, str]:
     """Return the fields of one job, such as PreemptTime, Restarts and Requeue, as Slurm's text.
 
-    Names chosen by the user end their line in Slurm's output, so a field that one of them fakes
+    Names chosen by the user end their line in Slurm's output, so a field that a name imitates
     stays part of that name. Read times with ``unix_time``.
     """
     fields: dict[str, str] = {}
@@ -125,8 +125,8 @@ def parse_show_job(text: str) -> dict[str, str]:
 def parse_job_states(text: str) -> frozenset[str]:
     """Return the states of the job in scontrol's JSON, such as CANCELLED and COMPLETING.
 
-    Empty where ``text`` is not such JSON. Newer versions print a list of states, older ones a word. A
-    job that is requeued after a preemption counts as PREEMPTED as well: only its ``preempt_time`` says so.
+    Empty if ``text`` is not such JSON. Newer versions print a list of states, older versions a word. A
+    job that is requeued after a preemption counts as PREEMPTED as well: only its ``preempt_time`` shows it.
     """
     try:
         answer = json.loads(text)
@@ -141,7 +141,7 @@ def parse_job_states(text: str) -> frozenset[str]:
 
 
 def parse_sinfo(text: str) -> dict[str, str]:
-    """Return each node's state as sinfo says it (``idle``, ``down*``), in sinfo's order.
+    """Return each node's state from sinfo (``idle``, ``down*``), in sinfo's order.
 
     A node of several partitions is listed once for each.
     """
@@ -153,12 +153,12 @@ _SUBMITTED = re.compile(r"(?:Submitted batch job )?([0-9]+)(?:(?:;| on cluster )
 
 
 def parse_sbatch(text: str) -> tuple[str, str | None]:
-    """Return the job id that sbatch printed, and the cluster, which it names only after ``--clusters``.
+    """Return the job id that sbatch printed, and the cluster, which sbatch prints only after ``--clusters``.
 
     Its forms are ``123``, ``123;cluster`` and ``Submitted batch job 123 on cluster NAME``.
 
     Raises:
-        ClusterError: the last line holds no job id.
+        ClusterError: the last line contains no job id.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     match = _SUBMITTED.fullmatch(lines[-1]) if lines else None

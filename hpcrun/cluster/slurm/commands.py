@@ -1,4 +1,4 @@
-"""The command lines of Slurm's programs. Each function builds one and runs nothing.
+"""Builders for the command lines of Slurm's programs. No function here runs a program.
 
 ``cluster`` is for ``--clusters``: another cluster than this host's.
 """
@@ -36,7 +36,7 @@ def squeue_steps_command(job_id: str, cluster: str | None = None) -> list[str]:
 
 
 def squeue_dependents_command() -> list[str]:
-    """Build the query for the user's jobs that wait, with what they wait for and what they run."""
+    """Build the query for the user's waiting jobs, with their dependencies and commands."""
     return ["squeue", "--noheader", "--me", "--states=PENDING", "--format=%i|%E|%o"]
 
 
@@ -65,7 +65,7 @@ def scontrol_show_job_command(
 ) -> list[str]:
     """Build the query for all that the controller knows of one job.
 
-    JSON also has the state under COMPLETING; scontrol of 22.05 has no such option and refuses.
+    JSON also has the state that COMPLETING hides; scontrol of 22.05 has no such option and refuses it.
     """
     form = ["--json"] if as_json else []
     return ["scontrol", *_of(cluster), "show", "job", _checked(job_id), *form]
@@ -74,7 +74,7 @@ def scontrol_show_job_command(
 def sinfo_command(
     hosts: Sequence[str] = (), partition: str | None = None, cluster: str | None = None
 ) -> list[str]:
-    """Build the query for the state of these nodes, or of all of a partition, or of all there are."""
+    """Build the query for the state of these nodes, of all nodes of a partition, or of all nodes."""
     command = ["sinfo", *_of(cluster), "--noheader", "--Node", "--format=%N|%T"]
     if hosts:
         command.append(f"--nodes={','.join(hosts)}")
@@ -84,12 +84,12 @@ def sinfo_command(
 
 
 def scontrol_exclude_command(job_id: str, hosts: Sequence[str]) -> list[str]:
-    """Build the order that a pending job stay away from these nodes; from none where there are none."""
+    """Build the command that makes a pending job exclude these nodes; without nodes, exclude none."""
     return ["scontrol", "update", f"JobId={_checked(job_id)}", f"ExcNodeList={','.join(hosts)}"]
 
 
 def scontrol_depend_command(job_id: str, dependency: str) -> list[str]:
-    """Build the order that a pending job wait for other jobs than before."""
+    """Build the command that changes the jobs for which a pending job waits."""
     return ["scontrol", "update", f"JobId={_checked(job_id)}", f"Dependency={dependency}"]
 
 
@@ -103,11 +103,11 @@ def scancel_command(
 ) -> list[str]:
     """Build the end of a job, or a signal (such as "USR2") to its steps, or to one ``step``.
 
-    ``full`` reaches the batch script too, with its children (scancel(1), --full). KILL is a signal
-    only for a step: for a job Slurm takes it as the order to end it, with SIGTERM first.
+    ``full`` reaches the batch script and its children too (scancel(1), --full). KILL is a signal
+    only for a step: for a job, Slurm takes it as the command to end the job, with SIGTERM first.
 
     Raises:
-        ClusterError: the job id or the signal is not one.
+            ClusterError: the job id or the signal is not valid.
     """
     argv = ["scancel", *_of(cluster)]
     if signal is not None:
@@ -120,12 +120,12 @@ def scancel_command(
 
 
 def scontrol_show_nodes_command(cluster: str | None = None) -> list[str]:
-    """Build the query for all that the controller knows of its nodes, a line each."""
+    """Build the query for all facts about the controller's nodes, one line each."""
     return ["scontrol", *_of(cluster), "--oneliner", "show", "nodes"]
 
 
 def scontrol_show_partitions_command(cluster: str | None = None) -> list[str]:
-    """Build the query for all partitions, a line each."""
+    """Build the query for all partitions, one line each."""
     return ["scontrol", *_of(cluster), "--oneliner", "show", "partitions"]
 
 

@@ -8,7 +8,7 @@ _CONDITION = re.compile(r"(?P<kind>[a-z]+):(?P<job>[0-9_+*]+)(?:\([a-z]+\))?")
 
 @dataclass(frozen=True)
 class Dependent:
-    """A pending job: what it waits for in Slurm's words, and the path of its batch script."""
+    """A pending job: its dependency in Slurm's words, and the path of its batch script."""
 
     job: str
     dependency: str
@@ -20,7 +20,7 @@ class Dependent:
         return any((one["kind"], one["job"]) == (kind, job) for one in found)
 
     def retargeted(self, kind: str, old: str, new: str) -> str:
-        """Return the dependency with ``new`` in the place of ``old``, in the form that sbatch accepts."""
+        """Return the dependency with ``old`` replaced by ``new``, in the form that sbatch accepts."""
 
         def replaced(one: "re.Match[str]") -> str:
             job = new if (one["kind"], one["job"]) == (kind, old) else one["job"]
@@ -30,6 +30,6 @@ class Dependent:
 
 
 def parse_dependents(text: str) -> list[Dependent]:
-    """Return the jobs for which squeue prints a dependency; lines of another shape are ignored."""
+    """Return the jobs for which squeue prints a dependency; lines of another format are ignored."""
     lines = (line.strip().split("|", 2) for line in text.splitlines())
     return [Dependent(*fields) for fields in lines if len(fields) == 3 and ":" in fields[1]]

@@ -1,4 +1,4 @@
-"""Slurm's job states, sorted by what they mean for a run. A state that is not known counts as live."""
+"""Slurm's job states, sorted by their meaning for a run. An unknown state counts as live."""
 
 WAITING = frozenset(
     {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
@@ -11,9 +11,9 @@ _OVER = frozenset(
 
 
 def is_over(state: str) -> bool:
-    """Return whether a job in ``state`` runs no more, and waits for no start.
+    """Return whether a job in ``state`` no longer runs and does not wait for a start.
 
-    A newer Slurm may have states that this table lacks, and a run with a job that might be live must not
-    be touched.
+    A newer Slurm may have states that this table lacks, and a run with a job that might be live must stay
+    unchanged.
     """
     return state in _OVER

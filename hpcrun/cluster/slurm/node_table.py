@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class NodeRow:
-    """A node in one of its partitions: its state as sinfo says it, and its generic resources."""
+    """A node in one of its partitions: its state from sinfo, and its generic resources."""
 
     partition: str
     default: bool
@@ -21,7 +21,7 @@ def sinfo_gres_command(partition: str | None = None) -> list[str]:
 
 
 def parse_sinfo_gres(text: str) -> list[NodeRow]:
-    """Return a row for each node and partition; lines of another shape are ignored."""
+    """Return a row for each node and partition; lines of another format are ignored."""
     lines = (line.strip().split("|") for line in text.splitlines())
     return [
         NodeRow(fields[0].rstrip("*"), fields[0].endswith("*"), *fields[1:])

@@ -1,4 +1,4 @@
-"""The options that a person gives to sbatch or srun, one an item."""
+"""Options that a person gives to sbatch or srun, one per list item."""
 
 from collections.abc import Sequence
 

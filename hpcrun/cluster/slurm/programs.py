@@ -1,7 +1,7 @@
-"""The function that runs Slurm's programs, and the questions that every command asks of a cluster.
+"""The function that runs Slurm's programs, and the queries that every command needs.
 
-Times are asked for as Unix seconds through SLURM_TIME_FORMAT, which avoids time zones and the hour that
-repeats in autumn.
+SLURM_TIME_FORMAT requests Unix seconds, which avoids time zones and the repeated hour in
+autumn.
 """
 
 import os
@@ -17,7 +17,7 @@ NOT_FOUND = 127
 
 @dataclass(frozen=True)
 class Completed:
-    """The end of a program: ``returncode`` is 124 where it took too long, 127 where it is not installed."""
+    """The result of a program: ``returncode`` is 124 after a timeout, 127 if it is not installed."""
 
     returncode: int
     stdout: str
@@ -27,15 +27,14 @@ class Completed:
 def run(
     argv: Sequence[str], timeout: float = 10.0, environ: Mapping[str, str] | None = None
 ) -> Completed:
-    """Run a program to its end and return what it printed; the only place that does.
+    """Run a program to its end and return its output; no other function runs Slurm's programs.
 
-    It never raises: a program that is missing, or slower than ``timeout`` seconds, is a return
+    It never raises: a missing program, or a program slower than ``timeout`` seconds, gives a return
     code (127, 124) with a line in ``stderr``.
-
     Args:
         argv: program and arguments; no shell sees them.
         timeout: seconds before it is killed. squeue takes 18 s to notice a dead controller.
-        environ: the environment, exactly (for sbatch, which hands it to the job). None: that of this
+        environ: the exact environment (for sbatch, which passes it to the job). None: that of this
             process, without the user's defaults that would change the answer.
     """
     try:
@@ -46,7 +45,7 @@ def run(
             text=True,
             errors="replace",
             timeout=timeout,
-            # A second Ctrl-C is not to end the scancel that the first one has led to.
+            # A second Ctrl-C must not end the scancel that the first Ctrl-C caused.
             start_new_session=True,
             env=_plain_environment(os.environ) if environ is None else dict(environ),
             check=False,
@@ -59,9 +58,9 @@ def run(
 
 
 def _plain_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Drop what changes an answer (SQUEUE_STATES, SLURM_CLUSTERS …), fix language and times.
+    """Drop variables that change an answer (SQUEUE_STATES, SLURM_CLUSTERS …); fix language and time format.
 
-    The user's default cluster goes to sbatch as job.cluster. Each later question names the cluster of the
+    The user's default cluster goes to sbatch as job.cluster. Each later query names the cluster of the
     job.
     """
     changing = ("SQUEUE_", "SACCT_", "SCONTROL_", "SCANCEL_", "SINFO_", "SLURM_CLUSTERS")
@@ -70,9 +69,9 @@ def _plain_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def configured(timeout: float = 3.0) -> bool:
-    """Return whether jobs go to Slurm here: sbatch is on PATH, and knows a cluster.
+    """Return whether jobs go to Slurm here: sbatch is on PATH and has a configured cluster.
 
-    The controller may be slow, or away: a user of a cluster does not want to compute on its login host.
+    The controller may be slow or unreachable: a user of a cluster does not want to compute on its login host.
     """
     if shutil.which("sbatch") is None:
         return False
@@ -80,11 +79,11 @@ def configured(timeout: float = 3.0) -> bool:
 
 
 def cluster_name(timeout: float = 6.0) -> str | None:
-    """Return the name of this host's cluster; None where no controller answers."""
+    """Return the name of this host's cluster; None if no controller answers."""
     return parse_cluster_name(run(["scontrol", "show", "config"], timeout=timeout).stdout)
 
 
 def parse_cluster_name(text: str) -> str | None:
-    """Read ``ClusterName`` from what ``scontrol show config`` prints; None where it is not there."""
+    """Read ``ClusterName`` from the output of ``scontrol show config``; None if it is missing."""
     found = re.search(r"^ClusterName\s*=\s*(\S+)", text, re.MULTILINE)
     return found and found[1]

@@ -1,7 +1,7 @@
-"""Say in plain words why Slurm keeps a job waiting.
+"""Plain words for the reason why Slurm keeps a job waiting.
 
-``BeginTime`` is what a requeued job shows for two minutes, and people take it for stuck: the words
-say what happens next, and what to do where waiting will not help.
+A requeued job shows ``BeginTime`` for two minutes, and people think that it is stuck: the words
+say what happens next, and the remedy if waiting does not help.
 """
 
 import re
@@ -9,23 +9,23 @@ import re
 _WAITING = {
     "BeginTime": "Slurm delays a requeued job by about two minutes "
     "(or the job asked for a later start)",
-    "BurstBufferResources": "for room in the burst buffer",
+    "BurstBufferResources": "for space in the burst buffer",
     "BurstBufferStageIn": "the burst buffer is being filled",
-    "Constraints": "no node that is free now fits the request (its constraint, gpus or mem)",
-    "MaxPoweredUpNodes": "as many nodes are powered up as the site allows",
+    "Constraints": "no free node fits the request (its constraint, gpus or mem)",
+    "MaxPoweredUpNodes": "the site's limit of powered-up nodes is reached",
     "MpiPortsBusy": "for free ports for MPI on the nodes",
     "NvidiaImexChannels": "for a free NVIDIA IMEX channel",
     "Cleaning": "the last attempt is still being cleaned up before the requeue",
     "Dependency": "for another job to end first",
-    "JobArrayTaskLimit": "the array runs as many tasks at once as it was allowed to",
+    "JobArrayTaskLimit": "the array runs its allowed number of tasks",
     "Licenses": "for a license",
     "Priority": "other jobs come first",
     "Prolog": "the nodes are being prepared",
-    "SchedDefer": "Slurm looks at new jobs at intervals here, and not yet at this one",
+    "SchedDefer": "Slurm considers new jobs at intervals here, and not yet this job",
     "Reservation": "for the reservation to begin",
     "Resources": "for enough free nodes; it is next in line",
-    "WaitingForScheduling": "Slurm has not looked at it yet",
-    "None": "Slurm has not looked at it yet",
+    "WaitingForScheduling": "Slurm has not considered it yet",
+    "None": "Slurm has not considered it yet",
 }
 _STUCK = {
     "AccountNotAllowed": "the partition does not take this account; correct job.account or "
@@ -41,7 +41,7 @@ _STUCK = {
     "scontrol release JOB",
     "MaxRequeue": "it was requeued too often at launch; check the nodes, then: "
     "scontrol release JOB",
-    "NodeDown": "a node that it asked for by name is down; resubmit without naming it",
+    "NodeDown": "a node that it requests by name is down; resubmit without that name",
     "PartitionConfig": "the partition does not allow such a job (its size, time, account or group); see "
     "scontrol show partition, and choose another partition or ask for less",
     "PartitionDown": "the partition takes no new jobs now; wait, or choose another partition",
@@ -54,7 +54,7 @@ _STUCK = {
     "(often a maintenance that a shorter job.time would fit before)",
     "RaisedSignal": "a signal ended it; see its log",
     "ReservationInvalid": "the reservation it asked for is not valid; correct job.reservation and resubmit",
-    "ReservationDeleted": "the reservation it asked for is gone; correct job.reservation and resubmit",
+    "ReservationDeleted": "its reservation is gone; correct job.reservation and resubmit",
     "launch failed requeued held": "its launch failed and Slurm holds it; check the nodes, then: "
     "scontrol release JOB",
     "job requeued in held state": "it was requeued and is held; release it with: "
@@ -69,10 +69,10 @@ _RUN_MINUTES = re.compile(r"Max\w+RunMinsPer\w+")
 def reason_in_words(reason: str) -> str:
     """Return one short clause for Slurm's reason code (squeue(1), "JOB REASON CODES").
 
-    It starts with "waiting:" where patience is enough, and with "stuck:" where it is not. A code
-    that is not known here comes back as Slurm wrote it.
+    It starts with "waiting:" if the job only needs time, and with "stuck:" if it needs a change. An
+    unknown code is returned as Slurm wrote it.
     """
-    # With spaces or underscores in it, by Slurm's version and the program that was asked.
+    # It contains spaces or underscores, depending on Slurm's version and the program.
     code = reason.strip().strip("()").split(",")[0].replace("_", " ")
     if code in _STUCK:
         return f"stuck: {_STUCK[code]}"

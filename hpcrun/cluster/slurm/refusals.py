@@ -1,4 +1,4 @@
-"""The error texts of Slurm's programs, sorted by what the caller can do about each."""
+"""Error texts of Slurm's programs, sorted by the caller's possible reactions."""
 
 from typing import Literal
 
@@ -12,7 +12,7 @@ _REQUEUE_ERRORS: tuple[tuple[str, RequeueError], ...] = (
     ("only batch jobs are accepted", "batch-only"),
     ("job is pending execution", "pending"),
     ("unable to contact slurm controller", "transient"),
-    # What scontrol requeue says when no controller answers (seen with Slurm 22.05).
+    # scontrol requeue prints this when no controller answers (observed with Slurm 22.05).
     ("unexpected message received", "transient"),
     ("socket timed out", "transient"),
     ("zero bytes were transmitted", "transient"),
@@ -25,10 +25,10 @@ _REQUEUE_ERRORS: tuple[tuple[str, RequeueError], ...] = (
 
 
 def classify_requeue_error(stderr: str) -> RequeueError:
-    """Say what a failed ``scontrol requeue`` means, from its error text (slurm_errno.c).
+    """Classify a failed ``scontrol requeue`` by its error text (slurm_errno.c).
 
-    "pending": it has been requeued already, which is success. "transient": ask again. "denied",
-    "disabled" (submitted with --no-requeue) and "batch-only" (under salloc): asking again is
+    "pending": the job has been requeued already, which is success. "transient": try again. "denied",
+    "disabled" (submitted with --no-requeue) and "batch-only" (under salloc): another try is
     useless.
     """
     text = stderr.lower()
