@@ -1,13 +1,13 @@
-"""The one exception that every door turns into a single line and exit code 2.
+"""The exception that every entry point turns into a single line and exit code 2.
 
-It is a leaf that any room may import, so that a command never has to know which room refused.
+This base module may be imported by every package, so a command need not know which package refused.
 """
 
 
 class UserError(Exception):
-    """Bad input: the text is one clear line saying what, where and what to do about it."""
+    """Bad input: the text is one clear line with the problem, its place and the remedy."""
 
     @property
     def lines(self) -> list[str]:
-        """A line for each thing that is wrong."""
+        """One line for each problem."""
         return [str(self)]

@@ -1,8 +1,8 @@
-"""Text for a person: no other module prints to a terminal.
+"""Text output for people: no other module prints to a terminal.
 
-A task, a script, a node or a file may hold anything: escape sequences that clear the screen or write to
-the clipboard, line breaks that forge a line, marks that turn a text around. To a terminal all of it is data.
-The module is a leaf that any room may import.
+A task, a script, a node or a file may contain anything: escape sequences that clear the screen or write to
+the clipboard, line breaks that forge a line, marks that reverse a text. Here, all of it is only data.
+This base module may be imported by every package.
 """
 
 import re
@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from rich.table import Table
 
-# Controls (C0, DEL, C1), line and paragraph separators, what turns or hides text, surrogates. The joiners
-# U+200C and U+200D are left: words of Persian and families of emoji need them.
+# Controls (C0, DEL, C1), line and paragraph separators, characters that reverse or hide text, surrogates.
+# The joiners U+200C and U+200D are allowed: words of Persian and families of emoji need them.
 _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\U000e0000-\U000e0fff\ud800-\udfff]"
 )
 _NAMED = {"\n": "\\n", "\r": "\\r"}
 _BYTES = range(0xDC80, 0xDD00)
-"""What Python makes of bytes that are no UTF-8 (PEP 383)."""
+"""Python's characters for bytes that are not UTF-8 (PEP 383)."""
 
 
 def escaped(text: str) -> str:
-    """Return ``text`` on one line, with an escape for every character that a terminal obeys.
+    """Return ``text`` on one line, with an escape for every character that controls a terminal.
 
     Tabs become spaces. All letters, accents, CJK and emoji stay as they are.
     """
@@ -42,9 +42,9 @@ def _escape(found: "re.Match[str]") -> str:
 
 
 def logged(line: bytes) -> str:
-    """Return a line of a log as it is shown.
+    """Return a line of a log for display.
 
-    Progress bars overwrite their line. The last text of such a line is shown, behind ``…``.
+    Progress bars overwrite their line. Only the last text of such a line is shown, after ``…``.
     """
     *before, last = line.decode(errors="backslashreplace").rstrip("\r").split("\r")
     return escaped(f"… {last}" if any(before) else last)
@@ -64,17 +64,17 @@ def say(*lines: str, stream: TextIO | None = None) -> None:
 
 
 def say_aside(*lines: str) -> None:
-    """As :func:`say`, on standard error."""
+    """Print like :func:`say`, on standard error."""
     say(*lines, stream=sys.stderr)
 
 
 def quoted(text: str) -> Iterator[str]:
-    """Yield the lines of a foreign text behind a mark, so that no line looks like a line of the program."""
+    """Yield the lines of a foreign text after a mark, so that no line looks like the program's own."""
     return (f"    | {line}" for line in text.rstrip("\n").split("\n"))
 
 
 def show_table(table: "Table", width: int) -> None:
-    """Print a table in colors where the terminal has any; its cells are to be :func:`escaped`."""
+    """Print a table, in colors if the terminal has any; its cells must be :func:`escaped`."""
     from rich.console import Console
 
     Console(width=width).print(table)

@@ -9,5 +9,5 @@ if __name__ == "__main__":
 elif __name__ == "hpcrun.submit":
     from hpcrun.api.submitting import submit
 
-    # ``import hpcrun.submit`` is to leave the function ``hpcrun.submit`` in its place.
+    # ``import hpcrun.submit`` must leave the function ``hpcrun.submit`` in place.
     sys.modules[__name__] = submit  # type: ignore[assignment]

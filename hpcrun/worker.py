@@ -1,4 +1,4 @@
-"""The door of every rank: ``python -m hpcrun.worker RUN``, whatever launched it."""
+"""The entry point of every rank: ``python -m hpcrun.worker RUN``, with any launcher."""
 
 import atexit
 import faulthandler
@@ -12,12 +12,12 @@ from hpcrun.run.io.streams import outlive_full_disk
 
 
 def main() -> NoReturn:
-    """Install the signal flags before anything slow, then train."""
+    """Install the signal flags before slow imports, then train."""
     STOP.install()
     outlive_full_disk()
-    # Where C code ends the process, the log shall say which line called it.
+    # If C code ends the process, the log must show the line that called it.
     faulthandler.enable(file=2)
-    # torch.distributed.launch without --use-env tells the local rank in this way too.
+    # torch.distributed.launch without --use-env passes the local rank in this way too.
     given = [word for word in sys.argv[1:] if not word.startswith("--local-rank=")]
     if len(given) != 1:
         raise SystemExit("usage: python -m hpcrun.worker RUN_DIRECTORY")
@@ -27,7 +27,7 @@ def main() -> NoReturn:
 
 
 def _print_to_own_log() -> None:
-    """Write to ``rank-00003.log`` where the launcher would mix what its ranks print (torchrun)."""
+    """Write to ``rank-00003.log`` if the launcher would mix the output of its ranks (torchrun)."""
     folder, rank = os.environ.pop("HPCRUN_RANK_LOGS", None), os.environ.get("RANK", "0")
     if folder is None:
         return
@@ -39,7 +39,7 @@ def _print_to_own_log() -> None:
 
 
 def train_here(run: Path) -> int:
-    """Train this process's share of ``run`` and return its exit code."""
+    """Train this process's rank of ``run`` and return the rank's exit code."""
     from hpcrun.lifecycle.rank.abandoned import harmless_code
     from hpcrun.run.directory import RunDirectory
     from hpcrun.train.entry import run_rank
@@ -48,9 +48,9 @@ def train_here(run: Path) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """Exit without tearing the interpreter down: with torch loaded that takes seconds on a full node.
+    """Exit without tearing the interpreter down: with torch loaded, that takes seconds on a full node.
 
-    What libraries have registered for the exit (loggers that upload) runs all the same.
+    Exit hooks that libraries have registered (loggers that upload) still run.
     """
     end_helpers()
     atexit._run_exitfuncs()

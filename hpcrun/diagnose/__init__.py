@@ -1,1 +1,1 @@
-"""Why a job ended: the first cause told apart from the cascade that follows it."""
+"""The cause of a job's end: the first cause, separated from its consequences."""

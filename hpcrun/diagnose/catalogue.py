@@ -1,9 +1,9 @@
 """The known causes of failures, read from the data files of this package.
 
-An entry has: ``id``; ``pattern``, regular expressions (one must match within a line); ``kind``, what
-is at fault (input, program, environment, resource, storage, network, hardware, scheduler, unknown);
+An entry has: ``id``; ``pattern``, regular expressions (one must match within a line); ``kind``, the area of
+the fault (input, program, environment, resource, storage, network, hardware, scheduler, unknown);
 ``role``, the place of its message in a failure (see :class:`Entry`); ``cause`` and ``remedy``, for people;
-``retry``, what another start can do; ``source``, where the message was seen.
+``retry``, the effect of another start; ``source``, where the message was seen.
 """
 
 import functools
@@ -22,7 +22,7 @@ _FOLDER = Path(__file__).with_name("catalogue")
 _FILES = ("slurm", "containers", "nccl", "gpu", "memory", "files", "python", "torch")
 _LEVELS: dict[Role, int] = {"initiating": 3, "symptom": 2, "consequence": 1, "teardown": 0}
 _SHORT = 120
-"""Characters: of longer messages only the known words are repeated."""
+"""Characters: for longer messages, only the known words are repeated."""
 
 RETRY_WORDS: dict[Retry, str] = {
     "helps": "a retry can help",
@@ -31,7 +31,7 @@ RETRY_WORDS: dict[Retry, str] = {
     "never": "a retry cannot help before this is changed",
 }
 
-# Every message of the catalogue has one of these words: other lines need no closer look.
+# Every message of the catalogue contains one of these words: other lines are not searched.
 _WORDS = (
     "error", "fail", "warn", "cannot", "can't", "could not", "couldn't", "unable", "not found", "no such",
     "not available", "denied", "kill", "abort", "fatal", "timed out", "timeout", "time limit", "exceed",
@@ -49,11 +49,11 @@ _WORDS = (
 
 @dataclass(frozen=True)
 class Entry:
-    """A known message and what it means.
+    """A known message and its meaning.
 
     ``role``: *initiating* messages name a cause by themselves. A *symptom* names what failed, and may follow
-    from a failure elsewhere. A *consequence* is about another rank. *Teardown* says that a launcher ends
-    the rest.
+    from a failure elsewhere. A *consequence* is about another rank. *Teardown*: a launcher ends
+    the other ranks.
     """
 
     id: str
@@ -71,7 +71,7 @@ class Entry:
 
     @property
     def level(self) -> int:
-        """The strength of its message as a cause: 3 for initiating, down to 0 for teardown."""
+        """The strength of the message as a cause: 3 for initiating, down to 0 for teardown."""
         return _LEVELS[self.role]
 
     def search(self, text: str) -> "re.Match[str] | None":
@@ -82,7 +82,7 @@ class Entry:
 
 @functools.cache
 def entries() -> tuple[Entry, ...]:
-    """Return all entries, the more specific ones first; the files are read once."""
+    """Return all entries, the more specific ones first; the files are read only once."""
     return tuple(_read())
 
 
@@ -103,7 +103,7 @@ def match(line: str) -> Entry | None:
     if not may_match(line):
         return None
     found = [entry for entry in entries() if entry.search(line)]
-    # max() keeps the first of equals: the files list specific messages before general ones.
+    # max() keeps the first of equal entries: the files list specific messages before general ones.
     return max(found, key=lambda entry: entry.level, default=None)
 
 
@@ -111,7 +111,7 @@ def explained(message: str, where: str = "") -> str | None:
     """Return the words of ``message`` with cause and remedy; None for an unknown message.
 
     Args:
-        where: words on the place of the error, which follow a short message.
+            where: the place of the error, which follows a short message.
     """
     entry = known_cause(message)
     if entry is None:
@@ -130,7 +130,7 @@ def known_cause(message: str) -> Entry | None:
 
 
 def _read() -> Iterator[Entry]:
-    # The parser in C takes a tenth of the time, and some builds of PyYAML lack it.
+    # The parser in C takes a tenth of the time, but some builds of PyYAML lack it.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     for name in _FILES:
         text = (_FOLDER / f"{name}.yaml").read_text(encoding="utf-8")

@@ -1,6 +1,6 @@
-"""The first cause of a failed attempt, with the cascade folded away.
+"""The first cause of a failed attempt, without the failures that follow from it.
 
-When one rank dies the others fail too, within milliseconds, with errors about *it* (a closed
+When one rank dies the others fail too, within milliseconds, with errors about *that rank* (a closed
 connection, an aborted communicator, a watchdog): these are counted, not shown.
 """
 
@@ -25,26 +25,26 @@ _CASCADE = re.compile(
     re.IGNORECASE,
 )
 
-# What srun and slurmstepd print on a task's end (srun(1), --kill-on-bad-exit).
+# Output of srun and slurmstepd at a task's end (srun(1), --kill-on-bad-exit).
 _SRUN_TASK = re.compile(
     r"^srun: error: (?P<host>[^:\s]+): tasks? (?P<tasks>[\d,\-]+): (?P<what>.+)$", re.MULTILINE
 )
 _BY_DESCRIPTION = {signal.strsignal(number): number for number in signal.valid_signals()}
 _SRUN_ERROR = re.compile(r"^srun: error: (?P<what>.+)$", re.MULTILINE)
-# srun's lines that name the node where it could not start a task, or that it lost.
+# srun's lines about a node that it lost, or on which it could not start a task.
 _LOST_NODE = re.compile(
     r"^srun: error: (?P<what>.*(?:failed on node |Node failure on |Unable to resolve |address for host )"
     r"\"?(?P<host>[^\s:\",]+).*)$",
     re.MULTILINE,
 )
-# slurmstepd ends a whole step for its memory (JobAcctGatherParams=OverMemoryKill), and srun's lines on the
-# tasks come later. Since 25.05 slurmstepd writes the time in place of its node.
+# slurmstepd ends a whole step for its memory (JobAcctGatherParams=OverMemoryKill), and srun's lines about the
+# tasks come later. Since 25.05 slurmstepd writes the time instead of its node.
 _OVER_MEMORY = re.compile(
     r"^(?:slurmstepd-(?P<host>[^:\s]+):|\[[^\]]+\]) error: "
     r"(?P<what>\S+ exceeded memory limit \(\d+ > \d+\), being killed)",
     re.MULTILINE,
 )
-# srun runs on the node of the batch script. A controller that is away is not that node's fault.
+# srun runs on the node of the batch script. An unreachable controller is not that node's fault.
 _UNCONFIRMED = re.compile(
     r"^srun: error: (?P<what>Unable to confirm allocation for job \S+: "
     r"(?!.*(?:contact slurm controller|timed out|Invalid job id)).+)$",
@@ -54,12 +54,12 @@ _UNCONFIRMED = re.compile(
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The first cause in one line, the rank and host it points at, its step and its traceback.
+    """The first cause in one line, with its rank, host, step and traceback.
 
-    ``cascade`` counts the ranks whose failures only follow from it. ``hang``: nothing failed, but a
-    watchdog ended ranks that made no progress. ``bad_input``: no other start would help.
+    ``cascade`` counts the ranks that failed only because of it. ``hang``: nothing failed, but a
+    watchdog ended ranks that made no progress. ``bad_input``: another start would not help.
     ``node_fault``: Slurm could not use the host, whatever the program does. ``follows``: the failure is
-    about a peer, but there is no other. ``copy``: the failed line in the run's copy of the code.
+    about another rank, but no other failure is known. ``copy``: the failed line in the copy of the code.
     ``unfit``: all nodes that a preflight found unfit.
     """
 
@@ -83,19 +83,19 @@ class Diagnosis:
 
     @property
     def waited(self) -> bool:
-        """Whether time-outs and lost peers are all there is: nothing failed by itself."""
+        """True if there are only timeouts and lost peers: nothing failed by itself."""
         return self.hang or self.follows
 
 
-# Our own, with advice; torch's; Python's.
+# hpcrun's error, with advice; torch's; Python's.
 _OUT_OF_MEMORY = ("OutOfMemory", "OutOfMemoryError", "MemoryError")
 CERTAIN = ("NotDeterministic", "NotTrainable")
-"""Our own, of what a task gives or calls (a kernel, say): no node can change the failure."""
+"""hpcrun's error about a task's values or calls (a kernel, for example): no node can change the failure."""
 
-# Our own, of a rank that cannot read a checkpoint which others may read.
+# hpcrun's error of a rank that cannot read a checkpoint which other ranks may be able to read.
 _READ_FAILURE = "ReadFailure"
 
-# What points at the machine and not at the program.
+# Messages that point at the machine and not at the program.
 _NODE_FAULT = re.compile(
     r"killed by SIG(KILL|BUS)|: Killed|Bus error|CUDA error: (uncorrectable|unspecified launch|hardware"
     r"|all CUDA-capable devices are busy|no CUDA-capable device)|ECC|NVML|Xid"
@@ -106,7 +106,7 @@ _OF_NODES = ("hardware", "storage")
 
 
 def blames_node(diagnosis: Diagnosis) -> bool:
-    """Whether the first cause points at its node (hardware, memory, driver) and not at the program."""
+    """Return whether the first cause points at its node (hardware, memory, driver), not at the program."""
     if diagnosis.host is None or diagnosis.bad_input:
         return False
     known = known_cause(diagnosis.line)
@@ -115,7 +115,7 @@ def blames_node(diagnosis: Diagnosis) -> bool:
 
 
 def is_cascade(failure: Failure) -> bool:
-    """Whether the failure only says that somebody else has gone."""
+    """Return whether the failure only reports that another rank has gone."""
     # A file system may say "Connection reset by peer" too.
     by_itself = failure.kind == _READ_FAILURE
     return not by_itself and bool(_CASCADE.search(f"{failure.kind}: {failure.message}"))
@@ -128,20 +128,20 @@ def first_cause(
     hang: Hang | None = None,
     logs: Path | None = None,
 ) -> Diagnosis | None:
-    """The earliest thing that went wrong by itself; None when nothing left a trace.
+    """Return the earliest failure with its own cause; None if there is no trace of any.
 
     Args:
         failures: the ranks' own records, earliest first.
         exits: the watcher's records, in the order seen.
-        batch_log: what srun and slurmstepd printed for this attempt.
-        hang: what the watchdogs left, if they ended it.
+        batch_log: the output of srun and slurmstepd for this attempt.
+        hang: the watchdogs' record, if they ended the attempt.
         logs: the folder with the ranks' logs.
     """
     real = [failure for failure in failures if not is_cascade(failure)]
     killed = [ended for ended in exits if ended.signal is not None and not ended.induced]
     earlier = [failure.time for failure in real] + [ended.time for ended in killed]
     if hang is not None and hang.time < min(earlier, default=math.inf):
-        # Ranks that fail after it were freed by the end of those that had hung.
+        # Ranks that fail after a hang were freed by the end of the ranks that had hung.
         return Diagnosis(hang.line, hang.rank, hang.host, hang.step, None, 0, hang=True)
     if killed and (not real or killed[0].time <= real[0].time):
         return _from_exit(killed[0], failures, logs)
@@ -159,12 +159,12 @@ def first_cause(
     if failures:
         return _from_failure(failures[0], failures)
     launch = next((line for line in _SRUN_ERROR.finditer(batch_log) if not _is_task(line)), None)
-    # srun returns 0 for tasks that it could not even launch.
+    # srun returns 0 for tasks that it could not launch.
     return Diagnosis(launch["what"], None, None, None, None, 0) if launch else None
 
 
 def _lost_node(batch_log: str) -> Diagnosis | None:
-    """Return srun's own word on a node that it could not use."""
+    """Return srun's message about a node that it could not use."""
     found = _LOST_NODE.search(batch_log)
     if found:
         return Diagnosis(found["what"], None, found["host"], None, None, 0, node_fault=True)
@@ -175,10 +175,10 @@ def _lost_node(batch_log: str) -> Diagnosis | None:
 
 
 def _over_memory(batch_log: str, failures: Sequence[Failure]) -> Diagnosis | None:
-    """Return slurmstepd's word on a step that it ended for its memory.
+    """Return slurmstepd's message about a step that it ended for its memory.
 
-    It adds up the memory of all tasks on its node, and kills them all: no rank can be named. A line
-    without a node is about the only node of which srun tells.
+    slurmstepd adds up the memory of all tasks on its node, and kills them all: no rank can be named. A line
+    without a node refers to the only node that srun mentions.
     """
     found = _OVER_MEMORY.search(batch_log)
     if found is None:
@@ -195,10 +195,10 @@ def _is_task(line: "re.Match[str]") -> bool:
 
 
 def _first_told(batch_log: str, spoken: set[int]) -> "re.Match[str] | None":
-    """Return srun's first line on a task without a record: the other ranks' ends follow from its end.
+    """Return srun's first line about a task without a record: the other ranks' ends follow from that end.
 
-    Which line comes first is chance where a node's tasks end within one message to srun. Lines after
-    srun's own termination of the step are on tasks that srun killed, and are no cause.
+    The order is random if a node's tasks end within one message to srun. Lines after
+    srun's own termination of the step are about tasks that srun killed, and are no causes.
     """
     lines = list(_SRUN_TASK.finditer(before_termination(batch_log)))
     silent = (line for line in lines if not _tasks(line["tasks"]) <= spoken)
@@ -227,14 +227,14 @@ def _from_exit(first: Exit, failures: Sequence[Failure], logs: Path | None) -> D
 
 
 def _from_srun(told: "re.Match[str]", failures: Sequence[Failure], logs: Path | None) -> Diagnosis:
-    """srun's word for a signal is strsignal(3)'s: "Killed", "Segmentation fault (core dumped)"."""
+    """Diagnose srun's line; signals as in strsignal(3): "Killed", "Segmentation fault (core dumped)"."""
     tasks, host, what = told["tasks"], told["host"], told["what"]
     rank = min(_tasks(tasks))
     number = _BY_DESCRIPTION.get(what.removesuffix(" (core dumped)"))
     exited = what.startswith("Exited with exit code")
     words = None
     if logs is not None:
-        # What a rank that was killed had printed before may be of something it survived.
+        # A killed rank may have printed a message about an earlier error that it survived.
         words = words_at_exit(logs, rank) if exited else last_words(logs, rank)
     line = f"task {tasks} on {host}: {what}"
     if number is not None and tasks.isdecimal():
@@ -257,7 +257,7 @@ def _because(words: str | None) -> str:
 
 
 def signal_name(number: int | None) -> str:
-    """``SIGKILL`` for 9; the number itself for one without a name."""
+    """Return ``SIGKILL`` for 9, and the number itself for a signal without a name."""
     try:
         return signal.Signals(number or 0).name
     except ValueError:
@@ -275,7 +275,7 @@ def _from_failure(first: Failure, failures: Sequence[Failure]) -> Diagnosis:
     own = first.kind in CERTAIN
     unread = first.kind == _READ_FAILURE
     if unread:
-        # The text has the remedy. The catalogue knows only the words of the file system.
+        # The text has the remedy. The catalogue knows only the file system's words.
         told = headline(first.message)
     return Diagnosis(
         f"rank {first.rank} on {first.host}: {told if own or unread else f'{kind}: {told}'}",
@@ -284,7 +284,7 @@ def _from_failure(first: Failure, failures: Sequence[Failure]) -> Diagnosis:
         first.step,
         first.traceback,
         len({failure.rank for failure in failures} - {first.rank}),
-        # Steps were computed with this input: the cause may be of a node.
+        # Steps were computed with this input: the cause may be a node.
         bad_input=own or first.bad_input or (not first.step and not unread and _hopeless(full)),
         copy=first.copy,
         node_fault=unread,

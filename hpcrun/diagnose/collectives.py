@@ -1,4 +1,4 @@
-"""The rank that a hanging collective waits for, from what the watchdogs of torch print."""
+"""The rank for which a hanging collective waits, from the messages of torch's watchdogs."""
 
 import re
 from collections.abc import Collection
@@ -15,14 +15,14 @@ _MOST_NAMED = 8
 
 
 class Positions:
-    """How far each rank came in its collectives."""
+    """The newest collectives of each rank."""
 
     def __init__(self) -> None:
         self._enqueued: dict[int, int] = {}
         self._operations: dict[tuple[int, str], set[int]] = {}
 
     def add(self, text: str) -> None:
-        """Take in a line of a log."""
+        """Read a line of a log."""
         found = _POSITION.search(text)
         if found:
             rank = int(found["rank"])
@@ -34,10 +34,10 @@ class Positions:
             )
 
     def told(self, ranks: Collection[int]) -> tuple[list[int], str] | None:
-        """Return the ranks that others waited for and a sentence about them; None where nothing shows it.
+        """Return the ranks for which others waited, and a sentence about them; None if nothing shows it.
 
         Args:
-            ranks: all ranks that are known.
+            ranks: all known ranks.
         """
         if not self._operations and not self._enqueued:
             return None
@@ -46,7 +46,7 @@ class Positions:
         if silent:
             return (
                 silent,
-                f"{_named(silent)} reported no time-out: the others may have waited for it",
+                f"{_named(silent)} reported no time-out: the other ranks may have waited for it",
             )
         least, most = (
             min(self._enqueued.values(), default=0),

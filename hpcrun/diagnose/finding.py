@@ -1,7 +1,7 @@
-"""The initiating cause in the lines of a failed job, with the cascade and the teardown folded away.
+"""The initiating cause in the lines of a failed job, without the failures that follow from it.
 
-A message that names a cause by itself comes before one that may follow from it, and this before one about
-another rank; among messages of equal weight the earliest counts.
+A message that names a cause by itself comes before one that may follow from it, and the latter before one
+about another rank; among messages of equal weight the earliest counts.
 """
 
 import re
@@ -22,9 +22,9 @@ _CONFIDENCE: dict[int, Confidence] = {3: "high", 2: "medium"}
 _MOST_SIGHTINGS = 20_000
 _MOST_EVIDENCE = 4
 _TEXT = 400
-# What a rank says of an end that Slurm or a person began.
+# Message of a rank about an end that Slurm or a person began.
 _SCHEDULER = "scheduler"
-# The reason in the event log repeats what the ranks' records say.
+# The reason in the event log repeats the ranks' records.
 _OURS = "hpcrun: the attempt ended: "
 
 
@@ -35,7 +35,7 @@ class Finding:
     ``id``: the entry of the catalogue; ``exception`` for an error of Python that is in no entry.
     ``confidence``: high for a message that names the cause by itself, medium for one that may follow from
     another failure, low for the first trace of an unknown failure. ``ranks``: all with the same message.
-    ``cascade``: the other ranks with errors. ``folded``: the number of lines that only follow, for each
+    ``cascade``: the other ranks with errors. ``folded``: the number of resulting lines, for each
     entry. ``notes``: more facts, a sentence each.
     """
 
@@ -55,7 +55,7 @@ class Finding:
 
     @property
     def line(self) -> str:
-        """The verdict in one line."""
+        """The finding in one line."""
         where = ""
         if self.rank is not None:
             where = f"rank {self.rank}" + (f" on {self.node}" if self.node else "") + ": "
@@ -87,8 +87,8 @@ def find_cause(lines: Iterable[LogLine], nodes: int = 0) -> Finding | None:
     """Return the initiating cause that ``lines`` show; None where they show no failure.
 
     Args:
-        lines: of all logs of one attempt, each log in its order. Facts with a time come first.
-        nodes: the number of nodes of the job, where it is known.
+            lines: the lines of all logs of one attempt, each log in its order. Facts with a time come first.
+            nodes: the number of nodes of the job, if known.
     """
     seen = _Seen(nodes)
     for line in lines:
@@ -97,7 +97,7 @@ def find_cause(lines: Iterable[LogLine], nodes: int = 0) -> Finding | None:
 
 
 class _Seen:
-    """What was seen in the lines so far; its size is bounded."""
+    """The messages found so far; its size is bounded."""
 
     def __init__(self, nodes: int) -> None:
         self._all_nodes = nodes
@@ -111,7 +111,7 @@ class _Seen:
         self._order = 0
 
     def add(self, line: LogLine) -> None:
-        """Take in a line."""
+        """Read a line."""
         self._order += 1
         if line.rank is not None:
             self._ranks.add(line.rank)
@@ -149,7 +149,7 @@ class _Seen:
             (one for one in self._first.values() if one.level > 0), key=lambda one: one.order
         )
         if not candidates:
-            # Only teardown: something failed, and the lines do not say what.
+            # Only teardown: the lines do not contain the failure itself.
             torn = min(self._first.values(), key=lambda one: one.order, default=None)
             return self._describe(torn, []) if torn else None
         best = _earliest(candidates)
@@ -174,7 +174,7 @@ class _Seen:
                 rank, node = told[0][0], None
                 notes.append(told[1])
         if rank is None and node and len(ranks) == 1 and self._nodes.get(ranks[0]) == node:
-            # slurmstepd names its node only, and srun the task.
+            # slurmstepd names only its node, srun the task.
             (rank,) = ranks
         if rank is not None and node is None:
             node = self._nodes.get(rank)
@@ -202,7 +202,7 @@ class _Seen:
         return self._on_one_node(replace(finding, notes=tuple(notes)), same)
 
     def _others(self, best: _Sighting, candidates: list[_Sighting]) -> list[str]:
-        """Name further initiating causes: the reader may know better which came first."""
+        """Name further initiating causes: the reader may know better which was first."""
         others: dict[str, _Sighting] = {}
         for one in candidates:
             if one.level == 3 and one.id != best.id:
@@ -214,7 +214,7 @@ class _Seen:
         ]
 
     def _on_one_node(self, finding: Finding, same: list[_Sighting]) -> Finding:
-        """Where only one of several nodes shows the cause, blame the node."""
+        """Blame the node if only one of several nodes shows the cause."""
         nodes = {
             node
             for one in same
@@ -241,7 +241,7 @@ def _earliest(candidates: list[_Sighting]) -> _Sighting:
 
 
 def _before_the_end(end: _Sighting, candidates: list[_Sighting]) -> _Sighting | None:
-    """The failure that came before the scheduler ended the job."""
+    """Return the failure that happened before the scheduler ended the job."""
     for one in sorted(candidates, key=lambda one: (-one.level, one.order)):
         if one.scheduler or one.level < 2:
             continue
@@ -257,7 +257,7 @@ def _before_the_end(end: _Sighting, candidates: list[_Sighting]) -> _Sighting | 
 
 
 def _evidence(best: _Sighting, same: list[_Sighting]) -> list[_Sighting]:
-    """The line itself, and the same message of other ranks or in other files."""
+    """Return the line itself, and the same message of other ranks or in other files."""
     others = sorted(
         (one for one in same if one is not best and not one.line.text.startswith(_OURS)),
         key=lambda one: one.order,

@@ -1,7 +1,7 @@
-"""The dumps of torch's flight recorder: which collectives each rank began before the job stood still.
+"""The dumps of torch's flight recorder: the collectives that each rank began before the job hung.
 
-torch's own analyser compares them where torch is installed. It unpickles the dumps, and a pickle can run any
-program; so the dumps are read here first by a reader that knows plain values only.
+torch's own analyser compares them if torch is installed. It unpickles the dumps, and a pickle can run any
+program; so the dumps are read here first, by a reader that accepts plain values only.
 """
 
 import io
@@ -28,14 +28,14 @@ class _PlainReader(pickle.Unpickler):
     """Unpickles numbers, texts, lists and dictionaries, and refuses everything else."""
 
     def find_class(self, module_name: str, global_name: str) -> Any:
-        """Refuse: a dump holds no objects."""
-        raise pickle.UnpicklingError(f"the dump holds an object ({module_name}.{global_name})")
+        """Refuse: a dump contains no objects."""
+        raise pickle.UnpicklingError(f"the dump contains an object ({module_name}.{global_name})")
 
 
 def read_dumps(folder: Path) -> Dumps:
     """Return the dumps in ``folder``: for each prefix of the file names, the ranks' dumps.
 
-    Files that are no dumps are skipped, and so are files that hold more than plain values.
+    Files that are not dumps are skipped, and so are files with other than plain values.
     """
     found: dict[str, dict[int, Mapping[str, Any]]] = {}
     for path in sorted(folder.glob("*")):
@@ -103,7 +103,7 @@ def analysed(dumps: Dumps) -> list[str]:
 
 
 def _groups(ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, str]]:
-    """The process groups as the analyser wants them: gloo's recorder names only the default group."""
+    """Return the process groups in the analyser's form: gloo's recorder names only the default group."""
     found: dict[str, tuple[str, set[int]]] = {}
     for rank, dump in ranks.items():
         for entry in dump["entries"]:
@@ -131,6 +131,6 @@ def _analyse(folder: str, prefix: str) -> list[str]:
         return []
     if done.returncode != 0:
         return []
-    # The analyser reports through the logger, on the standard error.
+    # The analyser reports through the logger, on standard error.
     lines = [line.strip() for line in (done.stdout + done.stderr).splitlines()]
     return [line for line in lines if line and "tabulate" not in line]

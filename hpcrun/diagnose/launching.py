@@ -1,7 +1,6 @@
-"""Why an attempt ended before rank 0 had a word to say: its set-up, srun's options, a program that is
-not there.
+"""The cause of an end before rank 0 could record anything: set-up, srun's options, or a missing program.
 
-Nobody but bash, srun and slurmstepd knows then, and they tell the log of the batch script or of a rank.
+Then only bash, srun and slurmstepd know the cause, and write it to the log of the batch script or of a rank.
 """
 
 import re
@@ -18,7 +17,7 @@ _BASH = re.compile(r"^\S.*?: line \d+: (?P<what>.+)$")
 _TROUBLE = re.compile(
     r"\berror\b|not found|no such|cannot|unable|denied|unknown|invalid|failed", re.IGNORECASE
 )
-# Of what the job asks of srun, which is the same on every node.
+# srun's messages about the job's own request, which is the same on every node.
 _ASKED = re.compile(
     r"^srun: (?:error: |fatal: )?(?P<what>(?:unrecognized|ambiguous|invalid|must specify) .+"
     r"|option .+ an argument.*"
@@ -36,11 +35,11 @@ _NO_MODULE = re.compile(r"No module named '?(?P<what>[\w.]+)'?\s*\Z")
 
 
 def setup_failure(command: str, batch_log: str, *, worked: bool) -> Diagnosis:
-    """The end of a batch script at ``command``, before it started its ranks.
+    """Return the diagnosis of a batch script that ended at ``command``, before it started its ranks.
 
     Args:
-        batch_log: what this attempt has written, the rest of its first line included.
-        worked: the job has come further before, so that it is this node's trouble, or of the moment.
+        batch_log: the output of this attempt, including the rest of its first line.
+        worked: an earlier start came further, so the cause is this node or temporary.
     """
     first = (command.strip().splitlines() or [""])[0][:100]
     line = f"setup failed at `{first}`{_words(batch_log.splitlines()[1:])}"
@@ -50,17 +49,17 @@ def setup_failure(command: str, batch_log: str, *, worked: bool) -> Diagnosis:
 def launch_failure(
     batch_log: str, rank_log: str, *, worked: bool, logs: Path | None = None
 ) -> Diagnosis | None:
-    """What kept the ranks from starting; None where it is nothing that is known here.
+    """Return the cause that kept the ranks from starting; None if it is unknown.
 
     Args:
-        batch_log: what srun has said.
-        rank_log: what slurmstepd and the interpreter have, in place of a rank.
+        batch_log: the output of srun.
+        rank_log: the output of slurmstepd and the interpreter instead of a rank.
         worked: as for :func:`setup_failure`.
         logs: the folder with all ranks' logs.
     """
     asked = _ASKED.search(batch_log)
     if asked:
-        # A node may be taken out of the allocation while the job is at work.
+        # A node may be removed from the allocation while the job runs.
         lost = worked and asked["what"].lower().startswith("invalid node name")
         return Diagnosis(f"srun: {asked['what']}", None, None, None, None, 0, bad_input=not lost)
     unprepared = _node_setup_failure(logs, worked=worked) if logs else None
@@ -92,7 +91,7 @@ def launch_failure(
 
 
 def _node_setup_failure(logs: Path, *, worked: bool) -> Diagnosis | None:
-    """The first node whose ``job.node_setup`` failed, and what bash said about the failing line."""
+    """Return the first node on which ``job.node_setup`` failed, with bash's message about the failed line."""
     for log in sorted(logs.glob("node-setup-*.log")):
         text = log.read_text(errors="replace")
         failed = _NODE_SETUP.search(text)
@@ -109,7 +108,7 @@ def _host_of_first_task(batch_log: str) -> str | None:
 
 
 def _words(lines: list[str]) -> str:
-    """What to add of the log: bash's own line, the first that sounds like trouble, or the last."""
+    """Return words from the log: bash's own line, the first line with an error, or the last line."""
     told = [line.strip() for line in lines if line.strip()]
     for line in reversed(told):
         found = _BASH.match(line)
@@ -118,4 +117,4 @@ def _words(lines: list[str]) -> str:
     trouble = next((line for line in told if _TROUBLE.search(line)), None)
     if trouble is not None:
         return f": {trouble[:300]}"
-    return f", whose log ends with: {told[-1][:300]}" if told else ""
+    return f"; its log ends with: {told[-1][:300]}" if told else ""

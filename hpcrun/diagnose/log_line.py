@@ -25,10 +25,10 @@ _GLOG = re.compile(r"\[?[IWEF](\d{1,2})(\d\d) (\d\d:\d\d:\d\d)\.(\d+)")
 
 @dataclass(frozen=True)
 class LogLine:
-    """A line with its place, and what is known of its origin.
+    """A line with its place and its origin, as far as known.
 
-    ``line`` counts from 1, and is 0 for a fact that is no line of a file. ``time``: Unix seconds.
-    ``failure``: the fact is a failure, whatever its words say.
+    ``line`` counts from 1, and is 0 for a fact that is not a line of a file. ``time``: Unix seconds.
+    ``failure``: the fact is a failure, whatever its text.
     """
 
     text: str
@@ -46,7 +46,7 @@ class LogLine:
 
 
 def labelled(text: str, file: str, line: int, rank: int | None = None) -> LogLine:
-    """Read rank, node and time off ``text``; ``rank`` is that of the file, and wins."""
+    """Read rank, node and time from ``text``; ``rank``, the rank of the file, takes precedence."""
     found = _RANK.match(text)
     if found:
         number = next(group for group in found.groups() if group is not None)

@@ -1,4 +1,4 @@
-"""The reason for a rank's end in its own log, where the rank left no record of it."""
+"""The reason for a rank's end in its own log, if the rank wrote no record."""
 
 import os
 import re
@@ -15,7 +15,7 @@ _TRACEBACK = "Traceback (most recent call last):"
 
 
 def words_at_exit(folder: Path, rank: int) -> str | None:
-    """Return why ``rank`` left with an exit code: slurmstepd's words, C++'s, or its traceback's last line."""
+    """Return why ``rank`` exited with a code: slurmstepd's message, C++'s, or its traceback's last line."""
     text = end_of_log(folder / f"rank-{rank:05d}.log")
     unstarted = _EXECVE.search(text)
     if unstarted:
@@ -35,9 +35,9 @@ def exception_line(text: str) -> str | None:
 
 
 def node_without_program(folder: Path) -> tuple[str | None, str] | None:
-    """Return (node, slurmstepd's words) where the ranks' program is absent on some nodes and not on all.
+    """Return (node, slurmstepd's message) if the ranks' program is missing on some nodes but not on all.
 
-    The node is None where the words do not name it. None for all where every rank that left a word
+    The node is None if the message does not name it. None for all if every rank with a message
     failed to start, or none did.
     """
     failed: dict[str, re.Match[str]] = {}
@@ -57,7 +57,7 @@ def node_without_program(folder: Path) -> tuple[str | None, str] | None:
 
 
 def end_of_log(path: Path) -> str:
-    """Return the last 64 KiB of a log as text; "" where it cannot be read."""
+    """Return the last 64 KiB of a log as text; "" if it cannot be read."""
     try:
         with path.open("rb") as log:
             log.seek(max(0, os.fstat(log.fileno()).st_size - _END))

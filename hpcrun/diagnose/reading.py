@@ -1,4 +1,4 @@
-"""Reading logs of any size in bounded memory: the beginning, and the end."""
+"""Read logs of any size in bounded memory: only their beginning and end."""
 
 import re
 from collections import deque
@@ -9,11 +9,11 @@ from typing import BinaryIO
 from hpcrun.diagnose.log_line import LogLine, labelled
 
 HEAD, TAIL = 4 << 20, 32 << 20
-"""Bytes: a log begins with the errors of a start, and ends with those of an end."""
+"""Bytes: a log begins with the errors of a start, and ends with the errors of an end."""
 
 _BLOCK = 1 << 20
 _LONGEST = 16_384
-"""Characters of a line: of longer lines (binary data, progress bars) the ends are kept."""
+"""Characters of a line: longer lines (binary data, progress bars) keep only their two ends."""
 
 _RANK_FILE = re.compile(
     r"(?:rank|task|local_rank|stdout|stderr)[-_.]?(\d{1,6})\.(?:log|out|err|txt)$"
@@ -41,7 +41,7 @@ def read_log(
 def read_stream(
     stream: BinaryIO, name: str, *, rank: int | None = None, head: int = HEAD, tail: int = TAIL
 ) -> Iterator[LogLine]:
-    """As :func:`read_log`, for a stream that may not be a file."""
+    """Read a stream that may not be a file; like :func:`read_log`."""
     number = 0
     rest = b""
     read = 0

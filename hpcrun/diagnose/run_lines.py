@@ -1,4 +1,4 @@
-"""Everything that is known of an attempt's end, as lines: records, logs, Slurm's words."""
+"""All known facts about an attempt's end, as lines: records, logs, Slurm's messages."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from hpcrun.run.endings import read_exits, read_failures, read_hang
 from hpcrun.run.events import Attempt, Event
 
 LOGS = ("*.log", "*.out", "*.err", "*.txt")
-"""The names of files that hold logs."""
+"""The name patterns of log files."""
 
 _PATIENCE = 20.0
 _ENDED_WELL = ("COMPLETED", "RUNNING", "PENDING", "COMPLETING", "REQUEUED")
@@ -31,7 +31,7 @@ def lines_of_attempt(
     """Yield the lines of ``attempt``: records with a time first, then the logs.
 
     Args:
-        accounting: what sacct knows of the job.
+        accounting: sacct's records of the job.
         head, tail: bytes that are read of each log.
         most_files: logs that are read at most; None: all.
 
@@ -64,14 +64,14 @@ def lines_of_attempt(
 
 
 def nodes_of(events: Iterable[Event], attempt: Attempt) -> int:
-    """Return the number of nodes of ``attempt``; 0 where the event log does not say."""
+    """Return the number of nodes of ``attempt``; 0 if the event log does not contain it."""
     opened = [one for one in events if one.what == "opened" and one.attempt == attempt]
     count = opened[-1].fields.get("nodes") if opened else 0
     return count if isinstance(count, int) else 0
 
 
 def accounting_of(job: str) -> list[slurm.JobRecord]:
-    """Return what sacct knows of ``job``, oldest attempt first; empty where there is no accounting."""
+    """Return sacct's records of ``job``, oldest attempt first; empty without accounting."""
     if not job.replace("_", "").isdecimal():
         return []
     answer = slurm.run(slurm.sacct_command([job]), timeout=_PATIENCE)
@@ -83,7 +83,7 @@ def _shown(run: RunDirectory, path: Path) -> str:
 
 
 def _records(run: RunDirectory, folder: Path) -> Iterator[LogLine]:
-    """The ranks' own records, their watchers', and the watchdogs': each with a time."""
+    """Return the records of the ranks, their watchers and the watchdogs: each with a time."""
     found = []
     for failure in read_failures(folder):
         where = f" at {failure.where}" if failure.where else ""
@@ -107,7 +107,7 @@ def _records(run: RunDirectory, folder: Path) -> Iterator[LogLine]:
 
 
 def _of_attempt(lines: Iterable[LogLine], attempt: Attempt) -> Iterator[LogLine]:
-    """The lines of the batch log between the mark of ``attempt`` and the next mark; all without marks."""
+    """Return the lines of the batch log between the mark of ``attempt`` and the next; all without marks."""
     mine, marked = True, f"hpcrun: attempt {attempt.owner} "
     other = f"hpcrun: attempt {attempt.job}-"
     for line in lines:

@@ -1,7 +1,7 @@
-"""The last words of a script in the log of its task, also where torchrun has started it.
+"""The last message of a script in the log of its task, also if torchrun started the script.
 
-torchrun's own report comes last and has no reason. The words of the rank that failed are before the
-report, among those of ranks that only lost their peer.
+torchrun's own report comes last and has no reason. The message of the failed rank is before the
+report, among those of ranks that only lost a peer.
 """
 
 import re
@@ -10,13 +10,13 @@ from pathlib import Path
 from hpcrun.diagnose.rank_logs import end_of_log, exception_line
 
 _LONGEST = 200
-# torch.distributed.elastic's log lines and its traceback: what follows the first is not of the ranks.
+# torch.distributed.elastic's log lines and its traceback: the text after them does not come from the ranks.
 _AGENT = re.compile(
     r"^(?:[EWI]\d{4} .*torch/distributed/elastic/.*|Traceback \(most recent call last\):\n"
     r"(?=(?:  .*\n)*torch\.distributed\.elastic\.))",
     re.MULTILINE,
 )
-# torch.distributed.elastic.multiprocessing.errors.ChildFailedError, the part on the first failure.
+# torch.distributed.elastic.multiprocessing.errors.ChildFailedError, the part about the first failure.
 _ROOT = re.compile(
     r"^Root Cause \(first observed failure\):\n(?:.*\n)*?\s+rank\s+: (?P<rank>\d+) \(local_rank: \d+\)\n"
     r"\s+exitcode\s+: (?P<code>-?\d+) ",
@@ -25,9 +25,9 @@ _ROOT = re.compile(
 
 
 def script_words(log: Path) -> str:
-    """Return the last line of a script, which in a traceback is the exception; "" where it left none.
+    """Return the last line of a script, which in a traceback is the exception; "" if there is none.
 
-    Of a script that torchrun has started: the rank that failed first, and its exception.
+    For a script that torchrun has started: the rank that failed first, and its exception.
     """
     text = end_of_log(log)
     root = None
@@ -37,7 +37,7 @@ def script_words(log: Path) -> str:
         return _last_line(text)
     rank = root["rank"]
     said = _AGENT.split(text[: root.start()], maxsplit=1)[0]
-    # PyTorch puts this before each line of a traceback once there is a process group.
+    # PyTorch puts this prefix before each line of a traceback once there is a process group.
     prefix = f"[rank{rank}]: "
     own = "\n".join(
         line.removeprefix(prefix) for line in said.splitlines() if line.startswith(prefix)

@@ -1,4 +1,4 @@
-"""Slurm's own lines in the log of a batch script: who ended the job, and when srun ended the step.
+"""Slurm's lines in the log of a batch script: the reason for the job's end, and the time of the step's end.
 
 Recorded with Slurm 22.05, 24.11 and 26.05. Since 25.05 slurmstepd names the signal of a cancellation
 ("DUE to SIGNAL Terminated"), and its lines may lack the prefix ``slurmstepd-HOST:``.
@@ -16,10 +16,10 @@ _REASONS = {
     "PREEMPTION": "preemption",
     "TIME LIMIT": "time-limit",
     "NODE FAILURE": "node-failure",
-    # By an administrator or another program: hpcrun requeues only after the attempt is judged.
+    # By an administrator or another program: hpcrun requeues only after it has classified the end.
     "JOB REQUEUE": "preemption",
 }
-# From here on Slurm itself kills tasks; their ends are no causes.
+# After this line Slurm itself kills tasks; their ends are not causes.
 _TERMINATION = re.compile(
     r"Terminating StepId=|_step_signal: Terminating|Job step aborted|Force Terminated"
     r"|\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT "
@@ -29,7 +29,7 @@ _TERMINATION = re.compile(
 def scheduler_word(batch_log: str) -> str | None:
     """Return Slurm's reason for the end (preemption, time-limit, node-failure, cancelled), or None.
 
-    A step without a reason, or with a signal, is not the scheduler's doing: srun ends a step when a
+    A step without a reason, or with a signal, was not ended by the scheduler: srun ends a step when a
     task fails.
     """
     for ended in _ENDED.finditer(batch_log):
@@ -42,7 +42,7 @@ def scheduler_word(batch_log: str) -> str | None:
 
 
 def before_termination(batch_log: str) -> str:
-    """Return the lines that Slurm wrote before it began to kill tasks itself."""
+    """Return the lines that Slurm wrote before it began to kill tasks."""
     found = _TERMINATION.search(batch_log)
     if found is None:
         return batch_log

@@ -1,4 +1,4 @@
-"""The stacks of a job's ranks: equal ones folded, and the rank that the others wait for."""
+"""The stacks of a job's ranks: equal stacks grouped, and the rank for which the others wait."""
 
 import re
 import sys
@@ -9,14 +9,14 @@ from hpcrun.run.stacks import Frame, Stack, Thread
 from hpcrun.run.traces import is_own_code, is_package_code, original
 
 MOVED = 3.0
-"""Seconds: a rank whose position changed later than that ago moves. Ranks look at it once a second."""
+"""Seconds: a rank moves if its position changed more recently than this. Ranks check it once a second."""
 _NAMED = 8
 _INSTALLED = re.compile(r".*/(site|dist)-packages/")
 
 
 @dataclass(frozen=True)
 class Group:
-    """Processes with equal stacks. ``threads``: the equal ones, with the original paths of the files."""
+    """Processes with equal stacks. ``threads``: the equal stacks, with the original paths of the files."""
 
     stacks: tuple[Stack, ...]
     threads: tuple[Thread, ...]
@@ -51,11 +51,13 @@ def folded(stacks: Iterable[Stack], *, all_threads: bool = False) -> list[Group]
 
 
 def verdict(groups: Sequence[Group]) -> str:
-    """Return a line that names the rank that is behind, or says that none is."""
+    """Return a line that names the rank that is behind, or reports that none is."""
     stacks = [stack for group in groups for stack in group.stacks]
     steps = sorted({stack.step for stack in stacks if stack.step is not None})
     if any(stack.idle is not None and stack.idle < MOVED for stack in stacks):
-        return f"the ranks move: {_steps(steps)}; each rank answers within a second, in a step of its own"
+        return (
+            f"the ranks move: {_steps(steps)}; each rank answers within a second, in its own step"
+        )
     locked = [stack for stack in stacks if stack.rank is not None and stack.idle is None]
     if steps and locked:
         return f"{ranks_of(locked)} {_is(locked)} {locked[0].doing or 'without a step'}"
@@ -94,7 +96,7 @@ def group_lines(group: Group) -> list[str]:
 
 
 def ranks_of(stacks: Sequence[Stack]) -> str:
-    """Return ``rank 3``, ``ranks 0-2, 5``, or the numbers of processes that are no ranks."""
+    """Return ``rank 3``, ``ranks 0-2, 5``, or the numbers of processes that are not ranks."""
     numbers = sorted(stack.rank for stack in stacks if stack.rank is not None)
     if not numbers:
         return f"process {_few([str(stack.pid) for stack in stacks])}"
@@ -133,7 +135,7 @@ def _is_hidden(file: str) -> bool:
 
 
 def _line(frame: Frame) -> str:
-    # Of a library the name says enough.
+    # For a library, the name is enough.
     file = _INSTALLED.sub("", frame.file)
     return f"{file}:{frame.line} in {frame.function}"
 

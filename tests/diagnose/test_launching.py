@@ -30,7 +30,7 @@ ModuleNotFoundError: No module named 'submitit'
         (BASH, ": module: command not found"),
         (LMOD, ": Lmod has detected the following error:  The following module(s) are unknown: "
          '"CUDA/12"'),
-        ("on node1\nhello from here\n", ", whose log ends with: hello from here"),
+        ("on node1\nhello from here\n", "; its log ends with: hello from here"),
         ("on node1\n", ""),
     ],
 )  # fmt: skip
