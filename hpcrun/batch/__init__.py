@@ -1,1 +1,1 @@
-"""The batch step: the one process of a Slurm job that starts the ranks, judges their end and requeues."""
+"""The batch step: the process of a Slurm job that starts the ranks, classifies their end and requeues."""

@@ -124,7 +124,7 @@ def conclude(
     own_script: bool = False,
     clock: Clock | None = None,
 ) -> int:
-    """Judge the attempt, requeue its job where the policy says so, and return the batch script's exit code.
+    """Finalize the attempt, requeue its job if the policy allows it, return the batch script's exit code.
 
     0: the training is done, or the job has been requeued. 75: the run is to continue, but this step has
     not requeued the job. Any other: this was the end.
@@ -202,7 +202,7 @@ def _start_again(
 
 
 def _keep_away(run: RunDirectory, attempt: Attempt, judged: Judged | None, waiting: str) -> None:
-    """Blame the node that failed, and give the job ``waiting`` other nodes than those that fail often.
+    """Record the failed node, and exclude nodes that fail often from the job ``waiting``.
 
     Slurm gives other nodes to a pending job only; a signal no longer ends this process.
     """
@@ -212,7 +212,7 @@ def _keep_away(run: RunDirectory, attempt: Attempt, judged: Judged | None, waiti
 
 
 def _asked(run: RunDirectory, attempt: Attempt, judged: Judged | None) -> str | None:
-    """The first reason to end the attempt that a person or Slurm has given, as far as files can be read."""
+    """Return the first reason to end the attempt from a person or Slurm, as far as files can be read."""
     try:
         return reason_given(run, attempt, judged.view if judged else None)
     except OSError as error:
@@ -221,7 +221,7 @@ def _asked(run: RunDirectory, attempt: Attempt, judged: Judged | None) -> str | 
 
 
 def _cancelled_after_all(run: RunDirectory, attempt: Attempt, judged: Judged | None) -> int:
-    """Write the final word of a run that was cancelled after the verdict had promised another start."""
+    """Write the result of a run that was cancelled after its end was classified for another start."""
     _say("cancelled after its end: it is not started again")
     try:
         events = read_events(run)
@@ -244,7 +244,7 @@ def _go_on_in_another_job(
     until: float,
     clock: Clock,
 ) -> int:
-    """Submit the successor of a job that Slurm does not requeue; the exit code of the batch script."""
+    """Submit the follow-up job of a job that Slurm does not requeue; return the batch script's exit code."""
 
     def failed(kind: str, words: str) -> None:
         note(run, "requeue-failed", attempt, cause=kind, reason=words)
@@ -282,7 +282,7 @@ def _go_on_in_another_job(
 
 
 def final_code(verdict: Verdict, code: int) -> int:
-    """Return a batch script's exit code where no attempt follows: 0 only for a finished training."""
+    """Return a batch script's exit code if no attempt follows: 0 only for a finished training."""
     if verdict.cause is Cause.FINISHED:
         return exitcodes.DONE
     if verdict.cause is Cause.CANCELLED:

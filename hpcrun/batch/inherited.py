@@ -33,7 +33,7 @@ _OF_A_JOB = re.compile(
 
 
 def own_variables(environ: Mapping[str, str], job: Mapping[str, str]) -> dict[str, str]:
-    """Return ``environ`` without what another job has left in it.
+    """Return ``environ`` without the variables of another job.
 
     Args:
         environ: the environment of the batch script.
@@ -83,7 +83,7 @@ def _gpus_in(field: str) -> Callable[[str, Mapping[str, str]], bool]:
 
 
 def _is(field: str) -> Callable[[str, Mapping[str, str]], bool]:
-    """The number that begins ``field`` is the variable's; a field that is not shown denies nothing."""
+    """Return whether ``field`` begins with the variable's number; True if Slurm does not show the field."""
 
     def holds(value: str, job: Mapping[str, str]) -> bool:
         shown = re.match(r"\d+", job.get(field, ""))

@@ -1,4 +1,4 @@
-"""The srun command of a job: one task a rank, or one torchrun a node."""
+"""The srun command of a job: one task per rank, or one torchrun per node."""
 
 import os
 import sys
@@ -68,13 +68,13 @@ def read_wishes(run: RunDirectory) -> Wishes:
 def srun_command(
     run: RunDirectory, attempt: Attempt, wishes: Wishes, environ: Mapping[str, str]
 ) -> list[str]:
-    """The command that starts one task a rank."""
+    """Return the command that starts one task per rank."""
     cores = environ.get("SLURM_CPUS_PER_TASK")
     size = environ.get("SLURM_HET_SIZE")
     groups = None if given_option(wishes.srun_args, "het-group") else size
     return [
         "srun",
-        # Without it a dead rank leaves the others waiting for it in a collective.
+        # Without this option, the other ranks would wait for a dead rank in a collective.
         "--kill-on-bad-exit=1",
         "--unbuffered",
         # Where a site has sbatch export nothing srun would pass nothing on either.
@@ -94,7 +94,7 @@ def srun_command(
 def node_setup_steps(
     run: RunDirectory, attempt: Attempt, wishes: Wishes, environ: Mapping[str, str]
 ) -> list[list[str]]:
-    """The srun that prepares the nodes of the ranks; none where the config has no ``node_setup``.
+    """Return the srun that prepares the nodes of the ranks; none without ``node_setup`` in the config.
 
     Raises:
         ClusterError: ``srun_args`` name groups or nodes in a way that cannot be read.
@@ -108,7 +108,7 @@ def node_setup_steps(
 
 
 def preflight_steps(run: RunDirectory, wishes: Wishes) -> list[list[str]]:
-    """The program that checks the nodes before the ranks; none where the config has no ``preflight``."""
+    """Return the program that checks the nodes before the ranks; none without ``preflight``."""
     if not wishes.preflight:
         return []
     return [[sys.executable, "-m", "hpcrun", "preflight", str(run.path), "--before-ranks"]]
@@ -127,7 +127,7 @@ def _surviving(container: Sequence[str]) -> list[str]:
 def torchrun_command(
     run: RunDirectory, attempt: Attempt, wishes: Wishes, environ: Mapping[str, str]
 ) -> list[str]:
-    """The command that starts one torchrun a node; its ranks meet on the first node.
+    """Return the command that starts one torchrun per node; its ranks meet on the first node.
 
     Raises:
         UserError: the number of ranks of a node is not a number.
@@ -157,14 +157,14 @@ def torchrun_command(
 def torchrun_variables(
     run: RunDirectory, attempt: Attempt, environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """Variables for the ranks under torchrun: the number of threads, and the folder for a log per rank."""
+    """Return variables for the ranks under torchrun: the number of threads, and the folder of their logs."""
     ranks = _ranks_per_node(environ)
     cores = environ.get("SLURM_CPUS_ON_NODE", "1")
     threads = int(cores) // ranks if cores.isdecimal() else 1
     return {
         # torchrun would set it to 1, whatever cores there are.
         "OMP_NUM_THREADS": environ.get("OMP_NUM_THREADS") or str(max(threads, 1)),
-        # torchrun mixes what its ranks print.
+        # torchrun mixes the output of its ranks.
         "HPCRUN_RANK_LOGS": str(run.attempt_logs(attempt.job, attempt.restart)),
         "HPCRUN_RUN": str(run.path),
     }
@@ -178,7 +178,7 @@ def _ranks_per_node(environ: Mapping[str, str]) -> int:
 
 
 def _free_port(attempt: Attempt) -> int:
-    """A port that is free here, on the first node."""
+    """Return a port that is free here, on the first node."""
     for port in port_candidates(attempt.owner):
         if is_free("", port):
             return port
@@ -191,7 +191,7 @@ def _log_folder(run: RunDirectory, attempt: Attempt) -> str:
 
 
 def link_batch_log(run: RunDirectory, attempt: Attempt) -> None:
-    """Make the output of a person's own batch script known under the name that the judging reads."""
+    """Link the output of a person's own batch script under the name that the classification reads."""
     link = run.logs / f"batch-{attempt.job}.log"
     if link.exists():
         return

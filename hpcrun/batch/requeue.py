@@ -1,4 +1,4 @@
-"""The one place that asks Slurm to start a job again.
+"""The only module that asks Slurm to start a job again.
 
 Measured with Slurm 22.05, because no manual says it: a job that is preempted without a grace time is
 requeued by Slurm, and counts one restart more while its processes still end. ``scontrol requeue`` succeeds
@@ -130,7 +130,7 @@ def _unless_cancelled(
     patience: float,
     clock: Clock,
 ) -> Requeued:
-    """Cancel once more what was being cancelled when it was requeued.
+    """Cancel a job again that was requeued during its cancellation.
 
     The requeue ends the attempt too, with a message in the log. The order of the two messages is that in
     which Slurm got the two requests: a cancellation after the requeue ends the waiting job anyway.
@@ -140,7 +140,9 @@ def _unless_cancelled(
     problem = withdraw(attempt.job, clock)
     if problem is None:
         return "cancelled"
-    failed("cancel", f"{problem}; `scancel {attempt.job}` ends what waits for its next start")
+    failed(
+        "cancel", f"{problem}; `scancel {attempt.job}` ends the job that waits for its next start"
+    )
     return "requeued"
 
 

@@ -13,7 +13,7 @@ _SAY_EVERY = 300.0
 
 @dataclass(frozen=True)
 class Clock:
-    """The time and a way to let it pass: a seam for the tests."""
+    """The clock and its sleep function; tests replace them."""
 
     now: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep

@@ -22,7 +22,7 @@ _LONGEST = 3000
 
 @dataclass(frozen=True)
 class Ended:
-    """The exit code of the shell, and the command that failed in it before srun started, if one did."""
+    """The exit code of the shell, and the command that failed before srun started, if any."""
 
     code: int
     failed: str | None

@@ -120,7 +120,7 @@ def _start(run: RunDirectory, attempt: Attempt, way: Way) -> Ended:
         print(f"hpcrun: {error}", flush=True)
         return Ended(exitcodes.BAD_INPUT, None)
     except OSError as error:
-        # Of this node or of the moment, so that another start may help.
+        # The cause is this node or temporary, so another start may help.
         print(f"hpcrun: srun cannot be started: {error}", flush=True)
         return Ended(exitcodes.FAILED, None)
 
@@ -171,7 +171,7 @@ def _forget_unstarted(run: RunDirectory) -> None:
 
 
 def _held(run: RunDirectory) -> HeldFolder | None:
-    """The run directory, to be known again; None where the file server does not answer."""
+    """Return the identity of the run directory; None if the file server does not answer."""
     try:
         return HeldFolder(run.path)
     except OSError:
@@ -215,7 +215,7 @@ def _is_finished(run: RunDirectory, attempt: Attempt) -> bool:
 
 
 def _go_on(number: int, frame: "FrameType | None") -> None:
-    """Take a signal that the ranks have heard as well."""
+    """Handle a signal that the ranks have received as well."""
 
 
 def _on_stop_signals(handler: "Callable[[int, FrameType | None], None] | signal.Handlers") -> None:

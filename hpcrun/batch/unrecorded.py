@@ -59,7 +59,7 @@ def decide_unrecorded(
     if finished or done or "finished" in mine:
         return Outcome(exitcodes.DONE, "the training is done")
     if "ended" in mine:
-        # Only what follows from it could not be written.
+        # Only the consequences could not be written.
         fields = mine["ended"].fields
         code = None if fields.get("restart_allowed") else exit_code or exitcodes.FAILED
         return Outcome(code, str(fields.get("decision", "")))
@@ -82,7 +82,7 @@ def decide_unrecorded(
 
 
 def _read(read: Callable[[], _Found]) -> _Found | None:
-    """Return what ``read`` finds, or None where the file system gives an error."""
+    """Return the result of ``read``, or None after a file system error."""
     try:
         return read()
     except OSError:

@@ -15,7 +15,7 @@ _FOLDERS = ("/dev/shm", "/tmp")
 
 
 class Child:
-    """A program whose first line says that its imports are done.
+    """A program with a first line of output that reports the end of its imports.
 
     Its output goes to files in memory: a full disk is a finding of other checks.
     """

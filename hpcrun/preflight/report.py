@@ -1,4 +1,4 @@
-"""The report of a preflight: the nodes to leave out, lines for people, and JSON for programs."""
+"""The report of a preflight: the nodes to exclude, lines for people, and JSON for programs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,9 +26,9 @@ def failures(found: Sequence[Result]) -> list[Result]:
 
 
 def unfit(measured: Measured, found: Sequence[Result]) -> dict[str, str]:
-    """Return the nodes to leave out, each with its first failure.
+    """Return the nodes to exclude, each with its first failure.
 
-    A check that fails on all of several nodes blames none: the job asks for what no node has.
+    A check that fails on all of several nodes blames none: the job requests something that no node has.
     """
     nodes = len(measured.nodes)
     bad: dict[str, str] = {}

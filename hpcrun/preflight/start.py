@@ -1,4 +1,4 @@
-"""The start of a preflight's agents: one task a node by srun, or processes of this machine."""
+"""The start of a preflight's agents: one task per node by srun, or processes of this machine."""
 
 import os
 import sys
@@ -49,7 +49,7 @@ def check_nodes(
 def check_here(
     count: int, asked: Asked, *, folder: Path | None, environ: Mapping[str, str] = os.environ
 ) -> Measured:
-    """Check this machine by ``count`` processes in place of nodes."""
+    """Check this machine with ``count`` processes instead of nodes."""
     names = [f"local{index}" for index in range(count)]
     command = [sys.executable, *_AGENT]
 

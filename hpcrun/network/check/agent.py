@@ -1,4 +1,4 @@
-"""The part of a check that runs on every node, one task a node: ``python -m hpcrun.network.check.agent``.
+"""The part of a check that runs on every node, one task per node: ``python -m hpcrun.network.check.agent``.
 
 Orders come as JSON lines on standard input, answers go as JSON lines to standard output. srun carries
 both, so that the control does not depend on the names and links that are checked.
@@ -53,14 +53,14 @@ class Agent:
             )
 
     def hello(self) -> None:
-        """Say who and where this node is."""
+        """Report the name and address of this node."""
         port = self._listener.getsockname()[1]
         door = asdict(self._doorkeeper.door)
         equipped = iperf.installed()
         self.say(type="hello", port=port, addresses=own_addresses(), iperf3=equipped, door=door)
 
     def obey(self, order: Mapping[str, Any]) -> bool:
-        """Carry out one order; False for the last."""
+        """Carry out one order; return False for the last."""
         if order["type"] == "peers":
             self._peers, self._token = order["peers"], order["token"]
             self.say(type="ready")
@@ -200,7 +200,7 @@ class Agent:
         return {"connected": True, "lost": lost}
 
     def _received(self, order: Mapping[str, Any], partner: int, jobs: list[Any]) -> float | None:
-        """The sum of the streams' rates; None where none of them came."""
+        """Return the sum of the streams' rates; None if there are none."""
         key, streams = (order["round"], partner), order["streams"]
         with self._arrived:
             self._arrived.wait_for(
@@ -238,7 +238,7 @@ class Agent:
 
 
 def targets(own: int, indexes: Sequence[int], first: int) -> list[int]:
-    """Return the nodes whose ports the node ``own`` tries: the first node, and the next two in a ring."""
+    """Return the nodes of which node ``own`` tries the ports: the first node, and the next two in a ring."""
     place = bisect.bisect_left(indexes, own)
     ring = [indexes[(place + step) % len(indexes)] for step in (1, 2)]
     return [one for one in dict.fromkeys([first, *ring]) if one != own and one in indexes]

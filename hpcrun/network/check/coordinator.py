@@ -43,7 +43,7 @@ class Options:
 
 
 Progress = Callable[[int, int, str], None]
-"""Shows how many steps of how many are done, and what is being done."""
+"""Shows the number of finished steps, the number of all steps, and the current work."""
 
 
 class Check:
@@ -171,7 +171,7 @@ class Check:
         self._fleet.tell({"type": "hold", "ports": []})
 
     def _address(self, node: Node) -> str:
-        """Where most nodes met this one; where none did, its first own address."""
+        """Return the address at which most nodes reached this node, else its first own address."""
         met = Counter(
             check.address
             for check in self.measured.names
@@ -218,7 +218,7 @@ class Check:
         return waiting
 
     def _rounds(self) -> list[list[Pair]]:
-        """The schedule, in the agents' indexes."""
+        """Return the schedule, in the agents' indexes."""
         indexes = sorted(self._nodes)
         return [
             [(indexes[a], indexes[b]) for a, b in pairs]
@@ -294,7 +294,7 @@ class Check:
         return found
 
     def _again(self, number: int) -> None:
-        """Measure what was slow once more, a pair at a time: other load is gone then, a bad cable is not."""
+        """Measure slow pairs once more, one at a time: other load is gone then, a bad cable is not."""
         repeated = self._to_repeat(suspects(self.measured.transfers, self._options.threshold))
         for step, (subject, pair) in enumerate(repeated):
             self._progress(step, len(repeated), "measuring again what was slow")

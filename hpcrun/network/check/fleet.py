@@ -114,7 +114,7 @@ class Processes:
 
 
 def srun_command(nodes: Sequence[str], agent: Sequence[str] = AGENT) -> list[str]:
-    """Build the step of one task a node; standard input goes to every task, which is srun's default."""
+    """Build the step of one task per node; standard input goes to every task, which is srun's default."""
     count = str(len(nodes))
     options = ["--nodes", count, "--ntasks", count, "--ntasks-per-node", "1", "--overlap"]
     options += ["--nodelist", ",".join(nodes), "--kill-on-bad-exit=0", "--wait=0", "--no-kill"]
@@ -148,5 +148,5 @@ def on_this_machine(count: int) -> Processes:
 
 
 def _loopback(index: int) -> str:
-    """A name of this machine for each agent: every address of 127.0.0.0/8 is one."""
+    """Return a name of this machine for each agent: every address of 127.0.0.0/8 works."""
     return f"127.0.0.{index + 1}"

@@ -12,7 +12,7 @@ from hpcrun.printing import escaped
 if TYPE_CHECKING:
     from rich.table import Table
 
-# From the part of the usual rate: colors of the terminal that most people can tell apart.
+# Colors by the share of the usual rate; most people can distinguish these colors of the terminal.
 _COLORS = ((0.25, "red"), (0.5, "dark_orange"), (0.75, "yellow"), (float("inf"), "green"))
 
 _LARGEST = 14.0
@@ -89,7 +89,7 @@ def _draw(figure: Any, axes: Any, rates: Sequence[Sequence[float | None]], usual
     most = 1.25 * usual / 1e9
     values = [[float("nan") if rate is None else rate / 1e9 for rate in row] for row in rates]
     axes.set_facecolor("0.92")
-    # cividis looks alike to people who see red and green as one color.
+    # cividis looks the same to people who cannot distinguish red and green.
     image = axes.imshow(values, vmin=0, vmax=most, cmap="cividis", interpolation="nearest")
     figure.colorbar(image, label="Gbit/s", extend="max", shrink=0.8)
     for row, line in enumerate(rates):
@@ -107,7 +107,7 @@ def _name_nodes(axes: Any, nodes: Sequence[str], bad: Collection[str]) -> None:
     """Write the names on both axes; of many nodes only the bad ones and some others."""
     every = -(-len(nodes) // _MOST_NAMES)
     red = [place for place, name in enumerate(nodes) if name in bad]
-    # A name beside that of a bad node would cover it.
+    # A name next to that of a bad node would cover it.
     others = [
         place
         for place in range(0, len(nodes), every)

@@ -1,4 +1,4 @@
-"""iperf3 in place of our own sockets, where it is installed."""
+"""iperf3 instead of the built-in sockets, if it is installed."""
 
 import json
 import shutil

@@ -19,9 +19,9 @@ class Node:
 
 @dataclass(frozen=True)
 class NameCheck:
-    """One node's look at the name of another. ``seconds``: median round trip, None with a problem.
+    """One node's check of another node's name. ``seconds``: median round trip, None with a problem.
 
-    ``problem``: ``wrong`` means that another node answers, or nobody, at the address of the name, and
+    ``problem``: ``wrong`` means that another node, or none, answers at the address of the name, and
     that the address is none of the named node's.
     """
 
@@ -90,7 +90,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Collective:
-    """An all-reduce over ``nodes``. ``busbw``: bytes a second, None where it did not come to its end.
+    """An all-reduce over ``nodes``. ``busbw``: bytes a second, None if it did not finish.
 
     ``problem``: what happened instead. ``isolated``: nodes without which it works.
     """

@@ -34,7 +34,7 @@ def ranges(tried: Sequence[int], failed: Collection[int]) -> list[tuple[int, int
 
 
 def blamed(checks: Iterable[PortCheck], bad: Collection[frozenset[str]]) -> list[Blame]:
-    """Return who closes ports.
+    """Return the nodes that close ports.
 
     Where most nodes do not reach the ports of a node, that node is at fault, else the node that connects.
     Where every node is at fault, the fault is that of the network.

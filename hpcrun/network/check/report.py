@@ -48,7 +48,7 @@ def latency(measured: Measured, node: str) -> float | None:
 
 
 def node_lines(measured: Measured) -> list[str]:
-    """Return a line a node: its usual rate, its score and its latency."""
+    """Return one line per node: its usual rate, its score and its latency."""
     rates, marks = node_rates(measured.transfers), scores(measured.transfers)
     width = max(map(len, measured.nodes))
     lines = [f"{'node':<{width}}  {'rate':>12}  {'score':>5}  round trip"]
@@ -71,7 +71,7 @@ def collective_line(seen: Collective) -> str:
 
 
 def verdict_lines(found: Sequence[Verdict]) -> list[str]:
-    """Return a line a verdict, and the option that leaves the bad nodes out, where there are any."""
+    """Return one line per verdict, and the option that excludes the bad nodes, if there are any."""
     if not found:
         return ["nothing is wrong"]
     lines = [f"{' - '.join(one.nodes) or 'all nodes'}: {one.text}" for one in found]

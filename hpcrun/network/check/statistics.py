@@ -8,7 +8,7 @@ from hpcrun.network.check.measured import Transfer
 
 
 def node_rates(transfers: Iterable[Transfer]) -> dict[str, float]:
-    """Return for each node its median rate in bit/s, sending or receiving, whichever is lower.
+    """Return for each node its median rate in bit/s, the lower of sending and receiving.
 
     A bad fiber is often bad in one direction. A transfer without a connection says nothing about speed,
     and one that was repeated for a suspect nothing about its partner: neither counts here.

@@ -21,7 +21,7 @@ def connect(address: str, port: int, header: Mapping[str, Any], timeout: float) 
     """Open a connection and send ``header`` as its first line.
 
     Raises:
-        OSError: nobody listens, or not within ``timeout`` seconds.
+        OSError: no process listens, or none within ``timeout`` seconds.
     """
     link = socket.create_connection((address, port), timeout)
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

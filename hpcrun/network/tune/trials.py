@@ -154,7 +154,7 @@ def here(ranks: int, prefixes: Sequence[Sequence[str]] = ()) -> Fleet:
 
 
 def srun_command(nodes: Sequence[str], tasks: int) -> list[str]:
-    """Build the step of ``tasks`` ranks a node, each of which sees all GPUs of its node."""
+    """Build the step of ``tasks`` ranks per node; each rank sees all GPUs of its node."""
     options = ["--nodes", str(len(nodes)), "--ntasks", str(len(nodes) * tasks)]
     options += ["--ntasks-per-node", str(tasks), "--nodelist", ",".join(nodes), "--overlap"]
     options += ["--mem=0", "--cpu-bind=none", "--gpu-bind=none", "--export=ALL"]

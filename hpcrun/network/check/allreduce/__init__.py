@@ -1,1 +1,1 @@
-"""The all-reduce of a network check, and the search for the node that spoils it."""
+"""The all-reduce of a network check, and the search for the node that makes it fail."""

@@ -16,7 +16,7 @@ IMPORT = 120.0
 
 
 class _Rank:
-    """One child: what it has said last, and the end of it."""
+    """One child process: its last report, and its end."""
 
     def __init__(self) -> None:
         self.said: dict[str, Any] = {}
@@ -45,7 +45,7 @@ class _Rank:
             if said.get("stage") in stages:
                 return said
             if self._ended:
-                last = (self._words.strip().splitlines() or ["it ended without a word"])[-1]
+                last = (self._words.strip().splitlines() or ["it ended without output"])[-1]
                 return {"stage": "failed", "problem": last[:300], "after": said.get("stage")}
             return {"stage": "hangs", "after": said.get("stage")}
 

@@ -24,7 +24,7 @@ _REPEATS = 5
 
 
 def main() -> None:
-    """Say what this process has, wait for the order, and obey."""
+    """Report the resources of this process, wait for the order, and carry it out."""
     torch.set_num_threads(1)
     gpus = torch.cuda.device_count() if dist.is_nccl_available() else 0
     listener = listen([*wanted_ports(os.environ, f"netcheck {os.getpid()}"), 0])
