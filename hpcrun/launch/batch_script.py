@@ -28,16 +28,16 @@ _UNUSABLE = re.compile(r"%[0-9]*[A-Za-z]|%%|[\\\n]")
 # An interpreter that does not start (a file server is away, for example) can neither classify nor requeue.
 # A file in the run's folder counts these starts, one line each; the step removes it when it begins.
 _STEP = """\
-# Starts the ranks of the run, judges their end, and requeues this job where the policy says so.
+# Starts the ranks of the run, finds the cause of their end, requeues this job if the policy allows it.
 trap 'stopped=1' TERM; trap : USR2; unstarted={unstarted}$SLURM_JOB_ID
 for pause in 5 15 0; do
     echo "$SLURMD_NODENAME" >> "$unstarted"
     {step}; code=$?
-    # It has begun, and has seen to everything; or the job is being ended.
+    # The step has begun and has handled the end, or the job is being ended.
     if [ ! -e "$unstarted" ] || [ -n "${{stopped:-}}" ]; then exit $code; fi
     sleep $pause
 done
-# Here the interpreter does not start. Twice more, perhaps on another node.
+# The interpreter did not start. Requeue at most twice, perhaps onto another node.
 [[ "$(wc -l < "$unstarted") $(scontrol show job "$SLURM_JOB_ID")" != \\
     [36]" "*JobState=RUNNING*" Restarts=${{SLURM_RESTART_COUNT:-0}} "* ]] || scontrol requeue "$SLURM_JOB_ID"
 exit $code"""
