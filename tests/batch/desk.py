@@ -1,4 +1,4 @@
-"""Programs that answer as Slurm's did and note what they were asked, and a clock that does not wait."""
+"""Substitutes that answer like Slurm's programs and record their calls, and a clock that does not wait."""
 
 import shlex
 from pathlib import Path
@@ -31,7 +31,7 @@ class Desk:
         path.chmod(0o755)
 
     def tells(self, *lines: str) -> str:
-        """The shell's words that write these to the batch log."""
+        """Return shell code that appends these lines to the batch log."""
         return "; ".join(
             f"echo {shlex.quote(line)} >> {shlex.quote(str(self.log))}" for line in lines
         )
@@ -47,7 +47,7 @@ class Desk:
 
 
 class Hours(Clock):
-    """A clock whose waits take no time."""
+    """A clock that advances without waiting."""
 
     def __init__(self, desk: Desk) -> None:
         self.time, self.waits, self.desk = 0.0, list[float](), desk

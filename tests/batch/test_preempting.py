@@ -1,4 +1,4 @@
-"""Who starts a preempted job again, from what Slurm's programs print."""
+"""Whether Slurm or hpcrun restarts a preempted job, from the output of Slurm's programs."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def test_the_qos_decides_and_without_a_mode_of_its_own_the_cluster(
     version: str, qos: str, mode: str | None
 ) -> None:
     printed = (RECORDED / version / "show-config-qos.txt").read_text()
-    # A mode that none of the recorded QOS has.
+    # A mode that no recorded QOS has.
     clusters = printed.replace("= REQUEUE\n", "= GANG,SUSPEND\n")
     assert clusters != printed
     shown = (RECORDED / version / f"qos-{qos}.txt").read_text()

@@ -1,4 +1,4 @@
-"""The request for another start, with programs that answer as Slurm's did and note what they were asked."""
+"""The request for another start, with programs that answer like Slurm's and record their calls."""
 
 import os
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_a_requeue_that_met_nobody_is_left_to_slurm(desk: Desk) -> None:
 
 
 def test_a_preempted_job_that_is_cancelled_in_its_grace_time_is_not_requeued(desk: Desk) -> None:
-    """The controller's newest word counts more than the preemption that came first."""
+    """The controller's newest state counts more than an earlier preemption."""
     json = '{"jobs": [{"job_state": ["CANCELLED", "COMPLETING"], "preempt_time": 1795315834}]}'
     text = "JobId=7 JobState=COMPLETING Restarts=0 PreemptTime=1795315834"
     desk.answer("scontrol", f"[ \"$4\" = --json ] && echo '{json}' || echo '{text}'")
@@ -89,7 +89,7 @@ def test_a_controller_that_never_comes_back_is_given_up_at_the_end_of_the_time(d
 
 
 def refusing(desk: Desk, then: str) -> None:
-    """Let scontrol refuse five requeues in unknown words, and show ``then`` of the job after the last."""
+    """Let scontrol refuse five requeues with an unknown message, and then show ``then`` for the job."""
     asked = f"$(grep -c requeue {desk.calls})"
     desk.answer(
         "scontrol",
@@ -103,7 +103,7 @@ def refusing(desk: Desk, then: str) -> None:
     ("then", "becomes"),
     [
         ("echo 'JobId=7 JobState=RUNNING Restarts=0 '", "forbidden"),
-        # A requeue was accepted after all, or somebody else made one.
+        # A requeue was accepted after all, or another program requeued the job.
         ("echo 'JobId=7 JobState=PENDING Restarts=1 '", "requeued"),
         ("echo 'JobId=7 JobState=COMPLETING Restarts=0 '", "cancelled"),
         ("exit 1", "refused"),

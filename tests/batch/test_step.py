@@ -1,4 +1,4 @@
-"""The batch step, with programs in place of Slurm's that note how they were called."""
+"""The batch step, with substitutes for Slurm's programs that record their calls."""
 
 import os
 import shlex
@@ -66,7 +66,7 @@ class Desk:
                 **environ,
             },
             stdin=subprocess.DEVNULL,
-            # As a batch script: Slurm's words and ours in the log that the judging reads.
+            # As in a batch script: Slurm's and hpcrun's lines go to the log that the classification reads.
             stdout=(output or self.run.logs / "batch-7.log").open("a"),
             stderr=subprocess.STDOUT,
             text=True,
@@ -341,7 +341,7 @@ def test_a_successor_leaves_out_a_node_that_failed_too_often(desk: Desk, tmp_pat
     assert "scontrol update JobId=8 ExcNodeList=n2" in desk.called("scontrol"), desk.told()
     (excluded,) = [event for event in read_events(desk.run) if event.what == "excluded"]
     assert (excluded.attempt, excluded.fields["hosts"]) == (FIRST, ["n2"])
-    # The new job has not begun: nothing but its submission is in the log.
+    # The new job has not begun: the log contains only its submission.
     later = [event.what for event in read_events(desk.run) if event.attempt == Attempt("8", 0)]
     assert later == ["submitted"]
 
@@ -432,7 +432,7 @@ def test_a_run_that_was_deleted_and_made_anew_is_not_judged_by_its_old_job(desk:
 
 
 def test_a_run_whose_file_system_was_mounted_again_is_judged(desk: Desk) -> None:
-    """A remount gives the folder another inode; run.json is the same."""
+    """A remount gives the folder another inode, but run.json is the same."""
     open_attempt(desk.run, FIRST, Budgets())
     place = shlex.quote(str(desk.run.path))
     desk.answer(

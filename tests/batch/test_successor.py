@@ -1,4 +1,4 @@
-"""The job that continues a run where no requeue is allowed, with programs in place of Slurm's."""
+"""The follow-up job if no requeue is allowed, with substitutes for Slurm's programs."""
 
 import os
 from pathlib import Path
@@ -36,7 +36,7 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 def refuse(desk: Desk, words: str, times: int) -> None:
-    """Let sbatch fail so often, and then accept job 8."""
+    """Let sbatch fail this often, and then accept job 8."""
     count = desk.folder / "count"
     desk.answer(
         "sbatch",

@@ -1,4 +1,4 @@
-"""Ends that cannot be written down still lead to a decision."""
+"""An end that cannot be recorded still leads to a decision."""
 
 import errno
 import os
@@ -47,7 +47,7 @@ def test_a_crash_is_requeued_within_the_budget(run: RunDirectory) -> None:
 def test_what_is_final_stays_final(run: RunDirectory) -> None:
     assert decide_unrecorded(run, FIRST, 2, None).code == 2
     assert decide_unrecorded(run, FIRST, 74, None).code == 74
-    # Of a set-up line the code says nothing.
+    # The exit code of a set-up line has no meaning.
     assert decide_unrecorded(run, FIRST, 2, "module load x").code is None
     with (run.logs / "batch-7.log").open("a") as log:
         log.write(CANCELLED)
@@ -65,14 +65,14 @@ def test_a_folder_that_never_can_be_written_ends_the_run(run: RunDirectory) -> N
 
 
 def stale(*_: object) -> NoReturn:
-    """Fail as a file system that has lost the folder."""
+    """Fail like a file system that has lost the folder."""
     raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
 
 def test_a_log_that_cannot_be_read_does_not_count_as_starts_that_wrote_nothing(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run that was preempted often has a high number of starts, and each of them has worked."""
+    """A run with many preemptions has a high number of starts, and each of them has worked."""
     monkeypatch.setattr("hpcrun.batch.unrecorded.read_events", stale)
     assert decide_unrecorded(run, Attempt("7", 5), 1, None).code is None
 

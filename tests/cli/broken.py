@@ -1,4 +1,4 @@
-"""A script that breaks in a way that is asked for: python broken.py WAY."""
+"""A script that fails in a chosen way: python broken.py WAY."""
 
 import argparse
 import ctypes
@@ -16,7 +16,7 @@ FEW_SECONDS = datetime.timedelta(seconds=8)
 
 
 def killed() -> None:
-    """Be killed as by the kernel."""
+    """Be killed, as the kernel does."""
     if RANK == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(60)
@@ -48,12 +48,12 @@ def files() -> None:
 
 
 def permission() -> None:
-    """Write to what even root may not."""
+    """Write to a file that not even root may write."""
     Path("/proc/sys/kernel/osrelease").write_text("x")
 
 
 def module() -> None:
-    """Import what the second node lacks."""
+    """Import a module that the second node lacks."""
     if NODE == 1:
         import absent_on_this_node  # type: ignore[import-not-found]  # noqa: F401
     print("imported")
@@ -61,17 +61,17 @@ def module() -> None:
 
 
 def syntax() -> None:
-    """Run code that is no Python."""
+    """Run code that is not Python."""
     exec(compile("def f(:\n", "model.py", "exec"))
 
 
 def arguments() -> None:
-    """Refuse an argument as launchers of old hand it over."""
+    """Refuse an argument that old launchers pass."""
     argparse.ArgumentParser().parse_args(["--local_rank=0"])
 
 
 def port() -> None:
-    """Meet at a port that another process has."""
+    """Use a rendezvous port that another process holds."""
     import torch.distributed as dist
 
     with socket.socket() as taken:
@@ -82,7 +82,7 @@ def port() -> None:
 
 
 def world() -> None:
-    """Wait for one rank more than there are."""
+    """Wait for one rank more than exist."""
     import torch.distributed as dist
 
     size = int(os.environ["WORLD_SIZE"]) + 1

@@ -1,4 +1,4 @@
-"""What the tests of the commands share: a folder to submit from, one finished run, and a small disk."""
+"""Fixtures for the tests of the commands: a folder to submit from, one finished run, and a small disk."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ TINY = {"job__nodes": 1, "job__gpus": 2, "train__accumulation": 1, "checkpoint__
 
 
 def tiny_config(folder: Path, **changes: object) -> list[str]:
-    """Overrides for a job of two ranks and ten steps that computes next to nothing."""
+    """Overrides for a job of two ranks and ten steps that computes almost nothing."""
     settings: dict[str, object] = {**TINY, "train__steps": 10, "optim__warmup_steps": 0}
     return jobs.probe_config(folder, **(settings | changes))
 
@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose ``runs/done`` is a finished run. Copy it before you change it."""
+    """A folder with a finished run ``runs/done``. Copy it before you change it."""
     place = prepare(tmp_path_factory.mktemp("finished"))
     done = jobs.hpcrun(
         "submit", "-c", "empty.yaml", "--name", "done", *tiny_config(place), cwd=place
@@ -71,7 +71,7 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
 
 @pytest.fixture
 def refusable() -> list[str]:
-    """What makes a command one that file permissions can refuse, which they cannot root's."""
+    """Prefix for a command, so that file permissions apply to it; they do not apply to root."""
     if os.geteuid() != 0:
         return []
     return ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]

@@ -1,4 +1,4 @@
-"""A command on a terminal of its own: what it shows, and the keys that a person presses."""
+"""A command in a pseudo-terminal: its output, and the keys that a person presses."""
 
 import fcntl
 import os
@@ -37,7 +37,7 @@ class Terminal:
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, size)
 
     def read_until(self, pattern: str, timeout: float = PATIENCE) -> "re.Match[str]":
-        """Wait until ``pattern`` is shown after what was looked for before; fail after ``timeout`` s."""
+        """Wait until ``pattern`` appears after the previous match; fail after ``timeout`` s."""
         deadline = time.monotonic() + timeout
         while True:
             found = re.search(pattern, self.text)
@@ -50,16 +50,16 @@ class Terminal:
                 assert found, f"it ended without {pattern!r}: {self.text!r}"
 
     def press_ctrl_c(self) -> None:
-        """The key: the terminal makes SIGINT for the foreground of it."""
+        """Press Ctrl-C: the terminal sends SIGINT to its foreground processes."""
         os.write(self._master, b"\x03")
 
     def hang_up(self) -> None:
-        """Close the terminal: the kernel sends SIGHUP to what runs in it."""
+        """Close the terminal: the kernel sends SIGHUP to its processes."""
         os.close(self._master)
         os.waitpid(self._pid, 0)
 
     def end(self, timeout: float = PATIENCE) -> int:
-        """Wait for the end, with all that was shown in ``text``; return the exit code."""
+        """Wait for the end, with all output in ``text``; return the exit code."""
         deadline = time.monotonic() + timeout
         while self._read(0.1):
             assert time.monotonic() < deadline, f"still there after {timeout} s: {self.text!r}"
@@ -67,7 +67,7 @@ class Terminal:
         return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
 
     def kill(self) -> None:
-        """For a test that failed: leave nothing behind."""
+        """Kill the program after a failed test."""
         try:
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
@@ -76,7 +76,7 @@ class Terminal:
             return
 
     def _read(self, timeout: float) -> bool:
-        """Take what there is; False once the program has closed the terminal."""
+        """Read the available output; return False after the program has closed the terminal."""
         if select.select([self._master], [], [], timeout)[0]:
             try:
                 new = os.read(self._master, 65536)

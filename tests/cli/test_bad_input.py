@@ -1,4 +1,4 @@
-"""Bad input gets one line (what, where, what to do) and exit code 2, and leaves nothing half made."""
+"""Bad input gets one line (what, where, remedy) and exit code 2, and leaves nothing half made."""
 
 import os
 import socket
@@ -23,12 +23,12 @@ Completed = subprocess.CompletedProcess
 
 
 def listing(folder: Path) -> list[Path]:
-    """Everything under ``folder``."""
+    """Return every path under ``folder``."""
     return sorted(folder.rglob("*"))
 
 
 def require_one_line(done: "Completed[str]", *parts: str) -> None:
-    """The refusal is one line of standard error that holds ``parts``; the exit code is 2."""
+    """Check for a refusal of one line on standard error with ``parts``, and exit code 2."""
     assert done.returncode == 2, done.stdout + done.stderr
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
@@ -193,7 +193,7 @@ def test_a_disk_that_is_full_at_submission_is_told_and_left_as_it_was(
     folder: Path, small_disk: Callable[[str], Path]
 ) -> None:
     refused = 0
-    # A block more each time: it is full at one file of the submission after the other.
+    # One block more each time: the disk is full at one file of the submission after the other.
     for size in range(4, 80, 4):
         disk = small_disk(f"{size}k")
         done = jobs.hpcrun(
@@ -266,7 +266,7 @@ def test_a_stop_that_cannot_save_ends_with_74_is_not_requeued_and_resume_goes_on
     assert (stopped.cause, stopped.fields["committed"]) == ("warning", False)
     result = read_json(run.result) or {}
     assert (result["state"], result["cause"]) == ("failed", "save-failed")
-    # What is needed, what is there, and what to do.
+    # The needed space, the free space, and the remedy.
     assert "a checkpoint needs 5.1 MB" in result["reason"]
     assert " are free, " in result["reason"]
     assert "free some space, or lower checkpoint.keep" in result["reason"]
@@ -297,13 +297,13 @@ def test_a_task_module_that_raises_ends_the_run_with_its_line_said_once(folder: 
 
 def test_a_taken_port_is_passed_over(folder: Path) -> None:
     now = int(time.time())
-    # A job of the local cluster is named by the second it is submitted in.
+    # A job of the local cluster is named by the second of its submission.
     soon = [f"{second}-0" for second in range(now, now + 300)]
     with ExitStack() as held:
         for port in {port_candidates(owner)[0] for owner in soon}:
             taken = held.enter_context(socket.socket())
             taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            # Somebody may have it: then that one is passed over.
+            # If the second is taken, hpcrun uses the next one.
             with suppress(OSError):
                 taken.bind(("127.0.0.1", port))
                 taken.listen()

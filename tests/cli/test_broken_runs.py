@@ -1,4 +1,4 @@
-"""Runs that are really broken, each in another way: the doctor names the cause, and the rank or node."""
+"""Runs that really fail, each in another way: the doctor names the cause, and the rank or node."""
 
 import json
 import sys
@@ -11,7 +11,7 @@ from hpcrun.run.directory import RunDirectory
 from tests import jobs
 
 _SCRIPT = Path(__file__).with_name("broken.py")
-# The way to break, the cause, the rank, the node, and the cause of the end in the event log.
+# The failure, the cause, the rank, the node, and the cause of the end in the event log.
 _QUICK = [
     ("killed", "rank-killed", 1, None, "crash"),
     ("disk", "disk-full", None, None, "crash"),
@@ -36,7 +36,7 @@ _SLOW = [
 
 
 def broken(folder: Path, way: str) -> tuple[RunDirectory, dict[str, Any]]:
-    """Run the script until it has failed for good, and return the run and the doctor's word as JSON."""
+    """Run the script until it has failed for good, and return the run and the doctor's finding as JSON."""
     shape = ("--nodes", "2", "--gpus", "1", "--cpu", "--executor", "local", "--detach")
     settings = ("--name", way, "job.requeue_delay=0.1", "restarts.crash=0")
     command = ("--", sys.executable, str(_SCRIPT), way)
@@ -50,7 +50,7 @@ def broken(folder: Path, way: str) -> tuple[RunDirectory, dict[str, Any]]:
 
 
 def check(folder: Path, way: str, cause: str, rank: int | None, node: str | None, end: str) -> None:
-    """Break a run, and compare what the doctor and the requeue policy say."""
+    """Break a run, and compare the doctor's finding with the requeue decision."""
     run, found = broken(folder, way)
     logs = "".join(path.read_text() for path in run.logs.rglob("*.log"))
     assert found["id"] == cause, f"{found}\n{logs}"

@@ -41,7 +41,7 @@ def test_status_tells_of_none_of_one_and_of_many(finished_copy: Path, tmp_path: 
     heading, row, account = one.stdout.splitlines()
     assert heading.split()[:5] == ["name", "state", "step", "saved", "loss"]
     assert row.split()[:4] == ["copy-3", "finished", "10", "10"]
-    # Though the last line of its metrics is of the validation.
+    # Although the last line of its metrics belongs to the validation.
     assert re.fullmatch(r"\d+\.\d{4}", row.split()[4])
     assert account.startswith("copy-3: ")
     parts = ("since submission: ", "start-up ", "productive ", "checkpoint ", "(ETTR) ")
@@ -66,7 +66,7 @@ def test_json_is_json_whatever_the_run_has_logged(finished_copy: Path) -> None:
     assert resumed["result"]["state"] == "finished"
     again = jobs.hpcrun(*submit_line(finished_copy, "done", data__log=str(finished_copy)), "--json",
                         cwd=finished_copy)  # fmt: skip
-    # Its log lay elsewhere when it was trained: another config, and so another run.
+    # Its log had another path during training: another config, and so another run.
     require_one_line(again, "is a run of another config", "data.log", "--name")
     shown = json.loads(jobs.hpcrun("config", "show", "--json", "model.x=.nan", "task=probe:Probe",
                                    cwd=finished_copy).stdout)  # fmt: skip
@@ -132,7 +132,7 @@ def test_a_key_that_does_nothing_keeps_nobody_from_continuing_the_run_that_has_i
     (folder / "old.yaml").write_text("task: probe:Probe\ntrain:\n  min_delta: 0.1\n")
     line = ["submit", "--prepare", "--no-snapshot", "-c", "old.yaml"]
     assert guarded(line) == 2
-    # As if made when nobody refused it.
+    # As if it was made before this validation rule existed.
     assert guarded([*line, "train.patience=null"]) == 0
     capsys.readouterr()
     assert guarded(line) == 0
@@ -273,7 +273,7 @@ def test_a_run_may_become_longer_until_its_learning_rate_comes_down(finished_cop
     run = RunDirectory(finished_copy / "runs" / "done")
     longer = [*submit_line(finished_copy, "done", train__steps=40), "optim.schedule=wsd"]
     require_one_line(jobs.hpcrun(*longer, cwd=finished_copy), "of another config", "train.steps")
-    # As if it had stopped at its only checkpoint, of step 10.
+    # As if it had stopped at its only checkpoint, step 10.
     begun = run.config.read_text().replace("steps: 10\n", "steps: 20\n")
     begun = re.sub(r"(?m)^  log: .*$", f"  log: {finished_copy}", begun)
     run.config.write_text(begun.replace("schedule: cosine", "schedule: constant"))
@@ -336,7 +336,7 @@ def test_a_manifest_that_cannot_be_read_costs_its_step_and_no_start(finished_cop
     run = RunDirectory(finished_copy / "runs" / "done")
     run.result.unlink()
     (run.checkpoints / "step-000000040" / "manifest.json").mkdir(parents=True)
-    # One more than is kept now: nothing is saved after the last step, so that the start has to remove it.
+    # One checkpoint more than is kept now: nothing is saved after the last step, so the start must remove it.
     faults.save(CheckpointStore(run.checkpoints, "test-0"), 5)
     run.config.write_text(run.config.read_text().replace("  keep: 3\n", "  keep: 1\n"))
     again = jobs.hpcrun("resume", "done", cwd=finished_copy)

@@ -1,4 +1,4 @@
-"""What becomes of a run when its name is submitted with another config."""
+"""A run with a name that is submitted with another config continues, is replaced, or is refused."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ LINE = ["submit", "--prepare", "--no-snapshot", "--cpu", "task=probe:Probe", "--
 
 @pytest.fixture
 def run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
-    """A run that was prepared with ``train.lr=0.1``, in the working directory's ``runs``."""
+    """Return a run prepared with ``train.lr=0.1``, in the working directory's ``runs``."""
     monkeypatch.chdir(folder)
     (folder / "x.py").touch()
     assert guarded([*LINE, "train.lr=0.1"]) == 0
@@ -27,7 +27,7 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
 
 
 def content(run: RunDirectory) -> dict[Path, bytes]:
-    """Every file of ``run``."""
+    """Return every file of ``run``."""
     return {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
 
 
@@ -44,7 +44,7 @@ def test_a_config_of_which_nothing_was_saved_makes_room_for_another(
         "no step of its config was saved; replaced: train.lr: 0.1 -> 0.2" in capsys.readouterr().out
     )
     assert content(run) == before
-    # As long as this process has it.
+    # As long as this process holds it.
     me = psutil.Process()
     run.job_logs("7").mkdir()
     live = JobStatus("7", "RUNNING", 0, me.pid, me.create_time(), [])
@@ -61,14 +61,14 @@ def test_a_config_of_which_nothing_was_saved_makes_room_for_another(
     assert record["replaces"]["changed"] == ["model.width: absent -> 3", "train.lr: 0.1 -> 0.2"]
     assert (run.job_logs("7") / "metrics.jsonl").read_text() == "the old one\n"
     assert run.events in content(run)
-    # Nobody of before may commit any more, and no old patch belongs to the new record.
+    # Earlier attempts may no longer commit, and no old patch belongs to the new record.
     assert not any(path.exists() for path in (run.metrics, run.owner, run.diff))
 
 
 def test_a_run_that_has_saved_keeps_its_config(
     run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # Though the checkpoint itself is gone.
+    # Although the checkpoint itself is gone.
     record_event(run, "saved", step=3, attempt=Attempt("7", 0))
     before = content(run)
     for how in ([], ["--dry-run"], ["--dry-run", "--json"]):
@@ -98,7 +98,7 @@ def test_a_run_whose_checkpoints_are_gone_does_not_start_over_unless_asked(
         assert "with `hpcrun resume one --from-scratch`\n" in told
     assert guarded([*LINE, "train.lr=0.2", "--from-scratch"]) == 2
     assert "is a run of another config (train.lr: 0.1 -> 0.2)" in capsys.readouterr().err
-    # What cannot be submitted leaves everything as it was.
+    # A submission that fails leaves everything unchanged.
     with monkeypatch.context() as without_sbatch:
         without_sbatch.setenv("PATH", "")
         unsent = [word for word in line if word != "--prepare"]

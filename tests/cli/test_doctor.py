@@ -1,4 +1,4 @@
-"""`hpcrun doctor` on the logs of other people's jobs, on what Slurm really wrote, and on bad input."""
+"""`hpcrun doctor` on logs of other people's jobs, on Slurm's real output, and on bad input."""
 
 import io
 import json

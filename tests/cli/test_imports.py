@@ -1,4 +1,4 @@
-"""Submitting never imports what only training or reporting needs (invariant 7)."""
+"""Submitting never imports packages that only training or reporting needs (invariant 7)."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ HEAVY = {"torch", "numpy", "h5py", "matplotlib", "scipy", "rich", "pandas"}
 
 
 def imported(folder: Path, *words: str) -> set[str]:
-    """The top-level packages that ``python -m WORDS`` imports, from Python's own account of it."""
+    """Return the top-level packages that ``python -m WORDS`` imports, from Python's import log."""
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", *words],
         cwd=folder,

@@ -1,4 +1,4 @@
-"""What a run says and does when its newest checkpoint is damaged, and when all of them are gone."""
+"""The output and behavior of a run with a damaged newest checkpoint, or with no checkpoint left."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from tests.cli.test_bad_input import require_one_line
 
 
 def saved(run: RunDirectory) -> object:
-    """The step that `hpcrun status` calls saved."""
+    """Return the step that `hpcrun status` shows as saved."""
     told = jobs.hpcrun("status", "--json", str(run.path), cwd=run.path.parent)
     return json.loads(told.stdout)["committed"]
 
@@ -42,7 +42,7 @@ def test_every_place_tells_the_step_that_is_really_saved(folder: Path) -> None:
     assert before <= second
     assert f"r is stopped at step {second}" in stopped.stdout
     assert jobs.events(run, "ended")[-1].step == saved(run) == second
-    # Renamed before the first save, so that it takes no place of those that are kept.
+    # Renamed before the first save, so that it does not count among the kept checkpoints.
     assert [path.name[:22] for path in run.checkpoints.glob("damaged-*")] == [
         f"damaged-step-{first:09d}"
     ]
@@ -52,7 +52,7 @@ def test_every_place_tells_the_step_that_is_really_saved(folder: Path) -> None:
     assert saved(run) is None
     refused = jobs.hpcrun("resume", "r", cwd=folder)
     require_one_line(refused, f"step {second} was saved, and no checkpoint is left", "from-scratch")
-    # Without `hpcrun resume` in between, as after a requeue or with an sbatch by hand.
+    # Without `hpcrun resume`, as after a requeue or with an sbatch by hand.
     run.checkpoints.mkdir()
     command = [sys.executable, "-m", "hpcrun.worker", str(run.path)]
     by_hand = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""`hpcrun nccl`: what a person types, and what comes back."""
+"""`hpcrun nccl`: command lines and their output."""
 
 import json
 import os
@@ -13,7 +13,7 @@ CLEAN = {"NCCL_DEBUG": "WARN", "NCCL_SOCKET_IFNAME": "=eth0"}
 
 
 def lint(folder: Path, *words: str, **env: str) -> tuple[int, str, str]:
-    """Exit code and both outputs of `hpcrun nccl lint` in an environment without other settings."""
+    """Return exit code and both outputs of `hpcrun nccl lint` in an environment without other settings."""
     done = jobs.hpcrun("nccl", "lint", *words, cwd=folder, env=env)
     return done.returncode, done.stdout, done.stderr
 

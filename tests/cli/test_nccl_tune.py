@@ -14,7 +14,7 @@ QUICK = ("--local", "2", "--backend", "gloo", "--collectives", "all_reduce", "--
 
 
 def test_a_report_of_this_machine(tmp_path: Path) -> None:
-    # No interface is left to try: the default stays whatever the machine does meanwhile.
+    # No interface remains to try: the default stays, whatever load the machine has.
     done = jobs.hpcrun(
         *(
             "nccl",

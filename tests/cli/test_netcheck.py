@@ -1,4 +1,4 @@
-"""`hpcrun netcheck`: what a person types, and what comes back."""
+"""`hpcrun netcheck`: command lines and their output."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""`hpcrun nodes`: what was learned about nodes, and how to clear it."""
+"""`hpcrun nodes`: the recorded failures of nodes, and their removal."""
 
 import json
 from pathlib import Path

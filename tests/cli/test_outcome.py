@@ -1,4 +1,4 @@
-"""How the end of a run is told on the screen."""
+"""The end of a run on the screen."""
 
 import contextlib
 from collections.abc import Callable
@@ -113,14 +113,14 @@ def test_a_task_cannot_forge_a_line_of_ours(
 
 def test_the_time_that_is_left_follows_the_runs_own_clock() -> None:
     pace = Pace(100_000)
-    # All of it is read in one look at the files, long after it was written.
+    # All of it is read together, long after it was written.
     pace.begin(0, 1000.0)
     assert pace.left(10, 1001.0) == "2:46:39"
-    # Ten steps of a second in all, the first of which took nine of it, and then a hundred a second.
+    # Ten steps in ten seconds, nine of them for the first step, and then a hundred steps per second.
     pace.begin(0, 1000.0)
     pace.left(10, 1010.0)
     assert pace.left(1010, 1020.0) == "16:29"
-    # A clock that was set back says nothing.
+    # A clock that was set back shows no rate.
     assert pace.left(1020, 900.0) is None
     assert Pace(10).left(5, 1.0) is None
 

@@ -1,4 +1,4 @@
-"""A package that a config asks for is missed by the command that would queue the job."""
+"""The submitting command reports a missing package before the job is queued."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`hpcrun stacks` on the local cluster: every rank that runs answers, the others are named."""
+"""`hpcrun stacks` on the local cluster: every running rank answers, the other ranks are named."""
 
 import contextlib
 import json
@@ -63,7 +63,7 @@ def test_a_rank_that_is_stopped_is_named_as_silent(tmp_path: Path) -> None:
         found = ask(tmp_path, "stopped", "--wait", "20")
         assert list(found["silent"]) == ["1"]
         assert "does not answer" in found["silent"]["1"]
-        # A stopped process would write its stacks when it continues, and count as hung.
+        # A stopped process would write its stacks after it continues, and count as hung.
         folder = run.attempt_logs(found["job"], 0)
         assert (folder / "stacks-rank-00001.txt").read_text() == ""
     finally:

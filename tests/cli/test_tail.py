@@ -1,4 +1,4 @@
-"""Lines of a log that grows, and its end."""
+"""Lines of a growing log, and its end."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,8 @@ def test_logs_shows_the_last_words_without_a_line_end_and_why_there_are_no_logs(
     run.result.write_text(json.dumps({"state": "failed", "reason": "setup failed at `module`"}))
     assert guarded(["logs", str(run.path)]) == 2
     assert (
-        "no rank has written a log: setup failed at `module`; look around" in capsys.readouterr().err
+        "no rank has written a log: setup failed at `module`; look around"
+        in capsys.readouterr().err
     )
     (folder / "rank-00000.log").write_text("begun\nbad address 0x0")
     assert guarded(["logs", str(run.path)]) == 0

@@ -1,4 +1,4 @@
-"""A followed run on a real terminal: one bar, and what Ctrl-C and a closed window do to it."""
+"""A followed run on a real terminal: one bar, Ctrl-C, and a closed window."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ _BAR = r"(\d+)%\|[^\r]*\| step (\d+)/4000, loss \d+\.\d{4}, samples/s [\d,]+, ET
 
 @pytest.fixture
 def start(folder: Path) -> Iterator[Callable[..., Terminal]]:
-    """Submit the run ``long`` (4000 steps, two ranks) from a new terminal, as often as is asked."""
+    """Submit the run ``long`` (4000 steps, two ranks) from a new terminal, once per call."""
     opened: list[Terminal] = []
 
     def submit(**terminal: str | int) -> Terminal:

@@ -1,4 +1,4 @@
-"""A mistake is reported once, at the user's line, and a resume reports changed code."""
+"""An error is reported once, at the user's line, and a resume reports changed code."""
 
 import re
 import subprocess
@@ -52,7 +52,7 @@ def test_a_missing_file_ends_the_run_once_at_the_users_line(project: Path) -> No
 
 
 def prepare(project: Path, *more: str) -> int:
-    """Submit without a job, as often as is asked."""
+    """Submit without a job, once per call."""
     line = ["submit", "-c", "empty.yaml", "--name", "img", "--prepare", "task=img:Img", *more]
     return guarded(line)
 
@@ -75,7 +75,7 @@ def test_code_that_has_changed_since_the_last_saved_step_is_reported_and_refused
     assert prepare(project) == 0
     line = "hpcrun: img: img.py: 3 lines differ from the code of step 986; the run continues with"
     assert line in capsys.readouterr().err
-    # No step was saved with that: the code to compare with is the same.
+    # No step was saved with that code, so the code to compare with is the same.
     assert prepare(project) == 0
     assert line in capsys.readouterr().err
     before = read_json(run.record)

@@ -1,4 +1,4 @@
-"""Output of the real programs: of Slurm's, by ``tools/record_slurm.py``, and of torchrun 2.13."""
+"""Output of real programs: Slurm's, recorded by ``tools/record_slurm.py``, and torchrun 2.13's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VERSIONS = ("22.05", "24.11", "26.05")
 
 @pytest.fixture(params=VERSIONS)
 def version(request: pytest.FixtureRequest) -> str:
-    """Each version of Slurm that was recorded."""
+    """Yield each recorded version of Slurm."""
     return str(request.param)
 
 
@@ -32,7 +32,7 @@ def printed(version: str) -> Callable[[str], str]:
 
 @pytest.fixture
 def jobs(printed: Callable[[str], str]) -> dict[str, str]:
-    """Ids of the recorded jobs, by the names of their scenes."""
+    """Return the ids of the recorded jobs, by the names of their scenes."""
     ids: dict[str, str] = json.loads(printed("jobs.json"))
     return ids
 

@@ -1,4 +1,4 @@
-"""Names and addresses of this machine, as the kernel and its resolver have them."""
+"""Names and addresses of this machine, from the kernel and its resolver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which CPUs a rank gets, and when its mask is left alone."""
+"""The CPUs of a rank, and the cases in which its mask stays unchanged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hpcrun.cluster.hardware.affinity import (
     not_confined,
 )
 
-# Two sockets of four cores with two threads each, numbered as Linux does: siblings are 8 apart.
+# Two sockets of four cores with two threads each, numbered as in Linux: siblings are 8 apart.
 CORES = [(cpu, cpu + 8) for cpu in range(8)]
 FIRST = frozenset({0, 1, 2, 3, 8, 9, 10, 11})
 SECOND = frozenset({4, 5, 6, 7, 12, 13, 14, 15})
@@ -93,7 +93,7 @@ def test_threads_of_a_core_stay_together_and_sockets_in_order(tmp_path: Path) ->
         (topology / "physical_package_id").write_text(f"{socket}\n")
         (topology / "thread_siblings_list").write_text(f"{siblings}\n")
     assert cores_of({0, 1, 2, 3}, tmp_path) == [(1, 3), (0, 2)]
-    # A mask may hold one thread of a core; and a kernel may tell nothing.
+    # A mask may contain one thread of a core, and a kernel may give no information.
     assert cores_of({0, 1, 3}, tmp_path) == [(1, 3), (0,)]
     assert cores_of({5, 7}, tmp_path) == [(5,), (7,)]
 

@@ -1,4 +1,4 @@
-"""Bad nodes are excluded only where enough living nodes remain that could run the job."""
+"""Bad nodes are excluded only if enough usable nodes for the job remain."""
 
 import os
 from pathlib import Path
@@ -17,7 +17,7 @@ from hpcrun.cluster.node_ledger import blame, ledger_path
 
 RECORDED = Path(__file__).parent / "recorded"
 TEN = "".join(f"batch*|n{n}|{'idle' if n <= 2 else 'down*'}|(null)\n" for n in range(1, 11))
-# The form of Slurm 22.05 and 26.05: a line for each partition of a node.
+# The format of Slurm 22.05 and 26.05: a line for each partition of a node.
 GPUS = """batch*|n1|idle|gpu:a100:4(S:0-1)
 urgent|n1|idle|gpu:a100:4(S:0-1)
 batch*|n2|mixed|gpu:a100:4(S:0-1)
@@ -29,7 +29,7 @@ other|n6|idle|gpu:8
 
 
 class Site:
-    """A Slurm that prints given text, and a ledger of nodes that failed twice."""
+    """A Slurm that prints given text, and a bad-node list with nodes that failed twice."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -71,7 +71,7 @@ def test_nodes_that_are_down_do_not_count(site: Site) -> None:
 @pytest.mark.parametrize(
     ("request_", "out"),
     [
-        # n2, n3 and n4 are left: n5 does not respond, and n6 is of another partition.
+        # n2, n3 and n4 remain: n5 does not respond, and n6 belongs to another partition.
         (NodeRequest(None, 3), ["n1"]),
         (NodeRequest(None, 4), []),
         (NodeRequest(None, 2, gpus={"": 2}), ["n1"]),

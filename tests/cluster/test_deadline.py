@@ -1,4 +1,4 @@
-"""When the job ends."""
+"""The end time of the job."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_variable_of_newer_slurms_is_taken_without_asking() -> None:
 
 def test_an_older_slurm_is_asked_by_the_id_of_the_array_task(recorded_env: Recorded) -> None:
     environ = recorded_env("gpus-per-task")
-    # Since 23.02 the job is told.
+    # Since 23.02 the job's environment contains it.
     environ.pop("SLURM_JOB_END_TIME", None)
     assert end_time(environ, lambda job: {"3_1": 5.0}[job]) == 5.0
 

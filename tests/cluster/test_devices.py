@@ -90,7 +90,7 @@ def test_a_machine_without_a_driver_has_no_gpus(
 
 @pytest.fixture
 def amd_node(tmp_path: Path) -> Path:
-    """The topology that AMD's driver shows of a node with one CPU and two GPUs, as far as we read it."""
+    """The parts of AMD's topology files that hpcrun reads, for a node with one CPU and two GPUs."""
     for number, compute_units in enumerate(("0", "304", "304")):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -107,7 +107,7 @@ def amd_count(environ: dict[str, str], node: Path, driver: str = "kfd") -> int:
 def test_amds_driver_is_asked_for_its_gpus(amd_node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert amd_count({}, amd_node) == 2
-    # A container that shows /sys and not the device has no GPU for ROCm.
+    # A container with /sys but without the device has no GPU for ROCm.
     assert amd_count({}, amd_node, driver="absent") == 0
 
 
@@ -117,7 +117,7 @@ def test_amds_variables_are_read_one_within_the_other(amd_node: Path) -> None:
     both = {"ROCR_VISIBLE_DEVICES": "0,1", "CUDA_VISIBLE_DEVICES": "0,1"}
     assert amd_count(both, amd_node) == 2
     assert amd_count({"HIP_VISIBLE_DEVICES": ""}, amd_node) == 0
-    # Without AMD's driver CUDA's own variable decides, whatever a profile sets for ROCm.
+    # Without AMD's driver only CUDA's own variable decides, whatever a profile sets for ROCm.
     assert (
         amd_count({"CUDA_VISIBLE_DEVICES": "0,1", "HIP_VISIBLE_DEVICES": ""}, amd_node, "no") == 2
     )
@@ -145,7 +145,7 @@ def test_a_job_that_was_given_gpus_and_sees_none_is_refused_with_the_remedy() ->
     assert "\n" not in str(refusal.value)
     require_given_gpus({**environ, "CUDA_VISIBLE_DEVICES": "0,1,2,3"})
     require_given_gpus({**environ, "SLURM_GPUS_ON_NODE": "0"})
-    # Intel's, which torch shows in another place.
+    # Intel's GPUs, which torch shows elsewhere.
     require_given_gpus({**environ, "ZE_AFFINITY_MASK": "0"})
 
 
@@ -155,7 +155,7 @@ def test_a_job_for_gpus_that_sees_none_is_refused_where_slurm_counts_none() -> N
         require_given_gpus(environ)
     assert "\n" not in str(refusal.value)
     require_given_gpus({**environ, "CUDA_VISIBLE_DEVICES": "0,1"})
-    # The variable of the job from which this one was submitted.
+    # The variable of the job from which this job was submitted.
     require_given_gpus({**environ, "SLURM_JOB_ID": "8"})
 
 

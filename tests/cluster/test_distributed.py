@@ -1,4 +1,4 @@
-"""DistributedConfig: from real variables, checked, and back out again."""
+"""DistributedConfig: read from real variables, validated, and written again."""
 
 from __future__ import annotations
 
@@ -158,11 +158,11 @@ def test_what_cannot_work_is_refused_in_one_line(
 @pytest.mark.parametrize(
     "changes",
     [
-        # Ranks dealt out to the nodes by turns: --distribution=cyclic.
+        # Ranks distributed over the nodes in turn: --distribution=cyclic.
         {"local_rank": 2, "tasks_per_node": ()},
         {"launch_method": "slurm", "local_rank": 0},
         {"launch_method": "mpi", "local_rank": 0},
-        # torchrun's nodes may differ, and its variables do not say how.
+        # torchrun's nodes may differ in size, and its variables do not show the sizes.
         {"launch_method": "torchrun", "world_size": 7, "tasks_per_node": ()},
         {"world_size": 6, "tasks_per_node": (2, 4), "rank": 3},
     ],
@@ -174,15 +174,15 @@ def test_ranks_in_an_order_that_a_launcher_makes_pass(changes: dict[str, object]
 @pytest.mark.parametrize(
     ("rank", "ranks", "nccl", "env", "gpus", "expected"),
     [
-        # mp.spawn on one host, without variables; expected: local rank, ranks a node, node, nodes.
+        # mp.spawn on one host, without variables; expected: local rank, ranks per node, node, nodes.
         (1, 2, False, {}, 0, (1, 2, 0, 1)),
         (3, 4, True, {}, 8, (3, 4, 0, 1)),
-        # Two hosts started by hand, with RANK and WORLD_SIZE alone.
+        # Two hosts started by hand, with only RANK and WORLD_SIZE.
         (5, 8, True, {"RANK": "5", "WORLD_SIZE": "8"}, 4, (1, 4, 1, 2)),
-        # Each rank is shown one GPU.
+        # Each rank sees one GPU.
         (3, 4, True, {"RANK": "3", "WORLD_SIZE": "4"}, 1, (0, 1, 3, 4)),
         (5, 8, False, {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}, 0, (1, 4, 1, 2)),
-        # torchrun started one process a host, which spawned the ranks.
+        # torchrun started one process per host, which spawned the ranks.
         (
             3,
             4,

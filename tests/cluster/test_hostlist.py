@@ -1,4 +1,4 @@
-"""Host lists, judged by ``scontrol show hostnames`` where it is installed."""
+"""Host lists, compared with ``scontrol show hostnames`` if it is installed."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def slurm_conf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def show_hostnames(expression: str, conf: Path) -> list[str] | None:
-    # A name in front, because scontrol takes an expression that begins with "-" for an option.
+    # A name in front, because scontrol takes an expression that begins with "-" as an option.
     done = subprocess.run(
         ["scontrol", "show", "hostnames", f"first,{expression}"],
         env={**os.environ, "SLURM_CONF": str(conf)},
@@ -145,7 +145,7 @@ def test_ten_thousand_lists_are_scontrols_or_refused(expression: str, slurm_conf
 
 
 def valid_shape(expression: str) -> bool:
-    """Whether the expression is one that the strategy for valid lists makes."""
+    """Return whether the strategy for valid lists can produce the expression."""
     word, number = "[abz019._-]*", r"\d{1,4}"
     part = rf"\[{number}(-\d+)?(,{number}(-\d+)?)*\]"
     one = rf"({word}{part})+|[abz01._-]+"

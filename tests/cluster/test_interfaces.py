@@ -67,7 +67,7 @@ Resolve = Callable[[dict[str, str | None]], None]
 
 @pytest.fixture
 def resolve(monkeypatch: pytest.MonkeyPatch) -> Resolve:
-    """Have names be bound to addresses of this host; the host is called ``node1``."""
+    """Bind names to addresses of this host; the host is called ``node1``."""
 
     def set_names(bound: dict[str, str | None], outward: str | None = "10.74.0.1") -> None:
         def sound(name: str) -> bool:
@@ -117,7 +117,7 @@ def test_a_loopback_master_address_is_for_one_node_only(resolve: Resolve) -> Non
         ("10.1.0.1", "10.74.0.1", "eth0"),
         ("127.0.1.1", "10.74.0.1", "eth0"),
         (None, "10.1.1.1", "ib1"),
-        # Nothing is known of the way to the others.
+        # The route to the other hosts is unknown.
         (None, None, "eth0"),
         ("10.1.0.1", None, None),
     ],

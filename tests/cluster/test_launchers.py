@@ -1,4 +1,4 @@
-"""Who launched this process, from variables recorded inside real launches."""
+"""The launcher of this process, from variables recorded inside real launches."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_torchrun_and_mpirun_in_a_batch_script_number_the_ranks(
 def test_master_addr_of_the_environment_is_honored_in_a_step(recorded_env: Recorded) -> None:
     env = recorded_env("uneven-step")
     assert read_placement({**env, "MASTER_ADDR": "node1i"}).master_addr == "node1i"
-    # What a torchrun around the step left leads nowhere on another node.
+    # The address that an outer torchrun left does not work on another node.
     for loopback in ("127.0.0.1", "localhost"):
         assert read_placement({**env, "MASTER_ADDR": loopback}).master_addr == "node1"
 
@@ -226,7 +226,7 @@ def test_intel_mpi_and_mpich_are_read(recorded_env: Recorded) -> None:
     placement = read_placement({**HYDRA, "MASTER_ADDR": "a"})
     assert (placement.method, placement.rank, placement.world_size) == ("mpi", 5, 8)
     assert (placement.local_rank, placement.node_rank, placement.num_nodes) == (1, 1, 2)
-    # Its proxies are a step with one task a node.
+    # Its proxies are a step with one task per node.
     inside = {**recorded_env("small-step"), **HYDRA, "PMI_SIZE": "8"}
     assert read_placement(inside).method == "mpi"
 

@@ -42,7 +42,7 @@ def test_a_job_keeps_enough_nodes_to_run_on() -> None:
 def test_nodes_that_are_down_are_none_to_run_on() -> None:
     few = {"batch": {**dict.fromkeys("defghijk", False), **living("a", "b")}}
     assert spare(["a"], few, needed=2) == []
-    # One that is down now may come back.
+    # A node that is down may return.
     assert spare(["d"], few, needed=2) == ["d"]
 
 

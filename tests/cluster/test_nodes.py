@@ -1,4 +1,4 @@
-"""The offer of a cluster, as Slurm 22.05 printed it for nodes and partitions of several kinds."""
+"""The resources of a cluster, as Slurm 22.05 printed them for nodes and partitions of several kinds."""
 
 from __future__ import annotations
 

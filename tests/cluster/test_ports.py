@@ -29,7 +29,7 @@ def test_candidates_are_different_and_below_the_ephemeral_range(job_id: str) -> 
 
 
 def test_candidates_do_not_depend_on_the_process() -> None:
-    # The values are part of the contract between ranks that may run different Python builds.
+    # The values are a contract between ranks that may run different Python builds.
     assert port_candidates("123", 3, (32768, 60999)) == [28831, 30174, 31517]
 
 

@@ -13,7 +13,7 @@ Open = Callable[[dict[str, list[str]]], Door]
 
 @pytest.fixture
 def opened() -> Iterator[Open]:
-    """Let a node answer, until the test has ended."""
+    """Let a node answer until the end of the test."""
     keepers = []
 
     def open_door(interfaces: dict[str, list[str]]) -> Door:
@@ -51,7 +51,7 @@ def test_a_bridge_with_the_same_address_on_every_node_leads_to_the_node_itself(
 ) -> None:
     mine = {"docker0": ["127.0.0.9"], "eth0": ["127.0.0.1"]}
     me = opened(mine)
-    # Another host would have the same port by chance only; the own door answers here.
+    # Another host would have the same port only by chance; the node's own listener answers here.
     peer = Door(me.port, "another word", {"docker0": ["127.0.0.9"]})
     assert reached(mine, [peer]) == []
 

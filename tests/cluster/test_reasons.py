@@ -1,4 +1,4 @@
-"""Why a job waits, in words."""
+"""The reason why a job waits, in words."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hpcrun.cluster.slurm.reasons import reason_in_words
         ("QOSNotAllowed", "stuck: the partition does not take this QOS"),
         ("QOSMaxNodePerJobLimit", "stuck: it asks for more than the account or QOS allows a job"),
         ("PartitionConfig", "stuck: the partition does not allow such a job"),
-        # squeue -o %r of Slurm 22.05, and what its manual says.
+        # squeue -o %r of Slurm 22.05, and its manual.
         ("job requeued in held state", "stuck: it was requeued and is held; release it"),
         ("(launch_failed_requeued_held)", "stuck: its launch failed and Slurm holds it"),
         ("JobHeldAdmin", "stuck: an administrator"),

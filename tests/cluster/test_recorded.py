@@ -1,4 +1,4 @@
-"""Parsers on the output of every recorded version of Slurm; ``tools/record_slurm.py`` leads the jobs."""
+"""Parsers on the output of every recorded version of Slurm; ``tools/record_slurm.py`` runs the jobs."""
 
 from __future__ import annotations
 

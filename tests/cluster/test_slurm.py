@@ -1,4 +1,4 @@
-"""Commands and parsers, on what Slurm 22.05 printed for jobs that met every fate."""
+"""Commands and parsers, on the output of Slurm 22.05 for jobs with every kind of end."""
 
 from __future__ import annotations
 
@@ -313,7 +313,7 @@ def test_the_real_programs_without_a_configuration_know_no_cluster(
 ) -> None:
     monkeypatch.delenv("SLURM_CONF", raising=False)
     if Path("/etc/slurm/slurm.conf").exists():
-        pytest.skip("this machine has a cluster of its own")
+        pytest.skip("this machine belongs to a cluster")
     assert not slurm.configured(timeout=30.0)
 
 

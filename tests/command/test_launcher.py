@@ -1,4 +1,4 @@
-"""The arguments that make one training of a launcher on each node."""
+"""The launcher's arguments that make one training of the launchers on all nodes."""
 
 import subprocess
 import sys
@@ -32,7 +32,7 @@ def test_torchrun_is_told_of_all_nodes_and_outlives_the_warning() -> None:
 
 
 def accelerate(command: list[str], home: Path, **changes: str) -> list[str]:
-    """The arguments of accelerate on a node with one GPU, without its name and those of the script."""
+    """Return accelerate's arguments on a node with one GPU, without its name and the script's arguments."""
     environ = {**NODE, "HF_HOME": str(home), **changes}
     words = Launcher("accelerate", 1, "python").words([*command, "train.py"], environ)
     assert words[5:7] == [keep_code.__file__, "accelerate.commands.launch"]
@@ -80,7 +80,7 @@ def test_a_python_on_path_without_torch_gives_way_to_the_own_interpreter(
     monkeypatch.setenv("PATH", str(tmp_path))
     on_path = make_python(tmp_path, code)
     assert launching_python(None, "torchrun") == sys.executable
-    # The error of an interpreter is clearer than that of another which lacks the package too.
+    # The error of the named interpreter is clearer than that of another one without the package.
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     assert launching_python(None, "torchrun") == on_path
 
@@ -94,7 +94,7 @@ class Ended:
 
 
 class ChildFailed(Exception):
-    """Has the one attribute of torch's ChildFailedError that counts."""
+    """Has the only attribute of torch's ChildFailedError that counts."""
 
     def __init__(self, *ranks: Ended) -> None:
         self.failures = dict(enumerate(ranks))

@@ -1,4 +1,4 @@
-"""A script that is not there is refused where that can be known, and nowhere else."""
+"""A missing script is refused if that can be known before the job, and only then."""
 
 import shlex
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Commands that start their own ranks are seen through the words in front of them."""
+"""Commands that start their own ranks are recognized behind the words in front of them."""
 
 import shlex
 from pathlib import Path
@@ -81,15 +81,15 @@ def test_the_warning_counts_the_trainings_and_names_the_remedy(tmp_path: Path) -
         "--launcher torchrun -- train.py",
     ):
         assert part in line
-    # One a node, but they do not know of each other.
+    # One per node, but they do not know of each other.
     assert "2 separate trainings" in str(told("torchrun train.py", 2, 1))
     assert "--launcher accelerate" in str(told("accelerate launch train.py", 2, 1))
     assert told("torchrun train.py", 1, 1) is None
     assert told("python train.py", 2, 2) is None
-    # The words of a person who knows.
+    # Words that show a correct start.
     assert told("bash -c 'torchrun --nnodes $WORLD_SIZE --node-rank $RANK x.py'", 2, 4) is None
     assert told("torchrun --nnodes=2 --rdzv_endpoint=h:1 x.py", 2, 1) is None
-    # The script's own option counts for nothing.
+    # The script's own option does not count.
     assert told("torchrun train.py --nnodes 2", 2, 1) is not None
     assert "8 tasks (2 x 4) would start it, but it expects 2 nodes" in str(
         told("torchrun --nnodes 2 --rdzv-endpoint h:1 --nproc-per-node 4 x.py", 2, 4)

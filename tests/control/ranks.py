@@ -39,7 +39,7 @@ def group_of(rank: int, folder: Path, name: str) -> TreeGroup:
 
 
 def agree(rank: int, folder: Path) -> None:
-    """Ask for one stop on each rank in turn, and note when this rank reads each."""
+    """Request one stop on each rank in turn, and record when this rank reads each."""
     group = group_of(rank, folder, "agree")
     agreement, stops = StopAgreement(group), []
     for step in range(15):
@@ -68,7 +68,7 @@ def limit(group: TreeGroup) -> float:
 
 
 def dying(dead: int) -> Callable[[int, Path], None]:
-    """A scenario in which rank ``dead`` is killed, and the others keep their process and do not leave."""
+    """Kill rank ``dead``; the other ranks keep their processes and do not exit."""
 
     def play(rank: int, folder: Path) -> None:
         group = group_of(rank, folder, f"death-{dead}")
@@ -80,7 +80,7 @@ def dying(dead: int) -> Callable[[int, Path], None]:
             dist.barrier(group=group)
         except RuntimeError:
             tell(folder, f"death-{dead}", rank, str(time.monotonic() - began))
-        # No rank's exit may be what ends the others.
+        # The exit of a rank must not end the other ranks.
         until = time.monotonic() + 300
         while time.monotonic() < until and len(list(folder.glob(f"death-{dead}-*"))) < WORLD - 1:
             time.sleep(0.1)
@@ -94,7 +94,7 @@ def tell(folder: Path, what: str, rank: int, text: str) -> None:
 
 
 def main(folder: Path) -> int:
-    """Play everything; the exit status is 0 only if every rank came through that was not killed."""
+    """Run everything; the exit status is 0 only if every rank that was not killed reached the end."""
     codes = fork_ranks(WORLD, lambda rank: agree(rank, folder))
     wanted = [0] * WORLD
     for dead in (0, 2, 4, 5):

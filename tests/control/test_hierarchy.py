@@ -1,4 +1,4 @@
-"""Every rank hangs in one tree, with few peers each."""
+"""Every rank belongs to one tree, with few peers each."""
 
 import math
 import random
@@ -15,7 +15,7 @@ def test_every_rank_but_rank_zero_has_one_leader_and_all_lead_to_rank_zero(seed:
     found = {rank: list(levels(rank, world_size, fan_out)) for rank in range(world_size)}
     for rank, mine in found.items():
         for level in mine:
-            # All members know the same group.
+            # All members have the same group.
             for member in level.members:
                 assert level in found[member]
         # Only a leader has a next level.

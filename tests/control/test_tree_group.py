@@ -1,4 +1,4 @@
-"""A tree gives what gloo's full mesh gives, on any number of ranks, and ends as fast when a rank dies."""
+"""A tree gives the results of gloo's full mesh, on any number of ranks, and ends as fast when a rank dies."""
 
 import random
 import subprocess
@@ -60,7 +60,7 @@ def both(size: int, fan_out: int, play: Callable[[Any, int], Any]) -> tuple[list
 
 
 def collectives(size: int, seed: int) -> Callable[[Any, int], list[Any]]:
-    """A program of random collectives with random tensors, the same one on every rank."""
+    """Return a program of random collectives with random tensors, the same on every rank."""
 
     def play(group: Any, rank: int) -> list[Any]:
         plan, results = random.Random(seed), []
@@ -208,7 +208,7 @@ def told(folder: Path, what: str) -> list[str]:
 def test_a_stop_asked_on_any_rank_is_agreed_at_the_same_step_by_all(played: Path) -> None:
     stops = told(played, "stops")
     assert len(stops) == 7
-    # Asked at step 3 + rank: each is agreed at the next exchange.
+    # Requested at step 3 + rank: each stop is agreed on at the next exchange.
     assert set(stops) == {" ".join(str(4 + rank) for rank in range(7))}
 
 
@@ -220,7 +220,7 @@ def test_the_groups_of_torch_take_a_tree_for_one_of_theirs(played: Path) -> None
 
 @pytest.mark.parametrize("dead", [0, 2, 4, 5])
 def test_the_death_of_a_rank_ends_what_the_others_wait_in(played: Path, dead: int) -> None:
-    # Rank 2 leads rank 3, rank 4 leads ranks 5 and 6, and rank 0 leads all. Rank 5 is no leader.
+    # Rank 2 leads rank 3, rank 4 leads ranks 5 and 6, and rank 0 leads all. Rank 5 is not a leader.
     ended = told(played, f"death-{dead}")
     assert len(ended) == 6
     for seconds in ended:

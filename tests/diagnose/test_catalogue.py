@@ -1,4 +1,4 @@
-"""Every entry of the catalogue finds its own excerpt; unseen excerpts get the right cause or none."""
+"""Every entry of the catalogue matches its own excerpt; unseen excerpts get the right cause or none."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ UNSEEN: list[dict[str, Any]] = [item for part in _read("unseen", "unseen-2") for
 
 
 def diagnosis(log: str) -> Finding | None:
-    """The cause in ``log``."""
+    """Return the cause in ``log``."""
     return find_cause(labelled(text, "job.log", at) for at, text in enumerate(log.splitlines(), 1))
 
 

@@ -1,4 +1,4 @@
-"""The first cause is told, and what only follows from it is counted."""
+"""The first cause is reported, and the failures that follow from it are counted."""
 
 import signal
 from dataclasses import replace
@@ -318,14 +318,14 @@ def test_a_rank_without_a_record_is_told_with_the_last_line_of_its_traceback(
         "that has it; look at LD_LIBRARY_PATH"
     )
     assert not blames_node(told)
-    # A rank that was killed had survived what it printed.
+    # A killed rank had survived the error that it printed.
     killed_one = first_cause([], [], log.format("Killed"), logs=tmp_path)
     assert killed_one is not None
     assert killed_one.line == "rank 1 on node2 was killed by SIGKILL"
 
 
 def test_a_hopeless_message_is_final_only_before_the_first_step() -> None:
-    """After steps with the same input the cause may be of a node."""
+    """After steps with the same input, the cause may be a node."""
     message = 'Error(s) in loading state_dict for Net: Missing key(s) in state_dict: "a"'
     for step, final in ((None, True), (0, True), (12, False)):
         failed = replace(failure(0, 1.0, "RuntimeError", message), step=step)

@@ -1,4 +1,4 @@
-"""The initiating error is found among the cascade and the teardown, on whichever rank and node."""
+"""The initiating error is found among its consequences and the teardown, on any rank and node."""
 
 from hpcrun.diagnose.finding import Finding, find_cause
 from hpcrun.diagnose.log_line import LogLine, labelled
@@ -21,7 +21,7 @@ LIMIT = (
 
 
 def cause(*texts: str) -> Finding:
-    """The finding in a log of ``texts``."""
+    """Return the finding in a log of ``texts``."""
     found = find_cause(labelled(text, "job.log", at) for at, text in enumerate(texts, 1))
     assert found is not None
     return found

@@ -1,4 +1,4 @@
-"""Words of bash, srun and slurmstepd on a start that failed, as they were recorded with Slurm 22.05."""
+"""Messages of bash, srun and slurmstepd about a failed start, recorded with Slurm 22.05."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def test_a_setup_that_fails_is_told_with_its_line_and_its_words(log: str, words:
     told = setup_failure("module load CUDA/12", log, worked=False)
     assert told.line == f"setup failed at `module load CUDA/12`{words}"
     assert told.bad_input
-    # It did its work before: the node's trouble, or of the moment.
+    # The job has worked before: the cause is the node, or temporary.
     assert not setup_failure("module load CUDA/12", log, worked=True).bad_input
 
 

@@ -26,7 +26,7 @@ def test_the_middle_of_a_long_log_is_passed_over_and_counted() -> None:
     assert lines[0].text == "line 1"
     assert lines[-1].text == "line 400000"
     whole = [line for line in lines if line.text.startswith("line ")]
-    # Where a piece begins within a line, the rest of the line is one line with the right number.
+    # If the kept part begins within a line, the rest of that line is one line with the right number.
     assert all(int(line.text[5:]) == line.line for line in whole)
     assert len(lines) < 250_000
 

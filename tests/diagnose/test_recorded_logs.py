@@ -1,4 +1,4 @@
-"""Slurm's words for an end, in batch logs of every recorded version of Slurm."""
+"""Slurm's messages about an end, in batch logs of every recorded version of Slurm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The last words of a script, as PyTorch 2.13's torchrun leaves them in a log."""
+"""The last message of a script, as PyTorch 2.13's torchrun writes it to a log."""
 
 from pathlib import Path
 
@@ -54,7 +54,7 @@ Root Cause (first observed failure):
 
 
 def words(folder: Path, text: str) -> str:
-    """The last words in a log with this text."""
+    """Return the last message in a log with this text."""
     log = folder / "rank-00000.log"
     log.write_text(text)
     return script_words(log)
@@ -68,7 +68,7 @@ def test_a_plain_script_ends_with_its_last_line(tmp_path: Path) -> None:
 
 def test_torchruns_report_leads_to_the_rank_that_failed_first(tmp_path: Path) -> None:
     assert words(tmp_path, RANK_1 + RANK_0 + REPORT) == "rank 1: ValueError: broken data"
-    # The same words, whichever of the two has printed first.
+    # The same message, in any order of the two outputs.
     assert words(tmp_path, RANK_0 + RANK_1 + REPORT) == "rank 1: ValueError: broken data"
 
 

@@ -1,4 +1,4 @@
-"""Slurm's words for an end, as Slurm 22.05 to 26.05 print them."""
+"""Slurm's messages about an end, as Slurm 22.05 to 26.05 print them."""
 
 import time
 

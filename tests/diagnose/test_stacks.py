@@ -1,4 +1,4 @@
-"""Equal stacks are one group, and the rank that is named is the one that the others wait for."""
+"""Equal stacks form one group, and the named rank is the rank for which the others wait."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the jobs of the local cluster's tests run, in a module that imports nothing slow."""
+"""Functions for jobs of the local cluster's tests, in a module with fast imports."""
 
 import os
 import signal
@@ -7,23 +7,23 @@ from pathlib import Path
 
 
 def slurm_variables() -> dict[str, str]:
-    """What a task sees of Slurm's variables."""
+    """Return Slurm's variables that a task sees."""
     return {name: value for name, value in os.environ.items() if name.startswith("SLURM")}
 
 
 def say_which(fails: int | None = None) -> str:
-    """The task's rank; task ``fails`` ends with exit code 7 instead."""
+    """Return the task's rank; task ``fails`` ends with exit code 7 instead."""
     rank = int(os.environ["SLURM_PROCID"])
     if rank == fails:
         os._exit(7)
     if fails is not None:
-        # Longer than anybody waits for the end of the job.
+        # Longer than any test waits for the end of the job.
         time.sleep(600)
     return f"{rank} with {os.environ.get('MARK', '')}"
 
 
 def wait_for_signal(folder: str) -> str:
-    """Say that it is there, then sleep until SIGTERM or SIGUSR2 comes, and say which."""
+    """Write a file, sleep until SIGTERM or SIGUSR2 comes, and write which signal came."""
     got: list[int] = []
     for number in (signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, lambda number, _: got.append(number))
@@ -35,6 +35,6 @@ def wait_for_signal(folder: str) -> str:
         time.sleep(0.02)
     said = Path(folder) / f"{rank}-{life}"
     said.write_text(" ".join(map(str, got)))
-    # Whole, for who waits for the name.
+    # Renamed when complete, because a test waits for the name.
     said.rename(said.with_name(f"got-{said.name}"))
     return life

@@ -30,7 +30,7 @@ def test_a_run_waits_for_another_to_finish_across_its_restarts(tmp_path: Path) -
     (tmp_path / "go").touch()
     jobs.wait_for_end(second)
     assert jobs.result(second)["state"] == "finished"
-    # Finished already: nothing to wait for.
+    # Finished already: there is nothing to wait for.
     third = start(tmp_path, "third", "true", "--after", "first", "--after", "second")
     jobs.wait_for_end(third)
     assert jobs.result(third)["state"] == "finished"
@@ -55,7 +55,7 @@ def test_a_run_whose_forerunner_fails_never_starts_and_says_so(tmp_path: Path) -
     assert late.returncode == 2
     assert "--after first: has not finished and does not run (failed)" in late.stderr
     assert not (tmp_path / "runs" / "late").exists()
-    # It was submitted without a copy of its code, and so it goes on.
+    # It was submitted without a copy of its code, and so it continues without a copy.
     assert jobs.hpcrun("resume", "first", "--detach", cwd=tmp_path).returncode == 0
     assert (read_json(first.record) or {})["snapshot"] is False
     jobs.wait_for_end(first)

@@ -1,4 +1,4 @@
-"""Any script: what a program that never heard of hpcrun gets from it on the local cluster."""
+"""Support of the local cluster for any script, which need not know hpcrun."""
 
 import json
 import sys
@@ -22,14 +22,14 @@ def start(folder: Path, name: str, *command: str, options: tuple[str, ...] = ())
 
 
 def start_ddp(folder: Path, name: str, steps: int, pause: float) -> RunDirectory:
-    """Submit the DDP script, whose checkpoint goes to a folder of the run's name."""
+    """Submit the DDP script; its checkpoint goes to a folder named like the run."""
     (folder / "train.py").write_text(scripts_of_others.DDP)
     (folder / name).mkdir(exist_ok=True)
     return start(folder, name, sys.executable, "train.py", str(steps), name, str(pause))
 
 
 def logs(run: RunDirectory, restart: int) -> list[str]:
-    """What each rank printed in an attempt."""
+    """Return the output of each rank in an attempt."""
     current = run_jobs.current_job(run)
     assert current is not None
     folder = run.attempt_logs(current[1], restart)
@@ -37,12 +37,12 @@ def logs(run: RunDirectory, restart: int) -> list[str]:
 
 
 def outcome(run: RunDirectory) -> tuple[object, list[str | None]]:
-    """The state in result.json, and the causes of the ends of all attempts."""
+    """Return the state in result.json, and the causes of the ends of all attempts."""
     ends = [event.cause for event in jobs.events(run, "ended")]
     return jobs.result(run).get("state"), ends
 
 
-# On the real Slurm its like runs by default.
+# The same test runs on a real Slurm by default.
 @pytest.mark.slow
 def test_a_plain_ddp_script_is_preempted_crashes_and_ends_as_if_nothing_had_happened(
     tmp_path: Path,
@@ -64,7 +64,7 @@ def test_a_plain_ddp_script_is_preempted_crashes_and_ends_as_if_nothing_had_happ
     assert [log.count("got SIGUSR2") for log in logs(rough, 0)] == [1, 1]
     crash = str(jobs.events(rough, "ended")[1].fields["reason"])
     assert crash.startswith("rank 1 on local1: ScriptFailed: ")
-    # A script whose peers are gone may abort in its teardown after it has raised.
+    # After its peers are gone, a script may abort in its teardown after an exception.
     assert "ended with exit code 1: " in crash or "was killed by SIGABRT: " in crash
     assert "ValueError: broken data" in crash
     states = [torch.load(tmp_path / name / "state.pt") for name in ("calm", "rough")]
@@ -77,7 +77,7 @@ def test_a_plain_ddp_script_is_preempted_crashes_and_ends_as_if_nothing_had_happ
 def test_a_script_without_handlers_dies_of_a_preemption_and_starts_again(tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text(scripts_of_others.UNAWARE)
     run = start(tmp_path, "plain", sys.executable, "plain.py", str(tmp_path))
-    # More often than restarts.no_progress allows to a task: a script's progress is not seen.
+    # More often than restarts.no_progress allows for a task: a script's progress is not seen.
     for count in range(1, 5):
         jobs.wait_for(lambda wanted=count: all_started(tmp_path, wanted))
         jobs.hpcrun("preempt", "plain", cwd=tmp_path)
@@ -85,14 +85,14 @@ def test_a_script_without_handlers_dies_of_a_preemption_and_starts_again(tmp_pat
     (tmp_path / "enough").touch()
     jobs.wait_for_end(run)
     assert outcome(run) == ("finished", ["preemption"] * 4 + ["finished"])
-    # What it had saved before is all there is: time limits that it dies of are counted.
+    # Only its earlier saves remain: time limits that kill it are counted.
     assert [event.fields["killed"] for event in jobs.events(run, "stopped")] == [True] * 4
     assert len(jobs.events(run, "started")) == 5
     assert jobs.result(run)["goodput"]["productive"] > 0
 
 
 def all_started(folder: Path, times: int) -> bool:
-    """Whether every rank has begun for that time."""
+    """Return whether every rank has run for that time."""
     counts = [path.read_text() for path in folder.glob("starts-*")]
     return len(counts) == 2 and all(count and int(count) >= times for count in counts)
 
@@ -128,7 +128,7 @@ def test_a_program_below_a_wrapper_saves_at_the_warning_and_reports_it(tmp_path:
     assert "SIGUSR1 to all ranks; it is requeued after their end" in done.stdout, done.stderr
     jobs.wait_for_end(run)
     assert outcome(run) == ("finished", ["preemption", "finished"]), logs(run, 0)
-    # bash died of the signal at once, and its program had two more seconds.
+    # bash died of the signal immediately, and its program had two more seconds.
     assert {path.name for path in tmp_path.glob("saved-*")} == {
         "saved-0-SIGUSR1",
         "saved-1-SIGUSR1",

@@ -1,4 +1,4 @@
-"""The shell of the batch scripts, with a stand-in for the interpreter of the batch step."""
+"""The shell code of the batch scripts, with a substitute for the interpreter of the batch step."""
 
 import shlex
 import subprocess
@@ -15,7 +15,7 @@ SHOWN = "JobId=7 JobName=a\\n   JobState={} Reason=None\\n   Requeue=1 Restarts=
 
 
 class Desk:
-    """A folder of stand-ins that note how they were called; ``answers`` are their scripts."""
+    """Return a folder of substitutes that record their calls; ``answers`` are their scripts."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.run = folder, folder / "a run"
@@ -38,7 +38,7 @@ class Desk:
         self.answer("scontrol", f"[ $1 = show ] && printf '{SHOWN.format(state, restarts)}'; true")
 
     def submit(self, kind: str, **environ: str) -> "subprocess.CompletedProcess[str]":
-        """Run the generated script, or the one of that name in sbatch/."""
+        """Run the generated script, or the script of that name in sbatch/."""
         request = BatchRequest(run=self.run, job=Job(), python="python")
         generated = ["bash", "-c", batch_script(request)]
         return subprocess.run(

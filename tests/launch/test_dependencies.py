@@ -1,4 +1,4 @@
-"""``--after RUN`` where clusters differ, with programs in place of Slurm's."""
+"""``--after RUN`` with different clusters, with substitutes for Slurm's programs."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Unmodified scripts for Lightning and Accelerate, which have their own idea of who launched them."""
+"""Unmodified scripts for Lightning and Accelerate, which detect their launcher themselves."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tests.frameworks import make_environment
 
 @pytest.fixture(scope="module")
 def interpreter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python that has both, in an environment of the test's own, and this one's torch."""
+    """Return a Python with both frameworks, in a separate environment with this environment's torch."""
     return make_environment(tmp_path_factory.mktemp("frameworks"), "lightning", "accelerate")
 
 
@@ -41,7 +41,7 @@ def test_a_framework_finds_its_ranks_and_survives_a_preemption(
 
 
 def log(run: RunDirectory, restart: int, rank: int = 0) -> str:
-    """What a rank printed in an attempt."""
+    """Return the output of a rank in an attempt."""
     current = run_jobs.current_job(run)
     assert current is not None
     path = run.attempt_logs(current[1], restart) / f"rank-{rank:05d}.log"

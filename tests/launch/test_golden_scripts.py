@@ -1,6 +1,6 @@
-"""Batch scripts as they go to sbatch, whole, for a reader to judge.
+"""Batch scripts exactly as they go to sbatch.
 
-After a change that is meant, write them anew and read the difference:
+After an intended change, write them again and read the difference:
 
     HPCRUN_WRITE_GOLDEN=1 python -m pytest tests/launch/test_golden_scripts.py; git diff tests/launch/golden
 """
@@ -34,7 +34,7 @@ RUNS = {"site": "/scratch/me/runs/größe", "quoted": "/scratch/my project/it's 
 
 
 def script(name: str) -> str:
-    """The batch script of one of ``JOBS``."""
+    """Return the batch script of one of ``JOBS``."""
     values = {"job": JOBS[name], "command": ["train"], "train": {"batch_size": 64}}
     job = Config.model_validate(values).job
     run = Path(RUNS.get(name, "/scratch/me/runs/gpt"))

@@ -51,7 +51,7 @@ def test_a_job_that_ended_preempted_with_a_finished_run_is_finished(
         ("7.0", [0, 1], "Restarts=1", ["--signal=KILL 7.0"]),
         ("7.batch", [0], "Restarts=0", ["7"]),
         ("", [0], "Restarts=0", ["7"]),
-        # The step is a preflight's: the batch script would go on and start the ranks.
+        # The step belongs to a preflight: the batch script would continue and start the ranks.
         ("7.batch 7.0", [], "Restarts=0", ["7"]),
         ("7.batch 7.0", [0], "Restarts=1", ["7"]),
         ("7.batch 7.0", [0], "", ["7"]),

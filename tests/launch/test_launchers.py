@@ -1,4 +1,4 @@
-"""Commands that start their own ranks, as one task of each pretended node of the local cluster."""
+"""Commands that start their own ranks, as one task on each simulated node of the local cluster."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from tests.launch.test_any_script import logs, outcome
 
 SHAPE = ("--nodes", "2", "--gpus", "2", "--cpu", "--executor", "local", "--detach")
 
-# Rank 0 answers the others for as long as its script runs.
+# Rank 0 answers the other ranks as long as its script runs.
 VARIABLES = """
 import json, os, time
 names = ("RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK CUDA_VISIBLE_DEVICES "
@@ -28,7 +28,7 @@ time.sleep(5)
 def submit(
     folder: Path, name: str, *arguments: str, env: dict[str, str] | None = None
 ) -> RunDirectory:
-    """Submit to two pretended nodes with two ranks, or GPUs, each."""
+    """Submit to two simulated nodes with two ranks, or GPUs, each."""
     own = ("--name", name, "job.requeue_delay=0.1", "restarts.crash=1")
     done = jobs.hpcrun("submit", *SHAPE, *own, *arguments, cwd=folder, env=env)
     assert done.returncode == 0, done.stderr
@@ -53,7 +53,7 @@ def test_one_task_a_node_is_a_rank_of_its_own_and_shares_the_machine_with_the_ot
             "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
             "NODE_RANK": str(rank), "GROUP_RANK": str(rank), "CUDA_VISIBLE_DEVICES": None,
             "SLURM_NTASKS": "2", "SLURM_TASKS_PER_NODE": "1(x2)",
-            # Of the two ranks that each task may start, on a machine that two nodes share.
+            # Two nodes share this machine, and each task may start two ranks.
             "OMP_NUM_THREADS": str(max(1, cores // 4)),
         }  # fmt: skip
     told = [json.loads(log.splitlines()[0]) for log in logs(usual, 0)]
@@ -62,7 +62,7 @@ def test_one_task_a_node_is_a_rank_of_its_own_and_shares_the_machine_with_the_ot
 
 
 def wait_for_start(run: RunDirectory, restart: int) -> None:
-    """Wait until a rank of the attempt has started; a job that has ended before is a failure."""
+    """Wait until a rank of the attempt has started; fail if the job ends before."""
 
     def started() -> bool:
         return "starts at" in "".join(logs(run, restart))
@@ -95,12 +95,12 @@ def test_torchrun_trains_over_all_nodes_and_survives_a_preemption_and_a_crash(
     assert crash.startswith(
         "rank 0 on local0: ScriptFailed: train.py 60 saved 0.1 ended with exit code 1"
     )
-    # The other node's launcher fails with its peers, at times before it is ended.
+    # The other node's launcher fails with its peers, sometimes before it is ended.
     assert "rank 1: ValueError: broken data" in crash
 
 
 def test_75_of_ranks_of_torchrun_asks_for_another_start(tmp_path: Path) -> None:
-    """One rank asks, as a script does that saves on rank 0; torchrun ends the other rank of its node."""
+    """One rank asks to be continued; torchrun ends the other rank of its node."""
     (tmp_path / "part.py").write_text(
         "import os, sys, time\n"
         "if os.environ['HPCRUN_RESTART'] == '0':\n"
@@ -108,7 +108,7 @@ def test_75_of_ranks_of_torchrun_asks_for_another_start(tmp_path: Path) -> None:
     )
     shape = ("--nodes", "1", "--gpus", "2", "--cpu", "--executor", "local", "--detach")
     own = ("--name", "part", "job.requeue_delay=0.1", "restarts.crash=0", "--launcher", "torchrun")
-    # The launcher runs with the python on PATH.
+    # The launcher runs with the first python on PATH.
     path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = jobs.hpcrun("submit", *shape, *own, "--", "part.py", cwd=tmp_path, env=path)
     assert done.returncode == 0, done.stderr
@@ -142,7 +142,7 @@ process.wait()
 
 
 def start_in_sessions(folder: Path, name: str) -> tuple[RunDirectory, list[list[int]]]:
-    """Start a task on each node whose program has a child in another session; their two pids."""
+    """Start a task on each node that starts a child in another session; return the two pids."""
     (folder / "sessions.py").write_text(IN_SESSIONS)
     command = ("--tasks-per-node", "1", "--", sys.executable, "sessions.py", str(folder))
     run = submit(folder, name, *command)
@@ -162,7 +162,7 @@ def test_a_preemption_reaches_what_a_task_has_started_in_another_session(tmp_pat
 
 def test_nothing_that_a_task_has_started_outlives_it(tmp_path: Path) -> None:
     run, pids = start_in_sessions(tmp_path, "killed")
-    # As the kernel does when memory is short: the starter dies, and what it has started hears nothing.
+    # The kernel does this when memory is short: the starter dies, and its children receive no signal.
     os.kill(pids[1][0], signal.SIGKILL)
     jobs.wait_for_end(run)
     assert outcome(run) == ("finished", ["crash", "finished"])

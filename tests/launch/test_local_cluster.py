@@ -1,4 +1,4 @@
-"""The local cluster as any submitit user meets it: AutoExecutor, plain functions, real processes."""
+"""The local cluster as seen by any submitit user: AutoExecutor, plain functions, real processes."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ Submit = Callable[..., LocalClusterJob]
 @pytest.fixture
 def submit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Submit:
     """Submit a function to 2 nodes x 2 tasks; keywords are parameters of the executor."""
-    # A function travels as the name of its module, which the tasks must find.
+    # A function is sent as the name of its module, which the tasks must find.
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
 
     def on_two_by_two(function: Callable[..., Any], *arguments: Any, **own: Any) -> LocalClusterJob:
@@ -45,19 +45,19 @@ def submit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Submit:
 
 
 def folder_of(job: LocalClusterJob) -> Path:
-    """Where the controller of ``job`` keeps its files."""
+    """Return the folder in which the controller of ``job`` keeps its files."""
     return job.watcher.folders[job.job_id]
 
 
 def status_of(job: LocalClusterJob) -> JobStatus:
-    """What the controller of ``job`` last wrote."""
+    """Return the last state that the controller of ``job`` wrote."""
     status = job_files.read_status(folder_of(job))
     assert status is not None
     return status
 
 
 def wait_for_files(folder: Path, pattern: str, count: int = 4) -> None:
-    """Wait until each task has left its file."""
+    """Wait until each task has written its file."""
     jobs.wait_for(lambda: len(list(folder.glob(pattern))) == count, why=pattern)
 
 
@@ -88,7 +88,7 @@ def test_setup_and_environment_reach_every_task_and_a_failing_setup_ends_it(
 
 
 def test_node_setup_runs_once_a_node_before_any_task(submit: Submit, tmp_path: Path) -> None:
-    # The second node takes its time: the tasks of the first one wait for it all the same.
+    # The second node is slow, and the tasks of the first node must still wait for it.
     lines = ['sleep "$SLURM_NODEID"', f'echo "$STAGE" > {tmp_path}/staged-"$SLURMD_NODENAME"']
     counted = f"export MARK=$(cat {tmp_path}/staged-* | grep --count here)"
     job = submit(say_which, node_setup=lines, setup=[counted + " || true"], env={"STAGE": "here"})
@@ -152,7 +152,7 @@ def test_a_preemption_sends_the_warning_and_starts_the_job_again(
 
 
 def test_a_time_limit_sends_sigusr2_ahead(submit: Submit, tmp_path: Path) -> None:
-    # Six seconds from the start: on a busy machine the signal comes before the task can take it.
+    # Six seconds from the start: on a busy machine the task has no handler for an earlier signal.
     early = ['set -- env --block-signal=USR2 "$@"']
     job = submit(wait_for_signal, str(tmp_path), timeout_min=1, signal_lead=54.0, setup=early)
     wait_for_files(tmp_path, "got-*-0")

@@ -1,4 +1,4 @@
-"""Every way to start ranks without a scheduler: each trains, and ends with the same weights."""
+"""Every way to start ranks without a scheduler trains, and ends with the same weights."""
 
 import os
 import re
@@ -17,7 +17,7 @@ TWO = {"job.nodes": 1, "job.gpus": 2, "train.steps": 12, "optim.warmup_steps": 2
 
 
 def prepare(folder: Path, name: str, **changes: object) -> RunDirectory:
-    """Make a run of the probe task for two ranks, for somebody else to start."""
+    """Prepare a run of the probe task for two ranks, without starting it."""
     jobs.write_probe(folder)
     (folder / "empty.yaml").write_text("{}\n")
     settings = jobs.probe_config(folder, **TWO | changes)
@@ -31,13 +31,13 @@ def prepare(folder: Path, name: str, **changes: object) -> RunDirectory:
 
 
 def begin(folder: Path, *command: str) -> "subprocess.Popen[bytes]":
-    """Start Python with ``command`` in ``folder``, the probe's sample log where it expects it."""
+    """Start Python with ``command`` in ``folder``, with the probe's sample log where the probe expects it."""
     environ = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "SLURM_JOB_ID": ""}
     return subprocess.Popen(command, cwd=folder, env=environ)
 
 
 def told_by(folder: Path, *command: str) -> str:
-    """What ``command`` prints, started as by :func:`begin`, when it has ended well."""
+    """Start ``command`` as :func:`begin` does, require success, and return its output."""
     environ = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "SLURM_JOB_ID": ""}
     done = subprocess.run(
         command, cwd=folder, env=environ, stdout=subprocess.PIPE, text=True, check=True,
@@ -48,7 +48,7 @@ def told_by(folder: Path, *command: str) -> str:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes | str]:
-    """The final state by the local cluster, which the main job's test has proven."""
+    """Return the final state from the local cluster, which the test of the main job has verified."""
     folder = tmp_path_factory.mktemp("trained")
     run = jobs.submit_probe(folder, "calm", **TWO)
     jobs.wait_for_end(run)
@@ -176,7 +176,7 @@ def test_a_failure_under_another_hosts_torchrun_is_the_runs_cause(
         *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"),
         *("--master-addr=127.0.0.1", f"--master-port={free_port}", "--max-restarts=0"),
     )
-    # One host or two: what starts the ranks of a node is a process of its own.
+    # One host or two: the starter of a node's ranks is a separate process.
     hosts = [
         begin(tmp_path, *torchrun, f"--node-rank={node}", "-m", "hpcrun.worker", str(run.path))
         for node in (1, 0)

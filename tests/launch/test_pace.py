@@ -1,4 +1,4 @@
-"""Slurm is asked ever less often about a job that only runs on; files are looked at as before."""
+"""Slurm is asked ever more rarely about a running job; files are polled at a fixed rate."""
 
 from itertools import accumulate, islice
 

@@ -31,7 +31,7 @@ UNTYPED = replace(OFFER, nodes=tuple(replace(n, gpus=(("", 4),)) for n in OFFER.
 
 
 def gpu_lines(job: Job) -> list[str]:
-    """The ``#SBATCH`` lines that ask for GPUs."""
+    """Return the ``#SBATCH`` lines that request GPUs."""
     lines = sbatch_lines(Path("/runs/a"), job)
     return [line.removeprefix("#SBATCH ") for line in lines if "gpu" in line]
 
@@ -88,7 +88,7 @@ def test_a_type_that_no_node_has_is_refused_with_those_there_are() -> None:
 @pytest.mark.parametrize(
     ("job", "share"),
     [
-        # Memory: 64 CPUs of 8 GPUs are 8 a rank, at 4000 MB each; the limit of the partition.
+        # Memory: 64 CPUs for 8 GPUs are 8 per rank, at 4000 MB each; the limit of the partition.
         ({"partition": "gpu", "gpus": 4}, Share(8, 128000)),
         ({"partition": "gpu", "gpus": 2, "gpu_type": "a100"}, Share(16, 128000)),
         # Only the node with eight GPUs can run this job.
@@ -121,7 +121,7 @@ def node(**changes: object) -> Node:
 
 
 def share_of(*nodes: Node, **job: object) -> Share | None:
-    """The share on a cluster of ``nodes`` in a partition without limits."""
+    """Return the share on a cluster of ``nodes`` in a partition without limits."""
     plain = replace(OFFER.partitions[1], limits=Limits())
     asked = Job.model_validate({"partition": "gpu", **job})
     return node_share(asked, Offer(nodes, (plain,), Limits()))
@@ -129,7 +129,7 @@ def share_of(*nodes: Node, **job: object) -> Share | None:
 
 def test_shares_are_whole_cores_of_what_every_node_has() -> None:
     assert share_of(node(), gpus=4) == Share(32, 1000)
-    # 62 threads of 31 cores: 15 each would take 8 cores a rank, and 32 in all.
+    # 62 threads of 31 cores: 15 each would need 8 cores per rank, and 32 in all.
     assert share_of(node(cpus=62), gpus=4) == Share(14, 1000)
     assert share_of(node(), node(cpus=16, memory=2000), gpus=2) == Share(4, 500)
     assert share_of(node(), node(features=frozenset(), cpus=16), constraint="a") == Share(32, 250)

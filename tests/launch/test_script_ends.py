@@ -1,4 +1,4 @@
-"""A script that fails gets one cause on every cluster: here on the local one, in tests/slurm on Slurm."""
+"""A failed script gets the same cause on every cluster: here on the local one, in tests/slurm on Slurm."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def test_a_failed_script_gets_its_cause_and_message(
     more = ["--name", name, "--no-snapshot", "restarts.crash=0", *way.options]
     if name == "hang":
         more += ["job.time=00:00:20", "job.signal_lead=5"]
-    # In this process, which has imported everything.
+    # In this process, because its imports are done.
     assert guarded(["submit", *shape, *more, "--", *way.command]) == 0
     run = RunDirectory(tmp_path / "runs" / name)
     jobs.wait_for_end(run)

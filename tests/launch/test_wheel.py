@@ -1,4 +1,4 @@
-"""An installed package holds more than its modules."""
+"""An installed package contains more than its modules."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""Slurm's part in an end, from what the real programs printed."""
+"""Slurm's part in an end, from the recorded output of real programs."""
 
 import os
 import shlex
@@ -25,7 +25,7 @@ CANCELLED = "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T19:48
 
 
 def recorded(version: str, name: str) -> JobView:
-    """The view of a job that was recorded, with its JSON where the version has that."""
+    """Return the view of a recorded job, with its JSON if the version has that."""
     folder = RECORDED / version
     states = folder / f"show-{name}.json"
     base = slurm.parse_job_states(states.read_text()) if states.exists() else frozenset()
@@ -37,7 +37,7 @@ def recorded(version: str, name: str) -> JobView:
     ("version", "name", "word"),
     [
         ("22.05", "running", None),
-        # The state is COMPLETING for every end: without a reason, it counts as cancelled.
+        # The state is COMPLETING for every end: without a reason, the end counts as cancelled.
         ("22.05", "cancelling", "cancelled"),
         ("22.05", "cancelled", "cancelled"),
         ("22.05", "preempting-norequeue", "preemption"),
@@ -81,7 +81,7 @@ class Site:
         self.log.write_text("hpcrun: attempt 7-0 on n1\n")
 
     def answers(self, words: str, late: Path | None = None) -> None:
-        """Answer with ``words``, and write the step daemon's line to ``late`` a moment later."""
+        """Answer with ``words``, and write slurmstepd's line to ``late`` a moment later."""
         line = f"(sleep 0.2; echo {shlex.quote(CANCELLED)} >> {late}) > /dev/null 2>&1 &"
         program = self.folder / "scontrol"
         program.write_text(f"#!/bin/bash\n{line if late else ''}\n{words}\n")
@@ -122,7 +122,7 @@ def test_the_words_are_found_where_the_errors_go_elsewhere(site: Site) -> None:
     )
     site.answers(shown, late=errors)
     found = ending_of(site.run, FIRST)
-    # The end of the start before does not count.
+    # The end of the previous start does not count.
     assert CANCELLED in found.log
     assert "PREEMPTION" not in found.log
     assert found.word == "cancelled"
@@ -161,7 +161,7 @@ def test_a_person_who_cancels_gives_the_reason(site: Site) -> None:
 
 
 def test_the_state_at_the_verdict_gives_no_reason_later(site: Site) -> None:
-    """Else a job that was preempted could not be cancelled while its end is judged."""
+    """Otherwise a preempted job could not be cancelled while its end is classified."""
     preempted = JobView("RUNNING", 0, True, None)
     assert reason_given(site.run, FIRST, preempted) is None
     site.log.write_text(f"{site.log.read_text()}{CANCELLED}\n")

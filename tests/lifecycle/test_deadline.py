@@ -1,4 +1,4 @@
-"""The watch on the job's end, with a scheduler that changes its mind, on a clock of the test's own."""
+"""The watch on the job's end, with a scheduler that changes the end, on a simulated clock."""
 
 import threading
 import time
@@ -11,7 +11,7 @@ from hpcrun.lifecycle.rank.deadline import DeadlineWatch
 
 
 class Clock:
-    """Stands still but for the pauses of the watch, each of which waits for ``tick``."""
+    """A clock that advances only in the pauses of the watch; each pause waits for ``tick``."""
 
     def __init__(self) -> None:
         self.now = 1_000_000.0
@@ -21,14 +21,14 @@ class Clock:
         return self.now
 
     def start(self, end_time: Callable[[], float | None], **options: float) -> DeadlineWatch:
-        """A watch whose thread has been taken away: `tick` does its work."""
+        """Return a watch without its thread; `tick` does the thread's work."""
         self._watch = DeadlineWatch(end_time, **options)
         self._watch.close()
         self._watch._thread.join()
         return self._watch
 
     def tick(self) -> None:
-        """Let one pause of the watch pass, and what it does after it."""
+        """Let one pause of the watch pass, and run its next check."""
         assert self._watch is not None
         pauses: Iterator[bool] = iter((False, True))
 
@@ -110,7 +110,7 @@ def test_after_a_suspension_an_old_end_is_not_believed_until_slurm_was_asked_aga
     watch = DeadlineWatch(end_time, lead=10.0, refresh=0.001)
     try:
         asking.set()
-        # Suspended beyond the end that was known.
+        # Suspended beyond the known end.
         clock.now += 600.0
         assert not watch.due()
         ends[0] += 600.0

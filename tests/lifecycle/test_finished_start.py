@@ -1,4 +1,4 @@
-"""A start of a job that has finished its run already leaves with 0, on every rank, and changes nothing."""
+"""A new start of a job that has already finished its run exits with 0 on every rank and changes nothing."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ FIRST = Attempt("6", 0)
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
-    """A run that job 6 has finished in its first start."""
+    """Return a run that job 6 has finished in its first start."""
     run = create(tmp_path / "a", to_yaml(resolve([])), {"folder": str(tmp_path)})
     record_event(run, "submitted", job="6", executor="slurm")
     open_attempt(run, FIRST, Budgets())
@@ -32,7 +32,7 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 def second_start(rank: int) -> dict[str, str]:
-    """The environment of a rank in a job that Slurm has started once more."""
+    """Return the environment of a rank in a job that Slurm has started again."""
     step = dict(line.partition("=")[::2] for line in STEP.read_text().splitlines() if line)
     kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     place = {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_RESTART_COUNT": "1"}

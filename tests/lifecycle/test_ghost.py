@@ -1,4 +1,4 @@
-"""What a rank leaves with when its run has gone on without it."""
+"""The exit code of a stale rank after a newer attempt has taken the run over."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Rank 0 of a script answers with its key, and nothing else does."""
+"""Rank 0 of a script answers with its key, and no other process does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_the_key_is_answered_to_everybody_who_asks() -> None:
         answer(listener, meeting.key)
         assert all(leads_to("127.0.0.1", meeting, 10.0) for _ in range(5))
         assert not leads_to("no-such-host.invalid", meeting, 1.0)
-        # The same port of the same host, of another start.
+        # The same port of the same host, from another start.
         other = Meeting(("a",), meeting.port)
         assert not leads_to("127.0.0.1", other, 10.0)
 

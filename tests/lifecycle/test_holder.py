@@ -1,4 +1,4 @@
-"""A run that has a job keeps it when a person submits another one beside it."""
+"""A run keeps its live job when a person submits another job for it."""
 
 import os
 import shutil
@@ -119,7 +119,7 @@ def test_a_number_that_another_cluster_has_used_for_the_run_is_refused(
     require_own_number(run, "9")
     assert not run.job_logs("9").exists()
     monkeypatch.setenv("SLURM_CLUSTER_NAME", "one")
-    # Also the later starts of the same job, and what a crash left of the file.
+    # Also the later starts of the same job, and a file that a crash left incomplete.
     for _ in range(2):
         require_own_number(run, "9")
     monkeypatch.setenv("SLURM_CLUSTER_NAME", "two")
@@ -129,7 +129,7 @@ def test_a_number_that_another_cluster_has_used_for_the_run_is_refused(
         require_own_number(run, "9")
     (run.job_logs("9") / "cluster").write_text("")
     require_own_number(run, "9")
-    # A step of salloc asks for no folder of its own.
+    # A step of salloc does not claim a log folder.
     record_event(run, "opened", attempt=Attempt("9", 0), executor="slurm", cluster="one")
     before = read_events(run)
     with pytest.raises(Occupied, match="job 9 of cluster one already used"):

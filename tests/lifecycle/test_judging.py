@@ -1,4 +1,4 @@
-"""Each row of the table decides where its evidence is there, before all rows below."""
+"""Each row of the cause table decides if its evidence is present, before all rows below it."""
 
 from dataclasses import replace
 
@@ -129,15 +129,15 @@ def test_every_row_has_a_case() -> None:
 @pytest.mark.parametrize(
     ("found", "cause"),
     [
-        # What Slurm was ending may have ended well because of it.
+        # The program may have ended well because Slurm asked it to end.
         (evidence(SCRIPT, code=0, word="cancelled"), Cause.CANCELLED),
         (evidence(BY_DEADLINE), Cause.TIME_LIMIT),
         (evidence(code=2), Cause.BAD_INPUT),
         # One node could not start the program: srun's exit code 2 is not the run's.
         (evidence(code=2, diagnosis=NODE), Cause.CRASH),
-        # A set-up that was cancelled leaves any exit code.
+        # A cancelled set-up has any exit code.
         (evidence(code=2, word="cancelled"), Cause.CANCELLED),
-        # A rank's own error is a crash, also after a suspension.
+        # A rank's own error is a crash, even after a suspension.
         (evidence(diagnosis=CRASH, just_resumed=True), Cause.CRASH),
         (evidence(diagnosis=replace(CRASH, follows=True), just_resumed=True), Cause.PREEMPTION),
     ],
@@ -153,7 +153,7 @@ BY_OTHERS = replace(CRASH, follows=True)
 @pytest.mark.parametrize(
     ("found", "verdict"),
     [
-        # srun tells the other ranks of a script to stop when one fails.
+        # If a rank of a script fails, srun sends the other ranks a stop signal.
         (
             evidence(SCRIPT, BY_SRUN, nobody_asked=True, diagnosis=CRASH),
             judge(evidence(diagnosis=CRASH)),
@@ -181,7 +181,7 @@ BY_OTHERS = replace(CRASH, follows=True)
             evidence(SCRIPT, BY_SRUN, word="preemption", nobody_asked=True, diagnosis=CRASH),
             (Cause.PREEMPTION, "preemption: the script died of the signal"),
         ),
-        # A cancellation: the job does not run on.
+        # A cancellation: the job does not continue.
         (
             evidence(SCRIPT, BY_SRUN, diagnosis=CRASH),
             (Cause.CANCELLED, "SIGTERM: the script died of the signal"),
@@ -230,7 +230,7 @@ def test_a_script_that_a_person_preempts_by_sigterm_is_preempted() -> None:
     events = [SCRIPT, event("preempted"), BY_SRUN]
     found = evidence_of(events, FIRST, 0, None, None, nobody_asked=True)
     assert judge(found) == (Cause.PREEMPTION, "preemption: the script died of the signal")
-    # It had crashed before the signal came.
+    # The crash was before the signal.
     crashed = evidence_of([SCRIPT, event("preempted")], FIRST, 1, None, CRASH, nobody_asked=True)
     assert judge(crashed)[0] is Cause.CRASH
 

@@ -1,4 +1,4 @@
-"""A start at step 0 is refused where checkpoints are gone, and not where a node shows them late."""
+"""A start at step 0 is refused if checkpoints are gone, but not if a node only shows them late."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from hpcrun.run.events import Attempt, record_event
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
-    """A run. Its log knows of step 12."""
+    """Return a run with step 12 in its log."""
     monkeypatch.setattr(lost_checkpoints, "_PAUSE", 0.0)
     run = create(tmp_path / "a", "x", {})
     record_event(run, "saved", attempt=Attempt("7", 0), step=12)
@@ -54,7 +54,7 @@ def test_checkpoints_that_show_late_are_found_by_the_second_look(
 def test_a_second_look_changes_the_folder_first_and_leaves_nothing(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client of NFS asks the server again after the client has changed the folder."""
+    """An NFS client asks the server again after the client itself has changed the folder."""
     for step in (4, 12):
         (run.checkpoints / f"step-{step:09d}").mkdir()
     before = sorted(path.name for path in run.path.rglob("*"))

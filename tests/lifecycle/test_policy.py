@@ -1,4 +1,4 @@
-"""Which ends are followed by another start."""
+"""The ends that are followed by another start."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def life(
 
 
 def progress(causes: list[Cause], crashes: list[int] | None = None) -> list[Life]:
-    """Lives that each commit ten steps more than the one before."""
+    """Return attempts that each commit ten steps more than the previous attempt."""
     return [
         life(
             cause, begun=10 * n, committed=10 * n + 10, crash=crashes[n] if crashes else 10 * n + 5
@@ -56,7 +56,7 @@ def test_a_budget_of_none_is_unlimited() -> None:
 
 
 def script_ends(*causes: Cause, killed: bool = True) -> list[Life]:
-    """Lives of a script, whose steps nobody sees."""
+    """Return attempts of a script; its steps are unknown."""
     return [
         Life(Attempt("1", n), 0.0, cause=cause, killed=killed) for n, cause in enumerate(causes)
     ]
@@ -124,15 +124,16 @@ def test_a_script_that_fails_at_its_start_twice_with_the_same_words_is_given_up(
     told = decide([first, first], of_script(Budgets()))
     assert not told.restart
     assert (
-        "2 consecutive times within a minute, with the same message (restarts.same_step)" in told.reason
+        "2 consecutive times within a minute, with the same message (restarts.same_step)"
+        in told.reason
     )
     assert decide([first, other], of_script(Budgets())).restart
     late = timed(Cause.CRASH, 400.0, first.failure)
     assert decide([late, late], of_script(Budgets())).restart
     assert decide([first, first], of_script(Budgets(same_step=None))).restart
-    # Once the script has worked, a file server that is away may give equal words.
+    # Once the script has worked, equal messages may come from an unavailable file server.
     assert decide([timed(Cause.PREEMPTION, 90.0), first, first], of_script(Budgets())).restart
-    # A task's own words may be the same at different steps.
+    # A task's message may be the same at different steps.
     assert decide([first, first], Budgets(no_progress=None)).restart
 
 
@@ -145,7 +146,7 @@ def test_two_crashes_at_one_step_stop_the_run() -> None:
 
 
 def idle(*causes: Cause) -> list[Life]:
-    """Lives that commit no new step; each crash is at another step."""
+    """Return attempts that commit no new step; each crash is at another step."""
     return [life(cause, begun=10, committed=None, crash=n) for n, cause in enumerate(causes)]
 
 
@@ -161,11 +162,11 @@ PREEMPTION, NODE = Cause.PREEMPTION, Cause.NODE_FAILURE
         ((HANG, CRASH, HANG), False),
         # The job had all the time that it asked for.
         ((LIMIT, LIMIT, LIMIT), False),
-        # The cluster's doing, during a long start, say.
+        # The cluster caused this end, for example during a long start.
         ((PREEMPTION,) * 20, True),
         ((NODE,) * 10, True),
         ((PREEMPTION, NODE, PREEMPTION, NODE), True),
-        # Neither do they end a row of the run's own failures, nor do they add to one.
+        # These ends neither interrupt a series of the run's own failures nor add to it.
         ((CRASH, PREEMPTION, CRASH, NODE), True),
         ((CRASH, PREEMPTION, CRASH, NODE, CRASH), False),
     ],
@@ -190,7 +191,7 @@ def test_attempts_that_had_only_the_report_left_to_make_are_not_without_progress
         for what in ("opened", "started", "trained", "ended")
     ]
     assert decide(lives(log), Budgets(no_progress=3, hang=None)).restart
-    # Those that ended while they restored are.
+    # Attempts that ended while they restored count.
     rest = [one for one in log if one.what != "trained" or one.attempt == Attempt("1", 0)]
     assert not decide(lives(rest), Budgets(no_progress=3, hang=None)).restart
 

@@ -1,4 +1,4 @@
-"""What a script's rank takes its end for."""
+"""The meaning of a script's end for its rank."""
 
 import signal
 import subprocess
@@ -104,7 +104,7 @@ def test_many_ranks_together_look_for_a_new_owner_a_hundred_times_a_second_at_mo
 ) -> None:
     looks = [OwnerLooks(rank, ranks) for rank in range(ranks)]
     assert all(one.pause == pause for one in looks)
-    # Every rank looks at its start: a script may be an orphan from then on.
+    # Every rank checks at its start: from then on a script may be stale.
     assert all(one.due(0.0) for one in looks)
     counts = [sum(one.due(float(second)) for one in looks) for second in range(1, 200)]
     assert max(counts) <= 101
@@ -124,7 +124,7 @@ def test_a_script_that_was_suspended_is_told_in_the_log_of_events(tmp_path: Path
         def noticed() -> bool:
             return any(suspended_for(event) > 4.5 for event in read_events(run))
 
-        # The first stop may come before the rank looks at its clock, and the script waits for this test.
+        # The first stop may come before the rank reads its clock, and the script waits for this test.
         for _ in range(20):
             if noticed():
                 break
@@ -140,7 +140,7 @@ def test_a_script_that_was_suspended_is_told_in_the_log_of_events(tmp_path: Path
 
 
 def suspended_for(event: Event) -> float:
-    """Seconds of a suspension; a machine that starves the rank makes it notice short ones too."""
+    """Return the seconds of a suspension; on an overloaded machine a rank also notices short ones."""
     return float(event.fields["seconds"]) if event.what == "suspended" else 0.0
 
 
@@ -172,7 +172,7 @@ def test_a_failed_end_is_told_with_its_code_or_signal_and_the_last_words() -> No
     told = ScriptEnd(["python", "a.py"], 1, "ValueError: bad sample").line
     assert told == "python a.py ended with exit code 1: ValueError: bad sample"
     assert ScriptEnd(["a"], -9, "").line == "a was killed by SIGKILL"
-    # A shell's code for a program of its own that was killed.
+    # A shell's exit code after a program that it started was killed.
     assert ScriptEnd(["sh"], 137, "").line == (
         "sh ended with exit code 137: its program was killed by SIGKILL"
     )
@@ -214,7 +214,7 @@ def test_the_program_that_outlives_its_wrapper_gives_the_exit_code() -> None:
 def test_a_stop_that_any_rank_has_heard_is_no_end_of_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
 ) -> None:
-    """The script agrees on the signal and ends well on all ranks, before the other rank hears the signal."""
+    """The script agrees on the signal and ends well on all ranks before the other rank receives it."""
     run, flag = create(tmp_path / "a", "{}\n", {}), StopFlag()
     record_event(run, "opened", attempt=FIRST, script=True)
     start = running._start

@@ -1,4 +1,4 @@
-"""A rank that looks for rank 0 of a script, and finds its end or is told to stop."""
+"""A rank that looks for rank 0 of a script, and finds that script's end or is asked to stop."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 def start(run: RunDirectory, rank: int, flag: StopFlag) -> int:
-    """Start a script that leaves a file, as one of two ranks on two nodes."""
+    """Start a script that writes a file, as one of two ranks on two nodes."""
     config = DistributedConfig(
         rank=rank, world_size=2, num_nodes=2, node_rank=rank, launch_method="local"
     )

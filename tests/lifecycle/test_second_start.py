@@ -1,4 +1,4 @@
-"""A first start that fails before it has ranks is tried once more, on other nodes."""
+"""A first start that fails before it has ranks is repeated once, on other nodes."""
 
 import time
 from pathlib import Path
@@ -98,7 +98,7 @@ def opened(run: RunDirectory, attempt: Attempt, *, nodes: int = 2, script: bool 
 
 
 def lacks(run: RunDirectory, attempt: Attempt, *ranks: int) -> None:
-    """Let ``ranks``, of two on each node, end by a file that is not there."""
+    """Let ``ranks``, two on each node, fail because of a missing file."""
     for rank in ranks:
         error = FileNotFoundError(2, "No such file or directory", "/scratch/train.pt")
         folder = run.attempt_logs(attempt.job, attempt.restart)
@@ -171,7 +171,7 @@ def test_what_rank_0_refuses_on_every_node_ends_the_run(run: RunDirectory) -> No
 def test_an_exit_before_the_start_without_a_word_is_tried_elsewhere(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run directory is not mounted on a node, so that its rank can leave no record."""
+    """The run directory is not mounted on a node, so its rank can write no record."""
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
     log = "7-0 on n[1-2]\nsrun: error: n2: task 2: Exited with exit code 2\n"
     verdict = settle(run, FIRST, 2, Budgets(), batch_log=log, other_nodes=True)
@@ -212,7 +212,7 @@ def test_in_a_chain_that_has_trained_a_missing_file_is_a_crash(run: RunDirectory
 def test_what_every_node_refuses_after_a_saved_step_is_a_crash_unless_it_is_certain(
     run: RunDirectory, nodes: int, certain: bool, cause: Cause
 ) -> None:
-    """The file server may be away at a restart, or the only node may lack the mount of the data."""
+    """The file server may be unavailable at a restart, or the only node may lack the mount of the data."""
     opened(run, FIRST, nodes=nodes)
     record_event(run, "started", attempt=FIRST, step=0)
     record_event(run, "saved", attempt=FIRST, step=500)
@@ -282,7 +282,7 @@ def test_as_many_nodes_as_the_job_needs_remain_for_the_second_start(
     living: list[str],
     left: list[str],
 ) -> None:
-    """Slurm shows BeginTime after a requeue, and only minutes later that no node fits."""
+    """Slurm shows BeginTime after a requeue, and reports only minutes later that no node fits."""
     rows = "".join(f"batch*|{node}|idle|(null)\\n" for node in living)
     shown = "JobId=7 JobState=PENDING Reason=BeginTime\n   Partition=batch ExcNodeList=(null)\n"
     for name, script in {"sinfo": f"printf '{rows}'", "scontrol": f"echo '{shown}'"}.items():
@@ -292,6 +292,6 @@ def test_as_many_nodes_as_the_job_needs_remain_for_the_second_start(
     facts = slurm.parse_show_job(shown)
     environ = {"SLURM_JOB_NODELIST": "n[1-2]"}
     assert start_elsewhere(run, FIRST, FIRST.job, facts, environ) == left
-    # The node that failed is the first to go.
+    # The failed node is the first to be excluded.
     turned = [{"n1": "n2", "n2": "n1"}[node] for node in left]
     assert start_elsewhere(run, FIRST, FIRST.job, facts, environ, first="n2") == turned

@@ -184,7 +184,7 @@ def test_a_rank_that_holds_the_lock_has_its_stacks_told_and_runs_on(tmp_path: Pa
             (stack,) = mail.replies(word)[0].stacks
             assert (stack.rank, stack.pid, stack.host) == (0, process.pid, "n")
             assert stack.threads[0].frames[0].file == "<string>"
-            # What stays there counts as a hang.
+            # Stacks left in the file count as a hang.
             assert stacks.read_text() == ""
         assert process.poll() is None
         process.kill()
@@ -205,7 +205,7 @@ while True:
 def test_a_stuck_rank_is_ended_although_the_file_system_of_the_requests_stalls(
     tmp_path: Path,
 ) -> None:
-    # An open of a pipe without a writer waits, as an open on a stalled file system does.
+    # Opening a pipe without a writer blocks, like opening a file on a stalled file system.
     request, stacks = tmp_path / "request", tmp_path / "stacks"
     os.mkfifo(request)
     command = [sys.executable, "-c", STALLED, str(request), str(stacks)]
@@ -222,7 +222,7 @@ def test_a_stuck_rank_is_ended_although_the_file_system_of_the_requests_stalls(
 
 
 class Late:
-    """A rank that gets the signal for its stacks in a call that nothing interrupts: this process."""
+    """This process plays a rank that gets the signal for its stacks in an uninterruptible call."""
 
     def __init__(self, folder: Path) -> None:
         self.mail, self.stacks = Mailbox(folder), folder / "stacks"
@@ -263,7 +263,7 @@ def test_stacks_that_come_late_do_not_stay_where_they_count_as_a_hang(late: Late
     late.deputy.look(601.0)
     assert late.stacks.read_text() == ""
     assert late.mail.replies(word)[0].stacks[0].threads[0].frames[0].file == "a.py"
-    # What is written without a request is a hang's.
+    # Stacks that are written without a request belong to a hang.
     late.write(DUMP)
     late.deputy.look(700.0)
     assert late.stacks.read_text() == DUMP

@@ -1,4 +1,4 @@
-"""Causes of ends, from what the ranks, the watcher and the scheduler leave behind."""
+"""Causes of ends, from the records of the ranks, the watcher and the scheduler."""
 
 import re
 from pathlib import Path
@@ -146,9 +146,7 @@ def test_a_sigterm_that_came_while_the_job_runs_on_is_no_cancellation(run: RunDi
     record_event(run, "stopped", attempt=FIRST, cause="terminate", step=10, committed=True)
     verdict = settle(run, FIRST, exitcodes.UNFINISHED, Budgets(), nobody_asked=True)
     assert (verdict.cause, verdict.decision.restart) == (Cause.CRASH, True)
-    assert (
-        verdict.line == "SIGTERM, though the job was not cancelled: stopped and saved at step 10"
-    )
+    assert verdict.line == "SIGTERM, though the job was not cancelled: stopped and saved at step 10"
     record_event(run, "cancelled", attempt=FIRST)
     verdict = settle(run, FIRST, exitcodes.UNFINISHED, Budgets(), nobody_asked=True)
     assert (verdict.cause, verdict.decision.restart) == (Cause.CANCELLED, False)
@@ -163,7 +161,7 @@ def test_a_stop_whose_save_failed_is_not_requeued_blindly(run: RunDirectory) -> 
 
 
 def commit(run: RunDirectory, step: int, owner: Attempt = FIRST) -> None:
-    """A checkpoint of nothing, which nobody announces."""
+    """Commit an empty checkpoint without an announcement."""
     store = CheckpointStore(run.checkpoints, owner.owner)
     store.commit(store.begin(step), step, [], 1, {}, lambda: None)
 
@@ -223,7 +221,7 @@ def test_bad_input_that_one_rank_alone_came_to_is_told_in_its_name(
     folder = run.attempt_logs("7", 0)
     record_failure(folder, 1, kind("train.deterministic: no"), 3)
     record_failure(folder, 0, raised("Connection closed by peer"), 3)
-    # srun kills the others, and returns the highest code.
+    # srun kills the other ranks, and returns the highest code.
     verdict = judged(run, 137)
     assert verdict.cause is Cause.BAD_INPUT
     assert re.fullmatch(r"rank 1 on \S+: train.deterministic: no", verdict.line)
@@ -332,7 +330,7 @@ def test_a_ghost_knows_its_successor_and_the_newest_attempt_has_none(run: RunDir
     open_attempt(run, Attempt("7", 1), Budgets())
     assert successor(read_events(run), FIRST) == Attempt("7", 1)
     assert successor(read_events(run), Attempt("7", 1)) is None
-    # One that never came so far as to open, with a newer start of its job, is a ghost too.
+    # An attempt that never opened is stale too if a newer start of its job exists.
     open_attempt(run, Attempt("7", 3), Budgets())
     assert successor(read_events(run), Attempt("7", 2)) == Attempt("7", 3)
     assert successor(read_events(run), Attempt("7", 4)) is None
@@ -378,7 +376,7 @@ def test_a_start_that_finds_its_job_finished_leaves_the_result_alone(run: RunDir
     again = Attempt("7", 1)
     assert already_finished(run, again)
     assert not already_finished(run, FIRST)
-    # By another job a person asks for more.
+    # A person requests more with another job.
     assert not already_finished(run, Attempt("8", 1))
     before = len(read_events(run))
     verdict = settle(run, again, 0, Budgets())
@@ -395,7 +393,7 @@ def test_a_run_that_finished_and_lost_its_result_is_opened_again(run: RunDirecto
 
 
 def test_a_setup_that_is_cancelled_on_a_second_start_does_not_come_back(run: RunDirectory) -> None:
-    """Recorded with Slurm 26.05, whose word for a cancellation names the signal."""
+    """Recorded with Slurm 26.05; its message about a cancellation names the signal."""
     log = (
         "on n1\n[2026-11-22T00:47:19.950] error: *** JOB 7 ON n1 CANCELLED AT 2026-11-22T00:47:19 DUE to"
         " SIGNAL Terminated ***\n"

@@ -19,7 +19,7 @@ from hpcrun.run.events import Attempt
 
 
 def rank(node: int, nodes: int, local: int = 0) -> DistributedConfig:
-    """The rank ``local`` of a node with two ranks."""
+    """Return the rank ``local`` of a node with two ranks."""
     fields = {"rank": 2 * node + local, "local_rank": local, "node_rank": node, "num_nodes": nodes}
     sizes = {"world_size": 2 * nodes, "num_gpus_per_node": 2, "launch_method": "slurm"}
     return DistributedConfig.model_validate({**fields, **sizes})
@@ -34,7 +34,7 @@ def run(tmp_path: Path) -> RunDirectory:
 def chosen(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, nodes: list[Mapping[str, list[str]]]
 ) -> list[Any]:
-    """What each rank of the nodes gets, or the words with which it fails."""
+    """Return the result of each rank of the nodes, or its error message."""
     left = iter(nodes)
     monkeypatch.setattr(module, "own_interfaces", lambda: next(left))
     monkeypatch.setattr(module, "link_speeds", dict)
@@ -78,7 +78,7 @@ def test_the_node_with_a_broken_network_is_named(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, broken: int
 ) -> None:
     nodes = [{"eth0": [f"127.0.0.{node + 1}"], "docker0": ["192.0.2.9"]} for node in range(4)]
-    # No machine has such addresses (RFC 5737). Docker's bridge leads nowhere.
+    # No machine has such addresses (RFC 5737). Docker's bridge reaches no other host.
     nodes[broken]["eth0"] = ["192.0.2.1"]
     place = threading.local()
 
@@ -101,12 +101,12 @@ def test_the_node_with_a_broken_network_is_named(
 @pytest.mark.parametrize(
     ("silent", "suspect"),
     [
-        # Nodes that find nothing at all may be good nodes of two.
+        # In a job of two nodes, a node that finds nothing may be the good node.
         ([{}, {}], None),
         ([{"eth0": []}, {}], None),
         ([{"eth0": []}, {"eth0": []}, {}], "n2"),
         ([{"eth0": [2]}, {"eth0": [2]}, {"eth0": []}], "n2"),
-        # The interface that leads to most nodes counts.
+        # The interface that reaches most nodes counts.
         ([{"eth0": [1], "usb0": [2]}, {}, {"eth0": [1]}, {"eth0": [1], "usb0": [2]}], "n1"),
         ([{"eth0": [2, 3]}, {"eth0": [2, 3]}, {"eth0": [0, 1]}, {"eth0": [0, 1]}], None),
     ],

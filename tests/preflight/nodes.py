@@ -1,4 +1,4 @@
-"""Constructed facts of sound nodes, in the form that the agents send."""
+"""Constructed facts of good nodes, in the form that the agents send."""
 
 from __future__ import annotations
 
@@ -51,5 +51,5 @@ def sound(count: int = 3) -> Measured:
 
 
 def told(measured: Measured, check: str) -> list[Result]:
-    """Return the results of one check that are no pass."""
+    """Return the results of one check that are not passes."""
     return [one for one in results(measured) if one.check == check and one.status != "pass"]

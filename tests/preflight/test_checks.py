@@ -1,4 +1,4 @@
-"""Each check on constructed facts: sound nodes pass, and a bad fact is told of its node."""
+"""Each check on constructed facts: good nodes pass, and a bad fact is reported for its node."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ LOST = "srun: error: Task launch for StepId=7.0 failed on node n3: Communication
 
 
 class Agents:
-    """Agents in this process: each of ``nodes`` answers at once, but those in ``silent`` never."""
+    """Agents in this process: each of ``nodes`` answers immediately, but those in ``silent`` never."""
 
     def __init__(self, nodes: Sequence[str], silent: Sequence[str], words: str = "") -> None:
         self.nodes, self._words = list(nodes), words
@@ -56,7 +56,7 @@ class Agents:
 
 
 def starts(*rounds: tuple[Sequence[str], str]) -> tuple[list[Agents], Callable[..., Agents]]:
-    """Return a list of the fleets, and what starts the next of them.
+    """Return a list of the fleets, and the function that starts the next fleet.
 
     Each round names the nodes that are silent in it, and the words of srun.
     """
@@ -142,7 +142,7 @@ def test_the_import_has_its_own_time(
 def test_an_interpreter_without_memfd_create_runs_the_child_too(
     monkeypatch: pytest.MonkeyPatch, shared: bool
 ) -> None:
-    """conda-forge builds Python against a glibc that has no such function."""
+    """conda-forge builds Python with a glibc that lacks this function."""
     monkeypatch.delattr(os, "memfd_create")
     if not shared:
         monkeypatch.setattr(child_module, "_FOLDERS", ("/nowhere", "/tmp"))

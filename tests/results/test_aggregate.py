@@ -305,7 +305,7 @@ def test_processes_read_the_same(tmp_path: Path, make_run: MakeRun) -> None:
 
 
 def refuse(job: str) -> str:
-    """Refuse as a reader without tensorboard does; a process imports this function."""
+    """Fail like a reader without tensorboard; a process imports this function."""
     raise ResultsError(f"{job}: needs tensorboard")
 
 

@@ -49,7 +49,7 @@ def test_killed_at_any_time(tmp_path: Path, make_run: MakeRun, processes: int) -
             stdout=subprocess.DEVNULL,
         )
         lock = tmp_path / ".results.h5.lock"
-        # A process that dies before it has written its name blocks the others for three minutes.
+        # A process that dies before it has written its name blocks the other processes for three minutes.
         while process.poll() is None and not (lock.exists() and lock.read_text()):
             time.sleep(0.005)
         time.sleep(draw.uniform(0, 2 * took))
@@ -58,7 +58,7 @@ def test_killed_at_any_time(tmp_path: Path, make_run: MakeRun, processes: int) -
         found = rows_of(output)
         assert (found - old) % len(runs) == 0
         old = found
-    # The lock and the drafts of the dead block nothing.
+    # The lock and the temporary files of dead processes block nothing.
     aggregate(sources, output, processes=0)
     assert rows_of(output) == 30 * 24
     left = {path.name for path in tmp_path.iterdir()}
@@ -86,7 +86,7 @@ def test_killed_at_each_step(
 
     with monkeypatch.context() as patched:
         patched.setattr(Draft, where, die)
-        # A killed process cleans nothing up.
+        # A killed process removes nothing.
         patched.setattr(Draft, "discard", lambda self: self._file.close())
         with pytest.raises(Killed):
             aggregate(sources, output, processes=0)

@@ -10,7 +10,7 @@ from hpcrun.tasks import corpus
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
-    """More would wait for each other longer than they compute, on a busy machine above all."""
+    """Use one thread: more would wait for each other longer than they compute, mainly on a busy machine."""
     torch.set_num_threads(1)
 
 

@@ -56,7 +56,7 @@ SMALL = {
 
 WAYS = {
     "ddp": ["train.parallel=ddp"],
-    # Recomputed activations change no bit, so that this is asked for along the way.
+    # Recomputed activations change no bit, so this setting is tested along the way.
     "fsdp": ["train.parallel=fsdp", "train.activation_checkpointing=full"],
 }
 
@@ -81,7 +81,7 @@ def small(path: Path, folder: Path, overrides: list[str]) -> Config:
 
 
 def run(folder: Path, name: str, config: Config) -> list[list[int]]:
-    """Play the run, again as long as it asks to be continued, and return the codes of each attempt."""
+    """Run the config until it no longer asks to be continued, and return the exit codes of each attempt."""
     run = create(folder / name, to_yaml(config), {"created": time.time()})
     logs = folder / f"{name}-logs"
     logs.mkdir()
@@ -93,7 +93,7 @@ def run(folder: Path, name: str, config: Config) -> list[list[int]]:
 
 
 def main(folder: Path) -> None:
-    """Play every config in every way of sharing the work, and one that is stopped on its way."""
+    """Run every config with every kind of parallelism, and one that is stopped on its way."""
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     outcomes = {}
     for path in sorted(CONFIGS.glob("*.yaml")):

@@ -1,4 +1,4 @@
-"""The autoencoder's loss is the bound that it claims, and its draws are where a resume finds them."""
+"""The autoencoder's loss is the bound that it claims, and a resume repeats its random draws."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The model is the Dragon Hatchling it says it is: its recurrence, causal, weights shared by layers."""
+"""The model is the Dragon Hatchling: recurrent form, causal, weights shared by layers."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def tokens(count: int = 3, length: int = 12) -> torch.Tensor:
 
 
 def test_the_forward_pass_is_the_recurrence_over_fast_weights_written_out():
-    """Position after position, carrying for each layer and head the matrix that the paper calls state."""
+    """Compute position after position, with the matrix that the paper calls state for each layer and head."""
     model, seen = BDH(SHAPE, seed=4).double(), tokens(1)[0]
     (layer_of_all,) = model.blocks
     layers, heads, share = 2, 2, 32
@@ -43,7 +43,7 @@ def test_a_position_recalls_what_came_before_it_and_never_itself():
     x, v = torch.rand(1, 1, 3, 4), torch.randn(1, 3, 5)
     recalled = attended(x, v, rotation(3, 4, x.device))[0, 0]
     assert torch.equal(recalled[0], torch.zeros(5))
-    # Whatever the second recalls is a multiple of the only value before it.
+    # Anything that the second position recalls is a multiple of the only value before it.
     assert torch.allclose(recalled[1] / v[0, 0], (recalled[1] / v[0, 0]).mean())
 
 

@@ -1,4 +1,4 @@
-"""The classifier learns, and its report counts what it says it counts."""
+"""The classifier learns, and the counts in its report are right."""
 
 import json
 
@@ -37,7 +37,7 @@ def test_the_confusions_are_those_of_the_test_split_and_the_report_is_plain_data
     report = learner.report(model, None)
     test = learner.splits.test
     table = torch.tensor(report["confusion_matrix"])
-    # It always answers 3, whatever it sees.
+    # It always answers 3, for any image.
     assert table[:, 3].tolist() == test.classes.bincount(minlength=10).tolist()
     assert table.sum() == report["test_images"] == len(test)
     assert report["test_accuracy"] == (test.classes == 3).double().mean().item()

@@ -1,4 +1,4 @@
-"""The corpus is the same everywhere, whole or refused, and never a reason for a traceback."""
+"""The corpus is the same everywhere, complete or refused, and never causes a traceback."""
 
 import logging
 import multiprocessing
@@ -96,7 +96,7 @@ def test_the_unigram_entropy_is_that_of_the_smoothed_counts():
 
 
 def test_the_entropy_of_text_from_the_same_source_is_its_shannon_entropy():
-    # Four equally frequent letters: ln 4 nats, but for what smoothing gives to the other 252.
+    # Four equally frequent letters: ln 4 nats, minus the share that smoothing gives to the other 252.
     text = np.frombuffer(b"abcd" * 100_000, dtype=np.uint8)
     assert corpus.unigram_entropy(text, text) == pytest.approx(np.log(4), abs=1e-3)
 

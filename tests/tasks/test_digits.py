@@ -1,4 +1,4 @@
-"""The digits are parted once and for all, and a machine without them says what to install."""
+"""The digits are split once and for all, and a machine without them reports the package to install."""
 
 import sys
 from pathlib import Path
@@ -52,7 +52,7 @@ def test_without_scikit_learn_one_line_says_what_to_install(
     monkeypatch.setitem(sys.modules, "sklearn", None)
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     loaded = load_task(Config.model_validate({"task": BUILTIN[task]}))
-    # Rank 0 prepares; on a node whose environment differs, opening says the same.
+    # Rank 0 prepares; on a node with another environment, opening reports the same.
     for asked in (loaded.prepare, loaded.train_dataset):
         with pytest.raises(UserError, match=r"^data: .*; pip install scikit-learn$") as caught:
             asked()

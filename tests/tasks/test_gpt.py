@@ -1,4 +1,4 @@
-"""The model is the GPT it says it is: causal, relative in its positions, tied, reproducible."""
+"""The model is the GPT that it claims to be: causal, relative positions, tied weights, reproducible."""
 
 import math
 
@@ -17,7 +17,7 @@ def tokens(count: int = 3, length: int = 24) -> torch.Tensor:
 
 
 def test_the_order_of_the_bytes_before_matters():
-    # Attention without positions is blind to it in a single block.
+    # Attention without positions does not see this in a single block.
     model, seen = GPT(SHAPE.model_copy(update={"layers": 1})).eval(), tokens(1)
     swapped = seen.clone()
     swapped[:, [2, 5]] = seen[:, [5, 2]]

@@ -1,4 +1,4 @@
-"""The task as the training loop uses it, on text that a minute's test can learn."""
+"""The task as the training loop uses it, on text that is learned within a minute."""
 
 import json
 import math

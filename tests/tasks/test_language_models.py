@@ -1,4 +1,4 @@
-"""What holds for every model of language: shape, causality, and draws that a seed decides."""
+"""Properties of every language model: shape, causality, and random draws that a seed determines."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a user writes wrongly in the task's own keys is answered with its place and the remedy."""
+"""An error in the task's own keys is answered with its place and the remedy."""
 
 from pathlib import Path
 

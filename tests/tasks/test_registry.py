@@ -1,4 +1,4 @@
-"""Submitting knows the built-in tasks and their options, and does not pay for torch."""
+"""Submitting knows the built-in tasks and their options without importing torch."""
 
 import importlib
 import subprocess

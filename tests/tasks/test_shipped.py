@@ -1,4 +1,4 @@
-"""Every config that is shipped trains on two ranks, as DDP and as FSDP, played by ``shipped.py``."""
+"""Every shipped config trains on two ranks, with DDP and with FSDP; ``shipped.py`` runs them."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Samples are the corpus cut at fixed places, readable in any process."""
+"""Samples are pieces of the corpus at fixed places, readable in any process."""
 
 import multiprocessing
 import os

@@ -18,7 +18,7 @@ class Fleet:
         self.bad, self.steps = bad, 0
 
     def works(self, groups: Sequence[Sequence[int]]) -> list[bool]:
-        """Say which groups work; they share no node, and have at least two."""
+        """Return which groups work; they share no node, and have at least two nodes."""
         busy = [node for group in groups for node in group]
         assert len(busy) == len(set(busy))
         assert all(len(group) > 1 for group in groups)

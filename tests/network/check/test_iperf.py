@@ -1,4 +1,4 @@
-"""iperf3's answers, as iperf 3.12 printed them: it ends with exit code 0 in every one of these cases."""
+"""iperf3's answers, as iperf 3.12 printed them: its exit code is 0 in all of these cases."""
 
 from __future__ import annotations
 

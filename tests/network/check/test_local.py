@@ -52,7 +52,7 @@ def test_every_pair_of_three_is_measured_both_ways() -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports on which nobody listens."""
+    """Return ports on which no process listens."""
     servers = [socket.create_server(("", 0)) for _ in range(count)]
     found = [server.getsockname()[1] for server in servers]
     for server in servers:
@@ -67,7 +67,7 @@ def test_the_ports_of_a_run_are_tried_and_are_free_afterwards() -> None:
     try:
         measured = Check(agents, names(3), options, silence).run()
         assert measured.silent == {}
-        # One machine can hold each port once, so that most are tried on one of the agents.
+        # One machine can hold each port only once, so most are tried on one of the agents.
         assert {port for check in measured.ports for port in check.tried} == set(wanted)
         assert len(measured.ports) == 6
         assert all(check.failed == () for check in measured.ports)
@@ -97,7 +97,7 @@ def test_ports_that_refuse_are_told_from_ports_where_another_program_answers() -
 
 
 def talk(server: socket.socket) -> None:
-    """Greet each connection as a program that is no agent."""
+    """Greet each connection like a program that is not an agent."""
     with contextlib.suppress(OSError):
         while True:
             server.accept()[0].sendall(b"220 mail\n")

@@ -1,4 +1,4 @@
-"""The schedule: every pair once, and no node in two places."""
+"""The schedule contains every pair once, and no node twice in a round."""
 
 from __future__ import annotations
 

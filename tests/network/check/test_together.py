@@ -1,4 +1,4 @@
-"""The all-reduce over all nodes: orders, figures and failures, with agents that are played."""
+"""The all-reduce over all nodes: orders, figures and failures, with simulated agents."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FIGURES = {"bytes": 4 * MIB, "seconds": 0.01, "busbw": 6e8}
 
 
 class Played:
-    """Agents that answer as good ones do, but for nodes whose ranks hang, fail or cannot start."""
+    """Agents that answer correctly, except nodes with ranks that hang, fail or cannot start."""
 
     def __init__(self, count: int, gpus: int = 0, **problems: str) -> None:
         self._answers: deque[dict[str, Any]] = deque()
@@ -43,7 +43,7 @@ class Played:
         self._answers.append({"index": index, "type": kind, "node": self.nodes[index], **facts})
 
     def tell(self, order: Mapping[str, Any]) -> None:
-        """Answer at once."""
+        """Answer immediately."""
         kind = order["type"]
         for index in range(len(self.nodes)):
             if kind == "peers":
@@ -102,12 +102,12 @@ def silence(step: int, steps: int, text: str) -> None:
 
 
 def measured(fleet: Played, **options: Any) -> Measured:
-    """What a check of the fleet sees."""
+    """Return the measurements of a check of the fleet."""
     return Check(fleet, fleet.nodes, Options(**{"all_reduce": 30.0, **options}), silence).run()
 
 
 def seen_by(fleet: Played) -> Collective:
-    """The all-reduce of a check of the fleet."""
+    """Return the all-reduce of a check of the fleet."""
     found = measured(fleet).collective
     assert found is not None
     return found

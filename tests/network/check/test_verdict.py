@@ -1,4 +1,4 @@
-"""The verdict, on fleets with planted faults and noise: the fault is named each time, nothing else ever."""
+"""The verdict on fleets with planted faults and noise: it names each fault, and nothing else."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def names(count: int) -> list[str]:
 
 
 def usual(sender: str, receiver: str, dice: random.Random) -> float:
-    """A rate as a busy machine gives it: 10 Gbit/s, sometimes two thirds of it."""
+    """Return a rate of a busy machine: 10 Gbit/s, sometimes two thirds of it."""
     return 10e9 * dice.uniform(0.66, 1.1)
 
 
 def fleet(count: int, seed: int, rate: Rate, **facts: Any) -> Measured:
-    """What a check of ``count`` nodes sees; ``rate`` gives None for a connection that fails."""
+    """Return the measurements of ``count`` nodes; ``rate`` gives None for a failed connection."""
     dice, nodes = random.Random(seed), names(count)
     measured = Measured(nodes, **facts)
     for pairs in rounds_for(count, seed):
@@ -44,7 +44,7 @@ def fleet(count: int, seed: int, rate: Rate, **facts: Any) -> Measured:
 
 
 def kinds(found: list[Verdict]) -> list[tuple[str, tuple[str, ...]]]:
-    """Kind and nodes of each verdict."""
+    """Return kind and nodes of each verdict."""
     return [(one.kind, one.nodes) for one in found]
 
 
@@ -175,7 +175,7 @@ def test_silent_nodes_are_verdicts() -> None:
 
 
 def name_check(resolver: str, target: str, problem: Any = None) -> NameCheck:
-    """A look at a name that goes wrong where ``problem`` says so."""
+    """Return the check of a name, with a failure if ``problem`` is set."""
     seconds = None if problem else 1e-4
     return NameCheck(resolver, target, "10.0.0.9", seconds, problem)
 
@@ -225,7 +225,7 @@ RANK_0 = TRIED[:4]
 
 
 def port_checks(count: int, closed: Callable[[str, str], tuple[int, ...]]) -> list[PortCheck]:
-    """What the nodes see at the first node and at the next two; ``closed`` gives ports that refuse."""
+    """Return the nodes' checks of the first node and of the next two; ``closed`` gives ports that refuse."""
     nodes = names(count)
     return [
         PortCheck(node, target, TRIED, refused=closed(node, target))

@@ -1,4 +1,4 @@
-"""What is read from /sys, from a folder that looks like that of a machine with RDMA devices."""
+"""Facts from /sys, read from a folder that imitates a machine with RDMA devices."""
 
 from __future__ import annotations
 

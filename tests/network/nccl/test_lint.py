@@ -1,4 +1,4 @@
-"""Lint: the rules are whole, each kind of mistake is found, and what is right is left in peace."""
+"""Lint: the rules are complete, each kind of error is found, and correct settings get no finding."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ KINDS = {"system", "debugging", "internal", "removed", "renamed"}
 
 
 def found(nccl: str | None = None, **env: str) -> list[Finding]:
-    """The findings about these variables."""
+    """Return the findings about these variables."""
     return lint(settings_of(env, "test"), nccl)
 
 
 def names(findings: list[Finding], level: str) -> set[str]:
-    """The names of the findings of one level."""
+    """Return the names of the findings of one level."""
     return {finding.setting.name for finding in findings if finding.level == level}
 
 
 def one(level: str, nccl: str | None = None, **env: str) -> str:
-    """The message of the only finding of ``level``."""
+    """Return the message of the only finding of ``level``."""
     (finding,) = [finding for finding in found(nccl, **env) if finding.level == level]
     return finding.message
 

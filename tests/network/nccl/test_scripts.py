@@ -1,4 +1,4 @@
-"""The settings of scripts: what the job would get, with the line that says so."""
+"""The settings that a job would get from a script, each with its line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hpcrun.network.nccl.scripts import export_findings, settings_of_script
 
 
 def values(text: str) -> list[tuple[str, str | None]]:
-    """Name and value of each setting in a script."""
+    """Return name and value of each setting in a script."""
     return [(setting.name, setting.value) for setting in settings_of_script(text, "s")]
 
 

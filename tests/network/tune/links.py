@@ -22,7 +22,7 @@ def two_hosts(rates: tuple[str | None, str | None]) -> Iterator[list[list[str]]]
     """Give the words before a command on each host. The name of a host leads to its ``link0``.
 
     Args:
-        rates: of each link, as tc has them (``40mbit``); None: as fast as the machine.
+        rates: the rate of each link in tc's form (``40mbit``); None: unlimited.
     """
     if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "tc"))):
         pytest.skip("network namespaces need root, ip and tc")

@@ -1,4 +1,4 @@
-"""Noise alone changes nothing, and a real gain is found: 200 seeds of noisy trials."""
+"""Pure noise changes nothing, and a real gain is found: 200 seeds of noisy trials."""
 
 import itertools
 import math
@@ -20,7 +20,7 @@ KNOBS = [
 
 
 class Network:
-    """Trials with times as noisy as on a shared machine: drift, spread, and a hiccup now and then."""
+    """Return trials with noisy times as on a shared machine: drift, spread, and occasional outliers."""
 
     def __init__(self, seed: int, factors: Mapping[str, float]) -> None:
         self.random, self.factors, self.count, self.phase = random.Random(seed), factors, 0, seed
@@ -100,7 +100,7 @@ def test_the_rank_test_is_exact() -> None:
     assert rank_test([1, 2, 3], [4, 5, 6]) == pytest.approx(1 / 20)
     assert rank_test([1, 2, 4], [3, 5, 6]) == pytest.approx(2 / 20)
     assert rank_test([1, 1], [1, 1]) == 1.0
-    # As scipy.stats.mannwhitneyu(..., method="exact", alternative="less") has it.
+    # Equal to scipy.stats.mannwhitneyu(..., method="exact", alternative="less").
     low, high = [0.8, 1.1, 1.3, 2.0, 2.2], [1.2, 1.9, 2.5, 3.0, 3.1]
     assert rank_test(low, high) == pytest.approx(0.0754, abs=1e-4)
 

@@ -1,4 +1,4 @@
-"""Bandwidths are those of nccl-tests, and the report says what is set, why, and what the setting costs."""
+"""Bandwidths equal those of nccl-tests, and the report gives the setting, its reason and its cost."""
 
 import json
 from pathlib import Path

@@ -48,7 +48,7 @@ def test_a_setting_that_fails_is_reported_in_the_words_of_the_library(crew: Crew
     trial = crew.trial({"GLOO_SOCKET_IFNAME": "nothing0"}, SHORT)
     assert "nothing0" in str(trial.problem)
     assert trial.timings == {}
-    # The setting of a trial does not reach the next one.
+    # The setting of a trial does not affect the next trial.
     assert crew.trial({}, SHORT).problem is None
 
 
@@ -73,7 +73,7 @@ def test_the_step_of_srun_has_a_rank_for_each_gpu() -> None:
 
 @pytest.mark.slow
 def test_the_faster_of_two_links_is_found() -> None:
-    # By its name each host is on the slow link, which gloo takes.
+    # Each host's name is on the slow link, which gloo uses.
     found = tuned(("40mbit", None))
     assert found.env == {"GLOO_SOCKET_IFNAME": "link1"}
     assert found.final is not None
