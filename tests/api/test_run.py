@@ -114,7 +114,7 @@ def test_metrics_are_dicts_or_a_frame(made: RunDirectory, monkeypatch: pytest.Mo
         ({"config": "gpt.yml"}, "gpt.yml: no such file"),
         ({"overrides": {"train.step": 5}}, "overrides=: train.step: unknown key"),
         ({"overrides": {"train.steps": "many"}}, "overrides=: train.steps: "),
-        ({"overrides": {"": 1}}, "overrides=: '' is no key"),
+        ({"overrides": {"": 1}}, "overrides=: '' is not a key"),
         ({"overrides": "train.steps=5"}, "overrides=: give a dict"),
         ({"nodes": 0}, "nodes=: job.nodes: "),
         ({"task": "nowhere:Task"}, "task=: task: "),

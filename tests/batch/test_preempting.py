@@ -1,4 +1,4 @@
-"""Whether Slurm or hpcrun restarts a preempted job, from the output of Slurm's programs."""
+"""The restart of a preempted job, by Slurm or by hpcrun, from the output of Slurm's programs."""
 
 from pathlib import Path
 
