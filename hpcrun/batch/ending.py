@@ -1,6 +1,6 @@
 """The end of an attempt, from the exit code of its ranks to the exit code of its batch script.
 
-The local cluster's controller judges in the same way, through `hpcrun settle`.
+The local cluster's controller finalizes an attempt in the same way, through `hpcrun finalize`.
 """
 
 import sys

@@ -35,8 +35,10 @@ COMMANDS = {
     "netcheck": "check the network between the nodes of a job",
     "nccl": "check or choose NCCL's environment variables",
     "batch": "start a run's ranks in a Slurm job (batch scripts call it)",
-    "settle": "judge an attempt that has ended (the local cluster calls it)",
+    "finalize": "record the end of an attempt (the local cluster calls it)",
 }
+# Controllers of the local cluster that started before the rename still call `hpcrun settle`.
+_EARLIER_NAMES = {"settle": "finalize"}
 
 EXIT_CODES = """\
 exit codes:
@@ -105,7 +107,8 @@ def guarded(arguments: Sequence[str]) -> int:
 
 def run_command(arguments: Sequence[str]) -> int:
     """Parse ``arguments``, beginning with the command, and return the command's exit code."""
-    if arguments[:1] not in (["batch"], ["settle"]):
+    arguments = [*(_EARLIER_NAMES.get(word, word) for word in arguments[:1]), *arguments[1:]]
+    if arguments[:1] not in (["batch"], ["finalize"]):
         _require_folder()
     if arguments[:1] == ["help"] and len(arguments) > 1:
         arguments = [arguments[1], "--help"]

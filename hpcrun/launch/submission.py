@@ -381,7 +381,7 @@ def _submit_local(run: RunDirectory, config: Config, after: Sequence[RunDirector
         node_setup=job.node_setup,
         preflight=_preflight(run, job),
         env=job.env,
-        after=[sys.executable, "-m", "hpcrun", "settle", str(run.path)],
+        after=[sys.executable, "-m", "hpcrun", "finalize", str(run.path)],
         entry=_worker(run, job),
         log_folder=str(run.logs),
         wait_for=[str(other.path) for other in after],

@@ -103,7 +103,8 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "a rank in words": (["logs", "nope", "--rank", "x"], ["--rank x", "or all"]),
     "no view of the config": (["config"], ["config show"]),
     "a misspelt view of the config": (["config", "shwo"], ["shwo", "did you mean show?"]),
-    "settle by hand": (["settle", "x", "--exit-code", "0"], ["settle", "local cluster"]),
+    "finalize by hand": (["finalize", "x", "--exit-code", "0"], ["finalize", "local cluster"]),
+    "the earlier name of finalize": (["settle", "x", "--exit-code", "0"], ["finalize: only a job"]),
 }
 
 

@@ -1,10 +1,10 @@
-"""Judge an attempt that has ended: find the cause, write it down, and decide
-whether the run starts again.
+"""Finalize an attempt that has ended: find the cause, record it, and decide
+about a restart.
 
-The local cluster calls it after the ranks have gone; in a Slurm job the batch
-step does the same. Exit code 75: the run is to be started again. 0: the
-training is done. Any other: this was the end, and a failure (143: stopped on
-request).
+The local cluster calls this command after the ranks have ended; in a Slurm job
+the batch step does the same. Exit code 75: the run must be started again. 0:
+the training is done. Any other code: the run ended in a failure (143: stopped
+on request).
 """
 
 import argparse
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Finalize the attempt that this environment belongs to."""
     job = job_id(os.environ)
     if job is None or not in_local_cluster(os.environ):
-        raise RunError("settle: only a job of the local cluster may call this command")
+        raise RunError("finalize: only a job of the local cluster may call this command")
     outlive_full_disk()
     directory = RunDirectory(arguments.run.absolute())
     attempt = Attempt(job, int(os.environ.get("SLURM_RESTART_COUNT") or 0))
