@@ -43,7 +43,7 @@ def test_the_partition_decides_over_the_default() -> None:
     ("qos", "mode"),
     [("requeue", "REQUEUE"), ("cancel", "CANCEL"), ("plain", "SUSPEND"), ("unknown", None)],
 )
-def test_the_qos_decides_and_without_a_mode_of_its_own_the_cluster(
+def test_the_qos_decides_or_without_a_mode_the_cluster(
     version: str, qos: str, mode: str | None
 ) -> None:
     printed = (RECORDED / version / "show-config-qos.txt").read_text()

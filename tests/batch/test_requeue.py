@@ -43,7 +43,7 @@ def test_a_cancellation_that_the_requeue_has_undone_is_done_again(desk: Desk) ->
     assert desk.asked() == ["scontrol requeue 7", "scancel 7"]
 
 
-def test_a_requeue_that_met_nobody_is_left_to_slurm(desk: Desk) -> None:
+def test_a_requeue_without_a_cancellation_is_left_to_slurm(desk: Desk) -> None:
     met = f"[ $1 = requeue ] && {{ {desk.tells(REQUEUED)}; }}"
     desk.answer("scontrol", f"[ $1 = show ] && echo 'JobId=7 JobState=RUNNING Restarts=0 '; {met}")
     assert desk.requeue() == "requeued"
@@ -59,7 +59,7 @@ def test_a_preempted_job_that_is_cancelled_in_its_grace_time_is_not_requeued(des
     assert desk.asked() == []
 
 
-def test_a_controller_that_is_away_is_waited_for_and_told_about_now_and_then(desk: Desk) -> None:
+def test_an_unreachable_controller_is_waited_for_and_reported_at_intervals(desk: Desk) -> None:
     count = desk.folder / "count"
     count.write_text("")
     away = (

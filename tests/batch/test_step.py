@@ -92,7 +92,7 @@ def desk(tmp_path: Path) -> Desk:
     return Desk(tmp_path)
 
 
-def test_srun_passes_everything_on_and_its_code_reaches_the_judge(desk: Desk) -> None:
+def test_srun_passes_everything_on_and_its_code_is_classified(desk: Desk) -> None:
     desk.answer("srun", "exit 3")
     open_attempt(desk.run, FIRST, Budgets(crash=0))
     assert desk.step() == 0, desk.told()
@@ -189,7 +189,7 @@ def test_a_node_that_cannot_be_prepared_is_named_and_no_rank_starts(tmp_path: Pa
         ("trap 'echo bye' EXIT; false", "setup failed at `job.setup`"),
     ],
 )
-def test_a_setup_line_that_fails_is_told_and_no_rank_starts(
+def test_a_failed_setup_line_is_reported_and_no_rank_starts(
     tmp_path: Path, line: str, words: str
 ) -> None:
     desk = Desk(tmp_path, setup=["export code=9 RUN=/x job=77", line])
@@ -219,7 +219,7 @@ def test_what_the_setup_leaves_running_does_not_hold_the_judging_up(tmp_path: Pa
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
 
 
-def test_a_signal_to_all_processes_lets_the_step_judge(desk: Desk) -> None:
+def test_a_signal_to_all_processes_lets_the_step_finalize(desk: Desk) -> None:
     open_attempt(desk.run, FIRST, Budgets())
     ready = desk.calls.parent / "ready"
     desk.answer("srun", f"trap 'exit 143' TERM; touch {ready}; while true; do sleep 0.1; done")
@@ -247,7 +247,7 @@ def test_a_start_too_many_of_a_finished_run_ends_well_and_starts_nothing(desk: D
     assert desk.ends() == []
 
 
-def test_the_step_tells_its_batch_script_that_it_has_begun(desk: Desk) -> None:
+def test_the_step_signals_its_batch_script_that_it_has_begun(desk: Desk) -> None:
     marker = desk.run.unstarted("7")
     marker.write_text("n1\n")
     desk.step()
@@ -374,7 +374,7 @@ def test_a_container_that_waits_for_its_rank_outlives_the_warning_at_which_it_sa
         assert box.wait() == (5 if survives else -number)
 
 
-def test_a_container_that_is_not_there_is_told_as_slurm_tells_it() -> None:
+def test_a_missing_container_is_reported_in_slurms_words() -> None:
     words = [*_surviving(["no-such-box"]), "no-such-box", "run"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 2
@@ -409,7 +409,7 @@ def test_a_node_is_blamed_also_where_no_start_follows(tmp_path: Path) -> None:
     assert [entry.node for entry in blames(tmp_path / "hpcrun" / "nodes.jsonl", 0.0)] == ["n2"]
 
 
-def test_a_job_whose_number_another_cluster_has_used_starts_and_judges_nothing(desk: Desk) -> None:
+def test_a_job_number_used_by_another_cluster_starts_and_records_nothing(desk: Desk) -> None:
     assert desk.step(SLURM_CLUSTER_NAME="one") != 2
     log = desk.run.job_logs("7")
     assert (log / "cluster").read_text() == "one\n"
@@ -421,7 +421,7 @@ def test_a_job_whose_number_another_cluster_has_used_starts_and_judges_nothing(d
     assert not desk.run.events.exists()
 
 
-def test_a_run_that_was_deleted_and_made_anew_is_not_judged_by_its_old_job(desk: Desk) -> None:
+def test_a_deleted_and_recreated_run_is_not_finalized_by_its_old_job(desk: Desk) -> None:
     open_attempt(desk.run, FIRST, Budgets())
     place = shlex.quote(str(desk.run.path))
     again = f"cp -r {place} {place}2; rm -r {place}; mv {place}2 {place}"
@@ -431,7 +431,7 @@ def test_a_run_that_was_deleted_and_made_anew_is_not_judged_by_its_old_job(desk:
     assert desk.called("scontrol")[-1] != "scontrol requeue 7"
 
 
-def test_a_run_whose_file_system_was_mounted_again_is_judged(desk: Desk) -> None:
+def test_a_run_on_a_remounted_file_system_is_finalized(desk: Desk) -> None:
     """A remount gives the folder another inode, but run.json is the same."""
     open_attempt(desk.run, FIRST, Budgets())
     place = shlex.quote(str(desk.run.path))

@@ -81,7 +81,7 @@ def test_a_job_whose_id_was_lost_is_not_submitted_twice(desk: Desk, run: RunDire
     assert called(desk, "sbatch") == 1
 
 
-def test_no_second_job_is_submitted_while_nobody_knows_of_the_first(
+def test_no_second_job_is_submitted_while_the_first_is_uncertain(
     desk: Desk, run: RunDirectory
 ) -> None:
     refuse(desk, AWAY, times=1)

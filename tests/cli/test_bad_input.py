@@ -129,7 +129,7 @@ def test_bad_input_gets_one_line_and_leaves_nothing(
     assert listing(folder) == before
 
 
-def test_a_current_folder_that_is_gone_is_told(tmp_path: Path) -> None:
+def test_a_missing_current_folder_is_reported(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     code = "import os, sys; os.rmdir(os.getcwd()); os.execv(sys.executable, sys.argv[1:])"
@@ -141,7 +141,7 @@ def test_a_current_folder_that_is_gone_is_told(tmp_path: Path) -> None:
     require_one_line(done, "current folder is gone", "`cd`")
 
 
-def test_output_that_cannot_be_written_is_told(folder: Path) -> None:
+def test_unwritable_output_is_reported(folder: Path) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "hpcrun", "config", "show"],
@@ -174,7 +174,7 @@ def test_a_place_that_may_not_be_written_is_refused(folder: Path, refusable: lis
     assert listing(folder) == before
 
 
-def test_the_run_of_somebody_else_is_told_with_its_owner(
+def test_the_run_of_another_user_is_reported_with_its_owner(
     finished_copy: Path, refusable: list[str]
 ) -> None:
     if os.geteuid() != 0:
@@ -190,7 +190,7 @@ def test_the_run_of_somebody_else_is_told_with_its_owner(
         require_one_line(done, "runs/done", "you may not read it", f"belongs to {run.owner()}")
 
 
-def test_a_disk_that_is_full_at_submission_is_told_and_left_as_it_was(
+def test_a_full_disk_at_submission_is_reported_and_left_unchanged(
     folder: Path, small_disk: Callable[[str], Path]
 ) -> None:
     refused = 0
@@ -240,15 +240,15 @@ from probe import Probe
 
 class Preempted(Probe):
     def meet(self, fault):
-        told = Path(self.config.data.own["log"]) / "told"
+        sent = Path(self.config.data.own["log"]) / "sent"
         self.calls = getattr(self, "calls", 0) + 1
-        if self.calls == 6 and not told.exists():
-            told.touch()
+        if self.calls == 6 and not sent.exists():
+            sent.touch()
             os.kill(os.getpid(), signal.SIGUSR2)
 """
 
 
-def test_a_stop_that_cannot_save_ends_with_74_is_not_requeued_and_resume_goes_on(
+def test_a_stop_that_cannot_save_exits_with_74_and_can_be_resumed(
     folder: Path, small_disk: Callable[[str], Path]
 ) -> None:
     disk = small_disk("1m")
@@ -296,7 +296,7 @@ def test_a_task_module_that_raises_ends_the_run_with_its_line_said_once(folder: 
     assert list(run.checkpoints.iterdir()) == []
 
 
-def test_a_taken_port_is_passed_over(folder: Path) -> None:
+def test_a_taken_port_is_skipped(folder: Path) -> None:
     now = int(time.time())
     # A job of the local cluster is named by the second of its submission.
     soon = [f"{second}-0" for second in range(now, now + 300)]

@@ -28,7 +28,7 @@ def submit_line(folder: Path, name: str, **changes: object) -> list[str]:
     return ["submit", "-c", "empty.yaml", "--name", name, *tiny_config(folder, **changes)]
 
 
-def test_status_tells_of_none_of_one_and_of_many(finished_copy: Path, tmp_path: Path) -> None:
+def test_status_shows_no_run_one_run_and_many_runs(finished_copy: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     none = jobs.hpcrun("status", cwd=tmp_path / "empty")
     assert (none.returncode, none.stderr) == (0, "")
@@ -125,7 +125,7 @@ def test_without_a_config_a_task_of_ones_own_begins_with_the_plain_defaults(fold
     assert (quick["name"], quick["train"]["steps"]) == ("quickstart", 300)
 
 
-def test_a_key_that_does_nothing_keeps_nobody_from_continuing_the_run_that_has_it(
+def test_a_key_without_effect_does_not_prevent_a_resume(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)
@@ -215,7 +215,7 @@ def _empty_job_state(run: RunDirectory) -> None:
     "damage",
     [_tear_events, _empty_record, _garbage_metrics, _no_logs, _no_events, _empty_job_state],
 )
-def test_a_damaged_run_is_still_told_as_finished(
+def test_a_damaged_run_still_counts_as_finished(
     finished_copy: Path, damage: Callable[[RunDirectory], None]
 ) -> None:
     damage(RunDirectory(finished_copy / "runs" / "done"))
@@ -235,7 +235,7 @@ def test_a_run_without_its_config_says_what_is_missing(finished_copy: Path) -> N
         )
 
 
-def test_a_config_that_is_damaged_is_told_with_its_line(finished_copy: Path) -> None:
+def test_a_damaged_config_is_reported_with_its_line(finished_copy: Path) -> None:
     run = RunDirectory(finished_copy / "runs" / "done")
     run.config.write_text("train: {steps: 3\n")
     run.result.unlink()
@@ -311,7 +311,7 @@ def test_a_submission_that_cannot_be_recorded_leaves_the_run_as_it_was(
     assert (disk / "done" / "config.yaml").read_text() == before
 
 
-def test_the_debug_executor_trains_in_the_process_and_tells_its_end(folder: Path) -> None:
+def test_the_debug_executor_trains_in_the_process_and_reports_its_end(folder: Path) -> None:
     (folder / "alone.py").write_text(
         "from probe import Probe\n"
         "class Alone(Probe):\n"
@@ -348,7 +348,7 @@ def test_a_manifest_that_cannot_be_read_costs_its_step_and_no_start(finished_cop
     assert [event.cause for event in jobs.events(run, "ended")] == ["finished", "finished"]
 
 
-def test_a_job_of_this_machine_is_told_from_a_process_with_its_number(tmp_path: Path) -> None:
+def test_a_local_job_is_distinguished_from_a_process_with_its_pid(tmp_path: Path) -> None:
     status = job_files.JobStatus("1", "RUNNING", 0, os.getpid(), 12.5, [])
     assert not job_files.is_alive(status)
     job_files.write_status(tmp_path, status)

@@ -137,7 +137,7 @@ def test_a_script_does_not_start_from_scratch(
     assert "runs a script, which has checkpoints in its own format" in capsys.readouterr().err
 
 
-def test_a_script_that_reported_a_saved_step_goes_on_without_checkpoints_of_ours(
+def test_a_script_that_reported_a_saved_step_needs_no_checkpoints_of_hpcrun(
     run: RunDirectory,
 ) -> None:
     line = ["submit", "--prepare", "--no-snapshot", "--name", "script", "--", "python", "x.py"]

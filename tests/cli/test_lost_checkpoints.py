@@ -19,7 +19,7 @@ def saved(run: RunDirectory) -> object:
     return json.loads(told.stdout)["committed"]
 
 
-def test_every_place_tells_the_step_that_is_really_saved(folder: Path) -> None:
+def test_every_place_shows_the_step_that_is_really_saved(folder: Path) -> None:
     line = tiny_config(folder, train__steps=40, checkpoint__every=6)
     done = jobs.hpcrun("submit", "-c", "empty.yaml", "--name", "r", "--detach", *line, cwd=folder)
     assert done.returncode == 0, done.stderr

@@ -29,7 +29,7 @@ def test_the_environment_is_checked_and_an_error_is_exit_code_1(tmp_path: Path) 
     assert "nothing is wrong" in err
 
 
-def test_a_warning_alone_is_exit_code_0_and_notes_are_asked_for(tmp_path: Path) -> None:
+def test_only_warnings_give_exit_code_0_and_notes_need_an_option(tmp_path: Path) -> None:
     code, out, _ = lint(tmp_path, NCCL_DEBUG="INFO", NCCL_SOCKET_IFNAME="eth0")
     assert code == 0
     assert out.count(": warning: ") == 1

@@ -49,7 +49,7 @@ def test_nodes_are_shown_with_their_failures_and_forgiven(
     assert [entry.node for entry in blames(ledger, 0.0)] == ["n2"]
 
 
-def test_a_node_that_nobody_blames_is_refused(
+def test_a_node_without_failures_is_refused(
     ledger: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     blame(ledger, "n2", "down", "runs/a")

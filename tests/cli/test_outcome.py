@@ -43,7 +43,9 @@ def test_numbers_come_first_then_texts_and_tables(
     ]
 
 
-def test_why_there_is_no_report_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_report_has_its_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run, error = RunDirectory(tmp_path), "MyTask.report() raised KeyError: 'accuracy'"
     write_json(
         run.result, {"steps": 5, "validation_loss": 0.5, "report": {}, "report_error": error}
@@ -56,7 +58,7 @@ def test_why_there_is_no_report_is_told(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("of", [40, 50])
-def test_the_best_and_the_last_are_told_apart_and_whose_the_figures_are(
+def test_the_best_and_the_last_figures_are_distinguished_and_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], of: int
 ) -> None:
     run, best = RunDirectory(tmp_path), {"step": 40, "validation_loss": 0.125}
@@ -72,7 +74,7 @@ def test_the_best_and_the_last_are_told_apart_and_whose_the_figures_are(
     ]
 
 
-def test_what_a_rank_says_of_a_hang_is_told_once_by_the_end(
+def test_a_hang_is_reported_only_once_by_the_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, attempt = RunDirectory(tmp_path), Attempt("1", 0)
@@ -200,6 +202,6 @@ def test_a_disk_too_full_for_a_last_word_ends_with_74(
     assert "full ended without a result: the disk of " in capsys.readouterr().out
 
 
-def test_a_loss_that_is_not_finite_is_told_as_such() -> None:
+def test_a_non_finite_loss_is_reported_as_such() -> None:
     line = {"step": 3, "loss": None, "tokens_per_second": 1234.5, "gradient_norm": None}
     assert facts_of(line) == {"loss": "nan", "tokens/s": "1,234"}

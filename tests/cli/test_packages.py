@@ -15,7 +15,7 @@ from hpcrun.errors import UserError
     ("package", "wanted"), [("tensorboard", "watch.tensorboard=true"), ("wandb", "watch.wandb=a")]
 )
 @pytest.mark.parametrize("how", [["--executor", "local"], ["--executor", "slurm", "--dry-run"]])
-def test_a_watcher_that_is_not_installed_is_told_before_anything_is_made(
+def test_a_missing_logger_package_is_reported_before_anything_is_created(
     package: str,
     wanted: str,
     how: list[str],

@@ -32,7 +32,7 @@ def ask(folder: Path, name: str, *options: str) -> dict[str, Any]:
     return answer
 
 
-def test_all_ranks_answer_and_the_training_goes_on(tmp_path: Path) -> None:
+def test_all_ranks_answer_and_the_training_continues(tmp_path: Path) -> None:
     changes = {"train__steps": 30, "model__pause": 0.05, "train__hang_after": "null"}
     run = jobs.submit_probe(tmp_path, "held", **changes)
     with jobs.held_at(run, 3):

@@ -11,7 +11,7 @@ from hpcrun.run.directory import create
 from hpcrun.run.events import Attempt, record_event
 
 
-def test_a_line_under_way_waits_for_its_end_unless_nobody_will_end_it(tmp_path: Path) -> None:
+def test_an_unfinished_line_waits_unless_nothing_can_complete_it(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"one\ntwo")
     tail = Tail(path)

@@ -32,7 +32,7 @@ def start(folder: Path) -> Iterator[Callable[..., Terminal]]:
     jobs.hpcrun("cancel", "--now", "long", cwd=folder)
 
 
-def test_ctrl_c_saves_and_stops_and_the_same_line_goes_on_and_twice_ends_it_at_once(
+def test_ctrl_c_saves_and_a_second_one_ends_the_run(
     folder: Path, start: Callable[..., Terminal]
 ) -> None:
     run = RunDirectory(folder / "runs" / "long")

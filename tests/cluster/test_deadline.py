@@ -29,7 +29,7 @@ def test_an_older_slurm_is_asked_by_the_id_of_the_array_task(recorded_env: Recor
     assert end_time(environ, lambda job: {"3_1": 5.0}[job]) == 5.0
 
 
-def test_outside_slurm_and_in_the_local_cluster_there_is_nobody_to_ask() -> None:
+def test_outside_slurm_and_in_the_local_cluster_no_scheduler_is_asked() -> None:
     assert end_time({}, unasked) is None
     assert end_time({"SLURM_JOB_ID": "7", "HPCRUN_LOCAL_CLUSTER": "1"}, unasked) is None
 

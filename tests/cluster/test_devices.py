@@ -159,7 +159,7 @@ def test_a_job_for_gpus_that_sees_none_is_refused_where_slurm_counts_none() -> N
     require_given_gpus({**environ, "SLURM_JOB_ID": "8"})
 
 
-def test_slices_of_a_gpu_are_told_from_whole_ones() -> None:
+def test_slices_of_a_gpu_differ_from_whole_gpus() -> None:
     assert lists_mig({"CUDA_VISIBLE_DEVICES": "MIG-9f1c,MIG-2a3b"})
     assert not lists_mig({"CUDA_VISIBLE_DEVICES": "GPU-1a2b"})
     assert not lists_mig({})

@@ -41,7 +41,7 @@ def test_what_is_not_a_launchers_is_kept() -> None:
     assert scrub(kept) == kept
 
 
-def test_what_slurm_tells_mpirun_in_a_job_stays_in_that_job() -> None:
+def test_slurms_variables_for_mpirun_stay_in_that_job() -> None:
     # As Slurm 26.05 sets them in a batch script.
     told = {
         "HYDRA_BOOTSTRAP": "slurm",

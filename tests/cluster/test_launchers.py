@@ -53,7 +53,7 @@ def test_the_legacy_variables_serve_where_step_variables_are_missing(
     assert read_placement(env) == read_placement(recorded_env("uneven-step"))
 
 
-def test_a_process_of_the_batch_script_is_told_to_use_srun(recorded_env: Recorded) -> None:
+def test_a_process_of_the_batch_script_is_referred_to_srun(recorded_env: Recorded) -> None:
     with pytest.raises(ClusterError, match="8 tasks without srun"):
         read_placement(recorded_env("batch-shell"))
 
@@ -136,7 +136,7 @@ def test_no_launcher_is_a_single_rank() -> None:
     ("recording", "own"),
     [("gpus-per-task", True), ("map-gpu", True), ("one-gpu-step", False), ("shared", False)],
 )
-def test_gpus_bound_to_each_task_are_told_from_shared_ones(
+def test_gpus_bound_to_each_task_differ_from_shared_ones(
     recording: str, own: bool, recorded_env: Recorded
 ) -> None:
     assert read_placement(recorded_env(recording)).own_devices is own

@@ -18,7 +18,7 @@ def test_blame_is_kept_for_a_time_and_survives_a_torn_line(tmp_path: Path) -> No
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_without_a_ledger_nobody_is_blamed(tmp_path: Path) -> None:
+def test_without_a_bad_node_list_no_node_is_suspected(tmp_path: Path) -> None:
     assert blames(tmp_path / "none", since=0.0) == []
 
 

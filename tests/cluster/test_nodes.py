@@ -18,7 +18,7 @@ from hpcrun.cluster.nodes import (
 Recorded = Callable[[str], str]
 
 
-def test_a_node_tells_its_cpus_memory_gpus_and_partitions(recorded: Recorded) -> None:
+def test_a_node_has_its_cpus_memory_gpus_and_partitions(recorded: Recorded) -> None:
     nodes = parse_nodes(recorded("22.05/show-nodes.txt"))
     assert [node.name for node in nodes] == ["node1", "node2", "node3"]
     first, second, third = nodes
@@ -49,7 +49,7 @@ def test_partitions_tell_limits_and_defaults(recorded: Recorded) -> None:
     assert found["whole"].limits == Limits(max_cpus_per_node=32)
 
 
-def test_the_cluster_has_limits_of_its_own(recorded: Recorded) -> None:
+def test_the_cluster_has_its_own_limits(recorded: Recorded) -> None:
     assert parse_limits(recorded("22.05/show-config-limits.txt")) == Limits(max_mem_per_node=500000)
 
 

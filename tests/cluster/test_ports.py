@@ -92,12 +92,12 @@ def test_a_foreign_or_unknown_host_is_refused() -> None:
         is_free("no-such-host.invalid", 12345)
 
 
-def test_the_port_of_the_environment_is_tried_first_and_others_after_it() -> None:
+def test_the_port_of_the_environment_is_tried_first() -> None:
     assert wanted_ports({"MASTER_PORT": "12345"}, "7") == [12345, *port_candidates("7")]
     assert wanted_ports({}, "7") == port_candidates("7")
 
 
-def test_a_taken_port_is_passed_over_and_all_addresses_are_listened_on() -> None:
+def test_a_taken_port_is_skipped_and_all_addresses_are_listened_on() -> None:
     with socket.socket() as taken, socket.socket() as probe:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -17,7 +17,7 @@ Recorded = Callable[[str], str]
 Jobs = dict[str, str]
 
 
-def test_show_job_tells_the_state_of_each_scene(printed: Recorded) -> None:
+def test_show_job_gives_the_state_of_each_scene(printed: Recorded) -> None:
     expected = {
         **dict.fromkeys(("running", "commented", "unlimited", "hetjob"), "RUNNING"),
         **dict.fromkeys(("array", "grace"), "RUNNING"),
@@ -47,7 +47,7 @@ def test_show_job_gives_the_fields_and_no_free_text_fakes_them(printed: Recorded
     assert (commented["JobState"], commented["Reason"]) == ("RUNNING", "None")
 
 
-def test_show_job_tells_exit_codes_and_reasons(printed: Recorded) -> None:
+def test_show_job_gives_exit_codes_and_reasons(printed: Recorded) -> None:
     def field(scene: str, name: str) -> str:
         return slurm.parse_show_job(printed(f"job-{scene}.txt"))[name]
 
@@ -57,12 +57,12 @@ def test_show_job_tells_exit_codes_and_reasons(printed: Recorded) -> None:
     assert slurm.unix_time(field("suspended", "SuspendTime")) is not None
 
 
-def test_show_job_tells_the_array_of_a_task(printed: Recorded, jobs: Jobs) -> None:
+def test_show_job_gives_the_array_of_a_task(printed: Recorded, jobs: Jobs) -> None:
     fields = slurm.parse_show_job(printed("job-array.txt"))
     assert (fields["ArrayJobId"], fields["ArrayTaskId"]) == (jobs["array"], "1")
 
 
-def test_squeue_tells_states_nodes_ends_and_reasons(printed: Recorded, jobs: Jobs) -> None:
+def test_squeue_gives_states_nodes_ends_and_reasons(printed: Recorded, jobs: Jobs) -> None:
     seen = slurm.parse_squeue(printed("squeue-live.txt"))
     running = seen[jobs["running"]]
     assert (running.state, running.reason, running.nodes) == ("RUNNING", "None", ("node1", "node2"))
@@ -131,7 +131,7 @@ def test_sacct_keeps_every_attempt_with_exit_code_and_nodes(printed: Recorded, j
     assert by_job[jobs["held"]].start is None
 
 
-def test_refusals_are_told_apart(printed: Recorded) -> None:
+def test_refusals_are_distinguished(printed: Recorded) -> None:
     facts = json.loads(printed("refusals.json"))
     kinds = {
         name.removeprefix("requeue-"): slurm.classify_requeue_error(facts[name]["errors"])
@@ -153,7 +153,7 @@ def test_refusals_are_told_apart(printed: Recorded) -> None:
         assert slurm.is_unknown_job(answer) is unknown
 
 
-def test_sinfo_tells_the_state_of_each_node(printed: Recorded) -> None:
+def test_sinfo_gives_the_state_of_each_node(printed: Recorded) -> None:
     states = slurm.parse_sinfo(printed("sinfo.txt"))
     assert states == {
         "node1": "mixed",
@@ -165,7 +165,7 @@ def test_sinfo_tells_the_state_of_each_node(printed: Recorded) -> None:
 
 
 @pytest.mark.parametrize("newer", ["24.11", "26.05"])
-def test_json_tells_the_state_below_completing(recorded: Recorded, newer: str) -> None:
+def test_json_shows_the_state_under_completing(recorded: Recorded, newer: str) -> None:
     states = slurm.parse_job_states(recorded(f"{newer}/job-cancelling.json"))
     assert states == {"CANCELLED", "COMPLETING"}
 

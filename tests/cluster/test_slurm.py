@@ -17,7 +17,7 @@ from hpcrun.cluster.errors import ClusterError
 Recorded = Callable[[str], str]
 
 
-def test_squeue_tells_state_nodes_end_and_time_left(recorded: Recorded) -> None:
+def test_squeue_gives_state_nodes_end_and_time_left(recorded: Recorded) -> None:
     jobs = slurm.parse_squeue(recorded("22.05/squeue.txt"))
     assert jobs["30"] == slurm.JobInfo(
         state="RUNNING",
@@ -62,7 +62,7 @@ def test_a_reason_with_bars_and_banners_around_do_no_harm() -> None:
     assert (jobs["7"].reason, jobs["7"].name) == ("Nodes down, or a|b", "größe")
 
 
-def test_a_forgotten_job_is_told_from_a_controller_that_does_not_answer() -> None:
+def test_a_forgotten_job_differs_from_an_unreachable_controller() -> None:
     forgotten = slurm.Completed(1, "", "slurm_load_jobs error: Invalid job id specified\n")
     unreachable = slurm.Completed(
         1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"
@@ -85,7 +85,7 @@ def test_sacct_keeps_every_attempt_in_order(recorded: Recorded) -> None:
     assert attempts("26") == ["NODE_FAIL", "CANCELLED"]
 
 
-def test_sacct_tells_exit_codes_signals_and_nodes(recorded: Recorded) -> None:
+def test_sacct_gives_exit_codes_signals_and_nodes(recorded: Recorded) -> None:
     records = {record.job_id: record for record in slurm.parse_sacct(recorded("22.05/sacct.txt"))}
     assert (records["22"].exit_code, records["22"].signal) == (9, 0)
     assert (records["23"].exit_code, records["23"].signal) == (0, 9)
@@ -120,7 +120,7 @@ def test_the_submitters_command_line_cannot_fake_a_field(recorded: Recorded) -> 
     assert "Restarts" not in slurm.parse_show_job(faked)
 
 
-def test_show_job_tells_the_array_of_a_task(recorded: Recorded) -> None:
+def test_show_job_gives_the_array_of_a_task(recorded: Recorded) -> None:
     fields = slurm.parse_show_job(recorded("22.05/show-array-task.txt"))
     assert (fields["ArrayJobId"], fields["ArrayTaskId"], fields["JobName"]) == ("32", "2", "wrap")
 
@@ -141,7 +141,7 @@ def test_show_job_tells_the_array_of_a_task(recorded: Recorded) -> None:
         ("", "unknown"),
     ],
 )
-def test_errors_of_a_requeue_are_told_apart(printed: str, kind: str) -> None:
+def test_errors_of_a_requeue_are_distinguished(printed: str, kind: str) -> None:
     assert slurm.classify_requeue_error(printed) == kind
 
 
@@ -248,7 +248,7 @@ def test_times_are_unix_seconds_or_this_machines_iso() -> None:
         assert slurm.unix_time(none) is None
 
 
-def test_a_program_is_run_and_its_end_told() -> None:
+def test_a_program_runs_and_its_end_is_returned() -> None:
     done = slurm.run(["sh", "-c", "echo out; echo err >&2; exit 3"])
     assert done == slurm.Completed(3, "out\n", "err\n")
 

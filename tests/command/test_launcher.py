@@ -14,7 +14,7 @@ from hpcrun.command.launcher import Launcher, launching_python
 NODE = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "node1", "MASTER_PORT": "4711"}
 
 
-def test_torchrun_is_told_of_all_nodes_and_outlives_the_warning() -> None:
+def test_torchrun_gets_all_nodes_and_outlives_the_warning() -> None:
     words = Launcher("torchrun", 4, "/env/python").words(["train.py", "--lr", "1"], NODE)
     assert words[:3] == ["sh", "-c", 'trap "" USR1 USR2; exec "$@"']
     assert words[4:] == [
@@ -39,7 +39,7 @@ def accelerate(command: list[str], home: Path, **changes: str) -> list[str]:
     return words[7:-1]
 
 
-def test_accelerate_starts_all_ranks_unless_it_was_told_how(tmp_path: Path) -> None:
+def test_accelerate_starts_all_ranks_unless_it_is_configured(tmp_path: Path) -> None:
     meeting = ["--main_process_ip=node1", "--main_process_port=4711"]
     two = ["--num_machines=2", "--machine_rank=1", "--num_processes=2", *meeting]
     assert accelerate([], tmp_path) == ["--multi_gpu", *two]
@@ -117,7 +117,7 @@ class ChildFailed(Exception):
         (ValueError("75"), False),
     ],
 )
-def test_ranks_that_ask_to_be_continued_are_told_from_ranks_that_fail(
+def test_ranks_that_ask_to_be_continued_differ_from_ranks_that_fail(
     error: Exception, continues: bool
 ) -> None:
     assert asks_to_continue(error) is continues

@@ -53,11 +53,11 @@ def test_a_starter_of_ranks_is_seen(line: str, name: str, tmp_path: Path) -> Non
         "bash -c 'unfinished \"quote'",
     ],
 )
-def test_a_word_that_only_looks_like_one_is_passed_over(line: str, tmp_path: Path) -> None:
+def test_a_word_that_only_looks_like_one_is_skipped(line: str, tmp_path: Path) -> None:
     assert rank_starter(shlex.split(line), tmp_path) is None
 
 
-def test_a_shell_script_is_read_where_it_lies(tmp_path: Path) -> None:
+def test_a_shell_script_is_read_in_its_folder(tmp_path: Path) -> None:
     (tmp_path / "go.sh").write_text(
         "#!/bin/bash\nset -e\n# torchrun\ntorchrun \\\n  --nnodes 1 t.py\n"
     )

@@ -121,7 +121,7 @@ def test_what_c_plus_plus_says_at_its_end_is_found_in_the_log_and_explained(tmp_
     assert by_srun.line == told.line
 
 
-def test_words_that_nobody_knows_are_told_as_they_are(tmp_path: Path) -> None:
+def test_unknown_words_are_reported_unchanged(tmp_path: Path) -> None:
     log = "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n"
     (tmp_path / "rank-00001.log").write_text(log)
     told = first_cause([], [killed(1, 5.0, 6)], logs=tmp_path)
@@ -146,7 +146,7 @@ def test_words_that_nobody_knows_are_told_as_they_are(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_torchs_long_words_are_told_with_what_to_do(message: str, told: str) -> None:
+def test_torchs_long_messages_are_reported_with_a_remedy(message: str, told: str) -> None:
     found = first_cause([failure(1, 1.0, "RuntimeError", message)], [])
     assert found is not None
     assert found.line.startswith(f"rank 1 on n0: RuntimeError: {told}")
@@ -167,7 +167,7 @@ def test_sruns_words_are_the_cause_where_no_rank_left_any() -> None:
     assert first_cause([], [], "nothing of note") is None
 
 
-def test_only_followers_left_word_so_the_earliest_of_them_is_told() -> None:
+def test_with_only_consequences_recorded_the_earliest_is_reported() -> None:
     told = first_cause([failure(1, 1.0, "RuntimeError", _GLOO)], [])
     assert told is not None
     assert told.rank == 1
@@ -218,7 +218,7 @@ def test_ranks_that_hang_because_one_is_gone_are_not_the_cause(earlier: tuple) -
     assert not told.hang
 
 
-def test_a_hang_is_read_back_and_stacks_alone_tell_of_one_too(tmp_path: Path) -> None:
+def test_a_hang_is_read_back_and_stacks_without_a_record_show_one(tmp_path: Path) -> None:
     stacks_path(tmp_path, 0).touch()
     assert read_hang(tmp_path) is None
     stacks_path(tmp_path, 1).write_text("Thread 0x1: ...")
@@ -299,7 +299,7 @@ def test_a_batch_node_that_srun_cannot_work_on_is_blamed_but_not_for_the_control
     assert not blames_node(away)
 
 
-def test_a_rank_without_a_record_is_told_with_the_last_line_of_its_traceback(
+def test_a_rank_without_a_record_shows_the_last_line_of_its_traceback(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "rank-00001.log").write_text(

@@ -83,7 +83,7 @@ def test_a_job_that_hung_until_its_time_limit_failed_because_of_the_hang() -> No
     assert cause(LIMIT, WATCHDOG.format(0, 7), CLOSED).id == "slurm-time-limit"
 
 
-def test_an_unknown_error_of_the_program_is_told_without_confidence() -> None:
+def test_an_unknown_program_error_is_reported_with_low_confidence() -> None:
     found = cause(
         "[rank2]: Traceback (most recent call last):",
         '[rank2]:   File "train.py", line 7, in <module>',

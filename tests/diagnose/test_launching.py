@@ -34,7 +34,7 @@ ModuleNotFoundError: No module named 'submitit'
         ("on node1\n", ""),
     ],
 )  # fmt: skip
-def test_a_setup_that_fails_is_told_with_its_line_and_its_words(log: str, words: str) -> None:
+def test_a_failed_setup_is_reported_with_its_line_and_message(log: str, words: str) -> None:
     told = setup_failure("module load CUDA/12", log, worked=False)
     assert told.line == f"setup failed at `module load CUDA/12`{words}"
     assert told.bad_input

@@ -20,7 +20,7 @@ def test_short_logs_are_read_whole(tmp_path: Path) -> None:
     assert list(read_stream(io.BytesIO(b""), "-")) == []
 
 
-def test_the_middle_of_a_long_log_is_passed_over_and_counted() -> None:
+def test_the_middle_of_a_long_log_is_skipped_and_counted() -> None:
     data = b"".join(b"line %d\n" % number for number in range(1, 400_001))
     lines = list(read_stream(io.BytesIO(data), "-", head=1000, tail=1 << 20))
     assert lines[0].text == "line 1"

@@ -72,7 +72,7 @@ def test_torchruns_report_leads_to_the_rank_that_failed_first(tmp_path: Path) ->
     assert words(tmp_path, RANK_0 + RANK_1 + REPORT) == "rank 1: ValueError: broken data"
 
 
-def test_a_rank_without_a_process_group_is_told_by_the_last_traceback(tmp_path: Path) -> None:
+def test_a_rank_without_a_process_group_shows_the_last_traceback(tmp_path: Path) -> None:
     text = RANK_1.replace("[rank1]: ", "") + REPORT
     assert words(tmp_path, "loads the data\n" + text) == "rank 1: ValueError: broken data"
     assert words(tmp_path, "loads the data\n" + REPORT) == "rank 1: exit code 1"

@@ -148,7 +148,7 @@ def test_exit_code_75_asks_for_another_start_also_without_a_signal(tmp_path: Pat
     assert outcome(run) == ("finished", ["continued", "finished"])
 
 
-def test_a_program_that_is_not_there_is_told_in_one_line_and_not_tried_again(
+def test_a_missing_program_is_reported_in_one_line_and_not_retried(
     tmp_path: Path,
 ) -> None:
     run = start(tmp_path, "absent", "no-such-program")

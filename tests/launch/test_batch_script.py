@@ -104,7 +104,7 @@ def test_an_interpreter_that_does_not_start_is_tried_again_and_then_on_another_n
 
 
 @pytest.mark.parametrize(("state", "restarts"), [("COMPLETING", 0), ("RUNNING", 1)])
-def test_a_job_that_ends_or_has_been_started_again_is_left_alone(
+def test_a_job_that_ends_or_was_restarted_is_not_requeued(
     desk: Desk, state: str, restarts: int
 ) -> None:
     desk.answer("python", "exit 127")
@@ -113,7 +113,7 @@ def test_a_job_that_ends_or_has_been_started_again_is_left_alone(
     assert desk.called("scontrol") == ["scontrol show job 7"]
 
 
-def test_a_job_that_is_told_to_stop_does_not_try_its_interpreter_again(desk: Desk) -> None:
+def test_a_job_asked_to_stop_does_not_retry_its_interpreter(desk: Desk) -> None:
     desk.answer("python", "kill -TERM $PPID; exit 1")
     assert desk.submit("generated").returncode == 1
     assert len(desk.called("python")) == 1
@@ -128,7 +128,7 @@ def test_a_run_whose_folder_cannot_be_written_is_given_to_the_step_once(desk: De
 
 
 @pytest.mark.parametrize(("line", "code"), [("module load CUDA/12", 127), ("exit 0", 0)])
-def test_a_line_of_a_persons_own_that_fails_is_told_to_the_run(
+def test_a_failed_line_of_a_persons_script_is_recorded_in_the_run(
     desk: Desk, line: str, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changed = desk.folder / "mine"

@@ -35,7 +35,7 @@ def submit(
     return RunDirectory(folder / "runs" / name)
 
 
-def test_one_task_a_node_is_a_rank_of_its_own_and_shares_the_machine_with_the_others(
+def test_one_task_per_node_is_one_rank_and_shares_the_machine(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "say.py").write_text(VARIABLES)

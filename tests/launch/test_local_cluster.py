@@ -180,7 +180,7 @@ def request(**changes: Any) -> JobRequest:
     return JobRequest(**(fields | changes))
 
 
-def test_each_node_sees_its_own_gpus_and_a_cpu_job_is_told_nothing() -> None:
+def test_each_node_sees_its_own_gpus_and_a_cpu_job_none() -> None:
     seen = [step_environment(request(), rank)["CUDA_VISIBLE_DEVICES"] for rank in range(4)]
     assert seen == ["4,5", "4,5", "6,7", "6,7"]
     assert "CUDA_VISIBLE_DEVICES" not in step_environment(request(devices=None), 0)

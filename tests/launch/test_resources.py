@@ -144,7 +144,7 @@ def test_a_cpu_job_is_left_as_it_is_and_asks_nothing() -> None:
     assert fitted(job, ask) == (job, [])
 
 
-def test_what_was_decided_is_told_in_a_line_each() -> None:
+def test_each_decision_is_printed_in_one_line() -> None:
     job, lines = fitted(Job(partition="gpu", gpus=2), lambda _: OFFER)
     assert (job.gpu_request, job.cpus_per_task, job.mem) == ("gpus-per-node", 8, "64000M")
     assert lines == [

@@ -58,7 +58,7 @@ _AGAIN = (
     ],
     ids=["done", "to-be-continued"],
 )
-def test_a_rank_that_starts_after_the_end_of_rank_0_waits_for_nobody(
+def test_a_rank_that_starts_after_the_end_of_rank_0_does_not_wait(
     program: str,
     line: str,
     starts: int,

@@ -54,7 +54,9 @@ def recorded(version: str, name: str) -> JobView:
         ("26.05", "requeueing", "node-failure"),
     ],
 )
-def test_the_controller_tells_why_a_job_ends(version: str, name: str, word: str | None) -> None:
+def test_the_controller_gives_the_reason_for_a_jobs_end(
+    version: str, name: str, word: str | None
+) -> None:
     assert word_of(recorded(version, name), FIRST, "") == word
 
 

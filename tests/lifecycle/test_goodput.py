@@ -60,7 +60,7 @@ def test_nothing_is_lost_with_a_report_that_was_not_made() -> None:
     assert (account.recomputed, account.start_up) == (0, before.start_up + 7)
 
 
-def test_the_time_in_which_nobody_wanted_it_is_idle_and_not_in_the_ratio() -> None:
+def test_unwanted_time_is_idle_and_not_in_the_ratio() -> None:
     log = [
         event("submitted", 0),
         event("opened", 1),

@@ -34,7 +34,7 @@ def slurm_says(state: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "PENDING", "SUSPENDED", "EXPEDITING"])
-def test_a_job_beside_a_live_one_is_refused_and_changes_nothing(
+def test_a_second_job_of_a_live_run_is_refused_and_changes_nothing(
     run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
     slurm_says(state, tmp_path, monkeypatch)
@@ -48,7 +48,7 @@ def test_a_job_beside_a_live_one_is_refused_and_changes_nothing(
 
 
 @pytest.mark.parametrize("state", ["COMPLETED", "COMPLETING", "CANCELLED", "NODE_FAIL"])
-def test_a_job_after_one_that_has_gone_goes_on_with_its_run(
+def test_a_job_continues_the_run_of_a_job_that_has_gone(
     run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
     slurm_says(state, tmp_path, monkeypatch)
@@ -64,7 +64,7 @@ def test_a_job_whose_last_word_is_said_holds_nothing_while_its_script_ends(
     open_attempt(run, SECOND, Budgets(), executor="slurm")
 
 
-def test_the_next_start_of_the_same_job_asks_nobody(
+def test_the_next_start_of_the_same_job_asks_no_scheduler(
     run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurm_says("RUNNING", tmp_path, monkeypatch)
@@ -80,7 +80,7 @@ def test_a_number_of_another_cluster_is_another_job(
     open_attempt(run, SECOND, Budgets(), executor="slurm")
 
 
-def test_a_job_whose_setup_fails_beside_a_live_one_changes_nothing(
+def test_a_failed_setup_next_to_a_live_job_changes_nothing(
     run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurm_says("RUNNING", tmp_path, monkeypatch)
@@ -90,7 +90,7 @@ def test_a_job_whose_setup_fails_beside_a_live_one_changes_nothing(
     assert not run.result.exists()
 
 
-def test_a_job_that_has_the_run_asks_nobody_again(
+def test_a_job_that_owns_the_run_asks_no_second_time(
     run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurm_says("COMPLETING", tmp_path, monkeypatch)

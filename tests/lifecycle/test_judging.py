@@ -200,7 +200,7 @@ BY_OTHERS = replace(CRASH, follows=True)
         ),
     ],
 )
-def test_a_scripts_stop_is_told_from_the_end_that_srun_gives_it(
+def test_a_scripts_stop_differs_from_an_end_by_srun(
     found: Evidence, verdict: tuple[Cause, str]
 ) -> None:
     assert judge(found) == verdict

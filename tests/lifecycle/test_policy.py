@@ -80,7 +80,7 @@ def test_a_script_that_dies_of_every_warning_before_its_limit_is_given_up_with_t
     ).restart
 
 
-def test_a_script_that_minds_the_warning_or_is_preempted_goes_on_without_end() -> None:
+def test_a_script_that_handles_the_warning_or_is_preempted_always_continues() -> None:
     budgets = of_script(Budgets())
     assert decide(script_ends(*[Cause.TIME_LIMIT] * 9, killed=False), budgets).restart
     assert decide(script_ends(*[Cause.PREEMPTION] * 9), budgets).restart
@@ -93,7 +93,7 @@ def timed(cause: Cause, seconds: float, failure: str | None = None, **more: int)
     return Life(Attempt("1", 0), 0.0, cause=cause, ended=seconds, failure=failure, **more)
 
 
-def test_a_script_that_asks_to_be_continued_at_once_again_and_again_is_given_up() -> None:
+def test_a_script_that_repeatedly_asks_to_continue_immediately_is_given_up() -> None:
     hasty = timed(Cause.CONTINUED, 3.0)
     assert decide([hasty] * 2, of_script(Budgets())).restart
     told = decide([hasty] * 3, of_script(Budgets()))
@@ -105,7 +105,7 @@ def test_a_script_that_asks_to_be_continued_at_once_again_and_again_is_given_up(
     assert decide([hasty, timed(Cause.CONTINUED, 90.0), hasty, hasty], of_script(Budgets())).restart
 
 
-def test_a_script_that_reports_its_saves_is_judged_by_them_as_a_task_is() -> None:
+def test_a_script_that_reports_saves_is_judged_like_a_task() -> None:
     budgets = of_script(Budgets())
     further = [timed(Cause.CONTINUED, 3.0, begun_at=n, committed=n + 1) for n in range(9)]
     assert decide(further, budgets).restart

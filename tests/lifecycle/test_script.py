@@ -40,7 +40,7 @@ def watch(
     return Watch(child, run, FIRST, flag, config, signal.SIGUSR2, progress)
 
 
-def test_a_script_that_ends_well_on_a_signal_which_its_rank_hears_later_was_told_to_stop(
+def test_a_script_that_ends_well_on_a_late_signal_was_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watching, "_LATE_SIGNAL", 60.0)
@@ -111,7 +111,7 @@ def test_many_ranks_together_look_for_a_new_owner_a_hundred_times_a_second_at_mo
     assert abs(sum(counts) - ranks * 199 / pause) <= ranks
 
 
-def test_a_script_that_was_suspended_is_told_in_the_log_of_events(tmp_path: Path) -> None:
+def test_a_suspended_script_is_recorded_in_the_event_log(tmp_path: Path) -> None:
     run = create(tmp_path / "a", "{}\n", {})
     code = WATCHED.format(path=str(run.path))
     with subprocess.Popen(
@@ -168,7 +168,7 @@ def test_a_programs_exit_codes_are_not_taken_for_ours(code: int, ours: int) -> N
     assert _own_code(code) == ours
 
 
-def test_a_failed_end_is_told_with_its_code_or_signal_and_the_last_words() -> None:
+def test_a_failed_end_has_its_code_or_signal_and_the_last_message() -> None:
     told = ScriptEnd(["python", "a.py"], 1, "ValueError: bad sample").line
     assert told == "python a.py ended with exit code 1: ValueError: bad sample"
     assert ScriptEnd(["a"], -9, "").line == "a was killed by SIGKILL"

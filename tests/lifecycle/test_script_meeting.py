@@ -96,7 +96,7 @@ def test_the_failure_of_rank_0_stays_the_cause_where_a_late_rank_sees_it(run: Ru
 
 
 @pytest.mark.parametrize("published", [True, False])
-def test_a_rank_that_is_told_to_stop_looks_for_nobody(
+def test_a_rank_asked_to_stop_does_not_look_for_rank_0(
     run: RunDirectory, published: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     if published:
@@ -107,7 +107,7 @@ def test_a_rank_that_is_told_to_stop_looks_for_nobody(
     assert read_events(run) == []
 
 
-def test_rank_0_that_is_told_to_stop_starts_nothing_and_sends_late_ranks_away(
+def test_rank_0_asked_to_stop_starts_nothing_and_late_ranks_exit(
     run: RunDirectory, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert start(run, 0, told_to_stop()) == exitcodes.DONE

@@ -44,7 +44,7 @@ def test_the_first_failure_is_a_crash_and_the_second_bad_input(run: RunDirectory
     assert "module: command not found" in second.line
 
 
-def test_a_judging_that_is_done_again_comes_to_the_same_verdict(run: RunDirectory) -> None:
+def test_a_repeated_classification_gives_the_same_result(run: RunDirectory) -> None:
     assert failed_setup(run, FIRST) == failed_setup(run, FIRST)
 
 
@@ -72,14 +72,14 @@ def test_a_job_that_has_trained_stays_on_its_nodes(run: RunDirectory) -> None:
     assert (verdict.cause, verdict.elsewhere) == (Cause.CRASH, False)
 
 
-def test_a_new_job_of_the_run_has_a_second_start_of_its_own(run: RunDirectory) -> None:
+def test_a_new_job_of_the_run_has_its_own_second_start(run: RunDirectory) -> None:
     failed_setup(run, FIRST)
     failed_setup(run, SECOND)
     record_event(run, "submitted", job="8", executor="slurm")
     assert failed_setup(run, Attempt("8", 0)).elsewhere
 
 
-def test_a_job_that_continues_another_has_no_second_start_of_its_own(run: RunDirectory) -> None:
+def test_a_follow_up_job_gets_no_further_second_start(run: RunDirectory) -> None:
     assert failed_setup(run, FIRST).elsewhere
     record_event(run, "submitted", job="8", executor="slurm", continues="7")
     second = failed_setup(run, Attempt("8", 0))
@@ -111,7 +111,7 @@ def ended(
     return settle(run, attempt, code, Budgets(), other_nodes=other_nodes)
 
 
-def test_a_file_that_one_node_lacks_is_looked_for_once_on_other_nodes(run: RunDirectory) -> None:
+def test_a_file_missing_on_one_node_gets_one_start_on_other_nodes(run: RunDirectory) -> None:
     opened(run, FIRST)
     lacks(run, FIRST, 2, 3)
     first = ended(run, FIRST)

@@ -81,7 +81,7 @@ def test_a_suspension_longer_than_allowed_ends_no_rank_and_is_reported(tmp_path:
 
 
 @pytest.mark.parametrize("how", ["stopped", "many files"])
-def test_a_rank_that_is_stopped_alone_is_not_ended(tmp_path: Path, how: str) -> None:
+def test_a_rank_stopped_by_itself_is_not_ended(tmp_path: Path, how: str) -> None:
     with rank(tmp_path, how) as process:
         os.kill(process.pid, signal.SIGSTOP)
         time.sleep(6.0)
@@ -106,7 +106,7 @@ def test_it_outlives_the_signals_of_a_step_and_goes_with_its_rank(
     jobs.wait_for(lambda: b"sentry" not in _words(sentry))
 
 
-def test_the_death_of_the_helper_is_reported_once_and_the_rank_goes_on(
+def test_the_death_of_the_watchdog_process_is_reported_once_and_the_rank_continues(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     # Other tests may have left children of this process.
@@ -171,7 +171,7 @@ while True:
 """
 
 
-def test_a_rank_that_holds_the_lock_has_its_stacks_told_and_runs_on(tmp_path: Path) -> None:
+def test_a_rank_that_holds_the_lock_shows_its_stacks_and_continues(tmp_path: Path) -> None:
     logs, stacks = tmp_path / "logs" / "7" / "restart-0", tmp_path / "stacks"
     mail = Mailbox(logs)
     command = [sys.executable, "-c", HELD, str(logs), str(stacks)]

@@ -58,7 +58,7 @@ def test_a_finished_run_is_done_even_if_srun_returned_an_error(run: RunDirectory
         ("***", "node-failure"),
     ],
 )
-def test_an_attempt_that_was_killed_before_it_was_judged_is_judged_by_slurms_words(
+def test_an_attempt_killed_before_its_end_was_recorded_is_classified_by_slurms_words(
     run: RunDirectory, log: str, cause: str
 ) -> None:
     told = f"slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00 {log}"
@@ -82,9 +82,7 @@ def test_an_attempt_that_was_killed_before_it_was_judged_is_judged_by_slurms_wor
         ("srun: error: node2: task 5: Killed", None),
     ],
 )  # fmt: skip
-def test_slurms_words_for_an_end_are_told_from_those_for_a_step_that_srun_ends(
-    log: str, word: str | None
-) -> None:
+def test_slurms_words_for_a_job_differ_from_those_for_a_step(log: str, word: str | None) -> None:
     assert scheduler_word(f"slurmstepd-n1: error: {log}\n") == word
 
 
@@ -131,7 +129,7 @@ def test_a_warning_near_the_limit_is_the_limits(run: RunDirectory) -> None:
         ("deadline", None, Cause.TIME_LIMIT, True),
     ],
 )
-def test_an_agreed_stop_is_judged_by_who_asked_for_it(
+def test_an_agreed_stop_is_classified_by_its_requester(
     run: RunDirectory, stop: str, scheduler: SchedulerWord | None, cause: Cause, restart: bool
 ) -> None:
     record_event(run, "saved", attempt=FIRST, step=10)
@@ -166,7 +164,7 @@ def commit(run: RunDirectory, step: int, owner: Attempt = FIRST) -> None:
     store.commit(store.begin(step), step, [], 1, {}, lambda: None)
 
 
-def test_a_commit_that_a_crash_kept_from_being_announced_counts_at_once(run: RunDirectory) -> None:
+def test_a_commit_that_a_crash_left_unannounced_counts(run: RunDirectory) -> None:
     record_event(run, "saved", attempt=FIRST, step=10)
     commit(run, 20)
     store = CheckpointStore(run.checkpoints, "7-0")
@@ -207,7 +205,7 @@ def test_a_checkpoint_that_cannot_be_read_keeps_no_attempt_from_its_end_or_its_s
     assert [event.attempt for event in ended] == [FIRST, Attempt("7", 1)]
 
 
-def test_bad_input_is_told_again_and_not_repeated(run: RunDirectory) -> None:
+def test_bad_input_is_reported_again_and_not_repeated(run: RunDirectory) -> None:
     record_event(run, "bad-input", attempt=FIRST, reason="task: no such thing")
     verdict = judged(run, exitcodes.BAD_INPUT)
     assert (verdict.cause, verdict.line) == (Cause.BAD_INPUT, "task: no such thing")
@@ -215,7 +213,7 @@ def test_bad_input_is_told_again_and_not_repeated(run: RunDirectory) -> None:
 
 
 @pytest.mark.parametrize("kind", [NotDeterministic, NotTrainable])
-def test_bad_input_that_one_rank_alone_came_to_is_told_in_its_name(
+def test_bad_input_of_a_single_rank_is_reported_for_that_rank(
     run: RunDirectory, kind: type[NotTrainable]
 ) -> None:
     folder = run.attempt_logs("7", 0)
@@ -253,7 +251,7 @@ def test_an_exception_outranks_the_cascade_that_came_before_it_was_written(
     assert "IndexError: index 9 is out of bounds at " in verdict.line
 
 
-def test_sruns_word_names_the_task_where_nobody_else_could(run: RunDirectory) -> None:
+def test_sruns_line_names_the_task_without_any_record(run: RunDirectory) -> None:
     log = "srun: error: node2: task 5: Killed\nsrun: launch/slurm: _step_signal: Terminating\n"
     verdict = judged(run, 137, log=log)
     assert verdict.line == "rank 5 on node2 was killed by SIGKILL"
@@ -285,7 +283,7 @@ def test_a_setup_that_fails_ends_a_new_run_and_costs_one_that_has_run_a_restart(
     assert told.line == "setup failed at `module load x`: module: command not found"
 
 
-def test_a_launch_that_failed_is_told_in_sruns_words_although_it_returns_0(
+def test_a_failed_launch_is_reported_in_sruns_words_despite_code_0(
     run: RunDirectory,
 ) -> None:
     verdict = judged(run, 0, log="srun: error: task 0 launch failed: Slurmd could not connect IO\n")
@@ -306,7 +304,7 @@ def test_an_attempt_without_an_end_was_lost_with_its_node(run: RunDirectory) -> 
 
 
 @pytest.mark.parametrize("by", ["hpcrun", "scancel"])
-def test_one_that_was_cancelled_and_killed_before_it_was_judged_has_its_end_from_the_next_job(
+def test_the_next_job_records_the_end_of_a_cancelled_and_killed_attempt(
     run: RunDirectory, by: str
 ) -> None:
     if by == "hpcrun":
@@ -325,7 +323,7 @@ def test_one_that_was_cancelled_and_killed_before_it_was_judged_has_its_end_from
     assert [event.what for event in read_events(run)][-1] == "opened"
 
 
-def test_a_ghost_knows_its_successor_and_the_newest_attempt_has_none(run: RunDirectory) -> None:
+def test_a_stale_attempt_has_a_successor_and_the_newest_has_none(run: RunDirectory) -> None:
     assert successor(read_events(run), FIRST) is None
     open_attempt(run, Attempt("7", 1), Budgets())
     assert successor(read_events(run), FIRST) == Attempt("7", 1)
@@ -360,7 +358,7 @@ def test_a_hang_is_settled_as_one_with_its_host_and_step(run: RunDirectory) -> N
     assert ended.fields["reason"] == "rank 1 on n3 is behind"
 
 
-def test_a_job_that_never_opened_is_not_judged_by_another(run: RunDirectory) -> None:
+def test_a_job_that_never_opened_is_not_finalized_by_another_job(run: RunDirectory) -> None:
     record_event(run, "finished", attempt=FIRST, step=10)
     done = {"state": "finished"}
     write_json(run.result, done)
@@ -369,7 +367,7 @@ def test_a_job_that_never_opened_is_not_judged_by_another(run: RunDirectory) -> 
     assert read_json(run.result) == done
 
 
-def test_a_start_that_finds_its_job_finished_leaves_the_result_alone(run: RunDirectory) -> None:
+def test_a_start_of_a_finished_job_keeps_the_result(run: RunDirectory) -> None:
     record_event(run, "finished", attempt=FIRST, step=10)
     done = {"state": "finished", "metrics": 1}
     write_json(run.result, done)

@@ -74,7 +74,7 @@ BAD: list[tuple[str, Change, str, str]] = [
 
 
 @pytest.mark.parametrize(("check", "change", "status", "words"), BAD)
-def test_a_bad_fact_is_told_of_its_node(
+def test_a_bad_fact_is_reported_for_its_node(
     check: str, change: Change, status: str, words: str
 ) -> None:
     measured = sound()
@@ -102,7 +102,7 @@ def test_an_error_of_a_gpu_of_another_job_does_not_count() -> None:
 @pytest.mark.parametrize(
     ("offset", "status"), [(0.4, None), (3.0, "warn"), (-3.0, "warn"), (90.0, "fail")]
 )
-def test_a_clock_that_is_off_is_told(offset: float, status: str | None) -> None:
+def test_a_wrong_clock_is_reported(offset: float, status: str | None) -> None:
     measured = sound()
     measured.offsets["n3"] = (offset, 0.001)
     assert [one.status for one in told(measured, "clock")] == ([status] if status else [])

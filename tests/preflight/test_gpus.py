@@ -84,7 +84,7 @@ def test_what_the_driver_does_not_support_is_none() -> None:
     assert told["devices"][0]["width"] == 8
 
 
-def test_a_lost_gpu_is_a_record_of_its_own() -> None:
+def test_a_lost_gpu_is_a_separate_record() -> None:
     assert read(Driver(lost=1))["devices"][1] == {"index": 1, "problem": "GPU is lost"}
 
 

@@ -124,7 +124,7 @@ def test_lines_without_a_restart_belong_to_the_line_before() -> None:
     assert found.tolist() == [True, False, False, True, True]
 
 
-def test_a_validation_in_a_line_of_its_own(tmp_path: Path, make_run: MakeRun) -> None:
+def test_a_validation_in_a_separate_line(tmp_path: Path, make_run: MakeRun) -> None:
     run = make_run("r", [3.0, 2.0])
     append_line(run.metrics, {"step": 20, "validation_loss": 1.5})
     (group,) = groups_of(tmp_path, metric="validation_loss", at="20")
@@ -147,7 +147,7 @@ def test_a_corrupt_config_is_a_group_apart(tmp_path: Path, make_run: MakeRun) ->
     assert sorted(labels) == ["all runs", "config unknown"]
 
 
-def test_a_config_of_the_seed_alone_is_known(tmp_path: Path) -> None:
+def test_a_config_with_only_a_seed_is_known(tmp_path: Path) -> None:
     for seed in (1, 2):
         folder = tmp_path / "runs" / f"s{seed}"
         folder.mkdir(parents=True)

@@ -45,7 +45,7 @@ def test_the_confusions_are_those_of_the_test_split_and_the_report_is_plain_data
     assert "validation_loss" not in report
 
 
-def test_testing_drops_nothing_out_and_leaves_mode_and_random_state_alone():
+def test_testing_drops_nothing_out_and_keeps_mode_and_random_state():
     learner = task(dropout=0.9)
     model, images = learner.build_model().train(), learner.splits.test.images
     before = torch.get_rng_state()

@@ -133,7 +133,7 @@ def test_a_damaged_corpus_in_our_cache_is_named_and_packed_again(
     assert corpus.verify(packed.path) == packed
 
 
-def test_a_foreign_file_at_a_place_the_user_chose_is_refused_and_left_alone(tmp_path: Path):
+def test_a_foreign_file_at_the_chosen_path_is_refused_and_kept(tmp_path: Path):
     place = tmp_path / "thesis.h5"
     place.write_bytes(b"five years of work")
     with pytest.raises(corpus.CorpusError, match=r"thesis\.h5: not a corpus.*data\.path"):
@@ -162,9 +162,7 @@ def _pack(library: Path, place: Path) -> None:
         corpus.pack(library, place, 10**6, 0.3)
 
 
-def test_two_processes_packing_to_one_place_at_once_leave_one_whole_corpus(
-    library: Path, packed, tmp_path: Path
-):
+def test_two_concurrent_packings_leave_one_complete_corpus(library: Path, packed, tmp_path: Path):
     place = tmp_path / "shared" / "corpus.h5"
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=_pack, args=(library, place)) for _ in range(2)]
@@ -222,12 +220,12 @@ def test_a_cap_that_leaves_no_two_files_is_refused_with_the_remedy(
     assert not (tmp_path / "b.h5").exists()
 
 
-def test_a_python_without_sources_is_told_apart(tmp_path: Path):
+def test_a_python_without_sources_is_recognized(tmp_path: Path):
     with pytest.raises(corpus.CorpusError, match=r"no Python sources.*data\.path"):
         corpus.pack(tmp_path, tmp_path / "b.h5", 10**6, 0.3)
 
 
-def test_a_rank_that_does_not_see_rank_0s_corpus_is_told_what_to_share(packed):
+def test_a_rank_without_rank_0s_corpus_learns_what_to_share(packed):
     shutil.rmtree(packed.path.parent)
     with pytest.raises(corpus.CorpusError, match=r"data\.path to a file that every node can read"):
         corpus.read_info(packed.path)

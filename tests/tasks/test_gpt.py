@@ -24,7 +24,7 @@ def test_the_order_of_the_bytes_before_matters():
     assert not torch.allclose(model(seen)[:, -1], model(swapped)[:, -1])
 
 
-def test_what_attention_compares_depends_on_the_distance_alone():
+def test_attention_scores_depend_only_on_the_distance():
     generator = torch.Generator().manual_seed(2)
     query, key = torch.randn(2, 8, generator=generator)
     turn = rotation(20, 8, torch.device("cpu"))
@@ -35,7 +35,7 @@ def test_what_attention_compares_depends_on_the_distance_alone():
     assert not torch.allclose(scores[5, 2], scores[5, 3])
 
 
-def test_rotation_keeps_lengths_and_leaves_the_first_position_alone():
+def test_rotation_keeps_lengths_and_the_first_position():
     x = torch.randn(4, 6, generator=torch.Generator().manual_seed(3))
     turned = rotate(x, rotation(4, 6, torch.device("cpu")))
     torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1))
@@ -89,7 +89,7 @@ def test_generated_text_starts_with_the_prompt_and_depends_on_the_seed():
     assert text(0) == text(0) != text(1)
 
 
-def test_generating_leaves_the_random_state_and_the_mode_alone():
+def test_generating_keeps_the_random_state_and_the_mode():
     model = GPT(SHAPE.model_copy(update={"dropout": 0.5})).train()
     torch.manual_seed(3)
     expected = torch.rand(4)

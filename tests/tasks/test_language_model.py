@@ -92,7 +92,7 @@ def test_the_model_has_the_configs_shape_and_seed(packed):
     assert all(torch.equal(built[name], expected[name]) for name in expected)
 
 
-def test_the_report_is_plain_data_and_leaves_the_random_state_alone(packed):
+def test_the_report_is_plain_data_and_keeps_the_random_state(packed):
     learner = task(packed)
     model = learner.build_model()
     before = torch.get_rng_state()
@@ -122,7 +122,7 @@ def test_a_context_longer_than_a_split_is_refused_with_the_largest_that_fits(pac
     assert len(task(packed, context=size - 1).validation_dataset()) == 1
 
 
-def test_a_rank_without_the_corpus_is_told_so_before_it_trains(tmp_path: Path):
+def test_a_rank_without_the_corpus_fails_before_it_trains(tmp_path: Path):
     config = {"model": SMALL, "data": {"path": str(tmp_path / "absent.h5")}}
     with pytest.raises(UserError, match=r"absent\.h5: no corpus here"):
         LanguageModel(Config.model_validate(config)).train_dataset()

@@ -55,7 +55,7 @@ def test_defaults_are_filled_in_so_that_the_run_directory_has_them():
     assert config.data.own["path"] is None
 
 
-def test_the_loaders_own_key_is_kept_beside_the_tasks():
+def test_the_loaders_own_key_is_kept_next_to_the_tasks():
     config = checked("data.workers=2", "data.max_bytes=4096")
     assert config.data.workers == 2
     assert config.data.own["max_bytes"] == 4096

@@ -57,7 +57,7 @@ def test_the_rate_is_what_arrived() -> None:
         "the server is busy running a test. try again later",
     ],
 )
-def test_the_error_key_tells_what_the_exit_code_does_not(words: str) -> None:
+def test_the_error_key_shows_a_failure_that_the_exit_code_hides(words: str) -> None:
     assert iperf.parse(_FAILED % words) == {"error": words}
 
 

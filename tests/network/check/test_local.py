@@ -77,7 +77,7 @@ def test_the_ports_of_a_run_are_tried_and_are_free_afterwards() -> None:
         agents.close()
 
 
-def test_ports_that_refuse_are_told_from_ports_where_another_program_answers() -> None:
+def test_ports_that_refuse_differ_from_ports_with_another_program() -> None:
     first, second = (Agent(f"127.0.0.{index + 1}", index, io.StringIO()) for index in range(2))
     free, unused = free_ports(2)
     peer = {"index": 0, "name": "127.0.0.1", "address": "127.0.0.1", "port": 0, "addresses": []}
@@ -122,7 +122,7 @@ def test_both_ends_of_the_ranges_are_tried_and_the_port_that_the_user_set() -> N
     assert 10 <= sum(low <= port <= high for port in found) <= 16
 
 
-def test_a_node_that_stops_to_answer_is_silent_and_the_others_go_on() -> None:
+def test_a_node_that_stops_answering_is_silent_and_the_rest_continue() -> None:
     agents = on_this_machine(4)
     stopped = []
 
@@ -143,7 +143,7 @@ def test_a_node_that_stops_to_answer_is_silent_and_the_others_go_on() -> None:
     assert ("127.0.0.1", "127.0.0.2") in well
 
 
-def test_a_fleet_that_does_not_start_is_silent_at_once() -> None:
+def test_a_fleet_that_does_not_start_counts_as_silent_immediately() -> None:
     agents = Processes([(["sh", "-c", "echo 'no such partition' >&2; exit 1"], os.environ)])
     begun = time.monotonic()
     measured = Check(agents, names(2), QUICK, silence).run()

@@ -22,7 +22,7 @@ def test_every_pair_meets_once_and_no_node_meets_two_at_a_time(count: int) -> No
     assert set(met) == {frozenset(pair) for pair in itertools.combinations(range(count), 2)}
 
 
-def test_one_node_has_nobody_to_meet() -> None:
+def test_one_node_needs_no_rendezvous() -> None:
     assert all_pairs(1) == []
     assert all_pairs(0) == []
 

@@ -170,7 +170,7 @@ def test_a_failure_of_two_nodes_is_that_of_both() -> None:
     assert "over 2 nodes" in verdict.text
 
 
-def test_a_rank_that_ends_without_a_word_and_a_rank_that_hangs_are_told_apart(
+def test_a_rank_that_ends_silently_differs_from_a_rank_that_hangs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def program(code: str) -> None:

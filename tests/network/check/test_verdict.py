@@ -142,7 +142,7 @@ def test_a_node_without_a_link_is_named_and_its_peers_are_not(count: int) -> Non
     assert kinds(verdicts(measured)) == [("unreachable", ("n1",))]
 
 
-def test_a_suspect_that_is_fast_when_alone_has_no_verdict() -> None:
+def test_a_suspect_that_is_fast_when_measured_singly_has_no_verdict() -> None:
     def rate(sender: str, receiver: str, dice: random.Random) -> float:
         return 1e9 if "n2" in (sender, receiver) else usual(sender, receiver, dice)
 
@@ -159,7 +159,7 @@ def test_a_suspect_that_is_fast_when_alone_has_no_verdict() -> None:
     assert scores(measured.transfers)["n0"] == pytest.approx(1, rel=0.4)
 
 
-def test_a_link_that_is_fast_when_alone_has_no_verdict() -> None:
+def test_a_link_that_is_fast_when_measured_singly_has_no_verdict() -> None:
     def rate(sender: str, receiver: str, dice: random.Random) -> float:
         return 1e9 if {sender, receiver} == {"n2", "n5"} else usual(sender, receiver, dice)
 
@@ -283,7 +283,7 @@ def test_a_node_that_may_not_connect_to_a_range_is_named(count: int) -> None:
     assert found[0].text.startswith("cannot connect to port 15000 (1 of 7 tried) of n")
 
 
-def test_ports_that_drop_connections_are_told_from_ports_that_refuse() -> None:
+def test_ports_that_drop_connections_differ_from_ports_that_refuse() -> None:
     checks = [
         PortCheck(one.node, one.target, TRIED, unreachable=TRIED[:1] if one.target == "n0" else ())
         for one in port_checks(4, lambda _node, _target: ())

@@ -76,7 +76,7 @@ def test_what_needs_no_setting_has_no_finding() -> None:
     assert found(NCCL_IB_HCA="=mlx5_0,mlx5_1", NCCL_CROSS_NIC="1") == []
 
 
-def test_a_name_that_nobody_reads() -> None:
+def test_a_name_that_no_program_reads() -> None:
     assert one("error", NCCL_TIMEOUT="1800").endswith("use init_process_group(timeout=...)")
     assert "did you mean NCCL_SOCKET_IFNAME?" in one("error", NCCL_SOCKET_IFNAMES="=eth0")
     assert "did you mean TORCH_NCCL_BLOCKING_WAIT?" in one("error", TORCH_NCCL_BLOCK_WAIT="0")
