@@ -100,7 +100,7 @@ def unchanged(run: RunDirectory, config: Config) -> Iterator[Sequence[str]]:
     """
     if load(run.config) != config:
         raise RunError(
-            f"{run.path}: another user or command has just changed its config; resume it again"
+            f"{run.path}: another command has just given it another config; resume it again"
         )
     if not _steps(run):
         require_none_lost(run, handle(run))

@@ -79,8 +79,8 @@ def test_a_type_that_no_node_has_is_refused_with_those_there_are() -> None:
     assert "partition given has GPUs of type v100; there are: a100" in refusal(
         OFFER, partition="given"
     )
-    assert "have no type; leave v100 out" in refusal(UNTYPED)
-    assert "are not known to Slurm; leave v100 out" in refusal(WITHOUT_GRES)
+    assert "have no type; omit v100" in refusal(UNTYPED)
+    assert "are not known to Slurm; omit v100" in refusal(WITHOUT_GRES)
     assert fitted(Job(gpu_type="v100"), lambda _: None)[0].gpu_type == "v100"
     assert fitted(Job(gpu_type="A100"), lambda _: OFFER)[0].gpu_type == "a100"
 

@@ -53,7 +53,7 @@ _AGAIN = (
 @pytest.mark.parametrize(
     ("program", "line", "starts", "causes"),
     [
-        ("print('works')", "ended with exit code 0 already", 1, ["finished"]),
+        ("print('works')", "already ended with exit code 0", 1, ["finished"]),
         (_AGAIN, "rank 0's script has stopped already", 0, ["continued", "finished"]),
     ],
     ids=["done", "to-be-continued"],
