@@ -97,7 +97,7 @@ def test_a_script_below_a_wrapper_gets_the_chosen_warning_signal_and_saves(
 
 
 COUNTS = """
-trap 'echo stopped at $n; exit 0' USR2
+trap 'echo counter stops at $n; exit 0' USR2
 n=$(cat counted) || n=0
 while [ $n -lt 50 ]; do sleep 1; n=$((n + 1)); echo $n > counted; done
 """
@@ -117,4 +117,4 @@ def test_a_script_that_stops_before_its_limit_finishes_over_several_allocations(
     assert len(causes) > 1
     assert causes == ["time-limit"] * (len(causes) - 1) + ["finished"], bench.told(run)
     assert (bench.folder / "counted").read_text() == "50\n"
-    assert "stopped at" in log(run, 0)
+    assert "counter stops at" in log(run, 0)
