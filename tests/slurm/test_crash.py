@@ -46,13 +46,13 @@ def test_two_exceptions_at_one_step_end_the_run_with_the_reason(bench):
     assert bench.wait_for_end(run) == "FAILED", bench.story(run)
     result = bench.result(run)
     assert (result["state"], result["cause"]) == ("failed", "crash")
-    assert result["reason"].startswith("rank 1 on node1: ValueError: the data of call 9 is broken")
+    assert result["reason"].startswith("rank 1 on node2: ValueError: the data of call 9 is broken")
     assert "2 times at step 7" in result["reason"]
     assert len(jobs.events(run, "opened")) == 2
     assert bench.slurm.restarts(bench.job(run)) == 1
     told = bench.hpcrun("status", "crashing").stdout
     assert "failed" in told
-    assert "rank 1 on node1: ValueError" in told
+    assert "rank 1 on node2: ValueError" in told
     assert "hpcrun: crash: rank 1 on node1: ValueError: the data of call 9" in bench.batch_log(run)
 
 
