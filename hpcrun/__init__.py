@@ -1,7 +1,7 @@
-"""hpcrun: PyTorch training on Slurm that ends with the weights it would have ended with undisturbed.
+"""hpcrun: PyTorch training on Slurm; the final weights are the same as without interruptions.
 
-The public interface: jobs (``submit``, ``open``), parts for a task and for a loop of one's own. Each name is
-fetched at its first use, so that importing the package imports neither torch nor anything else that is slow.
+The public interface: jobs (``submit``, ``open``), and parts for a task and for your own training loop. Each
+name is imported at its first use, so ``import hpcrun`` imports neither torch nor any other slow package.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""The entry point of every rank: ``python -m hpcrun.worker RUN``, with any launcher."""
+"""Entry point of every rank: ``python -m hpcrun.worker RUN``, for every launcher."""
 
 import atexit
 import faulthandler
@@ -15,9 +15,9 @@ def main() -> NoReturn:
     """Install the signal flags before slow imports, then train."""
     STOP.install()
     outlive_full_disk()
-    # If C code ends the process, the log must show the line that called it.
+    # If C code ends the process, the log shows the Python line that called it.
     faulthandler.enable(file=2)
-    # torch.distributed.launch without --use-env passes the local rank in this way too.
+    # torch.distributed.launch without --use-env passes the local rank this way too.
     given = [word for word in sys.argv[1:] if not word.startswith("--local-rank=")]
     if len(given) != 1:
         raise SystemExit("usage: python -m hpcrun.worker RUN_DIRECTORY")
@@ -39,7 +39,7 @@ def _print_to_own_log() -> None:
 
 
 def train_here(run: Path) -> int:
-    """Train this process's rank of ``run`` and return the rank's exit code."""
+    """Train this process's rank of ``run`` and return the exit code."""
     from hpcrun.lifecycle.rank.abandoned import harmless_code
     from hpcrun.run.directory import RunDirectory
     from hpcrun.train.entry import run_rank
@@ -48,9 +48,9 @@ def train_here(run: Path) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """Exit without tearing the interpreter down: with torch loaded, that takes seconds on a full node.
+    """Exit without interpreter shutdown, which takes seconds on a full node once torch is loaded.
 
-    Exit hooks that libraries have registered (loggers that upload) still run.
+    Exit functions of libraries (loggers that upload) still run.
     """
     end_helpers()
     atexit._run_exitfuncs()

@@ -1,1 +1,1 @@
-"""The ranks' control path: CPU groups for decisions and small objects."""
+"""Control groups: CPU process groups for decisions and small objects."""

@@ -1,4 +1,4 @@
-"""The shape of a tree of small groups: which groups a rank is a member of."""
+"""Shape of a tree of small groups: the groups of each rank."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 class Level:
     """One group of a rank: the members in order. The first member leads, and is a member of the next level.
 
-    ``span``: how many consecutive ranks a member speaks for, except that the last may speak for fewer.
+    ``span``: number of consecutive ranks that a member represents; the last may represent fewer.
     """
 
     members: range
@@ -16,16 +16,16 @@ class Level:
 
     @property
     def leader(self) -> int:
-        """The member that collects from the others and hands the results down."""
+        """The member that collects from the other members and sends them the results."""
         return self.members[0]
 
 
 def levels(rank: int, world_size: int, fan_out: int) -> Iterator[Level]:
-    """The groups of ``rank``, from its neighbors up to the group of rank 0.
+    """Yield the groups of ``rank``, from its neighbors up to the group of rank 0.
 
     Consecutive ranks share a group, because launchers put consecutive ranks on a node. Only leaders have
     more than one group: a rank has at most ``fan_out - 1`` peers in each of ``log(world_size, fan_out)``
-    levels. There is no group of a single member.
+    levels. There is no group with a single member.
 
     Raises:
         ValueError: ``fan_out`` is below 2.

@@ -1,4 +1,4 @@
-"""The control group of a world: gloo's own full mesh for a small world, a tree for a large one."""
+"""Make the control group: gloo's own full mesh for few ranks, a tree for many."""
 
 from datetime import timedelta
 from typing import Any
@@ -8,20 +8,20 @@ import torch.distributed as dist
 from hpcrun.control.tree_group import TreeGroup
 
 FAN_OUT = 16
-"""The most members of a small group of the tree, and the most ranks that are given a full mesh."""
+"""Maximum members of a small group in the tree, and maximum ranks in a full mesh."""
 
 _BACKEND = "hpcrun_tree"
 
 
 def new_control_group(*, timeout: timedelta | None = None, description: str | None = None) -> Any:
-    """A new group of all ranks for decisions on CPU tensors. Collective.
+    """Make a group of all ranks for decisions on CPU tensors. Collective.
 
-    Up to ``FAN_OUT`` ranks the group is gloo's own, with a connection between any two ranks. Above, the
-    group is a tree: the connections of a rank grow with the logarithm of the number of ranks.
+    With up to ``FAN_OUT`` ranks it is a gloo group, with a connection between any two ranks. With more
+    ranks it is a tree: the connections of a rank grow with the logarithm of the number of ranks.
 
     Args:
-        timeout: how long a collective may take; None: torch's default, 30 minutes.
-        description: torch's name for what the group is for.
+        timeout: limit for a collective; None: torch's default, 30 minutes.
+        description: torch's description of the group's purpose.
     """
     if dist.get_world_size() <= FAN_OUT:
         return dist.new_group(backend="gloo", timeout=timeout, group_desc=description)

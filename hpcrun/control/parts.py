@@ -1,4 +1,4 @@
-"""The small gloo groups of one rank in a tree, and how values travel through them."""
+"""Small gloo groups of one rank in a tree, and communication through them."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from torch._C import _distributed_c10d
 
 from hpcrun.control.hierarchy import Level, levels
 
-# Torch's stubs do not know gloo's options.
+# Torch's type stubs lack gloo's options.
 _c10d: Any = _distributed_c10d
 
 
@@ -31,21 +31,21 @@ class Part:
         )
 
     def set_timeout(self, limit: timedelta) -> None:
-        """Give what begins from now on this limit."""
+        """Set the timeout of collectives that start from now on."""
         self._group._set_default_timeout(limit)
 
     def to_leader(self, value: Tensor) -> list[Tensor]:
-        """Every member's ``value`` on the leader, an empty list on the others."""
+        """Gather every member's ``value`` on the leader; return an empty list on the other members."""
         found = [torch.empty_like(value) for _ in range(self.size)] if self.leads else []
         self._group.gather([found] if self.leads else [], [value], _c10d.GatherOptions()).wait()
         return found
 
     def from_leader(self, value: Tensor) -> None:
-        """The leader's ``value``, in place."""
+        """Broadcast the leader's ``value``, in place."""
         self._group.broadcast([value], _c10d.BroadcastOptions()).wait()
 
     def dealt(self, block: Tensor, length: int) -> Tensor:
-        """This member's ``length`` bytes of the leader's ``block``."""
+        """Scatter the leader's ``block``; return this member's ``length`` bytes."""
         mine = torch.empty(length, dtype=torch.uint8)
         pieces = list(_fitted(block, self.size * length).chunk(self.size)) if self.leads else []
         given = [pieces] if self.leads else []
@@ -54,7 +54,7 @@ class Part:
 
 
 def make_parts(store: Any, rank: int, size: int, timeout: timedelta, fan_out: int) -> list[Part]:
-    """The groups of ``rank``, from its neighbors up to the group of rank 0. Collective."""
+    """Make the groups of ``rank``, from its neighbors up to the group of rank 0. Collective."""
     devices = list(_devices())
     return [
         Part(
@@ -65,7 +65,7 @@ def make_parts(store: Any, rank: int, size: int, timeout: timedelta, fan_out: in
 
 
 def reduced(parts: list[Part], value: Tensor, reduction: Callable[[Tensor], Tensor]) -> Tensor:
-    """``value`` of all ranks below this one, reduced: on rank 0 that of all ranks."""
+    """Reduce ``value`` over all ranks below this rank; rank 0 gets the result over all ranks."""
     for part in parts:
         found = part.to_leader(value)
         if found:
@@ -74,7 +74,7 @@ def reduced(parts: list[Part], value: Tensor, reduction: Callable[[Tensor], Tens
 
 
 def collected(parts: list[Part], value: Tensor, size: int) -> Tensor | None:
-    """Every rank's bytes in the order of the ranks, on rank 0; None on the others."""
+    """Gather every rank's bytes in rank order on rank 0; return None on the other ranks."""
     width, block = value.numel(), value
     for part in parts:
         found = part.to_leader(_fitted(block, part.span * width))
@@ -85,14 +85,14 @@ def collected(parts: list[Part], value: Tensor, size: int) -> Tensor | None:
 
 
 def dealt_out(parts: list[Part], block: Tensor, width: int) -> Tensor:
-    """This rank's ``width`` bytes of rank 0's ``block``, which holds those of every rank in order."""
+    """Scatter rank 0's ``block``, the bytes of every rank in order; return this rank's ``width`` bytes."""
     for part in reversed(parts):
         block = part.dealt(block, part.span * width)
     return block[:width]
 
 
 def handed_down(parts: list[Part], value: Tensor) -> Tensor:
-    """Rank 0's ``value``; on every other rank it is overwritten."""
+    """Broadcast rank 0's ``value``; it is overwritten on the other ranks."""
     value = value.contiguous()
     for part in reversed(parts):
         part.from_leader(value)
@@ -100,7 +100,7 @@ def handed_down(parts: list[Part], value: Tensor) -> Tensor:
 
 
 def _fitted(block: Tensor, length: int) -> Tensor:
-    """``block`` with ``length`` bytes: the last ranks of the world may not fill theirs."""
+    """Pad or cut ``block`` to ``length`` bytes: the last groups of the world may be smaller."""
     if block.numel() == length:
         return block
     filled = torch.zeros(length, dtype=torch.uint8)
@@ -109,7 +109,7 @@ def _fitted(block: Tensor, length: int) -> Tensor:
 
 
 def _devices() -> Iterator[Any]:
-    # One listening socket for all the groups of a rank, where gloo would open one for each.
+    # One listening socket for all groups of a rank; by default gloo opens one per group.
     named = os.environ.get("GLOO_SOCKET_IFNAME")
     if not named:
         yield _c10d.ProcessGroupGloo.create_default_device()

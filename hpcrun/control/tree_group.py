@@ -1,7 +1,7 @@
-"""A process group that is a tree of small gloo groups: what few ranks of a large world are connected to.
+"""TreeGroup: a process group made of a tree of small gloo groups, for large worlds.
 
-A gloo group connects every rank with every other one. Here a collective goes up the tree to rank 0 and its
-result comes down again, so that a rank has connections to its neighbors only, and leaders to a few more.
+A gloo group connects every rank with every other rank. In a tree, a collective goes up to rank 0 and its
+result comes down again, so a rank is connected only to its neighbors, and a leader to a few more ranks.
 """
 
 import itertools
@@ -19,14 +19,14 @@ from torch._C import _distributed_c10d
 
 from hpcrun.control.parts import Part, collected, dealt_out, handed_down, make_parts, reduced
 
-# Torch's stubs do not know the kinds of reductions.
+# Torch's type stubs lack the reduction operators.
 _c10d: Any = _distributed_c10d
 
 _REMEMBERED = 32
-"""Collectives that are kept by name, for the diagnosis of a hang."""
+"""Number of latest collectives to keep by name, for the diagnosis of a hang."""
 
 _LONGEST_END = 60.0
-"""Seconds that a rank waits at its end for collectives that were begun."""
+"""Maximum seconds that a shutdown waits for started collectives."""
 
 _REDUCTIONS: dict[Any, Callable[[Tensor], Tensor]] = {
     _c10d.ReduceOp.SUM: lambda stacked: stacked.sum(0, dtype=stacked.dtype),
@@ -36,18 +36,18 @@ _REDUCTIONS: dict[Any, Callable[[Tensor], Tensor]] = {
 
 
 class TreeGroup(_c10d.ProcessGroup):  # type: ignore[misc]  # its base is Any
-    """The collectives that decisions and gathered objects need, on CPU tensors; no others.
+    """The collectives that decisions and gathered objects need, on CPU tensors only.
 
-    ``torch.distributed``'s functions take it as ``group``. A thread carries the collectives out in the
-    order in which they were begun, so that an asynchronous collective runs while training computes.
+    ``torch.distributed``'s functions accept it as ``group``. A thread runs the collectives in the order in
+    which they were started, so an asynchronous collective runs while training computes.
 
-    Where a collective fails on a rank (a peer has gone, or the time limit is over), the rank closes its
-    connections. Its peers then fail in turn, up and down the tree, and no rank waits for its own limit.
+    If a collective fails on a rank (a peer is gone, or the timeout is over), the rank closes its connections.
+    Its peers then fail in turn, up and down the tree, so no rank waits for its own timeout.
 
     Args:
-        store: where the ranks find each other; no other group uses it.
-        timeout: how long a rank waits for its peers in one level of a collective.
-        fan_out: the most members of one small group.
+        store: key-value store in which the ranks find each other; no other group uses it.
+        timeout: limit for waiting for the peers in one level of a collective.
+        fan_out: maximum members of a small group.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class TreeGroup(_c10d.ProcessGroup):  # type: ignore[misc]  # its base is Any
         )
         self._thread.start()
 
-    # What torch.distributed asks of every group. For its own kinds of groups C++ code answers.
+    # torch.distributed needs the following of every group; for its own groups C++ code provides it.
 
     supports_splitting = False
 
@@ -99,11 +99,11 @@ class TreeGroup(_c10d.ProcessGroup):  # type: ignore[misc]  # its base is Any
             part.set_timeout(limit)
 
     def begun(self) -> list[tuple[int, str]]:
-        """The latest collectives that this rank has begun, by number, such as ``(43, "all_reduce of 1")``."""
+        """Return this rank's latest collectives by number, such as ``(43, "all_reduce of 1")``."""
         return list(self._begun)
 
     def allreduce(self, tensors: Any, opts: Any = None) -> "_Pending":
-        """The sum, minimum or maximum of every rank's tensor, in place on every rank."""
+        """Reduce every rank's tensor by sum, minimum or maximum, in place on every rank."""
         (tensor,) = _listed(tensors)
         reduction = _reduction(opts)
 
@@ -114,14 +114,14 @@ class TreeGroup(_c10d.ProcessGroup):  # type: ignore[misc]  # its base is Any
         return self._begin(f"all_reduce of {tensor.numel()}", run)
 
     def broadcast(self, tensors: Any, opts: Any = None) -> "_Pending":
-        """One rank's tensor, in place on every rank."""
+        """Broadcast one rank's tensor, in place on every rank."""
         (tensor,) = _listed(tensors)
         root = 0 if opts is None else opts.rootRank
 
         def run(parts: list[Part]) -> None:
             value = _bytes(tensor)
             if root:
-                # Up to rank 0 first: what every other rank adds leaves the bytes as they are.
+                # Send it up to rank 0 first: a maximum with zeros leaves the bytes unchanged.
                 given = value if self._me == root else torch.zeros_like(value)
                 value = reduced(parts, given, _REDUCTIONS[_c10d.ReduceOp.MAX])
             _put(tensor, handed_down(parts, value))
@@ -129,7 +129,7 @@ class TreeGroup(_c10d.ProcessGroup):  # type: ignore[misc]  # its base is Any
         return self._begin(f"broadcast of {tensor.numel()}", run)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> "_Pending":
-        """Every rank's tensor on every rank, in the order of the ranks; all are of one size."""
+        """Gather every rank's tensor on every rank, in rank order; all have the same size."""
         (tensor,), (into,) = _listed(inputs), outputs
 
         def run(parts: list[Part]) -> None:
@@ -142,7 +142,7 @@ class TreeGroup(_c10d.ProcessGroup):  # type: ignore[misc]  # its base is Any
         return self._begin(f"all_gather of {tensor.numel()}", run)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> "_Pending":
-        """Every rank's tensor on one rank, in the order of the ranks; all are of one size."""
+        """Gather every rank's tensor on one rank, in rank order; all have the same size."""
         root = 0 if opts is None else opts.rootRank
         (tensor,) = _listed(inputs)
         if root:
@@ -157,10 +157,10 @@ class TreeGroup(_c10d.ProcessGroup):  # type: ignore[misc]  # its base is Any
         return self._begin(f"gather of {tensor.numel()}", run)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> "_Pending":
-        """Each rank's tensor of those that rank 0 gives; all are of one size.
+        """Scatter the tensors of rank 0, one per rank; all have the same size.
 
         Raises:
-            ValueError: another rank than 0 is to give them.
+            ValueError: the root is not rank 0.
         """
         if opts is not None and opts.rootRank:
             raise ValueError(f"a control group scatters from rank 0, not from {opts.rootRank}")
@@ -174,7 +174,7 @@ class TreeGroup(_c10d.ProcessGroup):  # type: ignore[misc]  # its base is Any
         return self._begin(f"scatter of {tensor.numel()}", run)
 
     def barrier(self, opts: Any = None) -> "_Pending":
-        """Done when every rank has begun it."""
+        """Finish when every rank has started the barrier."""
 
         def run(parts: list[Part]) -> None:
             value = torch.zeros(1, dtype=torch.uint8)
@@ -183,20 +183,20 @@ class TreeGroup(_c10d.ProcessGroup):  # type: ignore[misc]  # its base is Any
         return self._begin("barrier", run)
 
     def shutdown(self) -> None:
-        """Close the connections, once the collectives that were begun are over.
+        """Close the connections after the started collectives have ended.
 
-        After a minute the rank stops waiting: a peer that neither answers nor ends must not hold back the
-        end of this rank. The connections then close with the process.
+        A rank waits at most a minute, so that a peer that neither answers nor ends cannot block the end of
+        this rank. The connections then close with the process.
         """
         self._work.put(None)
         self._thread.join(_LONGEST_END)
 
     def abort(self) -> None:
-        """As :meth:`shutdown`: a collective that was begun ends by its limit."""
+        """Do the same as :meth:`shutdown`: a started collective ends by its timeout."""
         self.shutdown()
 
     def getBackendName(self) -> str:
-        """The name that torch prints."""
+        """Return the name that torch prints."""
         return "hpcrun_tree"
 
     def _begin(self, name: str, run: "Callable[[list[Part]], None]") -> "_Pending":
@@ -207,7 +207,7 @@ class TreeGroup(_c10d.ProcessGroup):  # type: ignore[misc]  # its base is Any
 
 
 class _Pending:
-    """A collective that was begun: the part of torch's ``Work`` that callers use."""
+    """A started collective: the part of torch's ``Work`` that callers use."""
 
     def __init__(self, run: "Callable[[list[Part]], None]") -> None:
         self._run = run
@@ -215,7 +215,7 @@ class _Pending:
         self._error: BaseException | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Return when the tensors hold the result; raises RuntimeError when a peer has gone or is late."""
+        """Wait until the tensors hold the result; raises RuntimeError if a peer is gone or late."""
         if not self._over.wait(None if timeout is None else timeout.total_seconds()):
             raise RuntimeError(f"a collective has not ended within {timeout}")
         if self._error is not None:
@@ -223,34 +223,34 @@ class _Pending:
         return True
 
     def is_completed(self) -> bool:
-        """True when :meth:`wait` would not block."""
+        """Return True if :meth:`wait` would not block."""
         return self._over.is_set()
 
     def carry_out(self, parts: "list[Part]") -> BaseException | None:
-        """Run, and return what it raised."""
+        """Run the collective; return its exception, or None."""
         try:
             self._run(parts)
-        except BaseException as error:  # who waits raises it
+        except BaseException as error:  # wait() raises it.
             self.fail(error)
             return error
         self._over.set()
         return None
 
     def fail(self, error: BaseException) -> None:
-        """Have :meth:`wait` raise ``error``."""
+        """Make :meth:`wait` raise ``error``."""
         self._error = error
         self._over.set()
 
 
 @dataclass
 class _Limit:
-    """The part of gloo's options that is read: how long a collective may take."""
+    """The part of gloo's options that torch reads: the timeout of a collective."""
 
     _timeout: timedelta
 
 
 def _carry_out(work: "queue.SimpleQueue[_Pending | None]", parts: list[Part]) -> None:
-    """Run what is put into ``work``, one at a time; close the connections at its end or first failure."""
+    """Run the collectives in ``work`` one at a time; close the connections at the end or first failure."""
     broken: BaseException | None = None
     while (pending := work.get()) is not None:
         if broken is not None:
@@ -279,7 +279,7 @@ def _put(tensor: Tensor, found: Tensor) -> None:
 
 
 def _listed(tensors: Any) -> list[Tensor]:
-    """Torch gives a list of one tensor, because a group of GPUs may take several."""
+    """Return a list of tensors; torch passes a list of one tensor, since a GPU group may take several."""
     return [tensors] if isinstance(tensors, Tensor) else list(tensors)
 
 

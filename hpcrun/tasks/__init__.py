@@ -1,7 +1,7 @@
-"""The names of the tasks that come with the package, known without importing torch.
+"""Names of the built-in tasks; imports no torch.
 
-Submitting checks a task's own options before any process starts, and must not pay for torch to do
-so: a task is a path until a worker builds it, and its options are plain pydantic models.
+Submitting checks a task's own options before any process starts, and must not import torch for that: a task
+is a path until a worker builds it, and its options are plain pydantic models.
 """
 
 from __future__ import annotations

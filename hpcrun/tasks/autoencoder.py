@@ -1,8 +1,8 @@
-"""A variational autoencoder (Kingma and Welling 2013, arXiv:1312.6114) on handwritten digits.
+"""Variational autoencoder (Kingma and Welling 2013, arXiv:1312.6114) of handwritten digits.
 
-Its loss is a bound on the images' true code length, in nats per image, because the likelihood is
-the data's own: a pixel counts the ink among 16 points, so it is binomial. That makes it comparable
-with a model that needs no training: the frequencies of each pixel's values, all independent.
+Its loss is an upper bound of the images' code length, in nats per image, because the likelihood fits the
+data: a pixel counts the inked points among 16, so it is binomial. The loss is therefore comparable with a
+baseline without training: independent pixels with their own frequencies of values.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from hpcrun.tasks.options import AutoencoderData, AutoencoderShape
 PIXELS = digits.SIDE**2
 SHADES = " .:-=+*#%@"
 SHOWN = 5
-"""Test images in the report's picture."""
+"""Number of test images in the report's picture."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """The two parts of the evidence lower bound, each float [B], in nats: they add up to the loss.
+    """The two parts of the negative evidence lower bound, each float [B], in nats; their sum is the loss.
 
-    ``pixels``: what the pixels cost given the code. ``code``: what the code costs, a KL divergence.
+    ``pixels``: cost of the pixels given the code. ``code``: cost of the code, a KL divergence.
     """
 
     pixels: Tensor
@@ -41,7 +41,7 @@ class Bound:
 
 
 class Autoencoder(DigitsTask):
-    """Compression of scikit-learn's handwritten digits to a few numbers each."""
+    """Compression of scikit-learn's handwritten digits to a few numbers per image."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -52,10 +52,10 @@ class Autoencoder(DigitsTask):
         return Network(self.shape)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The negative bound in nats per image, with one draw of each image's code.
+        """Return the negative bound in nats per image, with one random draw of each image's code.
 
-        In training the draw is from the global generators, which a resume restores. In validation
-        each image has a draw of its own that never changes, so that two validations compare.
+        In training the draw is from the global generators, which a resume restores. In validation each
+        image has a fixed draw, so that validations are comparable.
         """
         images, _, numbers = batch
         if model.training:
@@ -66,7 +66,7 @@ class Autoencoder(DigitsTask):
         return (parts.pixels + parts.code).mean()
 
     def report(self, model: nn.Module, validation_loss: float | None) -> dict[str, Any]:
-        """The bound's parts on the test split, what independent pixels cost, and a picture."""
+        """Return the bound's parts on the test split, the cost of independent pixels, and a picture."""
         test = self.splits.test
         logits, mean, spread = reconstructed(model, test.images, self._own_noise(test.numbers))
         parts = bound(test.images, logits, mean, spread)
@@ -95,8 +95,8 @@ class Autoencoder(DigitsTask):
 
 
 class Network(nn.Module):
-    """Images [B, 1, 8, 8] and noise [B, latent] -> logits of ink [B, 64], and the code's mean and
-    logarithm of its variance, each [B, latent]."""
+    """Encoder and decoder: images [B, 1, 8, 8] and noise [B, latent] -> logits of ink [B, 64], mean and
+    log variance of the code, each [B, latent]."""
 
     def __init__(self, shape: AutoencoderShape) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class Network(nn.Module):
 
 
 def bound(images: Tensor, logits: Tensor, mean: Tensor, log_variance: Tensor) -> Bound:
-    """The parts of the negative bound: images float [B, 1, 8, 8] of k / 16, the rest as `Network`'s."""
+    """Return both parts of the bound: images float [B, 1, 8, 8] of k / 16, the rest from `Network`."""
     share = images.flatten(1)
     ink = share * digits.INK
     ways = (
@@ -126,13 +126,13 @@ def bound(images: Tensor, logits: Tensor, mean: Tensor, log_variance: Tensor) ->
         - torch.lgamma(digits.INK - ink + 1)
     )
     points = F.binary_cross_entropy_with_logits(logits, share, reduction="none")
-    # Of a normal code from the standard normal one (Kingma and Welling, appendix B).
+    # Of the normal code distribution from the standard normal one (Kingma and Welling, appendix B).
     divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance)
     return Bound((digits.INK * points - ways).sum(-1), divergence.sum(-1))
 
 
 def independent_pixels(train: Tensor, test: Tensor) -> float:
-    """Nats per test image under each pixel's own frequencies in ``train``, each value counted once more."""
+    """Return nats per test image under each pixel's frequencies in ``train``, plus one for each value."""
     known, asked = ((part.flatten(1) * digits.INK).long() for part in (train, test))
     counts = F.one_hot(known, digits.INK + 1).sum(0).double() + 1
     costs = -(counts / counts.sum(-1, keepdim=True)).log()
@@ -141,7 +141,7 @@ def independent_pixels(train: Tensor, test: Tensor) -> float:
 
 @torch.no_grad()
 def reconstructed(model: nn.Module, images: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What `Network` makes of the images in evaluation mode, on the CPU."""
+    """Return the output of `Network` for the images in evaluation mode, on the CPU."""
     device = next(model.parameters()).device
     training = model.training
     model.eval()
@@ -153,21 +153,21 @@ def reconstructed(model: nn.Module, images: Tensor, noise: Tensor) -> tuple[Tens
 
 
 def picture(images: Tensor, shown: Tensor) -> str:
-    """Images [N, 1, 8, 8] above their reconstructions, as letters of rising darkness."""
+    """Draw images [N, 1, 8, 8] above their reconstructions, as characters of increasing darkness."""
     return "\n\n".join(_row(part) for part in (images, shown))
 
 
 def _row(images: Tensor) -> str:
     steps = (images.clamp(0, 1) * (len(SHADES) - 1)).round().long()
     lines = torch.cat(list(steps.squeeze(1)), dim=1).tolist()
-    # Twice each: a letter is about half as wide as high.
+    # Each character twice: a character is about half as wide as high.
     return "\n".join("".join(2 * SHADES[step] for step in line).rstrip() for line in lines)
 
 
 def write_images(path: Path, images: Tensor, shown: Tensor, codes: Tensor) -> None:
     """Write an HDF5 file with ``images``, ``reconstructions`` and ``codes``, replacing it atomically.
 
-    Raises OSError where it cannot be written.
+    Raises OSError if it cannot be written.
     """
     import h5py
 

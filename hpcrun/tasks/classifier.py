@@ -1,7 +1,7 @@
-"""Which digit is it: a small convolutional network, stopped early and tested on what it never saw.
+"""Classification of digits: a small convolutional network with early stopping and a test split.
 
-Small enough for a laptop, and complete: it validates while it trains, ends when that no longer
-helps (``train.patience``), and reports accuracy and confusions on images that decided nothing.
+It is small enough for a laptop, but complete: it validates during training, stops when the loss no longer
+improves (``train.patience``), and reports accuracy and confusions on separate test images.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Classifier(DigitsTask):
         return Network(self.shape)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Mean cross-entropy in nats per image."""
+        """Return the mean cross-entropy in nats per image."""
         images, classes, _ = batch
-        # Under autocast the logits are half precision.
+        # Under autocast the logits have half precision.
         return F.cross_entropy(model(images).float(), classes)
 
     def report(self, model: nn.Module, validation_loss: float | None) -> dict[str, Any]:
-        """Accuracy on the test split, and its confusions: a row for each digit, a column for each answer."""
+        """Return accuracy and confusions on the test split: rows are digits, columns are predictions."""
         test = self.splits.test
         answers = answered(model, test.images)
         table = torch.zeros(digits.CLASSES, digits.CLASSES, dtype=torch.int64)
@@ -69,11 +69,11 @@ class Network(nn.Module):
 
 
 class Block(nn.Module):
-    """A convolution whose result is added to what came in; normalised over each image alone."""
+    """Convolution with a residual connection, normalized over each image separately."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        # No batch norm: its running statistics would differ from rank to rank.
+        # No batch norm: its running statistics would differ between ranks.
         self.norm = nn.GroupNorm(1, channels)
         self.convolve = nn.Conv2d(channels, channels, 3, padding=1)
 
@@ -83,7 +83,7 @@ class Block(nn.Module):
 
 @torch.no_grad()
 def answered(model: nn.Module, images: Tensor) -> Tensor:
-    """The likeliest class of each image, int64 [N] on the CPU."""
+    """Return the most likely class of each image, int64 [N] on the CPU."""
     device = next(model.parameters()).device
     training = model.training
     model.eval()

@@ -1,13 +1,13 @@
-"""Real text that every machine already has: the Python standard library's own sources, packed once.
+"""Corpus of the Python standard library's own sources: text that every machine already has.
 
-A first run must need no download and no data of the user's, and eight ranks must not walk and read
-seven hundred files each. So rank 0 packs the sources into one HDF5 file of bytes, which the others
-then slice. The same Python release and options give the same bytes everywhere.
+A first run must need no download and no user data, and eight ranks must not walk and read seven hundred
+files each. So rank 0 packs the sources into one HDF5 file of bytes, and all ranks read slices of it. The
+same Python release and options give the same bytes everywhere.
 
-Layout: groups ``train`` and ``validation``, each with ``bytes`` (uint8 [N]), ``offsets``
-(int64 [files + 1], where each file starts) and ``names``; root attributes as in `CorpusInfo`. In
-front is HDF5's user block, with the length and the SHA-256 of all that follows. It is checked
-before HDF5 sees the file, because HDF5 can loop for ever on a damaged one.
+Layout: groups ``train`` and ``validation``, each with ``bytes`` (uint8 [N]), ``offsets`` (int64 [files +
+1], the start of each file) and ``names``; root attributes as in `CorpusInfo`. In front is HDF5's user
+block, with the length of the file and the SHA-256 of the rest. It is checked before HDF5 opens the file,
+because HDF5 can loop forever on a damaged file.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
 
 VERSION = 1
 MAGIC = f"hpcrun-corpus {VERSION}"
-USER_BLOCK = 512  # bytes; the smallest that HDF5 allows
+USER_BLOCK = 512  # Bytes; the smallest size that HDF5 allows.
 SPLITS = ("train", "validation")
 
-# Tests and fixtures are not typical code, the tables in encodings and pydoc_data are hardly code at
-# all, and the installed packages differ from machine to machine.
-LEFT_OUT = frozenset(
+# Tests and fixtures are not typical code, encodings and pydoc_data are mostly tables, and the installed
+# packages differ between machines.
+EXCLUDED = frozenset(
     {"test", "tests", "idlelib", "lib2to3", "turtledemo", "encodings", "pydoc_data"}
     | {"site-packages", "dist-packages", "__pycache__"}
 )
-# Generated when the interpreter was built, so they tell of the machine and not of the release.
+# Generated during the build of the interpreter, so they depend on the machine.
 GENERATED_PREFIXES = ("_sysconfigdata", "sitecustomize", "usercustomize")
 
 _BLOCK = re.compile(
@@ -56,16 +56,16 @@ log = logging.getLogger(__name__)
 
 
 class CorpusError(UserError):
-    """The corpus cannot be packed, or the file that should hold it does not."""
+    """The corpus cannot be packed, or the file is not a valid corpus."""
 
 
 @dataclass(frozen=True)
 class CorpusInfo:
-    """What a packed corpus says of itself.
+    """Description of a packed corpus.
 
-    ``unigram_entropy`` is the cross-entropy of the validation bytes under the byte frequencies of
-    the train bytes, in nats per byte: what a model that ignores all context can reach. ``sha256``
-    is of the names and texts alone, and so the same whichever HDF5 wrote them.
+    ``unigram_entropy``: cross-entropy of the validation bytes under the byte frequencies of the train
+    bytes, in nats per byte; a model that ignores all context can reach it. ``sha256``: of the names and
+    texts only, so it does not depend on the HDF5 version.
     """
 
     path: Path
@@ -79,10 +79,10 @@ class CorpusInfo:
 def default_path(
     max_bytes: int, validation_fraction: float, environ: Mapping[str, str] = os.environ
 ) -> Path:
-    """Return where this Python's corpus with these options is cached.
+    """Return the path of the cached corpus for this Python and these options.
 
-    ``$XDG_CACHE_HOME/hpcrun``, else ``~/.cache/hpcrun``; a relative XDG_CACHE_HOME is ignored, as
-    the XDG base directory specification asks.
+    ``$XDG_CACHE_HOME/hpcrun``, else ``~/.cache/hpcrun``; a relative XDG_CACHE_HOME is ignored, as the XDG
+    base directory specification requires.
     """
     root = Path(environ.get("XDG_CACHE_HOME", ""))
     if not root.is_absolute():
@@ -93,7 +93,7 @@ def default_path(
 
 
 def ensure_cached(path: Path, max_bytes: int, validation_fraction: float) -> CorpusInfo:
-    """Verify the corpus at ``path`` in our own cache, packing it if it is absent or damaged.
+    """Verify the corpus at ``path`` in hpcrun's cache; pack it if it is absent or damaged.
 
     Raises CorpusError if it cannot be packed or written.
     """
@@ -106,10 +106,10 @@ def ensure_cached(path: Path, max_bytes: int, validation_fraction: float) -> Cor
 
 
 def ensure_at(path: Path, max_bytes: int, validation_fraction: float) -> CorpusInfo:
-    """Verify the corpus at a place the user chose, packing it only if nothing is there.
+    """Verify the corpus at a path that the user chose; pack it only if the path does not exist.
 
-    Raises CorpusError if what is there is no sound corpus (it may be the user's own file, so it is
-    never overwritten), or if it cannot be packed or written.
+    Raises CorpusError if the file is not a valid corpus (it may be the user's own file, so it is never
+    overwritten), or if it cannot be packed or written.
     """
     if path.exists():
         try:
@@ -120,18 +120,18 @@ def ensure_at(path: Path, max_bytes: int, validation_fraction: float) -> CorpusI
 
 
 def standard_library() -> Path:
-    """Return the folder that holds this interpreter's standard library."""
+    """Return the folder of this interpreter's standard library."""
     return Path(sysconfig.get_path("stdlib"))
 
 
 def sources(root: Path) -> list[str]:
-    """Return the ``.py`` files worth learning from under ``root``: relative names, sorted.
+    """Return the ``.py`` files to train on under ``root``: relative names, sorted.
 
-    Raises CorpusError if there are none (some Pythons carry their library as a zip file).
+    Raises CorpusError if there are none (some Pythons have their library in a zip file).
     """
     names = []
     for folder, folders, files in os.walk(root):
-        folders[:] = [name for name in folders if name not in LEFT_OUT]
+        folders[:] = [name for name in folders if name not in EXCLUDED]
         inside = Path(folder).relative_to(root)
         names += [
             (inside / file).as_posix()
@@ -149,11 +149,11 @@ def sources(root: Path) -> list[str]:
 def pack(root: Path, path: Path, max_bytes: int, validation_fraction: float) -> CorpusInfo:
     """Pack the sources under ``root`` into the corpus file ``path``, replacing it atomically.
 
-    Two digests of a file's name decide its place in the order and its split, so that a new module
-    moves hardly any other file to the other split, and any beginning of a split is a fair sample
-    of it. Files are taken in that order until the next would exceed ``max_bytes``. Several
-    processes may pack to one path at once. Raises CorpusError when a source cannot be read, when
-    fewer than two fit, or when the file cannot be written.
+    Two hashes of a file's name decide its place in the order and its split, so that a new module moves
+    hardly any other file to the other split, and any beginning of a split is a fair sample of the split.
+    Files are taken in this order until the next would exceed ``max_bytes``. Several processes may pack to
+    one path concurrently. Raises CorpusError if a source cannot be read, if fewer than two files fit, or if
+    the file cannot be written.
     """
     taken: list[tuple[str, bytes]] = []
     room = max_bytes
@@ -162,22 +162,23 @@ def pack(root: Path, path: Path, max_bytes: int, validation_fraction: float) -> 
         if len(text) > room:
             break
         room -= len(text)
-        # Many an __init__.py is empty, and as the only file of a split would leave it without text.
+        # Many __init__.py files are empty; as the only file of a split, such a file would leave it without
+        # text.
         if len(text) > 1:
             taken.append((name, text))
     if len(taken) < 2:
         raise CorpusError(
-            f"{root}: data.max_bytes={max_bytes} has room for {len(taken)} of its files, but one "
-            "to train on and one to validate on are needed; raise data.max_bytes"
+            f"{root}: data.max_bytes={max_bytes} is enough for {len(taken)} of its files, but training "
+            "and validation need one each; raise data.max_bytes"
         )
     _write(path, _split(taken, validation_fraction))
     return read_info(path)
 
 
 def read_info(path: Path) -> CorpusInfo:
-    """Return what the corpus at ``path`` says of itself, if it is one and whole by its length.
+    """Return the description of the corpus at ``path``, after checking its header and length.
 
-    Reads no text, so every rank can afford it. Raises CorpusError naming the file.
+    Reads no text, so it is cheap enough for every rank. Raises CorpusError with the file's name.
     """
     import h5py
 
@@ -194,7 +195,7 @@ def read_info(path: Path) -> CorpusInfo:
             )
     except FileNotFoundError as error:
         raise CorpusError(
-            f"{path}: no corpus here, though rank 0 has one; "
+            f"{path}: rank 0 has this corpus, but it does not exist here; "
             "set data.path to a file that every node can read"
         ) from error
     except OSError as error:
@@ -202,22 +203,22 @@ def read_info(path: Path) -> CorpusInfo:
 
 
 def verify(path: Path) -> CorpusInfo:
-    """Like `read_info`, but compare the hash of the whole file first. Raises CorpusError."""
+    """Check the hash of the whole file, then return `read_info`. Raises CorpusError."""
     try:
         promised = _read_block(path)
         actual = _hash_after_block(path)
     except OSError as error:
         raise CorpusError(f"{path}: cannot be read: {_one_line(error)}") from error
     if actual != promised:
-        raise CorpusError(f"{path}: this corpus is damaged: its SHA-256 is not what it should be")
+        raise CorpusError(f"{path}: this corpus is damaged: its SHA-256 does not match its header")
     return read_info(path)
 
 
 def unigram_entropy(train: Bytes, validation: Bytes) -> float:
-    """Cross-entropy of ``validation`` under ``train``'s byte frequencies, in nats per byte.
+    """Return the cross-entropy of ``validation`` under ``train``'s byte frequencies, in nats per byte.
 
-    Each byte value is counted once more than it occurs (Laplace's rule), so that one that only the
-    validation bytes have costs much but not everything. Both are uint8 [N].
+    One is added to each count (Laplace's rule), so that a byte that occurs only in ``validation`` has a
+    high but finite cost. Both are uint8 [N].
     """
     import numpy as np
 
@@ -229,7 +230,7 @@ def unigram_entropy(train: Bytes, validation: Bytes) -> float:
 def _split(
     files: list[tuple[str, bytes]], validation_fraction: float
 ) -> dict[str, list[tuple[str, bytes]]]:
-    """Part two or more files into the splits, at least one into each."""
+    """Divide two or more files into the splits, at least one file each."""
     draws = sorted((_draw(f"split/{name}"), name) for name, _ in files)
     held_out = {name for draw, name in draws if draw < validation_fraction}
     held_out = (held_out | {draws[0][1]}) - {draws[-1][1]}
@@ -240,7 +241,7 @@ def _split(
 
 
 def _draw(text: str) -> float:
-    """A number in [0, 1) that depends on nothing but the text."""
+    """Return a number in [0, 1) that depends only on the text."""
     return int.from_bytes(hashlib.sha256(os.fsencode(text)).digest()[:6], "big") / 2**48
 
 
@@ -264,8 +265,8 @@ def _write(path: Path, splits: Mapping[str, list[tuple[str, bytes]]]) -> None:
         _sync(path.parent)
     except (OSError, RuntimeError) as error:
         raise CorpusError(
-            f"{path}: the corpus cannot be written: {_one_line(error)}; "
-            "set data.path or XDG_CACHE_HOME to a place with room that you may write to"
+            f"{path}: cannot write the corpus: {_one_line(error)}; "
+            "set data.path or XDG_CACHE_HOME to a writable place with enough space"
         ) from error
     finally:
         if temporary is not None:
@@ -301,16 +302,16 @@ def _fill(path: Path, splits: Mapping[str, list[tuple[str, bytes]]]) -> None:
 
 
 def _read_block(path: Path) -> str:
-    """Return the SHA-256 that the user block promises for the rest of the file.
+    """Return the SHA-256 of the rest of the file, from the user block.
 
-    Raises CorpusError where there is no such block, or the file is not as long as it says.
+    Raises CorpusError if there is no such block, or if the file's length differs from the block's.
     """
     with path.open("rb") as file:
         block = file.read(USER_BLOCK)
         size = os.fstat(file.fileno()).st_size
     found = _BLOCK.fullmatch(block)
     if found is None:
-        raise CorpusError(f"{path}: not a corpus of this version of the package")
+        raise CorpusError(f"{path}: not a corpus of this version of hpcrun")
     if int(found["size"]) != size:
         raise CorpusError(
             f"{path}: this corpus is damaged: {size} bytes long instead of {int(found['size'])}"

@@ -1,8 +1,8 @@
-"""Handwritten digits that come with scikit-learn, 8 x 8 pixels: images to learn from without a download.
+"""Handwritten digits from scikit-learn, 8 x 8 pixels: images to train on without a download.
 
-1,797 of the digits of Alpaydin and Kaynak (UCI machine learning repository, 1998). Each pixel counts
-how many of 4 x 4 points of a bitmap were ink, 0 to 16. A digest of its number decides which split an
-image is in, so that another fraction for one split moves none between the other two.
+1,797 of the digits of Alpaydin and Kaynak (UCI machine learning repository, 1998). Each pixel is the number
+of inked points among the 4 x 4 points of a bitmap, 0 to 16. A hash of an image's number decides its split,
+so changing the fraction of one split moves no image between the other two.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CLASSES = 10
 
 
 class Digits(Dataset[tuple[Tensor, Tensor, Tensor]]):
-    """Item i: the image, float32 [1, 8, 8] from 0 to 1, its class and its number among all."""
+    """Item i: the image, float32 [1, 8, 8] from 0 to 1, its class, and its number among all digits."""
 
     def __init__(self, numbers: list[int]) -> None:
         images, classes = _all()
@@ -41,7 +41,7 @@ class Digits(Dataset[tuple[Tensor, Tensor, Tensor]]):
 
 @dataclass(frozen=True)
 class Splits:
-    """All digits, each in exactly one of three."""
+    """All digits, each in exactly one of the three splits."""
 
     train: Digits
     validation: Digits
@@ -49,7 +49,7 @@ class Splits:
 
 
 def splits(validation_fraction: float, test_fraction: float) -> Splits:
-    """Part the digits; the fractions are of all, and hold on average. Raises UserError as `require`."""
+    """Split the digits; the fractions are of all digits, on average. Raises UserError as `require`."""
     require()
     parts: dict[str, list[int]] = {"train": [], "validation": [], "test": []}
     for number in range(len(_all()[0])):
@@ -59,19 +59,19 @@ def splits(validation_fraction: float, test_fraction: float) -> Splits:
     for name, numbers in parts.items():
         if not numbers:
             raise UserError(
-                f"data: no digit is left for the {name} split; "
-                "give data.validation_fraction and data.test_fraction other values"
+                f"data: the {name} split has no digits; change data.validation_fraction and "
+                "data.test_fraction"
             )
     return Splits(**{name: Digits(numbers) for name, numbers in parts.items()})
 
 
 def require() -> None:
-    """Raise UserError, which names the remedy, where scikit-learn cannot be imported."""
+    """Raise UserError with a remedy if scikit-learn cannot be imported."""
     try:
         import sklearn.datasets  # noqa: F401
     except ImportError as error:
         raise UserError(
-            f"data: the digits come with scikit-learn, which cannot be imported here ({error}); "
+            f"data: the digits come with scikit-learn, which cannot be imported ({error}); "
             "pip install scikit-learn"
         ) from error
 
@@ -86,5 +86,5 @@ def _all() -> tuple[Tensor, Tensor]:
 
 
 def _draw(number: int) -> float:
-    """A number in [0, 1) that depends on nothing but the digit's own."""
+    """Return a number in [0, 1) that depends only on the digit's number."""
     return int.from_bytes(hashlib.sha256(f"digit/{number}".encode()).digest()[:6], "big") / 2**48

@@ -1,4 +1,4 @@
-"""What the tasks on handwritten digits share: where their images come from, and how they are parted."""
+"""Base class of the tasks on handwritten digits: data and splits."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Batch = list[Tensor]
 
 
 class DigitsTask(Task):
-    """A task that learns from scikit-learn's digits; its ``options`` say how they are parted."""
+    """Task on scikit-learn's digits; its ``options`` give the fractions of the splits."""
 
     unit = "images"
     options: DigitsData
 
     def prepare(self) -> None:
-        """Raises UserError where scikit-learn is missing."""
+        """Raise UserError if scikit-learn is missing."""
         digits.require()
 
     def train_dataset(self) -> digits.Digits:

@@ -1,4 +1,4 @@
-"""Whether a task that a config names exists, found out without importing it (it would import torch)."""
+"""Check that a task in a config exists, without importing it (which would import torch)."""
 
 import ast
 import difflib
@@ -11,19 +11,19 @@ from hpcrun.tasks import BUILTIN
 
 
 def task_path(task: str) -> str:
-    """``module:Class`` for a short name or a path.
+    """Return ``module:Class`` for a short name or a path.
 
-    A module is looked up where a worker will look: in the current folder, then along ``sys.path``.
+    Modules are searched as a worker does: in the current folder, then along ``sys.path``.
 
     Raises:
-        ValueError: there is no such task, module or class; the text ends in the nearest name.
+        ValueError: there is no such task, module or class; the message suggests the nearest name.
     """
     if ":" not in task:
         if task in BUILTIN:
             return BUILTIN[task]
         near = difflib.get_close_matches(task, BUILTIN, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(BUILTIN)}"
-        raise ValueError(f"no built-in task is called {task}; {hint} (or name module:Class)")
+        raise ValueError(f"no built-in task is called {task}; {hint} (or write module:Class)")
     module, _, name = task.partition(":")
     source = _source(module)
     if source is not None:
@@ -32,7 +32,7 @@ def task_path(task: str) -> str:
 
 
 def _source(module: str) -> Path | None:
-    """The module's file, or None for one that is not Python source."""
+    """Return the module's file, or None if it is not Python source."""
     search: list[str] | None = [os.getcwd(), *sys.path]  # noqa: PTH109
     spec: ModuleSpec | None = None
     parts = module.split(".")
@@ -42,7 +42,7 @@ def _source(module: str) -> Path | None:
             place = "." if depth == 0 else ".".join(parts[:depth])
             raise ValueError(
                 f"there is no module {'.'.join(parts[: depth + 1])} in {place} or on PYTHONPATH; "
-                "submit from the folder that holds it, or set PYTHONPATH"
+                "submit from the folder that contains it, or set PYTHONPATH"
             )
         search = list(spec.submodule_search_locations or [])
     origin = spec.origin if spec else None
@@ -53,7 +53,9 @@ def _require_name(source: Path, module: str, name: str) -> None:
     try:
         tree = ast.parse(source.read_text(), filename=str(source))
     except SyntaxError as error:
-        raise ValueError(f"{source}:{error.lineno}: {error.msg}; mend the module first") from error
+        raise ValueError(
+            f"{source}:{error.lineno}: {error.msg}; correct the module first"
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{source}: cannot be read: {error}") from error
     names = _defined(tree)
@@ -64,7 +66,7 @@ def _require_name(source: Path, module: str, name: str) -> None:
 
 
 def _defined(tree: ast.Module) -> list[str]:
-    """Names that the module may bind anywhere at its top level, branches included."""
+    """Return the names that the module may bind at its top level, including in branches."""
     found: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef | ast.FunctionDef):

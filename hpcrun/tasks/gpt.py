@@ -1,9 +1,9 @@
-"""A small GPT over bytes, written to be read.
+"""A small, readable GPT over bytes.
 
-Pre-norm blocks (Xiong et al. 2020, arXiv:2002.04745), rotary positions (Su et al. 2021,
-arXiv:2104.09864), one matrix for embedding and output (Press and Wolf 2017, arXiv:1608.05859), and
-residual branches that start smaller the deeper the model (Radford et al. 2019, GPT-2). It has
-parameters and nothing else: no buffer that DDP would broadcast at every step.
+Pre-norm blocks (Xiong et al. 2020, arXiv:2002.04745), rotary positions (Su et al. 2021, arXiv:2104.09864),
+one matrix for embedding and output (Press and Wolf 2017, arXiv:1608.05859), and residual branches that
+start smaller in deeper models (Radford et al. 2019, GPT-2). It has no buffers, which DDP would broadcast at
+every step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from hpcrun.tasks.options import LanguageModelShape
 
 VOCABULARY = 256
-"""One token a byte value: nothing to train, download or version."""
+"""One token per byte value: no tokenizer to train, download or version."""
 
 INIT_STD = 0.02
 
@@ -26,14 +26,14 @@ class GPT(nn.Module):
     """Logits of the next byte at every position: integer [B, T] -> float [B, T, 256]."""
 
     def __init__(self, shape: LanguageModelShape, seed: int = 0) -> None:
-        """Build with weights that depend on ``shape`` and ``seed`` alone."""
+        """Build with weights that depend only on ``shape`` and ``seed``."""
         super().__init__()
         self.head_length = shape.width // shape.heads
         self.embedding = nn.Embedding(VOCABULARY, shape.width)
         self.dropout = shape.dropout
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = nn.LayerNorm(shape.width, bias=False)
-        self._initialise(shape.layers, torch.Generator().manual_seed(seed))
+        self._initialize(shape.layers, torch.Generator().manual_seed(seed))
 
     def forward(self, tokens: Tensor) -> Tensor:
         turn = rotation(tokens.shape[1], self.head_length, tokens.device)
@@ -42,18 +42,18 @@ class GPT(nn.Module):
             x = block(x, turn)
         return F.linear(self.norm(x), self.embedding.weight)
 
-    def _initialise(self, layers: int, generator: torch.Generator) -> None:
+    def _initialize(self, layers: int, generator: torch.Generator) -> None:
         for name, weight in self.named_parameters():
             if weight.ndim < 2:
                 continue
-            # 2 * layers branches add up in the residual stream; this keeps their sum's variance.
+            # The residual stream sums 2 * layers branches; this keeps the variance of the sum constant.
             branch_end = name.endswith((".project.weight", ".shrink.weight"))
             std = INIT_STD / math.sqrt(2 * layers) if branch_end else INIT_STD
             nn.init.normal_(weight, std=std, generator=generator)
 
 
 class Block(nn.Module):
-    """Attention, then a two-layer network, each added to what came in: float [B, T, width]."""
+    """Attention, then a two-layer MLP, each with a residual connection: float [B, T, width]."""
 
     def __init__(self, shape: LanguageModelShape) -> None:
         super().__init__()
@@ -83,10 +83,10 @@ class Block(nn.Module):
 def rotation(
     length: int, head_length: int, device: torch.device, base: float = 10000.0
 ) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of every position's angles, each float32 [length, head_length / 2].
+    """Return cosine and sine of every position's angles, each float32 [length, head_length / 2].
 
-    Pair j turns by position / base^(2j / head_length), as in RoFormer. Cheap enough to compute
-    anew each time, which spares a buffer, and a limit on the length.
+    Pair j turns by position / base^(2j / head_length), as in RoFormer. Computing them in each forward pass is
+    cheap, and needs neither a buffer nor a limit on the length.
     """
     pairs = torch.arange(0, head_length, 2, device=device, dtype=torch.float32)
     frequency = torch.exp(pairs * (-math.log(base) / head_length))
@@ -95,7 +95,7 @@ def rotation(
 
 
 def rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn each pair (j, j + half) of ``x`` [..., T, head_length] by its position's angle."""
+    """Rotate each pair (j, j + half) of ``x`` [..., T, head_length] by its position's angle."""
     cos, sin = (part.to(x.dtype) for part in turn)
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
@@ -105,11 +105,11 @@ def rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
 def generate(
     model: nn.Module, prompt: bytes, count: int, *, context: int, temperature: float, seed: int
 ) -> bytes:
-    """Return ``prompt`` continued by ``count`` bytes drawn from the model.
+    """Return ``prompt`` continued by ``count`` bytes sampled from the model.
 
-    Draws come from a generator of their own on the CPU: the same model and ``seed`` give the same
-    text, and the global random state, which a resumed training depends on, is left alone. The model
-    sees the last ``context`` bytes and is left in the mode (train or eval) it was in.
+    A separate generator on the CPU makes the draws: the same model and ``seed`` give the same text, and the
+    global random state, which resumed trainings depend on, does not change. The model sees the last
+    ``context`` bytes; its mode (train or eval) is restored.
     """
     generator = torch.Generator().manual_seed(seed)
     device = next(model.parameters()).device

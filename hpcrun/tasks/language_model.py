@@ -1,7 +1,7 @@
-"""The task that the quick start trains: a small GPT, or BDH, learns to write Python byte by byte.
+"""Task of the quick start: a small GPT, or BDH, learns to write Python byte by byte.
 
-It needs no download and no tokenizer, and shows within a minute that something was learnt: the
-loss is compared with the unigram entropy, which is where a model ends that ignores the context.
+It needs no download and no tokenizer, and shows within a minute that it learns: compare the loss with the
+unigram entropy, which a model that ignores the context can reach.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hpcrun.train.task import Task
 
 SAMPLE_PROMPT = b"def "
 SAMPLE_BYTES = 200
-# Cooler than this, a model as small as the quick start's writes an indentation without end.
+# At a lower temperature, a model as small as the quick start's writes indentation without end.
 SAMPLE_TEMPERATURE = 0.85
 
 
@@ -41,7 +41,7 @@ class LanguageModel(Task):
         self.units_per_sample = self.shape.context
 
     def prepare(self) -> None:
-        """Pack the corpus, or verify the packed one. Raises CorpusError when it cannot be had."""
+        """Pack the corpus, or verify the packed one. Raises CorpusError."""
         ensure = corpus.ensure_at if self.options.path else corpus.ensure_cached
         ensure(self._path, self.options.max_bytes, self.options.validation_fraction)
 
@@ -56,13 +56,13 @@ class LanguageModel(Task):
         return self._windows("validation", self._corpus.validation_bytes)
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
-        """Mean cross-entropy in nats per byte; ``batch`` is uint8 [samples, context + 1]."""
+        """Return the mean cross-entropy in nats per byte; ``batch`` is uint8 [samples, context + 1]."""
         logits = model(batch[:, :-1])
-        # Under autocast the logits are half precision, too coarse for a mean over many bytes.
+        # Under autocast the logits have half precision, too coarse for a mean over many bytes.
         return F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten().long())
 
     def report(self, model: nn.Module, validation_loss: float | None) -> dict[str, Any]:
-        """Losses in nats per byte, and a sample of text; the global random state is left alone."""
+        """Return losses in nats per byte, and a text sample; does not change the global random state."""
         plain = getattr(model, "module", model)
         sample = generate(
             plain,
@@ -104,7 +104,7 @@ class LanguageModel(Task):
 
 
 def printable(text: bytes) -> str:
-    """Decode what a model wrote, with anything that could steer a terminal replaced."""
+    """Decode a model's output; replace characters that could control a terminal."""
     letters = text.decode(errors="replace")
     return "".join(
         letter if letter in "\n\t" or unicodedata.category(letter)[0] != "C" else "\ufffd"

@@ -1,4 +1,4 @@
-"""What a user may set of the built-in tasks, apart from the tasks so that checking needs no torch."""
+"""Options of the built-in tasks, separate from the tasks so that checking them needs no torch."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ class LanguageModelShape(BaseModel):
         default="gpt", description="Transformer, or the Dragon Hatchling (arXiv:2509.26507)."
     )
     layers: Count = Field(
-        default=4, description="Transformer blocks; bdh: passes through the one that it has."
+        default=4, description="Transformer blocks; bdh: passes through its only block."
     )
     heads: Count = Field(
-        default=4, description="Attention heads a block; they share the width; bdh: the neurons."
+        default=4,
+        description="Attention heads per block, which divide the width; bdh: the neurons.",
     )
-    width: Count = Field(default=128, description="Length of the vector that stands for one byte.")
+    width: Count = Field(default=128, description="Length of the vector of one byte.")
     context: Count = Field(
-        default=128, description="Bytes that a sample holds and that the model looks back on."
+        default=128, description="Bytes in a sample, and in the context of the model."
     )
     dropout: BelowOne = Field(
-        default=0.0, description="Share of activations zeroed in training; 0: none."
+        default=0.0, description="Fraction of activations set to zero in training; 0: none."
     )
     neurons: Count | None = Field(
-        default=None, description="bdh: neurons of a layer; null: 32 times the width."
+        default=None, description="bdh: neurons per layer; null: 32 times the width."
     )
 
     @field_validator("width")
@@ -51,12 +52,12 @@ class LanguageModelShape(BaseModel):
 
     @property
     def neurons_or_default(self) -> int:
-        """Neurons of a BDH layer."""
+        """Number of neurons of a BDH layer."""
         return self.neurons or 32 * self.width
 
 
 def _splits_over_heads(size: int, others: ValidationInfo) -> int:
-    # Rotary positions turn pairs, so that each head's share has to be even.
+    # Rotary positions rotate pairs, so each head needs an even length.
     unit = 2 * others.data.get("heads", 1)
     if size % unit:
         near = [fits for fits in (size // unit * unit, (size // unit + 1) * unit) if fits]
@@ -68,10 +69,10 @@ def _splits_over_heads(size: int, others: ValidationInfo) -> int:
 
 
 class LanguageModelData(BaseModel):
-    """The task's keys of the ``data`` section: which bytes the model learns from.
+    """The task's keys of the ``data`` section: the bytes to train on.
 
-    ``max_bytes`` and ``validation_fraction`` say how to pack; a corpus that is there already at
-    ``path`` is used as it is.
+    ``max_bytes`` and ``validation_fraction`` control the packing; an existing corpus at ``path`` is used
+    unchanged.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -81,10 +82,10 @@ class LanguageModelData(BaseModel):
         description="HDF5 corpus, packed there if absent; null: one in the user's cache folder.",
     )
     max_bytes: Count = Field(
-        default=8 * 1024 * 1024, description="Bytes of source text to pack, at most."
+        default=8 * 1024 * 1024, description="Maximum bytes of source text to pack."
     )
     validation_fraction: Shrinking = Field(
-        default=0.05, description="Share of the files kept apart to validate on."
+        default=0.05, description="Fraction of the files for validation."
     )
 
     @field_validator("path")
@@ -94,15 +95,15 @@ class LanguageModelData(BaseModel):
 
 
 class DigitsData(BaseModel):
-    """The ``data`` keys of the tasks on digits: how the images are parted."""
+    """The ``data`` keys of the tasks on digits: the fractions of the splits."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     validation_fraction: Shrinking = Field(
-        default=0.15, description="Share of the images kept apart to validate on."
+        default=0.15, description="Fraction of the images for validation."
     )
     test_fraction: Shrinking = Field(
-        default=0.15, description="Share of the images kept apart for the report at the end."
+        default=0.15, description="Fraction of the images for the report at the end."
     )
 
     @field_validator("test_fraction")
@@ -123,9 +124,10 @@ class ClassifierShape(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     blocks: Count = Field(default=2, description="Residual convolutions.")
-    channels: Count = Field(default=16, description="Channels of each.")
+    channels: Count = Field(default=16, description="Channels of each convolution.")
     dropout: BelowOne = Field(
-        default=0.1, description="Share of features zeroed in training before the last layer."
+        default=0.1,
+        description="Fraction of features set to zero in training before the last layer.",
     )
 
 
@@ -135,9 +137,9 @@ class AutoencoderShape(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     hidden: Count = Field(
-        default=128, description="Units of the encoder's and the decoder's layer."
+        default=128, description="Units of the encoder's and the decoder's hidden layer."
     )
-    latent: Count = Field(default=8, description="Numbers that stand for an image.")
+    latent: Count = Field(default=8, description="Length of an image's code.")
 
 
 class AutoencoderData(DigitsData):
@@ -145,7 +147,7 @@ class AutoencoderData(DigitsData):
 
     reconstructions: ShellText | None = Field(
         default=None,
-        description="HDF5 file for the test images, what came back and their codes; null: none.",
+        description="HDF5 file for test images, reconstructions and codes; null: none.",
     )
 
     @field_validator("reconstructions")
@@ -159,7 +161,7 @@ def _from_here(path: str | None) -> str | None:
         return None
     if not path:
         raise ValueError("is empty; leave the key out, or write null")
-    # The job may start in another folder, so a relative path is settled where it was written.
+    # The job may start in another folder, so relative paths become absolute here.
     return str(Path(path).expanduser().absolute())
 
 

@@ -1,7 +1,7 @@
-"""A packed corpus as samples: fixed windows over its bytes.
+"""Dataset of fixed windows over the bytes of a packed corpus.
 
-Windows depend on nothing but their number, so the order of samples stays the training loop's
-business, and a resumed run reads exactly the bytes it would have read.
+A window depends only on its index, so the training loop controls the order of samples, and a resumed run
+reads exactly the same bytes.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch.utils.data import Dataset
 class ByteWindows(Dataset[Tensor]):
     """Window i is bytes [i * context, (i + 1) * context], ends included: uint8 [context + 1].
 
-    The last byte of a window is the first of the next: it is only ever predicted here, and seen
-    there. What is left at the end and fills no window is dropped. The file is opened by the process
-    that reads, on its first sample, so the data set can be sent to or forked into loader processes.
+    The last byte of a window, which is only predicted there, is the first byte of the next window. Bytes at
+    the end that do not fill a window are dropped. Each process opens the file at its first sample, so the
+    dataset can be sent to or forked into loader processes.
     """
 
     def __init__(self, path: Path, split: str, size: int, context: int) -> None:
-        """``size`` is the number of bytes of ``split`` in the corpus at ``path``."""
+        """``size``: number of bytes of ``split`` in the corpus at ``path``."""
         self.path = path
         self.split = split
         self.context = context
@@ -38,11 +38,11 @@ class ByteWindows(Dataset[Tensor]):
     def __getitem__(self, index: int) -> Tensor:
         if not 0 <= index < self.count:
             raise IndexError(f"window {index} of {self.count}")
-        # HDF5's handles belong to the process that opened them, not to one forked from it.
+        # HDF5's handles belong to the process that opened them, not to its forked children.
         if self._opened_by != os.getpid():
             import h5py
 
-            # Locks are refused by some cluster file systems, and nobody writes this file in place.
+            # Some cluster file systems refuse locks, and this file is never changed in place.
             self._bytes = h5py.File(self.path, "r", locking=False)[self.split]["bytes"]
             self._opened_by = os.getpid()
         start = index * self.context

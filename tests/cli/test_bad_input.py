@@ -52,7 +52,10 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "an unknown task": (["submit", "task=language-modell"], ["language-modell", "language-model"]),
     "an unknown module": (["submit", "task=prob:Probe"], ["no module prob", "PYTHONPATH"]),
     "an unknown class": (["submit", "task=probe:Prob"], ["probe.py", "did you mean Probe?"]),
-    "a module that is no Python": (["submit", "task=broken:T"], ["broken.py:1", "mend the module"]),
+    "a module that is no Python": (
+        ["submit", "task=broken:T"],
+        ["broken.py:1", "correct the module first"],
+    ),
     "no such config file": (["submit", "-c", "nope.yaml"], ["nope.yaml", "no such file"]),
     "a task by its file": (["submit", "task=./probe.py:Probe"], ["did you mean probe:Probe?"]),
     "a task without its key": (["submit", "probe:Probe"], ["task=probe:Probe"]),

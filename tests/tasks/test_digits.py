@@ -60,7 +60,7 @@ def test_without_scikit_learn_one_line_says_what_to_install(
 
 
 def test_a_split_that_no_digit_falls_into_is_refused():
-    with pytest.raises(UserError, match="no digit is left for the test split"):
+    with pytest.raises(UserError, match="the test split has no digits"):
         digits.splits(0.15, 1e-9)
 
 

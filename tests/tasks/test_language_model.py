@@ -124,7 +124,7 @@ def test_a_context_longer_than_a_split_is_refused_with_the_largest_that_fits(pac
 
 def test_a_rank_without_the_corpus_fails_before_it_trains(tmp_path: Path):
     config = {"model": SMALL, "data": {"path": str(tmp_path / "absent.h5")}}
-    with pytest.raises(UserError, match=r"absent\.h5: no corpus here"):
+    with pytest.raises(UserError, match=r"absent\.h5: rank 0 has this corpus"):
         LanguageModel(Config.model_validate(config)).train_dataset()
 
 
