@@ -1,1 +1,1 @@
-"""From a batch to a weight update: data order, precision, parallelism, the loop."""
+"""Training of a rank: data order, precision, parallelism, the loop."""

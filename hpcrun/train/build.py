@@ -1,4 +1,4 @@
-"""The trainer that a config and its task ask for, with the model wrapped."""
+"""Build the trainer of a config and a task, with the wrapped model."""
 
 from torch import nn
 
@@ -22,15 +22,15 @@ def build_trainer(
     distributed: DistributedConfig,
     parallel: Parallel,
 ) -> DistributedAMPTrainer:
-    """The trainer of this rank, with its optimiser. Collective.
+    """Build this rank's trainer with its optimizer. Collective.
 
     Raises:
-        UserError: the model or the task's optimiser is not what this training asks for.
+        UserError: the model or the task's optimizer does not fit the config.
     """
     wanted = config.train
     trainer = DistributedAMPTrainer(
         model,
-        # Without DDP's wrapper, which has no attributes of the task's model.
+        # The unwrapped module: DDP's wrapper lacks the attributes of the task's model.
         lambda _: optimizer_of(task, trainer.module, config),
         distributed=distributed,
         amp=config.amp,
@@ -49,13 +49,13 @@ def build_trainer(
             channels_last=wanted.channels_last,
         ),
     )
-    less = shortfall(config.amp, trainer.device)
-    if less is not None and trainer.is_main_process:
-        print(f"hpcrun: {less}", flush=True)
+    precision_note = shortfall(config.amp, trainer.device)
+    if precision_note is not None and trainer.is_main_process:
+        print(f"hpcrun: {precision_note}", flush=True)
     try:
         trainer.wrap_model()
         _ = trainer.optimizer
     except UserError as error:
-        # What a model lacks it lacks on every rank.
+        # The model is the same on every rank, so every rank has this error.
         raise known_to_all(str(error), distributed.rank) from error
     return trainer

@@ -1,4 +1,4 @@
-"""The checkpoint engine and its interval as the config asks for them."""
+"""Make the checkpoint engine and the save interval from the config, and restore a checkpoint."""
 
 import sys
 import time
@@ -26,13 +26,13 @@ from hpcrun.train.step.trainer import DistributedAMPTrainer
 
 _FAILURES = ("crash", "hang", "node-failure", "preemption", "time-limit")
 _PRIOR = 86400.0
-"""Seconds: a run that has never failed is taken to fail once a day."""
+"""Seconds: prior for the mean time between failures, one day."""
 
 
 def build_engine(
     run: RunDirectory, attempt: Attempt, config: Config, distributed: DistributedConfig, group: Any
 ) -> CheckpointEngine:
-    """The engine of a run's attempt. Collective."""
+    """Make the checkpoint engine of a run's attempt. Collective."""
     wanted = config.checkpoint
     store = CheckpointStore(run.checkpoints, attempt.owner, nonce=INCARNATION)
     memory = wanted.host_memory
@@ -56,11 +56,11 @@ def build_engine(
 def restore(
     run: RunDirectory, config: Config, trainer: DistributedAMPTrainer, engine: CheckpointEngine
 ) -> Restored | None:
-    """The newest whole checkpoint, loaded into ``trainer``; None before the first. Collective.
+    """Load the newest valid checkpoint into ``trainer``; return None if there is none yet. Collective.
 
     Raises:
         ReadFailure: a node failed to read a checkpoint. On all ranks.
-        UserError: a checkpoint was committed and none is left, or none can be loaded. On all ranks.
+        UserError: a checkpoint was committed but none is left, or none can be loaded. On all ranks.
     """
     restored = trainer.load_checkpoint(engine)
     while restored is None and _shown_late(run, trainer):
@@ -71,7 +71,7 @@ def restore(
 
 
 def _shown_late(run: RunDirectory, trainer: DistributedAMPTrainer) -> bool:
-    """Return whether rank 0 sees checkpoints at a second look; raises as :func:`restore`. Collective."""
+    """Return True if rank 0 sees checkpoints at a second look; raises as :func:`restore`. Collective."""
     at, main = trainer.distributed, trainer.is_main_process
     group = trainer.control_group() if trainer.is_distributed else None
     found = together(lambda: require_none_lost(run) if main else False, rank=at.rank, group=group)
@@ -79,9 +79,9 @@ def _shown_late(run: RunDirectory, trainer: DistributedAMPTrainer) -> bool:
 
 
 def make_room(store: CheckpointStore, config: Config, step: int) -> None:
-    """Set damaged checkpoints aside and remove those not kept, now that ``step`` is restored; for rank 0.
+    """Quarantine damaged checkpoints and remove old ones after restoring ``step``; call it on rank 0.
 
-    Where the disk is full, no save would come so far as to do it.
+    On a full disk no save would get far enough to do this.
     """
     for tidy in (lambda: _tidying(store, config)(step), lambda: _set_damaged_aside(store)):
         try:
@@ -102,7 +102,11 @@ def build_interval(
     group: Any,
     costs: Callable[[], tuple[float, float] | None],
 ) -> Interval:
-    """Steps, minutes or Young's formula. ``costs``: seconds that a save stalls, and to its commit."""
+    """Make the save interval: steps, minutes or Young's formula.
+
+    ``costs``: (seconds that training waits, seconds until the commit) of the last save; None before the
+    first.
+    """
     wanted = config.checkpoint
     together = Together(distributed.rank, distributed.world_size, group)
     if wanted.auto:
@@ -125,9 +129,9 @@ def _tidying(store: CheckpointStore, config: Config) -> Callable[[int], list[str
 
 
 def failure_seconds(events: Sequence[Event], now: float) -> float:
-    """Mean seconds of training between failures, as the run's log tells, with a day as the first guess.
+    """Estimate the mean seconds of training between failures from the run's events.
 
-    The guess counts as one failure in one day, so that a single early crash does not decide alone.
+    The prior counts as one failure in one day, so that a single early crash has limited weight.
     """
     trained, failures, since = 0.0, 0, None
     for event in events:
@@ -142,5 +146,5 @@ def failure_seconds(events: Sequence[Event], now: float) -> float:
 
 
 def _passed(since: float | None, until: float) -> float:
-    # A clock that was set back, or another node's that lags, must not take away what the others saw.
+    # A clock that was set back, or a lagging clock of another node, must not give negative time.
     return 0.0 if since is None else max(0.0, until - since)

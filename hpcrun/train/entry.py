@@ -88,10 +88,10 @@ def _launch(run: RunDirectory, config: Config, distributed: DistributedConfig) -
         return own
     # It comes before torch, and finds nothing left to do when it comes again.
     _prepare_environment(distributed, bind=config.train.affinity and not config.command)
-    from hpcrun.train.parallel.process_group import said_by_rank_zero
+    from hpcrun.train.parallel.process_group import broadcast_word
 
     try:
-        return said_by_rank_zero(distributed, f"hpcrun/launch/{distributed.restart_count}", own)
+        return broadcast_word(distributed, f"hpcrun/launch/{distributed.restart_count}", own)
     except RuntimeError as error:
         line = (str(error).splitlines() or [""])[0]
         print(f"hpcrun: rank 0 does not say what it is called: {line}", file=sys.stderr, flush=True)

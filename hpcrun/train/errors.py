@@ -1,10 +1,10 @@
-"""How ranks fail together; no torch, because ranks also fail before they have it."""
+"""Errors of ranks that fail together; imports no torch, because ranks may fail before torch is loaded."""
 
 from hpcrun.errors import UserError
 
 
 class KnownToAll(UserError):
-    """A user's error that all ranks know of, as rank 0 prints it.
+    """User error known to all ranks; rank 0 prints it.
 
     ``everywhere``: every node has the cause at this start. ``certain``: no node can change the failure.
     ``host``: the node of the first rank that has the cause.
@@ -18,19 +18,19 @@ class KnownToAll(UserError):
 
 
 class ToldByRankZero(UserError):
-    """A user's error that rank 0 prints: the other ranks end quietly, with the same exit code."""
+    """User error that rank 0 prints: the other ranks exit without output, with the same exit code."""
 
 
 class SaysAll(RuntimeError):
-    """A stop by design: its text says all, and where it was raised would only hide that."""
+    """Intended stop with a complete message; printed without a traceback."""
 
 
 class NotTrainable(UserError, SaysAll):
-    """What a task gives cannot be trained on: any rank may come to it, alone, at any step."""
+    """The task's model or loss cannot be trained; any single rank may find this at any step."""
 
 
 class NotDeterministic(NotTrainable):
-    """A kernel that train.deterministic does not allow."""
+    """A kernel is not deterministic, which train.deterministic forbids."""
 
 
 # Missing or closed files, missing names, and code that Python cannot read.
@@ -43,7 +43,7 @@ _OF_A_DRIVER = ("shared object", "undefined symbol", "GLIBC", "CUDA", "libcu")
 
 
 def is_mistake(error: BaseException) -> bool:
-    """Return True if ``error``, before the first step, would meet every other start too.
+    """Return True if ``error``, raised before the first step, would occur at every other start too.
 
     Errors of a node, such as those of its devices and its driver's libraries, do not count.
     """
@@ -55,7 +55,7 @@ def is_mistake(error: BaseException) -> bool:
 
 
 class PeerFailed(RuntimeError):
-    """Another rank has failed, and says itself how."""
+    """Another rank has failed and reports the cause itself."""
 
 
 def known_to_all(

@@ -1,4 +1,4 @@
-"""The training loop. It reads on one screen; everything it calls lives in a file of its own."""
+"""The training loop, on one screen; other files define the functions that it calls."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ from hpcrun.train.step.trainer import StepResult
 
 @dataclass(frozen=True)
 class Loop:
-    """What the loop works with; put together in session.py."""
+    """Parts of the loop; session.py makes them."""
 
     config: Config
     steps: range
@@ -37,50 +37,50 @@ class Loop:
     position: Position
 
     def run(self) -> StopReason:
-        """Train to the end, or until all ranks agree to stop, and say which (NONE: to the end).
+        """Train to the end, or until all ranks agree to stop; return the reason (NONE: the end).
 
-        On return the last step taken is committed, unless ``saver.failed`` says why it is not.
+        On return the last step is committed, unless ``saver.failed`` says why not.
         """
         train = self.config.train
         for step in self.steps:
             stop = self.agreement.exchange(step, self.reason_to_stop())
             if stop:
-                self.nonfinite.settle()
+                self.nonfinite.finish()
                 with self._saving():
                     self.saver.finish(step)
                 return stop
             self.position.step = step
             self.profile.before(step)
-            # Not before the stop is decided: reading a sample may draw from the generators that are saved.
+            # Only after the stop decision: reading a sample may draw from the generators that are saved.
             micro_batches = next(self.batches)
             result = self.take(step, micro_batches)
             done = step + 1
             self.metrics.step(done, result)
-            self.nonfinite.look(result)
+            self.nonfinite.check(result)
             best = self._validate(done)
             if self.early.due:
-                self.metrics.rest(done)
-            self.saver.look()
+                self.metrics.log_pending(done)
+            self.saver.poll()
             if self.saver.due(done) or (best and self.config.checkpoint.keep_best):
                 with self._saving():
                     self.saver.start(done)
             if self.early.due:
                 break
         self.profile.close(self.early.end(train.steps))
-        self.nonfinite.settle()
+        self.nonfinite.finish()
         with self._saving():
             self.saver.finish(self.early.end(train.steps))
         return StopReason.NONE
 
     @contextlib.contextmanager
     def _saving(self) -> Iterator[None]:
-        """Around a save, which finds all lines about its steps written."""
+        """Flush the metrics before a save, so that all lines up to its step are written."""
         with self.position.at("saving"), self.metrics.paused():
             self.metrics.flush()
             yield
 
     def _validate(self, done: int) -> bool:
-        """Validate where it is time to; whether the loss is the lowest so far."""
+        """Validate if it is time; return True if the loss is the lowest so far."""
         train = self.config.train
         every = train.validate_every
         if done != train.steps and not (every and done % every == 0):
@@ -89,4 +89,4 @@ class Loop:
             loss = self.validate()
             if loss is not None:
                 self.metrics.write({"step": done, "validation_loss": loss})
-        return self.early.saw(done, loss)
+        return self.early.record(done, loss)

@@ -1,4 +1,4 @@
-"""The optimiser and its learning-rate schedule, from the config."""
+"""Make the optimizer and its learning-rate schedule from the config."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -18,10 +18,10 @@ from hpcrun.train.task_checks import sparse_weights
 
 
 def optimizer_of(task: Task, model: nn.Module, config: Config) -> Optimizer:
-    """The task's own optimiser, or the one that the config names.
+    """Make the task's own optimizer, or the one in ``optim``.
 
     Raises:
-        UserError: the task's is none, or not of the parameters that are trained.
+        UserError: the task's result is not an optimizer, or does not hold the trained parameters.
     """
     own = task.build_optimizer(model)
     if own is None:
@@ -29,8 +29,8 @@ def optimizer_of(task: Task, model: nn.Module, config: Config) -> Optimizer:
     where = f"task: {type(task).__name__}.build_optimizer()"
     if not isinstance(own, Optimizer):
         raise UserError(
-            f"{where} gave a {type(own).__name__}; return a torch.optim.Optimizer, or None for the one that "
-            "optim names"
+            f"{where} returned a {type(own).__name__}; return a torch.optim.Optimizer, or None for the one "
+            "in optim"
         )
     try:
         require_plain_step(own)
@@ -40,13 +40,13 @@ def optimizer_of(task: Task, model: nn.Module, config: Config) -> Optimizer:
     for name, parameter in named_parameters(model):
         if parameter.requires_grad and id(parameter) not in held:
             raise UserError(
-                f"{where} leaves out {name}, which requires a gradient; put it into a group, or set its "
+                f"{where} misses {name}, which requires a gradient; put it into a group, or set its "
                 "requires_grad=False in build_model"
             )
     if held - {id(parameter) for parameter in model.parameters()}:
         raise UserError(
-            f"{where} has parameters that the model does not have; take those of the model that it is given, "
-            "since sharding replaces the ones that build_model made"
+            f"{where} has parameters that are not in the model; use those of its argument, since sharding "
+            "replaces the parameters that build_model made"
         )
     for group in own.param_groups:
         group["lr"] *= peak_learning_rate(config) / config.train.lr
@@ -54,9 +54,9 @@ def optimizer_of(task: Task, model: nn.Module, config: Config) -> Optimizer:
 
 
 def build_optimizer(model: nn.Module, config: Config) -> Optimizer:
-    """The optimiser that ``config.optim`` names, at the peak learning rate, fused where torch can.
+    """Make the optimizer in ``config.optim``, at the peak learning rate, fused if torch supports it.
 
-    Weight decay is kept off vectors (biases, norms), as GPT-3's authors did (Brown et al. 2020, app. B).
+    Vectors (biases, norms) get no weight decay, as for GPT-3 (Brown et al. 2020, app. B).
     """
     wanted = config.optim
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -78,10 +78,10 @@ def build_optimizer(model: nn.Module, config: Config) -> Optimizer:
 
 
 def has_fused(kind: type[Optimizer], parameters: list[nn.Parameter]) -> bool:
-    """Whether this torch has a fused kernel of the optimiser ``kind`` for all of ``parameters``.
+    """Return True if this torch has a fused kernel of the optimizer ``kind`` for all ``parameters``.
 
-    Which devices, precisions and sharded tensors have one differs between versions of torch: a step of
-    zeros like the smallest parameter of each sort tells.
+    Support for devices, precisions and sharded tensors differs between versions of torch, so this takes a
+    trial step with zeros, shaped like the smallest parameter of each sort.
     """
     smallest: dict[tuple[Any, ...], nn.Parameter] = {}
     for parameter in sorted(parameters, key=nn.Parameter.numel):
@@ -98,7 +98,7 @@ def has_fused(kind: type[Optimizer], parameters: list[nn.Parameter]) -> bool:
 
 
 def peak_learning_rate(config: Config) -> float:
-    """``train.lr``, grown as ``train.lr_scaling`` says with ``batch_size`` over ``lr_base_batch``.
+    """Return ``train.lr``, scaled with ``batch_size / lr_base_batch`` according to ``train.lr_scaling``.
 
     Linear is for SGD (Krizhevsky 2014, Goyal et al. 2017), the square root for Adam (Malladi et al. 2022).
     """
@@ -110,28 +110,31 @@ def peak_learning_rate(config: Config) -> float:
 
 
 def learning_rate_lines(config: Config, optimizer: Optimizer) -> Iterator[str]:
-    """How the peak came about, where it is not the one that the config names."""
+    """Yield a line on the scaled peak learning rate, if it differs from ``train.lr``."""
     train = config.train
     if train.lr_scaling == "none":
         return
     rule = "the square root of " if train.lr_scaling == "sqrt" else ""
     peak = peak_learning_rate(config)
     rates = list(dict.fromkeys(group.get("initial_lr", peak) for group in optimizer.param_groups))
-    told = f"peak learning rate {peak:.4g}: train.lr {train.lr:.4g}"
+    start = f"peak learning rate {peak:.4g}: train.lr {train.lr:.4g}"
     if rates != [peak]:
-        told = f"peak learning rates {', '.join(f'{rate:.4g}' for rate in rates)}: the task's"
-    yield f"{told} times {rule}batch {train.batch_size} / lr_base_batch {train.lr_base_batch}"
+        start = f"peak learning rates {', '.join(f'{rate:.4g}' for rate in rates)}: the task's"
+    yield f"{start} times {rule}batch {train.batch_size} / lr_base_batch {train.lr_base_batch}"
 
 
 def build_schedule(optimizer: Optimizer, config: Config) -> LambdaLR:
-    """The learning rate as a factor of its peak at each optimiser step."""
+    """Make the schedule: the learning rate as a factor of its peak at each optimizer step."""
     return LambdaLR(optimizer, learning_rate_factor(config))
 
 
 def learning_rate_factor(config: Config) -> Callable[[int], float]:
-    """The factor at a step: linear warm-up from 1/warmup_steps to 1, then the schedule down to
-    ``final_lr_fraction`` at ``train.steps`` (cosine: Loshchilov, Hutter 2017, without restarts; wsd:
-    warm-up, stable, decay, Hu et al. 2024, linear over the last ``decay_steps``)."""
+    """Return the factor as a function of the step.
+
+    Linear warm-up from 1/warmup_steps to 1, then the schedule down to ``final_lr_fraction`` at
+    ``train.steps``. cosine: Loshchilov, Hutter 2017, without restarts. wsd: warm-up, stable, decay, Hu et
+    al. 2024, linear over the last ``decay_steps``.
+    """
     warmup, steps = config.optim.warmup_steps, config.train.steps
     floor, schedule = config.optim.final_lr_fraction, config.optim.schedule
     first = decay_begins(config)

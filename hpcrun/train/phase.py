@@ -1,4 +1,4 @@
-"""Where the training stands, for whoever has to say where it broke or hangs."""
+"""Current step and activity of a training, for error reports and hang diagnosis."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,10 +10,10 @@ PREPARING = "preparing the data"
 
 @dataclass
 class Position:
-    """The step under computation, None before the first, and what is done in it, or around the steps.
+    """The current step (None before the first) and the current activity, in a step or outside.
 
-    Written by plain assignments, read by the watchdog's thread at any time. ``start``: the step that this
-    process began at.
+    Written by plain assignments; the watchdog's thread may read it at any time. ``start``: the first step of
+    this process.
     """
 
     step: int | None = None
@@ -22,7 +22,7 @@ class Position:
 
     @contextlib.contextmanager
     def at(self, work: str) -> Iterator[None]:
-        """Say that the block does ``work``, and after it what was done before. Of one that fails it stays."""
+        """Set ``doing`` for the block and restore it on success; after an exception it keeps the activity."""
         before, self.doing = self.doing, work
         yield
         self.doing = before

@@ -1,4 +1,4 @@
-"""How a training ends: what it says, writes and returns, finished or stopped."""
+"""End of a training, finished or stopped: log lines, result.json and the exit code."""
 
 import json
 import sys
@@ -26,7 +26,7 @@ from hpcrun.train.saving import Saver
 from hpcrun.train.step.trainer import AMPTrainer
 from hpcrun.train.task import Task
 
-_WHY = {
+_REASONS = {
     StopReason.TERMINATE: "by SIGTERM (a cancellation, or a preemption)",
     StopReason.WARNING: "by SIGUSR2 (the warning before a time limit or a preemption)",
     StopReason.DEADLINE: "the time limit is near",
@@ -38,7 +38,7 @@ def stopped(
 ) -> int:
     """Log that all ranks stopped before the end, and return the exit code."""
     if trainer.is_main_process:
-        print(f"hpcrun: stopped: {_WHY[stop]}; saved up to step {saver.saved}", flush=True)
+        print(f"hpcrun: stopped: {_REASONS[stop]}; saved up to step {saver.saved}", flush=True)
         committed = saver.failed is None
         note(
             run,
@@ -65,12 +65,12 @@ def finished(
 ) -> int:
     """Write result.json on rank 0, and return the exit code. Collective.
 
-    ``put_best_back``: gives the trainer the weights that the report is to be of; collective.
+    ``put_best_back``: loads the weights for the report into the trainer; collective.
 
-    A report that fails takes nothing from a training that is done: result.json says why there is none.
+    If the report fails, the training is still finished: result.json then gives the reason.
 
     Raises:
-        Superseded: another incarnation owns the run now, and will write it.
+        Superseded: a newer attempt owns the run now and will write the file.
     """
     if saver.failed is not None:
         return exitcodes.SAVE_FAILED
@@ -86,13 +86,13 @@ def finished(
         try:
             if type(task).report is not Task.report:
                 shown = put_best_back(last)
-        except CheckpointError as trouble:
-            error = f"none: the weights to report on cannot be read any more: {trouble}"
+        except CheckpointError as problem:
+            error = f"none: the weights for the report are no longer readable: {problem}"
         else:
             with trainer.averaged():
                 report, error = _report(task, trainer, shown.validation_loss)
     if trainer.is_main_process:
-        # What the last step needed may have been committed before the run was taken over.
+        # The run may have a new owner since the last commit.
         require_ownership(run, attempt)
         write_json(
             run.result,
@@ -109,23 +109,22 @@ def finished(
         )
         note(run, "finished", attempt, step=steps, **({"early": True} if early.due else {}))
         if early.due:
-            print(f"hpcrun: stopped early {early.told()}", flush=True)
+            print(f"hpcrun: stopped early {early.reason()}", flush=True)
         if shown != last:
             print(
-                f"hpcrun: the report is of step {shown.step}, the best; {steps} is the last",
+                f"hpcrun: the report is for step {shown.step}, the best; {steps} is the last",
                 flush=True,
             )
         say(*result_lines(run))
     return exitcodes.DONE
 
 
-# A report that takes its process down may leave no other word than a dead node. Without its report the run
-# is finished all the same.
+# A report that crashes the process may look like a dead node. The run is finished without the report.
 _REPORT_ENDED = OWN_DOING | {Cause.NODE_FAILURE}
 
 
 def _given_up(run: RunDirectory, attempt: Attempt, limit: int | None) -> str | None:
-    """Why no report is made: it was the end of as many of the job's attempts as may pass without progress."""
+    """Return the reason to make no report: too many attempts of the job have ended during the report."""
     ended = sum(
         life.trained and life.cause in _REPORT_ENDED
         for life in lives(read_events(run))
@@ -135,17 +134,17 @@ def _given_up(run: RunDirectory, attempt: Attempt, limit: int | None) -> str | N
         return None
     attempts = "1 attempt" if ended == 1 else f"{ended} attempts"
     return (
-        f"none: {attempts} ended while it was made (restarts.no_progress); the training is done all the "
-        f"same; remove {run.result.name}, and `hpcrun resume` tries again"
+        f"none: {attempts} ended while making it (restarts.no_progress); the training is finished "
+        f"nevertheless; to try again, remove {run.result.name} and run `hpcrun resume`"
     )
 
 
 def _best(early: EarlyStopping) -> dict[str, Any]:
-    """What result.json tells of the validations."""
+    """Return the entries of result.json about validation."""
     if early.best is None:
         return {}
     best = {"step": early.best_step, "validation_loss": early.best}
-    return {"best": best, **({"stopped_early": early.told()} if early.due else {})}
+    return {"best": best, **({"stopped_early": early.reason()} if early.due else {})}
 
 
 def _report(
@@ -160,7 +159,7 @@ def _report(
     except Exception as error:
         traceback.print_exc()
         message = " ".join(str(error).split())
-        told = f"{type(task).__name__}.report() raised {type(error).__name__}: {message}"
-        print(f"hpcrun: {told}; the training is done all the same", file=sys.stderr, flush=True)
-        return {}, told
+        line = f"{type(task).__name__}.report() raised {type(error).__name__}: {message}"
+        print(f"hpcrun: {line}; the training is finished nevertheless", file=sys.stderr, flush=True)
+        return {}, line
     return report, None

@@ -1,4 +1,4 @@
-"""When a run saves, and what the event log says of it."""
+"""Save checkpoints at intervals and at stops, and record them in the event log."""
 
 import sys
 from typing import Any
@@ -16,11 +16,11 @@ from hpcrun.train.step.trainer import AMPTrainer
 
 
 class Saver:
-    """Saves at its interval and at stops, once a step. A failed save is reported, and training goes on.
+    """Saves at the configured interval and at stops. After a failed save it reports, and training continues.
 
-    One save is under way at a time: one that comes due before the last is committed waits for it, so
-    that none is left out. ``saved`` is the newest step known to be committed, ``failed`` why the last
-    is not, ``costs`` the seconds that it took from training and to its commit.
+    Only one save runs at a time: the next save waits until the previous one is committed, so none is
+    skipped. ``saved`` is the newest step known to be committed, ``failed`` the error of the last save or
+    None, ``costs`` (seconds that training waited, seconds until the commit) of the last save.
     """
 
     def __init__(
@@ -37,10 +37,10 @@ class Saver:
         meta: dict[str, Any],
         saved: int | None,
     ) -> None:
-        """``saved``: the step restored from, if any. ``batches`` tells where the data stands.
+        """``saved``: the restored step, if any. ``batches`` provides the position in the data.
 
-        A checkpoint keeps the validation loss of its own step, if ``early`` has seen one there, and what
-        ``metrics`` has not logged yet.
+        A checkpoint holds the validation loss of its step, if ``early`` has one, and the
+        unlogged part of ``metrics``.
         """
         self._run, self._attempt = run, attempt
         self._trainer, self._engine = trainer, engine
@@ -52,20 +52,20 @@ class Saver:
         self._last: SaveOutcome | None = None
 
     def due(self, done: int) -> bool:
-        """Whether the interval asks for a save after ``done`` steps. Every rank asks after every step."""
+        """Return True if it is time to save after ``done`` steps. Call it on every rank after every step."""
         return self._interval.due(done)
 
     def start(self, done: int) -> None:
-        """Take a snapshot of the state after ``done`` steps; it is committed beside the training. Collective.
+        """Save the state after ``done`` steps; the commit happens in the background. Collective.
 
         Raises:
-            Superseded: another incarnation owns the run now.
+            Superseded: a newer attempt owns the run now.
         """
-        self._settle()
+        self._wait()
         if done == self.saved:
             return
         at = {"step": done, "samples": self._batches.batching.span(done).start}
-        told = {"validation_loss": self._early.loss} if self._early.seen == done else {}
+        validation = {"validation_loss": self._early.loss} if self._early.seen == done else {}
         stream = self._batches.saved(done)
         extra = at | {
             "early_stopping": self._early.state_dict(),
@@ -75,26 +75,26 @@ class Saver:
             self._engine,
             done,
             extra | ({"stream": stream.shared} if stream.shared else {}),
-            self._meta | at | told,
+            self._meta | at | validation,
             {"stream": stream.own} if stream.own else {},
         )
 
-    def look(self) -> None:
-        """Report a save that has ended meanwhile. Waits for nothing; only rank 0 does anything."""
+    def poll(self) -> None:
+        """Report a save that has finished. Does not wait; does nothing on ranks other than 0."""
         if self._trainer.is_main_process:
             self._record(self._engine.poll())
 
     def finish(self, done: int) -> None:
-        """Return when the state after ``done`` steps is committed, or ``failed`` says why not. Collective.
+        """Save the state after ``done`` steps; wait until it is committed or ``failed`` is set. Collective.
 
         Raises:
-            Superseded: another incarnation owns the run now.
+            Superseded: a newer attempt owns the run now.
         """
         self.start(done)
-        self._settle()
+        self._wait()
 
-    def _settle(self) -> None:
-        """Wait for the save under way, so that all ranks know the same of it."""
+    def _wait(self) -> None:
+        """Wait for the current save, so that all ranks know the same outcome."""
         outcomes = self._engine.wait()
         self._record(outcomes)
         if self._last is not None and self._last.fenced:
@@ -108,13 +108,13 @@ class Saver:
                 self.saved = outcome.step
                 self.costs = outcome.stalled, outcome.seconds
             if self._trainer.is_main_process:
-                self._tell(outcome)
+                self._report(outcome)
 
-    def _tell(self, outcome: SaveOutcome) -> None:
+    def _report(self, outcome: SaveOutcome) -> None:
         if not outcome.ok:
             line = f"step {outcome.step} was not saved: {outcome.error}"
-            for told in (line, *outcome.notes):
-                print(f"hpcrun: {told}", file=sys.stderr, flush=True)
+            for text in (line, *outcome.notes):
+                print(f"hpcrun: {text}", file=sys.stderr, flush=True)
             if not outcome.fenced:
                 note(
                     self._run,
@@ -126,12 +126,12 @@ class Saver:
             return
         print(
             f"hpcrun: saved step {outcome.step} in {outcome.seconds:.2f} s, "
-            f"{outcome.stalled:.2f} s of it training waited",
+            f"training waited {outcome.stalled:.2f} s for it",
             flush=True,
         )
         for line in outcome.notes:
             print(f"hpcrun: {line}", file=sys.stderr, flush=True)
-        # `seconds` is what the save took from training: goodput is counted with it.
+        # `seconds` is the time that training waited; goodput uses it.
         note(
             self._run,
             "saved",

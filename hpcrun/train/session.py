@@ -29,7 +29,7 @@ from hpcrun.train.data.batches import length, require_trainable, training_steps
 from hpcrun.train.data.batching import Batching, accumulation_of
 from hpcrun.train.data.streams import StreamState
 from hpcrun.train.data.workers import worker_processes
-from hpcrun.train.determinism import choose_kernels, refusals_told, seed_alike, seed_rank
+from hpcrun.train.determinism import choose_kernels, explain_refusals, seed_alike, seed_rank
 from hpcrun.train.evaluation.best import Weights, put_best_back
 from hpcrun.train.evaluation.early_stopping import EarlyStopping
 from hpcrun.train.evaluation.validate import validate
@@ -49,7 +49,7 @@ from hpcrun.train.parallel.collective import together
 from hpcrun.train.phase import PREPARING, TRAINING, Position
 from hpcrun.train.report import finished, stopped
 from hpcrun.train.saving import Saver
-from hpcrun.train.step.micro_batches import Taking
+from hpcrun.train.step.micro_batches import MicroBatchStep
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 from hpcrun.train.task import Task, load_task
 from hpcrun.train.task_checks import require_model
@@ -58,7 +58,7 @@ _PREPARE_AT_MOST = 86400.0
 """Seconds without a watchdog: a download may take hours, and what has hung for a day will not come."""
 
 
-@refusals_told()
+@explain_refusals()
 def train(
     run: RunDirectory,
     attempt: Attempt,
@@ -154,7 +154,7 @@ def _train(
         group=group,
     )
     take = together(
-        lambda: Taking(trainer, task, batches.batching, measured.loss),
+        lambda: MicroBatchStep(trainer, task, batches.batching, measured.loss),
         rank=distributed.rank,
         group=group,
     )
@@ -213,7 +213,7 @@ def _train(
             batch_size=config.train.batch_size,
             accumulation=accumulation,
             limit=config.train.validate_batches,
-            alike=trainer.forward_is_collective,
+            same_count=trainer.forward_is_collective,
             workers=worker_processes(config, os.environ),
             prefetch=config.data.prefetch,
             pin_memory=trainer.device.type == "cuda",

@@ -156,7 +156,7 @@ def test_gpus_that_cannot_be_used_end_the_run_with_one_line(bench):
             blind,
             "Slurm gave this job 2 GPU(s) here, and none is visible (CUDA_VISIBLE_DEVICES is ''",
         ),
-        (wrong, "is built without CUDA and ROCm; install a build for them"),
+        (wrong, "is built without CUDA and ROCm; install a build with one of them"),
     ):
         assert bench.wait_for_end(run) == "FAILED", bench.story(run)
         assert line in bench.result(run)["reason"], bench.story(run)

@@ -154,8 +154,8 @@ def bad_losses_under_fp16(rank, folder):
         try:
             for number, step in enumerate(batches(rank, 4)):
                 bad = {1: overflowing, 3: spoiled}.get(number, loss)
-                watch.look(made.training_step(step, bad))
-            watch.settle()
+                watch.check(made.training_step(step, bad))
+            watch.finish()
         except (NotFinite, PeerFailed) as error:
             found.append([type(error).__name__, str(error)])
         dist.barrier()  # Rank 0 writes, and rank 1 does not wait for it.

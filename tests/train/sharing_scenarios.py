@@ -42,7 +42,7 @@ def validation_when_sharded(rank):
     def over_ranks(size):
         chosen = ValidationData(
             Pairs(size), rank=rank, world_size=4, batch_size=8, accumulation=2, limit=None,
-            alike=made.forward_is_collective,
+            same_count=made.forward_is_collective,
         )  # fmt: skip
         return validate(made, Mean(), chosen, group=group)
 

@@ -126,7 +126,7 @@ def test_fewer_ranks_take_the_same_batch_in_more_turns():
             Batching(32, 1, 1, "drop", 100),
             [
                 "batch of 32: 1 rank x 1 micro-batch x 32 samples",
-                "epoch of 100 samples: 3 steps; the last 4 are left out",
+                "epoch of 100 samples: 3 steps; the last 4 are dropped",
                 "12 steps in all: 4 epochs",
             ],
         ),
@@ -147,16 +147,16 @@ def test_the_shares_are_told(batching, lines):
 @pytest.mark.parametrize(
     ("dataset", "changes", "line"),
     [
-        (Numbers(5), {"uneven": "drop"}, "train.uneven: drop would leave out all of the 5 samples"),
+        (Numbers(5), {"uneven": "drop"}, "train.uneven: drop would drop all of the 5 samples"),
         (
             Endless(),
             {"uneven": "pad"},
-            "train.uneven: pad is about the end of an epoch, and data: ",
+            "train.uneven: pad needs the end of an epoch, but data: ",
         ),
         (
             Endless(),
             {"world_size": 4, "accumulation": 3},
-            "train.batch_size: 8 samples give some of",
+            "train.batch_size: 8 samples are too few for 4 ranks",
         ),
     ],
 )

@@ -45,8 +45,8 @@ def folder(tmp_path_factory):
         (
             "at-once",
             "bad-input",
-            r"train.parallel: under fsdp the ranks gather weights .* here rank 0 comes to blocks.1 where "
-            r"rank 1 \(\S+\) comes to the end of its forward pass; ",
+            r"train.parallel: under fsdp the ranks gather weights .* but rank 0 reaches blocks.1 while "
+            r"rank 1 \(\S+\) reaches the end of its forward pass; ",
         ),
         (
             "building",

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from hpcrun.errors import UserError
-from hpcrun.train.determinism import choose_kernels, refusals_told
+from hpcrun.train.determinism import choose_kernels, explain_refusals
 from hpcrun.train.errors import NotDeterministic
 
 
@@ -56,7 +56,7 @@ def test_torch_raises_warns_or_takes_any_and_writes_no_memory_in_advance(wanted,
 
 def test_a_refused_kernel_is_named_with_the_line_that_calls_it():
     choose_kernels(True)
-    with pytest.raises(NotDeterministic) as told, refusals_told():
+    with pytest.raises(NotDeterministic) as told, explain_refusals():
         put()
     assert f" of put_, called at {__file__}:{PUT}; use another operation, or " in str(told.value)
 
@@ -64,7 +64,7 @@ def test_a_refused_kernel_is_named_with_the_line_that_calls_it():
 def test_a_refusal_in_a_loader_process_is_told_too():
     choose_kernels(True)
     place = f"of put_, called at {re.escape(__file__)}:{PUT};"
-    with pytest.raises(NotDeterministic, match=place), refusals_told():
+    with pytest.raises(NotDeterministic, match=place), explain_refusals():
         list(DataLoader(Putting(), num_workers=1))
 
 
@@ -91,14 +91,14 @@ def test_a_refusal_in_a_loader_process_is_told_too():
             "Deterministic behavior was enabled with either `torch.use_deterministic_algorithms(True)` or "
             "`at::Context::setDeterministicAlgorithms(true)`, but this operation is not deterministic "
             "because it uses CuBLAS and you have CUDA >= 10.2. To enable deterministic behavior in this",
-            "CUBLAS_WORKSPACE_CONFIG is ':0:0', and cuBLAS repeats itself only with :4096:8 or :16:8",
+            "CUBLAS_WORKSPACE_CONFIG is ':0:0', but cuBLAS is deterministic only with :4096:8 or :16:8",
         ),
     ],
 )
 def test_torchs_words_are_known_wherever_they_are_wrapped(said, told):
     with (
         pytest.raises(NotDeterministic, match=f"^train.deterministic: {re.escape(told)}") as raised,
-        refusals_told(),
+        explain_refusals(),
     ):
         raise RuntimeError(said)
     assert "\n" not in str(raised.value)
@@ -106,6 +106,6 @@ def test_torchs_words_are_known_wherever_they_are_wrapped(said, told):
 
 @pytest.mark.parametrize("error", [RuntimeError("shapes differ"), UserError("put_ is not there")])
 def test_other_errors_pass_as_they_are(error):
-    with pytest.raises(type(error)) as raised, refusals_told():
+    with pytest.raises(type(error)) as raised, explain_refusals():
         raise error
     assert raised.value is error

@@ -31,7 +31,7 @@ SETTINGS = [
 
 def seen(losses, **options):
     early = EarlyStopping(**options)
-    found = [(early.saw(step, loss), early.due) for step, loss in enumerate(losses, start=1)]
+    found = [(early.record(step, loss), early.due) for step, loss in enumerate(losses, start=1)]
     return early, [best for best, _ in found], [due for _, due in found]
 
 
@@ -51,16 +51,16 @@ def test_a_loss_that_falls_by_less_than_min_delta_is_the_best_but_worth_no_wait(
 
 def test_the_loss_that_was_not_undercut_is_named_beside_the_best():
     early, _, _ = seen([3.0, 2.8, 2.5], patience=2, min_delta=0.6)
-    assert early.told() == (
+    assert early.reason() == (
         "at step 3: 2 validations without a loss 0.6 (train.min_delta) below 3; the best was 2.5, at step 3"
     )
     early, _, _ = seen([3.0, 2.8, 3.5, 2.8], patience=2)
     assert (
-        early.told()
+        early.reason()
         == "at step 4: 2 validations without a better loss; the best was 2.8, at step 2"
     )
     early, _, _ = seen([float("nan")], patience=1, min_delta=0.6)
-    assert early.told() == "at step 1: 1 validation without a better loss"
+    assert early.reason() == "at step 1: 1 validation without a better loss"
 
 
 def test_a_loss_that_is_no_number_is_never_better():
@@ -74,7 +74,7 @@ def test_without_patience_it_only_remembers_the_best():
     early, _, due = seen([1.0, *[2.0] * 50])
     assert not any(due)
     assert (early.best, early.end(100)) == (1.0, 100)
-    assert early.saw(52, None) is False
+    assert early.record(52, None) is False
     assert early.seen == 51
 
 
@@ -84,7 +84,7 @@ def test_what_it_has_seen_goes_into_a_checkpoint_and_comes_back():
     again.load_state_dict(early.state_dict())
     assert again == early
     assert not again.due
-    again.saw(3, 5.5)
+    again.record(3, 5.5)
     assert again.due
 
 

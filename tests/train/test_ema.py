@@ -126,7 +126,10 @@ def test_a_checkpoint_keeps_the_average_to_the_bit_and_without_one_it_begins_at_
     assert plain.save_checkpoint(tmp_path / "without", 3).ok
     late = trainer(net())
     (note,) = late.load_checkpoint(tmp_path / "without").notes
-    assert note == "the checkpoint has no average of the weights: it begins with its weights"
+    assert (
+        note
+        == "the checkpoint has no average of the weights; the average starts from the loaded weights"
+    )
     for name, value in late.average.tensors().items():
         assert torch.equal(value, made.module.get_parameter(name))
 
@@ -144,7 +147,10 @@ def test_a_parameter_that_is_trained_only_now_begins_its_average_at_its_value(tm
         thawed[2].bias.fill_(9.0)
     again = AMPTrainer(thawed, everything, ema=0.8, device="cpu")
     (note,) = again.load_checkpoint(tmp_path).notes
-    assert note == "the checkpoint has no average of 2.bias: it begins with its weights"
+    assert (
+        note
+        == "the checkpoint has no average of 2.bias; the average starts from the loaded weights"
+    )
     averages = again.average.tensors()
     assert torch.equal(averages["2.bias"], made.module[2].bias)
     assert torch.equal(averages["0.weight"], made.average.tensors()["0.weight"])

@@ -143,7 +143,7 @@ def test_the_shipped_gpt_trains_sharded_by_size_as_in_copies(results):
 def test_a_shard_that_another_part_reads_is_refused_with_a_remedy(results):
     for said in results["a_use_that_is_found_in_the_step"]:
         assert said.startswith("NotTrainable: train.parallel: fsdp gathers the weights of a part")
-        assert "set fsdp.wrap=blocks or a larger fsdp.min_parameters, or take ddp" in said
+        assert "set fsdp.wrap=blocks or a larger fsdp.min_parameters, or use ddp" in said
 
 
 @pytest.mark.parametrize("name", OPTIMISERS)
@@ -168,21 +168,23 @@ def test_unused_parameters_are_named_before_anybody_waits_for_their_gradients(re
 
 def test_a_rank_that_uses_less_of_a_sharded_model_is_named_before_anybody_waits_for_it(results):
     first, second = results["unused_when_sharded"]
-    beginning = "train.parallel: under fsdp the ranks gather weights and reduce gradients together, and here "
+    beginning = (
+        "train.parallel: under fsdp the ranks gather weights and reduce gradients together, but "
+    )
     for what, line in (
         ("parameters", "train.find_unused_parameters: the loss of rank 1 "),
         ("its result", f"{beginning}the loss of rank 1 "),
-        ("last block", f"{beginning}rank 0 comes to blocks.1 where rank 1 "),
+        ("last block", f"{beginning}rank 0 reaches blocks.1 while rank 1 "),
         ("what is given", f"{beginning}the loss of rank 1 "),
         ("any of it", f"{beginning}the loss of rank 1 "),
     ):
         assert all(said.startswith(f"KnownToAll: {line}") for said in first[what])
         assert all(said.startswith(f"ToldByRankZero: {line}") for said in second[what])
     assert "does not depend on spare.weight, spare.bias, " in first["parameters"][0]
-    assert "depends on nothing of blocks.1, " in first["its result"][0]
-    assert "comes to the end of its forward pass; " in first["last block"][0]
-    assert "does not depend on what blocks.0 is given, " in first["what is given"][0]
-    assert "depends on nothing of the model, " in first["any of it"][0]
+    assert "does not depend on blocks.1, " in first["its result"][0]
+    assert "reaches the end of its forward pass; " in first["last block"][0]
+    assert "does not depend on the inputs of blocks.0, " in first["what is given"][0]
+    assert "does not depend on the model, " in first["any of it"][0]
 
 
 def test_ranks_that_do_without_parameters_in_turn_train_sharded_as_in_copies(results):
@@ -230,5 +232,5 @@ def test_parameters_without_gradient_on_some_ranks_or_all_train_sharded_as_in_co
 
 def test_a_trainer_refuses_what_would_train_something_else(results):
     for several, made_before in results["refusals"]:
-        assert "parallel=single is for one process" in several
+        assert "parallel=single works in one process only" in several
         assert "give a function that makes it" in made_before

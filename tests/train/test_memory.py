@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpcrun.train.parallel.memory_estimate import HEADROOM, Need, fits, need, told
+from hpcrun.train.parallel.memory_estimate import HEADROOM, Need, fits, need, summary
 
 
 def test_adam_keeps_four_times_the_weights_and_frozen_ones_only_themselves():
@@ -37,8 +37,8 @@ def test_room_for_activations_is_left():
 
 
 def test_the_arithmetic_is_told_in_one_line_with_its_numbers():
-    line = told(need([(7_000_000_000, 4, True)], moments=2), 80_000_000_000)
+    line = summary(need([(7_000_000_000, 4, True)], moments=2), 80_000_000_000)
     assert line == (
-        "28.0 GB of weights + 28.0 GB of gradients + 56.0 GB of optimiser state = 112.0 GB a rank, "
-        "of 80.0 GB, 40% of which are kept for activations"
+        "28.0 GB of weights + 28.0 GB of gradients + 56.0 GB of optimizer state = 112.0 GB per rank, "
+        "of 80.0 GB; 40% are reserved for activations"
     )

@@ -35,8 +35,13 @@ def told(**changes: object) -> str:
 
 
 def test_the_micro_batch_is_halved_and_the_batch_kept() -> None:
-    assert "train.micro_batch=8 takes 8 samples at once instead of 16, in 2 micro-batches" in told()
-    assert "train.micro_batch=2 takes 2 samples at once instead of 3, in 8" in told(micro_batch=3)
+    assert (
+        "train.micro_batch=8 computes 8 samples at a time instead of 16, in 2 micro-batches"
+        in told()
+    )
+    assert "train.micro_batch=2 computes 2 samples at a time instead of 3, in 8" in told(
+        micro_batch=3
+    )
     assert "train.micro_batch" not in told(micro_batch=1)
 
 
@@ -89,8 +94,8 @@ def test_one_sample_on_one_rank_with_everything_on_still_gets_advice() -> None:
 def test_a_model_that_does_not_fit_gets_no_advice_on_samples() -> None:
     (line,) = advice(replace(USAGE, micro_batch=0))
     assert "train.parallel=fsdp keeps 1/4" in line
-    assert "the model does not fit: more GPUs" in told(micro_batch=0, parallel="fsdp")
-    assert "the model does not fit: more GPUs" in told(micro_batch=0, ranks=1)
+    assert "the model does not fit: use more GPUs" in told(micro_batch=0, parallel="fsdp")
+    assert "the model does not fit: use more GPUs" in told(micro_batch=0, ranks=1)
 
 
 @pytest.mark.parametrize(

@@ -46,13 +46,13 @@ def test_a_straggler_is_told_when_it_stays_slow_and_then_not_for_ten_minutes() -
     now = 0.0
     watch = StragglerWatch(["a", "b"], clock=lambda: now)
     slow = [0.1, 0.3]
-    assert watch.look(10, slow, 0.4) is None
-    told = watch.look(20, slow, 0.4)
+    assert watch.check(10, slow, 0.4) is None
+    told = watch.check(20, slow, 0.4)
     assert told is not None
-    assert "rank 1 on b, which takes 300.0 ms for data and forward pass, and they 100.0 ms" in told
-    assert watch.look(30, slow, 0.4) is None
+    assert "rank 1 on b: it takes 300.0 ms for data and forward pass, they take 100.0 ms" in told
+    assert watch.check(30, slow, 0.4) is None
     now = 601.0
-    assert watch.look(40, slow, 0.4) is not None
+    assert watch.check(40, slow, 0.4) is not None
 
 
 def test_the_stopwatch_gives_means_and_leaves_pauses_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,7 +323,7 @@ def test_a_sink_that_fails_says_so_once_and_the_others_go_on(
     sinks.write({"step": 2})
     sinks.close()
     assert read_lines(run.metrics) == [{"step": 1}, {"step": 2}]
-    assert capsys.readouterr().err == "hpcrun: Full are not written: no space\n"
+    assert capsys.readouterr().err == "hpcrun: cannot write Full: no space\n"
 
 
 def test_metrics_that_are_written_again_after_an_outage_say_so(
@@ -338,14 +338,14 @@ def test_metrics_that_are_written_again_after_an_outage_say_so(
         sinks.write({"step": step})
         sinks.flush()
     told = capsys.readouterr().err
-    assert told.startswith("hpcrun: metrics are not written: ")
+    assert told.startswith("hpcrun: cannot write metrics: ")
     assert told.count("\n") == 1
     run.metrics.rmdir()
     lines.rename(run.metrics)
     for step in (5, 6):
         sinks.write({"step": step})
     sinks.close()
-    assert capsys.readouterr().err == "hpcrun: metrics are written again\n"
+    assert capsys.readouterr().err == "hpcrun: writing metrics works again\n"
     assert read_lines(run.metrics) == [{"step": 1}, {"step": 5}, {"step": 6}]
 
 

@@ -78,7 +78,7 @@ def test_a_data_loader_is_refused_with_its_remedy() -> None:
     loader = DataLoader(TensorDataset(torch.zeros(4)))
     with pytest.raises(UserError, match=r"gave a DataLoader; return its dataset, .*batch_size"):
         require_trainable(loader, 1, 0)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="set gives no sample by its number; give it __getitem__"):
+    with pytest.raises(UserError, match="set cannot return a sample by index; give it __getitem__"):
         require_trainable({1, 2}, 1, 0)  # type: ignore[arg-type]
 
 

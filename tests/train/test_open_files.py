@@ -32,8 +32,8 @@ def test_a_limit_that_cannot_be_raised_is_told_with_a_remedy() -> None:
     told, limit = asked(2000, 1024, 3000)
     assert limit == "3000"
     assert told == (
-        "rank 0 may open 3000 files and 2000 ranks need about 4512; have the site raise the hard limit "
-        "(ulimit -Hn) on the nodes"
+        "rank 0 may open 3000 files but needs about 4512 for 2000 ranks; ask the site to raise the "
+        "hard limit (ulimit -Hn) on the nodes"
     )
 
 

@@ -119,12 +119,12 @@ def test_a_tasks_optimiser_is_of_what_is_trained_or_refused():
         (lambda model: model.parameters(), "gave a generator; return a torch.optim.Optimizer, or"),
         (
             lambda model: torch.optim.LBFGS(model.parameters()),
-            "a training step has nothing to give",
+            "training_step cannot supply the argument of",
         ),
-        (lambda model: sgd([model.weight]), "leaves out bias, which requires a gradient; put it"),
+        (lambda model: sgd([model.weight]), "misses bias, which requires a gradient; put it"),
         (
             lambda model: sgd([*model.parameters(), other.bias]),
-            "has parameters that the model does",
+            "has parameters that are not in the model",
         ),
     ):
         with pytest.raises(UserError) as refused:

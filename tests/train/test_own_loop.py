@@ -105,7 +105,7 @@ def test_two_trainers_whose_losses_go_through_each_other_s_nets_train_as_by_hand
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_several_ranks_without_a_wrapped_model_are_refused_a_step(beside, parallel):
     for found in beside:
-        assert "2 ranks would each train a model of their own" in found[parallel]["step"]
+        assert "2 ranks would each train a separate model" in found[parallel]["step"]
         assert "wrap_model() before training_step()" in found[parallel]["step"]
 
 
@@ -136,7 +136,7 @@ def test_ranks_of_a_group_that_the_program_made_train_one_model(own_group):
 @pytest.mark.parametrize("asked", ["early wrap", "early step", "early setup"])
 def test_a_trainer_older_than_the_process_group_is_refused(own_group, asked):
     told = own_group[1][asked]
-    assert "rank 1 of 2 in its process group, and rank 0 of 1 in its DistributedConfig" in told
+    assert "rank 1 of 2 in its process group, but rank 0 of 1 in its DistributedConfig" in told
     assert "make the group before the trainer" in told
 
 

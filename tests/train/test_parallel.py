@@ -16,7 +16,7 @@ from hpcrun.train.parallel import choose, fsdp
 from hpcrun.train.parallel.choose import decide, need, resolve_parallel
 from hpcrun.train.parallel.fsdp import layout, units
 from hpcrun.train.parallel.memory_estimate import Need
-from hpcrun.train.parallel.strategies import Scattered
+from hpcrun.train.parallel.strategies import DataParallelStrategy
 from hpcrun.train.parallel.unsharded_copy import filled, hollow
 from hpcrun.train.step.trainer import AMPTrainer, DistributedAMPTrainer
 from tests.train.sharing import Net, adamw, flat, loss
@@ -32,17 +32,17 @@ def test_auto_takes_ddp_where_there_is_room_and_fsdp_where_there_is_none():
     chosen, line = decide(config(), SMALL, 1000)
     assert chosen == "ddp"
     assert line.startswith(
-        "train.parallel=auto takes ddp: 100 B of weights + 100 B of gradients + "
+        "train.parallel=auto chooses ddp: 100 B of weights + 100 B of gradients + "
     )
     chosen, line = decide(config(), LARGE, 1000)
     assert chosen == "fsdp"
-    assert line.endswith("= 4.0 kB a rank, of 1.0 kB, 40% of which are kept for activations")
+    assert line.endswith("= 4.0 kB per rank, of 1.0 kB; 40% are reserved for activations")
 
 
 def test_a_run_that_was_sharded_stays_so_and_one_that_no_longer_fits_becomes_so():
     chosen, line = decide(config(), SMALL, 1000, earlier="fsdp")
     assert chosen == "fsdp"
-    assert line.startswith("train.parallel=auto takes fsdp, as before: ")
+    assert line.startswith("train.parallel=auto chooses fsdp, as in the last attempt: ")
     assert decide(config(), LARGE, 1000, earlier="ddp")[0] == "fsdp"
     assert decide(config(), SMALL, 1000, earlier="ddp")[0] == "ddp"
 
@@ -58,7 +58,7 @@ def test_a_run_that_was_sharded_stays_so_and_one_that_no_longer_fits_becomes_so(
 def test_auto_takes_ddp_for_what_only_ddp_can_and_says_so(key, told):
     chosen, line = decide(config(key), LARGE, 1000)
     assert chosen == "ddp"
-    assert line.startswith(f"train.parallel=auto takes ddp, which {told} needs: ")
+    assert line.startswith(f"train.parallel=auto chooses ddp, which {told} needs: ")
 
 
 def test_what_an_older_torch_cannot_do_sharded_auto_leaves_to_ddp_and_fsdp_refuses(monkeypatch):
@@ -68,7 +68,7 @@ def test_what_an_older_torch_cannot_do_sharded_auto_leaves_to_ddp_and_fsdp_refus
     assert chosen == "ddp"
     assert "takes ddp, which train.find_unused_parameters needs: " in line
     monkeypatch.setattr(fsdp, "FILLS_UNUSED", False)
-    with pytest.raises(UserError, match=r"with fsdp it needs torch 2\.13, and this is "):
+    with pytest.raises(UserError, match=r"with fsdp it needs torch 2\.13; this is "):
         fsdp._fill_unused(Net())
 
 
@@ -79,8 +79,8 @@ def test_what_is_kept_beside_the_weights_is_counted_and_named():
     more = config("train.ema=0.99", "train.compression=powersgd")
     assert need(more, net) == Need(100, 100, 200, average=100, unsent=100)
     assert (
-        "200 B of optimiser state + 100 B of averaged weights + 100 B of gradients that PowerSGD has yet to "
-        "send = 600 B a rank, of 1.0 kB" in decide(more, need(more, net), 1000)[1]
+        "200 B of optimizer state + 100 B of averaged weights + 100 B of PowerSGD error feedback = "
+        "600 B per rank, of 1.0 kB" in decide(more, need(more, net), 1000)[1]
     )
 
 
@@ -91,7 +91,7 @@ def test_one_rank_has_nothing_to_decide_nor_to_shard(capsys):
     assert capsys.readouterr().out == ""
     sharded = config("train.parallel=fsdp", "fsdp.cpu_offload=true")
     assert resolve_parallel(sharded, Net(), alone, None) == "fsdp"
-    assert "nothing in fsdp applies" in capsys.readouterr().out
+    assert "the options in fsdp have no effect" in capsys.readouterr().out
 
 
 def test_dp_on_the_cpu_trains_as_one_process_and_says_so(capsys):
@@ -106,9 +106,7 @@ def test_dp_on_the_cpu_trains_as_one_process_and_says_so(capsys):
     assert capsys.readouterr().out == ""
     assert begin("dp") == plain
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith(
-        "hpcrun: parallel=dp has no GPUs to drive from one process here; it trains"
-    )
+    assert line.startswith("hpcrun: parallel=dp finds no GPUs; it trains")
 
 
 def test_dp_names_what_is_better_with_the_gpus_there_are(monkeypatch, capsys):
@@ -118,10 +116,10 @@ def test_dp_names_what_is_better_with_the_gpus_there_are(monkeypatch, capsys):
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     module = OnAGpu()
-    assert Scattered().wrap(module, None) is module
+    assert DataParallelStrategy().wrap(module, None) is module
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("hpcrun: parallel=dp drives all GPUs from one process")
-    assert "ddp, with one rank for each of them (1 here)" in line
+    assert line.startswith("hpcrun: parallel=dp uses all GPUs from one process")
+    assert "ddp with one rank per GPU (1 here)" in line
 
 
 @pytest.mark.parametrize("parallel", ["single", "ddp", "fsdp"])
@@ -145,7 +143,7 @@ def test_a_class_that_the_model_does_not_hold_is_refused_with_those_it_does():
     with pytest.raises(UserError) as refused:
         units(Net(), FSDP(wrap="classes", classes=["Block", "Decoder"]))
     assert str(refused.value).startswith(
-        "fsdp.classes: Net holds no Decoder; it has Block, Dropout, "
+        "fsdp.classes: Net has no Decoder; it has Block, Dropout, "
     )
 
 

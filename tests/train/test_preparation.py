@@ -245,7 +245,7 @@ def test_a_buffer_is_compared_where_it_is_no_number_or_gone():
 def test_a_compiled_block_that_writes_into_its_buffers_is_refused_and_one_with_a_mask_is_not():
     wanted = Preparation("full", compile="default")
     normed = nn.ModuleList(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)) for _ in range(2))
-    with pytest.raises(UserError, match="Sequential holds running statistics, which a compiled"):
+    with pytest.raises(UserError, match="Sequential has running statistics, which a compiled"):
         prepare(normed, wanted)
 
     def require_same(make):

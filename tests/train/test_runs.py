@@ -91,7 +91,7 @@ def test_the_report_is_of_the_best_weights_that_are_kept_and_the_last_stay_the_n
     asked, weight = best["asked"].item(), best["body.weight"].sum().item()
     assert result["report"] == {"weight": weight, "asked": asked, "loss": 1.0}
     assert asked == 6
-    assert "hpcrun: the report is of step 6, the best; 10 is the last\n" in runs.said("best")
+    assert "hpcrun: the report is for step 6, the best; 10 is the last\n" in runs.said("best")
     assert model_at_the_end(runs.run("best"))["asked"] == 10
 
 
@@ -112,7 +112,8 @@ def test_the_shares_of_a_batch_are_told_at_each_start(runs):
     lines = [line for line in said if line.startswith("hpcrun: ") and "samples" in line]
     assert lines == 2 * [
         "hpcrun: batch of 9: 2 ranks x 2 micro-batches x 2 or 3 samples, weighted by samples",
-        "hpcrun: epoch of 24 samples: 3 steps; the last one has 6 samples, and ranks without weigh nothing",
+        "hpcrun: epoch of 24 samples: 3 steps; the last one has 6 samples, "
+        "and empty ranks compute padding of weight 0",
     ]
 
 
@@ -164,7 +165,7 @@ def test_a_rank_that_raises_in_a_step_ends_the_others_and_is_the_cause(runs, nam
     ("name", "line"),
     [
         ("unused", "find_unused_parameters: the loss does not depend on spare.weight"),
-        ("gives-two", "hpcrun: GivesTwo.loss() gave a tuple; let it return one "),
+        ("gives-two", "hpcrun: GivesTwo.loss() returned a tuple; return one "),
     ],
 )
 def test_a_loss_that_cannot_be_trained_on_is_told_once_before_the_first_step(runs, name, line):
@@ -198,9 +199,9 @@ def test_fewer_samples_than_a_batch_are_enough(runs):
             "task: tests.train.zoo:Absent: tests.train.zoo has no Absent; name one of",
         ),
         ("nothing-to-validate", "data: Noisy holds no samples; check the data options"),
-        ("stream", "data: Stream is a stream without state_dict and load_state_dict, so that"),
+        ("stream", "data: Stream is a stream without state_dict and load_state_dict, so "),
         ("single", "train.parallel: single, but 2 ranks were started"),
-        ("no-such-class", "fsdp.classes: Sequential holds no Layer; it has BatchNorm1d, Dropout,"),
+        ("no-such-class", "fsdp.classes: Sequential has no Layer; it has BatchNorm1d, Dropout,"),
         ("too-few", "train.batch_size: 3 samples are too few for the 2 ranks that were started"),
     ],
 )
@@ -255,7 +256,7 @@ def test_a_training_that_is_done_is_finished_without_the_report_that_attempts_ke
     result = read_json(runs.run("report-killed").result)
     assert (result["state"], result["steps"], result["report"]) == ("finished", 4, {})
     assert result["validation_loss"] > 0
-    assert result["report_error"].startswith("none: 2 attempts ended while it was made (rest")
+    assert result["report_error"].startswith("none: 2 attempts ended while making it (rest")
 
 
 def test_a_task_that_exits_with_0_is_not_taken_for_a_finished_one(runs):
@@ -283,13 +284,13 @@ def test_steps_that_are_not_finite_on_one_rank_are_skipped_on_all_and_traced_to_
     assert dump["ranks"][1]["loss"] == "nan"
     taken = order.samples(np.arange(16, 24), 24, seed=0).tolist()
     assert [rank["samples"] for rank in dump["ranks"]] == [[taken[:4]], [taken[4:]]]
-    assert "step 2 is skipped: gradients are not finite; the loss of rank 1" in runs.said("skips")
+    assert "skipped step 2: gradients are not finite; the loss of rank 1" in runs.said("skips")
     assert [line.get("skipped") for line in read_lines(run.metrics)] == [None, 2, 2, 2]
 
 
 def test_what_a_precision_comes_to_on_this_device_is_told_once(runs):
     (line,) = (line for line in runs.said("skips").splitlines() if "tf32" in line)
-    assert line.endswith("here it computes in fp32")
+    assert line.endswith("this device computes in fp32")
     assert "tf32" not in runs.said("skips", rank=1)
 
 
@@ -297,7 +298,7 @@ def test_gradients_that_stay_not_finite_end_the_run_with_the_rank_they_come_from
     assert runs.codes("not-finite") == FAILED
     failures = runs.failures("not-finite")
     assert (failures[1].kind, failures[1].step) == ("NotFinite", 3)
-    assert "at step 3, 2 steps in a row (train.nonfinite_limit)" in failures[1].message
+    assert "at step 3, 2 consecutive steps (train.nonfinite_limit)" in failures[1].message
     cause = first_cause(list(failures.values()), [])
     assert (cause.rank, cause.step, cause.cascade) == (1, 3, 1)
     assert read_json(runs.run("not-finite").nonfinite(3))["in_a_row"] == 2
@@ -362,7 +363,7 @@ def test_a_rank_without_memory_says_what_would_need_less(runs):
     failure = runs.failures("out-of-memory")[1]
     assert failure.kind == "OutOfMemory"
     assert "zoo.py" in failure.where
-    assert "train.micro_batch=2 takes 2 samples at once instead of 4" in failure.message
+    assert "train.micro_batch=2 computes 2 samples at a time instead of 4" in failure.message
     run, attempt = runs.run("out-of-memory"), Attempt("out-of-memory", 0)
     verdict = settle(run, attempt, exitcodes.FAILED, Budgets(same_step=1))
     assert "rank 1 on" in verdict.line

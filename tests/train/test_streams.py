@@ -206,7 +206,7 @@ def test_reading_ahead_leaves_the_saved_state_at_what_training_has_taken():
     batches = training_steps(Counting(1000), range(50), **(SHAPE | {"workers": 2}))
     taken = flat([[micro.tolist() for micro in next(batches)] for _ in range(5)])
     state = batches.saved(5)
-    with pytest.raises(ValueError, match="of 5 steps were given, not of 4"):
+    with pytest.raises(ValueError, match="5 steps have been read, not 4"):
         batches.saved(4)
     batches.close()
     assert not multiprocessing.active_children()
@@ -267,8 +267,8 @@ class OnePass(Counting):
 @pytest.mark.parametrize(
     ("stream", "ranks", "workers", "line"),
     [
-        (Bare(), 1, 0, "data: Bare is a stream without state_dict and load_state_dict, so that"),
-        (HalfWritten(), 1, 0, "data: HalfWritten is a stream without load_state_dict, so that"),
+        (Bare(), 1, 0, "data: Bare is a stream without state_dict and load_state_dict, so "),
+        (HalfWritten(), 1, 0, "data: HalfWritten is a stream without load_state_dict, so "),
         (Undeclared(), 2, 0, "data: Undeclared does not say how 2 ranks x 1 loader processes"),
         (Undeclared(), 1, 2, "data: Undeclared does not say how 1 ranks x 2 loader processes"),
         (NotPlain(), 1, 0, r"data: NotPlain.state_dict\(\).order: a numpy.ndarray cannot be saved"),
@@ -296,7 +296,7 @@ def test_a_state_that_is_no_longer_plain_is_told_at_the_first_sample(workers):
 
 
 def test_passing_over_more_than_was_asked_is_told():
-    with pytest.raises(UserError, match=r"Skips.skip_samples\(4\) says that it passed over 5"):
+    with pytest.raises(UserError, match=r"Skips.skip_samples\(4\) says that it skipped 5"):
         steps(Skips(), 0, 3, rank=1, world_size=2)
 
 
@@ -322,16 +322,18 @@ def test_the_page_s_example_is_dealt_out_and_goes_on():
 
 def test_a_checkpoint_of_other_streams_is_refused_and_says_why():
     state = steps(sharded(0), 0, 4, until=2, world_size=2)[1]
-    line = "is of 2 ranks x 1 loader processes, not of 1 x 1: nobody could tell which samples"
+    line = "has 2 ranks x 1 loader processes, not 1 x 1; start the same numbers as before"
     with pytest.raises(UserError, match=line):
         steps(sharded(0), 2, 4, saved=state)
-    with pytest.raises(UserError, match="not of 2 x 3"):
+    with pytest.raises(UserError, match="not 2 x 3"):
         steps(sharded(0), 2, 4, saved=state, world_size=2, workers=3)
     # In the process itself or in one beside it: one reader either way.
     steps(sharded(0), 2, 4, saved=state, world_size=2, workers=1)
-    with pytest.raises(UserError, match="sharded itself when step 2 was saved, and does not now"):
+    with pytest.raises(
+        UserError, match="shards_itself was True when step 2 was saved, and is False now"
+    ):
         steps(Counting(), 2, 4, saved=state, world_size=2)
-    with pytest.raises(UserError, match="does not say where it stood: it was made with another"):
+    with pytest.raises(UserError, match="has no position in it, since it was made with another"):
         steps(Counting(), 2, 4)
 
 

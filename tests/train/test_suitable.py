@@ -17,7 +17,7 @@ from hpcrun.train.model.prepare import Preparation, prepare
 from hpcrun.train.optimizer import build_optimizer
 from hpcrun.train.parallel.choose import decide
 from hpcrun.train.parallel.memory_estimate import Need
-from hpcrun.train.step.micro_batches import Taking
+from hpcrun.train.step.micro_batches import MicroBatchStep
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 from hpcrun.train.task_checks import require_model, unshardable
 
@@ -66,13 +66,13 @@ def frozen():
 @pytest.mark.parametrize(
     ("model", "line"),
     [
-        (None, "Given.build_model() gave None; let it return a torch.nn.Module"),
-        (nn.Linear, "Given.build_model() gave the class Linear; let"),
-        ([], "Given.build_model() gave a list; let"),
-        (nn.LazyLinear(3), "has no shape before its first batch (weight, bias); name the sizes"),
+        (None, "Given.build_model() returned None; return a torch.nn.Module"),
+        (nn.Linear, "Given.build_model() returned the class Linear; return"),
+        ([], "Given.build_model() returned a list; return"),
+        (nn.LazyLinear(3), "has no shape before its first batch (weight, bias); give the sizes"),
         (nn.Sequential(nn.Linear(2, 2), nn.LazyBatchNorm1d()), "batch (1.weight, 1.bias, 1.runn"),
-        (frozen(), "nothing of the model is trained: requires_grad is False for weight, bias"),
-        (nn.Flatten(), "nothing of the model is trained: it has no parameters"),
+        (frozen(), "the model has nothing to train: requires_grad is False for weight, bias"),
+        (nn.Flatten(), "the model has nothing to train: it has no parameters"),
     ],
 )
 def test_a_model_that_cannot_be_trained_is_refused(model, line):
@@ -80,15 +80,15 @@ def test_a_model_that_cannot_be_trained_is_refused(model, line):
 
 
 def test_a_model_is_looked_at_before_anything_is_done_with_it():
-    with pytest.raises(UserError, match=r"^Given\.build_model\(\) gave None"):
+    with pytest.raises(UserError, match=r"^Given\.build_model\(\) returned None"):
         session._open_task(Given(), resolve([]), DistributedConfig())
 
 
 def test_what_torch_has_not_for_this_precision_or_device_is_refused():
     half = nn.Linear(2, 2, dtype=torch.float16)
-    assert "those in fp16 (weight, bias) torch does not" in refusal(half, "amp.dtype=fp16")
+    assert "of float16 weights (weight, bias)" in refusal(half, "amp.dtype=fp16")
     synced = nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2))
-    assert "a SyncBatchNorm over GPUs alone (1); take" in refusal(synced, ranks=2)
+    assert "SyncBatchNorm on GPUs only (1); use" in refusal(synced, ranks=2)
     for model, ranks, key in (
         (synced, 1, "amp.dtype=fp16"),
         (half, 2, "amp.dtype=bf16"),
@@ -101,7 +101,7 @@ def test_what_torch_has_not_for_this_precision_or_device_is_refused():
 def test_sparse_gradients_are_told_what_they_need_and_trained_with_it():
     model = nn.Sequential(nn.Embedding(5, 3, sparse=True), nn.Linear(3, 1))
     line = refusal(model)
-    assert line.startswith("optim.name: the gradients of 0.weight are sparse, which torch takes wi")
+    assert line.startswith("optim.name: the gradients of 0.weight are sparse, which needs optim")
     assert " ".join(SPARSE_KEYS) in line
     assert refusal(model, *SPARSE_KEYS[:3]).startswith("train.clip_norm: the gradients of 0.weigh")
     assert "with train.clip_norm=null;" in refusal(model, task=Optimised)
@@ -109,7 +109,7 @@ def test_sparse_gradients_are_told_what_they_need_and_trained_with_it():
     assert joined.startswith("train.uneven: the gradients of 0.weight are sparse, ")
     config = resolve([override_layer(SPARSE_KEYS)])
     require_model(model, Given(), config, ranks=1, cuda=False)
-    with pytest.raises(UserError, match=r"sparse=False, or take a single rank$"):
+    with pytest.raises(UserError, match=r"sparse=False, or use a single rank$"):
         require_model(model, Given(), config, ranks=2, cuda=True)
     optimizer = build_optimizer(model, config)
     before = model[0].weight.detach().clone()
@@ -128,7 +128,9 @@ def test_auto_shards_no_model_that_torch_cannot_shard_and_says_so_where_it_would
     config, large = resolve([]), Need(1000, 1000, 2000)
     chosen, line = decide(config, large, 1000, unfit=why)
     assert chosen == "ddp"
-    assert line.startswith("train.parallel=auto takes ddp, since scale has no dimensions: 1.0 kB")
+    assert line.startswith(
+        "train.parallel=auto chooses ddp, because scale has no dimensions: 1.0 kB"
+    )
     assert decide(config, large, 1000, earlier="fsdp")[0] == "fsdp"
 
 
@@ -138,24 +140,27 @@ def sgd(model):
 
 def taking(task, batching=None, optimizer=sgd, preparation=None):
     trainer = DistributedAMPTrainer(task.model, optimizer, device="cpu", preparation=preparation)
-    return Taking(trainer, task, batching or Batching(4, 1, 1))
+    return MicroBatchStep(trainer, task, batching or Batching(4, 1, 1))
 
 
 @pytest.mark.parametrize(
     ("loss", "line"),
     [
-        (lambda _: None, "gave None; let it return one floating-point number, a tensor without"),
-        (lambda y: (y.mean(), {}), "gave a tuple; let"),
-        (lambda y: {"loss": y.mean()}, "gave a dict; let"),
-        (lambda y: y.mean().item(), "gave a float; let"),
-        (lambda y: y.square(), "gave a tensor of shape (4, 1) in float32; let"),
-        (lambda y: y.mean().reshape(1), "gave a tensor of shape (1,) in float32; let"),
-        (lambda _: torch.tensor(3), "gave a tensor without dimensions in int64; let"),
-        (lambda y: y.mean().detach(), "gave a number that depends on no trained weight; return"),
+        (lambda _: None, "returned None; return one floating-point number, a tensor without"),
+        (lambda y: (y.mean(), {}), "returned a tuple; return"),
+        (lambda y: {"loss": y.mean()}, "returned a dict; return"),
+        (lambda y: y.mean().item(), "returned a float; return"),
+        (lambda y: y.square(), "returned a tensor of shape (4, 1) in float32; return"),
+        (lambda y: y.mean().reshape(1), "returned a tensor of shape (1,) in float32; return"),
+        (lambda _: torch.tensor(3), "returned a tensor without dimensions in int64; return"),
+        (
+            lambda y: y.mean().detach(),
+            "returned a number that depends on no trained weight; return",
+        ),
     ],
 )
 def test_a_loss_that_cannot_be_differentiated_is_refused_in_the_first_step(loss, line):
-    with pytest.raises(NotTrainable, match=r"^Given\.loss\(\) gave ") as refused:
+    with pytest.raises(NotTrainable, match=r"^Given\.loss\(\) returned ") as refused:
         taking(Given(nn.Linear(3, 1), loss))(0, [torch.ones(4, 3)])
     assert str(refused.value).startswith(f"Given.loss() {line}")
 
@@ -216,8 +221,8 @@ def test_a_block_to_be_compiled_and_recomputed_that_changes_a_buffer_is_refused_
 @pytest.mark.parametrize(
     ("batching", "remedy"),
     [
-        (Batching(4, 1, 1, "pad", 5), "the end of an epoch, where train.uneven=across or drop lea"),
-        (Batching(4, 1, 4), "a larger train.batch_size or train.micro_batch gives it more"),
+        (Batching(4, 1, 1, "pad", 5), "the end of an epoch: train.uneven=across or drop avo"),
+        (Batching(4, 1, 4), "use a larger train.batch_size or train.micro_batch"),
     ],
 )
 def test_a_batch_norm_that_is_given_a_single_sample_is_told_what_gives_it_more(batching, remedy):

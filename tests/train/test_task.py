@@ -105,19 +105,21 @@ def test_a_script_that_exits_when_it_is_imported_is_no_success(load):
 
 def test_something_else_than_a_task_class(load):
     for source in ("class Mine: ...", "def Mine(config): ...", "Mine = 3"):
-        assert line_of(load, source) == "is no subclass of hpcrun.Task; derive it from there"
+        assert (
+            line_of(load, source) == "is not a subclass of hpcrun.Task; derive it from hpcrun.Task"
+        )
 
 
 def test_a_task_without_a_loss(load):
     line = line_of(load, GOOD.replace("def loss", "def lost"))
-    assert line.startswith("cannot be made: TypeError: ")
+    assert line.startswith("the constructor raised TypeError: ")
     assert "loss" in line
 
 
 def test_a_task_whose_constructor_raises_says_where(load, tmp_path):
     constructor = "    def __init__(self, config):\n        super().__init__(config)\n"
     line = line_of(load, GOOD + constructor + "        [][config.seed]\n")
-    assert line.startswith("cannot be made: IndexError: list index out of range")
+    assert line.startswith("the constructor raised IndexError: list index out of range")
     assert line.endswith(f"({tmp_path / 'written.py'}:10)")
 
 
@@ -138,7 +140,7 @@ def test_a_task_s_own_refusal_passes_unchanged(load):
 
 def test_a_name_without_a_class():
     config = resolve([override_layer(["task=language-model"])])
-    with pytest.raises(UserError, match=r"^task: language-model: name it as module:Class$"):
+    with pytest.raises(UserError, match=r"^task: language-model: write it as module:Class$"):
         load_task(config)
 
 
@@ -149,5 +151,7 @@ def test_a_task_cannot_be_made_of_the_base_class_alone():
 
 def test_a_task_that_sets_its_step_is_told_to_name_its_own_otherwise(load):
     begin = "    def __init__(self, config):\n        self.step = 0\n"
-    with pytest.raises(NotTrainable, match="Mine sets step, by which a task is told the steps"):
+    with pytest.raises(
+        NotTrainable, match="Mine sets step, which hpcrun uses for the number of steps"
+    ):
         load(GOOD + begin)

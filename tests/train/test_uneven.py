@@ -11,7 +11,7 @@ from torch import nn
 
 from hpcrun.errors import UserError
 from hpcrun.train.data.batching import Batching
-from hpcrun.train.step.micro_batches import Taking
+from hpcrun.train.step.micro_batches import MicroBatchStep
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 from tests.train import uneven
 
@@ -95,11 +95,11 @@ def test_a_model_that_waits_for_all_ranks_in_its_forward_pass_cannot_be_joined()
         lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
         device="cpu",
     )
-    Taking(trainer, task, Batching(8, 1, 1, "pad", 20))
+    MicroBatchStep(trainer, task, Batching(8, 1, 1, "pad", 20))
     with pytest.raises(
-        UserError, match=r"^train.uneven: join leaves ranks out .* model's 1, a SyncB"
+        UserError, match=r"^train.uneven=join excludes ranks .* 1 in the model is a SyncB"
     ):
-        Taking(trainer, task, Batching(8, 1, 1, "join", 20))
+        MicroBatchStep(trainer, task, Batching(8, 1, 1, "join", 20))
 
 
 def test_a_task_that_weighs_some_batches_and_others_not_is_a_defect():
@@ -110,6 +110,6 @@ def test_a_task_that_weighs_some_batches_and_others_not_is_a_defect():
     trainer = DistributedAMPTrainer(
         uneven.small(), lambda model: torch.optim.SGD(model.parameters(), lr=0.1), device="cpu"
     )
-    take = Taking(trainer, Fickle(), Batching(8, 1, 2))
+    take = MicroBatchStep(trainer, Fickle(), Batching(8, 1, 2))
     with pytest.raises(TypeError, match=r"Fickle.weight\(\) gave None for one batch"):
         take(0, [[], [1]])

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.train.health.hang_diagnosis import Answer, judge_hang
-from hpcrun.train.health.watchdog import Patience
+from hpcrun.train.health.watchdog import Limits
 from hpcrun.train.parallel import process_group
 from hpcrun.train.phase import PREPARING, TRAINING, Position
 
@@ -73,7 +73,7 @@ def test_ranks_whose_collectives_differ_are_told_and_the_one_of_its_own_way_name
     assert hang.line == (
         "no progress for 300 s in step 7: rank 0 on n0 and 2 more came to all_gather of 72 at a.py:1 in f; "
         "rank 2 on n1 came to all_reduce of 144 at a.py:1 in f; "
-        "these never meet; all ranks need the same collectives in the same order (fsdp: the same blocks, "
+        "these never meet; run the same collectives in the same order on every rank (fsdp: the same blocks, "
         "ddp: gradients of the same parameters)"
     )
     two = {0: came_to(gather, reduce, reduce), 1: came_to(gather, gather)}
@@ -120,38 +120,38 @@ def test_a_rank_alone_is_the_one_and_many_are_counted() -> None:
 def test_what_is_done_beside_the_steps_is_told_with_the_key_that_gives_it_longer() -> None:
     answers = {0: answer(world=2), 1: answer(world=3)}
     beside = {rank: replace(it, doing="validating") for rank, it in answers.items()}
-    key = "; what rightly takes longer needs a longer train.hang_start"
+    key = "; if this work needs more time, raise train.hang_start"
     assert judge_hang(beside, HOSTS[:2], 5.0, 1800.0).line.endswith(key)
     assert key not in judge_hang(answers, HOSTS[:2], 5.0, 300.0).line
 
 
 def test_a_first_step_a_save_and_a_validation_may_take_longer() -> None:
-    patience = Patience.of(300.0, 1800.0, 1e6)
+    limits = Limits.of(300.0, 1800.0, 1e6)
     position = Position(start=40)
-    assert patience.allowed(position) == 1800
+    assert limits.allowed(position) == 1800
     with position.at(TRAINING):
         position.step = 40
-        assert patience.allowed(position) == 1800
+        assert limits.allowed(position) == 1800
         position.step = 41
-        assert patience.allowed(position) == 300
+        assert limits.allowed(position) == 300
         with position.at("saving"):
-            assert patience.allowed(position) == 1800
-        assert patience.allowed(position) == 300
-    assert patience.allowed(position) == 1800
+            assert limits.allowed(position) == 1800
+        assert limits.allowed(position) == 300
+    assert limits.allowed(position) == 1800
 
 
 def test_preparing_may_take_a_day_and_collectives_wait_for_it() -> None:
-    patience = Patience.of(300.0, 1800.0, 600.0)
+    limits = Limits.of(300.0, 1800.0, 600.0)
     with (position := Position()).at(PREPARING):
-        assert patience.allowed(position) == 86400
-    assert patience.end("saving") < 2000 < 86400 < patience.end(PREPARING)
+        assert limits.allowed(position) == 86400
+    assert limits.end("saving") < 2000 < 86400 < limits.end(PREPARING)
 
 
 def test_the_watchdog_is_done_before_a_collective_gives_up() -> None:
     for timeout in (2.0, 30.0, 600.0):
-        patience = Patience.of(300.0, 1800.0, timeout)
+        limits = Limits.of(300.0, 1800.0, timeout)
         # Fired, answered, judged, and the silent ranks' stacks waited for.
-        assert patience.step + patience.tick + 2 * patience.answer < timeout
+        assert limits.step + limits.tick + 2 * limits.answer < timeout
 
 
 @pytest.mark.parametrize("debug", [dist.DebugLevel.OFF, dist.DebugLevel.DETAIL])

@@ -74,7 +74,7 @@ def test_where_no_micro_batch_counts_the_step_changes_nothing(total):
 @pytest.mark.parametrize(
     ("weight", "total", "told"),
     [
-        (torch.ones(5), None, r"micro-batch 0 has the shape \[5\], and a scalar is wanted"),
+        (torch.ones(5), None, r"micro-batch 0 has the shape \[5\]; give a scalar"),
         (-1.0, None, "micro-batch 0 is -1, which is not 0 or more"),
         (2, 0, "total=0 is not the sum of the weights over all ranks"),
     ],

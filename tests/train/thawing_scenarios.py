@@ -8,7 +8,7 @@ import torch.distributed as dist
 from hpcrun import Task
 from hpcrun.errors import UserError
 from hpcrun.train.data.batching import Batching
-from hpcrun.train.step.micro_batches import Taking
+from hpcrun.train.step.micro_batches import MicroBatchStep
 from tests.train.sharing import BATCH, Net, Way, batches, flat, loss, trainer
 
 
@@ -86,7 +86,7 @@ def thawed_in_the_loop(rank):
             make=Thawing,
             build=lambda model: torch.optim.SGD([p for p in model.parameters() if p.requires_grad]),
         )
-        take = Taking(made, OnePass(), Batching(BATCH, 2))
+        take = MicroBatchStep(made, OnePass(), Batching(BATCH, 2))
         for number, step in enumerate(batches(way, rank, 0, 6)):
             try:
                 take(number, step)

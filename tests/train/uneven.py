@@ -24,7 +24,7 @@ from hpcrun.train.data import order
 from hpcrun.train.data.batches import training_steps
 from hpcrun.train.evaluation.validate import validate
 from hpcrun.train.evaluation.validation_data import ValidationData
-from hpcrun.train.step.micro_batches import Taking
+from hpcrun.train.step.micro_batches import MicroBatchStep
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 from tests.train.forks import fork_ranks
 from tests.train.ranks import Pairs, digest, gathered, loss, small
@@ -141,7 +141,7 @@ class Work:
             self.task.train_dataset(), range(first, last), seed=SEED, workers=0, pin_memory=False,
             **self.shape,
         )  # fmt: skip
-        take = Taking(self.trainer, self.task, batches.batching)
+        take = MicroBatchStep(self.trainer, self.task, batches.batching)
         return [take(step, next(batches)).loss for step in range(first, last)]
 
     def weights(self):

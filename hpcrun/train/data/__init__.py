@@ -1,10 +1,10 @@
-"""Batches for each rank: order, streams, workers, division into micro-batches."""
+"""Batches for each rank: sample order, streams, loader processes, micro-batches."""
 
 from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """Return ``training_steps``, which older programs import from here instead of from ``hpcrun``."""
+    """Return ``training_steps``; older programs import it from here instead of from ``hpcrun``."""
     if name == "training_steps":
         from hpcrun.train.data.batches import training_steps
 

@@ -1,4 +1,4 @@
-"""Batches for a rank, from any step on: in the order that order.py fixes, or from a stream (streams.py)."""
+"""Batches of a rank from any step on: of a map-style dataset (order.py) or of a stream (streams.py)."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, Protocol
@@ -21,23 +21,23 @@ from hpcrun.train.data.streams import Shape, StreamState, StreamSteps, require_s
 from hpcrun.train.data.workers import reseed, start_worker
 
 Places = list[Sequence[int]]
-"""The samples of a micro-batch: a sequence of their global positions, and one of their dataset indices."""
+"""A micro-batch's samples: the sequence of their global positions, and of their dataset indices."""
 
 _PLACES_AT_ONCE = 4096
 
 
 class Steps(Protocol):
-    """The micro-batches of one rank, step by step."""
+    """Iterator over the steps of one rank; each item is the step's list of micro-batches."""
 
     @property
     def batching(self) -> Batching:
-        """How many samples they hold, on this rank and on the others."""
+        """Numbers of samples in the micro-batches, on all ranks."""
         ...
 
     def __iter__(self) -> Iterator[list[Any]]: ...
 
     def __next__(self) -> list[Any]:
-        """Those of the next step."""
+        """Return the micro-batches of the next step."""
         ...
 
     def close(self) -> None:
@@ -45,12 +45,12 @@ class Steps(Protocol):
         ...
 
     def saved(self, done: int) -> StreamState:
-        """What a checkpoint after ``done`` steps must hold for training to go on in the data."""
+        """Return what a checkpoint after ``done`` steps needs to resume in the data."""
         ...
 
 
 class _MicroBatches(Sampler[Places]):
-    """The places of the micro-batches of one rank from a step to the end."""
+    """Sampler of one rank's micro-batches: positions and dataset indices."""
 
     def __init__(
         self, dataset_size: int, steps: range, rank: int, batching: Batching, seed: int
@@ -59,7 +59,7 @@ class _MicroBatches(Sampler[Places]):
         self._rank, self._batching = rank, batching
 
     def __iter__(self) -> Iterator[Places]:
-        # Many steps at once: a call of numpy's costs as much for one sample as for hundreds.
+        # Many steps in one call: numpy takes as long for one sample as for hundreds.
         at_once = max(
             1, _PLACES_AT_ONCE // max(1, self._batching.batch_size // self._batching.ranks)
         )
@@ -72,16 +72,16 @@ class _MicroBatches(Sampler[Places]):
             indices = order.samples(np.concatenate(parts), self._size, self._seed)
             start = 0
             for part in parts:
-                # Only now: thousands of numbers at once would drive the step's data out of the caches.
+                # Convert late: thousands of Python integers at a time evict the step's data from caches.
                 end, position = start + len(part), int(part[0])
                 yield [range(position, position + len(part)), indices[start:end].tolist()]
                 start = end
 
 
 class Placed(Dataset[Any]):
-    """The user's dataset, asked for the samples of a micro-batch.
+    """Wrapper of the user's dataset that reads the samples of a micro-batch.
 
-    In a loader's worker process the generators are re-seeded from each sample's position.
+    A loader process re-seeds its generators from each sample's position.
     """
 
     def __init__(self, dataset: Dataset[Any], seed: int) -> None:
@@ -89,7 +89,7 @@ class Placed(Dataset[Any]):
         self._at_once = getattr(dataset, "__getitems__", None)
 
     def __getitems__(self, places: Places) -> list[Any]:
-        """A whole batch, as torch's loader asks first; by the dataset's own ``__getitems__`` if any."""
+        """Return the samples of a batch; uses the dataset's own ``__getitems__`` if it has one."""
         positions, indices = places
         if get_worker_info() is not None:
             return list(map(self._seeded, positions, indices))
@@ -105,19 +105,19 @@ class Placed(Dataset[Any]):
 
 
 def require_trainable(dataset: Dataset[Any], ranks: int, workers: int) -> None:
-    """Raise UserError unless ``ranks`` ranks with ``workers`` loader processes each can train on it."""
+    """Raise UserError if training on ``ranks`` ranks with ``workers`` loader processes is impossible."""
     if isinstance(dataset, IterableDataset):
         require_stream(dataset, ranks, workers)
     else:
         length(dataset)
         if not hasattr(dataset, "__getitem__") and not hasattr(dataset, "__getitems__"):
             raise UserError(
-                f"data: {type(dataset).__name__} gives no sample by its number; give it __getitem__"
+                f"data: {type(dataset).__name__} cannot return a sample by index; give it __getitem__"
             )
 
 
 def length(dataset: Dataset[Any]) -> int:
-    """The number of samples; raises UserError for a dataset that has none or cannot tell."""
+    """Return the number of samples; raises UserError for a dataset without samples or length."""
     if isinstance(dataset, DataLoader):
         raise UserError(
             "data: the task gave a DataLoader; return its dataset, hpcrun makes the batches "
@@ -125,8 +125,8 @@ def length(dataset: Dataset[Any]) -> int:
         )
     if isinstance(dataset, IterableDataset):
         raise UserError(
-            f"data: {type(dataset).__name__} is a stream, which only training reads; give a map-style "
-            "dataset to validate on"
+            f"data: {type(dataset).__name__} is a stream, which works for training only; give a map-style "
+            "dataset for validation"
         )
     try:
         size = len(dataset)  # type: ignore[arg-type]
@@ -155,19 +155,19 @@ def training_steps(
     prefetch: int = 2,
     collate: Callable[[list[Any]], Any] = default_collate,
 ) -> Steps:
-    """The micro-batches of this rank for each step of ``steps``; close it to end its workers.
+    """Return the micro-batches of this rank for each step of ``steps``; close it to end its loader processes.
 
     Args:
-        batch_size: samples of one optimiser step over all ranks and micro-batches.
-        workers: DataLoader processes; 0 reads in this one.
-        saved: for a stream, where it stood after ``steps.start`` steps.
-        uneven: what becomes of an epoch's last, incomplete batch: see ``train.uneven``.
-        prefetch: batches that each of the workers reads ahead.
-        collate: makes a micro-batch of its samples.
+        batch_size: samples of one optimizer step over all ranks and micro-batches.
+        workers: DataLoader processes; 0 reads in this process.
+        saved: for a stream, its position after ``steps.start`` steps.
+        uneven: treatment of an epoch's last, incomplete batch: see ``train.uneven``.
+        prefetch: batches that each loader process reads ahead.
+        collate: makes a micro-batch from its samples.
 
     Raises:
-        UserError: at once, if the dataset has no samples or no length, or is a stream that cannot go on,
-            or its samples do not make a single batch.
+        UserError: immediately, if the dataset has no samples or no length, or is a stream that cannot
+            resume, or its samples do not fill a single batch.
     """
     if isinstance(dataset, IterableDataset):
         require_stream(dataset, world_size, workers)
@@ -178,12 +178,12 @@ def training_steps(
     batching = Batching(batch_size, world_size, accumulation, uneven, size)
     if not batching.steps_per_epoch:
         raise UserError(
-            f"train.uneven: drop would leave out all of the {size} samples, which make no batch of "
+            f"train.uneven: drop would drop all of the {size} samples, which do not fill a batch of "
             f"{batch_size}; use a smaller train.batch_size, or another train.uneven"
         )
     placed, places = Placed(dataset, seed), _MicroBatches(size, steps, rank, batching, seed)
     if not workers and not pin_memory:
-        # What a loader does in its own process, without what it does for others.
+        # Same as a DataLoader in this process, without its overhead.
         here = (collate(placed.__getitems__(batch)) for batch in places)
         return _Indexed(_by_step(here, steps, batching), batching)
     loader: DataLoader[Any] = DataLoader(
@@ -194,32 +194,32 @@ def training_steps(
         pin_memory=pin_memory,
         prefetch_factor=prefetch if workers else None,
         worker_init_fn=start_worker if workers else None,
-        # A generator of its own: the loader draws its workers' seed from the global one otherwise,
-        # and a resumed run would draw once more than an undisturbed one.
+        # An own generator: otherwise the loader draws its workers' seed from the global generator, and a
+        # resumed run would draw once more than an uninterrupted run.
         generator=torch.Generator().manual_seed(seed),
     )
     return _Indexed(_by_step(loader, steps, batching), batching)
 
 
 def _of_stream(stream: IterableDataset[Any], batching: Batching) -> Batching:
-    """``batching``, if a stream can be read so; raises UserError."""
+    """Return ``batching`` if it fits a stream; raises UserError."""
     name = type(stream).__name__
     if batching.uneven != "across":
         raise UserError(
-            f"train.uneven: {batching.uneven} is about the end of an epoch, and data: {name} is a stream, "
-            "whose end is known when it is over; use across: each reader begins a new pass of its own"
+            f"train.uneven: {batching.uneven} needs the end of an epoch, but data: {name} is a stream, which "
+            "does not know its end in advance; use across: each reader starts new passes independently"
         )
     if batching.batch_size < batching.ranks * batching.accumulation:
         raise UserError(
-            f"train.batch_size: {batching.batch_size} samples give some of {batching.ranks} ranks x "
-            f"{batching.accumulation} micro-batches none, and data: {name}, a stream, has no stand-in "
-            "for them; use a larger train.micro_batch"
+            f"train.batch_size: {batching.batch_size} samples are too few for {batching.ranks} ranks x "
+            f"{batching.accumulation} micro-batches, and data: {name}, a stream, has no padding; use a "
+            "larger train.micro_batch"
         )
     return batching
 
 
 class _Indexed:
-    """The steps of a map-style dataset, where the number of steps says all."""
+    """Steps of a map-style dataset; a checkpoint needs only the number of steps."""
 
     def __init__(self, steps: Generator[list[Any], None, None], batching: Batching) -> None:
         self._steps, self._batching = steps, batching

@@ -1,4 +1,4 @@
-"""How the samples of a step fall to ranks and micro-batches. The global batch is what the config names."""
+"""Divide the samples of a step, the config's global batch, among ranks and micro-batches."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ Uneven = Literal["across", "drop", "pad", "join"]
 
 
 _EPOCHS = 2
-"""Epochs in one step from which a line warns: a wrong train.batch_size makes long, silent steps."""
+"""Epochs per step from which a line warns: a wrong train.batch_size makes long steps without output."""
 
 
 @dataclass(frozen=True)
 class Batching:
-    """A step's ``batch_size`` samples over ``ranks`` x ``accumulation`` micro-batches.
+    """Division of a step's ``batch_size`` samples among ``ranks`` x ``accumulation`` micro-batches.
 
-    Shares differ by one sample at most. ``epoch``: samples in an epoch; None for a stream, which has no
-    end that ``uneven`` could speak of.
+    The sizes differ by at most one sample. ``epoch``: samples in an epoch; None for a stream, for which
+    ``uneven`` has no meaning.
     """
 
     batch_size: int
@@ -32,18 +32,18 @@ class Batching:
 
     @property
     def micro_batch(self) -> int:
-        """Most samples that a rank takes at once."""
+        """Maximum number of samples in a micro-batch."""
         return _ceil(self.batch_size, self.ranks * self.accumulation)
 
     @property
     def always_even(self) -> bool:
-        """Whether all micro-batches of all steps hold equally many samples."""
+        """True if all micro-batches of all steps have the same number of samples."""
         divides = self.batch_size % (self.ranks * self.accumulation) == 0
         return divides and (self.uneven in ("across", "drop") or not self._left_over)
 
     @property
     def steps_per_epoch(self) -> float:
-        """Steps until each sample was seen once, or would have been but for those dropped."""
+        """Number of steps in an epoch; a fraction for ``across``, without the last batch for ``drop``."""
         if self.epoch is None:
             return float("inf")
         if self.uneven == "across":
@@ -52,7 +52,7 @@ class Batching:
         return whole + (self.uneven != "drop" and self._left_over > 0)
 
     def span(self, step: int) -> range:
-        """The global positions of a step: consecutive, whatever the number of ranks."""
+        """Return the global positions of a step: consecutive, and independent of the number of ranks."""
         if self.uneven == "across" or self.epoch is None:
             return range(step * self.batch_size, (step + 1) * self.batch_size)
         epoch, within = divmod(step, int(self.steps_per_epoch))
@@ -60,14 +60,14 @@ class Batching:
         return range(first, min(first + self.batch_size, (epoch + 1) * self.epoch))
 
     def samples(self, steps: range) -> int:
-        """How many all of ``steps`` take together."""
+        """Return the total number of samples in ``steps``."""
         if self.uneven in ("across", "drop"):
             return len(steps) * self.batch_size
-        # No sample is left out between them.
+        # Other modes use every sample.
         return self.span(steps.stop).start - self.span(steps.start).start
 
     def micro_batches(self, step: int) -> int:
-        """How many each rank takes at ``step``: fewer where an epoch's last batch is short."""
+        """Return the number of micro-batches per rank at ``step``; an epoch's short last batch has fewer."""
         if self.uneven in ("across", "drop"):
             return self.accumulation
         count = len(self.span(step))
@@ -76,24 +76,24 @@ class Batching:
         return _ceil(_ceil(count, self.ranks), self.micro_batch)
 
     def positions(self, step: int, rank: int) -> list[Indices]:
-        """The global positions of each micro-batch of ``rank``.
+        """Return the global positions of each micro-batch of ``rank``.
 
-        Where there is no sample left for one, it takes the step's first sample as a stand-in, which
-        :meth:`counts` says is worth nothing.
+        A micro-batch without samples gets the step's first sample as padding; :meth:`counts` gives it
+        the weight 0.
         """
         span = self.span(step)
         shares = divide(span, rank, self.ranks, self.micro_batches(step))
-        stand_in = np.array([span.start], dtype=np.int64)
-        return [share if len(share) else stand_in for share in shares]
+        padding = np.array([span.start], dtype=np.int64)
+        return [share if len(share) else padding for share in shares]
 
     def counts(self, step: int, rank: int) -> list[int]:
-        """The samples of each micro-batch of ``rank``, zero for a stand-in."""
+        """Return the number of samples in each micro-batch of ``rank``; zero for padding."""
         return [
             len(it) for it in divide(self.span(step), rank, self.ranks, self.micro_batches(step))
         ]
 
     def weights(self, step: int, rank: int) -> list[int] | None:
-        """As :meth:`counts`, or None where all micro-batches of all ranks hold equally many samples."""
+        """Return :meth:`counts`, or None if all micro-batches of the step have the same number of samples."""
         if self.always_even:
             return None
         if len(self.span(step)) % (self.ranks * self.micro_batches(step)) == 0:
@@ -101,7 +101,7 @@ class Batching:
         return self.counts(step, rank)
 
     def lines(self, steps: int) -> Iterator[str]:
-        """What to tell the user at the start of a training of ``steps`` steps."""
+        """Yield lines for the user at the start of a training of ``steps`` steps."""
         parts = self.ranks * self.accumulation
         fewest = self.batch_size // parts
         each = f"{fewest}" if fewest == self.micro_batch else f"{fewest} or {self.micro_batch}"
@@ -110,14 +110,14 @@ class Batching:
         yield f"batch of {self.batch_size}: {parallel} x {each} samples{weighted}"
         if self.epoch is None:
             return
-        left = f"the last one has {self._left_over} samples, and ranks without"
-        what = {
+        left = f"the last one has {self._left_over} samples, and empty ranks"
+        ending = {
             "across": "",
-            "drop": f"; the last {self._left_over} are left out",
-            "pad": f"; {left} weigh nothing",
+            "drop": f"; the last {self._left_over} are dropped",
+            "pad": f"; {left} compute padding of weight 0",
             "join": f"; {left} wait in DDP's Join",
         }[self.uneven if self._left_over else "across"]
-        yield f"epoch of {_many(self.epoch, 'sample')}: {_about(self.steps_per_epoch, 'step')}{what}"
+        yield f"epoch of {_many(self.epoch, 'sample')}: {_about(self.steps_per_epoch, 'step')}{ending}"
         yield f"{_many(steps, 'step')} in all: {_about(steps / self.steps_per_epoch, 'epoch')}"
         if self.batch_size >= _EPOCHS * self.epoch and self.uneven == "across":
             yield (
@@ -131,14 +131,14 @@ class Batching:
 
 
 def accumulation_of(train: Train, ranks: int) -> int:
-    """Micro-batches of a step on each rank: the config's number, or what ``train.micro_batch`` asks for."""
+    """Return the micro-batches per step and rank: ``train.accumulation``, or from ``train.micro_batch``."""
     if train.micro_batch is None:
         return train.accumulation
     return accumulation_for(train.batch_size, ranks, train.micro_batch)
 
 
 def accumulation_for(batch_size: int, ranks: int, micro_batch: int) -> int:
-    """The fewest micro-batches on each rank of which none exceeds ``micro_batch`` samples."""
+    """Return the smallest number of micro-batches per rank with at most ``micro_batch`` samples each."""
     return _ceil(_ceil(batch_size, ranks), micro_batch)
 
 
@@ -147,7 +147,7 @@ def _ceil(number: int, divisor: int) -> int:
 
 
 def _about(number: float, thing: str) -> str:
-    """With a decimal where it is not whole; in small numbers with two digits that say something."""
+    """Format a number with its unit: whole numbers as such, else one decimal or two significant digits."""
     if number == int(number):
         return _many(int(number), thing)
     return f"{number:.1f} {thing}s" if number >= 1 else f"{number:.2g} {thing}s"

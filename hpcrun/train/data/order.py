@@ -1,9 +1,9 @@
-"""The order of samples: a pure function of (seed, epoch, global index) (invariant 5).
+"""Order of samples: a pure function of (seed, epoch, global index) (invariant 5).
 
-A permutation drawn from a library's generator may change with its version, and must be drawn whole to
-be entered in the middle. This one is computed for any index alone: a Feistel network over the smallest
-even power of two that holds the dataset, walked until it lands inside (J. Black, P. Rogaway, "Ciphers
-with arbitrary finite domains", CT-RSA 2002). It shuffles data; it protects nothing.
+A library's random permutation may change with the library's version, and starting in the middle requires the
+whole permutation. The permutation here can be computed for any single index: a Feistel network over the
+smallest even power of two that holds the dataset, iterated until the result is in range (J. Black,
+P. Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002). It is not for cryptography.
 """
 
 import numpy as np
@@ -16,11 +16,11 @@ _MASK = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
 def samples(positions: Indices, dataset_size: int, seed: int) -> Indices:
-    """The dataset indices at global ``positions``, counted from the start of training over all epochs.
+    """Return the dataset indices at global ``positions``, counted over all epochs from the start of training.
 
     Args:
         positions: shape (n,), non-negative.
-        dataset_size: number of samples in an epoch; each epoch visits each exactly once.
+        dataset_size: number of samples in an epoch; each epoch visits each sample exactly once.
 
     Returns:
         Shape (n,), each in ``[0, dataset_size)``.
@@ -41,19 +41,19 @@ def samples(positions: Indices, dataset_size: int, seed: int) -> Indices:
 def step_positions(
     step: int, rank: int, world_size: int, batch_size: int, accumulation: int
 ) -> list[Indices]:
-    """The global positions that ``rank`` takes at ``step``, one array a micro-batch.
+    """Return the global positions of ``rank`` at ``step``, one array per micro-batch.
 
-    A step takes ``batch_size`` consecutive positions whatever the number of ranks, so that the samples
-    of a step do not depend on it.
+    A step takes ``batch_size`` consecutive positions for any number of ranks, so the samples of a step do
+    not depend on that number.
     """
     span = range(step * batch_size, (step + 1) * batch_size)
     return divide(span, rank, world_size, accumulation)
 
 
 def divide(span: range, rank: int, world_size: int, accumulation: int) -> list[Indices]:
-    """The part of the positions ``span`` that ``rank`` takes, one array a micro-batch.
+    """Return the part of ``span`` for ``rank``, one array per micro-batch.
 
-    Micro-batches differ by one position at most, and hold none where there are too few for all.
+    The sizes of micro-batches differ by at most one; with too few positions some are empty.
     """
     share, over = divmod(len(span), world_size * accumulation)
     parts = []
@@ -87,14 +87,14 @@ def _feistel(
 
 
 def _round_keys(seed: int, epoch: int) -> npt.NDArray[np.uint64]:
-    # Both are folded in by a full mix, so that neighbouring seeds and epochs share nothing.
+    # A full mix of each, so that neighboring seeds and epochs are uncorrelated.
     base = _mix(np.array([seed & int(_MASK)], dtype=np.uint64))
     base = _mix(base ^ np.uint64(epoch & int(_MASK)))
     return _mix(base + np.arange(1, _ROUNDS + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
 
 
 def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The finaliser of SplitMix64 (G. Steele, D. Lea, C. Flood, OOPSLA 2014); wraps modulo 2**64."""
+    """Apply the finalizer of SplitMix64 (G. Steele, D. Lea, C. Flood, OOPSLA 2014), modulo 2**64."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: npt.NDArray[np.uint64] = values ^ (values >> np.uint64(31))

@@ -1,16 +1,16 @@
-"""Iterable datasets that can say where they are: read by rank, saved after each step, entered again.
+"""Streams: resumable iterable datasets, read on each rank and saved after each step.
 
-A stream is read without end, pass after pass, and a micro-batch is the next so many samples of it, also
-across the end of a pass. There are two kinds, told apart by the stream's own ``shards_itself``:
+A stream is read without end, pass after pass. A micro-batch is the next samples of the stream, also across
+the end of a pass. The stream's attribute ``shards_itself`` selects one of two kinds:
 
-- ``False``: one order, the same in every process that iterates it. A step takes the next ``batch_size``
-  samples of it and each rank its share of them, as of a map-style dataset, whatever the numbers of ranks and
-  of loader processes; so one state, that after the step's last sample, serves any number of them.
-- ``True``: each rank iterates samples of its own, and each of its loader processes a part of these. Every
-  one of them has a state, which fits no other number of them.
+- ``False``: one order, the same in every process that iterates the stream. A step takes the next
+  ``batch_size`` samples, and each rank gets its part of them, as with a map-style dataset, for any number of
+  ranks and loader processes. One state, after the step's last sample, therefore fits any number of processes.
+- ``True``: each rank iterates its own samples, and each of its loader processes a part of them. Every loader
+  process has its own state, so a resume needs the same numbers of ranks and loader processes.
 
-A loader process reads ahead. Its state therefore travels with the micro-batch that it belongs to, and what
-is saved is the state that came with the last one that training has taken.
+A loader process reads ahead. It therefore sends its state with each micro-batch, and a checkpoint holds the
+state that came with the last micro-batch that training has used.
 """
 
 import pickle
@@ -30,14 +30,14 @@ from hpcrun.train.data.batching import Batching
 from hpcrun.train.data.workers import reseed, start_worker
 
 _Item = tuple[Any, "bytes | None", "str | None"]
-"""A micro-batch, the reader's state after it, and a refusal in their place."""
+"""(micro-batch, pickled state of the reader after it, or an error message instead of both)."""
 
 _REMEDY = "(docs/checkpointing.md, Streams)"
 
 
 @dataclass(frozen=True)
 class StreamState:
-    """Where a stream stands, as it lies in a checkpoint; ``own`` is this rank's part."""
+    """Position of a stream in a checkpoint: ``shared`` by all ranks, and ``own`` of this rank."""
 
     shared: dict[str, Any]
     own: dict[str, Any]
@@ -45,7 +45,7 @@ class StreamState:
 
 @dataclass(frozen=True)
 class Shape:
-    """How many samples go where, who reads them, ``prefetch`` batches ahead each, and what batches them."""
+    """Division of a stream's samples: rank, batches, loader processes with ``prefetch``, collate function."""
 
     rank: int
     batching: Batching
@@ -55,16 +55,16 @@ class Shape:
 
     @property
     def readers(self) -> int:
-        """Processes of a rank that iterate the stream."""
+        """Number of processes of a rank that iterate the stream."""
         return max(1, self.workers)
 
 
 def require_stream(stream: IterableDataset[Any], ranks: int, workers: int) -> None:
-    """Check that training can be resumed in ``stream``, before it begins.
+    """Check before training that it can resume in ``stream``.
 
     Raises:
-        UserError: it lacks the two methods, does not say who shards it where that matters, or its
-            state is not plain data.
+        UserError: the stream lacks ``state_dict`` or ``load_state_dict``, does not set ``shards_itself``
+            although several processes read it, or its state is not plain data.
     """
     name = type(stream).__name__
     lacking = [
@@ -74,20 +74,20 @@ def require_stream(stream: IterableDataset[Any], ranks: int, workers: int) -> No
     ]
     if lacking:
         raise UserError(
-            f"data: {name} is a stream without {' and '.join(lacking)}, so that training could not go "
-            f"on in it; write state_dict() and load_state_dict(state) {_REMEDY}, or give a map-style dataset"
+            f"data: {name} is a stream without {' and '.join(lacking)}, so training could not resume in it; "
+            f"write state_dict() and load_state_dict(state) {_REMEDY}, or give a map-style dataset"
         )
     if ranks * max(1, workers) > 1 and _declared(stream) is None:
         raise UserError(
-            f"data: {name} does not say how {ranks} ranks x {max(1, workers)} loader processes share it; "
-            "set its shards_itself to False (all iterate the same samples and are dealt theirs) or to "
-            f"True (each iterates its own) {_REMEDY}"
+            f"data: {name} does not say how {ranks} ranks x {max(1, workers)} loader processes divide it; "
+            "set its shards_itself to False (all iterate the same samples, and hpcrun divides them) or to "
+            f"True (each iterates its own samples) {_REMEDY}"
         )
     _plain_state(stream)
 
 
 class StreamSteps:
-    """The micro-batches of this rank for each step of ``steps``; close it to end its loader processes."""
+    """Micro-batches of this rank for each step of ``steps``; close it to end its loader processes."""
 
     def __init__(
         self,
@@ -99,10 +99,10 @@ class StreamSteps:
         pin_memory: bool,
         saved: StreamState | None,
     ) -> None:
-        """``saved``: what :meth:`saved` gave at ``steps.start``, in whatever process; None at step 0.
+        """``saved``: what :meth:`saved` returned at ``steps.start``, in any process; None at step 0.
 
         Raises:
-            UserError: ``saved`` belongs to another kind or number of streams, or is missing.
+            UserError: ``saved`` is missing, or does not fit the kind of stream or the number of readers.
         """
         self._shape, self._whole = shape, not _declared(stream)
         self._states = _restored(stream, steps.start, shape, self._whole, saved)
@@ -112,7 +112,7 @@ class StreamSteps:
 
     @property
     def batching(self) -> Batching:
-        """How many samples the micro-batches hold."""
+        """Numbers of samples in the micro-batches."""
         return self._shape.batching
 
     def __iter__(self) -> Iterator[list[Any]]:
@@ -126,13 +126,13 @@ class StreamSteps:
         self._steps.close()
 
     def saved(self, done: int) -> StreamState:
-        """Where the stream stands after the samples of the first ``done`` steps, which is where reading is.
+        """Return the position of the stream after the first ``done`` steps, which must be the current ones.
 
         Raises:
-            ValueError: reading is elsewhere.
+            ValueError: another number of steps has been read.
         """
         if done != self._done:
-            raise ValueError(f"the samples of {self._done} steps were given, not of {done}")
+            raise ValueError(f"{self._done} steps have been read, not {done}")
         shape = self._shape
         states = [None if state is None else pickle.loads(state) for state in self._states]
         if not shape.workers and self._feed.reader is not None:
@@ -143,7 +143,7 @@ class StreamSteps:
             "readers": shape.readers,
         }
         if self._whole:
-            # As bytes: no tensor of it concerns the other ranks, which stand at the same place.
+            # As bytes: all ranks have the same position, so no tensor in it needs to be compared or sharded.
             return StreamState({**shared, "state": pack(states[0])}, {})
         return StreamState(shared, {"states": states})
 
@@ -156,7 +156,7 @@ class StreamSteps:
             collate_fn=_as_it_is,
             pin_memory=pin_memory,
             worker_init_fn=start_worker if self._shape.workers else None,
-            # As for map-style datasets: not a number from the generator that is saved.
+            # An own generator: the loader must not draw from the global generator, which is saved.
             generator=torch.Generator().manual_seed(seed),
         )
         items = iter(loader)
@@ -178,7 +178,7 @@ class StreamSteps:
 
 
 class _Feed(IterableDataset[_Item]):
-    """What a loader process, or the training process itself, makes of the stream."""
+    """Dataset that the loader iterates, in a loader process or in the training process."""
 
     def __init__(
         self,
@@ -193,8 +193,8 @@ class _Feed(IterableDataset[_Item]):
         self._whole, self._seed, self._states = whole, seed, states
         self.reader: _Reader | None = None
         self.first = steps.start * shape.batching.accumulation
-        # The loader always begins with its process 0; where each has samples of its own, it must be
-        # the turn of the same one as in an undisturbed run.
+        # The loader always starts with its process 0. If each process has its own samples, the next process
+        # must be the same as in an uninterrupted run: ``lead`` empty items come first.
         self.lead = 0 if whole else self.first % shape.readers
 
     def __iter__(self) -> Iterator[_Item]:
@@ -209,7 +209,7 @@ class _Feed(IterableDataset[_Item]):
             yield from (
                 self._dealt(self.reader, worker) if self._whole else self._part(self.reader, worker)
             )
-        except UserError as error:  # raised in a loader process it would arrive as a traceback
+        except UserError as error:  # Raised in a loader process, it would arrive as a traceback.
             yield None, None, str(error)
 
     def _dealt(self, reader: "_Reader", worker: int) -> Iterator[_Item]:
@@ -240,16 +240,16 @@ class _Feed(IterableDataset[_Item]):
             yield batch, self._state(reader), None
 
     def _state(self, reader: "_Reader") -> bytes | None:
-        # Made bytes here and now: the loader sends it later, from a thread, when the stream has gone on.
+        # Pickled immediately: the loader sends the item later from a thread, when the stream has advanced.
         return pickle.dumps(reader.state()) if self._shape.workers else None
 
 
 class _Reader:
-    """One iteration of a stream, begun anew whenever it ends; ``given`` counts its samples over all passes.
+    """Endless iteration of a stream; ``given`` counts its samples over all passes.
 
     Args:
-        state: where to begin, as :meth:`state` gave it; None: at the first sample.
-        seed: what to seed the generators with before each sample, beside its number; None: not at all.
+        state: the starting position from :meth:`state`; None: the first sample.
+        seed: numbers to seed the generators with before each sample, with its number; None: no seeding.
     """
 
     def __init__(
@@ -268,14 +268,14 @@ class _Reader:
         self._pass_began = -1 if state is not None and self.given else self.given
 
     def state(self) -> dict[str, Any]:
-        """Plain data, not a copy; raises UserError if the stream's own state is not plain."""
+        """Return the position as plain data, not a copy; raises UserError if it is not plain."""
         if self._samples is None and self._loaded is not None:
             return self._loaded
         own = _plain_state(self._stream)
         return {"given": self.given, "pass": self._pass, "stream": own}
 
     def sample(self, position: int | None = None) -> Any:
-        """The next sample, or the one of number ``position``, which is not behind. Raises UserError."""
+        """Return the next sample, or sample number ``position``, which must be ahead. Raises UserError."""
         if position is not None:
             self.advance(position)
         while True:
@@ -289,12 +289,12 @@ class _Reader:
                 continue
             self.given += 1
             if not self._looked_at:
-                # A counter may be plain before the first sample and numpy's after it: told at once.
+                # A counter may become a numpy number with the first sample: check it now, not in a save.
                 self._looked_at = bool(self.state())
             return found
 
     def advance(self, position: int) -> None:
-        """Pass over the samples before number ``position``; raises UserError."""
+        """Skip the samples before number ``position``; raises UserError."""
         skip = getattr(self._stream, "skip_samples", None)
         while self.given < position:
             if skip is None:
@@ -306,7 +306,7 @@ class _Reader:
             if not 0 <= passed <= position - self.given:
                 raise UserError(
                     f"data: {type(self._stream).__name__}.skip_samples({position - self.given}) says that it "
-                    f"passed over {passed}; return how many it did, at most as many as asked"
+                    f"skipped {passed}; return the number of skipped samples, at most the requested number"
                 )
             self.given += passed
             if self.given < position:
@@ -318,7 +318,7 @@ class _Reader:
         if self._loaded is None:
             self._samples = iter(self._stream)
         else:
-            # An undisturbed run does neither here, and whatever they draw it has not drawn.
+            # An uninterrupted run makes neither call here, so what they draw must not change the generators.
             generators = capture_rank()
             self._stream.load_state_dict(self._loaded["stream"])
             self._samples = iter(self._stream)
@@ -330,7 +330,7 @@ class _Reader:
         if self.given == self._pass_began:
             raise UserError(
                 f"data: {type(self._stream).__name__} gave no sample in a whole pass; check the data "
-                "options, and that iterating it again after its end begins a new pass"
+                "options, and that iterating the dataset again starts a new pass"
             )
         self._pass += 1
         self._pass_began = self.given
@@ -340,31 +340,31 @@ class _Reader:
 def _restored(
     stream: IterableDataset[Any], start: int, shape: Shape, whole: bool, saved: StreamState | None
 ) -> list[bytes | None]:
-    """The state of each reader of this rank, pickled; raises UserError."""
+    """Return the pickled state of each reader of this rank; raises UserError."""
     name = type(stream).__name__
     if saved is None or not saved.shared:
         if start:
             raise UserError(
-                f"data: {name} is a stream, and the checkpoint of step {start} does not say where it "
-                "stood: it was made with another dataset; start a new run"
+                f"data: {name} is a stream, but the checkpoint of step {start} has no position in it, since "
+                "it was made with another dataset; start a new run"
             )
         return [None] * (1 if whole else shape.readers)
     shared = saved.shared
     if shared["shards_itself"] is whole:
-        was = "sharded itself" if whole else "was dealt out"
+        was, now = (True, False) if whole else (False, True)
         raise UserError(
-            f"data: {name} {was} when step {start} was saved, and does not now; put its shards_itself back, "
-            "or start a new run"
+            f"data: {name}.shards_itself was {was} when step {start} was saved, and is {now} now; change it "
+            "back, or start a new run"
         )
     if whole:
         packed = shared["state"]
         return [pickle.dumps(torch.load(BytesIO(packed), weights_only=True))]
     if shared["ranks"] != shape.batching.ranks or shared["readers"] != shape.readers:
         raise UserError(
-            f"data: {name} shards itself, and the checkpoint of step {start} is of {shared['ranks']} ranks "
-            f"x {shared['readers']} loader processes, not of {shape.batching.ranks} x {shape.readers}: "
-            "nobody could tell which samples are left; start as many again (job.nodes, job.gpus, "
-            "data.workers)"
+            f"data: {name} shards itself, and the checkpoint of step {start} has {shared['ranks']} ranks x "
+            f"{shared['readers']} loader processes, not {shape.batching.ranks} x {shape.readers}; start the "
+            "same numbers as before, since other numbers cannot divide the remaining samples (job.nodes, "
+            "job.gpus, data.workers)"
         )
     return [None if state is None else pickle.dumps(state) for state in saved.own["states"]]
 

@@ -1,4 +1,4 @@
-"""The processes of a data loader: how many there are, and what they do before they read."""
+"""Loader processes: their number, their setup and their random seeds."""
 
 import random
 from collections.abc import Mapping
@@ -13,29 +13,29 @@ _MOST_WORKERS = 8
 
 
 def start_worker(_worker: int) -> None:
-    """For ``DataLoader(worker_init_fn=...)``: only ranks decide on signals, and threads are theirs."""
+    """Set up a loader process: ignore the signals that ranks handle, and use one thread."""
     ignore_in_helper_process()
     torch.set_num_threads(1)
 
 
 def reseed(*numbers: int) -> None:
-    """Seed the generators of this loader process from ``numbers``: where a sample stands.
+    """Seed the generators of this loader process from ``numbers``: the position of a sample.
 
-    A worker's own stream of random numbers would depend on when it was started, which a resume changes.
+    A loader process's default generator depends on when the process was started, which a resume changes.
     """
     mixed = int(np.random.SeedSequence(numbers).generate_state(1)[0])
     random.seed(mixed)
     np.random.seed(mixed)
-    # Not torch.manual_seed, which goes through every kind of device: a worker uses none.
+    # Not torch.manual_seed, which also seeds every kind of device; a loader process uses none.
     torch.default_generator.manual_seed(mixed)
 
 
 def worker_processes(config: Config, environ: Mapping[str, str]) -> int:
-    """Loader processes for each rank: as ``data.workers`` says, or its cores but one, at most 8.
+    """Return the number of loader processes per rank: ``data.workers``, or the rank's cores minus one, max 8.
 
-    The cores are those of ``job.cpus_per_task``, or those that Slurm has given the task; where neither is
-    known there are no loader processes. The config goes first: it is the same after a restart elsewhere,
-    and what samples draw at random depends on whether a loader process reads them.
+    The cores are ``job.cpus_per_task`` or those that Slurm has given the task; if both are unknown there are
+    no loader processes. The config takes precedence because it is the same after a restart on another node:
+    random numbers in samples depend on whether a loader process reads them.
     """
     if config.data.workers is not None:
         return config.data.workers

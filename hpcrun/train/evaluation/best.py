@@ -1,4 +1,4 @@
-"""The weights of the best validation, put back for the report on a training that ends with others."""
+"""Restore the best validated weights for the report, if training ends with different weights."""
 
 import sys
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from hpcrun.train.step.trainer import AMPTrainer
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights after ``step`` steps, by the loss of their validation, if there was one."""
+    """The weights after ``step`` steps, and their validation loss; None without a validation."""
 
     step: int
     validation_loss: float | None
@@ -27,13 +27,13 @@ def put_best_back(
     last: Weights,
     together: Together,
 ) -> Weights:
-    """Load the best checkpoint that is kept, and say what the trainer holds then. Collective.
+    """Load the best checkpoint that exists, and return which weights the trainer has then. Collective.
 
-    The trainer has ``last``, which is committed: nothing of it is lost, and nothing may be saved after
-    this. It stays where the best is not kept, or is the last itself.
+    The trainer enters with ``last``, which is committed, so nothing is lost; save nothing after this call.
+    The trainer keeps ``last`` if the best checkpoint is gone, or if ``last`` is the best.
 
     Raises:
-        CheckpointError: neither the best nor the last can be read any more.
+        CheckpointError: neither the best nor the last checkpoint is readable.
     """
     kept = together.from_rank_0(lambda: _kept(store, early))
     best = early.best_step if early.best_step in kept else max(kept, default=last.step)
@@ -43,13 +43,13 @@ def put_best_back(
     try:
         if trainer.load_checkpoint(engine, skip=others) is not None:
             return Weights(best, early.best)
-        trouble = f"step {best} is gone"
+        problem = f"step {best} is gone"
     except CheckpointError as error:
-        trouble = str(error)
+        problem = str(error)
     if trainer.is_main_process:
-        line = f"the report is of step {last.step}, and not of the best: {trouble}"
+        line = f"the report is for step {last.step} instead of the best: {problem}"
         print(f"hpcrun: {line}", file=sys.stderr, flush=True)
-    # What was read until then may have overwritten the weights.
+    # The failed load may have overwritten some weights.
     if (
         trainer.load_checkpoint(engine, skip=together.from_rank_0(lambda: _before(store, last)))
         is None
@@ -59,7 +59,7 @@ def put_best_back(
 
 
 def _kept(store: CheckpointStore, early: EarlyStopping) -> list[int]:
-    """The checkpoints with the lowest validation loss: equal ones are equally good."""
+    """Return the steps of all checkpoints with the lowest validation loss; ties are equally good."""
     return [
         step
         for step, manifest in store.valid().items()

@@ -1,4 +1,4 @@
-"""The best validation loss so far, and when to wait for a better one no longer."""
+"""Track the best validation loss, and decide when to stop early."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -7,11 +7,12 @@ from typing import Any
 
 @dataclass
 class EarlyStopping:
-    """Decides from losses that all ranks have in common, so that all decide alike.
+    """Early stopping on losses that are identical on all ranks, so all ranks decide the same.
 
-    ``best`` is the lowest loss and ``best_step`` its step. A loss counts as better for ``patience`` only
-    if it is ``min_delta`` below the last that did: ``reference``; ``waited`` counts those since that do not.
-    ``seen`` and ``loss`` are the last validation's step and loss. All of it is in the checkpoint.
+    ``best`` is the lowest loss and ``best_step`` its step. For ``patience``, a loss counts as better only
+    if it is ``min_delta`` below ``reference``, the last loss that counted as better; ``waited`` counts the
+    validations since. ``seen`` and ``loss`` are the last validation's step and loss. A checkpoint holds all
+    of these.
     """
 
     patience: int | None = None
@@ -25,15 +26,15 @@ class EarlyStopping:
 
     @property
     def due(self) -> bool:
-        """Whether training ends after the step of the last validation."""
+        """True if training ends after the step of the last validation."""
         return self.patience is not None and self.waited >= self.patience
 
     def end(self, steps: int) -> int:
-        """The step that training ends after: the last of ``steps``, or the one it is stopped at."""
+        """Return the step after which training ends: ``steps``, or the step of an early stop."""
         return self.seen if self.due and self.seen is not None else steps
 
-    def saw(self, step: int, loss: float | None) -> bool:
-        """Take note of a validation after ``step`` steps; whether it is the best so far."""
+    def record(self, step: int, loss: float | None) -> bool:
+        """Record the loss of a validation after ``step`` steps; return True if it is the best so far."""
         if loss is None:
             return False
         self.seen, self.loss = step, loss
@@ -47,11 +48,11 @@ class EarlyStopping:
         self.best, self.best_step = loss, step
         return True
 
-    def told(self) -> str:
-        """Why training ends, once it is due."""
+    def reason(self) -> str:
+        """Return the reason for the end of training, once it is due."""
         wanted, best = "a better loss", ""
         if self.min_delta and self.reference is not None:
-            # Not below the best one, which may have come since.
+            # Not below ``best``: a later, slightly lower loss may be the best.
             wanted = f"a loss {self.min_delta:g} (train.min_delta) below {self.reference:.6g}"
         if self.best is not None:
             best = f"; the best was {self.best:.6g}, at step {self.best_step}"
@@ -59,13 +60,13 @@ class EarlyStopping:
         return f"at step {self.seen}: {validations} without {wanted}{best}"
 
     def state_dict(self) -> dict[str, Any]:
-        """What was seen, as plain data; not what was asked for."""
-        return {key: value for key, value in asdict(self).items() if key not in _ASKED}
+        """Return the recorded values as plain data, without the options."""
+        return {key: value for key, value in asdict(self).items() if key not in _OPTIONS}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put back what :meth:`state_dict` gave."""
+        """Restore what :meth:`state_dict` returned."""
         for key in self.state_dict():
             setattr(self, key, state[key])
 
 
-_ASKED = ("patience", "min_delta")
+_OPTIONS = ("patience", "min_delta")

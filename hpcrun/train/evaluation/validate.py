@@ -1,4 +1,4 @@
-"""The validation loss over all ranks, every sample counted once."""
+"""Compute the validation loss over all ranks; every sample counts once."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -22,16 +22,16 @@ def validate(
     *,
     group: Any,
 ) -> float:
-    """The mean loss, weighted by the samples that each rank really saw, or as the task says. Collective.
+    """Return the mean loss over all ranks, weighted by samples or by the task's weights. Collective.
 
-    The bare module is asked, not its DDP wrapper: ranks may have unequal numbers of batches. A sharded one
-    needs all ranks in each forward pass: those with fewer batches join in with one that counts nothing. It
-    is the model as rank 0 saves it, with averaged weights if they are kept: other ranks' own buffers
-    (running statistics) are put aside meanwhile. The random numbers of training go on as if it had not been:
-    how often it is done decides no weight.
+    Forward passes go through the bare module instead of DDP, because ranks may have different numbers of
+    batches. An FSDP model needs all ranks in each forward pass: ranks with fewer batches add batches of
+    weight 0. The model is evaluated as rank 0 saves it, with averaged weights if there are any; the ranks'
+    own buffers (running statistics) and the random generators are restored afterwards, so validation does
+    not affect training.
 
     Args:
-        data: this rank's batches and the samples in each (``ValidationData``).
+        data: this rank's batches and the number of samples in each (``ValidationData``).
     """
     total, count = 0.0, 0.0
     module = trainer.module
@@ -44,7 +44,7 @@ def validate(
                 loss = task.loss(trainer.module, to_device(batch, trainer.device))
             require_number(loss, type(task).__name__)
             weight = _weight(task, batch, samples)
-            if weight:  # without, the loss may be the mean of nothing: not a number
+            if weight:  # With weight 0 the loss may be NaN, the mean of no samples.
                 total += loss.item() * weight
                 count += weight
         trainer.after_evaluation()

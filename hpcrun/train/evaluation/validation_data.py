@@ -1,4 +1,4 @@
-"""What is validated on: every sample on exactly one rank, the same ones each time, none padded."""
+"""Validation batches: every sample on exactly one rank, the same samples each time, no padding."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,9 +13,9 @@ from hpcrun.train.data.workers import start_worker
 
 
 class ValidationData:
-    """This rank's batches, each with its number of samples; iterated once for each validation.
+    """This rank's batches with their numbers of samples; iterate once per validation.
 
-    Its loader processes start with the first validation and wait for the next one.
+    The loader processes start with the first validation and wait for the next validation.
     """
 
     def __init__(
@@ -27,22 +27,23 @@ class ValidationData:
         batch_size: int,
         accumulation: int,
         limit: int | None,
-        alike: bool = False,
+        same_count: bool = False,
         workers: int = 0,
         prefetch: int = 2,
         pin_memory: bool = False,
         collate: Callable[[list[Any]], Any] = default_collate,
     ) -> None:
-        """Choose the samples; nothing is read yet.
+        """Choose the samples; reads nothing yet.
 
         Args:
-            batch_size: as in training; a batch is no larger than training's micro-batches.
-            limit: as many samples as so many batches over all ranks hold, the same ones each time, taken
-                from all over the dataset, which may be sorted; None: all.
-            alike: give all ranks as many batches; those beyond a rank's own hold a sample that counts 0.
-            workers: loader processes, at most; 0 reads in this one.
-            prefetch: batches that each of them reads ahead.
-            collate: makes a batch of its samples.
+            batch_size: as in training; a validation batch is at most as large as training's micro-batches.
+            limit: use only as many samples as this number of global batches holds. They are the same each
+                time and spread over the dataset, which may be sorted. None: all samples.
+            same_count: give all ranks the same number of batches; additional batches hold one sample of
+                weight 0.
+            workers: maximum number of loader processes; 0 reads in this process.
+            prefetch: batches that each loader process reads ahead.
+            collate: makes a batch from its samples.
         """
         size = length(dataset)
         chosen: Any = range(size)
@@ -53,13 +54,13 @@ class ValidationData:
         share = max(1, batch_size // (world_size * accumulation))
         chunks = [mine[start : start + share] for start in range(0, len(mine), share)]
         self._counts = [len(chunk) for chunk in chunks]
-        if alike:
-            # Rank 0 has the most.
+        if same_count:
+            # Rank 0 has the most batches.
             lacking = len(range(0, len(chosen[::world_size]), share)) - len(chunks)
             chunks += [[chosen[0]]] * lacking
             self._counts += [0] * lacking
         workers = min(workers, len(chunks)) if len(chunks) > 1 else 0
-        # In loader processes the generators follow from the sample, as in training.
+        # In loader processes each sample seeds the generators, as in training.
         places = [[chunk, chunk] for chunk in chunks]
         self._loader: DataLoader[Any] | None = DataLoader(
             Placed(dataset, seed=0),
@@ -70,7 +71,7 @@ class ValidationData:
             prefetch_factor=prefetch if workers else None,
             pin_memory=pin_memory,
             worker_init_fn=start_worker if workers else None,
-            # Not a number from the generator that is saved.
+            # An own generator: the loader must not draw from the global generator, which is saved.
             generator=torch.Generator().manual_seed(0),
         )
 

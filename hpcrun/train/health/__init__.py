@@ -1,1 +1,1 @@
-"""Hangs, gradients that are not finite, and memory that runs out."""
+"""Health of a training: hangs, non-finite gradients, and running out of memory."""

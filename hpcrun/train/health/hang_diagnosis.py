@@ -1,4 +1,4 @@
-"""Which rank to look at when none makes progress: a pure judgement of what each one answers."""
+"""Find the ranks that cause a hang, from the ranks' answers: a pure function."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,11 +13,11 @@ _NAMED_AT_MOST = 4
 
 @dataclass(frozen=True)
 class Answer:
-    """What a rank says of itself when the alarm is raised.
+    """Position of a rank at the alarm.
 
-    ``idle``: seconds since it last moved. ``at``: the innermost line of its main thread outside torch.
-    ``begun``: the latest collectives that it has begun in each process group of its own, by number, in
-    order; empty before the first.
+    ``idle``: seconds since its last progress. ``at``: the innermost line of its main thread outside torch.
+    ``begun``: the latest collectives that it started in each of its process groups, by number, in order;
+    empty before the first.
     """
 
     host: str
@@ -28,30 +28,30 @@ class Answer:
     begun: Mapping[str, Sequence[tuple[int, str]]] = field(default_factory=dict)
 
     def as_record(self) -> dict[str, Any]:
-        """Plain data, from which ``Answer(**data)`` is made again."""
+        """Return plain data; ``Answer(**data)`` restores the object."""
         return asdict(self)
 
 
 def judge_hang(
     answers: Mapping[int, Answer], hosts: Sequence[str | None], now: float, idle: float
 ) -> Hang:
-    """Name the ranks that the others wait for.
+    """Name the ranks for which the other ranks wait.
 
-    A rank that does not answer is silent: stopped, gone, or in code that lets no other thread run. One
-    that answers is behind if it has begun the fewest steps, or the fewest collectives of a process group:
-    the others wait in the one that it has not begun. Where a rank is silent, those collectives may wait
-    for it, and say nothing of the others. Ranks whose collectives of one number differ wait for each other
-    whoever is behind.
+    A rank that does not answer is stopped, gone, or in code that blocks other threads. A rank that answers
+    is behind if it has started the fewest steps, or the fewest collectives of a process group: the other
+    ranks wait in the collective that it has not started. If a rank does not answer, the collectives may
+    wait for that rank, so they say nothing about the others. If ranks have different collectives with the
+    same number, they wait for each other, and no rank is behind.
 
     Args:
-        answers: by rank, of those that answered; at least one.
-        hosts: of every rank, None where it is not known.
+        answers: by rank; at least one.
+        hosts: of every rank, None if unknown.
         now: in Unix seconds.
         idle: seconds without progress, on the rank that raised the alarm.
     """
     silent = [rank for rank in range(len(hosts)) if rank not in answers]
     late = [] if silent else _late(answers)
-    # Each late in another group: they wait for each other, and none of them alone is at fault.
+    # If every rank is behind in some group, they wait for each other.
     mutual = len(late) == len(answers) > 1
     crossed = _crossed(answers)
     behind = [] if mutual or crossed else late
@@ -69,14 +69,14 @@ def judge_hang(
         who = "it" if len(hosts) == 1 else f"all ranks are equally far, rank {rank}"
         words = [f"{who} is {_place(first, step)}"]
     hidden = len(words) - _NAMED_AT_MOST
-    told = words[:_NAMED_AT_MOST] + ([f"and {hidden} more"] if hidden > 0 else [])
+    phrases = words[:_NAMED_AT_MOST] + ([f"and {hidden} more"] if hidden > 0 else [])
     if crossed or mutual:
-        told.append(
-            "these never meet; all ranks need the same collectives in the same order (fsdp: the same blocks, "
-            "ddp: gradients of the same parameters)"
+        phrases.append(
+            "these never meet; run the same collectives in the same order on every rank (fsdp: the same "
+            "blocks, ddp: gradients of the same parameters)"
         )
     if all(it.doing != TRAINING for it in answers.values()):
-        told.append("what rightly takes longer needs a longer train.hang_start")
+        phrases.append("if this work needs more time, raise train.hang_start")
     first_rank = next(iter([*silent, *_minority(crossed), *behind]), 0 if len(hosts) == 1 else None)
     where = "before the first step" if step is None else f"in step {step}"
     return Hang(
@@ -84,14 +84,15 @@ def judge_hang(
         host=None if first_rank is None else hosts[first_rank],
         time=now,
         step=step,
-        line=f"no progress for {idle:.0f} s {where}: {'; '.join(told)}",
+        line=f"no progress for {idle:.0f} s {where}: {'; '.join(phrases)}",
     )
 
 
 def _late(answers: Mapping[int, Answer]) -> list[int]:
-    """The ranks furthest back by steps, or else by the collectives of any group; none where nobody is.
+    """Return the ranks that are last by steps, or else by the collectives of any group; may be empty.
 
-    One that is late in a group while it waits in another for somebody is left out, unless all are so.
+    A rank that is late in one group because it waits in another group is excluded, unless all late ranks
+    wait.
     """
     steps = {rank: -1 if it.step is None else it.step for rank, it in answers.items()}
     if len(set(steps.values())) > 1:
@@ -99,8 +100,8 @@ def _late(answers: Mapping[int, Answer]) -> list[int]:
     late: set[int] = set()
     waiting: set[int] = set()
     for group in {group for answer in answers.values() for group in answer.begun}:
-        told = {rank: it.begun[group] for rank, it in answers.items() if group in it.begun}
-        begun = {rank: latest[-1][0] if latest else -1 for rank, latest in told.items()}
+        latest = {rank: it.begun[group] for rank, it in answers.items() if group in it.begun}
+        begun = {rank: entries[-1][0] if entries else -1 for rank, entries in latest.items()}
         if len(set(begun.values())) > 1:
             late.update(_last(begun))
             waiting.update(begun.keys() - _last(begun))
@@ -108,32 +109,34 @@ def _late(answers: Mapping[int, Answer]) -> list[int]:
 
 
 def _crossed(answers: Mapping[int, Answer]) -> dict[int, str]:
-    """What each rank began at the first place where that differs; nothing where it never does."""
+    """Return each rank's collective at the first number at which they differ; empty if they never do."""
     for group in sorted({group for answer in answers.values() for group in answer.begun}):
         begun = {rank: dict(it.begun.get(group, ())) for rank, it in answers.items()}
-        for number in sorted({number for told in begun.values() for number in told}):
-            found = {rank: told[number] for rank, told in sorted(begun.items()) if number in told}
+        for number in sorted({number for entries in begun.values() for number in entries}):
+            found = {
+                r: entries[number] for r, entries in sorted(begun.items()) if number in entries
+            }
             if len(set(found.values())) > 1:
                 return found
     return {}
 
 
 def _minority(crossed: Mapping[int, str]) -> list[int]:
-    """Those who went a way of their own, where the others are more."""
+    """Return the ranks with the rarest collective, if another collective is more frequent."""
     ways = Counter(crossed.values()).most_common()
     if len(ways) < 2 or ways[-1][1] == ways[0][1]:
         return []
     return [rank for rank, way in crossed.items() if way == ways[-1][0]]
 
 
-def _grouped(told: Mapping[int, str], hosts: Sequence[str | None]) -> list[str]:
-    """A phrase for all ranks of which the same is told, by the first of them."""
+def _grouped(phrases: Mapping[int, str], hosts: Sequence[str | None]) -> list[str]:
+    """Merge equal phrases; a merged phrase names its first rank and the number of the rest."""
     ranks: dict[str, list[int]] = {}
-    for rank in sorted(told):
-        ranks.setdefault(told[rank], []).append(rank)
+    for rank in sorted(phrases):
+        ranks.setdefault(phrases[rank], []).append(rank)
     return [
-        f"{_named(alike[0], hosts)}{f' and {len(alike) - 1} more' if alike[1:] else ''} {words}"
-        for words, alike in ranks.items()
+        f"{_named(same[0], hosts)}{f' and {len(same) - 1} more' if same[1:] else ''} {words}"
+        for words, same in ranks.items()
     ]
 
 

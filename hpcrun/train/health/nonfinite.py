@@ -1,7 +1,7 @@
-"""What is done about gradients that are not finite: told, traced to samples, and in the end a stop.
+"""Handle non-finite gradients: report them, trace them to samples, and stop if necessary.
 
-Each such step is skipped (step/gate.py), on all ranks alike, because all judge the same reduced gradients.
-So every rank comes here at the same step, and no rank has to ask.
+step/gate.py skips such a step on all ranks, because all ranks check the same reduced gradients. Every rank
+therefore calls this code at the same step, without further communication.
 """
 
 import math
@@ -28,40 +28,40 @@ from hpcrun.train.step.trainer import AMPTrainer, StepResult
 from hpcrun.train.step.weighting import impossible, without_loss
 
 Samples = Callable[[int, int], list[list[int]]]
-"""The dataset's indices that a rank takes at a step, a list for each micro-batch."""
+"""Return the dataset indices of a rank at a step, a list per micro-batch."""
 
 DUMPS = 20
-"""Steps that one attempt writes down at most, beside the one that it stops at."""
+"""Maximum number of steps per attempt that are written to files, in addition to the step of the stop."""
 
 
 class NotFinite(SaysAll):
-    """Gradients were not finite, and training stops; the text names the step, the rank and the dump.
+    """Error that stops the training; the text names the step, the rank and the file with the samples.
 
-    A failure like any other to the restart policy: another start may help where a chip has erred, and
-    where it has not, the second stop at the same step is the last (``restarts.same_step``).
+    The restart policy treats it as any failure: another start may help against a faulty chip; otherwise the
+    second stop at the same step ends the run (``restarts.same_step``).
     """
 
 
 @dataclass(frozen=True)
 class _Found:
-    """What one rank has to say of a step."""
+    """Report of one rank about a step."""
 
     host: str
     loss: float
     without_loss: list[int]
-    """The micro-batches that weigh nothing and have no loss."""
+    """Micro-batches with weight 0 and a non-finite loss."""
 
     weights: list[tuple[int, float]]
-    """The micro-batches, and their weights, that make no sum, so that the losses of all ranks are lost."""
+    """Invalid weights by micro-batch; a single invalid weight makes the sum of all ranks invalid."""
 
     @property
     def lost(self) -> bool:
-        """Whether the loss itself is not finite, of which no loss scale is the cause."""
+        """True if the loss itself is not finite, so the loss scale is not the cause."""
         return not math.isfinite(self.loss)
 
 
 class NonFiniteWatch:
-    """Looks at every step's verdict, as soon as it is known."""
+    """Watches the gate's decision about every step, as soon as it is known."""
 
     def __init__(
         self,
@@ -75,14 +75,14 @@ class NonFiniteWatch:
         group: Any,
         samples: Samples | None,
     ) -> None:
-        """``start``: steps done before; ``group``: a control group of all ranks, or None for a single one.
+        """``start``: steps done before; ``group``: a control group of all ranks, or None for a single rank.
 
-        ``samples``: None where the data is a stream, whose samples have no numbers.
+        ``samples``: None for a stream, which has no sample indices.
         """
         self._run, self._attempt, self._trainer = run, attempt, trainer
         self._rank, self._group, self._samples = rank, group, samples
-        # An overflow is how a dynamic scale finds its height: only many in a row are a trouble. Losses
-        # are looked at before they are scaled.
+        # A dynamic loss scale causes single overflows in normal operation; only many consecutive ones are a
+        # problem. Losses are checked before scaling.
         self._scaled = trainer.scaler.is_enabled() and config.amp.dynamic
         self._stops = config.train.nonfinite == "stop"
         self._limit = config.train.nonfinite_limit
@@ -91,19 +91,19 @@ class NonFiniteWatch:
         self._results: deque[StepResult] = deque(maxlen=2)
         self._dumps, self._told = 0, False
 
-    def look(self, result: StepResult) -> None:
-        """After every step, on every rank.
+    def check(self, result: StepResult) -> None:
+        """Record the result of a step; call it after every step, on every rank.
 
         Raises:
-            NotFinite: it is time to stop, and this rank has something to say about it.
-            PeerFailed: it is, and another rank says why.
+            NotFinite: training must stop, and this rank is a cause.
+            PeerFailed: training must stop, and another rank raises the cause.
         """
         self._results.append(result)
         if self._trainer.gate.skipped != self._seen:
             self._act()
 
-    def settle(self) -> None:
-        """After the last step, whose verdict may still be on its way; raises as :meth:`look` does."""
+    def finish(self) -> None:
+        """Check the last step, which may still be undecided; raises as :meth:`check` does."""
         self._trainer.gate.settle()
         if self._trainer.gate.skipped != self._seen:
             self._act()
@@ -131,9 +131,9 @@ class NonFiniteWatch:
             self._stop(step, in_a_row, ranks, key)
 
     def _gather(self, result: StepResult) -> list[_Found]:
-        """What each rank has to say of the step that gave this one ``result``."""
+        """Gather every rank's report about the step with this ``result``. Collective."""
         weights = [(n, float(one)) for n, one in enumerate(result.weights) if impossible(one)]
-        mine = _Found(node_name(), result.loss.item(), without_loss(result.weighed), weights)
+        mine = _Found(node_name(), result.loss.item(), without_loss(result.weighted), weights)
         if self._group is None:
             return [mine]
         found: list[Any] = [None] * dist.get_world_size(self._group)
@@ -163,10 +163,10 @@ class NonFiniteWatch:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             write_json(path, content)
         except OSError as error:
-            print(f"hpcrun: {path} is not written: {error}", file=sys.stderr, flush=True)
+            print(f"hpcrun: cannot write {path}: {error}", file=sys.stderr, flush=True)
         print(
-            f"hpcrun: step {step} is skipped: gradients are not finite; {_whose(ranks)}; "
-            f"its samples are in {path.relative_to(self._run.path)}",
+            f"hpcrun: skipped step {step}: gradients are not finite; {_whose(ranks)}; "
+            f"samples in {path.relative_to(self._run.path)}",
             file=sys.stderr,
             flush=True,
         )
@@ -176,25 +176,25 @@ class NonFiniteWatch:
     def _stop(self, step: int, in_a_row: int, ranks: list[_Found], key: str) -> None:
         bad = _guilty(ranks) or [0]
         if self._rank not in bad:
-            raise PeerFailed(f"gradients are not finite at step {step}; rank {bad[0]} says more")
-        row = f", {in_a_row} steps in a row" if in_a_row > 1 else ""
+            raise PeerFailed(f"gradients are not finite at step {step}; see rank {bad[0]}")
+        row = f", {in_a_row} consecutive steps" if in_a_row > 1 else ""
         name = self._run.nonfinite(step).relative_to(self._run.path)
         known = any(found.weights for found in ranks) or _weightless(ranks)
-        more = "" if known else ", at train.lr, or compute in more precision (amp.dtype)"
+        more = "" if known else ", at train.lr, or use a higher precision (amp.dtype)"
         raise NotFinite(
-            f"gradients are not finite at step {step}{row} ({key}); {_whose(ranks)}; look at the "
+            f"gradients are not finite at step {step}{row} ({key}); {_whose(ranks)}; check the "
             f"samples in {name}{more}"
         )
 
 
 def _guilty(ranks: list[_Found]) -> list[int]:
-    """The ranks that it comes from: those whose weights are amiss, or else their losses."""
-    weighed = [rank for rank, found in enumerate(ranks) if found.weights]
-    return weighed or [rank for rank, found in enumerate(ranks) if found.lost]
+    """Return the ranks that cause it: those with invalid weights, or else with non-finite losses."""
+    invalid = [rank for rank, found in enumerate(ranks) if found.weights]
+    return invalid or [rank for rank, found in enumerate(ranks) if found.lost]
 
 
 def _whose(ranks: list[_Found]) -> str:
-    """Whose loss or weight it comes from, as far as these tell."""
+    """Describe the loss or weight that causes it, if there is one."""
     bad = _guilty(ranks)
     if not bad:
         return _weightless(ranks) or "every rank's loss is finite"
@@ -208,19 +208,19 @@ def _whose(ranks: list[_Found]) -> str:
 
 
 def _weightless(ranks: list[_Found]) -> str | None:
-    """What a micro-batch that counts for nothing may have to do with it, where no other loss is amiss."""
+    """Describe a micro-batch with weight 0 as the likely cause, if all losses of other weights are finite."""
     for rank, found in enumerate(ranks):
         if found.without_loss and not any(other.lost for other in ranks):
             return (
-                f"micro-batch {found.without_loss[0]} of rank {rank} on {found.host} weighs 0 and its loss "
-                "is not finite, so that its gradients may not be either: let the loss divide by at least 1, "
+                f"micro-batch {found.without_loss[0]} of rank {rank} on {found.host} has weight 0 and a "
+                "non-finite loss, so its gradients may be non-finite too: divide the loss by at least 1, "
                 "as in (l * m).sum() / m.sum().clamp(min=1)"
             )
     return None
 
 
 def samples_of(dataset: Dataset[Any], batching: Batching, seed: int) -> Samples | None:
-    """Which samples each rank takes at a step, again; None for a stream, whose samples have no numbers."""
+    """Return a function that recomputes the samples of a rank at a step; None for a stream."""
     if isinstance(dataset, IterableDataset):
         return None
     size = length(dataset)

@@ -1,10 +1,10 @@
-"""Ends a training that makes no progress, and leaves what tells why: stacks, collectives, who is behind.
+"""End a training that makes no progress, and record the cause: stacks, collectives, ranks that are behind.
 
-A thread of each rank looks at the rank's position. The first that sees no progress raises an alarm in
-the ranks' key-value store; then every rank's thread writes its stacks and says where it stands, the
-first one judges the answers, and all end. Where code holds the interpreter's lock no thread runs: for
-that, a process beside the rank (the sentry) waits to have the stacks written and to end the rank, and the
-thread, while it runs, puts that off again and again. Time in which the job is suspended does not count.
+A thread on each rank watches the rank's progress. The first rank without progress raises an alarm in the
+ranks' key-value store. Every rank's thread then writes its stacks and reports its position; the first rank
+diagnoses the hang, and all ranks end. Code that holds the interpreter's lock blocks the thread. Against
+this, a separate watchdog process next to each rank (the sentry) writes the stacks and ends the rank unless
+the thread keeps postponing it. Time in which the job is suspended does not count.
 """
 
 import contextlib
@@ -39,14 +39,14 @@ from hpcrun.train.phase import PREPARING, TRAINING, Position
 
 _TORCH = f"{os.sep}torch{os.sep}"
 _PREPARES = 48
-"""Times ``hang_start`` for ``Task.prepare``, which may download for hours: a day, unless that is changed."""
+"""Multiple of ``hang_start`` for ``Task.prepare``, which may download for hours; a day by default."""
 
 At = Callable[[str], contextlib.AbstractContextManager[None]]
-"""What a part of the work is done in: whoever looks knows its name, and collectives wait for the watchdog."""
+"""Context for a part of the work: it names the part, and raises the timeout of collectives in the block."""
 
 
 class Store(Protocol):
-    """What is used of torch's key-value stores; each call may raise RuntimeError when it has gone."""
+    """The methods used of torch's key-value stores; each may raise RuntimeError if the store is gone."""
 
     def set(self, key: str, value: str, /) -> None: ...
 
@@ -58,32 +58,32 @@ class Store(Protocol):
 
 
 @dataclass(frozen=True)
-class Patience:
-    """Seconds without progress: in a step, where nothing says how long the work may take, in ``prepare``."""
+class Limits:
+    """Maximum seconds without progress: in a step, in work outside steps, and in ``Task.prepare``."""
 
     step: float
     other: float
     prepare: float
 
     @classmethod
-    def of(cls, hang_after: float, hang_start: float, timeout: float) -> "Patience":
-        """At most half of the collectives' ``timeout`` in a step: whoever shortens one means both."""
+    def of(cls, hang_after: float, hang_start: float, timeout: float) -> "Limits":
+        """Make the limits; a step gets at most half of the collectives' ``timeout``."""
         step = min(hang_after, timeout / 2)
         other = max(step, hang_start)
         return cls(step, other, max(other, _PREPARES * hang_start))
 
     def allowed(self, position: Position) -> float:
-        """What holds where a process stands: the first of its steps may compile."""
+        """Return the limit at ``position``; the first step may compile, so it is not limited as a step."""
         moving = position.step is not None and position.step > position.start
         return self.step if moving and position.doing == TRAINING else self.around(position.doing)
 
     def around(self, work: str) -> float:
-        """What holds for ``work`` beside the steps, and for the longest of these."""
+        """Return the limit for ``work`` outside steps."""
         return self.prepare if work == PREPARING else self.other
 
     @property
     def tick(self) -> float:
-        """Seconds between two looks."""
+        """Seconds between two checks."""
         return min(5.0, self.step / 10)
 
     @property
@@ -92,46 +92,46 @@ class Patience:
         return min(10.0, max(0.2, self.step / 4))
 
     def end(self, work: str) -> float:
-        """Seconds within which whatever does not move in ``work`` has ended, whoever had to end it."""
+        """Return the seconds after which a process without progress in ``work`` has ended in any case."""
         return self.around(work) + self.unheard + self.alarm
 
     @property
     def unheard(self) -> float:
-        """Seconds beyond what is allowed until the sentry takes the thread for stopped."""
+        """Seconds beyond the limit after which the sentry considers the thread blocked."""
         return self.answer + 3 * self.tick
 
     @property
     def alarm(self) -> float:
-        """Seconds from an alarm to the end of the process, at most."""
+        """Maximum seconds from an alarm to the end of the process."""
         return 4 * self.answer + 12 * self.tick
 
 
 class Watchdog:
-    """Watches this rank while it is entered as a context. Training pays nothing: it only has to move."""
+    """Context manager that watches this rank. Training only updates its position, which costs nothing."""
 
     def __init__(
         self,
         position: Position,
-        patience: Patience,
+        limits: Limits,
         folder: Path,
         *,
         rank: int,
         world_size: int,
         store: Store | None,
-        farewell: Callable[[], None],
+        on_exit: Callable[[], None],
         resumed: Callable[[float], None] = lambda _: None,
     ) -> None:
         """Watch ``position``.
 
         Args:
             folder: the attempt's logs.
-            store: this rank's own connection to the store of all; None: it watches alone.
-            farewell: called before this rank ends the process, when all is written.
-            resumed: called with the seconds for which this rank was suspended, once it goes on.
+            store: this rank's own connection to the shared store; None: watch this rank only.
+            on_exit: called before the watchdog ends the process, after everything is written.
+            resumed: called after a suspension of this rank, with its seconds.
         """
-        self._position, self._patience = position, patience
+        self._position, self._limits = position, limits
         self._folder, self._rank, self._world_size = folder, rank, world_size
-        self._store, self._farewell, self._resumed = store, farewell, resumed
+        self._store, self._on_exit, self._resumed = store, on_exit, resumed
         self._host = node_name()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="hpcrun-watchdog", daemon=True)
@@ -143,7 +143,7 @@ class Watchdog:
         post = None
         try:
             make_log_folder(self._folder)
-            # Appended to: the sentry takes out again what it has answered a request with.
+            # Opened for appending, since the sentry truncates the file after answering a request.
             path = stacks_path(self._folder, self._rank)
             self._stacks = open(path, "w", opener=_appending)
             mail = Mailbox(self._folder, self._world_size)
@@ -154,51 +154,51 @@ class Watchdog:
         except OSError as error:
             print(f"hpcrun: stacks will go to the log: {error}", file=sys.stderr, flush=True)
         try:
-            self._sentry = Sentry(self._stacks, self._patience.tick, post)
+            self._sentry = Sentry(self._stacks, self._limits.tick, post)
         except OSError as error:
             print(
-                f"hpcrun: a hang in C code and a suspension are not noticed: {error}",
+                f"hpcrun: hangs in C code and suspensions will not be detected: {error}",
                 file=sys.stderr,
                 flush=True,
             )
-        self._tell(f"host/{self._rank}", self._host)
+        self._write(f"host/{self._rank}", self._host)
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        # What fails during an alarm follows from it: the thread then ends the process. Otherwise it may
-        # wait for a store whose rank is stopped, and this rank has its own reason to leave.
-        self._thread.join(None if self._alarmed else self._patience.answer)
+        # During an alarm, wait: the failure here is a consequence of the hang, and the thread ends the
+        # process. Otherwise do not wait: the thread may wait for the store of a stopped rank.
+        self._thread.join(None if self._alarmed else self._limits.answer)
         if self._sentry is not None:
             self._sentry.close()
         if self._stacks is not sys.stderr:
             self._stacks.close()
-            # Nothing was written: the watchdog never returns from an alarm.
+            # The file is empty: the watchdog never returns from an alarm.
             stacks_path(self._folder, self._rank).unlink(missing_ok=True)
 
     def _watch(self) -> None:
         seen, since = self._place(), time.monotonic()
         while True:
-            # A process that was suspended has not stood still in that time.
+            # Time of a suspension does not count.
             since += self._put_off()
             now = time.monotonic()
             place = self._place()
             if place != seen:
                 seen, since = place, now
-            if now - since >= self._patience.allowed(self._position) or self._asked("alarm"):
+            if now - since >= self._limits.allowed(self._position) or self._asked("alarm"):
                 self._end(now - since)
-            if self._over.wait(self._patience.tick):
+            if self._over.wait(self._limits.tick):
                 return
 
     def _place(self) -> tuple[int | None, str]:
         return self._position.step, self._position.doing
 
     def _put_off(self) -> float:
-        """Put the end by the sentry off; returns the seconds of a suspension that has just ended."""
+        """Postpone the sentry; return the seconds of a suspension that has just ended."""
         if self._sentry is None:
             return 0.0
-        allowed = self._patience.allowed(self._position) + self._patience.unheard
+        allowed = self._limits.allowed(self._position) + self._limits.unheard
         suspended = self._sentry.put_off(allowed)
         if suspended:
             self._resumed(suspended)
@@ -207,8 +207,8 @@ class Watchdog:
     def _end(self, idle: float) -> NoReturn:
         self._alarmed = True
         if self._sentry is not None:
-            # The store may be where it hangs.
-            self._sentry.put_off(self._patience.alarm)
+            # The hang may be in the store itself, so the sentry stays armed.
+            self._sentry.put_off(self._limits.alarm)
         first = self._raise_alarm()
         step, doing = self._place()
         print(
@@ -226,22 +226,22 @@ class Watchdog:
             _main_place(),
             flight_recorder.dump(self._folder, self._rank),
         )
-        self._tell(f"answer/{self._rank}", json.dumps(mine.as_record()))
+        self._write(f"answer/{self._rank}", json.dumps(mine.as_record()))
         if first:
             self._judge(mine, idle)
-            self._tell("judged", "")
+            self._write("judged", "")
         else:
-            self._wait_for(["judged"], 2 * self._patience.answer + 6 * self._patience.tick)
+            self._wait_for(["judged"], 2 * self._limits.answer + 6 * self._limits.tick)
         with contextlib.suppress(Exception):
-            self._farewell()
+            self._on_exit()
         if self._rank == 0:
-            # The store is in this process: the others shall hear that they may go.
-            time.sleep(self._patience.tick)
+            # The store is in this process; the other ranks still need to read "judged".
+            time.sleep(self._limits.tick)
         kill_helpers()
         os._exit(exitcodes.FAILED)
 
     def _raise_alarm(self) -> bool:
-        """Whether this rank is the first to raise it, or alone."""
+        """Raise the alarm; return True if this rank is the first, or has no store."""
         if self._store is None:
             return True
         try:
@@ -253,35 +253,35 @@ class Watchdog:
     def _judge(self, mine: Answer, idle: float) -> None:
         ranks = range(self._world_size)
         if self._store is not None:
-            self._wait_for([f"answer/{rank}" for rank in ranks], self._patience.answer)
+            self._wait_for([f"answer/{rank}" for rank in ranks], self._limits.answer)
         answers = {self._rank: mine}
         hosts: list[str | None] = []
         for rank in ranks:
-            told = self._told(f"answer/{rank}")
-            if told is not None:
-                answers[rank] = Answer(**json.loads(told))
-            hosts.append(self._told(f"host/{rank}"))
+            answer = self._read(f"answer/{rank}")
+            if answer is not None:
+                answers[rank] = Answer(**json.loads(answer))
+            hosts.append(self._read(f"host/{rank}"))
         hosts[self._rank] = self._host
         hang = judge_hang(answers, hosts, time.time(), idle)
         with contextlib.suppress(OSError):
             record_hang(self._folder, hang)
         print(f"hpcrun: {hang.line}; stacks in {self._folder}", file=sys.stderr, flush=True)
-        # A rank that did not answer has its stacks written on its sentry's order, a little later.
-        until = time.monotonic() + self._patience.answer + 6 * self._patience.tick
+        # The sentry of a rank that did not answer writes the rank's stacks a little later.
+        until = time.monotonic() + self._limits.answer + 6 * self._limits.tick
         silent = [stacks_path(self._folder, rank) for rank in ranks if rank not in answers]
         while time.monotonic() < until and not all(_written(path) for path in silent):
-            time.sleep(self._patience.tick)
+            time.sleep(self._limits.tick)
 
-    def _tell(self, key: str, value: str) -> None:
+    def _write(self, key: str, value: str) -> None:
         if self._store is not None:
             with contextlib.suppress(RuntimeError):
                 self._store.set(key, value)
 
-    def _told(self, key: str) -> str | None:
+    def _read(self, key: str) -> str | None:
         return self._store.get(key).decode() if self._store and self._asked(key) else None
 
     def _asked(self, *keys: str) -> bool:
-        """Whether all ``keys`` are there; a store that has gone with its rank is asked no more."""
+        """Return True if all ``keys`` are set; a store that is gone is not asked again."""
         if self._store is None:
             return False
         try:
@@ -293,7 +293,7 @@ class Watchdog:
     def _wait_for(self, keys: list[str], seconds: float) -> None:
         until = time.monotonic() + seconds
         while self._store is not None and time.monotonic() < until and not self._asked(*keys):
-            time.sleep(self._patience.tick / 2)
+            time.sleep(self._limits.tick / 2)
 
 
 @contextlib.contextmanager
@@ -304,10 +304,10 @@ def watching(
     distributed: DistributedConfig,
     position: Position,
 ) -> Iterator[At]:
-    """Within the block the watchdog that the config asks for; none where a person may be at a breakpoint.
+    """Run the block with the configured watchdog; without a watchdog in the debug executor (breakpoints).
 
-    What it gives is for the parts of the work. A group that is made in one waits for the watchdog from the
-    next part on.
+    The context yields the context manager for the parts of the work. A process group made in one part gets
+    the watchdog's timeout in the next part.
     """
     train, rank = config.train, distributed.rank
     if config.job.executor == "debug":
@@ -325,36 +325,36 @@ def watching(
             yield position.at
         return
 
-    def farewell() -> None:
-        # Batch scripts and the local cluster settle an attempt themselves.
+    def on_exit() -> None:
+        # Batch scripts and the local cluster finalize an attempt themselves.
         if distributed.rank == 0 and scheduler(os.environ) == "direct":
             settle_by_hand(run, attempt, exitcodes.FAILED)
 
     def resumed(seconds: float) -> None:
-        # All ranks of a step are suspended together.
+        # All ranks of a job step are suspended together.
         if distributed.rank == 0:
-            print(f"hpcrun: was suspended for {seconds:.0f} s; goes on", flush=True)
+            print(f"hpcrun: the job was suspended for {seconds:.0f} s; continuing", flush=True)
             note(run, "suspended", attempt, step=position.step, seconds=round(seconds, 3))
 
-    patience = Patience.of(train.hang_after, train.hang_start, train.timeout)
+    limits = Limits.of(train.hang_after, train.hang_start, train.timeout)
     watchdog = Watchdog(
         position,
-        patience,
+        limits,
         logs,
         rank=rank,
         world_size=distributed.world_size,
         store=process_group.second_store(distributed, f"hang-{attempt.owner}"),
-        farewell=farewell,
+        on_exit=on_exit,
         resumed=resumed,
     )
 
     @contextlib.contextmanager
     def at(work: str) -> Iterator[None]:
-        # Collectives that gave up before it would name nobody, and count as a crash.
-        with process_group.waiting_at_least(patience.end(work)), position.at(work):
+        # A collective that times out before the watchdog names no rank, and counts as a crash.
+        with process_group.waiting_at_least(limits.end(work)), position.at(work):
             yield
 
-    with answering, watchdog, process_group.waiting_at_least(patience.end(position.doing)):
+    with answering, watchdog, process_group.waiting_at_least(limits.end(position.doing)):
         yield at
 
 
@@ -370,7 +370,7 @@ def _written(path: Path) -> bool:
 
 
 def _main_place() -> str:
-    """The innermost line of the main thread that is not torch's own: ``task.py:33 in loss``."""
+    """Return the innermost line of the main thread outside torch: ``task.py:33 in loss``."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     innermost = frame
     while frame is not None and _TORCH in frame.f_code.co_filename:

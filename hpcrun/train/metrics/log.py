@@ -1,4 +1,4 @@
-"""What training logs: a line every so many steps, by rank 0."""
+"""Log metrics of training: rank 0 writes a line every ``train.log_every`` steps."""
 
 import contextlib
 import resource
@@ -24,7 +24,7 @@ from hpcrun.train.task import Task
 
 
 def mean_over_ranks(total: float, count: float, group: Any) -> float:
-    """``total / count`` with both summed over the ranks of ``group`` (None: this rank alone)."""
+    """Return ``total / count``, both summed over the ranks of ``group`` (None: this rank only)."""
     both = torch.tensor([total, count], dtype=torch.float64)
     if group is not None:
         dist.all_reduce(both, group=group)
@@ -33,9 +33,9 @@ def mean_over_ranks(total: float, count: float, group: Any) -> float:
 
 @dataclass(frozen=True)
 class Measured:
-    """What is measured of each step. ``loss`` is the task's.
+    """Measurements of each step. ``loss`` is the task's loss with timing and FLOP counting around it.
 
-    ``peak``: of all devices that a rank drives, in FLOP/s; None for no MFU.
+    ``peak``: FLOP/s of all devices of a rank; None: log no MFU.
     """
 
     watch: Stopwatch
@@ -45,7 +45,7 @@ class Measured:
 
 
 def measure(config: Config, task: Task, model: nn.Module, device: torch.device) -> Measured:
-    """Put what measures around the task's loss; before ``model`` is moved, prepared or wrapped."""
+    """Wrap the task's loss with measurements; call before ``model`` is moved, prepared or wrapped."""
     watch = Stopwatch(device)
     peak = peak_here(device, config.amp.dtype, config.watch.peak_flops)
     if peak is not None and device.type == "cuda" and config.train.parallel == "dp":
@@ -55,7 +55,7 @@ def measure(config: Config, task: Task, model: nn.Module, device: torch.device) 
 
 
 class MetricsLog:
-    """Collects losses on the device; reads them back, and gathers what ranks measured, at logged steps."""
+    """Collects losses on the device; at logged steps, reads them and gathers the ranks' measurements."""
 
     def __init__(
         self,
@@ -69,11 +69,11 @@ class MetricsLog:
         group: Any,
         restart: int,
     ) -> None:
-        """Collective.
+        """Gather the ranks' hosts. Collective.
 
         Args:
-            sinks: on rank 0; None elsewhere.
-            group: a control group of all ranks, or None for a single one.
+            sinks: on rank 0; None on other ranks.
+            group: a control group of all ranks, or None for a single rank.
         """
         self._trainer, self._sinks, self._group, self._restart = trainer, sinks, group, restart
         self._watch, self._flops, self._peak = measured.watch, measured.flops, measured.peak
@@ -85,14 +85,14 @@ class MetricsLog:
         self._stragglers = StragglerWatch(self._hosts)
 
     def step(self, done: int, result: StepResult) -> None:
-        """Note the result of a step, ``done`` of them being finished. Collective at logged steps."""
+        """Record the result of a step; ``done``: finished steps. Collective at logged steps."""
         self._window.add(result)
         if self._is_logged(done):
-            self.rest(done)
+            self.log_pending(done)
         self._watch.sample(self._is_logged(done + 1))
 
-    def rest(self, done: int) -> None:
-        """Log the steps since the last line, if any, ``done`` being finished. Collective."""
+    def log_pending(self, done: int) -> None:
+        """Log the steps since the last line, if any; ``done``: finished steps. Collective."""
         results = self._window.results
         if not results:
             return
@@ -104,37 +104,37 @@ class MetricsLog:
             self._log(done, results[-1], self._batching.samples(steps) / len(steps), ranks)
 
     def saved(self, done: int) -> list[float]:
-        """What a checkpoint after ``done`` steps holds of those that are in no line yet. Collective."""
+        """Return what a checkpoint after ``done`` steps needs about unlogged steps. Collective."""
         return self._window.saved(done, self._group)
 
     def restore(self, saved: Sequence[float]) -> None:
-        """Go on with what :meth:`saved` gave: the next line has the loss of these steps as well."""
+        """Restore what :meth:`saved` returned, so the next line includes the loss of these steps."""
         self._window.restore(saved)
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Give ``line`` to the sinks, on rank 0."""
+        """Write ``line`` to the sinks, on rank 0."""
         if self._sinks is not None:
             self._sinks.write(line)
 
     def flush(self) -> None:
-        """Have all lines outlive this process."""
+        """Flush the sinks, so that all lines survive this process."""
         if self._sinks is not None:
             self._sinks.flush()
 
     def close(self) -> None:
-        """Have the sinks send what they hold back, on rank 0: the last call."""
+        """Close the sinks, which sends buffered lines, on rank 0; the last call."""
         if self._sinks is not None:
             self._sinks.close()
 
     def paused(self) -> contextlib.AbstractContextManager[None]:
-        """Leave the time of the block out of the next line's rates (a save, a validation)."""
+        """Exclude the block's time (a save, a validation) from the next line's rates."""
         return self._watch.paused()
 
     def _is_logged(self, done: int) -> bool:
         return done % self._every == 0 or done == self._end
 
     def _gather(self, loss: float, lap: Lap) -> list[list[float]] | None:
-        """Every rank's loss, seconds (step, data, own) and bytes, on rank 0; None elsewhere."""
+        """Gather every rank's loss, seconds (step, data, own) and bytes on rank 0; None on other ranks."""
         memory = _memory(self._trainer.device)
         measured = [loss, lap.step, lap.data, lap.own, memory]
         if self._group is None:
@@ -148,7 +148,7 @@ class MetricsLog:
         return [one.tolist() for one in found]
 
     def _log(self, done: int, result: StepResult, samples: float, ranks: list[list[float]]) -> None:
-        """Write the line, on rank 0; ``samples``: of a step, over all ranks."""
+        """Write the line, on rank 0; ``samples``: per step, over all ranks."""
         losses, steps, waits, own, memory = (list(column) for column in zip(*ranks, strict=True))
         step = max(steps)
         line: dict[str, Any] = {
@@ -180,13 +180,13 @@ class MetricsLog:
         if self._trainer.gate.skipped:
             line["skipped"] = self._trainer.gate.skipped
         self.write(line)
-        told = self._stragglers.look(done, own, step)
-        if told is not None:
-            print(f"hpcrun: {told}", flush=True)
+        warning = self._stragglers.check(done, own, step)
+        if warning is not None:
+            print(f"hpcrun: {warning}", flush=True)
 
 
 def _hosts(group: Any) -> list[str]:
-    """The host of every rank of ``group``. Collective."""
+    """Return the host of every rank of ``group``. Collective."""
     host = node_name()
     if group is None:
         return [host]
@@ -196,13 +196,13 @@ def _hosts(group: Any) -> list[str]:
 
 
 def _memory(device: torch.device) -> float:
-    """The most that this process has held, in bytes: tensors on a GPU, or all of it on the CPU."""
+    """Return this process's peak memory in bytes: tensors on a GPU, or the resident set on the CPU."""
     if device.type == "cuda":
         return float(torch.cuda.max_memory_allocated(device))
-    # In kB on Linux (getrusage(2)).
+    # Linux reports kB (getrusage(2)).
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
 
 
 def _rounded(value: float) -> float:
-    """To four digits: what follows is noise."""
+    """Round to four significant digits; the rest is noise."""
     return float(f"{value:.4g}")

@@ -1,4 +1,4 @@
-"""The loss of a line of metrics: a mean over all steps since the line before, also over a restart."""
+"""Loss of a metrics line: the mean over all steps since the previous line, also across a restart."""
 
 import operator
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ from hpcrun.train.data.batching import Batching
 from hpcrun.train.step.trainer import StepResult
 
 _NOTHING = [0.0, 0.0, 0.0, 0.0]
-"""Losses times samples, and samples: of the steps that were taken, and of those that were skipped."""
+"""Sum of losses times samples, and number of samples: of steps that were taken, then of skipped steps."""
 
 
 class LossWindow:
-    """Adds up steps that are in no line yet, each as many times as it has samples over all ranks.
+    """Sums the losses of unlogged steps, weighted by their samples over all ranks.
 
-    Those that were skipped are left out, unless all were.
+    Skipped steps are excluded, unless all steps were skipped.
     """
 
     def __init__(self, batching: Batching) -> None:
@@ -27,27 +27,27 @@ class LossWindow:
 
     @property
     def results(self) -> Sequence[StepResult]:
-        """Of the steps in it that this process has taken."""
+        """Results of the unlogged steps of this process."""
         return self._results
 
     def add(self, result: StepResult) -> None:
-        """Take in the next step. Waits for nothing."""
+        """Add the next step. Does not wait for the device."""
         self._results.append(result)
 
     def mean(self, done: int) -> float:
-        """This rank's mean loss, after ``done`` steps; the next step begins anew. Waits for the device, once.
+        """Return this rank's mean loss after ``done`` steps, and reset. Waits for the device once.
 
-        The mean over ranks is that over all samples.
+        The mean over ranks is the mean over all samples.
         """
-        taken, samples, skipped, left_out = self._sums(done)
+        taken, samples, skipped, skipped_samples = self._sums(done)
         self._results, self._before = [], _NOTHING
-        return taken / samples if samples else skipped / left_out
+        return taken / samples if samples else skipped / skipped_samples
 
     def saved(self, done: int, group: Any) -> list[float]:
-        """What a checkpoint after ``done`` steps must hold, alike on all ranks. Collective.
+        """Return what a checkpoint after ``done`` steps needs, identical on all ranks. Collective.
 
         Args:
-            group: a control group of all ranks, or None for a single one.
+            group: a control group of all ranks, or None for a single rank.
         """
         if not self._results and self._before is _NOTHING:
             return []
@@ -59,13 +59,13 @@ class LossWindow:
         return found
 
     def restore(self, saved: Sequence[float]) -> None:
-        """Go on with what :meth:`saved` gave, on any number of ranks."""
+        """Restore what :meth:`saved` returned, on any number of ranks."""
         self._before = list(saved) or _NOTHING
 
     def _sums(self, done: int) -> list[float]:
         sums = [0.0, 0.0, 0.0, 0.0]
         if self._results:
-            # To sum up a few numbers is quicker here than there.
+            # A few numbers sum faster on the host than on the device.
             losses: list[float] = torch.stack([result.loss for result in self._results]).tolist()
             first = done - len(losses)
             for step, (loss, result) in enumerate(zip(losses, self._results, strict=True), first):

@@ -1,4 +1,4 @@
-"""Model FLOP/s utilisation: what the model's arithmetic needs against what the device could do."""
+"""Model FLOP/s utilization (MFU): the model's FLOP/s as a fraction of the device's peak."""
 
 import copy
 import re
@@ -13,11 +13,11 @@ from hpcrun.checkpoint.state import capture
 from hpcrun.train.step.to_device import to_device
 
 _BACKWARD = 2
-"""A backward pass takes about twice a forward pass: products for the inputs, and for the weights."""
+"""FLOPs of a backward pass in forward passes: gradients of the inputs, and of the weights."""
 
-# Peak FLOP/s of dense matrix products by a part of torch's device name, the more special name first.
+# Peak FLOP/s of dense matrix products by part of torch's device name, more specific names first.
 # From the vendors' data sheets (GB200 and B200: 2025, A100: 2021, H100: 2023, H200: 2024, L40S and L4: 2023,
-# A40, A30: 2021, V100: 2020, T4: 2019, MI300X: 2023); figures that they state with sparsity are halved.
+# A40, A30: 2021, V100: 2020, T4: 2019, MI300X: 2023); figures given with sparsity are halved.
 _T = 1e12
 _PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
     ("GB200", {"bf16": 2500 * _T, "fp16": 2500 * _T, "tf32": 1250 * _T, "fp32": 80 * _T}),
@@ -41,25 +41,25 @@ _PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
 
 
 def peak_of(device_name: str, dtype: str) -> float | None:
-    """The device's peak in FLOP/s for ``dtype`` (as in AMPConfig); None where it is not known."""
+    """Return the device's peak in FLOP/s for ``dtype`` (as in AMPConfig); None if unknown."""
     if " MIG " in device_name:
-        return None  # a part of the device, called by the name of the whole
+        return None  # A slice of a device, which has the name of the whole device.
     for name, peaks in _PEAKS:
-        # As a whole word: an A10G is no A10, an L40 no L4.
+        # As a whole word: an A10G is not an A10, and an L40 is not an L4.
         if re.search(rf"\b{name}\b", device_name):
             return peaks.get(dtype)
     return None
 
 
 def peak_here(device: torch.device, dtype: str, given: float | None) -> float | None:
-    """What the config says (``given``), else what is known of ``device``."""
+    """Return ``given``, the config's value, or else the known peak of ``device``."""
     if given is not None or device.type != "cuda":
         return given
     return peak_of(torch.cuda.get_device_name(device), dtype)
 
 
 def twin(module: nn.Module) -> nn.Module | None:
-    """A copy of ``module`` without weights (meta tensors), to count with; None where none can be made."""
+    """Copy ``module`` without weights (meta tensors), for counting; None if it cannot be copied."""
     memo: dict[int, Any] = {}
     for parameter in module.parameters():
         memo[id(parameter)] = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
@@ -67,7 +67,7 @@ def twin(module: nn.Module) -> nn.Module | None:
         memo[id(buffer)] = buffer.to("meta")
     try:
         return copy.deepcopy(module, memo)
-    # Whatever else the user keeps in a module may refuse to be copied.
+    # A module may hold anything, including objects that cannot be copied.
     except Exception:
         return None
 
@@ -75,17 +75,17 @@ def twin(module: nn.Module) -> nn.Module | None:
 def forward_flops(
     module: nn.Module, loss: Callable[[nn.Module, Any], Tensor], batch: Any
 ) -> float | None:
-    """FLOPs of one forward pass of ``batch`` through ``module``, a :func:`twin`.
+    """Count the FLOPs of one forward pass of ``batch`` through ``module``, a :func:`twin`.
 
-    None for a model that computes with its numbers on the way, or with tensors that it does not
-    register: those cannot be counted without computing. Leaves the random generators as they were.
+    Returns None for a model that reads values of tensors, or uses tensors that it does not register: both
+    need data. Restores the random generators.
     """
     generators = capture.capture_rank()
     counter = FlopCounterMode(display=False)
     try:
         with counter, torch.no_grad():
             loss(module, to_device(batch, torch.device("meta")))
-    # Whatever the user's code makes of tensors without data: then there is no MFU.
+    # User code may fail in any way on tensors without data; then there is no MFU.
     except Exception:
         return None
     finally:
@@ -94,7 +94,7 @@ def forward_flops(
 
 
 def samples_in(batch: Any) -> int | None:
-    """The first dimension of the first tensor in ``batch``."""
+    """Return the first dimension of the first tensor in ``batch``; None without tensors."""
     if isinstance(batch, Tensor):
         return batch.shape[0] if batch.dim() else None
     values = batch.values() if isinstance(batch, dict) else batch
@@ -104,17 +104,17 @@ def samples_in(batch: Any) -> int | None:
 
 
 class FlopCounter:
-    """Counts at the first batch what a sample costs in training: three times its forward pass."""
+    """Counts the FLOPs per training sample at the first batch: three times the forward pass."""
 
     def __init__(self, module: nn.Module | None, given: float | None) -> None:
-        """``module``: a :func:`twin`, or None to count nothing; ``given``: the task's own figure."""
+        """``module``: a :func:`twin`, or None for no count; ``given``: the task's own figure."""
         self._twin = None if given is not None else module
         self.per_sample = given
 
     def counting(
         self, loss: Callable[[nn.Module, Any], Tensor]
     ) -> Callable[[nn.Module, Any], Tensor]:
-        """``loss``, which is asked once more at its first call, for a batch without data."""
+        """Wrap ``loss``; the first call also runs it once on a batch without data."""
         if self._twin is None:
             return loss
 

@@ -1,4 +1,4 @@
-"""A window of steps under torch's profiler: a trace of each rank, and the operations that cost most."""
+"""Profile a window of steps with torch's profiler: a trace per rank, and the most expensive operations."""
 
 import sys
 from typing import Any
@@ -15,7 +15,7 @@ _SHOWN = 5
 
 
 def steps_of(window: str | None) -> range:
-    """``10-15`` as the steps from 9 to 14: a person counts from 1, as metrics.jsonl does."""
+    """Parse ``10-15`` as the steps from 9 to 14: users count from 1, as metrics.jsonl does."""
     if window is None:
         return range(0)
     first, _, last = window.partition("-")
@@ -23,7 +23,7 @@ def steps_of(window: str | None) -> range:
 
 
 class Profile:
-    """Profiles the window's steps; a comparison of two numbers in every other."""
+    """Profiles the steps of the window; in other steps it only compares two numbers."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Profile:
         watch: Stopwatch,
         position: Position,
     ) -> None:
-        """``window`` as the config has it; ``start``: the step that this process begins at."""
+        """``window``: as in the config; ``start``: the first step of this process."""
         self._folder, self._rank = run.profile, rank
         self._cuda, self._watch, self._position = device.type == "cuda", watch, position
         steps = steps_of(window)
@@ -46,12 +46,12 @@ class Profile:
         self._profiler: Any = None
 
     def before(self, step: int) -> None:
-        """At the beginning of every step."""
+        """Start or end the profile; call it at the beginning of every step."""
         if step == self._next:
             self._turn(step)
 
     def close(self, done: int) -> None:
-        """After the last of ``done`` steps, which may lie in the window."""
+        """End the profile if training ends in the window; ``done``: finished steps."""
         if self._profiler is not None:
             self._turn(done)
 
@@ -84,17 +84,17 @@ class Profile:
             table = operations.table(sort_by=kind, row_limit=_ROWS, max_name_column_width=80)
             (self._folder / f"operations-{name}.txt").write_text(table)
         except (OSError, RuntimeError) as error:
-            print(f"hpcrun: the profile is not written: {error}", file=sys.stderr, flush=True)
+            print(f"hpcrun: cannot write the profile: {error}", file=sys.stderr, flush=True)
         if self._rank == 0:
-            print(self._in_short(operations, kind, done), flush=True)
+            print(self._summary(operations, kind, done), flush=True)
 
-    def _in_short(self, operations: Any, kind: str, done: int) -> str:
+    def _summary(self, operations: Any, kind: str, done: int) -> str:
         times = {it.key: getattr(it, kind) for it in operations}
         total = sum(times.values()) or 1.0
         top = sorted(times.items(), key=lambda item: -item[1])[:_SHOWN]
         where = "GPU" if self._cuda else "CPU"
         first = self._first + 1
-        # Not the window as it was asked for: an attempt may have begun, and training ended, within it.
+        # The profiled steps, not the requested window: an attempt may start or end within it.
         steps = f"step {done}" if done == first else f"steps {first}-{done}"
         lines = [f"hpcrun: profile of {steps}, by {where} time, in {self._folder}"]
         lines += [

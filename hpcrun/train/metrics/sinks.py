@@ -1,4 +1,4 @@
-"""Where metrics go: always metrics.jsonl and rank 0's log, on request TensorBoard and Weights & Biases."""
+"""Destinations of metrics: metrics.jsonl and rank 0's log; optionally TensorBoard and Weights & Biases."""
 
 import atexit
 import hashlib
@@ -17,23 +17,23 @@ from hpcrun.run.io.line_writer import LineWriter
 
 
 class Sink(Protocol):
-    """Takes the lines of rank 0."""
+    """Destination of rank 0's lines."""
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Take one line; ``line["step"]`` is the number of steps done. Raises OSError on a full disk."""
+        """Write one line; ``line["step"]`` is the number of steps done. Raises OSError on a full disk."""
         ...
 
     def flush(self) -> None:
-        """Have what was taken so far outlive this process, where that costs little."""
+        """Make written lines survive this process, if that is cheap."""
         ...
 
     def close(self) -> None:
-        """Send what is held back."""
+        """Send buffered lines."""
         ...
 
 
 class JsonLines:
-    """metrics.jsonl in the run directory."""
+    """Writer of metrics.jsonl in the run directory."""
 
     def __init__(self, run: RunDirectory) -> None:
         self._lines = LineWriter(run.metrics)
@@ -49,38 +49,38 @@ class JsonLines:
 
 
 class RankLog:
-    """What rank 0 prints: loss, speed and the time that is left, a line now and then."""
+    """Log lines of rank 0: loss, speed and remaining time, now and then."""
 
     def __init__(self, total: int, start: int) -> None:
         self._lines = StepLines(total)
         self._lines.begin(start, time.time())
 
     def write(self, line: Mapping[str, Any]) -> None:
-        for told in (
+        for text in (
             validation_line(line),
             self._lines.line(line["step"], time.time(), facts_of(line)),
         ):
-            if told is not None:
-                say(told)
+            if text is not None:
+                say(text)
 
     def flush(self) -> None:
-        """Each line is flushed."""
+        """Do nothing: each line is flushed."""
 
     def close(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: no lines are buffered."""
 
 
 class TensorBoard:
-    """Event files for TensorBoard. After a restart, what lies beyond the restored step is hidden."""
+    """Event files for TensorBoard. After a restart, lines beyond the restored step are hidden."""
 
     def __init__(self, run: RunDirectory, start: int) -> None:
-        """``start``: the step restored from; raises UserError where TensorBoard is not installed."""
+        """``start``: the restored step; raises UserError if TensorBoard is not installed."""
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise UserError(
                 "watch.tensorboard: the package tensorboard is not installed; "
-                "`pip install tensorboard`, or leave it out"
+                "`pip install tensorboard`, or remove the key"
             ) from error
         self._writer: Any = SummaryWriter(
             str(run.tensorboard), purge_step=start + 1 if start else None, flush_secs=10
@@ -98,15 +98,15 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """One run of W&B for all attempts: its id comes from the run directory. Older steps are passed over."""
+    """One W&B run for all attempts, with an id from the run directory. Skips steps that W&B already has."""
 
     def __init__(self, run: RunDirectory, config: Config, project: str) -> None:
-        """Raises UserError where wandb is not installed, or does not start."""
+        """Start W&B; raises UserError if wandb is not installed or does not start."""
         try:
             import wandb
         except ImportError as error:
             raise UserError(
-                "watch.wandb: the package wandb is not installed; `pip install wandb`, or leave it out"
+                "watch.wandb: the package wandb is not installed; `pip install wandb`, or remove the key"
             ) from error
         try:
             self._run: Any = wandb.init(
@@ -120,28 +120,28 @@ class WeightsAndBiases:
         except Exception as error:
             reason = " ".join(str(error).split())
             raise UserError(
-                f"watch.wandb: it does not start: {reason}; log in with `wandb login`, or set "
-                "job.env.WANDB_MODE=offline and send the run later with `wandb sync`"
+                f"watch.wandb: W&B does not start: {reason}; log in with `wandb login`, or set "
+                "job.env.WANDB_MODE=offline and upload the run later with `wandb sync`"
             ) from error
         self._newest = int(self._run.step or 0)
 
     def write(self, line: Mapping[str, Any]) -> None:
-        # W&B's steps only grow; what is computed again after a restart has the same numbers.
+        # W&B accepts only increasing steps; steps repeated after a restart have the same numbers.
         if line["step"] >= self._newest:
             self._newest = line["step"]
             self._run.log(_numbers(line), step=line["step"])
 
     def flush(self) -> None:
-        """A process of W&B's own has it already."""
+        """Do nothing: a separate process of W&B already has the lines."""
 
     def close(self) -> None:
         self._run.finish()
 
 
 class Sinks:
-    """All sinks of a run, on rank 0. One that fails costs lines, not the training.
+    """All sinks of a run, on rank 0. If a sink fails, its lines are lost, but training continues.
 
-    It says so once, and once more when it works again.
+    It reports the first failure, and the recovery.
     """
 
     def __init__(self, sinks: list[Sink]) -> None:
@@ -149,50 +149,50 @@ class Sinks:
         self._failed: set[int] = set()
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Give ``line`` to all of them."""
+        """Write ``line`` to every sink."""
         self._each(lambda sink: sink.write(line), proof=True)
 
     def flush(self) -> None:
-        """Have all of them put in safety what they were given."""
+        """Flush every sink."""
         self._each(lambda sink: sink.flush())
 
     def close(self) -> None:
-        """Have all of them send what they hold back, once; nothing can be written any more."""
+        """Close every sink; later writes go nowhere."""
         self._each(lambda sink: sink.close())
         self._sinks = []
 
     def _each(self, act: Callable[[Sink], None], *, proof: bool = False) -> None:
-        """Do ``act`` to each sink; ``proof``: a sink that succeeds works."""
+        """Call ``act`` for each sink; ``proof``: success proves that a failed sink works again."""
         for number, sink in enumerate(self._sinks):
             name = "metrics" if isinstance(sink, JsonLines) else type(sink).__name__
             try:
                 act(sink)
                 if proof and number in self._failed:
-                    # Some sinks write later: only now is it known.
+                    # Some sinks write late, so only a flush proves it.
                     sink.flush()
                     self._failed.discard(number)
-                    print(f"hpcrun: {name} are written again", file=sys.stderr, flush=True)
+                    print(f"hpcrun: writing {name} works again", file=sys.stderr, flush=True)
             except Exception as error:
                 if number not in self._failed:
-                    print(f"hpcrun: {name} are not written: {error}", file=sys.stderr, flush=True)
+                    print(f"hpcrun: cannot write {name}: {error}", file=sys.stderr, flush=True)
                 self._failed.add(number)
 
 
 def build_sinks(run: RunDirectory, config: Config, start: int) -> Sinks:
-    """What the config asks for; ``start``: the step restored from. Raises UserError naming a package."""
+    """Make the configured sinks; ``start``: the restored step. Raises UserError if a package is missing."""
     sinks: list[Sink] = [JsonLines(run), RankLog(config.train.steps, start)]
     if config.watch.tensorboard:
         sinks.append(TensorBoard(run, start))
     if config.watch.wandb is not None:
         sinks.append(WeightsAndBiases(run, config, config.watch.wandb))
     built = Sinks(sinks)
-    # Where training fails: the worker runs these functions (worker.leave).
+    # For a failed training: the worker runs the atexit functions (worker.leave).
     atexit.register(built.close)
     return built
 
 
 def wandb_id(run: RunDirectory) -> str:
-    """The same for all attempts of a run, another for every run: from its name and when it was made."""
+    """Return an id that is the same for all attempts of a run, from its name and creation time."""
     created = (read_json(run.record) or {}).get("created")
     return hashlib.sha256(f"{run.name} {created}".encode()).hexdigest()[:16]
 

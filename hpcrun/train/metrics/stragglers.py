@@ -1,21 +1,21 @@
-"""Which rank the others wait for, by the time that each spends on its own part of a step."""
+"""Find a rank that slows down the other ranks, by the time of each rank's own part of a step."""
 
 import statistics
 import time
 from collections.abc import Callable, Sequence
 
 _FACTOR = 1.5
-_LEAST = 0.01  # seconds; less is noise of the machine in tiny steps
+_LEAST = 0.01  # Seconds; in tiny steps smaller differences are noise.
 _WEIGHT = 0.1
 _QUIET = 600.0
 
 
 def straggler(own: Sequence[float], step: float) -> int | None:
-    """The rank that takes clearly longer than the others, or None.
+    """Return the rank that takes clearly longer than the others, or None.
 
     Args:
-        own: seconds that each rank spends alone in a step.
-        step: seconds of a whole step; what is small against it holds up nobody.
+        own: seconds of each rank's own part of a step (data and forward pass).
+        step: seconds of a whole step; a delay must be a noticeable part of it.
     """
     if len(own) < 2:
         return None
@@ -26,27 +26,31 @@ def straggler(own: Sequence[float], step: float) -> int | None:
 
 
 class StragglerWatch:
-    """Says once that a rank is slow, and again after ten minutes if it still is."""
+    """Reports a slow rank once, and again after ten minutes if it is still slow."""
 
     def __init__(self, hosts: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
-        """``hosts``: of every rank."""
+        """``hosts``: the host of every rank."""
         self._hosts, self._clock = hosts, clock
-        self._told: tuple[int, float] | None = None
+        self._reported: tuple[int, float] | None = None
         self._last: int | None = None
 
-    def look(self, done: int, own: Sequence[float], step: float) -> str | None:
-        """A line about a rank that was slow at this logged step and at the one before, if it is news."""
+    def check(self, done: int, own: Sequence[float], step: float) -> str | None:
+        """Return a line about a rank that was slow in this logged step and the previous one, if it is new."""
         rank, before = straggler(own, step), self._last
         self._last = rank
         if rank is None or rank != before:
             return None
         now = self._clock()
-        if self._told is not None and self._told[0] == rank and now - self._told[1] < _QUIET:
+        if (
+            self._reported is not None
+            and self._reported[0] == rank
+            and now - self._reported[1] < _QUIET
+        ):
             return None
-        self._told = rank, now
+        self._reported = rank, now
         return (
-            f"step {done}: the others wait for rank {rank} on {self._hosts[rank]}, which takes "
-            f"{own[rank] * 1e3:.1f} ms for data and forward pass, and they {_others(own, rank) * 1e3:.1f} ms"
+            f"step {done}: the other ranks wait for rank {rank} on {self._hosts[rank]}: it takes "
+            f"{own[rank] * 1e3:.1f} ms for data and forward pass, they take {_others(own, rank) * 1e3:.1f} ms"
         )
 
 

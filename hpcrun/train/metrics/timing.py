@@ -1,7 +1,8 @@
-"""Where a step's time goes on this rank: waiting for data, its own forward pass, everything.
+"""Time a step on this rank: waiting for data, its own forward pass, and the whole step.
 
-The forward pass is measured apart because it is what a rank does alone. In the rest of a step all
-ranks wait for the slowest, so that their step times are equal, and tell nothing.
+The forward pass is timed separately because a rank computes it without waiting for other ranks. In the rest
+of a step all ranks wait for the slowest rank, so whole-step times are equal and do not show which rank is
+slow.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ from hpcrun.train.step.trainer import LossFunction
 
 @dataclass(frozen=True)
 class Lap:
-    """Means over some steps, in seconds a step. ``own``: waiting for data and the forward pass."""
+    """Means over some steps, in seconds per step. ``own``: waiting for data plus the forward pass."""
 
     step: float
     data: float
@@ -27,7 +28,7 @@ class Lap:
 
 
 class Stopwatch:
-    """Adds up what the steps since the last lap took. On the CPU it costs three readings of a clock."""
+    """Sums the times of the steps since the last lap. On the CPU it costs three clock readings per step."""
 
     def __init__(self, device: torch.device) -> None:
         self._since = time.perf_counter()
@@ -37,15 +38,15 @@ class Stopwatch:
         if device.type == "cuda":
             event: Any = torch.cuda.Event
             self._events = event(enable_timing=True), event(enable_timing=True)
-        # The first step may be one that is logged: nobody knows yet.
+        # The first step may be a logged step.
         self._sampling = True
 
     def start(self) -> None:
-        """Measure from here on: what came before was preparation."""
+        """Start measuring; the time before was preparation."""
         self._since = time.perf_counter()
 
     def batches(self, steps: Steps) -> "TimedSteps":
-        """``steps``, with the time taken that each one is waited for."""
+        """Wrap ``steps`` to time how long training waits for each step's data."""
         return TimedSteps(steps, self)
 
     def waited(self, seconds: float) -> None:
@@ -53,13 +54,13 @@ class Stopwatch:
         self._waited += seconds
 
     def sample(self, wanted: bool) -> None:
-        """CUDA: whether to measure the forward passes of the next step; on the CPU all are measured."""
+        """CUDA: set whether to time the forward passes of the next step. The CPU times all of them."""
         self._sampling = wanted
         if wanted:
             self._passes = 0
 
     def timed(self, loss: LossFunction) -> LossFunction:
-        """``loss``, with the time of each forward pass taken."""
+        """Wrap ``loss`` to time each forward pass."""
         if self._events is not None:
             return self._timed_on_device(loss, *self._events)
 
@@ -87,20 +88,20 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave the time of the block out (a save, a validation)."""
+        """Exclude the block's time (a save, a validation)."""
         began = time.perf_counter()
         yield
         self._since += time.perf_counter() - began
 
     def lap(self, steps: int) -> Lap:
-        """The means of the last ``steps`` steps; starts anew. The device must have finished them."""
+        """Return the means of the last ``steps`` steps, which the device has finished, and reset."""
         now = time.perf_counter()
         forward = self._forward / steps
         if self._events is not None:
             if self._passes:
                 start, end = self._events
                 self._sampled = start.elapsed_time(end) / 1e3 * self._passes
-            # Where training ends at a step that nobody foresaw, the last that was measured stands for it.
+            # After an early end, the last measured step is used.
             forward = self._sampled
         data = self._waited / steps
         lap = Lap((now - self._since) / steps, data, data + forward)
@@ -109,7 +110,7 @@ class Stopwatch:
 
 
 class TimedSteps:
-    """The micro-batches of each step, as the loader has them ready."""
+    """Iterator over the steps of a loader that times the waiting."""
 
     def __init__(self, steps: Steps, watch: Stopwatch) -> None:
         self._steps, self._watch = steps, watch

@@ -1,1 +1,1 @@
-"""Preparation of a model before the ranks share it."""
+"""Preparation and checks of a model before it is wrapped."""

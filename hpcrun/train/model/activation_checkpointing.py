@@ -1,7 +1,8 @@
-"""A block's second pass, which recomputes its activations, kept from counting a batch twice.
+"""Activation checkpointing for blocks that write buffers: recomputation must not count a batch twice.
 
-What a block writes into its buffers (running statistics, the vectors of a spectral norm) is written again
-when it runs again. The second pass finds them as the first did, and leaves them as the first left them.
+A block that writes its buffers (running statistics, vectors of a spectral norm) writes them again when its
+activations are recomputed. The recomputation here starts from the same buffers as the first pass, and then
+restores the values that the first pass left.
 """
 
 import contextlib
@@ -20,12 +21,12 @@ Contexts = tuple[
 ]
 
 _SMALL = 1 << 16
-"""Numbers in a buffer that is kept unasked: torch's kernel of a batch norm does not mark what it changes.
-Masks and tables are larger, and constant in most models: of those only what is marked is kept."""
+"""Maximum elements of a buffer to copy even if its version counter is unchanged: torch's batch-norm kernel
+does not raise the counter. Masks and tables are larger, and constant in most models."""
 
 
 def keeping_buffers(block: nn.Module) -> Callable[..., Any] | None:
-    """What recomputes ``block`` and keeps its buffers; None if it has none: torch's own will do."""
+    """Return a checkpoint function that keeps the buffers of ``block``; None if the block has no buffers."""
     return _recomputed if any(part._buffers for part in block.modules()) else None
 
 
@@ -35,13 +36,13 @@ def _recomputed(
     context_fn: Callable[[], Contexts] = noop_context_fn,
     **options: Any,
 ) -> Any:
-    """As torch's ``checkpoint``, whose ``context_fn`` it takes."""
+    """Checkpoint ``block`` as torch's ``checkpoint`` does, with its ``context_fn``."""
     contexts = _Passes(block, context_fn)
     return checkpoint(block, *arguments, use_reentrant=False, context_fn=contexts, **options)
 
 
 class _Passes:
-    """The contexts of a first pass, and of those that recompute it."""
+    """Contexts for the first pass and for each recomputation."""
 
     def __init__(self, block: nn.Module, inner: Callable[[], Contexts]) -> None:
         self._parts = [part for part in block.modules() if part._buffers]
@@ -50,7 +51,7 @@ class _Passes:
 
     def __call__(self) -> Contexts:
         first, again = self._inner()
-        return self._first(first), _Anew(lambda: self._again(again))
+        return self._first(first), _Reentered(lambda: self._again(again))
 
     @contextlib.contextmanager
     def _first(self, inner: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
@@ -71,18 +72,18 @@ class _Passes:
     def _again(self, inner: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
         left = [(part, dict(part._buffers)) for part in self._parts]
         for part, name, value in self._found:
-            # A copy, as it may be wanted again, and not into the same tensor, which a gradient may need.
+            # A fresh copy for each recomputation. The old tensor may be needed for a gradient.
             part._buffers[name] = _copy(value)
         try:
             with inner:
                 yield
-        finally:  # Torch ends the pass by an exception, as soon as it has what it needs.
+        finally:  # Torch ends the recomputation by an exception once it has all it needs.
             for part, buffers in left:
                 part._buffers.update(buffers)
 
 
-class _Anew(contextlib.AbstractContextManager[None]):
-    """What ``make`` makes, made again whenever it is entered: a graph that is kept is recomputed twice."""
+class _Reentered(contextlib.AbstractContextManager[None]):
+    """Context made new at each entry: with retain_graph=True torch recomputes more than once."""
 
     def __init__(self, make: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
         self._make = make
@@ -98,7 +99,7 @@ class _Anew(contextlib.AbstractContextManager[None]):
 
 
 class Buffers:
-    """The buffers of the blocks of ``module`` that are recomputed as they are compiled, as these are now."""
+    """Copies of the buffers of compiled, checkpointed blocks in ``module``, taken at construction."""
 
     def __init__(self, module: nn.Module) -> None:
         self._found = [
@@ -108,7 +109,7 @@ class Buffers:
         ]
 
     def require_same(self) -> None:
-        """Raise NotTrainable if a forward pass has changed one of them since."""
+        """Raise NotTrainable if a forward pass has changed one of the buffers since."""
         for block, before in self._found:
             now = dict(_buffers(block))
             changed = [name for name, value in before.items() if not _equal(now.get(name), value)]
@@ -116,8 +117,8 @@ class Buffers:
                 kind = type(block._checkpoint_wrapped_module).__name__
                 raise NotTrainable(
                     f"train.activation_checkpointing: {kind} changes its buffer {changed[0]} in "
-                    "training, and compiled it may do so twice, or recompute with the changed one; set none, "
-                    "or train.compile=false"
+                    "training; compiled, it may change it twice, or recompute with the changed buffer; set "
+                    "none, or train.compile=false"
                 )
 
 
@@ -131,12 +132,12 @@ def _copy(value: Tensor | None) -> Tensor | None:
 
 
 def _version(value: Tensor | None) -> int:
-    """How often ``value`` was written into; an inference tensor does not count."""
+    """Return the number of writes to ``value``; -1 for an inference tensor, which has no counter."""
     return -1 if value is None or value.is_inference() else value._version
 
 
 def _equal(now: Tensor | None, before: Tensor) -> bool:
-    """Whether the two hold the same; what is not a number is the same as itself."""
+    """Return True if both hold the same values; NaN equals NaN."""
     if now is None or now.shape != before.shape or now.dtype != before.dtype:
         return False
     return bool(((now == before) | ((now != now) & (before != before))).all())

@@ -1,8 +1,8 @@
-"""What a "block" of a model is: the unit that is gathered, recomputed or compiled at once.
+"""Find the blocks of a model: the units of FSDP, activation checkpointing and compilation.
 
-Blocks are the elements of the model's lists (``nn.ModuleList``, ``nn.Sequential``, ``nn.ModuleDict``) whose
-class occurs there more than once, or which are alone in it: a transformer's layers, a ResNet's bottlenecks.
-Elements without parameters (activations) are none, and nothing inside a block is one.
+Blocks are elements of the model's lists (``nn.ModuleList``, ``nn.Sequential``, ``nn.ModuleDict``) if their
+class occurs in the list more than once, or if it is the only class in the list: a transformer's layers, a
+ResNet's bottlenecks. Elements without parameters (activations) are not blocks, and blocks do not nest.
 """
 
 from collections import Counter
@@ -18,23 +18,23 @@ _NEVER_CALLED = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDic
 
 
 def blocks(module: nn.Module) -> list[nn.Module]:
-    """The blocks of ``module``, each once, in the order in which they are declared."""
+    """Return the blocks of ``module``, each once, in the order of declaration."""
     found: dict[int, nn.Module] = {}
     _collect(module, found)
     return list(found.values())
 
 
 def by_class(module: nn.Module, names: Iterable[str]) -> list[nn.Module]:
-    """The parts below ``module`` of a class with one of ``names``, inner ones first."""
+    """Return the submodules of ``module`` with a class name in ``names``, inner ones first."""
     wanted = set(names)
     return _below(module, lambda part: kind(part).__name__ in wanted)
 
 
 def by_size(module: nn.Module, parameters: int) -> list[nn.Module]:
-    """The smallest parts below ``module`` that hold ``parameters`` or more, inner ones first.
+    """Return the smallest submodules with at least ``parameters`` elements, inner ones first.
 
-    What an inner part has taken does not count again for those around it. A part whose weights the model
-    also uses outside of it is none of them: its weights count for the next part around it that may be one.
+    Parameters of a chosen submodule do not count again for its parents. A submodule with weights that the
+    model also uses elsewhere is never chosen; its weights count for the next eligible parent.
     """
     taken: set[int] = set()
     separate = _separate(module)
@@ -50,19 +50,19 @@ def by_size(module: nn.Module, parameters: int) -> list[nn.Module]:
 
 
 def kind(module: nn.Module) -> type[nn.Module]:
-    """The module's class, seen through the wrapper of activation checkpointing."""
+    """Return the module's class; for a checkpointed module, the class of the wrapped module."""
     inner = module._checkpoint_wrapped_module if isinstance(module, CheckpointWrapper) else module
     return type(inner)
 
 
 def unshared(root: nn.Module, parts: list[nn.Module]) -> list[nn.Module]:
-    """Those of ``parts`` that hold no parameter which the model also uses outside of them (tied weights)."""
+    """Return the ``parts`` with parameters that the model uses nowhere else (no tied weights)."""
     separate = _separate(root)
     return [part for part in parts if separate(part)]
 
 
 def _separate(root: nn.Module) -> Callable[[nn.Module], bool]:
-    """Return what tells whether all uses of a part's parameters are inside of the part."""
+    """Return a predicate: True if all uses of a part's parameters are inside the part."""
     readers = borrowed(root)
     uses: Counter[int] = Counter()
     for part in root.modules():
@@ -85,8 +85,8 @@ def _collect(module: nn.Module, found: dict[int, nn.Module]) -> None:
     if isinstance(module, _LISTS):
         classes.update(kind(child) for child in module._modules.values() if child is not None)
     for child in module.children():
-        alone = len(classes) == 1
-        repeated = alone or classes[kind(child)] > 1
+        same_class = len(classes) == 1
+        repeated = same_class or classes[kind(child)] > 1
         if repeated and next(child.parameters(), None) is not None:
             found.setdefault(id(child), child)
         else:
@@ -97,7 +97,7 @@ def _below(module: nn.Module, chosen: Callable[[nn.Module], bool]) -> list[nn.Mo
     found: dict[int, nn.Module] = {}
 
     def walk(parent: nn.Module) -> None:
-        # MultiheadAttention uses the weights of its parts without calling them.
+        # MultiheadAttention uses the weights of its submodules without calling them.
         if isinstance(parent, nn.MultiheadAttention):
             return
         for child in parent.children():

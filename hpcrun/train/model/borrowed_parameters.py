@@ -1,10 +1,10 @@
-"""Which parameters a module's forward pass reads from other modules: ``F.linear(x, self.embedding.weight)``.
+"""Find parameters that a forward pass reads from other modules: ``F.linear(x, self.embedding.weight)``.
 
-FSDP gathers a unit's weights for that unit's own forward pass. A module outside of the unit that reads
-them directly meets a shard. No batch is at hand when the model is sharded, so the code of ``forward``, and
-of what it calls, is read instead: attributes, loops over parts, local names, and calls of methods and
-functions. What cannot be followed counts as not read. Torch's own modules are skipped: some of them
-read their parts' weights, but only for a fast path that sharded models do not take.
+FSDP gathers a unit's weights only for the unit's own forward pass. A module outside the unit that reads the
+weights directly finds a shard. When the model is sharded there is no batch to run, so the code here analyzes
+the source of ``forward`` and of the functions that it calls: attributes, loops over submodules, local names,
+and calls of methods and functions. Code that cannot be analyzed counts as not reading. Torch's own modules
+are skipped: some read weights of their submodules, but only in a fast path that sharded models do not take.
 """
 
 import ast
@@ -18,15 +18,25 @@ from typing import Any
 from torch import nn
 
 _MOST_CALLS = 8
-"""How deep calls are followed."""
+"""Maximum depth of calls to follow."""
 
-# A shard answers these as the whole parameter does.
-_ALIKE = {"device", "dtype", "ndim", "dim", "requires_grad", "is_cuda", "shape", "size", "numel"}
+# Attributes for which a shard gives the same answer as the whole parameter.
+_SAME_IN_SHARD = {
+    "device",
+    "dtype",
+    "ndim",
+    "dim",
+    "requires_grad",
+    "is_cuda",
+    "shape",
+    "size",
+    "numel",
+}
 _LOOPS = (ast.For, ast.AsyncFor, ast.comprehension)
 
 
 def borrowed(root: nn.Module) -> dict[int, set[int]]:
-    """Return for the ``id`` of each parameter the ``id``s of modules that read it and do not own it."""
+    """Map the ``id`` of each parameter to the ``id``s of modules that read it and do not own it."""
     found: dict[int, set[int]] = {}
     for module in root.modules():
         reading = _Reading(module)
@@ -38,7 +48,7 @@ def borrowed(root: nn.Module) -> dict[int, set[int]]:
 
 
 class _Reading:
-    """Follows the code of one module's forward pass. A list holds each value that a name may have."""
+    """Analysis of one module's forward pass. A name maps to the list of values that it may have."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -47,7 +57,7 @@ class _Reading:
         self.seen: set[int] = set()
 
     def call(self, function: Any, arguments: Sequence[list[Any]]) -> list[Any]:
-        """Follow ``function`` and return what it may return."""
+        """Analyze ``function`` and return its possible results."""
         function = inspect.unwrap(function)
         key = (id(function), *(id(value) for values in arguments for value in values))
         code = _definition(function) if isinstance(function, FunctionType) else None
@@ -57,13 +67,13 @@ class _Reading:
         self._depth += 1
         names = [argument.arg for argument in (*code.args.posonlyargs, *code.args.args)]
         frame = _Frame(self, function, dict(zip(names, arguments, strict=False)))
-        for _ in range(2):  # In a loop a name is bound after the line that reads it.
+        for _ in range(2):  # In a loop, a line may read a name that a later line binds.
             frame.run(code.body)
         self._depth -= 1
         return frame.returned
 
     def attribute(self, base: Any, name: str, *, read: bool) -> list[Any]:
-        """Return what ``base.name`` is, and note a parameter of another module."""
+        """Return the possible values of ``base.name``, and record a parameter of another module."""
         if not isinstance(base, nn.Module):
             return []
         if (parameter := base._parameters.get(name)) is not None:
@@ -82,7 +92,7 @@ class _Reading:
 
 
 class _Frame:
-    """One call of a function: its local names, and what it may return."""
+    """One call of a function: its local names and its possible results."""
 
     def __init__(
         self, reading: _Reading, function: FunctionType, names: dict[str, list[Any]]
@@ -91,7 +101,7 @@ class _Frame:
         self.returned: list[Any] = []
 
     def run(self, nodes: Iterable[ast.AST]) -> None:
-        """Follow statements, and whatever else has no value."""
+        """Analyze statements and other nodes that have no value."""
         for node in nodes:
             if isinstance(node, ast.expr):
                 self._value(node)
@@ -108,7 +118,7 @@ class _Frame:
                 self.run(ast.iter_child_nodes(node))
 
     def _bind(self, target: ast.expr, value: list[Any]) -> None:
-        """Let each name in ``target`` hold any of ``value``."""
+        """Add ``value`` to the possible values of each name in ``target``."""
         for node in ast.walk(target):
             if isinstance(node, ast.Name):
                 held = self._names.setdefault(node.id, [])
@@ -123,7 +133,7 @@ class _Frame:
         if isinstance(node, ast.Attribute):
             if _is_super(node.value):
                 return self._inherited(node.attr)
-            bases = self._value(node.value, read=node.attr not in _ALIKE)
+            bases = self._value(node.value, read=node.attr not in _SAME_IN_SHARD)
             return [
                 value
                 for base in bases
@@ -138,7 +148,7 @@ class _Frame:
             value = self._value(node.value)
             self._bind(node.target, value)
             return value
-        # Loops of a comprehension bind the names of its element, which comes before them.
+        # A comprehension's element comes before the loops that bind its names.
         parts = sorted(ast.iter_child_nodes(node), key=lambda part: isinstance(part, ast.expr))
         self.run(part for part in parts if not isinstance(part, ast.expr))
         return [
@@ -150,7 +160,7 @@ class _Frame:
         self.run(keyword.value for keyword in node.keywords)
         functions = self._value(node.func)
         if not functions:
-            # enumerate(self.blocks), or self.blocks.values(): it gives what it is given.
+            # enumerate(self.blocks) or self.blocks.values(): assume the call returns its arguments.
             of = self._value(node.func.value) if isinstance(node.func, ast.Attribute) else []
             return _members([value for values in (of, *arguments) for value in values])
         returned: list[Any] = []
@@ -162,7 +172,7 @@ class _Frame:
         return returned
 
     def _inherited(self, name: str) -> list[Any]:
-        """Return what ``super().name`` may be: any method of that name but this one."""
+        """Return the possible values of ``super().name``: any method of this name but the current one."""
         return [
             MethodType(kind.__dict__[name], owner)
             for owner in self._names.get("self", [])
@@ -175,7 +185,7 @@ class _Frame:
 
 @functools.cache
 def _definition(function: FunctionType) -> ast.FunctionDef | None:
-    """Return the code of ``function``; None where its source is not to be had."""
+    """Return the syntax tree of ``function``; None if its source is unavailable."""
     try:
         (node,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
     except (OSError, SyntaxError, TypeError, ValueError):
@@ -194,7 +204,7 @@ def _is_super(node: ast.expr) -> bool:
 
 
 def _members(values: list[Any]) -> list[Any]:
-    """Return ``values`` and what those that are lists of modules or parameters hold."""
+    """Return ``values`` and the elements of any lists among them."""
     found = list(values)
     for value in values:
         if isinstance(value, nn.ModuleList | nn.Sequential | nn.ModuleDict):

@@ -1,4 +1,4 @@
-"""What is frozen when a training starts is not trained in it, and whoever thaws it is told so."""
+"""Frozen parameters: refuse a parameter that becomes trainable after the start."""
 
 from functools import partial
 from typing import Any
@@ -16,10 +16,10 @@ from hpcrun.train.step.amp_trainer import AMPTrainer, trained_by
 
 
 class Frozen:
-    """The parameters that nothing would update if they began to require a gradient; false if there are none.
+    """Parameters that are frozen and that nothing would update if they became trainable; may be empty.
 
-    DDP reduces the gradients of those that required one when it wrapped the model, whatever the
-    optimiser holds.
+    Under DDP these are all frozen parameters, even those in the optimizer: DDP reduces only gradients of
+    parameters that required one when it wrapped the model.
     """
 
     def __init__(self, trainer: AMPTrainer) -> None:
@@ -30,33 +30,35 @@ class Frozen:
             for name, parameter in trainer.module.named_parameters()
             if not parameter.requires_grad and id(parameter) not in held
         }
-        self._thawed: set[str] = set()
+        self._unfrozen: set[str] = set()
         for prefix, part in trainer.module.named_modules():
             if issubclass(type(part), FSDPModule) and any(
                 name in self._parameters for name, _ in part.named_parameters(prefix)
             ):
-                # Before torch's own, which takes the gathered weights away and with them what was set.
-                part.register_forward_hook(partial(self._look, prefix), prepend=True)
+                # Before FSDP's own hook, which frees the gathered weights and their requires_grad.
+                part.register_forward_hook(partial(self._note_unfrozen, prefix), prepend=True)
 
     def __bool__(self) -> bool:
         return bool(self._parameters)
 
     def require(self, step: int) -> None:
-        """Raise UserError if one of them requires a gradient after ``step``."""
-        thawed = [
-            name for name, p in self._parameters.items() if p.requires_grad or name in self._thawed
+        """Raise NotTrainable if a frozen parameter requires a gradient after ``step``."""
+        unfrozen = [
+            name
+            for name, p in self._parameters.items()
+            if p.requires_grad or name in self._unfrozen
         ]
-        if thawed:
-            names = shortened([name.replace(_CHECKPOINT_PREFIX, "") for name in thawed])
+        if unfrozen:
+            names = shortened([name.replace(_CHECKPOINT_PREFIX, "") for name in unfrozen])
             raise NotTrainable(
-                f"requires_grad became True in step {step} for {names}, and what is trained is settled at "
-                "the start. Build it with requires_grad=True, and let the model's forward set that to False "
-                "until its time; under ddp that takes train.find_unused_parameters=true"
+                f"requires_grad became True in step {step} for {names}, but hpcrun fixes the set of trained "
+                "parameters at the start. Build it with requires_grad=True, and let the model's forward set "
+                "it to False until it is needed; under ddp also set train.find_unused_parameters=true"
             )
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _look(self, prefix: str, part: nn.Module, *_: Any) -> None:
-        """Note what a pass through ``part`` has thawed of its gathered parameters."""
+    def _note_unfrozen(self, prefix: str, part: nn.Module, *_: Any) -> None:
+        """Record the gathered parameters of ``part`` that became trainable."""
         for name, parameter in part.named_parameters(prefix):
             if parameter.requires_grad and not isinstance(parameter, DTensor):
-                self._thawed.add(name)
+                self._unfrozen.add(name)

@@ -1,4 +1,4 @@
-"""Running a model without leaving a trace: what a pass changes beside its result is put back."""
+"""Run a model without side effects: restore buffers, gradients, random generators and modes afterwards."""
 
 import contextlib
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from hpcrun.checkpoint.state.capture import apply_rank, capture_rank
 
 @contextlib.contextmanager
 def kept_buffers(module: nn.Module) -> Iterator[None]:
-    """Put the module's buffers back after the block, those too that it replaces by other tensors."""
+    """Restore the module's buffers after the block, including replaced ones."""
     kept = [
         (part, name, buffer, buffer.detach().clone())
         for part in module.modules()
@@ -26,7 +26,7 @@ def kept_buffers(module: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def kept_gradients(module: nn.Module) -> Iterator[None]:
-    """Give every parameter the gradient back that it had before the block, in most cases none."""
+    """Set the gradients to None for the block, and restore them afterwards."""
     kept = [(parameter, parameter.grad) for parameter in module.parameters()]
     for parameter, _ in kept:
         parameter.grad = None
@@ -37,7 +37,7 @@ def kept_gradients(module: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def kept_generators() -> Iterator[None]:
-    """Put the random generators back after the block, so that what it draws is nobody else's."""
+    """Restore the random generators after the block."""
     kept = capture_rank()
     yield
     apply_rank(kept)
@@ -45,7 +45,7 @@ def kept_generators() -> Iterator[None]:
 
 @contextlib.contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode for the block; then each part is again in the mode it was in."""
+    """Set evaluation mode for the block, and restore each submodule's mode afterwards."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:

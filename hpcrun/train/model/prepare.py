@@ -1,8 +1,8 @@
-"""What is done to a model before ranks share it: layout of images, recomputed activations, compilation.
+"""Prepare a model before it is wrapped: channels-last layout, activation checkpointing, compilation.
 
-The order is torch's: layout, then activation checkpointing, then compilation: of the blocks before they
-are sharded, but of the whole after DDP has wrapped it, so that the graph is cut where DDP's buckets end.
-Nothing of it shows in the names in a checkpoint.
+The order is torch's: layout, activation checkpointing, compilation. FSDP compiles blocks before it shards
+them. DDP compiles the whole model after wrapping, so that the graph is split where DDP's buckets end. The
+names in a checkpoint do not depend on the preparation.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from hpcrun.train.model.blocks import blocks
 CompileMode = Literal["default", "reduce-overhead", "max-autotune"]
 
 _aten: Any = torch.ops.aten
-# Products of matrices and attention take the time of a forward pass; all else is cheap to do again.
+# Matrix products and attention take most of a forward pass; recomputing the rest is cheap.
 _COSTLY = frozenset(
     getattr(_aten, name).default
     for name in (
@@ -44,11 +44,11 @@ _COSTLY = frozenset(
 
 @dataclass(frozen=True)
 class Preparation:
-    """What to do to a model before it is trained; by default nothing.
+    """Options of the preparation; by default nothing.
 
-    ``checkpointing``: whose activations are recomputed in the backward pass: ``full``: of every block (see
-    ``blocks``), ``every``: of every ``every``-th, ``selective``: of every block, but for the results of
-    matrix products, convolutions and attention. ``compile``: the mode of ``torch.compile``, or None.
+    ``checkpointing``: which activations the backward pass recomputes. ``full``: those of every block (see
+    ``blocks``); ``every``: of every ``every``-th block; ``selective``: of every block, except for the results
+    of matrix products, convolutions and attention. ``compile``: the mode of ``torch.compile``, or None.
     """
 
     checkpointing: Literal["none", "full", "every", "selective"] = "none"
@@ -58,24 +58,24 @@ class Preparation:
 
 
 def prepare(module: nn.Module, wanted: Preparation) -> None:
-    """Lay out and wrap the parts of ``module`` in place; compiling is left to how it is shared.
+    """Set the layout and add activation checkpointing in place; the strategy compiles later.
 
     Raises:
-        UserError: there is nothing to checkpoint, or its recomputation would change what is learnt.
+        UserError: the model has no blocks to checkpoint, or recomputation would change the training.
     """
     if wanted.channels_last:
-        # Only weights with 4 dimensions: a convolution takes over the layout of its weight.
+        # Only weights with 4 dimensions: a convolution's output takes the layout of its weight.
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if wanted.checkpointing != "none":
         _checkpoint_activations(module, wanted)
 
 
 def compile_in_place(part: nn.Module, **how: Any) -> None:
-    """Have calls of ``part`` compiled, its class and its names being kept; ``how`` is torch.compile's."""
+    """Compile calls of ``part`` and keep its class and names; ``how``: arguments of ``torch.compile``."""
     if not of_torch(part):
         part.compile(**how)
         return
-    # The compiler keeps what it compiles by code object: each part gets a frame, and that a code, of its own.
+    # torch.compile caches by code object, so each part gets a separate code object.
     inner = part.forward
 
     def forward(*arguments: Any, **options: Any) -> Any:
@@ -87,7 +87,7 @@ def compile_in_place(part: nn.Module, **how: Any) -> None:
 
 
 def of_torch(part: nn.Module) -> bool:
-    """Whether its class is one of torch's (nn.Sequential, say), in whose calls the compiler does not look."""
+    """Return True for a class from torch.nn (e.g. nn.Sequential): torch.compile skips calls of these."""
     return type(part).__module__.startswith("torch.nn.")
 
 
@@ -95,22 +95,22 @@ def _checkpoint_activations(module: nn.Module, wanted: Preparation) -> None:
     found = blocks(module)
     if not found:
         raise UserError(
-            f"train.activation_checkpointing: {type(module).__name__} has no blocks, which are elements of "
-            "one class in an nn.ModuleList or nn.Sequential; put its layers into one, or set none"
+            f"train.activation_checkpointing: {type(module).__name__} has no blocks (elements of one class "
+            "in an nn.ModuleList or nn.Sequential); put its layers into one, or set none"
         )
     if wanted.checkpointing == "every":
         found = found[:: wanted.every]
     for block in found:
         if wanted.compile and any(_has_statistics(part) for part in block.modules()):
             raise UserError(
-                f"train.activation_checkpointing: {type(block).__name__} holds running statistics, "
-                "which a compiled block may write twice; set none, or train.compile=false"
+                f"train.activation_checkpointing: {type(block).__name__} has running statistics, "
+                "which a compiled block may update twice; set none, or train.compile=false"
             )
     options: dict[str, Any] = {}
     if wanted.checkpointing == "selective":
         options["context_fn"] = partial(create_selective_checkpoint_contexts, _keep_costly)
     chosen = {
-        # A compiled block hides its buffers; `Buffers` (activation_checkpointing.py) keeps them.
+        # A compiled block hides its buffers; `Buffers` (activation_checkpointing.py) checks them.
         id(block): checkpoint_wrapper(
             block, checkpoint_fn=None if wanted.compile else keeping_buffers(block), **options
         )
@@ -129,7 +129,7 @@ def _keep_costly(_context: Any, operation: Any, *_args: Any, **_options: Any) ->
 
 
 def _replace(module: nn.Module, other: Callable[[nn.Module], nn.Module | None]) -> None:
-    """Put ``other`` of each part that has one in its place, wherever it is used."""
+    """Replace each submodule for which ``other`` returns a module, everywhere in ``module``."""
     for name, child in list(module._modules.items()):
         if child is None:
             continue

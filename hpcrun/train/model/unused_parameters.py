@@ -1,4 +1,4 @@
-"""Which parameters a loss does not depend on: DDP would wait for their gradients in vain."""
+"""Find the parameters on which a loss does not depend: DDP would wait for their gradients forever."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -7,12 +7,12 @@ from torch import Tensor, nn
 
 from hpcrun.errors import UserError
 
-# torch.utils.checkpoint with use_reentrant=True: what lies behind it shows in the backward pass only.
+# Node of torch.utils.checkpoint(use_reentrant=True); the graph behind it exists only in the backward pass.
 _OPAQUE = "CheckpointFunctionBackward"
 
 
 def reached(loss: Tensor) -> set[Any] | None:
-    """The nodes of autograd's graph that lead to ``loss``; None where a part of the paths cannot be seen."""
+    """Return the nodes of autograd's graph that lead to ``loss``; None if part of the graph is hidden."""
     seen: set[Any] = set()
     waiting: list[Any] = [loss.grad_fn]
     while waiting:
@@ -27,9 +27,9 @@ def reached(loss: Tensor) -> set[Any] | None:
 
 
 def unreached(loss: Tensor, parameters: Iterable[tuple[str, nn.Parameter]]) -> list[str]:
-    """The names of those parameters that are trained, but from which no path leads to ``loss``.
+    """Return the names of the trained parameters from which no path leads to ``loss``.
 
-    None, where a part of the paths cannot be seen.
+    The list is empty if part of the graph is hidden.
     """
     nodes = reached(loss)
     if nodes is None:
@@ -39,16 +39,16 @@ def unreached(loss: Tensor, parameters: Iterable[tuple[str, nn.Parameter]]) -> l
 
 
 def require_all_used(loss: Tensor, module: nn.Module) -> None:
-    """Raise UserError if ``loss`` leaves trained parameters of ``module`` without a gradient."""
+    """Raise UserError if trained parameters of ``module`` get no gradient from ``loss``."""
     names = unreached(loss, module.named_parameters())
     if names:
         raise UserError(
-            f"train.find_unused_parameters: the loss does not depend on {shortened(names)}, whose gradients "
-            "DDP would wait for; set it to true, or take them out of the model or its training"
+            f"train.find_unused_parameters: the loss does not depend on {shortened(names)}, and DDP would "
+            "wait for their gradients; set it to true, or freeze or remove these parameters"
         )
 
 
 def shortened(names: Sequence[str]) -> str:
-    """The first three of ``names``, and how many more there are."""
+    """Return the first three of ``names`` and the number of the rest."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"{', '.join(names[:3])}{more}"

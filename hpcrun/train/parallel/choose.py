@@ -1,4 +1,4 @@
-"""Which way of sharing the work a training takes: the one that is named, or what memory says."""
+"""Choose the parallelism of a training: as configured, or by memory for ``train.parallel=auto``."""
 
 from typing import Any, Literal
 
@@ -11,8 +11,8 @@ from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import AMPConfig, Config
 from hpcrun.config.training import FSDP
 from hpcrun.train.parallel import memory_estimate
-from hpcrun.train.parallel.fsdp import FILLS_UNUSED, Sharded
-from hpcrun.train.parallel.strategies import Replicated, Scattered, Strategy
+from hpcrun.train.parallel.fsdp import FILLS_UNUSED, FSDPStrategy
+from hpcrun.train.parallel.strategies import DataParallelStrategy, DDPStrategy, Strategy
 from hpcrun.train.task_checks import unshardable
 
 Parallel = Literal["single", "dp", "ddp", "fsdp"]
@@ -23,18 +23,20 @@ _MOMENTS = {"adamw": 2, "adam": 2, "sgd": 1}
 def strategy(
     parallel: Parallel, distributed: DistributedConfig, amp: AMPConfig, fsdp: FSDP
 ) -> Strategy:
-    """The strategy of that name. A single rank shares with nobody: for it ddp and fsdp are single.
+    """Make the strategy ``parallel``. On a single rank ddp and fsdp are the same as single.
 
     Raises:
-        ValueError: single or dp, which are for one process, with several ranks.
+        ValueError: single or dp, which need one process, with several ranks.
     """
     if distributed.world_size == 1:
-        return Scattered() if parallel == "dp" else Strategy()
+        return DataParallelStrategy() if parallel == "dp" else Strategy()
     if parallel in ("single", "dp"):
         raise ValueError(
-            f"parallel={parallel} is for one process; with several ranks take ddp or fsdp"
+            f"parallel={parallel} works in one process only; with several ranks use ddp or fsdp"
         )
-    return Replicated(distributed) if parallel == "ddp" else Sharded(distributed, fsdp, amp.dtype)
+    if parallel == "ddp":
+        return DDPStrategy(distributed)
+    return FSDPStrategy(distributed, fsdp, amp.dtype)
 
 
 def resolve_parallel(
@@ -44,17 +46,17 @@ def resolve_parallel(
     group: Any,
     earlier: str | None = None,
 ) -> Parallel:
-    """What ``train.parallel`` means here; ``auto`` prints how it came to its answer. Collective.
+    """Resolve ``train.parallel``; for ``auto`` print the reason for the choice. Collective.
 
     Args:
-        model: on the CPU still, before anything of it is on a device.
-        group: a control group of all ranks, or None for a single one.
-        earlier: what the run was last trained with, as rank 0 knows it.
+        model: still on the CPU.
+        group: a control group of all ranks, or None for a single rank.
+        earlier: the parallelism of the run's last attempt, as rank 0 knows it.
     """
     if config.train.parallel == "fsdp" and distributed.world_size == 1:
         print(
-            "hpcrun: train.parallel=fsdp: a single rank has nobody to share with; it trains as `single` "
-            "does, and nothing in fsdp applies",
+            "hpcrun: train.parallel=fsdp: a single rank has nothing to shard; it trains as with `single`, "
+            "and the options in fsdp have no effect",
             flush=True,
         )
     if config.train.parallel != "auto":
@@ -82,26 +84,26 @@ def decide(
     earlier: str | None = None,
     unfit: str | None = None,
 ) -> tuple[Parallel, str]:
-    """What ``auto`` takes for several ranks with ``room`` bytes each, and the line that says why.
+    """Choose for ``auto`` between DDP and FSDP with ``room`` bytes per rank; return the choice and a line.
 
-    ``unfit``: what keeps the model from being sharded, if anything. A run that was sharded stays so where
-    DDP would fit too: the two round differently.
+    ``unfit``: the reason why the model cannot be sharded, if there is one. A run that was sharded stays
+    sharded even if DDP fits, because the two round differently.
     """
     fits, ours = memory_estimate.fits(wanted, room), only_ddp(config)
     chosen: Parallel = "ddp" if ours or unfit or (fits and earlier != "fsdp") else "fsdp"
     reason = ""
     if chosen == "ddp" and not fits:
-        reason = f", which {ours} needs" if ours else f", since {unfit}"
+        reason = f", which {ours} needs" if ours else f", because {unfit}"
     elif chosen == "fsdp" and fits:
-        reason = ", as before"
+        reason = ", as in the last attempt"
     return (
         chosen,
-        f"train.parallel=auto takes {chosen}{reason}: {memory_estimate.told(wanted, room)}",
+        f"train.parallel=auto chooses {chosen}{reason}: {memory_estimate.summary(wanted, room)}",
     )
 
 
 def only_ddp(config: Config) -> str | None:
-    """The first key of ``config`` that asks for what DDP alone can do."""
+    """Return the first key of ``config`` that only DDP supports, or None."""
     train = config.train
     if train.compression != "none":
         return "train.compression"
@@ -113,7 +115,7 @@ def only_ddp(config: Config) -> str | None:
 
 
 def need(config: Config, model: nn.Module) -> memory_estimate.Need:
-    """What training ``model`` with DDP keeps, by what ``config`` asks for."""
+    """Estimate the memory that training ``model`` with DDP under ``config`` keeps."""
     return memory_estimate.need(
         ((p.numel(), p.element_size(), p.requires_grad) for p in model.parameters()),
         moments=_MOMENTS[config.optim.name],
@@ -124,14 +126,14 @@ def need(config: Config, model: nn.Module) -> memory_estimate.Need:
 
 
 def _device_memory(distributed: DistributedConfig) -> int:
-    """Bytes of this rank's device: all of them, because what is free now may not be at the next start."""
+    """Return the bytes of this rank's device in total; free memory may differ at the next start."""
     if distributed.device_ids:
         return torch.cuda.mem_get_info(distributed.device_ids[0])[1]
     return total_memory() // distributed.num_gpus_per_node
 
 
 def _least(value: int, group: Any) -> int:
-    """The smallest ``value`` of any rank. Collective."""
+    """Return the smallest ``value`` of all ranks. Collective."""
     least = torch.tensor([value])
     dist.all_reduce(least, op=dist.ReduceOp.MIN, group=group)
     return int(least)

@@ -1,6 +1,6 @@
-"""What one rank cannot do, no rank goes on from: a failure is told to all instead of waited for.
+"""Run a function on every rank; if it fails on one rank, raise on all of them instead of hanging.
 
-A rank that leaves alone is seen by the others as a broken connection, and its reason is lost in theirs.
+If one rank just exits, the remaining ranks see a broken connection, and the log does not show the cause.
 """
 
 from collections.abc import Callable
@@ -10,38 +10,38 @@ import torch.distributed as dist
 
 from hpcrun.errors import UserError
 from hpcrun.run.endings import node_name
-from hpcrun.train.determinism import refusals_told
+from hpcrun.train.determinism import explain_refusals
 from hpcrun.train.errors import NotTrainable, PeerFailed, known_to_all
 
 T = TypeVar("T")
 
 
 def together(compute: Callable[[], T], *, rank: int, group: Any) -> T:
-    """Return what ``compute`` gives on this rank, if it succeeds on every rank. Collective.
+    """Run ``compute`` on every rank; return this rank's result if all ranks succeed. Collective.
 
     Args:
-        group: a control group of all ranks, or None for a single one, whose exceptions just pass.
+        group: a control group of all ranks; None for a single rank: exceptions propagate unchanged.
 
     Raises:
-        UserError: on all ranks, when it was one on any of them; the lowest such rank's text.
-        PeerFailed: on the ranks that did not fail themselves.
-        Exception: on a rank that failed, its own.
+        UserError: on all ranks if any rank raised one; the text of the lowest such rank.
+        PeerFailed: on the ranks that did not fail.
+        Exception: on a failed rank, its own exception.
     """
     if group is None:
         return compute()
     value: Any = None
     error: Exception | None = None
-    told: str | None = None
+    refusal: str | None = None
     certain = False
     try:
-        with refusals_told():
+        with explain_refusals():
             value = compute()
     except Exception as raised:
         error = raised
-        told = str(raised) if isinstance(raised, UserError) else None
+        refusal = str(raised) if isinstance(raised, UserError) else None
         certain = isinstance(raised, NotTrainable)
     words: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(words, (error is not None, told, node_name(), certain), group=group)
+    dist.all_gather_object(words, (error is not None, refusal, node_name(), certain), group=group)
     refused = [word for word in words if word[1] is not None]
     for peer, (_, text, host, _) in enumerate(words):
         if text is not None:
@@ -55,6 +55,6 @@ def together(compute: Callable[[], T], *, rank: int, group: Any) -> T:
         raise error
     failed = [peer for peer, (bad, *_) in enumerate(words) if bad]
     if failed:
-        raise PeerFailed(f"rank {failed[0]} has failed; its log says how")
+        raise PeerFailed(f"rank {failed[0]} failed; see its log")
     result: T = value
     return result

@@ -1,4 +1,4 @@
-"""DDP's bucket layout made final before the first step that counts."""
+"""Make DDP's bucket layout final before the first optimizer step."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -13,7 +13,7 @@ from hpcrun.train.model.unused_parameters import require_all_used
 from hpcrun.train.parallel.collective import together
 
 
-def settle_buckets(
+def finalize_buckets(
     module: nn.Module,
     forward: Callable[[], Tensor],
     *,
@@ -21,17 +21,17 @@ def settle_buckets(
     rank: int,
     group: Any,
 ) -> None:
-    """Run one forward and backward pass of which nothing but DDP's bucket layout remains. Collective.
+    """Run one forward and backward pass that changes nothing but DDP's bucket layout. Collective.
 
-    DDP regroups its gradient buckets after the first backward pass of a process, and where a
-    gradient lies in a bucket decides in which order a ring adds the ranks' values. Without this
-    the first step after a resume would round differently from the same step undisturbed.
+    DDP rearranges its gradient buckets after the first backward pass of a process, and a gradient's position
+    in a bucket decides the order in which a ring all-reduce adds the ranks' values. Without this pass, the
+    first step after a resume would round differently from the same step of an uninterrupted run.
 
     Args:
-        module: the one that DDP wraps; its gradients and buffers come back as they were.
-        forward: gives the loss of a batch, through the wrapper.
-        hook: around the pass; keeps a hook of DDP's idle.
-        group: a control group of all ranks, or None for a single one.
+        module: the module inside DDP; its gradients and buffers are restored.
+        forward: returns the loss of a batch, computed through DDP.
+        hook: context that keeps a DDP communication hook's state unchanged.
+        group: a control group of all ranks, or None for a single rank.
 
     Raises:
         UserError: the loss does not depend on all parameters.

@@ -1,4 +1,4 @@
-"""Weights, gradients and optimiser state dealt out over ranks: torch's FSDP2 (``fully_shard``)."""
+"""FSDPStrategy: shard weights, gradients and optimizer state over ranks (torch's FSDP2, ``fully_shard``)."""
 
 import contextlib
 from collections import Counter
@@ -28,30 +28,30 @@ from hpcrun.train.model.blocks import blocks, by_class, by_size, kind, unshared
 from hpcrun.train.model.prepare import CompileMode, compile_in_place
 from hpcrun.train.parallel.fsdp_check import ShardedUse
 from hpcrun.train.parallel.strategies import Strategy
-from hpcrun.train.parallel.unsharded_copy import filled, hollow
+from hpcrun.train.parallel.unsharded_copy import with_weights, without_weights
 from hpcrun.train.task_checks import unshardable
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 FILLS_UNUSED = hasattr(FSDPModule, "set_reduce_scatter_unused_params")
-"""Whether this torch reduces zeros for parameters that a rank has no gradient for, if it is asked to."""
+"""True if this torch can reduce zeros for parameters for which a rank has no gradient."""
 
 _MIXED = "got mixed torch.Tensor and DTensor"
-"""Torch's words for a shard beside a whole tensor."""
+"""Torch's error text for a shard combined with an unsharded tensor."""
 
-# Graphs replayed by CUDA hold the addresses of weights, which are gathered elsewhere each time.
+# CUDA graphs replay fixed addresses, but FSDP gathers weights at new addresses each time.
 _COMPILE_MODES = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
 
 
-class Sharded(Strategy):
-    """Each rank keeps a shard of every tensor; what a block needs is gathered when it is needed."""
+class FSDPStrategy(Strategy):
+    """Shard every tensor over the ranks; each block gathers its weights when it runs."""
 
     replaces_parameters = True
     buffers_differ = True
     collective_forward = True
 
     def __init__(self, distributed: DistributedConfig, options: FSDP, precision: str) -> None:
-        """``precision``: what ``options.param_dtype`` falls back to, an ``AMPConfig.dtype``."""
+        """``precision``: an ``AMPConfig.dtype``, the default of ``options.param_dtype``."""
         self._distributed, self._options = distributed, options
         self._precision = options.param_dtype or precision
         self._autocast = precision in ("bf16", "fp16")
@@ -62,7 +62,7 @@ class Sharded(Strategy):
         self._compiled = False
 
     def place(self, module: nn.Module, device: torch.device) -> nn.Module:
-        # Where it is: it may not fit the device before it is sharded, block by block.
+        # Not moved: the unsharded model may not fit the device. It moves block by block.
         self._device = device
         return module
 
@@ -70,28 +70,28 @@ class Sharded(Strategy):
         if self._distributed.rank != 0:
             return
         try:
-            self._shape = hollow(module)
+            self._shape = without_weights(module)
         except Exception as error:
-            self._shape = error  # Training needs no copy; whoever asks for one is told.
+            self._shape = error  # Training needs no copy; whole() reports the error.
 
     def wrap(self, module: nn.Module, mode: CompileMode | None) -> nn.Module:
-        """Compile and shard the units from the inside out, then what is left of ``module``."""
+        """Compile and shard the units from the inside out, then the rest of ``module``."""
         if mode in _COMPILE_MODES and self._distributed.rank == 0:
             print(
-                f"hpcrun: train.compile_mode={mode} replays graphs at fixed addresses, and fsdp gathers "
-                f"weights at new ones; compiled as {_COMPILE_MODES[mode]}",
+                f"hpcrun: train.compile_mode={mode} replays graphs at fixed addresses, but fsdp gathers "
+                f"weights at new ones; using compile mode {_COMPILE_MODES[mode]}",
                 flush=True,
             )
         unfit, remedy = unshardable(module)
         if unfit is not None:
             raise UserError(
-                f"train.parallel: fsdp cannot shard the model: {unfit}; {remedy}, or take ddp"
+                f"train.parallel: fsdp cannot shard the model: {unfit}; {remedy}, or use ddp"
             )
         parts = units(module, self._options)
         _cast_buffers(module, self._options.buffer_dtype)
         options = self._sharding(_mesh(self._distributed, self._options, self._device))
         below: dict[str, Any] = {"reshard_after_forward": self._options.reshard_after_forward}
-        # The root's weights are needed at the start of the backward pass, and torch keeps them till then.
+        # The backward pass starts with the root's weights, so torch keeps them until then.
         at_root = {} if self._options.reshard_after_forward else below
         norms = self._running_norms(module)
         in_full = {"mp_policy": MixedPrecisionPolicy(cast_forward_inputs=False)}
@@ -115,7 +115,7 @@ class Sharded(Strategy):
         return module
 
     def compare(self, group: Any) -> None:
-        # Hooks that go after the first step would have everything compiled again.
+        # In a compiled model, removing the hooks after the first step would recompile everything.
         if self._use is not None and not self._compiled:
             self._use.compare(group, self._distributed.rank)
 
@@ -129,7 +129,8 @@ class Sharded(Strategy):
         if self._syncs != last and isinstance(model, FSDPModule):
             model.set_requires_gradient_sync(last)
             if not self._options.reshard_after_forward:
-                # Who spends the memory on gathered weights keeps them from one micro-batch to the next.
+                # reshard_after_forward=false spends memory on gathered weights: keep them between
+                # micro-batches too.
                 model.set_reshard_after_backward(last)
             self._syncs = last
         if self._use is not None:
@@ -146,7 +147,7 @@ class Sharded(Strategy):
         return norm
 
     def after_evaluation(self, model: nn.Module) -> None:
-        # Without a backward pass the root's weights stay gathered, and would be used again as they are.
+        # Without a backward pass the root's weights stay gathered; the next pass would use stale weights.
         for part in model.modules():
             if isinstance(part, FSDPModule):
                 part.reshard()
@@ -157,11 +158,11 @@ class Sharded(Strategy):
         if self._shape is None:
             return None
         if isinstance(self._shape, Exception):
-            kind, told = type(self._shape).__name__, " ".join(str(self._shape).split())
+            kind, text = type(self._shape).__name__, " ".join(str(self._shape).split())
             raise RuntimeError(
-                f"{type(module).__name__} cannot be copied, which its whole form needs: {kind}: {told}"
+                f"cannot make an unsharded copy of {type(module).__name__}: {kind}: {text}"
             ) from self._shape
-        plain = filled(self._shape, values)
+        plain = with_weights(self._shape, values)
         size = sum(value.numel() * value.element_size() for value in values.values())
         if device.type == "cuda" and 2 * size < torch.cuda.mem_get_info(device)[0]:
             plain.to(device)
@@ -180,30 +181,30 @@ class Sharded(Strategy):
             "mp_policy": MixedPrecisionPolicy(
                 param_dtype=None if self._precision in low else _DTYPES[self._precision],
                 reduce_dtype=_DTYPES.get(reduce, torch.float32),
-                # Where there is autocast it decides what is computed in which precision, as under DDP.
+                # With autocast on, autocast decides the precision of each operation, as under DDP.
                 cast_forward_inputs=not self._autocast,
             ),
             "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
         }
 
     @contextlib.contextmanager
-    def _passes(self, settled: ShardedUse | None) -> Iterator[None]:
-        """Around the passes of a micro-batch. Raises NotTrainable where one part reads another's shard."""
+    def _passes(self, use: ShardedUse | None) -> Iterator[None]:
+        """Wrap the passes of a micro-batch. Raises NotTrainable if a part reads another part's shard."""
         try:
             yield
         except RuntimeError as error:
             if _MIXED not in str(error):
                 raise
             raise NotTrainable(
-                "train.parallel: fsdp gathers the weights of a part for the forward pass of this part, and "
+                "train.parallel: fsdp gathers the weights of a part for the forward pass of this part, but "
                 f"the model reads them in another part too ({' '.join(str(error).split())}); set "
-                "fsdp.wrap=blocks or a larger fsdp.min_parameters, or take ddp"
+                "fsdp.wrap=blocks or a larger fsdp.min_parameters, or use ddp"
             ) from error
-        if settled is not None:
-            settled.settle()
+        if use is not None:
+            use.drop_unused_gradients()
 
     def _running_norms(self, module: nn.Module) -> list[nn.Module]:
-        """The norms with running statistics, which are in fp32: so must the weights beside them be."""
+        """Return the norms with running statistics in fp32; their weights must stay in fp32 too."""
         if self._precision not in ("bf16", "fp16") or self._options.buffer_dtype is not None:
             return []
         found: list[nn.Module] = [
@@ -214,7 +215,7 @@ class Sharded(Strategy):
         return [norm for norm in unshared(module, found) if norm is not module]
 
     def _from_rank_zero(self, part: nn.Module) -> None:
-        """Give every rank rank 0's values, as DDP does, of what is not sharded yet."""
+        """Broadcast rank 0's values of tensors that are not sharded yet, as DDP does."""
         for value in [*part.parameters(), *part.buffers()]:
             if not isinstance(value, DTensor):
                 value.data = value.data.to(self._device)
@@ -222,11 +223,11 @@ class Sharded(Strategy):
 
 
 def _fill_unused(module: nn.Module) -> None:
-    """Have parameters without a gradient reduced as zeros, since on other ranks they may have one."""
+    """Reduce zeros for parameters without a gradient, since other ranks may have a gradient for them."""
     if not FILLS_UNUSED:
         raise UserError(
-            f"train.find_unused_parameters: with fsdp it needs torch 2.13, and this is {torch.__version__}; "
-            "use ddp, or let all ranks use the same parameters"
+            f"train.find_unused_parameters: with fsdp it needs torch 2.13; this is {torch.__version__}; "
+            "use ddp, or use the same parameters on all ranks"
         )
     for part in module.modules():
         if isinstance(part, FSDPModule):
@@ -234,12 +235,12 @@ def _fill_unused(module: nn.Module) -> None:
 
 
 def units(module: nn.Module, options: FSDP) -> list[nn.Module]:
-    """The parts of ``module`` that are gathered at once, inner ones first, ``module`` itself left out.
+    """Return the submodules of ``module`` to shard as units, inner ones first, without ``module`` itself.
 
-    Parts whose weights are also used elsewhere belong to the root.
+    Submodules with weights that are also used elsewhere belong to the root.
 
     Raises:
-        UserError: the model has none of the classes that are asked for.
+        UserError: the model has none of the requested classes.
     """
     if options.wrap == "size":
         return by_size(module, options.min_parameters)
@@ -250,26 +251,26 @@ def units(module: nn.Module, options: FSDP) -> list[nn.Module]:
     if absent:
         here = sorted({kind(part).__name__ for part in module.modules() if part is not module})
         raise UserError(
-            f"fsdp.classes: {type(module).__name__} holds no {min(absent)}; it has {', '.join(here)}"
+            f"fsdp.classes: {type(module).__name__} has no {min(absent)}; it has {', '.join(here)}"
         )
     return unshared(module, found)
 
 
 def layout(places: list[tuple[int, int]]) -> list[list[int]]:
-    """Ranks as rows of nodes, for hybrid sharding.
+    """Arrange the ranks in rows, one row per node, for hybrid sharding.
 
     Args:
         places: node rank and local rank of each rank.
 
     Raises:
-        UserError: the nodes have unequal numbers of ranks.
+        UserError: the nodes have different numbers of ranks.
     """
     counts = Counter(node for node, _ in places)
     if len(set(counts.values())) > 1:
-        told = ", ".join(str(count) for _, count in sorted(counts.items()))
+        numbers = ", ".join(str(count) for _, count in sorted(counts.items()))
         raise UserError(
-            f"fsdp.shard: hybrid needs the same number of ranks on each node, and these have {told}; "
-            "set fsdp.shard=full, or ask for equal nodes"
+            f"fsdp.shard: hybrid needs the same number of ranks on each node, but the nodes have {numbers}; "
+            "set fsdp.shard=full, or request equal nodes"
         )
     order = sorted(range(len(places)), key=lambda rank: places[rank])
     width = max(counts.values())
@@ -285,12 +286,12 @@ def _mesh(distributed: DistributedConfig, options: FSDP, device: torch.device) -
         ranks, names = layout(places), ("copies", "shard")
     if not (options.cpu_offload and device.type == "cuda"):
         return DeviceMesh(device.type, ranks, mesh_dim_names=names)
-    # Offloaded gradients lie on the CPU, where their norm is reduced, which nccl cannot.
+    # The norm of offloaded gradients is reduced on the CPU, which NCCL does not support.
     return mesh_over(torch.tensor(ranks), names, device.type, f"cpu:gloo,{device.type}:nccl")
 
 
 def mesh_over(ranks: Tensor, names: tuple[str, ...], device: str, backend: str) -> DeviceMesh:
-    """A mesh of ``ranks``, with a group of ``backend`` for each row and each column. Collective."""
+    """Make a mesh of ``ranks``, with a group of ``backend`` for each row and each column. Collective."""
     groups = []
     for dimension in range(ranks.dim()):
         for members in ranks.movedim(dimension, -1).reshape(-1, ranks.shape[dimension]).tolist():

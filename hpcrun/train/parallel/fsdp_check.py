@@ -1,8 +1,9 @@
-"""What each rank uses of a sharded model: compared in the first step, and agreed on where it may differ.
+"""Check that all ranks use the same parts of a sharded model, in the same order.
 
-Ranks gather weights and reduce gradients part by part, each in the order of its own passes. Where one
-skips a part, or has no gradient for a parameter, its next collective meets another one of the others':
-gloo ends the process, NCCL waits, and where the sizes happen to be equal the numbers are mixed up.
+FSDP ranks gather weights and reduce gradients part by part, in the order of the rank's own passes. If one
+rank skips a part, or has no gradient for a parameter, its next collective meets a different collective of the
+other ranks: gloo ends the process, NCCL hangs, and if the sizes happen to be equal the numbers are mixed up.
+The ranks compare their use in the first step. With ``may_differ`` they agree on it in every step.
 """
 
 from collections import defaultdict
@@ -25,17 +26,17 @@ _RECOMPUTED = "_checkpoint_wrapped_module."
 
 
 class ShardedUse:
-    """Follows this rank's passes through ``module``, whose parts are sharded."""
+    """Tracks this rank's passes through ``module``, which has sharded submodules."""
 
     def __init__(self, module: nn.Module, device: torch.device, *, may_differ: bool) -> None:
-        """``may_differ``: whether a parameter may be without a gradient on some ranks only."""
+        """``may_differ``: True if a parameter may lack a gradient on some ranks only."""
         self._module, self._device, self._may_differ = module, device, may_differ
         self._parts: dict[str, nn.Module] = {
             _plain(name): part
             for name, part in module.named_modules()
             if issubclass(type(part), FSDPModule)
         }
-        # Sharded, a parameter is another tensor than the one that its part computes with.
+        # Unsharded parameters: the tensors with which a part computes are not the sharded ones.
         self._whole: dict[str, nn.Parameter] = {}
         self._learned: set[str] = set()
         self._used: set[str] = set()
@@ -50,32 +51,32 @@ class ShardedUse:
             self._learn_parameters()
 
     def compare(self, group: Any, rank: int) -> None:
-        """Have the ranks compare during the step that follows; ``group``: a control group of all."""
+        """Make the ranks compare during the next step; ``group``: a control group of all ranks."""
         self._group, self._rank = group, rank
         if not self._may_differ:
             self._hooks += self._learn_parameters()
         for place, (name, part) in enumerate(self._parts.items()):
             come = partial(self._come_to, place)
             self._hooks.append(part.register_forward_pre_hook(come, prepend=True))
-            # After torch's own, which puts its turn in the backward pass into what the part is given.
+            # After FSDP's own hook, which inserts its backward hook into the inputs of the part.
             given, results = partial(self._note_given, name), partial(self._note_results, name)
             self._hooks.append(part.register_forward_pre_hook(given, with_kwargs=True))
             self._hooks.append(part.register_forward_hook(results))
 
     def begin(self, *, last: bool) -> None:
-        """A micro-batch begins, the last one of its step or another."""
+        """Start a micro-batch; ``last``: the last one of its step."""
         self._forward, self._last = True, last
 
     def before_backward(self, value: Tensor) -> None:
-        """The forward pass has led to ``value``. Collective while the ranks compare.
+        """Check the end of a forward pass with the loss ``value``. Collective while the ranks compare.
 
         Raises:
-            UserError: they do not use the same; on all ranks.
+            UserError: on all ranks, if the ranks use different parts or parameters.
         """
         if self._group is None:
             return
         self._come_to(len(self._parts))
-        # Recomputing enters parts again, each rank when it gets there.
+        # Activation checkpointing runs parts again in the backward pass, at a different time on each rank.
         self._forward = False
         self._compare_gradients(value)
         self._given.clear()
@@ -85,8 +86,8 @@ class ShardedUse:
             for hook in self._hooks:
                 hook.remove()
 
-    def settle(self) -> None:
-        """After a step's passes: no gradient, instead of zero, for what no rank has used. Collective."""
+    def drop_unused_gradients(self) -> None:
+        """Set gradients to None, instead of zero, for parameters that no rank has used. Collective."""
         trained = [
             (_plain(name), parameter)
             for name, parameter in self._module.named_parameters()
@@ -96,16 +97,16 @@ class ShardedUse:
         self._used.clear()
         anywhere = torch.tensor(mine, dtype=torch.int32, device=self._device)
         dist.all_reduce(anywhere, op=dist.ReduceOp.MAX)
-        # Reading it waits for the device, which a rank that has used everything need not do.
+        # Reading `anywhere` waits for the device; a rank that used everything can skip it.
         if not all(mine):
             for (_, parameter), used in zip(trained, anywhere.tolist(), strict=True):
                 if not used:
                     parameter.grad = None
 
-    # A block that its model compiles has its hooks traced as well.
+    # If the model compiles its own block, the compiler would trace these hooks too.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _come_to(self, place: int, *_: Any) -> None:
-        """Compare where the ranks are: at a part that gathers its weights, or at the end."""
+        """Compare the ranks' positions: at a part that gathers its weights, or at the end of the pass."""
         if self._group is None or not self._forward:
             return
         least = torch.tensor([place, -place])
@@ -113,45 +114,45 @@ class ShardedUse:
         if least[0] == -least[1]:
             return
         names = [*(name or "the model" for name in self._parts), "the end of its forward pass"]
-        places = self._told_by_all((node_name(), names[place]))
+        places = self._gather_from_all((node_name(), names[place]))
         other = next(rank for rank, (_, name) in enumerate(places) if name != places[0][1])
         host, name = places[other]
         self._refuse(
-            f"rank 0 comes to {places[0][1]} where rank {other} ({host}) comes to {name}; let all run the "
-            "same parts in the same order, and multiply by zero what shall not count"
+            f"rank 0 reaches {places[0][1]} while rank {other} ({host}) reaches {name}; run the same modules "
+            "in the same order on every rank, and multiply unused outputs by 0"
         )
 
     def _compare_gradients(self, value: Tensor) -> None:
         nodes = reached(value)
         self._reached |= self._whole.keys() - unreached(value, self._whole.items())
-        # Gradients wait for the last micro-batch to be reduced, and any of the step's may have made them.
+        # Gradients are reduced in the last micro-batch, and any micro-batch of the step may produce them.
         missing = [
             name
             for name, parameter in self._whole.items()
             if self._last and parameter.requires_grad and name not in self._reached
         ]
-        # A part that is backpropagated through takes its turn, also if none of its parameters has a gradient.
+        # A part in the backward pass takes part in collectives even if no parameter has a gradient.
         idle = [name for name, ends in self._results.items() if _apart(nodes, ends)]
-        # Where the pass does not get out at its front, a part reduces after the root and not before it.
+        # If the gradient does not reach the part's inputs, the part reduces after the root, not before it.
         late = [name for name, ends in self._given.items() if self._last and _apart(nodes, ends)]
-        words = self._told_by_all((node_name(), idle, late, missing))
+        words = self._gather_from_all((node_name(), idle, late, missing))
         hosts, *kinds = zip(*words, strict=True)
-        idle_alone, late_alone, missing_alone = map(_alone, kinds)
-        for rank, parts in idle_alone:
+        idle_somewhere, late_somewhere, missing_somewhere = map(_not_on_all, kinds)
+        for rank, parts in idle_somewhere:
             self._refuse(
-                f"the loss of rank {rank} ({hosts[rank]}) depends on nothing of {_first(parts)}, and that of "
-                "others does; let what it gives count on all ranks, be it times zero"
+                f"the loss of rank {rank} ({hosts[rank]}) does not depend on {_first(parts)}, but "
+                "that of other ranks does; use its output on every rank, times 0 where it must not count"
             )
-        for rank, parts in late_alone:
+        for rank, parts in late_somewhere:
             self._refuse(
-                f"the loss of rank {rank} ({hosts[rank]}) does not depend on what {_first(parts)} is given, "
-                "and that of others does; let it count on all ranks, be it times zero"
+                f"the loss of rank {rank} ({hosts[rank]}) does not depend on the inputs of {_first(parts)}, "
+                "but that of other ranks does; use them on every rank, times 0 where they must not count"
             )
-        for rank, names in missing_alone:
+        for rank, names in missing_somewhere:
             if not self._may_differ:
                 raise known_to_all(
                     f"train.find_unused_parameters: the loss of rank {rank} ({hosts[rank]}) does not depend "
-                    f"on {shortened(names)}, and that of other ranks does; set it to true",
+                    f"on {shortened(names)}, but the loss of other ranks does; set it to true",
                     self._rank,
                 )
 
@@ -165,21 +166,21 @@ class ShardedUse:
         if self._forward:
             self._results[part] += _ends(output)
 
-    def _refuse(self, told: str) -> NoReturn:
+    def _refuse(self, reason: str) -> NoReturn:
         raise known_to_all(
-            "train.parallel: under fsdp the ranks gather weights and reduce gradients together, and here "
-            f"{told}; or take ddp with train.find_unused_parameters=true",
+            "train.parallel: under fsdp the ranks gather weights and reduce gradients together, but "
+            f"{reason}; or use ddp with train.find_unused_parameters=true",
             self._rank,
         )
 
-    def _told_by_all(self, mine: Any) -> list[Any]:
+    def _gather_from_all(self, mine: Any) -> list[Any]:
         words: list[Any] = [None] * dist.get_world_size(self._group)
         dist.all_gather_object(words, mine, group=self._group)
         return words
 
     def _learn_parameters(self) -> list[Any]:
-        """Note each part's parameters when it first runs with them trained; returns the hooks for it."""
-        # Before torch's own, which takes the gathered weights away.
+        """Record each part's unsharded parameters in its first forward pass; return the hooks."""
+        # Before FSDP's own hook, which frees the gathered weights.
         return [
             part.register_forward_hook(partial(self._learn, name), prepend=True)
             for name, part in self._parts.items()
@@ -201,7 +202,7 @@ class ShardedUse:
             if self._may_differ:
                 mark: Any = parameter.register_post_accumulate_grad_hook
                 mark(partial(self._mark, name))
-        # What is frozen may be trained later: such a part is looked through each time that it runs.
+        # Frozen parameters may be trained later, so check such a part in every pass.
         if not frozen:
             self._learned.add(part)
 
@@ -210,13 +211,13 @@ class ShardedUse:
 
 
 def _ends(values: Any) -> list[Any]:
-    """The nodes of autograd's graph that made the tensors in ``values``."""
+    """Return the nodes of autograd's graph that produced the tensors in ``values``."""
     found = (leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor))
     return [leaf.grad_fn for leaf in found if leaf.grad_fn is not None]
 
 
-def _alone(named: Sequence[Sequence[str]]) -> list[tuple[int, list[str]]]:
-    """Of the names that each rank gives: ranks, and what they name that not all do."""
+def _not_on_all(named: Sequence[Sequence[str]]) -> list[tuple[int, list[str]]]:
+    """Return the ranks with names that not all ranks have, and those names."""
     everywhere = set.intersection(*map(set, named))
     return [
         (rank, only)
@@ -226,15 +227,15 @@ def _alone(named: Sequence[Sequence[str]]) -> list[tuple[int, list[str]]]:
 
 
 def _apart(nodes: set[Any] | None, ends: Sequence[Any]) -> bool:
-    """Whether none of ``ends`` is among ``nodes``; False where these cannot be seen."""
+    """Return True if none of ``ends`` is among ``nodes``; False if the nodes are unknown."""
     return nodes is not None and not nodes & {*ends}
 
 
 def _first(parts: Sequence[str]) -> str:
-    """What to call the outermost of ``parts``: the whole has no name of its own."""
+    """Name the outermost of ``parts``; the root has an empty name."""
     return "the model" if "" in parts else parts[0]
 
 
 def _plain(name: str) -> str:
-    """The name without what recomputing activations puts into it."""
+    """Remove the prefix of activation checkpointing from a parameter's name."""
     return name.replace(_RECOMPUTED, "")

@@ -1,4 +1,4 @@
-"""Checks on the GPUs of a rank that need torch: its build sees them, and no two ranks have the same."""
+"""GPU checks that need torch: torch sees the rank's GPU, and no two ranks share a GPU."""
 
 import os
 import socket
@@ -13,7 +13,7 @@ from hpcrun.train.errors import NotTrainable
 
 
 def require_gpu_build(config: DistributedConfig) -> None:
-    """Check that torch sees a GPU where the node has one for this rank.
+    """Check that torch sees a GPU if the node has one for this rank.
 
     Raises:
         NotTrainable: torch is built for CPUs; with the remedy.
@@ -21,21 +21,19 @@ def require_gpu_build(config: DistributedConfig) -> None:
     """
     if config.backend != "nccl" or torch.cuda.device_count():
         return
-    where = (
-        f"{socket.gethostname()}: {visible_gpus(os.environ)} GPU(s) are here for rank {config.rank}"
-    )
+    where = f"{socket.gethostname()}: the node has {visible_gpus(os.environ)} GPU(s) for rank {config.rank}"
     built = torch.version.cuda or torch.version.hip
     if built is None:
-        # The build is the same on all nodes, so that no other start helps.
+        # The build is the same on all nodes, so another start cannot help.
         raise NotTrainable(
-            f"{where}, but torch {torch.__version__} is built without CUDA and ROCm; install a build for "
-            "them (https://pytorch.org/get-started), or train on CPUs (--cpu)"
+            f"{where}, but torch {torch.__version__} is built without CUDA and ROCm; install a build with "
+            "one of them (https://pytorch.org/get-started), or train on CPUs (--cpu)"
         )
     kind = "CUDA" if torch.version.cuda else "ROCm"
     raise ClusterError(
-        f"{where}, but torch (built for {kind} {built}) sees none; in a container pass the GPUs on "
-        "(apptainer: --nv, or --rocm), otherwise see whether the driver is too old for that build or "
-        "CUDA_VISIBLE_DEVICES names other GPUs; or train on CPUs (--cpu)"
+        f"{where}, but torch (built for {kind} {built}) sees none; in a container pass the GPUs through "
+        "(apptainer: --nv, or --rocm); otherwise check that the driver is new enough for this build and "
+        "that CUDA_VISIBLE_DEVICES names the right GPUs; or train on CPUs (--cpu)"
     )
 
 
@@ -51,7 +49,7 @@ def refuse_shared_gpus(config: DistributedConfig, store: Any) -> None:
 
 
 def refuse_duplicates(config: DistributedConfig, store: Any, identity: str) -> None:
-    """Do what `refuse_shared_gpus` does, with the ``identity`` of this rank's GPU; empty: not known."""
+    """Do the check of `refuse_shared_gpus` for ``identity``, the GPU of this rank; empty: unknown."""
 
     def key(local_rank: int) -> str:
         return f"hpcrun/gpu/{config.node_rank}/{local_rank}"
@@ -65,28 +63,31 @@ def refuse_duplicates(config: DistributedConfig, store: Any, identity: str) -> N
         if theirs and len(ranks) > 1:
             mig = lists_mig(os.environ)
             raise ClusterError(
-                f"{socket.gethostname()}: ranks {' and '.join(ranks)} have the same GPU ({theirs}), "
+                f"{socket.gethostname()}: ranks {' and '.join(ranks)} have the same GPU ({theirs}); "
                 + (_MIG if mig else _BINDING)
             )
 
 
 _BINDING = (
-    "as srun's --gpu-bind=closest or a CUDA_VISIBLE_DEVICES by hand can do; let every rank see all GPUs of "
-    "its node: take the option out, or job.srun_args=[--gpu-bind=none]"
+    "srun's --gpu-bind=closest or a manual CUDA_VISIBLE_DEVICES can cause this; let every rank see all GPUs "
+    "of its node: remove the option, or set job.srun_args=[--gpu-bind=none]"
 )
-_MIG = "as slices of it (MIG); NCCL joins whole GPUs only: ask for these, or for one rank a node (--gpus 1)"
+_MIG = (
+    "they use slices of it (MIG), but NCCL needs whole GPUs: request whole GPUs, or one rank per node "
+    "(--gpus 1)"
+)
 
 
 def gpu_identity(device: int) -> str:
-    """Return a name of the physical GPU, unique on its host; empty where the driver gives none."""
+    """Return a name of the physical GPU, unique on its host; empty if the driver gives none."""
     properties: Any = torch.cuda.get_device_properties(device)
     uuid = str(getattr(properties, "uuid", ""))
-    # Consumer cards under ROCm have no number.
+    # Consumer cards under ROCm have no UUID.
     known = uuid.strip("0-") and uuid != "None"
     bus: list[Any] = [
         getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")
     ]
-    # Each slice of a GPU has a number, and NCCL compares the bus.
+    # With MIG each slice has its own UUID, but NCCL compares the PCI bus address.
     if known and not lists_mig(os.environ):
         return f"GPU-{uuid}"
     return "" if None in bus else "PCI {:04x}:{:02x}:{:02x}".format(*bus)

@@ -1,9 +1,9 @@
-"""How gradients are compressed on their way between ranks: DDP's communication hooks, and their memory.
+"""Gradient compression in DDP: communication hooks and their state.
 
-PowerSGD (Vogels, Karimireddy, Jaggi, NeurIPS 2019) sends low-rank factors, and adds what these left out
-to the next step's gradients. That error is another on each rank and decides the weights, so it is part
-of a rank's checkpoint. The work is torch's own; here it is kept right over a backward pass that does not
-count, a skipped step, a change of the loss scale, and a restart.
+PowerSGD (Vogels, Karimireddy, Jaggi, NeurIPS 2019) sends low-rank factors, and adds the approximation error
+to the next step's gradients. This error differs between ranks and affects the weights, so it is part of a
+rank's checkpoint. The algorithm is torch's own; this module keeps its state correct in warm-up backward
+passes, skipped steps, changes of the loss scale, and restarts.
 """
 
 import contextlib
@@ -26,43 +26,43 @@ Kind = Literal["none", "fp16", "bf16", "powersgd"]
 _Future: TypeAlias = torch.futures.Future[Tensor]
 
 _OTHER_BUCKETS = (
-    "gradients lie in other buckets than when the checkpoint was saved; PowerSGD's error feedback, which "
-    "is kept for each, starts anew"
+    "the gradient buckets differ from those in the checkpoint; PowerSGD's error feedback, which it keeps per "
+    "bucket, restarts from zero"
 )
 
 
 class Compression:
-    """A hook that remembers nothing: each gradient is sent in half precision."""
+    """Stateless compression hook: sends gradients in half precision."""
 
     at_once = False
-    """Whether :meth:`after_step` must be told of a step before the next backward pass."""
+    """True if :meth:`after_step` must be called before the next backward pass."""
 
     def __init__(self, hook: Callable[[Any, GradBucket], _Future]) -> None:
         self._hook = hook
 
     def attach(self, model: DistributedDataParallel) -> None:
-        """Compress this model's gradients from here on."""
+        """Compress this model's gradients from now on."""
         model.register_comm_hook(None, self._hook)
 
     @contextlib.contextmanager
     def idle(self) -> Iterator[None]:
-        """Around a backward pass that does not count."""
+        """Keep the hook's state unchanged in the block, for a backward pass that is not part of a step."""
         yield
 
     def after_step(self, skipped: bool, scale_factor: float) -> None:
-        """Learn what became of a step, and by what the loss scale was multiplied."""
+        """Record whether a step was skipped, and the factor by which the loss scale changed."""
 
     def capture(self) -> dict[str, Any] | None:
-        """This rank's own part of a checkpoint; None: there is none."""
+        """Return this rank's part of a checkpoint; None if the hook has no state."""
         return None
 
     def restore(self, own: dict[str, Any] | None, steps: int, device: torch.device) -> str | None:
-        """Put back what :meth:`capture` gave ``steps`` steps into the training; a line if that is lost."""
+        """Restore what :meth:`capture` returned after ``steps`` steps; return a note if it is lost."""
         return None
 
 
 class PowerSGD(Compression):
-    """Low-rank factors, after ``start`` steps with whole gradients."""
+    """Low-rank compression, after ``start`` steps with uncompressed gradients."""
 
     at_once = True
 
@@ -74,27 +74,27 @@ class PowerSGD(Compression):
         error = self._state.error_dict.get(bucket.index())
         begun = self._state.iter >= self._state.start_powerSGD_iter
         if begun and error is not None and error.numel() != bucket.buffer().numel():
-            # Only after a restart with another torch, or other options of DDP.
+            # Only after a restart with another torch version or other options of DDP.
             self._forget()
             if dist.get_rank() == 0:
                 print(f"hpcrun: {_OTHER_BUCKETS}", file=sys.stderr, flush=True)
         future = powerSGD_hook(self._state, bucket)
         if bucket.buffer().device.type == "cpu":
-            # The hook waits for reductions in gloo's own threads, of which there are two: buckets under
-            # way at once would wait for each other, and reduce in another order on each rank.
+            # The hook blocks one of gloo's two threads until its reductions finish. Concurrent buckets would
+            # deadlock, or reduce in a different order on each rank.
             future.wait()
         return future
 
     @contextlib.contextmanager
     def idle(self) -> Iterator[None]:
-        # At step 0 the hook only averages, and remembers nothing but that it was called.
+        # At iteration 0 the hook only averages and changes nothing but its iteration counter.
         steps, self._state.iter = self._state.iter, 0
         yield
         self._state.iter = steps
 
     def after_step(self, skipped: bool, scale_factor: float) -> None:
         if skipped:
-            # What was not finite is in every rank's error and factors by now.
+            # By now the non-finite values are in the error and the factors of every rank.
             self._forget()
         elif scale_factor != 1.0:
             for error in self._state.error_dict.values():
@@ -122,10 +122,10 @@ class PowerSGD(Compression):
             state.rng.set_state(tuple(own["generator"]))
             return None
         if steps <= state.start_powerSGD_iter:
-            return None  # It had not begun.
+            return None  # Compression had not started yet.
         return (
-            "PowerSGD's error feedback is not restored, for it belongs to each rank and to a rank of "
-            "approximation, and one of them has changed; it starts anew"
+            "PowerSGD's error feedback is not restored: it depends on the rank and on train.powersgd_rank, "
+            "and one of the two has changed; it restarts from zero"
         )
 
     def _forget(self) -> None:
@@ -135,7 +135,7 @@ class PowerSGD(Compression):
 
 
 def compression(kind: Kind, *, rank: int = 1, start: int = 1000) -> Compression | None:
-    """The compression of that name; ``rank`` and ``start`` are PowerSGD's. None: none."""
+    """Make the compression ``kind``; ``rank`` and ``start`` are for PowerSGD. None for ``none``."""
     if kind == "powersgd":
         return PowerSGD(rank, start)
     if kind == "fp16":
@@ -146,17 +146,17 @@ def compression(kind: Kind, *, rank: int = 1, start: int = 1000) -> Compression 
 
 
 def _in_fp16(_: None, bucket: GradBucket) -> _Future:
-    return fp16_compress_hook(_everybody(), bucket)
+    return fp16_compress_hook(_all_ranks(), bucket)
 
 
 def _in_bf16(_: None, bucket: GradBucket) -> _Future:
-    # By a name of our own: DDP refuses torch's on all but GPUs, though gloo can do it as well.
-    return bf16_compress_hook(_everybody(), bucket)
+    # Under another function name: DDP accepts torch's bf16 hook on GPUs only, but gloo supports bf16 too.
+    return bf16_compress_hook(_all_ranks(), bucket)
 
 
-def _everybody() -> dist.ProcessGroup:
+def _all_ranks() -> dist.ProcessGroup:
     world = dist.group.WORLD
-    assert world is not None  # DDP would not be there
+    assert world is not None  # DDP needs a process group
     return world
 
 

@@ -1,6 +1,6 @@
-"""What a copy of the model takes on each rank, and whether there is room for it: the arithmetic of ``auto``.
+"""Estimate the memory that DDP needs on each rank, and compare it with the device: arithmetic of ``auto``.
 
-Pure functions of numbers; ``parallel`` finds these out.
+Pure functions of numbers; ``choose.py`` supplies the numbers.
 """
 
 from collections.abc import Iterable
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from hpcrun.checkpoint.storage.errors import amount
 
 HEADROOM = 0.4
-"""The part of a device's memory that is left to activations, workspaces and fragmentation."""
+"""The fraction of a device's memory reserved for activations, workspaces and fragmentation."""
 
 
 @dataclass(frozen=True)
 class Need:
     """Bytes that DDP keeps on every rank from step to step.
 
-    ``average``: of the weights (``train.ema``); ``unsent``: what PowerSGD has yet to send of the gradients.
+    ``average``: of the weights (``train.ema``); ``unsent``: PowerSGD's error feedback.
     """
 
     weights: int
@@ -27,7 +27,7 @@ class Need:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Sum of all parts in bytes."""
         return self.weights + self.gradients + self.optimizer + self.average + self.unsent
 
 
@@ -39,14 +39,14 @@ def need(
     average: bool = False,
     unsent: bool = False,
 ) -> Need:
-    """What training with DDP keeps of a model.
+    """Compute the memory that training with DDP keeps for a model.
 
     Args:
-        parameters: of each its number of elements, bytes of an element, and whether it is trained.
-        moments: tensors that the optimiser keeps of each trained one, as large as it: two for Adam.
-        bucket_view: whether gradients lie in DDP's buckets, and not beside them.
-        average: whether an average of the weights is kept.
-        unsent: whether what compression leaves of the gradients is.
+        parameters: (number of elements, bytes per element, is trained) for each parameter.
+        moments: optimizer tensors per trained parameter, of the parameter's size: two for Adam.
+        bucket_view: True if gradients are views of DDP's buckets instead of separate tensors.
+        average: True if an average of the weights is kept.
+        unsent: True if compression keeps an error per gradient.
     """
     weights = trained = 0
     for elements, size, is_trained in parameters:
@@ -62,19 +62,19 @@ def need(
 
 
 def fits(wanted: Need, memory: int) -> bool:
-    """Whether it leaves ``HEADROOM`` of ``memory`` bytes."""
+    """Return True if ``wanted`` leaves ``HEADROOM`` of ``memory`` bytes free."""
     return wanted.total <= memory * (1 - HEADROOM)
 
 
-def told(wanted: Need, memory: int) -> str:
-    """The arithmetic in one line."""
+def summary(wanted: Need, memory: int) -> str:
+    """Return the arithmetic in one line."""
     others = (
         (wanted.average, "averaged weights"),
-        (wanted.unsent, "gradients that PowerSGD has yet to send"),
+        (wanted.unsent, "PowerSGD error feedback"),
     )
     more = "".join(f" + {amount(size)} of {name}" for size, name in others if size)
     return (
         f"{amount(wanted.weights)} of weights + {amount(wanted.gradients)} of gradients + "
-        f"{amount(wanted.optimizer)} of optimiser state{more} = {amount(wanted.total)} a rank, "
-        f"of {amount(memory)}, {HEADROOM:.0%} of which are kept for activations"
+        f"{amount(wanted.optimizer)} of optimizer state{more} = {amount(wanted.total)} per rank, "
+        f"of {amount(memory)}; {HEADROOM:.0%} are reserved for activations"
     )

@@ -1,22 +1,22 @@
-"""Room for the connections of rank 0, to which every other rank connects."""
+"""Raise the limit of open files for rank 0, to which every other rank connects."""
 
 import resource
 
 _A_RANK = 2
-"""Connections of a rank to rank 0's key-value store: torch's, and the watchdog's."""
+"""Connections per rank to rank 0's key-value store: torch's, and the watchdog's."""
 
 _BESIDE = 512
-"""Descriptors for all else: data, logs, the training's own connections."""
+"""File descriptors for everything else: data, logs, the training's own connections."""
 
 
 def make_room(world_size: int) -> str | None:
-    """Raise this process's limit of open files, as far as it may be raised, to what rank 0 needs.
+    """Raise this process's limit of open files to what rank 0 needs, as far as the hard limit allows.
 
-    Slurm gives a job the limit of the shell that submitted it, often 1,024, and the ranks beyond it could
-    not connect.
+    Slurm gives a job the limit of the shell that submitted it, often 1,024. Ranks beyond it could not
+    connect.
 
     Returns:
-        A line for the user where even the highest limit is too low, else None.
+        A line for the user if even the hard limit is too low, else None.
     """
     wanted = _A_RANK * world_size + _BESIDE
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -27,6 +27,6 @@ def make_room(world_size: int) -> str | None:
     if allowed == wanted:
         return None
     return (
-        f"rank 0 may open {allowed} files and {world_size} ranks need about {wanted}; have the site raise "
-        "the hard limit (ulimit -Hn) on the nodes"
+        f"rank 0 may open {allowed} files but needs about {wanted} for {world_size} ranks; ask the site to "
+        "raise the hard limit (ulimit -Hn) on the nodes"
     )

@@ -1,4 +1,4 @@
-"""The process group: joining it, leaving it, and the few questions that any code asks of it."""
+"""Process group: join it, leave it, and query rank, world size and groups."""
 
 import contextlib
 import datetime
@@ -31,16 +31,16 @@ def setup_distributed(
 ) -> DistributedConfig:
     """Join the process group that the environment (or ``config``) describes, and return the description.
 
-    For a loop of your own: the ranks meet at ``master_addr:master_port``. A single rank needs no
-    group and makes none. A group that the program made by itself is kept.
+    For your own training loop: the ranks connect to ``master_addr:master_port``. A single rank needs no
+    group and makes none. A group that the program has already made is kept.
 
     Args:
         timeout: seconds that a collective may take.
 
     Raises:
-        ClusterError: the description contradicts itself or this machine, or without a ``config`` the job was
-            given GPUs and sees none; `DistributedConfig.from_env(cpu=True)` trains on CPUs there. Or there
-            is a group already, with another rank or size.
+        ClusterError: the description contradicts itself, this machine or an existing group (another rank or
+            size). Or ``config`` is None and the job was given GPUs but sees none;
+            `DistributedConfig.from_env(cpu=True)` trains on CPUs there.
     """
     if config is None:
         require_given_gpus(os.environ)
@@ -61,19 +61,19 @@ def setup_distributed(
 
 
 def require_same_group(config: DistributedConfig) -> None:
-    """Check ``config`` against the process group, where there is one.
+    """Check ``config`` against the process group, if there is one.
 
     Raises:
-        ClusterError: the group has another rank or size, so that ranks would train models of their own.
+        ClusterError: the group has another rank or size, so the ranks would train separate models.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return
     rank, ranks = dist.get_rank(), dist.get_world_size()
     if (rank, ranks) != (config.rank, config.world_size):
         raise ClusterError(
-            f"this process is rank {rank} of {ranks} in its process group, and rank {config.rank} of "
-            f"{config.world_size} in its DistributedConfig; make the group before the trainer and leave "
-            "`distributed` out, or give both the same rank and world size"
+            f"this process is rank {rank} of {ranks} in its process group, but rank {config.rank} of "
+            f"{config.world_size} in its DistributedConfig; make the group before the trainer and omit "
+            "`distributed`, or give both the same rank and world size"
         )
 
 
@@ -85,13 +85,13 @@ def join_run(
     timeout: float,
     interface: str | None = None,
 ) -> DistributedConfig:
-    """Join the process group of a run's attempt; rank 0's bound port reaches the others through ``run``.
+    """Join the process group of a run's attempt; rank 0 publishes its bound port in ``run``.
 
-    Launchers that have set up a meeting place of their own (torchrun) keep it.
+    Launchers with their own rendezvous (torchrun) keep it.
 
     Args:
-        timeout: seconds to meet rank 0, and that a collective may take.
-        interface: the network interfaces to use, as ``job.interface`` has them.
+        timeout: seconds to reach rank 0, and seconds that a collective may take.
+        interface: the network interfaces to use, in the format of ``job.interface``.
 
     Returns:
         ``config`` with the master's real address and port.
@@ -105,13 +105,13 @@ def join_run(
     config.validate(visible_devices=torch.cuda.device_count(), check_address=not meets)
     select_device(config)
     if config.world_size == 1:
-        # No group, but the same variables: a task that reads RANK need not know how many there are.
+        # No group, but the same variables, for tasks that read RANK or WORLD_SIZE.
         os.environ.update(config.to_env_dict())
         return config
     if not meets:
         return setup_distributed(config, timeout=timeout)
-    if config.rank == 0 and (told := make_room(config.world_size)) is not None:
-        print(f"hpcrun: {told}", flush=True)
+    if config.rank == 0 and (warning := make_room(config.world_size)) is not None:
+        print(f"hpcrun: {warning}", flush=True)
     board = MeetingBoard(run, attempt, first=config.local_rank == 0)
     ports = wanted_ports(os.environ, attempt.owner)
     config, store = meet(config, board, ports, interface=interface, timeout=timeout)
@@ -129,7 +129,7 @@ def join_run(
 
 
 def control_group(config: DistributedConfig) -> Any:
-    """A new CPU group of all ranks for decisions, apart from the gradients' collectives. Collective.
+    """Make a CPU group of all ranks for decisions, separate from the gradients' collectives. Collective.
 
     Returns:
         The group, or None for a single rank.
@@ -139,18 +139,18 @@ def control_group(config: DistributedConfig) -> Any:
 
 @contextlib.contextmanager
 def waiting_at_least(seconds: float) -> Iterator[None]:
-    """Within the block no collective of any group is given up sooner: somebody else ends what hangs.
+    """Raise the timeout of every group's collectives to ``seconds`` or more within the block.
 
-    But for those of the checkpoints' writers, on which nobody waits: a save that is given up is told, and
-    training goes on.
+    Used while the watchdog ends hangs. The groups of the checkpoint writers keep their timeout: no rank
+    waits for them, and training continues after a failed save, which is reported.
 
-    NCCL first sets a group up in its first collective. The others then wait for its first rank in the store,
-    by the store's limit, which is raised too; what follows has no limit of torch's. So torch's source has it;
-    no test covers NCCL.
+    NCCL sets up a group in its first collective. The other ranks then wait for the group's first rank in
+    the store, with the store's timeout, which is raised too; the rest of the setup has no timeout in torch.
+    This is from torch's source; no test covers NCCL.
     """
     before = [(backend._set_default_timeout, backend.options._timeout) for backend in _backends()]
     if dist.is_initialized():
-        # The groups' stores are prefixes of this one, and share its connection with its limit.
+        # The groups' stores are prefixes of this store, and share its connection and timeout.
         store: Any = dist.distributed_c10d._get_default_store()
         before.append((store.set_timeout, store.timeout))
     least = datetime.timedelta(seconds=seconds)
@@ -164,31 +164,31 @@ def waiting_at_least(seconds: float) -> Iterator[None]:
 
 
 def group_names() -> list[str]:
-    """What torch calls the process groups of which this rank is a member, but for trees of control."""
+    """Return torch's names of the process groups of this rank, without control trees."""
     return [group.group_name for group in _groups() if not isinstance(group, TreeGroup)]
 
 
 def trees() -> list[TreeGroup]:
-    """The control groups of this rank that are trees, which torch's flight recorders do not know."""
+    """Return this rank's control groups that are trees; torch's flight recorder does not know them."""
     return [group for group in _groups() if isinstance(group, TreeGroup)]
 
 
-# Seconds that each rank adds to the limit for a connection: 164 s more at 8,192 ranks.
+# Seconds per rank to add to the connection timeout: 164 s more at 8,192 ranks.
 _CONNECTING = 0.02
 
 
 def second_store(config: DistributedConfig, prefix: str, *, timeout: float = 10.0) -> Any:
-    """A second connection to the ranks' key-value store, for a thread that must not wait for the first.
+    """Open a second connection to the ranks' key-value store, for a thread that must not block the first.
 
-    All ranks connect in the same moment, and rank 0 accepts one after the other. The limit for the
-    connection therefore grows with the number of ranks.
+    All ranks connect at the same moment, and rank 0 accepts one connection after the other. The timeout for
+    connecting therefore grows with the number of ranks.
 
     Args:
         prefix: put before every key.
         timeout: seconds that a request may take.
 
     Returns:
-        The store, or None for a single rank and where it cannot be reached.
+        The store, or None for a single rank and if the store cannot be reached.
     """
     if config.world_size == 1:
         return None
@@ -200,19 +200,17 @@ def second_store(config: DistributedConfig, prefix: str, *, timeout: float = 10.
             timeout=datetime.timedelta(seconds=timeout + config.world_size * _CONNECTING),
         )
     except RuntimeError as error:
-        print(f"hpcrun: no second connection to rank 0's store: {error}", flush=True)
+        print(f"hpcrun: cannot open a second connection to rank 0's store: {error}", flush=True)
         return None
     store.set_timeout(datetime.timedelta(seconds=timeout))
     return PrefixStore(prefix, store)
 
 
-def said_by_rank_zero(
-    config: DistributedConfig, key: str, word: str, *, timeout: float = 60.0
-) -> str:
-    """Rank 0's ``word`` on all ranks, through the store that torchrun's agent holds before any group.
+def broadcast_word(config: DistributedConfig, key: str, word: str, *, timeout: float = 60.0) -> str:
+    """Return rank 0's ``word`` on all ranks, through the store of torchrun's agent, before any group exists.
 
     Raises:
-        RuntimeError: the store cannot be reached, or rank 0 said nothing within ``timeout`` seconds.
+        RuntimeError: the store cannot be reached, or rank 0 sent nothing within ``timeout`` seconds.
     """
     store = TCPStore(
         config.master_addr,
@@ -224,12 +222,12 @@ def said_by_rank_zero(
     if config.rank == 0:
         store.set(key, word)
         return word
-    said: bytes = store.get(key)
-    return said.decode()
+    received: bytes = store.get(key)
+    return received.decode()
 
 
 def select_device(config: DistributedConfig) -> torch.device:
-    """This rank's device, made the current one: local rank modulo visible devices, or the CPU."""
+    """Make this rank's device the current device and return it: its GPU, or the CPU."""
     if not config.device_ids:
         return torch.device("cpu")
     device = torch.device("cuda", config.device_ids[0])
@@ -238,10 +236,10 @@ def select_device(config: DistributedConfig) -> torch.device:
 
 
 def cleanup_distributed() -> None:
-    """Leave the process group, if there is one, for a process that may end right after it.
+    """Leave the process group, if there is one; call it before the process ends.
 
-    A thread of gloo's hands back the tensors of a collective after those who waited for it went on, and
-    needs the interpreter for that: at an interpreter's end it aborts the process.
+    A gloo thread releases the tensors of a collective only after its callers have continued, and needs the
+    interpreter for that: during interpreter shutdown this would abort the process.
     """
     if dist.is_available() and dist.is_initialized():
         wait_until_idle(GLOO_WORKERS)
@@ -249,30 +247,30 @@ def cleanup_distributed() -> None:
 
 
 def get_rank() -> int:
-    """This process's rank; 0 without a process group."""
+    """Return this process's rank; 0 without a process group."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 def get_world_size() -> int:
-    """The number of ranks; 1 without a process group."""
+    """Return the number of ranks; 1 without a process group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def is_main_process() -> bool:
-    """Whether this is rank 0, which logs and writes what is written once."""
+    """Return True on rank 0, which logs and writes files that exist once per run."""
     return get_rank() == 0
 
 
 def _groups() -> list[Any]:
-    # Also those that DeviceMesh makes for itself: torch lists them in no other place.
+    # Includes groups that DeviceMesh makes; torch lists those nowhere else.
     return list(dist.distributed_c10d._world.pg_map)
 
 
 def _backends() -> list[Any]:
-    """Those of all groups whose time limit can be read and set, and is not the checkpoints' own."""
+    """Return the backends with an adjustable timeout, without those of the checkpoint writers."""
     waiting = [group for group in _groups() if group.group_desc != WRITERS]
     found = [group._get_backend(device) for group in waiting for device in group._device_types]
-    # With TORCH_DISTRIBUTED_DEBUG=DETAIL gloo's and NCCL's are wrapped in one without a setter.
+    # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps gloo's and NCCL's backends in a class without a setter.
     bare = {id(it): it for it in (getattr(one, "wrapped_pg", one) for one in found)}
     return [
         it

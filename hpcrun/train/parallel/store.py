@@ -1,4 +1,4 @@
-"""The key-value store of a run's ranks: rank 0 holds it, and the other ranks find the way to it."""
+"""Key-value store of a run's ranks: rank 0 hosts it, and the other ranks connect to it."""
 
 import datetime
 import os
@@ -20,7 +20,7 @@ from hpcrun.run.rendezvous import Meeting, MeetingBoard
 _KEY = "hpcrun/meeting"
 _NODE = "hpcrun/node"
 _PEER = "hpcrun/peer"
-# TCPStore's own handshake; a program that is no store does not answer it.
+# Limit for TCPStore's handshake; a program that is not a store does not answer it.
 _HANDSHAKE = 20.0
 
 
@@ -32,20 +32,20 @@ def meet(
     interface: str | None,
     timeout: float,
 ) -> tuple[DistributedConfig, Any]:
-    """Open the store of the attempt's ranks, and have gloo use the network that leads to them.
+    """Open the store of the attempt's ranks, and make gloo use the network on which they connected.
 
     Args:
-        board: where rank 0 publishes the way to it.
-        ports: those that rank 0 tries in order.
+        board: where rank 0 publishes its address.
+        ports: ports that rank 0 tries in order.
         interface: ``job.interface``.
-        timeout: seconds to meet, and for each question to the store.
+        timeout: seconds to connect, and for each request to the store.
 
     Returns:
-        ``config`` with the address and port under which this rank reached the store, and the store.
+        ``config`` with the address and port at which this rank reached the store, and the store.
 
     Raises:
         ClusterError: rank 0 can bind no port.
-        RunError: rank 0 published nothing in time, or none of its addresses leads to it.
+        RunError: rank 0 published nothing in time, or none of its addresses is reachable.
     """
     limit = datetime.timedelta(seconds=timeout)
     if config.rank == 0:
@@ -66,7 +66,7 @@ def _hold(
     interface: str | None,
     limit: datetime.timedelta,
 ) -> tuple[str, Any]:
-    """Make the store on rank 0, publish where it is, and return this rank's own way to it."""
+    """Create the store on rank 0, publish its addresses, and return the address that rank 0 itself uses."""
     addresses = meeting_addresses(os.environ, interface)
     address = next((name for name in addresses if bound_address(name)), LOOPBACK)
     store = TCPStore(
@@ -76,7 +76,7 @@ def _hold(
         is_master=True,
         timeout=limit,
         wait_for_workers=False,
-        # torch owns the descriptor from here on, and closes it.
+        # torch owns and closes the descriptor from here on.
         master_listen_fd=listener.detach(),
     )
     meeting = Meeting(tuple(addresses), store.port)
@@ -87,12 +87,12 @@ def _hold(
 
 
 def _connect(address: str, meeting: Meeting, patience: float) -> tuple[str, Any] | None:
-    """Return a connection to the meeting's store under ``address``; None where another or none answers."""
+    """Connect to the run's store at ``address``; return None for another store or no answer."""
     try:
-        # Sooner than TCPStore, which tries a refused connection until its time is over.
+        # Fail fast: TCPStore retries a refused connection until its timeout.
         socket.create_connection((address, meeting.port), timeout=patience).close()
         store = _open_store(address, meeting.port, max(patience, _HANDSHAKE))
-        # The address may lead to the store of another job, which has no such key.
+        # The address may belong to the store of another job, which lacks this key.
         right = store.check([_KEY]) and store.get(_KEY).decode() == meeting.key
     except (OSError, UnicodeError, RuntimeError):
         return None
@@ -100,10 +100,10 @@ def _connect(address: str, meeting: Meeting, patience: float) -> tuple[str, Any]
 
 
 def _open_store(address: str, port: int, seconds: float) -> Any:
-    """Return a connection to the store at ``address`` and ``port``.
+    """Connect to the store at ``address`` and ``port``.
 
     Raises:
-        RuntimeError: no store answers; a server that stays silent counts after ``seconds``.
+        RuntimeError: no store answers; a silent server is given up after ``2 * seconds``.
     """
     opened: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
@@ -121,8 +121,8 @@ def _open_store(address: str, port: int, seconds: float) -> Any:
         except RuntimeError as error:
             opened.put(error)
 
-    # TCPStore waits for the answer to its first ping without any limit (seen with torch 2.13). The
-    # thread of a silent server stays until the process ends.
+    # TCPStore waits for the answer to its first ping without a limit (seen with torch 2.13). For a silent
+    # server, this thread stays until the process ends.
     threading.Thread(target=open_store, name="hpcrun-store", daemon=True).start()
     try:
         store = opened.get(timeout=2 * seconds)
@@ -134,9 +134,9 @@ def _open_store(address: str, port: int, seconds: float) -> Any:
 
 
 def _network_of_gloo(config: DistributedConfig, store: Any) -> dict[str, str]:
-    """Return ``GLOO_SOCKET_IFNAME`` where gloo would not choose the network on which the ranks have met.
+    """Return ``GLOO_SOCKET_IFNAME`` if gloo would not choose the network on which the ranks connected.
 
-    Rank 0's node cannot know which of its networks the other nodes use before one of them says where it is.
+    Rank 0's node learns which of its networks the other nodes use only when one of them sends its address.
     """
     if store.get(_NODE).decode() != str(config.node_rank):
         peer = config.master_addr

@@ -1,6 +1,6 @@
-"""How ranks share the work: how a module is wrapped for it, when gradients travel, how they are clipped.
+"""Strategies of parallelism: how to wrap a module, when to all-reduce gradients, how to clip them.
 
-A strategy holds no tensors. The trainer asks it at the few places where one way differs from another.
+A strategy holds no tensors. The trainer calls it at the few points where the kinds of parallelism differ.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.train.model.prepare import CompileMode, compile_in_place, of_torch
 
-# torch 2.13 gives the old name a warning; before, there was only that.
+# torch 2.13 deprecates the old name; earlier versions have only the old name.
 _ddp_arguments = inspect.signature(DistributedDataParallel.__init__).parameters
 _SYNC_BUFFERS = (
     "forward_sync_buffers" if "forward_sync_buffers" in _ddp_arguments else "broadcast_buffers"
@@ -24,82 +24,81 @@ _SYNC_BUFFERS = (
 
 
 class Strategy:
-    """One process on one device: nothing is wrapped and nothing travels. The others change parts of it."""
+    """Single process on one device: no wrapper, no communication. Subclasses override parts of it."""
 
     replaces_parameters = False
-    """Whether wrapping gives the module other parameters, so that an optimiser made before is useless."""
+    """True if wrapping replaces the module's parameters, so that an earlier optimizer becomes invalid."""
 
     buffers_differ = False
-    """Whether each rank keeps buffers of its own from step to step (otherwise rank 0's count)."""
+    """True if the ranks keep different buffers between steps; False if rank 0's buffers are used."""
 
     collective_forward = False
-    """Whether a forward pass of one rank waits for the others' also where no gradients are wanted."""
+    """True if a forward pass of one rank waits for the other ranks even without gradients."""
 
     def place(self, module: nn.Module, device: torch.device) -> nn.Module:
-        """The module where it is to be wrapped."""
+        """Move the module to the device where it is wrapped."""
         return module.to(device)
 
     def remember(self, module: nn.Module) -> None:
-        """Note what :meth:`whole` will need of the module before anything is done to it."""
+        """Record what :meth:`whole` needs of the module, before preparation and wrapping."""
 
     def wrap(self, module: nn.Module, mode: CompileMode | None) -> nn.Module:
-        """What forward passes of training go through, compiled if ``mode`` is given. Collective."""
+        """Return the module for forward passes of training, compiled if ``mode`` is given. Collective."""
         return module if mode is None else cast(nn.Module, torch.compile(module, mode=mode))
 
     def micro_batch(
         self, model: nn.Module, *, last: bool
     ) -> contextlib.AbstractContextManager[Any]:
-        """Around forward and backward of a micro-batch: gradients travel in the last one of a step."""
+        """Wrap forward and backward of a micro-batch: only the last one of a step all-reduces gradients."""
         return contextlib.nullcontext()
 
     def compare(self, group: Any) -> None:
-        """Have the ranks compare, in the next step, what they use of the model, over a control ``group``."""
+        """Compare in the next step which parts of the model the ranks use; ``group``: a control group."""
 
     def before_backward(self, value: Tensor) -> None:
-        """A loss is about to be differentiated; raises UserError where its backward pass would not end."""
+        """Check a loss before its backward pass; raise UserError if the backward pass would hang."""
 
     def join(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
-        """Around the micro-batches of a step that some ranks have none of. Raises ValueError without DDP."""
-        raise ValueError("only DDP can take a step that some ranks have no batch for (Join)")
+        """Wrap the micro-batches of a step in which some ranks have none. Raises ValueError without DDP."""
+        raise ValueError("only DDP supports a step in which some ranks have no batch (Join)")
 
     def clip(self, parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
-        """Scale the gradients to a global norm of at most ``limit``; the norm before, a plain scalar."""
+        """Clip the gradients to a global norm of ``limit``; return the norm before, a plain scalar."""
         return nn.utils.clip_grad_norm_(parameters, limit)
 
     def unsettled(self, model: nn.Module) -> bool:
-        """Whether a first backward pass changes how later ones round."""
+        """Return True if the first backward pass changes how later ones round."""
         return False
 
     def after_evaluation(self, model: nn.Module) -> None:
-        """Leave nothing of forward passes without a backward pass that the next step could meet."""
+        """Clean up after forward passes without a backward pass, before the next step."""
 
     def whole(self, module: nn.Module, device: torch.device) -> nn.Module | None:
-        """The module with all its weights, on rank 0 at least; None where it is not. Collective."""
+        """Return the module with all its weights, on rank 0 at least; elsewhere maybe None. Collective."""
         return module
 
 
-class Scattered(Strategy):
-    """One process for all GPUs it sees (torch.nn.DataParallel); on the CPU it is that one process."""
+class DataParallelStrategy(Strategy):
+    """One process for all GPUs that it sees (torch.nn.DataParallel); without GPUs, one process on the CPU."""
 
     def wrap(self, module: nn.Module, mode: CompileMode | None) -> nn.Module:
         if not any(parameter.is_cuda for parameter in module.parameters()):
             print(
-                "hpcrun: parallel=dp has no GPUs to drive from one process here; it trains on the CPU, as "
-                "`single` does",
+                "hpcrun: parallel=dp finds no GPUs; it trains on the CPU, as with `single`",
                 flush=True,
             )
             return module
         devices = torch.cuda.device_count()
         print(
             "hpcrun: parallel=dp drives all GPUs from one process, for quick tries: ddp, with one rank for "
-            f"each of them ({devices} here), is faster",
-            flush=True,
+            "hpcrun: parallel=dp uses all GPUs from one process, for quick tries; ddp with one rank per "
+            f"GPU ({devices} here) is faster",
         )
         return nn.DataParallel(module) if devices > 1 else module
 
 
-class Replicated(Strategy):
-    """A copy of the module on each rank, gradients averaged by DistributedDataParallel."""
+class DDPStrategy(Strategy):
+    """A copy of the module on each rank; DistributedDataParallel averages the gradients."""
 
     def __init__(self, distributed: DistributedConfig) -> None:
         self._distributed = distributed
@@ -115,10 +114,10 @@ class Replicated(Strategy):
             gradient_as_bucket_view=self._distributed.gradient_as_bucket_view,
         )
         if mode is not None and of_torch(module):
-            # The compiler would not enter it from outside; its graph is cut where buckets end here too.
+            # torch.compile skips calls of torch's own classes; inside, DDP still splits the graph at buckets.
             compile_in_place(module, mode=mode)
         elif mode is not None:
-            # In place, so that it stays the DDP module whose gradients can be held back.
+            # In place, so that the model stays a DDP module with no_sync().
             wrapped.compile(mode=mode)
         return wrapped
 
@@ -135,5 +134,5 @@ class Replicated(Strategy):
         return Join([model])
 
     def unsettled(self, model: nn.Module) -> bool:
-        # With find_unused_parameters DDP keeps its first layout of buckets.
+        # With find_unused_parameters DDP keeps its first bucket layout.
         return isinstance(model, DistributedDataParallel) and not model.find_unused_parameters

@@ -1,4 +1,4 @@
-"""A plain copy of a model whose weights lie in shards, for what needs all of them in one place."""
+"""Make an unsharded copy of a sharded model, for code that needs all weights in one place."""
 
 import copy
 from typing import Any
@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 
-def hollow(module: nn.Module) -> nn.Module:
-    """A copy of ``module`` without memory for parameters, taken before it is sharded or wrapped."""
+def without_weights(module: nn.Module) -> nn.Module:
+    """Copy ``module`` with parameters on the meta device; call it before sharding or wrapping."""
     memo: dict[int, Any] = {
         id(parameter): nn.Parameter(
             torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad
@@ -18,8 +18,8 @@ def hollow(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module, memo)
 
 
-def filled(shape: nn.Module, values: dict[str, Tensor]) -> nn.Module:
-    """A copy of the ``hollow`` model with ``values``: a whole state dict, whose tensors it takes over."""
+def with_weights(shape: nn.Module, values: dict[str, Tensor]) -> nn.Module:
+    """Copy the model of ``without_weights`` with the tensors of ``values``, a full state dict."""
     memo: dict[int, Any] = {
         id(parameter): nn.Parameter(values[name], requires_grad=parameter.requires_grad)
         for name, parameter in shape.named_parameters()

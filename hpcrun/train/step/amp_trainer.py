@@ -1,4 +1,4 @@
-"""One optimiser step, right in every detail, on one device."""
+"""AMPTrainer: optimizer steps on one device, with mixed precision, accumulation and clipping."""
 
 import contextlib
 import inspect
@@ -24,29 +24,30 @@ from hpcrun.train.step.weighting import Weight, loss_factors, weighted
 
 LossFunction = Callable[[nn.Module, Any], Tensor]
 
-_AS_IT_IS = contextlib.nullcontext()
+_NO_AUTOCAST = contextlib.nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step gives: mean loss of this rank's samples and global gradient norm, scalars on the device.
+    """Result of an optimizer step: this rank's mean loss and the global gradient norm, scalars on the device.
 
-    Of a weighted step ``loss`` is this rank's part: the mean over ranks is the weighted mean.
-    ``gradient_norm`` is None without clipping. ``learning_rate``: the one the step was taken with, of
-    the first parameter group. ``weighed``: of a weighted step, each micro-batch's own loss and its factor;
-    ``weights`` are those that were given.
+    In a weighted step ``loss`` is this rank's contribution: the mean over ranks is the weighted mean.
+    ``gradient_norm``: before clipping; None without clipping.
+    ``learning_rate``: used in this step by the first parameter group.
+    ``weighted``: in a weighted step, the loss of each micro-batch and its factor.
+    ``weights``: the weights of the micro-batches, as the caller gave them.
     """
 
     loss: Tensor
     gradient_norm: Tensor | None
     verdict: Verdict
     learning_rate: float
-    weighed: Sequence[tuple[Tensor, Weight]] = ()
+    weighted: Sequence[tuple[Tensor, Weight]] = ()
     weights: Sequence[Weight] = ()
 
     @property
     def skipped(self) -> bool:
-        """Whether a gradient was not finite, so that nothing changed; asking may wait for the device."""
+        """True if a gradient was not finite, so that nothing changed. May wait for the device."""
         return self.verdict.skipped
 
 
@@ -67,16 +68,17 @@ class AMPTrainer(Checkpointing):
         """Move ``model`` to ``device`` (default: the current CUDA device, or the CPU).
 
         Args:
-            optimizer: the optimiser, or a function that makes it from the wrapped model (which
-                sharding needs, because it replaces the parameters). Its ``step()`` takes no closure.
-            clip_norm: the global gradient norm to clip to; None: no clipping.
-            scheduler: makes the learning-rate schedule; its ``step()``, without a metric, is called after
-                every step that was taken.
-            ema: the decay of an average of the weights, which takes in every step that was taken.
+            optimizer: the optimizer, or a function that makes it from the wrapped model. FSDP needs the
+                function, because it replaces the parameters. Its ``step()`` takes no closure.
+            clip_norm: maximum global gradient norm; None: no clipping.
+            scheduler: makes the learning-rate schedule. Its ``step()`` takes no metric and is called after
+                every step that was not skipped.
+            ema: decay of an exponential moving average of the weights, updated after every step that was
+                not skipped.
 
         Raises:
-            ValueError: an optimiser or a schedule that steps otherwise; of one that is made by a function,
-                when it is made.
+            ValueError: the optimizer's or the schedule's ``step()`` needs an argument. Objects that a
+                function makes are checked when they are made.
         """
         if device is None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -85,7 +87,7 @@ class AMPTrainer(Checkpointing):
         self._strategy = self._choose_strategy()
         if self._strategy.replaces_parameters and isinstance(optimizer, Optimizer):
             raise ValueError(
-                "sharding replaces the parameters that this optimizer has; give a function that makes it"
+                "FSDP replaces the parameters that this optimizer has; give a function that makes it"
             )
         if isinstance(optimizer, Optimizer):
             require_plain_step(optimizer)
@@ -102,46 +104,46 @@ class AMPTrainer(Checkpointing):
         self._scheduler: LRScheduler | None = None
         self._ema = ema
         self._average: WeightAverage | None = None
-        self._weighed: list[tuple[Tensor, Weight]] = []
+        self._weighted_losses: list[tuple[Tensor, Weight]] = []
         self._weights: Sequence[Weight] = ()
         self._engines: dict[Path, CheckpointEngine] = {}
         self._begun: set[CheckpointEngine] = set()
 
     @property
     def is_distributed(self) -> bool:
-        """Whether gradients are averaged over ranks."""
+        """True if gradients are averaged over ranks."""
         return False
 
     @property
     def is_main_process(self) -> bool:
-        """Whether this is rank 0."""
+        """True on rank 0."""
         return True
 
     @property
     def forward_is_collective(self) -> bool:
-        """Whether forward passes wait for those of the other ranks also without gradients."""
+        """True if a forward pass waits for those of the other ranks even without gradients."""
         return self._strategy.collective_forward
 
     def after_evaluation(self) -> None:
-        """Call it after forward passes through ``module`` that no backward pass follows."""
+        """Clean up after forward passes through ``module`` that no backward pass follows."""
         self._strategy.after_evaluation(self.module)
 
     def whole_module(self) -> nn.Module | None:
-        """The model with all its weights, without wrapper; on ranks other than 0 it may be None. Collective.
+        """Return the unwrapped model with all its weights; on ranks other than 0 it may be None. Collective.
 
-        A sharded model comes as a copy, on the device if it fits there, and on the CPU otherwise.
+        With FSDP the model is a copy: on the device if it fits there, otherwise on the CPU.
         """
         self._require_final_parameters()
         return self._strategy.whole(self.module, self.device)
 
     @property
     def _ranks(self) -> int:
-        """How many share a step."""
+        """Number of ranks in a step."""
         return 1
 
     @property
     def optimizer(self) -> Optimizer:
-        """The optimiser, made at the first call from the model as it is wrapped by then."""
+        """The optimizer. The first access makes it from the wrapped model."""
         if self._optimizer is None:
             self._require_final_parameters()
             made = self._make_optimizer
@@ -154,7 +156,7 @@ class AMPTrainer(Checkpointing):
 
     @property
     def average(self) -> WeightAverage | None:
-        """The average of the weights, if one is kept, with all steps that were taken."""
+        """The average of the weights after all steps so far; None without ``ema``."""
         if self._ema is None:
             return None
         _ = self.optimizer
@@ -162,13 +164,13 @@ class AMPTrainer(Checkpointing):
         return self._average
 
     def averaged(self) -> contextlib.AbstractContextManager[None]:
-        """For the block the model has its averaged weights, if they are kept."""
+        """Swap in the averaged weights for the block; do nothing without ``ema``."""
         average = self.average
         return contextlib.nullcontext() if average is None else average.in_place()
 
     @property
     def scheduler(self) -> LRScheduler | None:
-        """The learning-rate schedule, if one was given, where it stands after the last step."""
+        """The learning-rate schedule, up to date with the last step; None without a schedule."""
         if self._scheduler is None and self._make_scheduler is not None:
             scheduler = self._make_scheduler(self.optimizer)
             require_plain_step(scheduler)
@@ -178,14 +180,14 @@ class AMPTrainer(Checkpointing):
 
     @property
     def scaler(self) -> torch.amp.GradScaler:
-        """The loss scaler, enabled for fp16."""
+        """The loss scaler, enabled only for fp16."""
         return self.gate.scaler
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """The precision context of the forward pass; it does nothing for fp32 and tf32."""
+        """Return the autocast context of the forward pass; for fp32 and tf32 it does nothing."""
         dtype = autocast_dtype(self.amp)
-        # One that is made but disabled takes some microseconds as well.
-        return _AS_IT_IS if dtype is None else torch.autocast(self.device.type, dtype=dtype)
+        # Entering a disabled autocast still costs some microseconds.
+        return _NO_AUTOCAST if dtype is None else torch.autocast(self.device.type, dtype=dtype)
 
     def training_step(
         self,
@@ -194,21 +196,21 @@ class AMPTrainer(Checkpointing):
         weights: Sequence[Weight] | None = None,
         total: float | None = None,
     ) -> StepResult:
-        """Accumulate the gradients of ``micro_batches`` and take one optimiser step.
+        """Accumulate the gradients of ``micro_batches`` and take one optimizer step.
 
-        Gradients that the optimiser's parameters have by then, as of another model's loss, do not count.
+        Gradients that the parameters already have, e.g. from another model's loss, are dropped.
 
         Args:
-            micro_batches: what ``loss`` takes, on any device.
+            micro_batches: the arguments for ``loss``, on any device.
             loss: returns the mean loss over a batch's samples, a scalar.
-            weights: how much each micro-batch counts, such as its number of valid tokens: numbers, or
-                scalars on any device; None: all as much, on all ranks.
-            total: the sum of the weights over all ranks, where it is known.
+            weights: weight of each micro-batch, such as its number of valid tokens: numbers, or
+                scalars on any device. None: equal weights on all ranks.
+            total: the sum of the weights over all ranks, if known; saves an all-reduce.
 
         Raises:
-            ValueError: there are no micro-batches, or not as many weights, or these are not scalars from
-                zero up.
-            TypeError: ``micro_batches`` is no list or other sequence.
+            ValueError: there are no micro-batches, the number of weights differs, or a weight is negative
+                or not a scalar.
+            TypeError: ``micro_batches`` is not a sequence.
         """
         factors = self._begin(micro_batches, loss, weights, total)
         return self._update(self._backward(micro_batches, loss, factors))
@@ -220,14 +222,14 @@ class AMPTrainer(Checkpointing):
         weights: Sequence[Weight] | None,
         total: float | None,
     ) -> Sequence[Weight] | None:
-        """Begin a step with clean gradients; what to multiply its losses with, or None: all alike."""
+        """Clear the gradients; return the factor of each micro-batch's loss, or None for equal factors."""
         if not isinstance(micro_batches, (list, tuple)):
             _require_sequence(micro_batches)
         if not micro_batches:
             raise ValueError("a training step needs at least one micro-batch")
         self._settle(micro_batches[0], loss)
         self._clear()
-        self._weighed, self._weights = [], weights or ()
+        self._weighted_losses, self._weights = [], weights or ()
         if weights is None:
             return None
         if len(weights) != len(micro_batches):
@@ -235,10 +237,10 @@ class AMPTrainer(Checkpointing):
         return loss_factors(weights, total, ranks=self._ranks, device=self.device)
 
     def _settle(self, batch: Any, loss: LossFunction) -> None:
-        """Do what must be done once before the first step."""
+        """Prepare for the first step; called before every step."""
 
     def _clear(self) -> None:
-        # What optimizer.zero_grad() does, without the mark for the profiler that costs more than that.
+        # optimizer.zero_grad() also records a profiler event, which costs more than the work itself.
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
@@ -249,7 +251,7 @@ class AMPTrainer(Checkpointing):
         loss: LossFunction,
         factors: Sequence[Weight] | None,
     ) -> Tensor:
-        """Accumulate the gradients; returns the sum of what was differentiated."""
+        """Accumulate the gradients; return the sum of the scaled losses, in float32."""
         self._leave_evaluation()
         total: Tensor | None = None
         parts = len(micro_batches)
@@ -258,7 +260,7 @@ class AMPTrainer(Checkpointing):
                 with self.autocast():
                     value = loss(self.model, to_device(batch, self.device))
                     if factors is not None:
-                        self._weighed.append((value.detach(), factors[index]))
+                        self._weighted_losses.append((value.detach(), factors[index]))
                         value = weighted(value, factors[index])
                     elif parts > 1:
                         value = value / parts
@@ -270,14 +272,15 @@ class AMPTrainer(Checkpointing):
         return total
 
     def _update(self, total: Tensor) -> StepResult:
-        """Take the optimiser step with the gradients that are there."""
+        """Take the optimizer step with the accumulated gradients."""
         optimizer = self.optimizer
-        # The schedule is asked for only now: it waits for what became of the step before.
+        # Read the schedule only here: the property waits for the result of the previous step.
         _ = self.scheduler
         learning_rate = optimizer.param_groups[0]["lr"]
         norm, verdict = self.gate.step(optimizer, self._clip if self.clip_norm else None)
         self._clear()
-        return StepResult(total, norm, verdict, learning_rate, self._weighed, self._weights)
+        losses = self._weighted_losses
+        return StepResult(total, norm, verdict, learning_rate, losses, self._weights)
 
     def _clip(self) -> Tensor:
         assert self.clip_norm is not None
@@ -293,29 +296,30 @@ class AMPTrainer(Checkpointing):
         return Strategy()
 
     def _require_final_parameters(self) -> None:
-        """Raise RuntimeError where wrapping the model will replace its parameters."""
+        """Raise RuntimeError if wrapping the model will replace its parameters."""
 
     def _leave_evaluation(self) -> None:
-        # Only where it was entered: parts that the user keeps in it (frozen norms) stay so.
+        # Only if one of the two is in evaluation mode: submodules that the user keeps in it (frozen norms)
+        # must stay in it.
         if not (self.model.training and self.module.training):
             self.model.train()
 
 
 def trained_by(optimizer: Optimizer) -> list[nn.Parameter]:
-    """All parameters of the optimiser, in the order of its groups."""
+    """Return all parameters of the optimizer, in the order of its groups."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _require_sequence(micro_batches: Any) -> None:
     if not isinstance(micro_batches, Sequence):
         raise TypeError(
-            "training_step takes a list of micro-batches, be it [batch], and this is a "
+            "training_step takes a list of micro-batches (for one batch: [batch]), not a "
             f"{type(micro_batches).__name__}"
         )
 
 
 def require_plain_step(stepped: Optimizer | LRScheduler) -> None:
-    """Raises ValueError where a step needs to be given something, as a closure or a metric."""
+    """Raise ValueError if ``step()`` has a required argument, such as a closure or a metric."""
     needed = [
         parameter.name
         for parameter in list(inspect.signature(type(stepped).step).parameters.values())[1:]
@@ -325,11 +329,11 @@ def require_plain_step(stepped: Optimizer | LRScheduler) -> None:
     if not needed:
         return
     instead = (
-        "make it in your loop, of trainer.optimizer, and step it there"
+        "make it in your training loop from trainer.optimizer, and step it there"
         if isinstance(stepped, LRScheduler)
-        else "take one that steps with the gradients that are there, as SGD and Adam do"
+        else "use an optimizer whose step() needs no argument, such as SGD or Adam"
     )
     raise ValueError(
-        f"a training step has nothing to give to {type(stepped).__name__}.step({', '.join(needed)}); "
+        f"training_step cannot supply the argument of {type(stepped).__name__}.step({', '.join(needed)}); "
         f"{instead}"
     )

@@ -1,4 +1,4 @@
-"""The trainers' checkpoints: what of a trainer is saved, and how it comes back."""
+"""Save and load the checkpoints of a trainer: model, optimizer, schedule, loss scale, average, generators."""
 
 import os
 import secrets
@@ -28,7 +28,7 @@ from hpcrun.train.step.gate import StepGate
 
 
 class Checkpointing(ABC):
-    """Saving and loading for a trainer, which has the attributes below; one rank's engine unless told."""
+    """Mixin that saves and loads checkpoints of a trainer with the attributes below."""
 
     device: torch.device
     module: nn.Module
@@ -40,17 +40,17 @@ class Checkpointing(ABC):
     @property
     @abstractmethod
     def optimizer(self) -> Optimizer:
-        """The optimiser."""
+        """The optimizer."""
 
     @property
     @abstractmethod
     def average(self) -> WeightAverage | None:
-        """The average of the weights, if one is kept."""
+        """The average of the weights; None if the trainer keeps none."""
 
     @property
     @abstractmethod
     def scheduler(self) -> LRScheduler | None:
-        """The learning-rate schedule, if there is one."""
+        """The learning-rate schedule; None if there is none."""
 
     def save_checkpoint(
         self,
@@ -59,19 +59,19 @@ class Checkpointing(ABC):
         extra: Mapping[str, Any] | None = None,
         meta: Mapping[str, Any] | None = None,
     ) -> SaveOutcome:
-        """Commit everything that a restart at ``step`` needs, and wait for it. Collective.
+        """Save everything that a restart at ``step`` needs, and wait for the commit. Collective.
 
         Args:
             where: a folder of checkpoints, or an engine made for one.
-            extra: plain data and tensors of your own, given back by :meth:`load_checkpoint`.
+            extra: your own plain data and tensors; :meth:`load_checkpoint` returns them.
             meta: plain data kept readable in the manifest.
 
         Returns:
-            Whether it was committed; a failed save is told, on every rank alike, and not raised.
+            The outcome: committed or failed, the same on every rank. A failed save raises nothing.
 
         Raises:
-            CheckpointError: the folder holds steps of another training, which :meth:`load_checkpoint`
-                did not load. On all ranks.
+            CheckpointError: on all ranks, if the folder holds steps of another training, which
+                :meth:`load_checkpoint` did not load.
         """
         engine = self._engine(where)
         self.start_checkpoint(where, step, extra, meta)
@@ -85,15 +85,15 @@ class Checkpointing(ABC):
         meta: Mapping[str, Any] | None = None,
         own: Mapping[str, Any] | None = None,
     ) -> None:
-        """As :meth:`save_checkpoint`, but training may go on while it is written: the engine tells.
+        """Start :meth:`save_checkpoint` in the background; the engine reports the outcome.
 
-        ``own``: plain data of this rank alone, given back in the ``own`` of :meth:`load_checkpoint`.
+        ``own``: plain data of this rank only, returned in the ``own`` of :meth:`load_checkpoint`.
         """
         engine = self._engine(where)
         if engine is not where and engine not in self._begun:
             engine.require_no_steps("load_checkpoint()")
             self._begun.add(engine)
-        # First what the schedule still has to learn of the last step: the optimiser holds its rate.
+        # First apply the last step's result to the schedule: the optimizer holds its learning rate.
         self.gate.settle()
         shared = capture.capture_shared(
             self.model,
@@ -115,15 +115,15 @@ class Checkpointing(ABC):
     def load_checkpoint(
         self, where: Path | str | CheckpointEngine, skip: Collection[int] = ()
     ) -> Restored | None:
-        """Restore the newest valid checkpoint, or return None when there is none. Collective.
+        """Restore the newest valid checkpoint; return None if there is none. Collective.
 
-        ``skip``: steps not to consider.
+        ``skip``: steps to ignore.
 
-        The random generators are restored with it: make datasets, loaders and their iterators before,
-        or give the loaders a generator of their own.
+        This also restores the random generators. Make datasets, loaders and their iterators before the
+        call, or give each loader its own generator.
 
         Raises:
-            CheckpointError: what was read does not fit this model.
+            CheckpointError: the checkpoint does not fit this model.
         """
         engine = self._engine(where)
         restored = engine.restore(self._template(), skip)
@@ -131,30 +131,32 @@ class Checkpointing(ABC):
         if restored is not None:
             parts = {"scaler": self.gate, "scheduler": self.scheduler}
             capture.apply_shared(restored.shared, self.model, self.optimizer, **parts)
-            alone = capture.left_out(restored.shared, **parts)
-            restored = replace(restored, notes=(*restored.notes, *alone))
+            ignored = capture.left_out(restored.shared, **parts)
+            restored = replace(restored, notes=(*restored.notes, *ignored))
             fresh = self._restart_averages(restored.shared.get("ema", {}))
             if fresh is not None:
                 restored = replace(restored, notes=(*restored.notes, fresh))
             if restored.own is not None:
-                told = self._apply_own(restored.own)
-                restored = replace(restored, notes=(*restored.notes, *told))
+                notes = self._apply_own(restored.own)
+                restored = replace(restored, notes=(*restored.notes, *notes))
             lost = self._restore_compression(restored.own)
             if lost is not None:
                 restored = replace(restored, notes=(*restored.notes, lost))
         return restored
 
     def _restart_averages(self, saved: Collection[str]) -> str | None:
-        """Begin averages that the checkpoint lacks with its weights; a line if there are any."""
+        """Start averages that the checkpoint lacks from the current weights; return a note, or None."""
         lacking = set() if self.average is None else self.average.tensors().keys() - set(saved)
         if self.average is None or not lacking:
             return None
         self.average.restart(lacking)
-        which = min(lacking) if saved else "the weights"
-        return f"the checkpoint has no average of {which}: it begins with its weights"
+        name = min(lacking) if saved else "the weights"
+        return (
+            f"the checkpoint has no average of {name}; the average starts from the loaded weights"
+        )
 
     def _template(self) -> Template:
-        """Where to load a checkpoint: in place, the averages as well."""
+        """Return the loading template: tensors load in place, also the averages."""
         base, average = capture.template(self.model, self.optimizer), self.average
 
         def tensors(entries: Mapping[str, TensorEntry], skeleton: Any) -> dict[str, Any]:
@@ -166,7 +168,7 @@ class Checkpointing(ABC):
 
     @property
     def _buffers_differ(self) -> bool:
-        """Whether each rank keeps buffers of its own from step to step (otherwise rank 0's count)."""
+        """True if the ranks keep different buffers between steps; False if rank 0's buffers are used."""
         return False
 
     def _capture_own(self) -> dict[str, Any]:
@@ -178,7 +180,7 @@ class Checkpointing(ABC):
         return own
 
     def _apply_own(self, own: dict[str, Any]) -> list[str]:
-        # Saved by another way of sharing the work, the buffers may be alike on all ranks.
+        # A checkpoint of another parallelism may hold buffers that are identical on all ranks.
         if self._buffers_differ and "buffers" in own:
             apply_buffers(own["buffers"], self.module)
         notes = capture.apply_rank(own)
@@ -186,10 +188,10 @@ class Checkpointing(ABC):
         return notes if threads is None else [*notes, threads]
 
     def _keep_threads(self, saved: int | None) -> str | None:
-        """Compute with as many threads as the checkpoint's rank; a line where that is news.
+        """Use as many threads as the checkpoint's rank did; return a note if that changes something.
 
-        On the CPU they decide where a sum is cut in parts, and with that its last bits: another node,
-        or another number of ranks on it, must not, where equal bits are asked of torch.
+        On the CPU the number of threads decides how a sum is split, and so its last bits. With
+        deterministic algorithms, another node or another number of ranks must not change the bits.
         """
         here = torch.get_num_threads()
         wanted = torch.are_deterministic_algorithms_enabled()
@@ -198,17 +200,17 @@ class Checkpointing(ABC):
         cpus = available_cpus()
         if saved > cpus:
             return (
-                f"threads of a rank: {here}, and {saved} when it was saved, for which {cpus} CPUs are too "
-                "few: the last bits may differ"
+                f"CPU threads per rank: {here}; the checkpoint was saved with {saved}, but there are only "
+                f"{cpus} CPUs: the last bits may differ"
             )
         torch.set_num_threads(saved)
         return (
-            f"threads of a rank: {saved}, as when it was saved, for the same bits; {here}, as this start "
-            "would have it, with train.deterministic=false"
+            f"CPU threads per rank: {saved}, as in the checkpoint, for identical bits; "
+            f"train.deterministic=false uses {here}"
         )
 
     def _restore_compression(self, own: dict[str, Any] | None) -> str | None:
-        """Give the gradients' compression its memory back; a line if that is lost."""
+        """Restore the memory of gradient compression; return a note if it is lost."""
         return None
 
     def _engine(self, where: Path | str | CheckpointEngine) -> CheckpointEngine:
@@ -234,8 +236,8 @@ def folder_engine(
     group: Any,
     device: torch.device | None = None,
 ) -> CheckpointEngine:
-    """An engine for a folder in a loop of one's own, whose state is on ``device``. Collective."""
-    # Without a run directory nothing keeps two processes apart that call themselves alike.
+    """Make an engine for a folder in your own loop, for state on ``device``. Collective."""
+    # Without a run directory, two processes may have the same owner name.
     store = CheckpointStore(folder, f"{owner}-{secrets.token_hex(3)}")
     together = Together(rank, world_size, group)
     return CheckpointEngine(
@@ -243,7 +245,7 @@ def folder_engine(
         rank=rank,
         world_size=world_size,
         group=group,
-        still_mine=_nobody_else,
+        still_mine=_always_owner,
         tidy=tidying(store, Retention()),
         staging=Staging(
             ranks_on_host=together.on_this_host(),
@@ -253,9 +255,9 @@ def folder_engine(
 
 
 def available_cpus() -> int:
-    """How many CPUs this process may run on."""
+    """Return the number of CPUs that this process may run on."""
     return len(os.sched_getaffinity(0))
 
 
-def _nobody_else() -> None:
-    """In a loop of one's own there is no run directory that could tell of a newer incarnation."""
+def _always_owner() -> None:
+    """Raise nothing: without a run directory there is no newer attempt that could own the folder."""

@@ -1,4 +1,4 @@
-"""An exponential moving average of the weights, beside them."""
+"""Exponential moving average of the weights."""
 
 import contextlib
 from collections.abc import Collection, Iterator
@@ -13,42 +13,42 @@ from hpcrun.checkpoint.state.names import named_parameters
 
 
 class WeightAverage:
-    """Averages of the trained parameters of a model, which start as these are now.
+    """Averages of the model's trained parameters; they start from the current values.
 
-    Sharded parameters have sharded averages. Buffers and frozen parameters are the model's own.
+    Sharded parameters have sharded averages. Buffers and frozen parameters are not averaged.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        """``model``: as it is trained, wrapped or sharded. ``decay``: what stays of an average in a step."""
+        """``model``: wrapped or sharded as trained. ``decay``: weight of the old average in each update."""
         trained = {
             name: parameter
             for name, parameter in named_parameters(model)
             if parameter.requires_grad and parameter.is_floating_point()
         }
         self._averages = {name: value.detach().clone() for name, value in trained.items()}
-        # The tensors below are changed in place, by optimisers too: found once, they stay the right ones.
+        # Optimizers change these tensors in place, so the references stay valid.
         self._own = [_local(value) for value in self._averages.values()]
         self._models = [_local(value) for value in trained.values()]
         self._lerp: Any = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
 
     def update(self) -> None:
-        """Take in the weights as they are after a step."""
+        """Update the averages with the current weights."""
         self._lerp(self._own, self._models, None)
 
     def restart(self, names: Collection[str]) -> None:
-        """Let the averages of these names begin anew with the weights as they are."""
+        """Reset the averages of these parameters to the current weights."""
         with torch.no_grad():
             for name, own, model in zip(self._averages, self._own, self._models, strict=True):
                 if name in names:
                     own.copy_(model)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The averages by the canonical names of their parameters: references, as a checkpoint takes them."""
+        """Return references to the averages by canonical parameter name, for a checkpoint."""
         return dict(self._averages)
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """For the block the model has the averages for weights; then it has its own again, to the bit."""
+        """Swap the averages into the model for the block, then restore the exact weights."""
         self._exchange()
         try:
             yield
@@ -57,7 +57,7 @@ class WeightAverage:
 
     def _exchange(self) -> None:
         with torch.no_grad():
-            # One after the other: no second copy of all weights is ever in memory.
+            # One tensor at a time, so that no second copy of all weights is in memory.
             for own, model in zip(self._own, self._models, strict=True):
                 kept = model.clone()
                 model.copy_(own)
@@ -65,6 +65,6 @@ class WeightAverage:
 
 
 def _local(value: Tensor) -> Tensor:
-    """The part of a tensor that lies on this rank, for kernels that know no shards."""
+    """Return this rank's shard of a tensor, for kernels that do not accept DTensor."""
     with torch.no_grad():
         return value.to_local() if isinstance(value, DTensor) else value.detach()

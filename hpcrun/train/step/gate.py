@@ -1,7 +1,7 @@
-"""Whether an optimiser step is taken: finite gradients, the loss scale, and what is remembered of both.
+"""StepGate: skip optimizer steps with non-finite gradients, and keep the loss scale and the counters.
 
-A step with a gradient that is not finite changes nothing: no weight, no moment, no decay, no schedule. Where
-the gradients are reduced over ranks before they are judged, all ranks come to the same verdict by themselves.
+A skipped step changes nothing: no weight, no moment, no decay, no schedule. Gradients are reduced over ranks
+before the check, so all ranks reach the same decision without further communication.
 """
 
 import math
@@ -17,13 +17,13 @@ from torch.optim import Optimizer
 from hpcrun.config import AMPConfig
 
 SCALES_KEPT = 1000
-"""Changes of the loss scale that are remembered: at the usual growth interval, some million steps."""
+"""Number of loss-scale changes to remember: some million steps at the usual growth interval."""
 
 _NEVER = 2**31 - 1
 
 
 class Verdict:
-    """What became of one step. On a GPU nobody waits for it: it is there when the next step is judged."""
+    """Decision about one step. On a GPU the host reads it only when it checks the next step."""
 
     __slots__ = ("_gate", "_skipped")
 
@@ -33,33 +33,34 @@ class Verdict:
 
     @property
     def skipped(self) -> bool:
-        """Whether the step was left out; waits for the device where that is not known yet."""
+        """True if the step was skipped; waits for the device if the decision is not known yet."""
         if self._skipped is None:
             self._gate.settle()
         assert self._skipped is not None
         return self._skipped
 
     def peek(self) -> bool:
-        """As ``skipped``, but nothing follows from it yet, so that nobody who counts misses one."""
+        """Return ``skipped`` without recording the decision; counters and callbacks see it later."""
         return self._gate.found_last() if self._skipped is None else self._skipped
 
 
 class StepGate:
-    """Takes optimiser steps, but those whose gradients are not finite.
+    """Takes optimizer steps with finite gradients and skips the rest.
 
-    ``steps`` counts all that were asked for, ``skipped`` and ``skipped_in_row`` those left out, ``scales``
-    holds (steps so far, the loss scale from there on) for its latest changes. All are the same on every rank.
+    ``steps`` counts all steps, ``skipped`` the skipped ones, ``skipped_in_row`` the consecutive ones up to
+    now. ``scales`` holds the latest changes of the loss scale as (steps so far, scale from there on). All are
+    the same on every rank.
     """
 
     late_on = frozenset({"cuda"})
-    """Device types on which reading a number waits for all work before it: there the fused optimiser is
-    told on the device, and the verdict is read a step later."""
+    """Device types on which reading a number waits for all queued work. There the fused optimizer reads the
+    decision on the device, and the host reads it one step later."""
 
     def __init__(
         self, amp: AMPConfig, device: torch.device, after: Callable[[bool, float], None]
     ) -> None:
-        """``after``: told once of every step, in order: whether it was skipped, and the factor by which
-        the loss scale changed."""
+        """``after``: called once for every step, in order, with (skipped, factor by which the loss scale
+        changed)."""
         self._amp, self._after = amp, after
         self.scaler = torch.amp.GradScaler(
             device.type,
@@ -70,7 +71,8 @@ class StepGate:
             enabled=amp.dtype == "fp16",
         )
         self.at_once = False
-        """Whether every verdict is read at once, because ``after`` has to act before the next backward."""
+        """True if the host reads every decision immediately, because ``after`` must act before the next
+        backward pass."""
         self.steps = self.skipped = self.skipped_in_row = 0
         self.scales: deque[tuple[int, float]] = deque(maxlen=SCALES_KEPT)
         self._scale = amp.init_scale
@@ -80,13 +82,13 @@ class StepGate:
     def step(
         self, optimizer: Optimizer, clip: Callable[[], Tensor] | None
     ) -> tuple[Tensor | None, Verdict]:
-        """Judge the gradients and take the step if they are finite.
+        """Check the gradients and take the step if they are finite.
 
         Args:
-            clip: clips the gradients, no longer scaled, and returns their global norm before.
+            clip: clips the unscaled gradients and returns their global norm before clipping.
 
         Returns:
-            The norm, None without clipping, and the verdict.
+            The norm (None without clipping) and the decision.
         """
         self.scaler.unscale_(optimizer)
         norm = clip() if clip is not None else None
@@ -94,7 +96,7 @@ class StepGate:
         verdict = Verdict(self)
         found = self._not_finite(optimizer, norm)
         if isinstance(found, Tensor) and self._late(optimizer, found):
-            # The attributes by which torch's own GradScaler tells a fused optimiser.
+            # Attributes that torch's own GradScaler sets for a fused optimizer.
             optimizer.grad_scale, optimizer.found_inf = None, found  # type: ignore[attr-defined]
             optimizer.step()
             del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
@@ -113,23 +115,23 @@ class StepGate:
 
     @property
     def pending(self) -> bool:
-        """Whether the last step's verdict is still on its way."""
+        """True if the host has not read the last step's decision yet."""
         return self._pending is not None
 
     def settle(self) -> None:
-        """Wait for the last step's verdict, if it is still on its way."""
+        """Wait for the last step's decision and record it, if it is still pending."""
         if self._pending is not None and self._readback is not None:
             verdict, self._pending = self._pending, None
             found, scale = self._readback.read()
             self._record(verdict, found > 0, scale)
 
     def found_last(self) -> bool:
-        """Whether the step whose verdict is on its way is skipped; waits for it, and records nothing."""
+        """Return True if the pending step is skipped; waits for the decision and records nothing."""
         assert self._readback is not None
         return self._readback.read()[0] > 0
 
     def state_dict(self) -> dict[str, Any]:
-        """The scaler's state and the counters: plain numbers."""
+        """Return the scaler's state and the counters: plain numbers."""
         self.settle()
         return {
             **self.scaler.state_dict(),
@@ -140,7 +142,7 @@ class StepGate:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put back what :meth:`state_dict` gave, or a plain GradScaler's."""
+        """Restore what :meth:`state_dict` returned, or the state of a plain GradScaler."""
         self.settle()
         if self.scaler.is_enabled() and "scale" in state:
             self.scaler.load_state_dict(state)
@@ -153,9 +155,9 @@ class StepGate:
         )
 
     def _not_finite(self, optimizer: Optimizer, norm: Tensor | None) -> Tensor | bool:
-        """Whether any gradient is infinite or not a number: as a scalar, 1.0 if so, while on a device."""
+        """Return a true value if any gradient is infinite or NaN; a scalar on the device is 1.0 if so."""
         if self.scaler.is_enabled():
-            # unscale_ has looked at every gradient already.
+            # unscale_ has already checked every gradient.
             found = list(self.scaler._found_inf_per_device(optimizer).values())
             return found[0] if len(found) == 1 else torch.stack(found).amax()
         if norm is None:
@@ -165,7 +167,7 @@ class StepGate:
         return norm.isfinite().logical_not().to(torch.float32)
 
     def _late(self, optimizer: Optimizer, found: Tensor) -> bool:
-        # Not the first step: torch's fused SGD leaves its momentum without a value when that is skipped.
+        # Not for the first step: torch's fused SGD does not initialize its momentum in a skipped step.
         return (
             found.device.type in self.late_on
             and not self.at_once
@@ -190,7 +192,7 @@ class StepGate:
 
 
 class _Readback:
-    """The verdict and the loss scale on their way from a device to the host."""
+    """Asynchronous copy of the decision and the loss scale from the device to the host."""
 
     def __init__(self, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
@@ -199,16 +201,16 @@ class _Readback:
         self._event = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
 
     def send(self, found: Tensor, scale: Tensor | None) -> None:
-        """Start on the way; ``found`` may be changed afterwards."""
+        """Start the copy; ``found`` may change afterwards."""
         self._found.copy_(found, non_blocking=True)
         if scale is not None:
             self._scale.copy_(scale, non_blocking=True)
         if self._event is not None:
-            # On the stream of the copies: the trainer's device need not be the current one.
+            # On the stream of the copies: the trainer's device may not be the current device.
             self._event.record(torch.cuda.current_stream(found.device))
 
     def read(self) -> tuple[float, float]:
-        """Both numbers, when they have come."""
+        """Wait for the copy; return both numbers."""
         if self._event is not None:
             self._event.synchronize()
         found, scale = self._host.tolist()
@@ -216,10 +218,10 @@ class _Readback:
 
 
 def not_finite(optimizer: Optimizer) -> Tensor:
-    """A scalar, 1.0 if any gradient of the optimiser's parameters is infinite or not a number.
+    """Return a scalar, 1.0 if any gradient of the optimizer's parameters is infinite or NaN.
 
-    The kernel is the GradScaler's, with a scale of one: one pass over all gradients, half the time of
-    their norm, and reduced over the ranks where they are sharded.
+    Uses the GradScaler's kernel with a scale of one: one pass over all gradients, which takes half the time
+    of their norm. Sharded gradients are reduced over the ranks.
     """
     kinds: defaultdict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
     for group in optimizer.param_groups:

@@ -1,4 +1,4 @@
-"""A step's micro-batches on their way into the trainer: how much each counts, and who sits a step out."""
+"""Run one optimizer step: weight the micro-batches; ranks without samples use DDP Join."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,14 +14,14 @@ from hpcrun.train.parallel.collective import together
 from hpcrun.train.step.trainer import DistributedAMPTrainer, LossFunction, StepResult
 from hpcrun.train.step.weighting import Weight, impossible
 from hpcrun.train.task import Task
-from hpcrun.train.task_checks import require_loss, told_better
+from hpcrun.train.task_checks import explain, require_loss
 
 
-class Taking:
-    """Takes steps so that every sample counts alike, or every token where the task counts those.
+class MicroBatchStep:
+    """Takes steps with equal weight for every sample, or for every token if the task counts tokens.
 
-    Where all micro-batches hold equally many samples and the task says nothing of their weight, this
-    costs nothing and nothing is communicated.
+    If all micro-batches have the same number of samples and the task sets no weights, there is no overhead
+    and no extra communication.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Taking:
         batching: Batching,
         loss: LossFunction | None = None,
     ) -> None:
-        """``loss``: the task's, with what measures it around; by default the bare one.
+        """``loss``: the task's loss, possibly wrapped for measurements; by default ``task.loss`` itself.
 
         Raises:
             UserError: the model cannot be trained with ``train.uneven: join``.
@@ -47,17 +47,17 @@ class Taking:
         self._plain = batching.always_even and not self._asks
 
     def __call__(self, step: int, micro_batches: Sequence[Any]) -> StepResult:
-        """The step number ``step``, with this rank's micro-batches. Collective."""
+        """Take step number ``step`` with this rank's micro-batches. Collective."""
         try:
             if self._plain:
                 result = self._trainer.training_step(micro_batches, self._loss)
             else:
                 result = self._weighted(step, micro_batches)
         except ValueError as error:
-            told = self._told(error, step)
-            if told is None:
+            refusal = self._refusal(error, step)
+            if refusal is None:
                 raise
-            raise told from error
+            raise refusal from error
         self._loss = self._bare
         if self._frozen:
             self._frozen.require(step)
@@ -73,12 +73,12 @@ class Taking:
         if weights is None:
             return trainer.training_step(micro_batches, loss)
         if batching.uneven == "join" and len(batching.span(step)) < batching.ranks:
-            # Not all ranks ask for the loss, and so cannot judge the first one together.
+            # Not all ranks compute the loss, so they cannot check the first loss collectively.
             return trainer.joined_step(micro_batches, self._bare, weights, total)
         return trainer.training_step(micro_batches, loss, weights, total)
 
     def _first_loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """The loss in this process's first step, where the ranks see together that it is one."""
+        """Compute the loss in this process's first step, and check it on all ranks together."""
         done = self._trainer.preparation
         unseen = done.compile is not None and done.checkpointing != "none"
         buffers = Buffers(self._trainer.module) if unseen else None
@@ -90,23 +90,23 @@ class Taking:
                 buffers.require_same()
 
         if self._trainer.forward_is_collective:
-            # A rank that has left out a block would wait here for those that wait there for it.
+            # A rank that skipped an FSDP block would wait here while the other ranks wait for that block.
             judge()
         else:
             together(judge, rank=self._rank, group=self._trainer.control_group())
         return value
 
-    def _told(self, error: ValueError, step: int) -> UserError | None:
+    def _refusal(self, error: ValueError, step: int) -> UserError | None:
         batching = self._batching
         short = (
             batching.uneven in ("pad", "join") and len(batching.span(step)) < batching.batch_size
         )
-        return told_better(error, self._name, step, across=short)
+        return explain(error, self._name, step, short_batch=short)
 
     def _weights(
         self, micro_batches: Sequence[Any], counts: Sequence[int] | None
     ) -> Sequence[Weight] | None:
-        """What the task says, and zero for stand-ins; None where it says nothing."""
+        """Return the task's weights, and zero for padding; None if the task sets no weights."""
         if not self._asks:
             return None
         found = [self._task.weight(batch) for batch in micro_batches]
@@ -117,12 +117,12 @@ class Taking:
             name = type(self._task).__name__
             raise TypeError(f"{name}.weight() gave None for one batch and a number for another")
         if counts is None:
-            # What cannot be is judged with the gradients, on all ranks, and then traced to this one.
+            # Invalid weights become tensors: all ranks find them with the gradients and name this rank.
             return [
                 weight if isinstance(weight, Tensor) or not impossible(weight) else _tensor(weight)
                 for weight in known
             ]
-        # Tensors, also of what the task gives as numbers: the number 0 is for who has nothing to compute.
+        # Tensors even for numbers: the number 0 marks a rank without samples.
         return [
             _tensor(weight) if count else 0.0 for weight, count in zip(known, counts, strict=True)
         ]
@@ -136,6 +136,6 @@ def _require_joinable(module: nn.Module) -> None:
     for name, part in module.named_modules():
         if isinstance(part, nn.SyncBatchNorm):
             raise UserError(
-                f"train.uneven: join leaves ranks out of a forward pass, and the model's {name}, a "
-                "SyncBatchNorm, waits in it for all of them; use pad"
+                f"train.uneven=join excludes ranks from a forward pass, but {name} in the model is a "
+                "SyncBatchNorm, which waits for all ranks; use pad"
             )

@@ -1,4 +1,4 @@
-"""A batch is whatever the dataset's samples were collated to; only its tensors move."""
+"""Move the tensors of a batch to a device."""
 
 import copy
 import dataclasses
@@ -12,15 +12,15 @@ _PLAIN = (list, tuple, dict)
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """``batch`` with every tensor in it on ``device``; dicts, lists, tuples and data classes are walked.
+    """Return ``batch`` with every tensor on ``device``; dicts, lists, tuples and dataclasses are traversed.
 
-    What moves itself does so: a PackedSequence keeps a part on the CPU, others are more than the dict or
-    the tuple that they derive from.
+    An object with its own ``to`` method moves itself: a PackedSequence keeps a part on the CPU, and some
+    subclasses of dict or tuple hold more than their items.
     """
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
     if type(batch) not in _PLAIN and callable(getattr(batch, "to", None)):
-        # Some move in place, and the arithmetic of a step is counted on a device of no numbers.
+        # Some ``to`` methods work in place, and counting FLOPs moves the batch to the meta device.
         own = copy.copy(batch)
         moved = own.to(device)
         return own if moved is None else moved

@@ -1,6 +1,6 @@
-"""One optimiser step, right in every detail: the trainer, on one device and on many.
+"""DistributedAMPTrainer: optimizer steps on many ranks, by DDP, FSDP or DataParallel.
 
-Both classes work in a loop of your own; the package's loop uses nothing else.
+AMPTrainer and DistributedAMPTrainer also work in your own loop; hpcrun's loop uses only their public methods.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from hpcrun.config.training import FSDP
 from hpcrun.train.model.prepare import Preparation, prepare
 from hpcrun.train.parallel import process_group
 from hpcrun.train.parallel.choose import Parallel, strategy
-from hpcrun.train.parallel.ddp_buckets import settle_buckets
+from hpcrun.train.parallel.ddp_buckets import finalize_buckets
 from hpcrun.train.parallel.gradient_compression import Compression
 from hpcrun.train.parallel.strategies import Strategy
 from hpcrun.train.step.amp_trainer import AMPTrainer, LossFunction, StepResult, trained_by
@@ -33,12 +33,12 @@ __all__ = ["AMPTrainer", "DistributedAMPTrainer", "LossFunction", "StepResult"]
 
 
 class DistributedAMPTrainer(AMPTrainer):
-    """The same over many ranks, which share the work in one of several ways.
+    """AMPTrainer for many ranks, with a choice of parallelism.
 
-    Of several ranks the order is :meth:`setup_distributed`, :meth:`wrap_model`, then all else.
-    :meth:`training_step` averages gradients over ranks at the last micro-batch; ``weights`` are this
-    rank's: all ranks give some, or none does. Its first call of a process asks ``loss`` once more than it
-    takes steps, and puts back what that changed: gradients, buffers and random generators.
+    With more than one rank, call :meth:`setup_distributed` and :meth:`wrap_model` first.
+    :meth:`training_step` averages gradients over ranks at the last micro-batch. Its ``weights`` are this
+    rank's: give weights on all ranks or on none. Its first call in a process computes ``loss`` once more
+    than it takes steps, and then restores gradients, buffers and random generators.
     """
 
     def __init__(
@@ -57,28 +57,28 @@ class DistributedAMPTrainer(AMPTrainer):
         preparation: Preparation | None = None,
         compression: Compression | None = None,
     ) -> None:
-        """As :class:`AMPTrainer`; with ``fsdp`` the model moves to the device when it is wrapped.
+        """Take the arguments of :class:`AMPTrainer`; with ``fsdp`` the model moves to the device in wrapping.
 
         Args:
-            distributed: where this rank stands; by default what the process group says where the program
-                has made one, and otherwise the launcher's variables.
-            parallel: how the ranks share the work; a single rank does all of it whatever this says.
-            fsdp: how the model is sharded, for ``parallel="fsdp"``.
-            preparation: layout, activation checkpointing and compilation.
-            compression: how DDP compresses gradients on their way; it is this trainer's alone.
+            distributed: rank and world size; by default those of the process group if the program has
+                made one, otherwise the launcher's variables.
+            parallel: the parallelism; a single rank trains as with ``single``, for any value.
+            fsdp: sharding options for ``parallel="fsdp"``.
+            preparation: memory layout, activation checkpointing and compilation.
+            compression: gradient compression for DDP; use each object in one trainer only.
 
         Raises:
-            ValueError: ``single`` or ``dp`` with several ranks; an optimiser of parameters that will go;
-                compression without DDP.
+            ValueError: ``single`` or ``dp`` with several ranks; an optimizer of parameters that FSDP will
+                replace; compression without DDP.
         """
-        # One rank that is given is meant so: each rank may train a small model of its own.
-        self._meant_alone = distributed is not None and distributed.world_size == 1
+        # An explicit world size of 1 is intended: each rank may train its own small model.
+        self._single_by_choice = distributed is not None and distributed.world_size == 1
         self.distributed = distributed or DistributedConfig.from_env()
         self._parallel, self._fsdp = parallel, fsdp or FSDP()
         self._preparation = preparation or Preparation()
         self._compression = compression
         if compression is not None and parallel == "fsdp":
-            raise ValueError("gradients are compressed by DDP's hooks, which FSDP does not have")
+            raise ValueError("gradient compression uses DDP's hooks, which FSDP does not have")
         if device is None:
             ids = self.distributed.device_ids
             device = torch.device("cuda", ids[0]) if ids else torch.device("cpu")
@@ -93,7 +93,7 @@ class DistributedAMPTrainer(AMPTrainer):
         )
         self._control: Any = None
         self._wrapped = False
-        self._buckets_settled = False
+        self._buckets_final = False
 
     @property
     def _ranks(self) -> int:
@@ -101,35 +101,35 @@ class DistributedAMPTrainer(AMPTrainer):
 
     @property
     def is_distributed(self) -> bool:
-        """Whether there is more than one rank."""
+        """True if there is more than one rank."""
         return self.distributed.world_size > 1
 
     @property
     def is_main_process(self) -> bool:
-        """Whether this is rank 0."""
+        """True on rank 0."""
         return self.distributed.rank == 0
 
     @property
     def parallel(self) -> Parallel:
-        """How the ranks share the work."""
+        """The parallelism of the ranks."""
         return self._parallel
 
     @property
     def preparation(self) -> Preparation:
-        """What is done to the model before the ranks share it."""
+        """The preparation of the model before it is wrapped."""
         return self._preparation
 
     def setup_distributed(self) -> DistributedConfig:
-        """Join the process group, unless that is done already; raises ClusterError as it does."""
+        """Join the process group, unless that is done; raises ClusterError as ``setup_distributed`` does."""
         self.distributed = process_group.setup_distributed(self.distributed)
         return self.distributed
 
     def wrap_model(self) -> nn.Module:
-        """Prepare and wrap the model, and return what forward passes must go through. Collective.
+        """Prepare and wrap the model, and return the module for forward passes. Collective.
 
         Raises:
-            UserError: the model has not what the preparation or the sharding asks for, or the process group
-                has another rank or size than ``distributed``.
+            UserError: the model lacks something that the preparation or the sharding needs, or the process
+                group has another rank or size than ``distributed``.
         """
         self._require_same_group()
         if not self._wrapped:
@@ -149,27 +149,27 @@ class DistributedAMPTrainer(AMPTrainer):
         weights: Sequence[Weight],
         total: float | None = None,
     ) -> StepResult:
-        """As :meth:`training_step`, but a rank whose weights are all the number 0 has nothing to compute.
+        """Take a step as :meth:`training_step` does; a rank with weights that are all 0 computes nothing.
 
-        It answers the others' collectives out of DDP's Join, which leaves it without their gradients:
-        it gets these from rank 0, which must have samples, so that all ranks take the same step.
+        The idle rank answers the collectives of the other ranks through DDP's Join. Join gives it no
+        gradients, so it receives them from rank 0, which must have samples: all ranks take the same step.
 
         Raises:
-            ValueError: the ranks do not share the work by DDP.
+            ValueError: the parallelism is not DDP.
         """
         factors = self._begin(micro_batches, loss, weights, total)
         idle = not any(isinstance(weight, Tensor) or weight for weight in weights)
         value = torch.zeros((), device=self.device)
         with self._strategy.join(self.model):
             if idle:
-                self.scaler.scale(value)  # It has no scale to undo before the first time.
+                self.scaler.scale(value)  # Before its first use the scaler has no scale to remove.
             else:
                 value = self._backward(micro_batches, loss, factors)
-        share_gradients(trained_by(self.optimizer), self.device, wanting=idle)
+        share_gradients(trained_by(self.optimizer), self.device, receives=idle)
         return self._update(value)
 
     def control_group(self) -> Any:
-        """A CPU group for decisions and checkpoints, apart from the gradients' collectives."""
+        """Return a CPU group for decisions and checkpoints, separate from the gradients' collectives."""
         if self._control is None:
             self._control = process_group.control_group(self.distributed)
         return self._control
@@ -198,7 +198,7 @@ class DistributedAMPTrainer(AMPTrainer):
         return self._compression.restore(kept, self.gate.steps, self.device)
 
     def _require_same_group(self) -> None:
-        if not self._meant_alone:
+        if not self._single_by_choice:
             process_group.require_same_group(self.distributed)
 
     def _make_engine(self, folder: Path) -> CheckpointEngine:
@@ -215,34 +215,34 @@ class DistributedAMPTrainer(AMPTrainer):
     def _require_final_parameters(self) -> None:
         if self._strategy.replaces_parameters and not self._wrapped:
             raise RuntimeError(
-                "sharding replaces the model's parameters: call setup_distributed() and wrap_model() before "
-                "load_checkpoint(), save_checkpoint() and all else that asks for the optimizer or the weights"
+                "FSDP replaces the model's parameters: call setup_distributed() and wrap_model() before "
+                "load_checkpoint(), save_checkpoint() and any other use of the optimizer or the weights"
             )
 
     def _settle(self, batch: Any, loss: LossFunction) -> None:
-        if self._buckets_settled:
+        if self._buckets_final:
             return
         self._require_same_group()
         if self.is_distributed and not self._wrapped:
             raise RuntimeError(
-                f"the {self.distributed.world_size} ranks would each train a model of their own: call "
+                f"the {self.distributed.world_size} ranks would each train a separate model: call "
                 "setup_distributed() and wrap_model() before training_step()"
             )
-        self._buckets_settled = True
+        self._buckets_final = True
         if self._strategy.unsettled(self.model):
-            self._settle_buckets(batch, loss)
+            self._finalize_buckets(batch, loss)
         if self._strategy.collective_forward:
             self._strategy.compare(self.control_group())
 
-    def _settle_buckets(self, batch: Any, loss: LossFunction) -> None:
-        """Let DDP find its final bucket layout before the first step that counts."""
+    def _finalize_buckets(self, batch: Any, loss: LossFunction) -> None:
+        """Let DDP find its final bucket layout before the first optimizer step."""
 
         def forward() -> Tensor:
             self._leave_evaluation()
             with self.autocast():
                 return loss(self.model, to_device(batch, self.device))
 
-        settle_buckets(
+        finalize_buckets(
             self.module,
             forward,
             hook=contextlib.nullcontext()

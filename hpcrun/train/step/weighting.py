@@ -1,4 +1,4 @@
-"""How much the mean loss of each micro-batch counts where they do not hold equally many samples or tokens."""
+"""Weights of micro-batches with different numbers of samples or tokens."""
 
 import math
 from collections.abc import Sequence
@@ -13,87 +13,87 @@ Weight = float | Tensor
 def loss_factors(
     weights: Sequence[Weight], total: float | None, *, ranks: int, device: torch.device
 ) -> Sequence[Weight]:
-    """What to multiply each micro-batch's mean loss with, before gradients are averaged over ``ranks``.
+    """Return the factor of each micro-batch's mean loss, before gradients are averaged over ``ranks``.
 
     The weighted mean over all ranks is sum(loss * weight) / sum(weight), and the average over ranks
     divides by their number: hence loss * weight * ranks / sum(weight). Nothing is read back from the
     device.
 
     Args:
-        weights: of this rank's micro-batches, scalars.
-        total: the sum over all micro-batches of all ranks where it is known; None sums them up, which
-            is collective.
+        weights: scalars, for this rank's micro-batches.
+        total: the sum over all micro-batches of all ranks, if known; None computes it, which is
+            collective.
 
     Raises:
-        ValueError: a weight is no scalar, or a number below zero, or ``total`` leaves no room for it.
+        ValueError: a weight is not a scalar or is negative, or ``total`` is zero and a weight is not.
     """
     _require_weights(weights, total)
     if total is not None and not any(isinstance(weight, Tensor) for weight in weights):
         return [weight * ranks / (total or 1.0) for weight in weights]
-    # Counts of tokens outgrow the 24 bits of a float.
+    # float64: counts of tokens exceed the 24 bits of a float32.
     own = torch.stack([_on(weight, device) for weight in weights])
-    # As one that is no number, which skips the step: less than nothing cannot count.
+    # A negative weight becomes NaN, which skips the step.
     own.masked_fill_(own < 0, math.nan)
     everything = own.sum()
     if total is not None:
         everything.fill_(total)
     elif ranks > 1:
         dist.all_reduce(everything)
-    # Nothing counts at all: zero gradients, and not those of 0 / 0.
+    # If all weights are zero, the gradients are zero instead of 0 / 0.
     everything.masked_fill_(everything == 0, 1.0)
     return (own * ranks / everything).float().unbind()
 
 
 def weighted(loss: Tensor, factor: Weight) -> Tensor:
-    """``loss * factor``; where that is zero, the loss may be the mean of nothing: not a number."""
+    """Return ``loss * factor``; 0 where the factor is 0, since the loss may be NaN (a mean of no samples)."""
     if not isinstance(factor, Tensor):
         return loss * factor
     return torch.where(factor == 0, 0.0, loss * factor)
 
 
 def impossible(weight: Weight) -> bool:
-    """Whether nothing can count so: less than zero, infinite, or no number. Waits for the device."""
+    """Return True for a weight that is negative, infinite or NaN. Waits for the device."""
     return not 0 <= float(weight) < math.inf
 
 
-def without_loss(weighed: Sequence[tuple[Tensor, Weight]]) -> list[int]:
-    """Which of these losses with their factors :func:`weighted` has left out as means of nothing.
+def without_loss(losses: Sequence[tuple[Tensor, Weight]]) -> list[int]:
+    """Return the indices of non-finite losses that :func:`weighted` replaced by 0, since their factor is 0.
 
-    Their gradients may be no numbers either, as those of ``x.sum() / n`` with n zero, whatever the factor.
+    Their gradients may be NaN for any factor, such as those of ``x.sum() / n`` with n = 0.
     Waits for the device.
     """
     return [
         index
-        for index, (loss, factor) in enumerate(weighed)
+        for index, (loss, factor) in enumerate(losses)
         if float(factor) == 0 and not math.isfinite(loss.item())
     ]
 
 
 def share_gradients(
-    parameters: Sequence[nn.Parameter], device: torch.device, *, wanting: bool
+    parameters: Sequence[nn.Parameter], device: torch.device, *, receives: bool
 ) -> None:
-    """Give the ranks that are ``wanting`` the gradients of rank 0, the others' as well. Collective."""
+    """Broadcast rank 0's gradients; only ranks with ``receives`` take them. Collective."""
     has = torch.tensor([parameter.grad is not None for parameter in parameters], device=device)
     dist.broadcast(has, src=0)
     for parameter, there in zip(parameters, has.tolist(), strict=True):
         if not there:
             continue
         gradient = parameter.grad
-        if wanting or gradient is None:
+        if receives or gradient is None:
             gradient = torch.empty_like(parameter, requires_grad=False)
         dist.broadcast(gradient, src=0)
-        if wanting:
+        if receives:
             parameter.grad = gradient
 
 
 def _require_weights(weights: Sequence[Weight], total: float | None) -> None:
-    # Of a tensor only what is known without waiting for its device.
+    # Check tensors only as far as possible without waiting for the device.
     for index, weight in enumerate(weights):
         if isinstance(weight, Tensor):
             if weight.numel() != 1:
                 raise ValueError(
-                    f"the weight of micro-batch {index} has the shape {list(weight.shape)}, and a scalar is "
-                    "wanted, such as its sum"
+                    f"the weight of micro-batch {index} has the shape {list(weight.shape)}; give a scalar, "
+                    "such as its sum"
                 )
         elif not weight >= 0:
             raise ValueError(
