@@ -57,7 +57,7 @@ def ended(
 
 
 def unfit(run: RunDirectory, attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> Cause:
-    return ended(run, attempt, UNFIT, monkeypatch, "hpcrun.train.entry._require_node")
+    return ended(run, attempt, UNFIT, monkeypatch, "hpcrun.train.entry.require_node")
 
 
 def trained(run: RunDirectory, attempt: Attempt) -> None:

@@ -5,8 +5,8 @@ import pytest
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import ConfigError, override_layer, resolve
 from hpcrun.errors import UserError
-from hpcrun.train.entry import require_fit
 from hpcrun.train.errors import ToldByRankZero
+from hpcrun.train.start.environment import require_fit
 
 
 def ranks(world_size, rank=0):

@@ -22,7 +22,7 @@ from hpcrun.run.events import Attempt, read_events
 from hpcrun.train import entry
 from hpcrun.train.data.batches import require_trainable
 from hpcrun.train.data.batching import Batching
-from hpcrun.train.entry import _note_refusal, _with_interface, run_rank
+from hpcrun.train.entry import run_rank
 from hpcrun.train.errors import (
     KnownToAll,
     NotTrainable,
@@ -32,6 +32,8 @@ from hpcrun.train.errors import (
 )
 from hpcrun.train.parallel import collective as meeting
 from hpcrun.train.parallel.collective import together
+from hpcrun.train.start.environment import resolve_interface
+from hpcrun.train.start.failures import note_refusal
 
 
 def no_such(path: str) -> OSError:
@@ -104,7 +106,7 @@ def test_a_rank_whose_node_lacks_the_submission_folder_says_so(
     assert run_rank(run.path, StopFlag()) == 2
     (failure,) = read_failures(run.attempt_logs("7", 0))
     assert (failure.rank, failure.host, failure.bad_input) == (2, "n2", True)
-    assert failure.message.startswith("/not/on/this/node: the folder that a was submitted from")
+    assert failure.message.startswith("/not/on/this/node: the folder from which a was submitted")
 
 
 @pytest.mark.parametrize(
@@ -154,9 +156,9 @@ def test_nodes_without_a_common_interface_blame_the_node_that_connects_worst(
     for rank, kind in enumerate((KnownToAll, ToldByRankZero)):
         here = {"rank": rank, "node_rank": rank, "local_rank": 0}
         with pytest.raises(kind) as found:
-            _with_interface(config, run, attempt, DistributedConfig.model_validate(place | here))
+            resolve_interface(config, run, attempt, DistributedConfig.model_validate(place | here))
         if rank == 0:
-            _note_refusal(run, attempt, found.value)
+            note_refusal(run, attempt, found.value)
     (event,) = read_events(run)
     fields = event.fields
     assert (fields["host"], fields["shared"], fields["certain"]) == (told, False, False)
@@ -175,7 +177,7 @@ def test_the_event_of_a_refusal_says_which_node_refuses(
         known_to_all("e", 0),
     ]
     for error in errors:
-        _note_refusal(run, attempt, error)
+        note_refusal(run, attempt, error)
     fields = [event.fields for event in read_events(run)]
     assert [(one["host"], one["shared"], one["certain"]) for one in fields] == [
         ("n1", False, False),
