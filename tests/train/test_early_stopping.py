@@ -163,9 +163,7 @@ def test_patience_without_a_validation_set_is_refused(make, tmp_path):
     run = make("blind", "task=tests.train.zoo:Regression")
     assert attempt(run, tmp_path / "logs") == exitcodes.BAD_INPUT
     said = (tmp_path / "logs" / "0" / "rank-0.log").read_text()
-    assert (
-        "hpcrun: train.patience: Regression has no validation set to judge by; give it one" in said
-    )
+    assert "hpcrun: train.patience: Regression has no validation set; add one" in said
 
 
 def test_what_needs_validations_is_told_to_do_nothing_without_a_validation_set(make, tmp_path):

@@ -19,7 +19,6 @@ from hpcrun.lifecycle.signals import StopFlag
 from hpcrun.run.directory import create
 from hpcrun.run.endings import read_failures, record_failure
 from hpcrun.run.events import Attempt, read_events
-from hpcrun.train import entry
 from hpcrun.train.data.batches import require_trainable
 from hpcrun.train.data.batching import Batching
 from hpcrun.train.entry import run_rank
@@ -32,6 +31,7 @@ from hpcrun.train.errors import (
 )
 from hpcrun.train.parallel import collective as meeting
 from hpcrun.train.parallel.collective import together
+from hpcrun.train.start import environment
 from hpcrun.train.start.environment import resolve_interface
 from hpcrun.train.start.failures import note_refusal
 
@@ -149,7 +149,7 @@ def test_nodes_without_a_common_interface_blame_the_node_that_connects_worst(
         raise NoSharedInterface("no interface", worst)
 
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
-    monkeypatch.setattr(entry, "shared_interface", refuses)
+    monkeypatch.setattr(environment, "shared_interface", refuses)
     run, attempt = create(tmp_path / "a", "x", {}), Attempt("7", 0)
     config = Config.model_validate({"train": {"batch_size": 64}, "job": {"interface": "auto"}})
     place = {"world_size": 2, "num_nodes": 2, "num_gpus_per_node": 1, "launch_method": "slurm"}

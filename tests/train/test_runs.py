@@ -77,9 +77,11 @@ def test_the_same_sums_may_be_computed_another_way_from_a_checkpoint_on(runs):
     assert last.keys() == other.keys()
     for name, value in last.items():
         torch.testing.assert_close(other[name], value, rtol=1e-4, atol=1e-6)
-    (line,) = (line for line in runs.said("other-way").splitlines() if "other than when" in line)
+    (line,) = (
+        line for line in runs.said("other-way").splitlines() if "different from when" in line
+    )
     assert "train.micro_batch: None -> 1; train.parallel: auto -> fsdp; the samples and" in line
-    assert "other than when" not in runs.said("stopped")
+    assert "different from when" not in runs.said("stopped")
 
 
 def test_the_report_is_of_the_best_weights_that_are_kept_and_the_last_stay_the_newest(runs):

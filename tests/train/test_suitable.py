@@ -10,13 +10,13 @@ from hpcrun import Task
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import override_layer, resolve
 from hpcrun.errors import UserError
-from hpcrun.train import session
 from hpcrun.train.data.batching import Batching
 from hpcrun.train.errors import NotTrainable
 from hpcrun.train.model.prepare import Preparation, prepare
 from hpcrun.train.optimizer import build_optimizer
 from hpcrun.train.parallel.choose import decide
 from hpcrun.train.parallel.memory_estimate import Need
+from hpcrun.train.setup import task as setup_task
 from hpcrun.train.step.micro_batches import MicroBatchStep
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 from hpcrun.train.task_checks import require_model, unshardable
@@ -81,7 +81,7 @@ def test_a_model_that_cannot_be_trained_is_refused(model, line):
 
 def test_a_model_is_looked_at_before_anything_is_done_with_it():
     with pytest.raises(UserError, match=r"^Given\.build_model\(\) returned None"):
-        session._open_task(Given(), resolve([]), DistributedConfig())
+        setup_task._open(Given(), resolve([]), DistributedConfig())
 
 
 def test_what_torch_has_not_for_this_precision_or_device_is_refused():

@@ -1,0 +1,1 @@
+"""Builders of a training's parts; session.py calls them in order."""

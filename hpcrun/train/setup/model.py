@@ -1,0 +1,85 @@
+"""Wrap the task's model in a trainer, and restore the newest checkpoint into it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hpcrun.checkpoint.outcome import Restored
+from hpcrun.checkpoint.sharded.engine import CheckpointEngine
+from hpcrun.config import Config
+from hpcrun.run.commits import newest_commit
+from hpcrun.run.events import read_events
+from hpcrun.train.build import build_trainer
+from hpcrun.train.checkpoint_setup import restore
+from hpcrun.train.data.streams import StreamState
+from hpcrun.train.determinism import seed_rank
+from hpcrun.train.evaluation.early_stopping import EarlyStopping
+from hpcrun.train.parallel.choose import resolve_parallel
+from hpcrun.train.setup.context import Context
+from hpcrun.train.setup.task import OpenedTask
+from hpcrun.train.step.trainer import DistributedAMPTrainer
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A trainer, and the checkpoint that it restored; None for a new training."""
+
+    trainer: DistributedAMPTrainer
+    checkpoint: Restored | None
+
+    @property
+    def start(self) -> int:
+        """The first step of this attempt."""
+        return self.checkpoint.step if self.checkpoint else 0
+
+    def extra(self, key: str, default: Any) -> Any:
+        """Return an entry of the checkpoint's extra data, or ``default``."""
+        return self.checkpoint.shared["extra"].get(key, default) if self.checkpoint else default
+
+    def stream_state(self) -> StreamState | None:
+        """Return the position of a stream in the checkpoint; None for a new training."""
+        if self.checkpoint is None:
+            return None
+        own = self.checkpoint.own or {}
+        return StreamState(self.extra("stream", {}), own.get("stream", {}))
+
+    def early_stopping(self, config: Config) -> EarlyStopping:
+        """Make the early stopping of ``config`` with the validations of the checkpoint."""
+        early = EarlyStopping(config.train.patience, config.train.min_delta)
+        early.load_state_dict(self.extra("early_stopping", early.state_dict()))
+        return early
+
+
+def build_model(
+    context: Context, opened: OpenedTask, engine: CheckpointEngine, device: torch.device
+) -> Resumed:
+    """Choose the parallelism, wrap the model, and restore the newest checkpoint. Collective.
+
+    Raises:
+        UserError: the model does not fit the config, or no checkpoint can be loaded.
+        OutOfMemory: the model does not fit the device.
+    """
+    config, distributed = context.config, context.distributed
+    earlier = _earlier_parallel(context)
+    parallel = resolve_parallel(config, opened.model, distributed, context.group, earlier)
+    with context.explain_memory(None, parallel, device):
+        with context.at("wrapping the model"):
+            trainer = build_trainer(config, opened.task, opened.model, distributed, parallel)
+        with context.at("restoring"):
+            restored = restore(context.run, config, trainer, engine)
+    resumed = Resumed(trainer, restored)
+    opened.task._reached(resumed.start)
+    if restored is None or restored.own is None:
+        seed_rank(config.seed, distributed.rank, resumed.start)
+    return resumed
+
+
+def _earlier_parallel(context: Context) -> str | None:
+    """Return the parallelism of the last attempt if a step of it was saved, on rank 0; else None."""
+    if context.distributed.rank != 0:
+        return None
+    if newest_commit(context.run) is None:
+        return None
+    started = [event for event in read_events(context.run) if event.what == "started"]
+    return started[-1].fields.get("parallel") if started else None

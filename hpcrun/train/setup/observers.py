@@ -1,0 +1,147 @@
+"""Make the parts that watch a training: announcement, metrics, checkpoints, non-finite gradients, profile."""
+
+import torch
+
+from hpcrun.checkpoint.sharded.engine import CheckpointEngine
+from hpcrun.config import differing, training_fingerprint, ways
+from hpcrun.run.events import note
+from hpcrun.train.checkpoint_setup import build_interval
+from hpcrun.train.data.batches import Steps
+from hpcrun.train.data.batching import Batching
+from hpcrun.train.evaluation.early_stopping import EarlyStopping
+from hpcrun.train.health.nonfinite import NonFiniteWatch, samples_of
+from hpcrun.train.metrics.log import Measured, MetricsLog
+from hpcrun.train.metrics.profiling import Profile
+from hpcrun.train.metrics.sinks import build_sinks
+from hpcrun.train.optimizer import learning_rate_lines
+from hpcrun.train.phase import Position
+from hpcrun.train.saving import Saver
+from hpcrun.train.setup.context import Context
+from hpcrun.train.setup.model import Resumed
+from hpcrun.train.setup.task import OpenedTask
+
+
+def announce(context: Context, resumed: Resumed, batching: Batching) -> None:
+    """Print how the training starts, and write the event ``started``, on rank 0."""
+    trainer, restored, start = resumed.trainer, resumed.checkpoint, resumed.start
+    if not trainer.is_main_process:
+        return
+    lines = list(restored.notes) if restored else []
+    if restored is not None and restored.own is None:
+        lines.append(
+            "the random states are derived from seed, rank and step; the order of samples is unchanged"
+        )
+    changed = differing(restored.meta.get("ways", {}), ways(context.config)) if restored else []
+    if restored is not None and "ways" in restored.meta and changed:
+        lines.append(
+            f"different from when step {start} was saved: {'; '.join(changed)}; the samples and the sums "
+            "over them stay the same, but not their last bits, nor random draws such as dropout's"
+        )
+    ranks = trainer.distributed.world_size
+    where = f"resumed from step {start}" if restored else "starting at step 0"
+    lines.append(f"{context.run.name}: {where}, {ranks} {'rank' if ranks == 1 else 'ranks'}")
+    for line in lines:
+        print(f"hpcrun: {line}", flush=True)
+    note(
+        context.run,
+        "started",
+        context.attempt,
+        step=start,
+        ranks=ranks,
+        parallel=trainer.parallel,
+    )
+    rates = learning_rate_lines(context.config, trainer.optimizer)
+    for line in (*batching.lines(context.config.train.steps), *rates):
+        print(f"hpcrun: {line}", flush=True)
+
+
+def build_metrics(
+    context: Context, opened: OpenedTask, resumed: Resumed, batching: Batching, measured: Measured
+) -> MetricsLog:
+    """Make the log of metrics with its sinks, and restore its unlogged steps. Collective.
+
+    Raises:
+        UserError: a package for a sink is missing.
+    """
+    trainer = resumed.trainer
+    sinks = context.together(
+        lambda: (
+            build_sinks(context.run, context.config, resumed.start)
+            if trainer.is_main_process
+            else None
+        )
+    )
+    metrics = MetricsLog(
+        context.config,
+        opened.task,
+        trainer,
+        batching,
+        measured,
+        sinks,
+        group=context.group,
+        restart=context.attempt.restart,
+    )
+    metrics.restore(resumed.extra("metrics", []))
+    return metrics
+
+
+def build_saver(
+    context: Context,
+    resumed: Resumed,
+    engine: CheckpointEngine,
+    batches: Steps,
+    early: EarlyStopping,
+    metrics: MetricsLog,
+) -> Saver:
+    """Make the saver with the configured interval."""
+    config = context.config
+    saver = Saver(
+        context.run,
+        context.attempt,
+        resumed.trainer,
+        engine,
+        interval=build_interval(
+            context.run, config, context.distributed, context.group, lambda: saver.costs
+        ),
+        batches=batches,
+        early=early,
+        metrics=metrics,
+        meta={
+            "fingerprint": training_fingerprint(config),
+            "torch": torch.__version__,
+            "ways": ways(config),
+        },
+        saved=resumed.checkpoint.step if resumed.checkpoint else None,
+    )
+    return saver
+
+
+def watch_gradients(
+    context: Context, opened: OpenedTask, resumed: Resumed, batching: Batching
+) -> NonFiniteWatch:
+    """Make the watch for non-finite gradients."""
+    return NonFiniteWatch(
+        context.run,
+        context.attempt,
+        context.config,
+        resumed.trainer,
+        start=resumed.start,
+        rank=context.distributed.rank,
+        group=context.group,
+        samples=samples_of(opened.dataset, batching, context.config.seed),
+    )
+
+
+def build_profile(
+    context: Context, resumed: Resumed, measured: Measured, position: Position
+) -> Profile:
+    """Make the profiler of the configured window of steps."""
+    return Profile(
+        context.run,
+        context.config.train.profile,
+        resumed.start,
+        rank=context.distributed.rank,
+        device=resumed.trainer.device,
+        watch=measured.watch,
+        position=position,
+    )

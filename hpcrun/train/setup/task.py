@@ -1,0 +1,95 @@
+"""Import the task, prepare its data, and make its model and its datasets."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.utils.data import Dataset, default_collate
+
+from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.config import Config
+from hpcrun.errors import UserError
+from hpcrun.train.data.batches import length, require_trainable
+from hpcrun.train.data.workers import worker_processes
+from hpcrun.train.determinism import seed_alike
+from hpcrun.train.parallel import process_group
+from hpcrun.train.phase import PREPARING
+from hpcrun.train.setup.context import Context
+from hpcrun.train.task import Task, load_task
+from hpcrun.train.task_checks import require_model
+
+_MAX_PREPARE = 86400.0
+"""Seconds for ``Task.prepare`` without a watchdog: a download may take hours; after a day it hangs."""
+
+
+@dataclass(frozen=True)
+class OpenedTask:
+    """A task with its model, on the CPU, and its datasets; no validation dataset: None."""
+
+    task: Task
+    model: nn.Module
+    dataset: "Dataset[Any]"
+    validation_set: "Dataset[Any] | None"
+
+    @property
+    def collate(self) -> Callable[[list[Any]], Any]:
+        """The function that makes a batch from samples."""
+        # Not the task's method unless it is overridden: a loader process gets a copy of the whole task.
+        overridden = type(self.task).collate is not Task.collate
+        return self.task.collate if overridden else default_collate
+
+
+def open_task(context: Context) -> OpenedTask:
+    """Import the task, prepare its data on rank 0, and build its model and datasets. Collective.
+
+    Raises:
+        UserError: the task, its model or its data cannot be used.
+    """
+    with context.at("importing the task"):
+        task = context.together(lambda: load_task(context.config))
+    work = task.prepare if context.distributed.rank == 0 else _nothing
+    # Collectives of the other ranks wait while rank 0 prepares.
+    with process_group.waiting_at_least(_MAX_PREPARE), context.at(PREPARING):
+        context.together(work)
+    with context.at("building the model and its data"):
+        return context.together(lambda: _open(task, context.config, context.distributed))
+
+
+def _open(task: Task, config: Config, distributed: DistributedConfig) -> OpenedTask:
+    # The same seed on every rank, so that all ranks start with the same weights.
+    seed_alike(config.seed)
+    model = task.build_model()
+    ranks, cuda = distributed.world_size, bool(distributed.device_ids)
+    require_model(model, task, config, ranks=ranks, cuda=cuda)
+    dataset, validation_set = task.train_dataset(), task.validation_dataset()
+    require_trainable(dataset, ranks, worker_processes(config, os.environ))
+    if validation_set is not None:
+        length(validation_set)
+    elif config.train.patience is not None:
+        raise UserError(
+            f"train.patience: {type(task).__name__} has no validation set; add one, or remove "
+            "train.patience"
+        )
+    elif distributed.rank == 0:
+        for key in _validation_keys(config):
+            print(
+                f"hpcrun: {key}: has no effect: {type(task).__name__} has no validation set",
+                flush=True,
+            )
+    return OpenedTask(task, model, dataset, validation_set)
+
+
+def _validation_keys(config: Config) -> list[str]:
+    """Return the keys that are set but have no effect without validation."""
+    wanted = {
+        "train.validate_every": config.train.validate_every,
+        "train.validate_batches": config.train.validate_batches,
+        "checkpoint.keep_best": config.checkpoint.keep_best,
+    }
+    return [key for key, value in wanted.items() if value]
+
+
+def _nothing() -> None:
+    """Do nothing, on the ranks that wait for rank 0."""
