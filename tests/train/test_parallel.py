@@ -17,7 +17,7 @@ from hpcrun.train.parallel.choose import decide, need, resolve_parallel
 from hpcrun.train.parallel.fsdp import layout, units
 from hpcrun.train.parallel.memory_estimate import Need
 from hpcrun.train.parallel.strategies import DataParallelStrategy
-from hpcrun.train.parallel.unsharded_copy import filled, hollow
+from hpcrun.train.parallel.unsharded_copy import with_weights, without_weights
 from hpcrun.train.step.trainer import AMPTrainer, DistributedAMPTrainer
 from tests.train.sharing import Net, adamw, flat, loss
 
@@ -186,14 +186,14 @@ class Tied(nn.Module):
 
 def test_a_hollow_copy_takes_no_memory_and_is_filled_with_other_weights():
     model = Tied()
-    shape = hollow(model)
+    shape = without_weights(model)
     assert all(parameter.is_meta for parameter in shape.parameters())
     values = {
         "enter.weight": torch.ones(5, 3),
         "leave.weight": torch.ones(5, 3),
         "seen": torch.ones(2),
     }
-    plain = filled(shape, values)
+    plain = with_weights(shape, values)
     assert plain.leave.weight is plain.enter.weight
     assert torch.equal(plain.enter.weight, torch.ones(5, 3))
     assert torch.equal(plain.seen, torch.ones(2))

@@ -20,8 +20,8 @@ from gpulib.sizes import REPEATED, SIZES, Size
 from hpcrun.config import AMPConfig
 from hpcrun.train.determinism import choose_kernels
 from hpcrun.train.metrics.mfu import peak_here
-from hpcrun.train.parallel.fsdp import Sharded
-from hpcrun.train.parallel.strategies import Replicated, Strategy
+from hpcrun.train.parallel.fsdp import FSDPStrategy
+from hpcrun.train.parallel.strategies import DDPStrategy, Strategy
 from hpcrun.train.step.trainer import AMPTrainer, DistributedAMPTrainer
 
 Figures = dict[str, Any]
@@ -299,8 +299,8 @@ class _Alone(DistributedAMPTrainer):
         if self.parallel == "single":
             return Strategy()
         if self.parallel == "ddp":
-            return Replicated(self.distributed)
-        return Sharded(self.distributed, self._fsdp, self.amp.dtype)
+            return DDPStrategy(self.distributed)
+        return FSDPStrategy(self.distributed, self._fsdp, self.amp.dtype)
 
 
 def world(_job: Job, device: torch.device) -> Figures:
