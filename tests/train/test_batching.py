@@ -117,8 +117,8 @@ def test_fewer_ranks_take_the_same_batch_in_more_turns():
             Batching(32, 3, 2, "pad", 100),
             [
                 "batch of 32: 3 ranks x 2 micro-batches x 5 or 6 samples, weighted by samples",
-                "epoch of 100 samples: 4 steps; the last one has 4 samples, and ranks without weigh "
-                "nothing",
+                "epoch of 100 samples: 4 steps; the last one has 4 samples, and empty ranks compute "
+                "padding of weight 0",
                 "12 steps in all: 3 epochs",
             ],
         ),

@@ -66,7 +66,7 @@ def test_what_an_older_torch_cannot_do_sharded_auto_leaves_to_ddp_and_fsdp_refus
     monkeypatch.setattr(choose, "FILLS_UNUSED", False)
     chosen, line = decide(config("train.find_unused_parameters=true"), LARGE, 1000)
     assert chosen == "ddp"
-    assert "takes ddp, which train.find_unused_parameters needs: " in line
+    assert "chooses ddp, which train.find_unused_parameters needs: " in line
     monkeypatch.setattr(fsdp, "FILLS_UNUSED", False)
     with pytest.raises(UserError, match=r"with fsdp it needs torch 2\.13; this is "):
         fsdp._fill_unused(Net())
@@ -154,7 +154,7 @@ def test_hybrid_sharding_puts_the_ranks_of_a_node_in_a_row_however_they_are_numb
 
 
 def test_hybrid_sharding_over_unequal_nodes_is_refused():
-    with pytest.raises(UserError, match=r"these have 2, 1; set fsdp.shard=full"):
+    with pytest.raises(UserError, match=r"the nodes have 2, 1; set fsdp.shard=full"):
         layout([(0, 0), (0, 1), (1, 0)])
 
 

@@ -104,7 +104,7 @@ def test_sparse_gradients_are_told_what_they_need_and_trained_with_it():
     assert line.startswith("optim.name: the gradients of 0.weight are sparse, which needs optim")
     assert " ".join(SPARSE_KEYS) in line
     assert refusal(model, *SPARSE_KEYS[:3]).startswith("train.clip_norm: the gradients of 0.weigh")
-    assert "with train.clip_norm=null;" in refusal(model, task=Optimised)
+    assert "needs train.clip_norm=null;" in refusal(model, task=Optimised)
     joined = refusal(model, *SPARSE_KEYS, "train.uneven=join")
     assert joined.startswith("train.uneven: the gradients of 0.weight are sparse, ")
     config = resolve([override_layer(SPARSE_KEYS)])
@@ -221,7 +221,7 @@ def test_a_block_to_be_compiled_and_recomputed_that_changes_a_buffer_is_refused_
 @pytest.mark.parametrize(
     ("batching", "remedy"),
     [
-        (Batching(4, 1, 1, "pad", 5), "the end of an epoch: train.uneven=across or drop avo"),
+        (Batching(4, 1, 1, "pad", 5), "it is the end of an epoch: train.uneven=across or drop avo"),
         (Batching(4, 1, 4), "use a larger train.batch_size or train.micro_batch"),
     ],
 )

@@ -90,9 +90,9 @@ class DataParallelStrategy(Strategy):
             return module
         devices = torch.cuda.device_count()
         print(
-            "hpcrun: parallel=dp drives all GPUs from one process, for quick tries: ddp, with one rank for "
             "hpcrun: parallel=dp uses all GPUs from one process, for quick tries; ddp with one rank per "
             f"GPU ({devices} here) is faster",
+            flush=True,
         )
         return nn.DataParallel(module) if devices > 1 else module
 
