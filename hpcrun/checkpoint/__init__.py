@@ -1,6 +1,6 @@
-"""From a state to bytes that survive.
+"""Saving and restoring the state of a training run.
 
-``store`` is the commit protocol on a file system and knows no torch; ``state`` says what of a
-training is saved; ``writer`` brings the ranks together. Nothing is imported here, so that a command
-which only looks at checkpoints does not pay for torch.
+``storage`` holds the commit protocol and imports no torch, ``state`` chooses the state that is saved, and
+``sharded`` writes and reads it on all ranks. This module imports nothing, so that a command which only
+lists checkpoints does not import torch.
 """

@@ -1,4 +1,4 @@
-"""What a ``Checkpointer`` is given, checked when it is made: what cannot work would show hours later."""
+"""Checks of the arguments of a ``Checkpointer``, at construction: otherwise an error appears hours later."""
 
 import math
 import os
@@ -22,7 +22,11 @@ def require_arguments(
     failure_hours: Any,
     host_memory: Any,
 ) -> int:
-    """Raise CheckpointError unless these can work. Returns ``every``."""
+    """Check the arguments, and return ``every`` as an int.
+
+    Raises:
+        CheckpointError: an argument has the wrong type or an impossible value.
+    """
     for name, value, kind in (
         ("model", model, nn.Module),
         ("optimizer", optimizer, Optimizer),
@@ -30,8 +34,8 @@ def require_arguments(
     ):
         if not isinstance(value, kind):
             raise CheckpointError(
-                f"{name}: is a {type(value).__name__}, not a {kind.__name__}; give one, and what else "
-                "there is to save in extra={'name': …}"
+                f"{name}: is a {type(value).__name__}, not a {kind.__name__}; pass a {kind.__name__}, and "
+                "other objects to save in extra={'name': …}"
             )
     for name, value in (
         ("minutes", minutes),
@@ -53,13 +57,13 @@ def require_arguments(
 
 
 def require_helpers(parts: dict[str, Any], retention: Any, stage_dir: Any) -> None:
-    """Raise CheckpointError unless each of ``parts`` has a state, and the others are of their types."""
+    """Raise CheckpointError unless each part has ``state_dict`` methods, and the other types are right."""
     for name, part in parts.items():
         has = all(callable(getattr(part, way, None)) for way in ("state_dict", "load_state_dict"))
         if part is not None and not has:
             raise CheckpointError(
-                f"{name}: a {type(part).__name__} has no state_dict() and load_state_dict(); give one "
-                "object that has, and more of them in extra={'name': …}"
+                f"{name}: a {type(part).__name__} has no state_dict() and load_state_dict(); pass an "
+                "object that has both; pass further objects in extra={'name': …}"
             )
     if not isinstance(retention, Retention):
         raise CheckpointError(f"retention={retention!r}: give a Retention(…), or None")
@@ -68,11 +72,11 @@ def require_helpers(parts: dict[str, Any], retention: Any, stage_dir: Any) -> No
 
 
 def require_step(step: Any) -> int:
-    """``step`` as an int.
+    """Return ``step`` as an int.
 
     Raises:
-        TypeError: it is no whole number.
-        CheckpointError: it is negative.
+        TypeError: ``step`` is not an integer.
+        CheckpointError: ``step`` is negative.
     """
     try:
         whole = index(step)
@@ -84,28 +88,28 @@ def require_step(step: Any) -> int:
 
 
 def _require_named_weights(model: nn.Module) -> None:
-    """Refuse FSDP1, which keeps the weights of a part in one flat parameter that differs with the ranks."""
+    """Refuse FSDP1: its flat parameters depend on the number of ranks."""
     for name, part in model.named_modules():
         if isinstance(part, FullyShardedDataParallel):
             raise CheckpointError(
                 f"model: {f'its {name}' if name else 'it'} is wrapped in FullyShardedDataParallel (FSDP1), "
-                "whose weights have no names of their own; use torch.distributed.fsdp.fully_shard (FSDP2) in "
-                "its place: fully_shard(block) for each block, then fully_shard(model), and make the "
-                "optimizer after it"
+                "whose weights have no names ; use torch.distributed.fsdp.fully_shard (FSDP2) in "
+                "place of FSDP1: fully_shard(block) for each block, then fully_shard(model), and make the "
+                "optimizer after that"
             )
 
 
 def _require_within(model: nn.Module, optimizer: Optimizer) -> None:
     known = {id(parameter) for parameter in model.parameters()}
-    strangers = [
+    foreign = [
         parameter
         for group in optimizer.param_groups
         for parameter in group["params"]
         if id(parameter) not in known
     ]
-    if strangers:
+    if foreign:
         raise CheckpointError(
-            f"the optimizer has {len(strangers)} parameters that the model has not, the first of shape "
-            f"{tuple(strangers[0].shape)}; put a loss's own into one module with the model "
-            "(nn.ModuleDict), and make the optimizer after the model was sharded"
+            f"the optimizer has {len(foreign)} parameters that are not in the model, the first of shape "
+            f"{tuple(foreign[0].shape)}; put a loss with parameters and the model into one module "
+            "(nn.ModuleDict), and make the optimizer after sharding the model"
         )

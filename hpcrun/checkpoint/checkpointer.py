@@ -1,4 +1,4 @@
-"""The engine for any training loop: a folder, a model, an optimizer, and three calls."""
+"""A checkpointer for any training loop: it takes a folder, a model and an optimizer."""
 
 import math
 import os
@@ -46,36 +46,36 @@ from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.control.making import new_control_group
 
 _PATIENCE = 60.0
-"""Seconds that a rank which ends by an exception waits for its save: a peer may never come to it."""
+"""Seconds that a rank which fails waits for its save: another rank may never take part in the save."""
 
 
 class Checkpointer:
-    """Saves and restores a training of your own, on one process or on all ranks of torch.distributed.
+    """Saves and restores the state of any training loop, on one process or all ranks of torch.distributed.
 
-    Use it as a context manager: leaving the block waits for the save under way. Every method is
-    collective: all ranks call it, with the same step. Making one that saves at intervals makes the
-    folder, and is refused where another training saves.
+    Use the object as a context manager: the end of the block waits for the pending save. Every method is
+    collective: all ranks call it, with the same step. With a save interval, the constructor creates the
+    folder and takes its lock.
 
     Args:
-        folder: where the checkpoints lie; made when missing, with those above it.
-        model: bare, in DDP, compiled, or sharded by ``fully_shard``.
-        optimizer: made after the model was sharded.
-        scaler: a ``GradScaler``, if there is one.
-        scheduler: a learning-rate scheduler, if there is one.
-        extra: plain data, tensors and whatever has ``state_dict()`` and ``load_state_dict()``, read at
-            each save. :meth:`restore` fills objects and tensors in place, and replaces plain data.
-        every: a save at each multiple of so many steps, or the first step after it; 0: only
-            :meth:`save` saves.
-        minutes: minutes between saves instead.
-        failure_hours: mean hours between two failures of your jobs; the time between saves is then what
-            loses least, by Young's formula.
-        retention: which checkpoints stay.
-        stage_dir: a fast folder of this node that a save goes to first, and from there to ``folder``.
-        host_memory: gigabytes for a snapshot, each rank; None: half of what the machine has free.
+        folder: the folder of the checkpoints; created if missing, with its parents.
+        model: a plain module, in DDP, compiled, or sharded by ``fully_shard``.
+        optimizer: created after the model was sharded.
+        scaler: a ``GradScaler``, or None.
+        scheduler: a learning-rate scheduler, or None.
+        extra: plain data, tensors and objects with ``state_dict()`` and ``load_state_dict()``, read at
+            each save. :meth:`restore` updates objects and tensors in place, and replaces plain data.
+        every: steps between saves. :meth:`maybe_save` saves at each multiple, or at the first call after
+            a multiple; 0: only :meth:`save` saves.
+        minutes: minutes between saves; replaces ``every``.
+        failure_hours: mean hours between two failures of your jobs; the interval then follows from
+            Young's formula, which minimizes the lost time.
+        retention: rule for the checkpoints to keep.
+        stage_dir: a fast node-local folder. Each save is first written there and then copied to ``folder``.
+        host_memory: gigabytes of host memory per rank for a snapshot; None: half of the free memory.
 
     Raises:
-        CheckpointError: an argument that cannot work, a state that cannot be saved, or a folder that
-            another training saves to or everybody may write to. On all ranks.
+        CheckpointError: an argument is invalid, the state cannot be saved, another training run saves to
+            the folder, or the folder is writable by everybody. Raised on all ranks.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Checkpointer:
         self._parts = {"scaler": scaler, "scheduler": scheduler}
         self.extra: dict[str, Any] = {} if extra is None else extra
         self._retention = Retention() if retention is None else retention
-        # A training that changes its folder would save to another one.
+        # An absolute path: a chdir during training must not change the target of later saves.
         store = self._store = CheckpointStore(Path(folder).absolute(), _owner())
         self._lock = FolderLock(store.root)
         self._costs: list[tuple[float, float]] = []
@@ -134,7 +134,7 @@ class Checkpointer:
         )
         self._interval: Interval = EverySteps(every)
         if failure_hours is not None:
-            costs = self._costs  # not through `self`, which would then outlive its last user
+            costs = self._costs  # a reference to `self` would keep the object alive
 
             def best() -> float:
                 stalled, written = costs[0] if costs else (None, None)
@@ -143,32 +143,35 @@ class Checkpointer:
             self._interval = EverySeconds(best, self._together)
         elif minutes is not None:
             self._interval = EverySeconds(lambda: 60.0 * minutes, self._together)
-        # Only what all ranks learn at the same call decides whether to save: not what `poll` tells.
+        # Only state that all ranks learn at the same call decides on a save; `poll` is local to a rank.
         self._begun = False
         self._compared = False
         self._asked: int | None = None
         self._saved: int | None = None
         self.notes: tuple[str, ...] = ()
-        """What the last restore had to say: damage passed over, another number of ranks, a new scheduler."""
+        """Notes of the last restore: skipped damage, a changed number of ranks, a new scheduler."""
         self.outcome: SaveOutcome | None = None
-        """How the last save ended that is known of."""
-        # Also for who never enters the block: an interpreter must not end under a thread that saves.
+        """Result of the last save that has ended, as far as this rank knows."""
+        # For users without a `with` block: the interpreter must not exit while a thread saves.
         weakref.finalize(self, _leave, self._engine, self._lock, self._together)
 
     def restore(self) -> int:
-        """Load the newest whole checkpoint, and return how many steps were done: 0 without any.
+        """Load the newest valid checkpoint.
 
-        Model, optimizer, scaler, scheduler and ``extra`` are as they were, and on the same number of
-        ranks the random generators too: call it after loaders have been made.
+        Restores model, optimizer, scaler, scheduler and ``extra``, and on the same number of ranks also
+        the random generators. Create data loaders before this call: they draw random numbers.
+
+        Returns:
+            The number of finished steps; 0 without a checkpoint.
 
         Raises:
-            CheckpointError: there are checkpoints and none is whole, or the newest does not fit; its subclass
-                ReadFailure where a node failed to read the newest.
+            CheckpointError: checkpoints exist but none is valid, or the newest does not fit the model.
+            ReadFailure: a node failed to read the newest checkpoint (a subclass of CheckpointError).
         """
         self._take(self._engine.wait())
         self._begun = True
         restored = self._engine.restore(self._template)
-        self._interval.due(0 if restored is None else restored.step)  # it begins here
+        self._interval.due(0 if restored is None else restored.step)  # starts the interval
         if restored is None:
             return 0
         extra = apply_shared(restored.shared, self._model, self._optimizer, **self._parts)
@@ -183,10 +186,16 @@ class Checkpointer:
         return restored.step
 
     def maybe_save(self, step: int, *, metric: float | Tensor | None = None) -> bool:
-        """Save beside the training if it is time, after ``step`` steps; returns whether it was.
+        """Start an asynchronous save after ``step`` steps if the interval has passed.
 
-        A save that fails is told by ``outcome`` and a warning, and made good by the next. ``metric``: as
-        for :meth:`save`.
+        A failed save appears in ``outcome`` and as a warning; the next interval saves again.
+
+        Args:
+            step: number of finished steps.
+            metric: see :meth:`save`.
+
+        Returns:
+            True if a save was started.
         """
         step = require_step(step)
         self._take(self._engine.poll())
@@ -196,16 +205,17 @@ class Checkpointer:
         return True
 
     def save(self, step: int, *, metric: float | Tensor | None = None) -> None:
-        """Save the state after ``step`` steps beside the training, unless it is saved already.
+        """Save the state after ``step`` steps asynchronously, unless this step is already saved.
 
         Args:
-            metric: what ``Retention(best=…)`` compares: lower is better, or higher where the name of its
-                ``metric`` begins with ``-``. Rank 0's counts.
+            step: number of finished steps.
+            metric: value for ``Retention(best=…)``. Lower is better; higher is better if the metric's name
+                begins with ``-``. The value of rank 0 is used.
 
         Raises:
-            CheckpointError: on all ranks: checkpoints were there before and :meth:`restore` was not
-                called, another training saves to the folder, or at the first save the ranks do not hold
-                the same weights.
+            CheckpointError: checkpoints existed before and :meth:`restore` was not called, another
+                training run saves to the folder, or (first save) the ranks hold different weights.
+                Raised on all ranks.
         """
         step = require_step(step)
         if not self._claimed:
@@ -228,7 +238,7 @@ class Checkpointer:
             own = capture_rank()
             if self._together.world_size > 1 and not broadcast(self._model):
                 own["buffers"] = capture_buffers(self._model)
-        except Exception as error:  # the others may have none, and would wait
+        except Exception as error:  # other ranks may have no error, and would wait for this rank
             trouble = error
         if not self._compared:
             self._compared = self._compare(None if trouble else shared)
@@ -236,10 +246,10 @@ class Checkpointer:
         self._asked = step
 
     def wait(self) -> SaveOutcome | None:
-        """Wait for the save under way; returns how the last one ended.
+        """Wait for the pending save, and return the result of the last save.
 
         Raises:
-            CheckpointError: it failed. On all ranks.
+            CheckpointError: the save failed. Raised on all ranks.
         """
         ended = self._engine.wait()
         self._take(ended[:-1])
@@ -264,12 +274,12 @@ class Checkpointer:
         patience = _PATIENCE
         try:
             if error is None or (isinstance(error, SystemExit) and not error.code):
-                self.wait()  # an exit code of 0 would say that all is done
+                self.wait()  # an exit code of 0 must mean that the save succeeded
             else:
-                alone = self._together.world_size == 1
-                self._take(self._engine.wait(None if alone or ended else _PATIENCE))
+                single = self._together.world_size == 1
+                self._take(self._engine.wait(None if single or ended else _PATIENCE))
                 if self._engine.under_way:
-                    patience = 0.0  # it has been waited for
+                    patience = 0.0  # the wait above used the time
                     text = f"step {self._asked} was not saved within {_PATIENCE:g} s"
                     warnings.warn(text, CheckpointWarning, stacklevel=2)
         finally:
@@ -280,7 +290,7 @@ class Checkpointer:
         try:
             _, tensors = split(self._capture())
         except RecursionError as error:
-            raise CheckpointError("extra: is nested too deeply, or holds itself") from error
+            raise CheckpointError("extra: nested too deeply, or contains itself") from error
         require_dense(tensors)
 
     def _capture(self) -> dict[str, Any]:
@@ -300,9 +310,7 @@ class Checkpointer:
     def _score(self, metric: float | Tensor | None) -> dict[str, float]:
         if metric is None:
             if self._retention.best and self._together.rank == 0:
-                self._warn(
-                    "Retention(best=…) compares what save(step, metric=…) is given: nothing yet"
-                )
+                self._warn("Retention(best=…) needs save(step, metric=…), but no metric was passed")
             return {}
         value = float(metric)
         return {self._retention.metric.removeprefix("-"): value} if math.isfinite(value) else {}
@@ -333,7 +341,7 @@ class Checkpointer:
 def _leave(
     engine: CheckpointEngine, lock: FolderLock, together: Together, patience: float = _PATIENCE
 ) -> None:
-    """Let a process end that has saved: nothing of it may wait for the interpreter then."""
+    """Wait for the pending save, and close the lock: no work may be left when the interpreter exits."""
     engine.wait(None if together.world_size == 1 else patience)
     if together.world_size > 1:
         wait_until_idle(GLOO_WORKERS, patience=2.0)
@@ -345,5 +353,5 @@ def _owner() -> str:
     job = os.environ.get("SLURM_JOB_ID") or os.environ.get("TORCHELASTIC_RUN_ID") or "0"
     restart = os.environ.get("SLURM_RESTART_COUNT") or os.environ.get("TORCHELASTIC_RESTART_COUNT")
     plain = re.sub("[^A-Za-z0-9]", "-", job)[:64].strip("-") or "0"
-    # Outside a scheduler two processes by mistake at once would write one draft, each half of it.
+    # Without a scheduler, two processes started by mistake would write to the same temporary folder.
     return f"{plain}-{restart or 0}-{secrets.token_hex(3)}"

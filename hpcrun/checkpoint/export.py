@@ -1,4 +1,4 @@
-"""The model out of a checkpoint, in one file that plain PyTorch or safetensors reads: no import of ours."""
+"""Export of the model to a single file, which plain PyTorch or safetensors reads without hpcrun."""
 
 import os
 import secrets
@@ -23,21 +23,21 @@ _UNKNOWN_TO_SAFETENSORS = (torch.complex32, torch.complex128)
 
 
 def newest_readable(store: CheckpointStore) -> int:
-    """The newest step whose manifest is whole; raises CheckpointError when there is none."""
+    """Return the newest step with a valid manifest; raises CheckpointError if there is none."""
     manifest = store.newest_valid()
     if manifest is None:
-        raise CheckpointError(f"{store.root}: there is no whole checkpoint")
+        raise CheckpointError(f"{store.root}: there is no valid checkpoint")
     return manifest.step
 
 
 def best_readable(store: CheckpointStore) -> int:
-    """The step with the lowest validation loss, of equal ones the latest; raises CheckpointError."""
+    """Return the step with the lowest validation loss (the latest of equals); raises CheckpointError."""
     metas = {step: manifest.meta for step, manifest in store.valid().items()}
     best = Retention(best=1).protected(metas)
     if not best:
         raise CheckpointError(
-            f"{store.root}: no checkpoint there has a validation loss; set train.validate_every and "
-            "checkpoint.keep_best, give a Checkpointer's save() its metric=, or leave --best out"
+            f"{store.root}: no checkpoint has a validation loss; set train.validate_every and "
+            "checkpoint.keep_best, pass metric= to Checkpointer.save(), or omit --best"
         )
     return best.pop()
 
@@ -45,27 +45,29 @@ def best_readable(store: CheckpointStore) -> int:
 def export_model(
     store: CheckpointStore, step: int, target: Path, *, averaged: bool = False
 ) -> dict[str, Any]:
-    """Write the model of ``step``, checked, under its canonical names to ``target``.
+    """Write the verified model of ``step`` under its canonical names to ``target``.
 
-    The file appears whole or not at all. ``.pt`` is what ``torch.load(weights_only=True)`` gives back as a
-    state dict; ``.safetensors`` needs the package of that name, and holds tensors alone.
+    The file appears complete or not at all. ``torch.load(weights_only=True)`` reads ``.pt`` as a state
+    dict. ``.safetensors`` needs the package of that name, and holds only tensors.
 
     Args:
-        averaged: with the averages of the weights (``train.ema``) in their place.
+        averaged: replace the weights by their averages (``train.ema``).
 
     Returns:
-        ``tensors``, their number, and ``bytes``.
+        ``tensors``, their number, and ``bytes``, the size of the file.
 
     Raises:
-        CheckpointError: unknown suffix, no safetensors here or no tensors for it, no such folder, a
-            damaged checkpoint, a disk that refuses.
+        CheckpointError: unknown suffix, safetensors not installed, a value that is no tensor, a missing
+            folder, a damaged checkpoint, or a failed write.
     """
     if target.suffix not in FORMATS:
         raise CheckpointError(f"{target}: unknown format; end it in {', '.join(FORMATS)}")
     if target.suffix == ".safetensors":
         _require_safetensors(target)
     if not target.parent.is_dir():
-        raise CheckpointError(f"{target}: there is no folder {target.parent}; make it first")
+        raise CheckpointError(
+            f"{target}: the folder {target.parent} does not exist; create it first"
+        )
     with hold(store.root, step):
         state = load_model(store, step, averaged=averaged)
     write: Callable[[dict[str, Any], Path], None] = torch.save
@@ -79,9 +81,9 @@ def export_model(
                 write(state, part)
             except OSError:
                 raise
-            except Exception as error:  # either format's own, which a full disk is told by
+            except Exception as error:  # the formats raise their own types, also for a full disk
                 raise CheckpointError(
-                    f"{target}: cannot be written: {one_line(error)}; is there room for it?"
+                    f"{target}: cannot be written: {one_line(error)}; check the free space"
                 ) from error
             with part.open("rb") as stream:
                 os.fsync(stream.fileno())
@@ -93,25 +95,25 @@ def export_model(
 
 
 def load_model(store: CheckpointStore, step: int, *, averaged: bool = False) -> dict[str, Any]:
-    """The model's state dict of ``step``, whole tensors on the CPU, every byte checked.
+    """Return the model's state dict of ``step``: whole tensors on the CPU, every byte verified.
 
-    Where a module adds to it (``get_extra_state``), that is in it as well.
+    The state dict includes the extra state of modules (``get_extra_state``).
 
     Raises:
-        DamagedCheckpoint: naming the file.
-        CheckpointError: there is no model in it, or no averages of its weights.
+        DamagedCheckpoint: a file is damaged; the text names it.
+        CheckpointError: the checkpoint holds no model, or no averages of its weights.
     """
     reader = StoreReader(store, step)
     skeleton = reader.blob(SHARED).get("model")
     if not skeleton:
-        raise CheckpointError(f"{store.path(step)}: holds no model")
+        raise CheckpointError(f"{store.path(step)}: contains no model")
     names = [name for name in reader.index.tensors if name.startswith(_MODEL)]
     stored = dict(zip(names, names, strict=True))
     if averaged:
         averages = [name for name in reader.index.tensors if name.startswith(_AVERAGES)]
         if not averages:
-            raise CheckpointError(f"{store.path(step)}: holds no averages; train with train.ema")
-        # What has no average (buffers, frozen weights) is the model's own.
+            raise CheckpointError(f"{store.path(step)}: contains no averages; train with train.ema")
+        # Tensors without an average (buffers, frozen weights) come from the model.
         stored |= {_MODEL + name.removeprefix(_AVERAGES): name for name in averages}
     into = {name: reader.empty(name) for name in stored.values()}
     reader.load(into)
@@ -131,9 +133,9 @@ def _require_safetensors(target: Path) -> None:
 def _require_tensors(state: dict[str, Any], target: Path) -> None:
     for name, value in state.items():
         if not isinstance(value, torch.Tensor) or value.dtype in _UNKNOWN_TO_SAFETENSORS:
-            what = value.dtype if isinstance(value, torch.Tensor) else "no tensor"
+            what = value.dtype if isinstance(value, torch.Tensor) else "not a tensor"
             raise CheckpointError(
-                f"{target}: {name} is {what}, which safetensors cannot hold; export to .pt"
+                f"{target}: {name} is {what}, which safetensors cannot store; export to .pt"
             )
 
 

@@ -1,7 +1,7 @@
-"""How much host memory is left: of the machine, and of the control group that Slurm or a container gave.
+"""Free host memory, limited by the machine and by the control group of Slurm or a container.
 
-A job that may use 32 GB of a node with 500 free is killed when it takes what the node has. The limit
-may lie at any level above the process: Slurm sets it on the job, the step and the task.
+A job limited to 32 GB on a node with 500 GB free is killed if it allocates more than its limit. The limit
+may be set at any level above the process: Slurm sets limits for the job, the step and the task.
 """
 
 import contextlib
@@ -10,24 +10,26 @@ from pathlib import Path, PurePosixPath
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Bytes that can be taken without swapping: MemAvailable, within the limits of all control groups.
+    """Return the bytes that can be allocated without swapping.
+
+    This is MemAvailable, within the limits of all control groups.
 
     Args:
-        root: where ``proc`` and ``sys`` lie.
+        root: folder that contains ``proc`` and ``sys``.
     """
     available = _of_machine(root, "MemAvailable")
     for group, limit, used in _groups(root):
-        with contextlib.suppress(OSError, ValueError):  # "max" is no number and no limit
+        with contextlib.suppress(OSError, ValueError):  # "max" means that there is no limit
             room = int((group / limit).read_text()) - int((group / used).read_text())
             available = min(available, max(0, room + _reclaimable(group)))
     return available
 
 
 def total_memory(root: Path = Path("/")) -> int:
-    """Bytes that this process may ever have: MemTotal, within the limits of all control groups.
+    """Return the total memory of this process in bytes: MemTotal, within the limits of all control groups.
 
     Args:
-        root: where ``proc`` and ``sys`` lie.
+        root: folder that contains ``proc`` and ``sys``.
     """
     total = _of_machine(root, "MemTotal")
     for group, limit, _ in _groups(root):
@@ -45,11 +47,11 @@ def _of_machine(root: Path, key: str) -> int:
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, str, str]]:
-    """The folders of this process's memory groups, innermost first, with the names of limit and use.
+    """Yield the folders of this process's memory groups, innermost first, with the names of limit and use.
 
     cgroups(7): a line of /proc/self/cgroup is ``number:controllers:path``; version 2 has no controllers.
     """
-    lines = ["0::/", "1:memory:/"]  # a container sees its own group as the root, wherever it is
+    lines = ["0::/", "1:memory:/"]  # a container sees its own group as the root
     with contextlib.suppress(OSError):
         lines += (root / "proc/self/cgroup").read_text().splitlines()
     for line in lines:
@@ -67,7 +69,7 @@ def _groups(root: Path) -> Iterator[tuple[Path, str, str]]:
 
 
 def _reclaimable(group: Path) -> int:
-    """Bytes of files that the kernel would drop before it kills: they count as used."""
+    """Return the bytes of page cache that the kernel would drop before it kills; they count as used."""
     found = 0
     with contextlib.suppress(OSError, ValueError):
         for line in (group / "memory.stat").read_text().splitlines():
@@ -75,6 +77,6 @@ def _reclaimable(group: Path) -> int:
             if name in (
                 "inactive_file",
                 "total_inactive_file",
-            ):  # version 1 has both: own and below
+            ):  # version 1 counts the group itself, and the group with its children
                 found = max(found, int(value))
     return found

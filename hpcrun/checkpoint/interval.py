@@ -1,8 +1,8 @@
-"""When the next save is due: after so many steps, so much time, or as often as failures make it pay.
+"""Save intervals: by steps, by time, or from the failure rate.
 
-All ranks must save at the same step, and their clocks differ: time is turned into a number of steps by
-rank 0 and told to the others, anew when half of what is left has passed, or as much as has passed already.
-That takes a handful of small collectives an interval, however many steps it has.
+All ranks must save at the same step, and their clocks differ. Rank 0 therefore converts the remaining time
+into a number of steps and broadcasts it. Rank 0 repeats this when half of the remaining time has passed, or
+as much time as had passed before. An interval needs only a few small collectives, however many steps it has.
 """
 
 import math
@@ -13,28 +13,28 @@ from typing import Protocol
 from hpcrun.checkpoint.sharded.collective import Together
 
 FIRST_GUESS = 5.0
-"""Seconds that a save is taken to cost before one was measured."""
+"""Seconds that a save is assumed to cost before the first measurement."""
 
 _SHORTEST, _LONGEST = 30.0, 7200.0
 
 
 class Interval(Protocol):
-    """Says after each step whether to save. May be collective: every rank asks after every step."""
+    """A rule for when to save. Every rank asks it after every step, because it may be collective."""
 
     def due(self, done: int) -> bool:
-        """Whether to save after ``done`` steps; the same on all ranks."""
+        """Return True if a save is due after ``done`` steps; the same on all ranks."""
         ...
 
 
 class EverySteps:
-    """At the multiples of ``every`` steps, or at the first step asked for after one; 0: never."""
+    """Saves at the multiples of ``every`` steps, or at the first call after a multiple; 0: never."""
 
     def __init__(self, every: int) -> None:
         self._every = every
         self._before: int | None = None
 
     def due(self, done: int) -> bool:
-        """Whether ``done`` is one, or none was asked for since the last one passed."""
+        """Return True if ``done`` is a multiple, or a multiple was passed since the previous call."""
         if not self._every:
             return False
         before, self._before = self._before, done
@@ -43,7 +43,7 @@ class EverySteps:
 
 
 class EverySeconds:
-    """Once in the time that ``seconds`` gives, asked on rank 0 when an interval begins."""
+    """Saves once per ``seconds()``, which rank 0 evaluates during each interval."""
 
     def __init__(
         self,
@@ -56,26 +56,26 @@ class EverySeconds:
         self._since = (0, 0.0)
 
     def due(self, done: int) -> bool:
-        """Whether the time has come. Collective at the steps where the ranks look at rank 0's clock."""
+        """Return True if the time has passed. Collective at the steps where rank 0 checks its clock."""
         if self._next is None:
             self._since, self._next = (done, self._clock()), done + 1
             return False
         if done < self._next:
             return False
-        answer, self._next = self._together.from_rank_0(lambda: self._look(done))
+        answer, self._next = self._together.from_rank_0(lambda: self._check_clock(done))
         if answer:
             self._since = (done, self._clock())
         return answer
 
-    def _look(self, done: int) -> tuple[bool, int]:
+    def _check_clock(self, done: int) -> tuple[bool, int]:
         step, began = self._since
         elapsed = self._clock() - began
         pace = elapsed / (done - step)
         left = self._seconds() - elapsed
         if left <= pace / 2:
             return True, done + 1
-        # No further ahead than the interval is long already: its first steps may be quick, as those
-        # are that a device has only been told to make, and would put the next look off for hours.
+        # Look ahead no further than the elapsed part of the interval. Its first steps may be quick (a GPU
+        # only queues the work at first), and a guess from them could put the next check off for hours.
         ahead = done - step
         if pace > 0:
             ahead = min(ahead, int(left / pace / 2))
@@ -83,7 +83,7 @@ class EverySeconds:
 
 
 def young(save_seconds: float, failure_seconds: float) -> float:
-    """The time between saves that loses least: the square root of 2 · T_fail · T_save.
+    """Return the optimal time between saves in seconds: the square root of 2 · T_fail · T_save.
 
     J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974.
     """
@@ -91,11 +91,11 @@ def young(save_seconds: float, failure_seconds: float) -> float:
 
 
 def pays(stalled: float | None, written: float | None, failure_seconds: float) -> float:
-    """Seconds between saves by Young's formula, within half a minute and two hours.
+    """Return the seconds between saves by Young's formula, from 30 seconds to two hours.
 
     Args:
-        stalled: seconds that the last save took from training; None before the first.
-        written: seconds until it was committed; saves do not follow faster than twice that.
+        stalled: seconds that training waited for the last save; None before the first save.
+        written: seconds until the last save was committed; the interval is at least twice as long.
         failure_seconds: mean time between failures.
     """
     best = young(max(stalled or 0.0, 0.01) if stalled is not None else FIRST_GUESS, failure_seconds)

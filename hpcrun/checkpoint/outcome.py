@@ -1,4 +1,4 @@
-"""What a save or a restore tells its caller."""
+"""Results of a save and of a restore."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,12 +7,17 @@ from typing import Any
 
 @dataclass(frozen=True)
 class SaveOutcome:
-    """How a save ended, the same on all ranks but for the times and ``staged``, which are this one's.
+    """Result of a save. All ranks get the same values, except for the times and ``staged``.
 
-    ``error`` says why it failed, naming the rank; ``fenced`` that a newer incarnation owns the run, so
-    that this one must stop. ``bytes`` counts all files; ``notes`` tells what else went wrong.
-    ``seconds`` is from the call to the commit, ``stalled`` how much of it training waited, ``waited`` how
-    much of that for the save before; ``staged`` is the host memory held, in bytes.
+    Attributes:
+        error: the reason of a failure, with the rank.
+        seconds: time from the call to the commit.
+        bytes: size of all files.
+        fenced: True if a newer attempt owns the run, so that this attempt must stop.
+        notes: other problems, as text.
+        stalled: seconds that training waited for this save.
+        waited: seconds of ``stalled`` spent on the previous save.
+        staged: host memory held, in bytes.
     """
 
     ok: bool
@@ -30,10 +35,10 @@ class SaveOutcome:
 
 @dataclass(frozen=True)
 class Restored:
-    """What a restore found: the shared state, this rank's own, and what to tell the user.
+    """Result of a restore: the shared state, the state of this rank, and notes for the user.
 
-    ``own`` is None where the number of ranks has changed. ``notes`` names every damaged file on
-    the way, the same on all ranks.
+    ``own`` is None if the number of ranks has changed. ``notes`` names every damaged file that was found,
+    the same on all ranks.
     """
 
     step: int

@@ -83,15 +83,15 @@ def make_room(store: CheckpointStore, config: Config, step: int) -> None:
 
     On a full disk no save would get far enough to do this.
     """
-    for tidy in (lambda: _tidying(store, config)(step), lambda: _set_damaged_aside(store)):
+    for tidy in (lambda: _tidying(store, config)(step), lambda: _quarantine_damaged(store)):
         try:
             tidy()
         except CheckpointError as error:
             print(f"hpcrun: {error}", file=sys.stderr, flush=True)
 
 
-def _set_damaged_aside(store: CheckpointStore) -> None:
-    for line in store.set_damaged_aside():
+def _quarantine_damaged(store: CheckpointStore) -> None:
+    for line in store.quarantine_damaged():
         print(f"hpcrun: {line}", flush=True)
 
 

@@ -1,1 +1,1 @@
-"""The checkpoint room, crashed at every system call."""
+"""Tests of hpcrun.checkpoint, with a crash at every system call."""

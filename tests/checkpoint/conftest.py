@@ -1,4 +1,4 @@
-"""A store to break."""
+"""Fixtures: a folder for a store, and an empty store."""
 
 import pytest
 
@@ -7,11 +7,11 @@ from hpcrun.checkpoint.storage.store import CheckpointStore
 
 @pytest.fixture
 def root(tmp_path):
-    """Where a store may be made."""
+    """Return a folder for a store."""
     return tmp_path / "checkpoints"
 
 
 @pytest.fixture
 def store(root):
-    """An empty store that does not wait for slow file systems."""
+    """Return an empty store that does not wait for slow file systems."""
     return CheckpointStore(root, "7-0", patience=0)

@@ -1,7 +1,7 @@
-"""The program that ``test_elastic.py`` starts: one training after another goes on with the last one's state.
+"""Program of ``test_elastic.py``: a sequence of training phases, each resuming from the previous phase.
 
 Each phase is a kind of parallelism, a number of ranks and the step to train up to. torch is imported
-once and the ranks are forked. ``python -m tests.checkpoint.elastic FOLDER`` leaves ``results.json``.
+once and the ranks are forked. ``python -m tests.checkpoint.elastic FOLDER`` writes ``results.json``.
 """
 
 import json
@@ -43,7 +43,7 @@ SCENARIOS = {
 
 
 class Numbers(Dataset):
-    """Item ``i`` is a function of ``i``, and says which it is."""
+    """A data set: item ``i`` is a function of ``i``, and contains ``i``."""
 
     def __len__(self):
         return SAMPLES
@@ -54,7 +54,7 @@ class Numbers(Dataset):
 
 
 def build(kind, seed):
-    """Odd sizes, so that shards are uneven and some ranks hold nothing of a tensor."""
+    """A model with odd sizes, so that shards are uneven and some ranks have empty shards."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(13, 7), nn.GELU(), nn.Linear(7, 5), nn.GELU(), nn.Linear(5, 1))
     if kind == "ddp":
@@ -78,12 +78,12 @@ def whole(value):
 
 
 def phase(folder, kind, rank, world, until):
-    """Restore, train to ``until``, save; returns losses, samples by step, notes, weights."""
+    """Restore, train to ``until``, save; return losses, samples by step, notes, weights."""
     model, optimizer, schedule = build(kind, seed=world)
     if not (folder / "checkpoints").exists():
         model, optimizer, schedule = build(kind, seed=1000)
     if kind == "ddp":
-        # DDP's final bucket layout, before anything counts; see DistributedAMPTrainer.
+        # DDP's final bucket layout before the first measured step; see DistributedAMPTrainer.
         model(torch.rand(2, 13)).sum().backward()
         optimizer.zero_grad()
     store = CheckpointStore(folder / "checkpoints", f"7-{until}")

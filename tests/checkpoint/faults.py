@@ -1,4 +1,4 @@
-"""File systems with faults, and small checkpoints of plain bytes to try them on."""
+"""File systems with faults, and small checkpoints of plain bytes for them."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ CALLS = tuple(name for name in vars(FileSystem) if not name.startswith("_"))
 
 
 class Watched(FileSystem):
-    """Lists its calls in ``trace``, and runs ``before`` with the number of each, counted from 1."""
+    """Lists its calls in ``trace``, and calls ``before`` with the number of each call, from 1."""
 
     def __init__(self, before: Callable[[int], None] = lambda _: None) -> None:
         self.trace: list[tuple[str, str]] = []
@@ -48,7 +48,7 @@ class Watched(FileSystem):
 
 
 def failing_at(number: int, code: int) -> Watched:
-    """A file system whose ``number``-th call fails with ``code`` and is not made."""
+    """A file system whose call ``number`` fails with ``code`` and has no effect."""
 
     def fail(count: int) -> None:
         if count == number:
@@ -58,7 +58,7 @@ def failing_at(number: int, code: int) -> Watched:
 
 
 def failing_from(number: int, code: int) -> Watched:
-    """A file system that is gone: every call from the ``number``-th on fails with ``code``."""
+    """A file system that is gone: every call from ``number`` fails with ``code``."""
 
     def fail(count: int) -> None:
         if count >= number:
@@ -68,9 +68,9 @@ def failing_from(number: int, code: int) -> Watched:
 
 
 def deadly(number: int) -> Watched:
-    """A file system that kills the process right before its ``number``-th call.
+    """A file system that kills the process right before call ``number``.
 
-    A kill after a call is one before the next: nothing else touches the disk in between.
+    A kill after a call equals a kill before the next call, because nothing else uses the disk in between.
     """
 
     def kill(count: int) -> None:
@@ -81,7 +81,7 @@ def deadly(number: int) -> Watched:
 
 
 class TornWrite(FileSystem):
-    """Takes half of the ``number``-th write and kills the process: a page in the middle of its way."""
+    """Writes half of the data of write ``number`` and kills the process."""
 
     def __init__(self, number: int) -> None:
         self._left = number
@@ -89,7 +89,7 @@ class TornWrite(FileSystem):
     def write(self, descriptor: int, data: memoryview) -> int:
         self._left -= 1
         if self._left == 0:
-            # Whole sectors, if it holds any: direct writes of less are refused and not torn.
+            # Whole sectors if there are any: a direct write of less is refused, not torn.
             half = len(data) // 2
             super().write(descriptor, data[: half // 4096 * 4096 or half])
             os.kill(os.getpid(), signal.SIGKILL)
@@ -97,13 +97,13 @@ class TornWrite(FileSystem):
 
 
 def content(step: int) -> dict[str, bytes]:
-    """Two files that differ from step to step; the second is longer than the write buffer."""
+    """Return two files that differ from step to step; the second is longer than the write buffer."""
     seed = step.to_bytes(4, "little")
     return {"shared.pt": seed * 25, "rank-00000.pt": seed * (300_000)}
 
 
 def save(store: CheckpointStore, step: int, still_mine: Callable[[], None] = lambda: None) -> Path:
-    """One save as a writer makes it."""
+    """Save a step, with the calls of a writer."""
     draft = store.begin(step)
     records = []
     for name, data in content(step).items():
@@ -115,7 +115,7 @@ def save(store: CheckpointStore, step: int, still_mine: Callable[[], None] = lam
 
 
 def die_in_a_child(work: Callable[[Callable[[], None]], None]) -> tuple[bool, bool]:
-    """Run ``work`` in a child; returns whether it was killed, and whether it announced its commit."""
+    """Run ``work`` in a child; return if the child was killed, and if it announced its commit."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,7 +1,7 @@
-"""The program that ``test_engine.py`` starts: real gloo ranks go through one scenario after another.
+"""Program of ``test_engine.py``: real gloo ranks run all scenarios.
 
-torch is imported once and the ranks are forked from there, so that all scenarios together cost one
-start. ``python -m tests.checkpoint.ranks FOLDER`` leaves ``results-WORLD-RANK.json`` in the folder.
+torch is imported once and the ranks are forked from this process, so that all scenarios share one start.
+``python -m tests.checkpoint.ranks FOLDER`` writes ``results-WORLD-RANK.json`` into the folder.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ from tests.train.forks import fork_ranks
 
 
 class Broken(FileSystem):
-    """Fails the call ``name`` on files or folders whose name contains ``part``."""
+    """Fails the call ``name`` on files or folders with ``part`` in their names."""
 
     def __init__(self, name: str, part: str, code: int = 5) -> None:
         self._what = (name, part, code)
@@ -77,7 +77,7 @@ class Broken(FileSystem):
 
 
 class Flipping(FileSystem):
-    """Changes a bit of each read from files with ``part`` in their names, as a bad memory may."""
+    """Flips a bit of each read from files with ``part`` in their names, like bad memory."""
 
     def __init__(self, part: str) -> None:
         self._part = part
@@ -113,13 +113,13 @@ def nothing_to_load_into(entries, skeleton):
 
 
 class Ranks:
-    """One rank's view: its number, how many there are, and the folder of the scenario."""
+    """A rank's view: its number, the number of ranks, and the folder of the scenario."""
 
     def __init__(self, rank, world_size, folder):
         self.rank, self.world_size, self.folder = rank, world_size, folder
 
     def writer(self, fs=None, *, on=0, owner="7-0", still_mine=not_fenced, keep=3, stage=None):
-        """A writer whose file system is ``fs`` on rank ``on`` and whole on the others."""
+        """Return an engine with the file system ``fs`` on rank ``on``, and a normal one on other ranks."""
         whole = fs is None or self.rank != on
         store = CheckpointStore(
             self.folder / "checkpoints", owner, fs=FileSystem() if whole else fs, patience=0.5
@@ -140,7 +140,7 @@ class Ranks:
         )
 
     def save(self, writer, step):
-        """Save something small; returns the outcome as plain data."""
+        """Save a small state; return the outcome as plain data."""
         shared = {"weights": torch.full((1000,), float(step))}
         outcome = writer.save(step, shared, {"rank": self.rank, "step": step}, {"step": step})
         plain = dataclasses.asdict(outcome)
@@ -149,7 +149,7 @@ class Ranks:
         return {**plain, "path": outcome.path and outcome.path.name}
 
     def restore(self, writer):
-        """Restore; returns step, content and notes as plain data, or the error."""
+        """Restore; return step, content and notes as plain data, or the error."""
         try:
             restored = writer.restore(nothing_to_load_into)
         except ReadFailure as error:
@@ -167,7 +167,7 @@ class Ranks:
         }
 
     def spoil(self, step, name):
-        """Flip one bit in the middle of a file, on rank 0, while the others wait."""
+        """Flip a bit in the middle of a file on rank 0, while other ranks wait."""
         if self.rank == 0:
             path = self.folder / "checkpoints" / f"step-{step:09d}" / name
             raw = bytearray(path.read_bytes())
@@ -176,7 +176,7 @@ class Ranks:
         dist.barrier()
 
     def names(self):
-        """What lies among the checkpoints, seen by all before anyone goes on."""
+        """Return the names in the checkpoint folder; all ranks list before any rank continues."""
         dist.barrier()
         found = sorted(entry.name for entry in (self.folder / "checkpoints").iterdir())
         dist.barrier()
@@ -194,14 +194,14 @@ def save_prune_restore(ranks):
 
 
 def training(ranks):
-    """DDP with dropout: two steps, a save, two more; then again from the save."""
+    """Train DDP with dropout: two steps, a save, two more steps; then repeat these from the save."""
 
     def build(seed):
         torch.manual_seed(seed)
         model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 1))
         model = DistributedDataParallel(model)
-        # DDP lays its buckets out anew after the first backward pass, which changes the order in which
-        # a ring of more than two ranks adds: so that pass is made before anything counts.
+        # DDP changes its buckets after the first backward pass, which changes the order of additions in a
+        # ring of more than two ranks: this pass is therefore made before the measured steps.
         model(torch.rand(8, 4)).sum().backward()
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
         optimizer.zero_grad()
@@ -224,7 +224,7 @@ def training(ranks):
     writer = ranks.writer()
     shared = capture_shared(model, optimizer, extra={"step": 2})
     writer.start(2, shared, capture_rank(), {}, alike(model))
-    # The writing goes on beside these, which change what is being saved.
+    # The write continues during these steps, which change the saved tensors.
     steps(model, optimizer)
     undisturbed = weights(model), torch.rand(1).item()
     saved = writer.wait()[0].ok
@@ -302,7 +302,7 @@ def fenced_before_the_commit(ranks):
 
 
 def rank_0_stumbles(ranks):
-    """A defect on rank 0 alone: the others must hear of it and not wait for the time-out."""
+    """An error on rank 0 only: other ranks must receive it, and not wait for the timeout."""
 
     def stumble():
         raise ZeroDivisionError("a defect")
@@ -363,7 +363,7 @@ def all_are_damaged(ranks):
 
 
 def forge(root):
-    """Step 2 as a copy of step 1 with a function in its plain data, every hash in order."""
+    """Copy step 1 to step 2 with a function in its plain data, and all hashes correct."""
     store = CheckpointStore(root, "6-6")
     index = decode(store.read(1, INDEX))
     code = pack({"weights": os.getcwd})
@@ -384,7 +384,7 @@ def forge(root):
 
 
 def code_in_a_checkpoint(ranks):
-    """Bytes that match their hash and would run code if they were unpickled in good faith."""
+    """Return bytes that match their hash, and would run code if unpickled without checks."""
     writer = ranks.writer()
     ranks.save(writer, 1)
     if ranks.rank == 0:
@@ -394,7 +394,7 @@ def code_in_a_checkpoint(ranks):
 
 
 def a_stage_on_some_nodes(ranks):
-    """Ranks 0 and 3 have the fast folder, the others do not."""
+    """Give the fast folder to ranks 0 and 3 only."""
     fast = ranks.folder / "fast"
     if ranks.rank == 0:
         fast.mkdir()
@@ -430,7 +430,7 @@ SCENARIOS = [
 
 
 def fewer_ranks(ranks):
-    """Two ranks go on with what four saved."""
+    """Resume on two ranks from a checkpoint of four."""
     saved_by_four = Ranks(ranks.rank, ranks.world_size, ranks.folder.parent / "save_prune_restore")
     writer = saved_by_four.writer(owner="7-2")
     return saved_by_four.restore(writer), ranks.save(writer, 9), saved_by_four.restore(writer)
@@ -453,7 +453,7 @@ def play(scenarios, rank, world_size, folder):
 
 
 def main(folder):
-    """Play all scenarios; the exit status is 0 only if every rank came through."""
+    """Run all scenarios; the exit status is 0 only if every rank succeeds."""
     codes = []
     for scenarios, world_size in ((SCENARIOS, 4), ([fewer_ranks], 2)):
 

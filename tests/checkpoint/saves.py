@@ -1,8 +1,8 @@
-"""The program of the network file system's tests: saves step after step, and says how each ended.
+"""Program of the network file system's tests: saves step after step, and prints each result.
 
-``python -m tests.checkpoint.saves FOLDER OWNER FIRST LAST PAUSE`` says ``writing 3`` when the file of step 3
-is under way, and ``saved 3`` or ``failed 3: why``. It pauses between the pieces of a file, for a save to
-have a middle.
+``python -m tests.checkpoint.saves FOLDER OWNER FIRST LAST PAUSE`` prints ``writing 3`` while it writes the
+file of step 3, and ``saved 3`` or ``failed 3: why``. It pauses between the parts of a file, so that a test
+can act in the middle of a save.
 ``python -m tests.checkpoint.saves FOLDER`` checks every checkpoint and restores the newest: ``whole 1 2 3``.
 """
 
@@ -21,7 +21,7 @@ PIECE = 1 << 18
 
 
 class Paced(FileSystem):
-    """Takes large writes piece by piece, a pause before each, and says when the first is done."""
+    """Splits large writes, pauses before each part, and prints a line after the first part."""
 
     def __init__(self, pause: float) -> None:
         self._pause = pause
@@ -38,7 +38,7 @@ class Paced(FileSystem):
 
 
 def main(root: Path, owner: str, first: int, last: int, pause: float) -> None:
-    """Save ``first`` to ``last``."""
+    """Save the steps from ``first`` to ``last``."""
     fs = Paced(pause)
     saving = engine(root, owner, fs, keep=1000, patience=3.0)
     for fs.step in range(first, last + 1):
@@ -51,7 +51,7 @@ def main(root: Path, owner: str, first: int, last: int, pause: float) -> None:
 
 
 def check(root: Path) -> None:
-    """Check everything there."""
+    """Check all checkpoints of the folder."""
     store = CheckpointStore(root, "check-0")
     for step in store.steps():
         store.check(step)

@@ -1,4 +1,4 @@
-"""An engine of one rank, and small states that say which step they are of."""
+"""An engine of a single rank, and small states that contain their step."""
 
 import torch
 
@@ -12,7 +12,7 @@ SIZE = 20_000
 
 
 def engine(root, owner, fs=None, *, keep=2, patience=0.0, **more) -> CheckpointEngine:
-    """An engine without a process group; by default it waits for no slow file system."""
+    """Return an engine without a process group, by default without waits for slow file systems."""
     store = CheckpointStore(root, owner, fs=fs or FileSystem(), patience=patience)
     return CheckpointEngine(
         store,
@@ -26,7 +26,7 @@ def engine(root, owner, fs=None, *, keep=2, patience=0.0, **more) -> CheckpointE
 
 
 def state(step):
-    """What all ranks have in common after ``step`` steps."""
+    """Return the shared state after ``step`` steps."""
     return {
         "model": {"w": torch.full((SIZE,), float(step)), "b": torch.arange(7) + step},
         "plain": {"step": step, "text": "ü"},
@@ -39,17 +39,17 @@ def save(saving: CheckpointEngine, step) -> SaveOutcome:
 
 
 def restored(root, owner="7-9") -> Restored | None:
-    """What a new incarnation finds."""
+    """Restore as a new attempt."""
     return engine(root, owner).restore(nothing)
 
 
 def nothing(entries, skeleton):
-    """The template of a restore that makes its own tensors."""
+    """Return a template that creates all tensors."""
     return {}
 
 
 def require_state(found, step):
-    """``found`` is the state of ``step`` to the last element."""
+    """Assert that ``found`` equals the state of ``step``."""
     assert found.step == step
     for name, value in state(step)["model"].items():
         assert torch.equal(found.shared["model"][name], value)

@@ -1,4 +1,4 @@
-"""The door for others: the page's own example, killed and started again; intervals; what is refused."""
+"""The public Checkpointer: the documented example killed and restarted, intervals, and refusals."""
 
 import contextlib
 import os
@@ -37,12 +37,12 @@ def example():
 
 
 def run(text, folder, attempt):
-    """Run a script in ``folder`` and return its exit code and what it printed."""
+    """Run a script in ``folder`` and return its exit code and its output."""
     logs = folder / f"attempt-{attempt}"
     logs.mkdir(parents=True)
 
     def play(_):
-        torch.set_num_threads(1)  # those of the process that forked this one are not here
+        torch.set_num_threads(1)  # the threads of the parent do not exist in a forked child
         os.chdir(folder)
         with open(1, "w", closefd=False) as out, contextlib.redirect_stdout(out):
             exec(compile(text, "checkpointing.md", "exec"), {"__name__": "__main__"})
@@ -70,7 +70,7 @@ def parts():
 
 
 def block(folder):
-    """Nothing can be saved there until it is unlinked."""
+    """Block saves to a folder until the lock file is removed."""
     shutil.rmtree(folder)
     folder.write_text("in the way")
 
@@ -84,7 +84,7 @@ def test_a_failed_save_is_raised_on_leaving_and_the_step_can_be_saved_again(tmp_
             ckpt.save(1)
             ends()
 
-    # An exit code of 0 would say that all is done.
+    # An exit code of 0 must mean that the save succeeded.
     for ends in (bool, sys.exit):
         with pytest.raises(CheckpointError, match="step 1 was not saved"):
             train(ends)
@@ -99,7 +99,7 @@ def test_a_failed_save_is_raised_on_leaving_and_the_step_can_be_saved_again(tmp_
     assert ckpt.wait().ok
 
 
-def test_ranks_that_hear_of_a_failure_at_different_times_ask_for_the_same_saves(tmp_path):
+def test_ranks_that_see_a_failure_at_different_times_start_the_same_saves(tmp_path):
     place = tmp_path / "checkpoints"
 
     def play(rank):
@@ -122,7 +122,7 @@ def test_ranks_that_hear_of_a_failure_at_different_times_ask_for_the_same_saves(
         assert ckpt.maybe_save(1)
         if rank == 0:
             ckpt._engine._thread.join()
-        # As in the micro-batches of one step: rank 0 knows that the save has failed, rank 1 does not.
+        # As in the micro-batches of a step: rank 0 knows that the save has failed, rank 1 does not.
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             assert not ckpt.maybe_save(1)
@@ -138,7 +138,7 @@ def test_ranks_that_hear_of_a_failure_at_different_times_ask_for_the_same_saves(
         assert ckpt.wait().ok
         ckpt.save(1)
         assert not ckpt.maybe_save(1)
-        # What one rank cannot save is told as any failure, and no hang of the other.
+        # A state that one rank cannot save is reported as a failure, and other ranks do not hang.
         ckpt.extra["best"] = np.float64(1) if rank else 1.0
         ckpt.save(2)
         with pytest.raises(CheckpointError, match=r"step 2 was not saved: rank 1 .*numpy\.float64"):
@@ -156,7 +156,7 @@ def test_ranks_that_hear_of_a_failure_at_different_times_ask_for_the_same_saves(
             with pytest.raises(type(end)):
                 leave(step, end)
             assert (ckpt.outcome.ok, ckpt.outcome.step) == (True, step)
-        # Who waits for a peer that does not come to it ends all the same.
+        # A rank that waits for another rank that never takes part ends anyway.
         coming = threading.Event()
         ckpt._engine._saving.run = lambda task: (coming.wait(300 * rank), run(task))[1]
         checkpointer._PATIENCE = 0.1
@@ -175,7 +175,7 @@ def test_ranks_that_hear_of_a_failure_at_different_times_ask_for_the_same_saves(
 
 
 class Normed(nn.Module):
-    """A batch norm whose names are the last layer's but for DDP's own, and a cache that grows with use."""
+    """A batch norm in submodules named like DDP's prefix, and a cache that grows with use."""
 
     def __init__(self):
         super().__init__()
@@ -198,7 +198,7 @@ def adam_of(model, steps):
 
 
 def follows_sharded(folder, model):
-    """What is sharded comes back from ``extra`` in its shards; an optimizer of it cannot."""
+    """Check that sharded values of ``extra`` come back in shards, and that a sharded optimizer is refused."""
     critic = nn.Linear(2, 2)
     fully_shard(critic)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -238,7 +238,7 @@ def test_each_rank_gets_its_own_buffers_back_where_they_differ(tmp_path):
         torch.set_num_threads(1)
         store = dist.FileStore(str(tmp_path / "rendezvous"), 2)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-        model, ckpt = build(rank)  # gives the folder back when nobody has it any more
+        model, ckpt = build(rank)  # releases the folder when the object is gone
         model(torch.full((4, 2), float(rank + 1))).sum().backward()
         ckpt.save(1)
         ckpt.wait()
@@ -250,7 +250,7 @@ def test_each_rank_gets_its_own_buffers_back_where_they_differ(tmp_path):
         mean = here["module.last.running_mean"]
         assert mean[0] == pytest.approx(0.1 * (rank + 1))
         follows_sharded(tmp_path / "sharded", after)
-        # Without DDP they are compared, but for buffers.
+        # Without DDP all tensors except buffers are compared.
         apart, same = tmp_path / "apart", nn.ModuleList([after.module, nn.Linear(1, 1)])
         with torch.no_grad():
             same[1].weight.fill_(rank)
@@ -260,7 +260,7 @@ def test_each_rank_gets_its_own_buffers_back_where_they_differ(tmp_path):
         with pytest.raises(CheckpointError, match=r"step 0 was not saved: rank 1 .*builtins\.set"):
             ckpt.wait()
         ckpt.extra.clear()
-        with pytest.raises(CheckpointError, match=r"not hold the same model/1\.weight, and a"):
+        with pytest.raises(CheckpointError, match=r"model/1\.weight differs between the ranks"):
             ckpt.save(1)
         with torch.no_grad():
             same[1].weight.fill_(0)
@@ -272,7 +272,7 @@ def test_each_rank_gets_its_own_buffers_back_where_they_differ(tmp_path):
     assert fork_ranks(2, play, logs) == [0, 0], [log.read_text() for log in logs.iterdir()]
 
 
-def test_what_is_under_way_is_committed_when_the_only_process_is_interrupted(tmp_path):
+def test_a_pending_save_is_committed_when_a_single_process_is_interrupted(tmp_path):
     ckpt = Checkpointer(tmp_path, **parts())
     run, going_on = ckpt._engine._saving.run, threading.Event()
 
@@ -292,7 +292,7 @@ def test_what_is_under_way_is_committed_when_the_only_process_is_interrupted(tmp
     assert Checkpointer(tmp_path, **parts()).restore() == 1
 
 
-def test_two_processes_in_one_folder_never_write_one_draft(tmp_path):
+def test_two_processes_never_write_to_the_same_temporary_folder(tmp_path):
     first, second = (Checkpointer(tmp_path, **parts(), every=0) for _ in range(2))
     drafts = {ckpt._engine._store.begin(1) for ckpt in (first, second)}
     assert len(drafts) == 2
@@ -302,7 +302,7 @@ def test_two_processes_in_one_folder_never_write_one_draft(tmp_path):
     assert len({engine._store.begin(1) for engine in trainers} | drafts) == 4
 
 
-def test_a_trainer_on_a_gpu_saves_by_way_of_page_locked_memory(tmp_path):
+def test_a_model_on_a_gpu_is_saved_through_page_locked_memory(tmp_path):
     pinned = [
         folder_engine(
             tmp_path, owner="7-0", rank=0, world_size=1, group=None, device=torch.device(kind)
@@ -312,11 +312,13 @@ def test_a_trainer_on_a_gpu_saves_by_way_of_page_locked_memory(tmp_path):
     assert pinned == [False, True]
 
 
-def test_another_training_is_not_taken_for_saved_where_one_was(tmp_path):
+def test_a_save_without_restore_into_a_used_folder_is_refused(tmp_path):
     with Checkpointer(tmp_path, **parts()) as ckpt:
         ckpt.save(1)
     again = Checkpointer(tmp_path, **parts())
-    with pytest.raises(CheckpointError, match=r"holds checkpoints up to step 1, .* call restore"):
+    with pytest.raises(
+        CheckpointError, match=r"contains checkpoints up to step 1, .* call restore"
+    ):
         again.save(1)
     assert again.restore() == 1
     again.save(2)
@@ -328,17 +330,17 @@ def test_a_folder_that_everybody_may_write_to_is_refused_with_the_remedy(tmp_pat
     with Checkpointer(folder, **parts()) as ckpt:
         ckpt.save(1)
     folder.chmod(0o777)
-    with pytest.raises(CheckpointError, match="everybody may write there; run `chmod o-w"):
+    with pytest.raises(CheckpointError, match="everybody may write to it; run `chmod o-w"):
         Checkpointer(folder, **parts()).restore()
     folder.chmod(0o755)
     (folder / "step-000000001" / "rank-00000.bin").chmod(0o606)
-    with pytest.raises(CheckpointError, match=r"rank-00000\.bin: everybody may write there"):
+    with pytest.raises(CheckpointError, match=r"rank-00000\.bin: everybody may write to it"):
         Checkpointer(folder, **parts()).restore()
     (folder / "step-000000001" / "rank-00000.bin").chmod(0o600)
     assert Checkpointer(folder, **parts()).restore() == 1
 
 
-def test_a_stage_folder_that_is_missing_is_told_and_done_without(tmp_path):
+def test_a_missing_stage_folder_is_reported_and_the_save_succeeds(tmp_path):
     stage = tmp_path / "fast"
     for step in (1, 2):
         with Checkpointer(tmp_path / "checkpoints", **parts(), stage_dir=stage) as ckpt:
@@ -358,7 +360,7 @@ def test_a_stage_folder_that_is_missing_is_told_and_done_without(tmp_path):
 def test_a_snapshot_beyond_the_memory_budget_is_written_while_training_waits(tmp_path):
     ckpt = Checkpointer(tmp_path / "checkpoints", **parts(), host_memory=1e-8)
     ckpt.save(1)
-    with pytest.warns(CheckpointWarning, match="step 1: written while training waited"):
+    with pytest.warns(CheckpointWarning, match="step 1: training waited for this save"):
         outcome = ckpt.wait()
     assert "exceed the memory budget of 10 B" in outcome.notes[0]
     assert outcome.stalled == outcome.seconds
@@ -366,7 +368,7 @@ def test_a_snapshot_beyond_the_memory_budget_is_written_while_training_waits(tmp
     assert Checkpointer(tmp_path / "checkpoints", **parts()).restore() == 1
 
 
-def test_time_is_turned_into_steps_that_follow_the_pace():
+def test_an_interval_in_time_becomes_steps_by_the_current_pace():
     now = [0.0]
     interval = EverySeconds(lambda: 60.0, Together(0, 1, None), clock=lambda: now[0])
     saves = []
@@ -384,7 +386,7 @@ def test_time_is_turned_into_steps_that_follow_the_pace():
 
 
 @pytest.mark.parametrize("quick", [0.0, 0.001])
-def test_quick_first_steps_do_not_put_a_save_off(quick):
+def test_quick_first_steps_do_not_delay_a_save(quick):
     now = [0.0]
     interval = EverySeconds(lambda: 60.0, Together(0, 1, None), clock=lambda: now[0])
     looks, saves = 0, []
@@ -398,7 +400,7 @@ def test_quick_first_steps_do_not_put_a_save_off(quick):
     assert looks < 14 * (len(saves) + 1)
 
 
-def test_the_interval_that_pays_is_young_s_within_bounds():
+def test_the_automatic_interval_is_young_s_within_bounds():
     assert young(2.0, 3600.0) == 120.0
     assert pays(2.0, 10.0, 3600.0) == 120.0
     assert pays(2.0, 90.0, 3600.0) == 180.0
@@ -407,7 +409,7 @@ def test_the_interval_that_pays_is_young_s_within_bounds():
     assert pays(None, None, 3600.0) == young(5.0, 3600.0)
 
 
-def test_every_nth_and_the_best_stay_besides_the_newest():
+def test_every_nth_and_the_best_checkpoint_are_kept_with_the_newest():
     metas = {
         step: {"validation_loss": loss}
         for step, loss in ((10, 3.0), (20, 1.0), (30, float("nan")), (40, 1.0), (50, 2.0))

@@ -1,4 +1,4 @@
-"""What a Checkpointer is given: wrong words told at once, a folder of its own, a state that follows."""
+"""Arguments of Checkpointer: early refusals, the lock of the folder, and the restore of all parts."""
 
 import contextlib
 import os
@@ -35,7 +35,7 @@ def stranger():
 
 @pytest.fixture
 def group_of_one():
-    """A process group of this process alone."""
+    """A process group of a single process."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
@@ -43,7 +43,7 @@ def group_of_one():
 
 @pytest.mark.parametrize(("inner", "where"), [(False, "it"), (True, "its 0")])
 @pytest.mark.usefixtures("group_of_one")
-def test_a_model_in_fsdp1_is_refused_with_what_to_use_instead(tmp_path, inner, where):
+def test_a_model_in_fsdp1_is_refused_with_the_replacement(tmp_path, inner, where):
     model = FullyShardedDataParallel(nn.Linear(2, 2), device_id=torch.device("cpu"))
     model = nn.Sequential(model) if inner else model
     optimizer = torch.optim.Adam(model.parameters())
@@ -67,19 +67,19 @@ def test_a_model_in_fsdp1_is_refused_with_what_to_use_instead(tmp_path, inner, w
         ({"retention": 3}, "retention=3: give a Retention"),
         ({"stage_dir": 5}, "stage_dir=5: give a folder"),
         ({"extra": ["best"]}, "extra: is a list"),
-        ({"optimizer": stranger()}, "parameters that the model has not"),
+        ({"optimizer": stranger()}, "parameters that are not in the model"),
         ({"extra": {"seen": {1}}}, r"extra\.seen: a builtins\.set cannot be saved"),
         (
             {"extra": {"big": [1 << 3000]}},
             r"extra\.big\.0: an integer of 3001 bits cannot be saved",
         ),
         ({"extra": {"rows": torch.eye(2).to_sparse()}}, "extra/rows: a sparse"),
-        ({"extra": {"itself": ITSELF}}, "holds itself"),
+        ({"extra": {"itself": ITSELF}}, "contains itself"),
         ({"extra": {"a": {"\0tensor": "model/weight"}}}, "extra/a: the key '.*tensor'"),
-        ({"extra": {"o": stranger().state_dict()}}, r"extra\.o: .* give the optimizer itself"),
+        ({"extra": {"o": stranger().state_dict()}}, r"extra\.o: .* pass the optimizer itself"),
     ],
 )
-def test_what_cannot_work_is_told_when_it_is_made(tmp_path, words, told):
+def test_invalid_arguments_are_refused_by_the_constructor(tmp_path, words, told):
     with pytest.raises(CheckpointError, match=told):
         Checkpointer(tmp_path / "checkpoints", **parts() | words)
     assert not (tmp_path / "checkpoints").exists()
@@ -102,7 +102,7 @@ def test_steps_are_whole_numbers_of_any_kind(tmp_path):
             ckpt.save(-1)
 
 
-def test_what_comes_to_be_unsavable_does_not_end_the_training(tmp_path):
+def test_a_state_that_becomes_unsavable_does_not_end_training(tmp_path):
     ckpt = Checkpointer(tmp_path, **parts(), every=1)
     ckpt.extra["best"] = np.float64(1)
     assert ckpt.maybe_save(1)
@@ -115,7 +115,7 @@ def test_what_comes_to_be_unsavable_does_not_end_the_training(tmp_path):
 
 
 def averaged(folder, until):
-    """Three ways to name what goes with a model, trained until that step."""
+    """Pass a model's companions in three ways, trained up to that step."""
     torch.manual_seed(0)
     given = parts()
     model, head = given["model"], nn.Linear(2, 1)
@@ -144,7 +144,7 @@ def averaged(folder, until):
     ]  # fmt: skip
 
 
-def test_what_goes_with_the_model_follows_it_over_every_restart(tmp_path):
+def test_all_parts_are_restored_at_every_restart(tmp_path):
     calm = averaged(tmp_path / "calm", 6)
     for until in (2, 4, 6):
         rough = averaged(tmp_path / "rough", until)
@@ -152,7 +152,7 @@ def test_what_goes_with_the_model_follows_it_over_every_restart(tmp_path):
     assert all(torch.equal(one, other) for one, other in zip(rough, calm, strict=True))
 
 
-def test_what_cannot_be_filled_is_noted(tmp_path):
+def test_a_value_that_cannot_be_filled_in_place_is_noted(tmp_path):
     extra = {"history": torch.zeros(1), "gone": 1}
     with Checkpointer(tmp_path, **parts(), extra=extra) as ckpt:
         extra["history"] = torch.ones(3)
@@ -169,12 +169,12 @@ def test_what_cannot_be_filled_is_noted(tmp_path):
     ]
     with (
         Checkpointer(tmp_path, **parts(), extra={"history": nn.Linear(1, 1)}) as ckpt,
-        pytest.raises(CheckpointError, match=r"extra\.history: does not take its state"),
+        pytest.raises(CheckpointError, match=r"extra\.history: does not accept its state"),
     ):
         ckpt.restore()
 
 
-def test_the_best_by_a_metric_stays_and_none_given_is_told(tmp_path):
+def test_the_best_by_a_metric_is_kept_and_a_missing_metric_is_reported(tmp_path):
     keep = Retention(keep=1, best=1, metric="-accuracy")
     with Checkpointer(tmp_path, **parts(), retention=keep, every=1) as ckpt:
         for step, accuracy in ((1, 0.5), (2, torch.tensor(0.75)), (3, float("nan")), (4, 0.25)):
@@ -182,16 +182,16 @@ def test_the_best_by_a_metric_stays_and_none_given_is_told(tmp_path):
         ckpt.wait()
         assert ckpt._store.steps() == [4, 2]
         assert ckpt._store.manifest(2).meta == {"step": 2, "accuracy": 0.75}
-        with pytest.warns(CheckpointWarning, match=r"compares what save\(step, metric"):
+        with pytest.warns(CheckpointWarning, match=r"needs save\(step, metric"):
             ckpt.save(5)
         ckpt.wait()
-        ckpt.save(6, metric=torch.ones(2))  # on one rank, the others would wait for it
+        ckpt.save(6, metric=torch.ones(2))  # on one rank only, other ranks would wait for it
         with pytest.raises(CheckpointError, match="step 6 was not saved"):
             ckpt.wait()
         ckpt.save(7, metric=1.0)
 
 
-def test_a_folder_is_saved_to_by_one_training_at_a_time(tmp_path):
+def test_only_one_training_run_at_a_time_saves_to_a_folder(tmp_path):
     folder = tmp_path / "missing" / "checkpoints"
     with Checkpointer(folder, **parts()) as first:
         with pytest.raises(
@@ -201,7 +201,7 @@ def test_a_folder_is_saved_to_by_one_training_at_a_time(tmp_path):
 
         def play(_):
             with pytest.raises(
-                CheckpointError, match=rf"\(process {os.getppid()} on .*\); give each"
+                CheckpointError, match=rf"\(process {os.getppid()} on .*\); use another"
             ):
                 FolderLock(folder).take(here=0)
             (folder / LOCK).write_text("process 7 on another-host")
@@ -212,7 +212,7 @@ def test_a_folder_is_saved_to_by_one_training_at_a_time(tmp_path):
                 FolderLock(folder).take(here=0, elsewhere=0.2)
 
         assert fork_ranks(1, play) == [0]
-        assert Checkpointer(folder, **parts(), every=0).restore() == 0  # reads, and may go on
+        assert Checkpointer(folder, **parts(), every=0).restore() == 0  # reading needs no lock
         with pytest.raises(CheckpointError, match="another Checkpointer"):
             Checkpointer(folder, **parts(), every=0).save(1)
         first.save(1)
@@ -229,12 +229,12 @@ def test_a_folder_is_saved_to_by_one_training_at_a_time(tmp_path):
         assert second.restore() == 2
 
 
-def test_a_lock_that_nobody_has_any_more_is_given_back(tmp_path):
+def test_the_lock_is_released_when_its_object_is_gone(tmp_path):
     for _ in range(2):
         FolderLock(tmp_path).take(here=0)
 
 
-def test_a_forked_worker_keeps_neither_the_folder_nor_a_save_s_room(tmp_path):
+def test_a_forked_worker_keeps_neither_the_lock_nor_disk_space(tmp_path):
     ckpt = Checkpointer(tmp_path / "checkpoints", **parts(), stage_dir=tmp_path)
     stored = ckpt._engine._stage.put(5, memoryview(b"12345"), lambda: [])
 
@@ -250,7 +250,7 @@ def test_a_forked_worker_keeps_neither_the_folder_nor_a_save_s_room(tmp_path):
     stored.close()
 
 
-def test_a_training_that_changes_its_folder_saves_where_it_began(tmp_path, monkeypatch):
+def test_a_chdir_during_training_does_not_change_the_target(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with Checkpointer("checkpoints", **parts(), stage_dir="fast") as ckpt:
         monkeypatch.chdir("/")
@@ -262,7 +262,7 @@ def test_a_training_that_changes_its_folder_saves_where_it_began(tmp_path, monke
     assert str(tmp_path / "fast") in str(told[0].message)
 
 
-def test_failures_and_what_saves_cost_give_the_interval(tmp_path):
+def test_the_interval_follows_from_failures_and_the_cost_of_saves(tmp_path):
     with Checkpointer(tmp_path, **parts(), failure_hours=1.0) as ckpt:
         assert ckpt._interval._seconds() == pytest.approx(
             189.7, abs=0.1

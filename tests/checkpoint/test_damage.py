@@ -1,4 +1,4 @@
-"""What was not written is not read: every flipped bit, cut end and lost file is noticed and named."""
+"""Every flipped bit, cut end and lost file is detected and named."""
 
 import json
 import os
@@ -21,14 +21,14 @@ FILES = ("manifest.json", "shared.pt", "rank-00000.pt")
 
 @pytest.fixture
 def two(store):
-    """A store with the whole checkpoints 1 and 2."""
+    """Return a store with the valid checkpoints 1 and 2."""
     save(store, 1)
     save(store, 2)
     return store
 
 
 def require_noticed(store, name):
-    """``name`` of step 2 is damaged: a check says so, and step 1 is still whole."""
+    """Assert that a check reports ``name`` of step 2 as damaged, and step 1 as valid."""
     with pytest.raises(DamagedCheckpoint, match=name.replace(".", r"\.")):
         store.check(2)
     store.check(1)
@@ -127,14 +127,16 @@ def test_every_single_bit_of_a_manifest_is_guarded():
 
 def test_a_manifest_of_a_later_format_is_refused_by_its_number():
     later = encode(Manifest(1, 1, "7-0", 0.0, (), {})).replace(b'"format": 1', b'"format": 2')
-    with pytest.raises(DamagedCheckpoint, match="format 2: this version of hpcrun reads format 1"):
+    with pytest.raises(
+        DamagedCheckpoint, match="format 2, but this version of hpcrun reads format 1"
+    ):
         decode(later)
 
 
 @pytest.mark.parametrize(
     "name", ["../shared.pt", "a/b", "/etc/passwd", "..", ".hidden", "", "a\nb", "manifest.json"]
 )
-def test_no_name_leaves_the_folder(store, name):
+def test_no_file_name_can_lead_out_of_the_folder(store, name):
     draft = store.begin(1)
     with pytest.raises(CheckpointError, match="not a file name"), store.open_file(draft, name):
         pass
@@ -149,7 +151,7 @@ def test_a_forged_manifest_with_a_path_in_it_is_refused(two):
     assert json.loads(path.read_bytes())["files"][0]["name"] == "../x/y.pt"
 
 
-def test_meta_comes_back_as_json_has_it(store):
+def test_meta_comes_back_as_json(store):
     draft = store.begin(1)
     store.commit(draft, 1, [], 2, {"loss": float("inf"), "sizes": (1, 2), 3: "ü"}, lambda: None)
     assert store.manifest(1).meta == {"loss": float("inf"), "sizes": [1, 2], "3": "ü"}

@@ -1,4 +1,4 @@
-"""One state, any number of ranks, DDP, FSDP2 or one process: the training goes on as if nothing had been."""
+"""A state resumes on any number of ranks, with DDP, FSDP2 or one process, without a trace in training."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """The results of every scenario of ``elastic.py``: by name, a list of phases, each a list of ranks."""
+    """Return the results of every scenario of ``elastic.py``: by name, phases, then ranks."""
     folder = tmp_path_factory.mktemp("elastic")
     program = [sys.executable, "-m", "tests.checkpoint.elastic", str(folder)]
     ended = subprocess.run(
@@ -50,7 +50,7 @@ def test_each_sample_of_each_epoch_is_seen_exactly_once(trained, name):
     assert {k: sorted(v) for k, v in steps.items()} == {
         k: sorted(v) for k, v in undisturbed.items()
     }
-    # Batches straddle epochs: count whole epochs over the stream as the order puts it.
+    # Batches cross epochs: count whole epochs over the stream in the order of samples.
     counted = Counter(index for batch in in_order for index in batch)
     least, over = divmod(16 * BATCH, SAMPLES)
     assert set(counted) == set(range(SAMPLES))
@@ -58,7 +58,7 @@ def test_each_sample_of_each_epoch_is_seen_exactly_once(trained, name):
 
 
 @pytest.mark.parametrize("name", ["8 4 2 8", "ddp fsdp single", "fsdp", "fsdp again"])
-def test_the_loss_curve_is_the_undisturbed_one_s(trained, name):
+def test_the_loss_curve_equals_that_of_an_undisturbed_run(trained, name):
     assert losses(trained[name]) == pytest.approx(losses(trained["undisturbed"]), rel=1e-4)
     assert [ranks[0]["start"] for ranks in trained[name]] == [
         0,
@@ -73,7 +73,7 @@ def test_the_same_number_of_ranks_gives_the_same_bits_also_when_sharded(trained)
     assert trained["fsdp again"][1][0]["notes"] == []
 
 
-def test_another_number_of_ranks_is_said(trained):
+def test_another_number_of_ranks_is_noted(trained):
     for (_, saved, until), (_, now, _), ranks in zip(
         SCENARIOS["8 4 2 8"][:-1], SCENARIOS["8 4 2 8"][1:], trained["8 4 2 8"][1:], strict=True
     ):
@@ -84,7 +84,7 @@ def test_another_number_of_ranks_is_said(trained):
             )
 
 
-def test_every_rank_writes_one_file_and_shared_work_is_spread(trained):
+def test_every_rank_writes_one_file_and_replicated_tensors_are_distributed(trained):
     for name, phases in trained.items():
         for (_, world, _), ranks in zip(SCENARIOS[name], phases, strict=True):
             files = [f"rank-{rank:05d}.bin" for rank in range(world)]

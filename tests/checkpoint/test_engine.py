@@ -1,4 +1,4 @@
-"""Ranks save and restore together: what one of them meets, all of them know."""
+"""Ranks save and restore together: all ranks learn of an event on one rank."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory):
-    """The results of every scenario of ``ranks.py``: by its name, a list with one entry a rank."""
+    """Return the results of every scenario of ``ranks.py``: by name, an entry per rank."""
     folder = tmp_path_factory.mktemp("ranks")
     program = [sys.executable, "-m", "tests.checkpoint.ranks", str(folder)]
     ended = subprocess.run(
@@ -35,7 +35,7 @@ def played(tmp_path_factory):
 
 
 def agreed(results):
-    """What all ranks say alike."""
+    """Return the answer, which must be the same on all ranks."""
     assert all(result == results[0] for result in results)
     return results[0]
 
@@ -44,7 +44,7 @@ def test_without_a_checkpoint_there_is_nothing_to_restore(played):
     assert agreed(played["nothing_yet"]) is None
 
 
-def test_all_ranks_hear_of_a_save_and_each_gets_its_own_state_back(played):
+def test_all_ranks_learn_of_a_save_and_each_restores_its_own_state(played):
     for rank, (outcomes, names, restored) in enumerate(played["save_prune_restore"]):
         assert [outcome["ok"] for outcome in outcomes] == [True, True, True]
         assert outcomes[2]["path"] == "step-000000003"
@@ -74,7 +74,7 @@ def test_a_resumed_ddp_training_has_the_bits_of_an_undisturbed_one(played):
         ("rank_0_cannot_commit", "rank 0 (", "cannot be committed: Input/output error"),
     ],
 )
-def test_trouble_of_one_rank_fails_the_save_for_all_and_the_next_one_works(
+def test_an_error_of_one_rank_fails_the_save_on_all_and_the_next_works(
     played, scenario, culprit, why
 ):
     failed, names, again, newest = agreed(played[scenario])
@@ -87,7 +87,7 @@ def test_trouble_of_one_rank_fails_the_save_for_all_and_the_next_one_works(
     assert newest == 2
 
 
-def test_of_several_culprits_the_first_is_named_and_the_others_counted(played):
+def test_of_several_failed_ranks_the_first_is_named_and_the_rest_counted(played):
     failed = agreed(played["two_ranks_fail"])
     assert failed["error"].startswith("rank 1 (")
     assert failed["error"].endswith("Input/output error (EIO) (and 1 more)")
@@ -112,7 +112,7 @@ def test_a_state_or_meta_that_cannot_be_written_fails_the_save_for_all(played):
     assert names == []
 
 
-def test_all_ranks_learn_that_they_are_fenced_and_nothing_is_left(played):
+def test_all_ranks_learn_that_they_are_superseded_and_nothing_is_left(played):
     early = agreed(played["fenced_before_it_begins"])
     late, names = agreed(played["fenced_before_the_commit"])
     assert names == []
@@ -128,7 +128,7 @@ def test_a_defect_on_rank_0_does_not_leave_the_others_waiting(played):
     assert error.endswith("): ZeroDivisionError: a defect")
 
 
-def test_a_save_sweeps_what_the_dead_left_and_a_restore_does_not(played):
+def test_a_save_removes_leftovers_of_dead_attempts_and_a_restore_does_not(played):
     before, after_restore, after_save = agreed(played["the_dead_are_swept"])
     assert before == after_restore == ["step-000000001.tmp-6-0"]
     assert after_save == ["step-000000002"]
@@ -139,27 +139,29 @@ def test_damage_that_any_rank_finds_makes_all_fall_back_together(played):
         assert restored["step"] == restored["weight"] == 1
         assert restored["own"] == {"rank": rank, "step": 1}
         first, second = restored["notes"]
-        assert first.startswith("step 3 passed over: rank 3 (")
-        assert "rank-00003.bin: its content is not what was written" in first
-        assert second.startswith("step 2 passed over: rank 0 (")
+        assert first.startswith("step 3 skipped: rank 3 (")
+        assert "rank-00003.bin: its content differs from the written content" in first
+        assert second.startswith("step 2 skipped: rank 0 (")
         assert second.endswith("(and 3 more)")
     for restored in played["the_manifest_is_damaged"]:
         assert restored["step"] == 1
         assert "manifest.json" in restored["notes"][0]
 
 
-def test_ranks_do_not_start_over_in_silence_when_no_checkpoint_is_whole(played):
+def test_ranks_do_not_silently_start_over_without_a_valid_checkpoint(played):
     error = agreed(played["all_are_damaged"])["error"]
-    assert "no checkpoint there is whole: step 2 passed over" in error
-    assert "step 1 passed over" in error
-    assert "to start from step 0 move the folder away, or" in error
+    assert "no checkpoint is valid: step 2 skipped" in error
+    assert "step 1 skipped" in error
+    assert "to start from step 0, move the folder away or" in error
 
 
-def test_what_one_node_cannot_read_fails_on_that_node_and_stays_the_newest(played):
+def test_a_checkpoint_that_one_node_cannot_read_stays_the_newest(played):
     for rank, (failed, names) in enumerate(played["one_rank_cannot_read"]):
         assert failed["here"] == (rank == 2)
         assert failed["failed"].startswith("step 2: rank 2 (")
-        assert "cannot be read: Input/output error (EIO); the checkpoint stays" in failed["failed"]
+        assert (
+            "cannot be read: Input/output error (EIO); the checkpoint is kept" in failed["failed"]
+        )
         assert "from-scratch" not in failed["failed"]
         assert names == ["step-000000001", "step-000000002"]
 
@@ -169,8 +171,8 @@ def test_damage_that_rank_0_does_not_find_is_a_failure_of_the_rank_s_node(played
         assert failed["here"] == (rank == 2)
         assert failed["failed"].startswith("step 2: rank 2 (")
         assert "(hash); rank 0 (" in failed["failed"]
-        assert "reads the same files whole; the checkpoint stays" in failed["failed"]
-        # The first save renames what is damaged.
+        assert "reads the same files without damage; the checkpoint is kept" in failed["failed"]
+        # The first save renames damaged checkpoints.
         assert names == ["step-000000001", "step-000000002", "step-000000003"]
         assert newest == 3
 
@@ -178,10 +180,10 @@ def test_damage_that_rank_0_does_not_find_is_a_failure_of_the_rank_s_node(played
 def test_code_in_a_checkpoint_is_not_run(played):
     error = agreed(played["code_in_a_checkpoint"])["error"]
     assert "step 2: rank 0 (" in error
-    assert "holds more than tensors and plain data, and is not loaded; look at who" in error
+    assert "contains more than tensors and plain data, and is not loaded; check who" in error
 
 
-def test_a_stage_that_only_some_nodes_have_is_told_and_the_save_is_whole(played):
+def test_a_stage_missing_on_some_nodes_is_reported_and_the_save_succeeds(played):
     for rank, (outcome, restored, left) in enumerate(played["a_stage_on_some_nodes"]):
         assert outcome["ok"]
         (note,) = outcome["notes"]
@@ -192,7 +194,7 @@ def test_a_stage_that_only_some_nodes_have_is_told_and_the_save_is_whole(played)
         assert left == []
 
 
-def test_fewer_ranks_go_on_with_the_shared_state_and_a_note(played):
+def test_fewer_ranks_resume_with_the_shared_state_and_a_note(played):
     for rank, (restored, saved, again) in enumerate(played["fewer_ranks"]):
         assert restored["weight"] == 3.0
         assert restored["own"] is None
@@ -230,14 +232,14 @@ def test_saving_a_step_twice_keeps_the_first(root):
     assert engine.restore(single.nothing).shared == {"x": 1}
 
 
-def test_tensors_of_another_shape_are_refused_and_not_taken_for_damage(tmp_path):
+def test_tensors_of_another_shape_are_refused_but_not_damage(tmp_path):
     root = tmp_path / "checkpoints"
     assert single.save(single.engine(root, "7-0"), 1).ok
     with pytest.raises(CheckpointError, match=r"step 1: rank 0 .*: model/b: is \(7,\) there"):
         single.engine(root, "7-1").restore(lambda *_: {"model": {"b": torch.zeros(3)}})
 
 
-def test_what_keeps_a_checkpoint_from_being_loaded_here_is_no_damage(root):
+def test_an_error_of_loading_here_is_not_damage(root):
     saving = single.engine(root, "7-0")
     for step in (1, 2):
         assert single.save(saving, step).ok

@@ -1,4 +1,4 @@
-"""Every system call of a whole save, from the sweep to the pruning, is a place to die at or to fail at."""
+"""A crash or an error at every system call of a save, from cleanup to pruning."""
 
 import errno
 import shutil
@@ -16,7 +16,7 @@ PUBLISHED = ("rename", "step-000000003.tmp-7-1 -> step-000000003")
 
 @pytest.fixture(autouse=True, scope="module")
 def past_the_page_cache():
-    """Small files too are written as large ones are. One thread: children are forked here."""
+    """Write small files like large files, and use one thread, because children are forked here."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     kept, rank_file._DIRECT_FROM = rank_file._DIRECT_FROM, 0
@@ -27,7 +27,7 @@ def past_the_page_cache():
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
-    """Two commits, and what an incarnation left that died in its third save and in its pruning."""
+    """Return a folder with two commits, and leftovers of an attempt that died in a save and in pruning."""
     root = tmp_path_factory.mktemp("prepared") / "checkpoints"
     saving = engine(root, "7-0")
     for step in (1, 2):
@@ -40,7 +40,7 @@ def prepared(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def calls(prepared, tmp_path_factory):
-    """The system calls of one undisturbed save, in order: name and what it was called on."""
+    """Return the system calls of an undisturbed save in order: name and path."""
     root = tmp_path_factory.mktemp("counted") / "checkpoints"
     shutil.copytree(prepared, root)
     watched = Watched()
@@ -50,7 +50,7 @@ def calls(prepared, tmp_path_factory):
 
 @pytest.fixture
 def each_call(prepared, calls, tmp_path):
-    """Fresh copies of ``prepared``, one for every call of a save: its number and the folder."""
+    """Yield fresh copies of ``prepared``, one per call of a save: its number and the folder."""
 
     def copies():
         root = tmp_path / "checkpoints"
@@ -63,27 +63,27 @@ def each_call(prepared, calls, tmp_path):
 
 
 def require_sound(root, newest):
-    """A restore gives ``newest``, whole to the last element, and another incarnation goes on from there."""
+    """Assert that a restore gives the exact state of ``newest``, and that another attempt can continue."""
     require_state(restored(root), newest)
     assert save(engine(root, "7-2"), 4).ok
     require_nothing_left(root, 4)
 
 
 def require_nothing_left(root, newest):
-    """``newest`` is there, whole, and nothing but committed checkpoints."""
+    """Assert that ``newest`` is valid, and that the folder has only committed checkpoints."""
     require_state(restored(root), newest)
     names = [entry.name for entry in root.iterdir()]
     assert all(name.startswith("step-0") and ".tmp-" not in name for name in names), names
 
 
-def test_the_calls_of_a_save_are_those_of_its_sweep_its_commit_and_its_pruning(calls):
+def test_the_calls_of_a_save_are_cleanup_commit_and_pruning(calls):
     step = calls.index
     publish = step(PUBLISHED)
     for name in ("rank-00000.bin", "index.json", "manifest.json"):
         last_write = max(i for i, call in enumerate(calls) if call == ("write", name))
         assert last_write < step(("fsync", name)) < publish
     assert step(("fsync", "manifest.json")) < step(("fsync", "step-000000003.tmp-7-1")) < publish
-    # The folder itself is made durable by each incarnation: the one that made it may have died too soon.
+    # Each attempt makes the folder durable: its creator may have died before.
     made = step(("make_directory", "checkpoints"))
     assert [name for name, _ in calls[made + 1 : made + 3]] == ["open_directory", "fsync"]
     swept = step(("remove_directory", "step-000000003.tmp-7-0"))
@@ -128,9 +128,9 @@ def test_a_kill_in_the_middle_of_any_write_leaves_the_commit_before(prepared, ca
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
-def test_a_refusal_at_any_call_is_told_and_the_next_save_works(calls, each_call, code):
+def test_an_error_at_any_call_is_reported_and_the_next_save_works(calls, each_call, code):
     published = calls.index(PUBLISHED) + 1
-    # Leftovers that stay do not keep a save from being made.
+    # Leftovers that cannot be removed do not prevent a save.
     swept = [name for name, _ in calls].index("free")
     assert swept > 5
     told = 0
@@ -140,20 +140,18 @@ def test_a_refusal_at_any_call_is_told_and_the_next_save_works(calls, each_call,
         where = (number, calls[number - 1], outcome)
         text = outcome.error or " ".join(outcome.notes)
         told += errno.errorcode[code] in text
-        # While pruning, a checkpoint that cannot be read is not counted as kept, and stays.
+        # An unreadable checkpoint does not count as kept during pruning, and stays.
         assert errno.errorcode[code] in text or number > published + 3, where
         assert outcome.ok == (number <= swept or number > published + 3), where
         require_state(restored(root), 3 if outcome.ok or number > published else 2)
-        # The same step again, as at a stop that follows at once.
+        # The same step again, as at a stop right after it.
         step = 4 if outcome.ok else 3
         assert save(saving, step).ok, where
         require_nothing_left(root, step)
     print(f"{errno.errorcode[code]} at each of {len(calls)} calls: {told} told")
 
 
-def test_a_file_system_that_is_gone_from_any_call_on_leaves_what_the_next_incarnation_needs(
-    calls, each_call
-):
+def test_a_file_system_gone_from_any_call_leaves_a_state_for_the_next_attempt(calls, each_call):
     published = calls.index(PUBLISHED) + 1
     for number, root in each_call():
         outcome = save(engine(root, "7-1", failing_from(number, errno.ENOTCONN)), 3)

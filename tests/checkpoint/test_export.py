@@ -1,4 +1,4 @@
-"""What leaves a run is plain: one file, canonical names, no import of ours to read it."""
+"""An exported model is a single file with canonical names, readable without hpcrun."""
 
 import resource
 import signal
@@ -28,7 +28,7 @@ def build():
 
 @pytest.fixture
 def run(tmp_path):
-    """A run with the checkpoints 1 and 2 of a compiled model, and that model."""
+    """Return a run with the checkpoints 1 and 2 of a compiled model, and this model."""
     made = directory.create(tmp_path / "runs" / "r", "{}\n", {})
     model, optimizer = build()
     compiled = torch.compile(model, backend="eager")
@@ -44,7 +44,7 @@ def run(tmp_path):
 
 @pytest.fixture
 def hpcrun(tmp_path, monkeypatch, capsys):
-    """Give a command in the folder where ``runs`` lies; returns its exit code and what it printed."""
+    """Return a function that runs a command in the folder of ``runs``, and gives exit code and output."""
     monkeypatch.chdir(tmp_path)
 
     def command(*arguments):
@@ -74,14 +74,14 @@ def test_the_export_loads_strictly_in_plain_pytorch(run, hpcrun, tmp_path, name)
     assert [entry.name for entry in tmp_path.iterdir() if entry.name.startswith(".model")] == []
 
 
-def test_the_best_and_the_averaged_weights_are_exported_where_there_are_any(run, hpcrun, tmp_path):
+def test_the_best_and_the_averaged_weights_are_exported(run, hpcrun, tmp_path):
     made, model = run
     code, out, err = hpcrun("export", "r", "best.pt", "--best")
     assert code == 0, err
     assert "the model of r after step 1," in out
     code, out, err = hpcrun("export", "r", "m.pt", "--ema")
     assert (code, out) == (2, "")
-    assert "step-000000002: holds no averages; train with train.ema" in err
+    assert "step-000000002: contains no averages; train with train.ema" in err
 
     average = WeightAverage(model, 0.5)
     for value in average.tensors().values():
@@ -106,7 +106,7 @@ def test_without_a_validation_loss_there_is_no_best(tmp_path, hpcrun):
     assert engine(made.checkpoints, "7-0").save(1, shared, {}, {}, alike(model)).ok
     code, _, err = hpcrun("export", "plain", "m.pt", "--best")
     assert code == 2
-    assert "no checkpoint there has a validation loss; set train.validate_every" in err
+    assert "no checkpoint has a validation loss; set train.validate_every" in err
 
 
 def test_a_damaged_checkpoint_is_not_exported(run, tmp_path):
@@ -124,7 +124,7 @@ def test_a_damaged_checkpoint_is_not_exported(run, tmp_path):
 
 
 class Scaled(nn.Linear):
-    """A layer that adds to its state."""
+    """A layer with extra state."""
 
     history = torch.ones(2)
 
@@ -135,9 +135,7 @@ class Scaled(nn.Linear):
         self.history = state["history"]
 
 
-def test_what_only_one_format_holds_is_in_that_one_and_refused_in_a_line_by_the_other(
-    root, tmp_path
-):
+def test_a_format_refuses_values_that_it_cannot_store_in_one_line(root, tmp_path):
     pytest.importorskip("safetensors.torch")
     model = Scaled(2, 1)
     shared = capture_shared(model, torch.optim.SGD(model.parameters()), extra={})
@@ -151,15 +149,15 @@ def test_what_only_one_format_holds_is_in_that_one_and_refused_in_a_line_by_the_
     again.history = None
     again.load_state_dict(torch.load(tmp_path / "m.pt", weights_only=True))
     assert torch.equal(again.history, torch.ones(2))
-    for step, what in ((1, "_extra_state is no tensor"), (2, r"phase is torch\.complex128")):
+    for step, what in ((1, "_extra_state is not a tensor"), (2, r"phase is torch\.complex128")):
         with pytest.raises(CheckpointError, match=f"{what}, which safetensors .* export to .pt"):
             export_model(store, step, tmp_path / "m.safetensors")
 
 
-def test_a_folder_that_is_not_there_and_a_full_disk_are_told_in_a_line(run, hpcrun, tmp_path):
+def test_a_missing_folder_and_a_full_disk_are_reported_in_one_line(run, hpcrun, tmp_path):
     code, _, err = hpcrun("export", "r", "missing/m.pt")
     assert (code, err.count("\n")) == (2, 1)
-    assert "missing/m.pt: there is no folder missing; make it first" in err
+    assert "missing/m.pt: the folder missing does not exist; create it first" in err
 
     def play(_):
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -175,7 +173,7 @@ def test_a_folder_that_is_not_there_and_a_full_disk_are_told_in_a_line(run, hpcr
     assert not [path for path in tmp_path.iterdir() if path.name.startswith((".m", "m."))]
 
 
-def test_verify_names_every_damaged_file_and_its_exit_code_tells(run, hpcrun):
+def test_verify_names_every_damaged_file_and_exits_with_an_error(run, hpcrun):
     made, _ = run
     code, out, err = hpcrun("verify", "r")
     assert code == 0, err
@@ -193,7 +191,7 @@ def test_verify_names_every_damaged_file_and_its_exit_code_tells(run, hpcrun):
     assert "there is: 2, 1" in hpcrun("verify", "r", "--step", "9")[2]
 
 
-def test_what_a_reader_holds_is_not_pruned_until_it_lets_go(run):
+def test_a_leased_checkpoint_is_not_pruned_until_its_release(run):
     made, _ = run
     store = CheckpointStore(made.checkpoints, "7-1", patience=0)
     with hold(store.root, 1):

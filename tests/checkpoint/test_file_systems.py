@@ -1,4 +1,4 @@
-"""What file systems of clusters do: show names late, lose handles, stripe, have no room."""
+"""Cluster file systems: late names, stale handles, striping, full disks."""
 
 import errno
 import os
@@ -18,7 +18,7 @@ from . import faults
 from .single import engine, save, state
 
 
-def test_a_disk_with_too_little_room_is_told_with_its_arithmetic_before_anything_is_written(
+def test_too_little_space_is_reported_with_figures_before_any_write(
     tmp_path,
 ):
     class Small(FileSystem):
@@ -33,7 +33,7 @@ def test_a_disk_with_too_little_room_is_told_with_its_arithmetic_before_anything
     assert not outcome.ok
     figures = re.search(
         r"a checkpoint needs (\S+) kB \((\S+) kB of tensors, (\S+) kB of other state\), 50\.0 kB are "
-        r"free, (\S+) kB too few; free some space, or lower checkpoint\.keep$",
+        r"free; (\S+) kB too little; free some space, or lower checkpoint\.keep$",
         outcome.error,
     )
     needs, tensors, other, missing = map(float, figures.groups())
@@ -46,7 +46,7 @@ def test_a_disk_with_too_little_room_is_told_with_its_arithmetic_before_anything
     assert save(saving, 2).bytes == pytest.approx(needs * 1000, rel=0.02)
 
 
-def test_a_name_that_shows_late_is_waited_for(root):
+def test_a_read_waits_for_a_name_that_appears_late(root):
     class Late(FileSystem):
         tries = 0
 
@@ -62,7 +62,7 @@ def test_a_name_that_shows_late_is_waited_for(root):
 
 
 class Restarted(FileSystem):
-    """A server that comes back: the next ``left`` uses of a handle say that it is stale."""
+    """A restarted server: the next ``left`` uses of a handle fail as stale."""
 
     left = 0
 
@@ -119,11 +119,9 @@ def test_lustre_is_found_by_the_longest_mount():
 
 
 @pytest.mark.parametrize("code", [0, 22])
-def test_a_save_on_lustre_sets_the_layout_of_its_empty_folder_and_no_refusal_costs_it(
-    tmp_path, monkeypatch, code
-):
+def test_a_save_on_lustre_sets_the_layout_and_survives_a_refusal(tmp_path, monkeypatch, code):
     tool = tmp_path / "lfs"
-    # Takes what lfs-setstripe(1) takes; a layout holds for the files made after it.
+    # Accepts the options of lfs-setstripe(1); a layout applies to files created after it.
     tool.write_text(
         f"""#!/bin/sh
 echo "$* holding $(/bin/ls -A "$4")" >> "$0.log"
@@ -134,7 +132,7 @@ exit {code}
     monkeypatch.setenv("PATH", str(tmp_path))
     root = tmp_path / "checkpoints"
     assert save(engine(root, "7-0"), 1).ok
-    assert not (tmp_path / "lfs.log").exists()  # this is no Lustre
+    assert not (tmp_path / "lfs.log").exists()  # this is not Lustre
     monkeypatch.setattr("hpcrun.checkpoint.storage.lustre.is_lustre", lambda *_: True)
     assert save(engine(root, "7-0"), 2).ok
     draft = root / "step-000000002.tmp-7-0"

@@ -1,4 +1,4 @@
-"""A real file system that loses power: what was announced as committed is there afterwards, whole."""
+"""A real file system that loses power keeps every announced commit."""
 
 import contextlib
 import fcntl
@@ -16,7 +16,7 @@ from .single import engine, restored
 
 _EXT4_IOC_SHUTDOWN = 0x8004587D
 _NO_LOG_FLUSH = (
-    b"\x02\x00\x00\x00"  # nothing that is not durable yet becomes so (ext4's EXT4_GOING_FLAGS)
+    b"\x02\x00\x00\x00"  # discards all data that is not durable yet (ext4's EXT4_GOING_FLAGS)
 )
 TRIALS = 12
 
@@ -35,7 +35,7 @@ def mounted(image, place):
 
 @pytest.fixture
 def disk(tmp_path):
-    """An image of an ext4, and where to mount it."""
+    """Make an ext4 image and its mount point."""
     image, place = tmp_path / "image", tmp_path / "mnt"
     place.mkdir()
     with image.open("wb") as stream:
@@ -56,7 +56,7 @@ def disk(tmp_path):
 
 
 class Cut(FileSystem):
-    """The power goes before the n-th call that changes something, and everything after it fails."""
+    """Cuts the power before the n-th call that changes something; every later call fails."""
 
     def __init__(self, place, number):
         self._place, self.left = place, number
@@ -94,7 +94,7 @@ class Cut(FileSystem):
 
 
 def save_until_dark(root, fs):
-    """Saves step after step; returns those that were announced as committed."""
+    """Save step after step; return the announced steps."""
     saving = engine(root, "7-0", fs)
     announced = []
     for step in range(1, 9):
@@ -105,7 +105,7 @@ def save_until_dark(root, fs):
     return announced
 
 
-def test_nothing_that_was_announced_is_lost_with_the_power(disk):
+def test_a_power_loss_loses_no_announced_commit(disk):
     image, place = disk
     draw = random.Random("power")
     survived = []

@@ -1,4 +1,4 @@
-"""How much memory a snapshot may take: what the machine has, and what the job was given of it."""
+"""Memory for a snapshot: limited by the machine and by the job's control group."""
 
 import pytest
 
@@ -8,7 +8,7 @@ GB = 10**9
 
 
 def machine(root, groups, files):
-    """The files of /proc and /sys as a machine with 500 GB shows them, below ``root``."""
+    """Write the files of /proc and /sys of a machine with 500 GB below ``root``."""
     files = {"proc/meminfo": "MemTotal: 1 kB\nMemAvailable: 500000000 kB\n"} | files
     if groups:
         files["proc/self/cgroup"] = groups
@@ -35,7 +35,7 @@ JOB = "system.slice/slurmstepd.scope/job_7"
     ("groups", "files", "free"),
     [
         ("", {}, 512 * GB),
-        # Slurm's limit is on the job, above the group that the process is in.
+        # Slurm sets the limit on the job, above the group of the process.
         (
             f"0::/{JOB}/step_0/user/task_0\n",
             version_2(JOB, 32 * GB, 12 * GB)
@@ -43,13 +43,13 @@ JOB = "system.slice/slurmstepd.scope/job_7"
             | version_2(f"{JOB}/step_0/user/task_0", "max", 9 * GB),
             20 * GB,
         ),
-        # Pages of files that were read count as used, and go first.
+        # Page cache counts as used, and is reclaimed first.
         (
             f"0::/{JOB}\n",
             version_2(JOB, 32 * GB, 30 * GB, f"anon 5\ninactive_file {18 * GB}\nfile 9\n"),
             20 * GB,
         ),
-        # A container sees its own group as the root, also where /proc names it from outside.
+        # A container sees its group as the root, even if /proc shows its path from outside.
         ("0::/../elsewhere\n", version_2("", 8 * GB, 3 * GB), 5 * GB),
         (
             "9:name=systemd:/\n4:cpu,memory:/slurm/uid_0/job_7/step_0\n0::/\n",
@@ -66,11 +66,11 @@ JOB = "system.slice/slurmstepd.scope/job_7"
         ("nonsense\n", {}, 512 * GB),
     ],
 )
-def test_the_limit_of_any_group_above_the_process_counts(tmp_path, groups, files, free):
+def test_the_limit_of_any_parent_group_counts(tmp_path, groups, files, free):
     assert available_memory(machine(tmp_path, groups, files)) == free
 
 
-def test_all_that_a_job_may_have_is_its_groups_limit_and_not_the_machines_memory(tmp_path):
+def test_total_memory_is_the_group_s_limit_not_the_machine_s_memory(tmp_path):
     groups = f"0::/{JOB}/step_0\n"
     files = {"proc/meminfo": "MemTotal: 500000000 kB\nMemAvailable: 1 kB\n"}
     assert total_memory(machine(tmp_path / "free", "", files)) == 512 * GB

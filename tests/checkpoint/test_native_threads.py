@@ -1,4 +1,4 @@
-"""A process that ends right after its last collective, while a thread of gloo still holds its tensor."""
+"""A process ends right after its last collective, while a gloo thread still holds its tensor."""
 
 import subprocess
 import sys
@@ -7,8 +7,8 @@ from pathlib import Path
 
 from hpcrun.checkpoint.sharded.gloo_threads import wait_until_idle
 
-# Gloo's thread is the last to hold the tensor, and takes its time to let it go. The group outlives its
-# destruction, as one does of which DDP knows.
+# A gloo thread is the last to release the tensor, and takes its time. The group outlives its destruction,
+# as a group used by DDP does.
 ENDS_AT_ONCE = """
 import os, sys, threading, time
 import torch, torch.distributed as dist
@@ -40,7 +40,7 @@ cleanup_distributed()
 """
 
 
-def test_a_process_that_has_left_its_group_may_end_at_once(tmp_path):
+def test_a_process_that_has_left_its_group_may_end_immediately(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", ENDS_AT_ONCE, str(tmp_path / "store")],
         cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300, check=False,
@@ -48,7 +48,7 @@ def test_a_process_that_has_left_its_group_may_end_at_once(tmp_path):
     assert (done.returncode, done.stdout) == (0, "let go\n"), done.stderr
 
 
-def test_threads_that_run_are_waited_for_within_the_patience_and_absent_ones_are_not():
+def test_only_running_threads_are_waited_for_up_to_a_limit():
     enough = threading.Event()
 
     def spin():

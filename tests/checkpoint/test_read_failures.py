@@ -1,4 +1,4 @@
-"""A file system that gives no answer proves no damage: the checkpoint stays the newest."""
+"""A file system that refuses to read proves no damage: the checkpoint stays the newest."""
 
 import errno
 import os
@@ -15,7 +15,7 @@ from .test_set_aside import flip, names
 
 
 class Refusing(FileSystem):
-    """Refuses the call ``name`` with ``code``, on paths that contain ``part``."""
+    """Refuses the call ``name`` with ``code`` on paths that contain ``part``."""
 
     def __init__(self, name: str, part: str, code: int) -> None:
         self._what = (name, part, code)
@@ -36,7 +36,7 @@ class Refusing(FileSystem):
 
 @pytest.fixture
 def two(root: Path) -> Path:
-    """The folder of the checkpoints 1 and 2."""
+    """Return the folder of the checkpoints 1 and 2."""
     saving = single.engine(root, "7-0")
     for step in (1, 2):
         assert single.save(saving, step).ok
@@ -56,7 +56,7 @@ def test_a_refusal_to_read_is_a_failure_of_the_node(two: Path, part: str, code: 
         single.engine(two, "7-1", fs).restore(single.nothing)
     assert failed.value.here
     assert errno.errorcode[code] in str(failed.value)
-    assert "stays where it is, and another node may read it" in str(failed.value)
+    assert "is kept, and another node may be able to read it" in str(failed.value)
     assert "from-scratch" not in str(failed.value)
     assert names(two) == ["step-000000001", "step-000000002"]
     single.require_state(single.restored(two), 2)
@@ -68,17 +68,17 @@ def test_a_folder_that_cannot_be_listed_is_a_failure_of_the_node(two: Path) -> N
         single.engine(two, "7-1", fs).restore(single.nothing)
 
 
-def test_a_refusal_before_damage_in_all_the_others_is_no_damage(two: Path) -> None:
+def test_a_refused_read_before_damaged_checkpoints_is_not_damage(two: Path) -> None:
     flip(two / "step-000000002" / "rank-00000.bin")
     fs = Refusing("open", "step-000000001", errno.EIO)
     with pytest.raises(ReadFailure, match=r"step-000000001/manifest\.json: cannot be read"):
         single.engine(two, "7-1", fs).restore(single.nothing)
     flip(two / "step-000000001" / "rank-00000.bin")
-    with pytest.raises(CheckpointError, match=r"no checkpoint there is whole.*--from-scratch"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint is valid.*--from-scratch"):
         single.engine(two, "7-1").restore(single.nothing)
 
 
-def test_checkpoints_of_a_newer_format_are_no_reason_to_start_over(two: Path) -> None:
+def test_checkpoints_of_a_newer_format_do_not_cause_a_restart_from_zero(two: Path) -> None:
     for step in (1, 2):
         manifest = two / f"step-{step:09d}" / "manifest.json"
         manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 2'))
@@ -87,7 +87,7 @@ def test_checkpoints_of_a_newer_format_are_no_reason_to_start_over(two: Path) ->
     assert "from-scratch" not in str(refused.value)
 
 
-def test_a_folder_in_the_place_of_a_file_is_damage(two: Path) -> None:
+def test_a_folder_in_place_of_a_file_is_damage(two: Path) -> None:
     manifest = two / "step-000000002" / "manifest.json"
     manifest.unlink()
     manifest.mkdir()
@@ -95,7 +95,7 @@ def test_a_folder_in_the_place_of_a_file_is_damage(two: Path) -> None:
 
 
 class FlippingOnce(FileSystem):
-    """Changes a bit of the first read of a file with ``part`` in its name."""
+    """Flips a bit of the first read of a file with ``part`` in its name."""
 
     def __init__(self, part: str) -> None:
         self._part, self._bad = part, -1
@@ -120,32 +120,36 @@ class FlippingOnce(FileSystem):
 
 
 @pytest.mark.parametrize("part", ["manifest.json", "index.json"])
-def test_rank_0_looks_twice_before_it_falls_back(two: Path, part: str) -> None:
+def test_rank_0_checks_twice_before_a_fallback(two: Path, part: str) -> None:
     found = single.engine(two, "7-1", FlippingOnce(part)).restore(single.nothing)
     single.require_state(found, 2)
     assert found is not None
     assert found.notes == ()
 
 
-def test_a_rank_that_alone_reads_other_bytes_once_fails_and_renames_nothing(two: Path) -> None:
+def test_a_single_rank_that_reads_wrong_bytes_fails_and_renames_nothing(two: Path) -> None:
     engine = single.engine(two, "7-1", FlippingOnce("rank-00000.bin"))
-    with pytest.raises(ReadFailure, match=r"\(hash\); rank 0 \(.*\): reads the same files whole"):
+    with pytest.raises(
+        ReadFailure, match=r"\(hash\); rank 0 \(.*\): reads the same files without damage"
+    ):
         engine.restore(single.nothing)
     assert single.save(engine, 3).ok
     assert names(two) == ["step-000000002", "step-000000003"]
 
 
-def test_what_is_whole_at_a_second_look_is_not_set_aside(root: Path) -> None:
+def test_a_checkpoint_valid_at_the_second_check_is_not_quarantined(root: Path) -> None:
     faults.save(CheckpointStore(root, "7-0"), 1)
     store = CheckpointStore(root, "7-1", fs=FlippingOnce("shared.pt"), patience=0.0)
     with pytest.raises(CheckpointError, match="hash"):
         store.check(1)
-    assert store.set_damaged_aside() == ["step 1 looked damaged, is whole, and stays"]
+    assert store.quarantine_damaged() == [
+        "step 1 looked damaged at first, but a second check found no damage"
+    ]
     assert store.steps() == list(store.valid()) == [1]
-    assert store.set_damaged_aside() == []
+    assert store.quarantine_damaged() == []
 
 
-def test_a_checkpoint_that_is_away_at_the_second_look_stays_in_place(root: Path) -> None:
+def test_a_checkpoint_unreadable_at_the_second_check_stays_in_place(root: Path) -> None:
     faults.save(CheckpointStore(root, "7-0"), 1)
     flip(root / "step-000000001" / "shared.pt")
     fs = Refusing("open", "nothing", errno.EIO)
@@ -153,5 +157,5 @@ def test_a_checkpoint_that_is_away_at_the_second_look_stays_in_place(root: Path)
     with pytest.raises(CheckpointError, match="hash"):
         store.check(1)
     fs._what = ("open", "shared.pt", errno.EIO)
-    assert store.set_damaged_aside() == []
+    assert store.quarantine_damaged() == []
     assert names(root) == ["step-000000001"]

@@ -1,4 +1,4 @@
-"""Whatever a training may hold comes back as it was, and what would come back otherwise is refused."""
+"""Any state of a training run is restored exactly, or refused at the save."""
 
 import json
 
@@ -20,7 +20,7 @@ from .test_state import require_equal
 
 
 class Odd(nn.Module):
-    """Parameters for the optimizer's groups, and buffers of every layout."""
+    """A model with parameters for the optimizer's groups, and buffers of every layout."""
 
     def __init__(self, dtype=torch.float32):
         super().__init__()
@@ -70,14 +70,14 @@ def test_every_layout_and_type_comes_back(tmp_path):
     after = Odd()
     ckpt = Checkpointer(
         tmp_path / "checkpoints", model=after, optimizer=after.groups("ba", "c")
-    )  # in another order within the group
+    )  # a different order within the group
     assert ckpt.restore() == 1
     require_equal(ckpt.extra, extra)
     require_equal(dict(after.state_dict()), dict(before.state_dict()))
     assert after.image.stride() == before.image.stride()
 
 
-def test_a_schedule_and_a_scaler_that_came_later_begin_anew_and_are_told(tmp_path):
+def test_a_new_schedule_and_a_new_scaler_start_fresh_with_a_note(tmp_path):
     model = saved(tmp_path / "checkpoints", scaler=torch.amp.GradScaler("cpu", enabled=False))
     optimizer = model.groups("ab", "c")
     more = {
@@ -92,7 +92,7 @@ def test_a_schedule_and_a_scaler_that_came_later_begin_anew_and_are_told(tmp_pat
     ]
 
 
-def test_a_schedule_with_milestones_goes_on(tmp_path):
+def test_a_schedule_with_milestones_continues(tmp_path):
     def parts():
         model = nn.Linear(2, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -110,7 +110,7 @@ def test_a_schedule_with_milestones_goes_on(tmp_path):
     without = Checkpointer(tmp_path / "checkpoints", **parts() | {"scheduler": None}, every=0)
     assert without.restore() == 3
     assert without.notes == (
-        "the checkpoint's state of a scheduler is not used: there is none here",
+        "the checkpoint's state of a scheduler is not used; this training run has none",
     )
     again = parts()
     assert Checkpointer(tmp_path / "checkpoints", **again).restore() == 3
@@ -125,35 +125,35 @@ def test_a_schedule_with_milestones_goes_on(tmp_path):
     [
         (
             lambda model: model.groups("ac", "b"),
-            "c is in group 0 of the optimizer, and in another one of the checkpoint's",
+            "c is in group 0 of the optimizer, but in another group in the checkpoint",
         ),
         (
             lambda model: model.groups("abc"),
-            "optimizer has 2 parameter groups, this one has 1",
+            "optimizer has 2 parameter groups, but this one has 1",
         ),
         (
             lambda model: model.groups("ab", "c", kind=torch.optim.SGD),
-            "optimizer had the option amsgrad and no dampening, and was no SGD",
+            "optimizer had the option amsgrad but not dampening, so it was not SGD",
         ),
         (
             lambda model: model.groups("ab", "c", amsgrad=True),
-            "the optimizer keeps max_exp_avg_sq of it, and the checkpoint's did not",
+            "the optimizer keeps max_exp_avg_sq, which the checkpoint does not have",
         ),
         (
             lambda model: model.register_buffer("d", torch.ones(1)) or model.groups("ab", "c"),
-            "d is in the model, not in the checkpoint",
+            "d is in the model, but not in the checkpoint",
         ),
         (
             lambda model: model.groups("ab", "c", kind=Elsewhere),
-            r"Elsewhere keeps its state in its inner \(AdamW\), and a checkpoint would lack it",
+            r"Elsewhere keeps its state in its inner \(AdamW\), so a checkpoint would miss it",
         ),
         (
             lambda model: model.groups("ab") and torch.optim.AdamW([nn.Parameter(torch.ones(3))]),
-            r"parameter 0 of group 0 of the optimizer, of shape \(3,\), is in no part of the model",
+            r"parameter 0 of group 0 of the optimizer, of shape \(3,\), is not part of the model",
         ),
     ],
 )
-def test_a_checkpoint_of_another_training_leaves_this_one_as_it_is(tmp_path, build, why):
+def test_a_checkpoint_of_another_run_leaves_the_state_unchanged(tmp_path, build, why):
     saved(tmp_path / "checkpoints")
     model = Odd()
     optimizer = build(model)
@@ -171,14 +171,14 @@ def test_a_checkpoint_of_another_training_leaves_this_one_as_it_is(tmp_path, bui
 
 
 class Elsewhere(torch.optim.Optimizer):
-    """Keeps its state in an optimizer of its own, as ZeroRedundancyOptimizer does."""
+    """An optimizer with its state in an inner optimizer, like ZeroRedundancyOptimizer."""
 
     def __init__(self, groups, **options):
         super().__init__(groups, {"lr": 0.1})
         self.inner = torch.optim.AdamW(self.param_groups, **options)
 
 
-def test_numbers_are_not_converted_in_silence(tmp_path):
+def test_element_types_are_not_converted_silently(tmp_path):
     saved(tmp_path / "checkpoints")
     model = Odd(torch.bfloat16)
     ckpt = Checkpointer(tmp_path / "checkpoints", model=model, optimizer=model.groups("ab", "c"))
@@ -189,7 +189,7 @@ def test_numbers_are_not_converted_in_silence(tmp_path):
 
 
 class Precise(torch.optim.SGD):
-    """Keeps the weights of a model in bfloat16 in full precision."""
+    """An optimizer that keeps full-precision copies of bfloat16 weights."""
 
     def step(self, closure=None):
         for group in self.param_groups:
@@ -218,7 +218,7 @@ def closure_of(model, optimizer):
     ],
     ids=["LBFGS", "SparseAdam", "in full precision"],
 )
-def test_what_no_step_of_zero_gradients_makes_comes_back_too(tmp_path, kind):
+def test_state_that_a_zero_step_cannot_create_is_restored_too(tmp_path, kind):
     def build():
         torch.manual_seed(0)
         model = nn.EmbeddingBag(5, 3, sparse=True)
@@ -247,7 +247,10 @@ def test_what_no_step_of_zero_gradients_makes_comes_back_too(tmp_path, kind):
 @pytest.mark.parametrize(
     ("build", "why"),
     [
-        (lambda: nn.LazyLinear(2), "weight has no shape yet, and can neither be saved nor loaded"),
+        (
+            lambda: nn.LazyLinear(2),
+            "weight has no shape yet, so it can be neither saved nor loaded",
+        ),
         (lambda: nn.Linear(3, 2, device="meta"), r"weight is on the meta device, .* to_empty\(\)"),
     ],
 )
@@ -260,7 +263,7 @@ def test_a_model_without_memory_is_refused(tmp_path, build, why):
         Checkpointer(tmp_path, model=model, optimizer=torch.optim.SGD(model.parameters())).restore()
 
 
-def test_what_a_model_leaves_out_of_its_state_is_left_alone_unless_it_is_trained(tmp_path):
+def test_parameters_omitted_from_the_state_dict_are_kept_unless_trained(tmp_path):
     model = nn.Sequential(nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 1))
     optimizer = torch.optim.SGD(model[1].parameters())
 
@@ -278,12 +281,12 @@ def test_what_a_model_leaves_out_of_its_state_is_left_alone_unless_it_is_trained
     assert all(torch.equal(value, whole[name]) for name, value in model.named_parameters())
     model[0].requires_grad_(True)
     with pytest.raises(
-        CheckpointError, match=r"0\.weight is trained, and not in the model's state"
+        CheckpointError, match=r"0\.weight is trained, but not in the model's state"
     ):
         capture_shared(model, optimizer, extra={})
 
 
-def test_what_a_module_adds_to_its_state_comes_back_in_any_size(tmp_path):
+def test_the_extra_state_of_a_module_is_restored_in_any_size(tmp_path):
     class Scaled(nn.Linear):
         def get_extra_state(self):
             return {"history": self.history, "count": len(self.history)}
@@ -304,7 +307,7 @@ def test_what_a_module_adds_to_its_state_comes_back_in_any_size(tmp_path):
     assert torch.equal(again.history, model.history)
 
 
-def test_a_tensor_that_nothing_can_be_loaded_into_is_refused_at_once(tmp_path):
+def test_a_tensor_that_cannot_be_loaded_is_refused_at_the_save(tmp_path):
     model = Odd()
     model.register_buffer("mask", torch.ones(1, 3).expand(4, 3))
     with pytest.raises(CheckpointError, match=r"mask: its elements share memory .* \.clone\(\)"):
@@ -325,7 +328,7 @@ def test_a_forged_index_does_not_lead_out_of_its_folder(root, name):
         stream.write(forged)
     store.commit(draft, 2, [stream.record], manifest.world_size, {}, lambda: None)
     assert stream.record.xxh3 == xxhash.xxh3_128_hexdigest(forged)
-    with pytest.raises(DamagedCheckpoint, match="not a whole index"):
+    with pytest.raises(DamagedCheckpoint, match="not a valid index"):
         StoreReader(store, 2)
 
 
@@ -341,7 +344,7 @@ def test_a_forged_index_does_not_lead_out_of_its_folder(root, name):
         ([((0,), (12,))], False),
     ],
 )
-def test_pieces_make_a_tensor_only_side_by_side(boxes, whole):
+def test_pieces_cover_a_tensor_only_without_gap_or_overlap(boxes, whole):
     place = Place("rank-00000.bin", 0, 0, "")
     pieces = tuple(Piece(offsets, sizes, place) for offsets, sizes in boxes)
     assert covered(TensorEntry("float32", (3, 4), pieces)) is whole

@@ -1,4 +1,4 @@
-"""A Checkpointer's folder on the command line, and what lies there that is not a checkpoint's."""
+"""A Checkpointer's folder on the command line, also with foreign files in it."""
 
 import os
 
@@ -12,7 +12,7 @@ from hpcrun.cli.main import guarded
 
 @pytest.fixture
 def hpcrun(tmp_path, monkeypatch, capsys):
-    """Give a command in the folder where ``runs/mine`` holds step 1; returns exit code, output and errors."""
+    """Return a function that runs a command where ``runs/mine`` has step 1: exit code, output, errors."""
     monkeypatch.chdir(tmp_path)
     model = nn.Linear(2, 2)
     with Checkpointer(
@@ -37,7 +37,7 @@ def test_a_checkpointer_s_folder_is_verified_and_exported_like_a_run(hpcrun, tmp
     assert "no such run" in hpcrun("verify", "runs")[2]
 
 
-def test_what_everybody_may_write_to_is_neither_verified_nor_exported(hpcrun, tmp_path):
+def test_a_folder_writable_by_everybody_is_neither_verified_nor_exported(hpcrun, tmp_path):
     for name in ("", "step-000000001", "step-000000001/rank-00000.bin"):
         path = tmp_path / "runs" / "mine" / name
         mode = path.stat().st_mode
@@ -45,12 +45,12 @@ def test_what_everybody_may_write_to_is_neither_verified_nor_exported(hpcrun, tm
         for command in (("verify", "runs/mine"), ("export", "runs/mine", "m.pt")):
             code, _, err = hpcrun(*command)
             assert code == 2
-            assert f"{path}: everybody may write there; run `chmod " in err
+            assert f"{path}: everybody may write to it; run `chmod " in err
         path.chmod(mode)
 
 
 @pytest.mark.parametrize("name", ["rank-00000.bin", "manifest.json"])
-def test_a_named_pipe_is_damage_and_nobody_waits_for_it(hpcrun, tmp_path, name):
+def test_a_named_pipe_is_damage_and_does_not_block(hpcrun, tmp_path, name):
     path = tmp_path / "runs" / "mine" / "step-000000001" / name
     path.unlink()
     os.mkfifo(path, 0o600)

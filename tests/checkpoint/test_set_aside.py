@@ -1,4 +1,4 @@
-"""Damaged checkpoints are renamed aside by the training that continues without them."""
+"""Damaged checkpoints are renamed by the training run that continues without them."""
 
 import errno
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.checkpoint.single import engine
 
 
 def flip(path: Path) -> None:
-    """Change one bit in the middle of a file."""
+    """Flip a bit in the middle of a file."""
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
@@ -37,7 +37,7 @@ def names(root: Path) -> list[str]:
     return sorted(path.name for path in root.iterdir() if not path.name.startswith("."))
 
 
-def test_what_a_restore_passed_over_is_renamed_by_the_first_save_after_it(tmp_path, capsys) -> None:
+def test_a_skipped_checkpoint_is_renamed_by_the_next_save(tmp_path, capsys) -> None:
     root = tmp_path / "checkpoints"
     saved(root, 1, 2, 3)
     flip(root / "step-000000003" / "rank-00000.bin")
@@ -45,15 +45,15 @@ def test_what_a_restore_passed_over_is_renamed_by_the_first_save_after_it(tmp_pa
     restored = reader.restore(nothing)
     assert restored is not None
     assert restored.step == 2
-    # A restore alone may be that of an evaluation, which changes nothing.
+    # A restore without a save may be an evaluation, which changes nothing.
     assert names(root) == ["step-000000001", "step-000000002", "step-000000003"]
     outcome = reader.save(3, {"x": torch.zeros(100)}, {}, {})
     assert outcome.ok
     (aside,) = [name for name in names(root) if name.startswith("damaged-step-000000003-")]
     assert outcome.notes == (
-        f"step 3 is damaged and was renamed to {aside} (the newest 2 of these stay)",
+        f"step 3 is damaged and was renamed to {aside} (the newest 2 such folders are kept)",
     )
-    # keep=2, of whole ones only.
+    # keep=2 counts only valid checkpoints.
     assert names(root) == [aside, "step-000000002", "step-000000003"]
     assert CheckpointStore(root, "7-2").set_aside() == [aside]
     assert guarded(["verify", str(root)]) == 0
@@ -62,19 +62,19 @@ def test_what_a_restore_passed_over_is_renamed_by_the_first_save_after_it(tmp_pa
     assert "DAMAGED" not in told
 
 
-def test_a_damaged_one_takes_no_place_of_those_that_stay(tmp_path) -> None:
+def test_a_damaged_checkpoint_does_not_count_as_kept(tmp_path) -> None:
     for step in (1, 2, 3, 4):
         faults.save(CheckpointStore(tmp_path, "7-0"), step)
     flip(tmp_path / "step-000000004" / "rank-00000.pt")
     store = CheckpointStore(tmp_path, "7-1")
     with pytest.raises(DamagedCheckpoint):
         store.check(4)
-    assert len(store.set_damaged_aside()) == 1
+    assert len(store.quarantine_damaged()) == 1
     tidying(CheckpointStore(tmp_path, "7-2"), Retention(keep=2))(3)
     assert store.steps() == [3, 2]
 
 
-def test_two_damaged_ones_stay(tmp_path, monkeypatch) -> None:
+def test_two_damaged_checkpoints_are_kept(tmp_path, monkeypatch) -> None:
     now = 1000.0
     monkeypatch.setattr("hpcrun.checkpoint.storage.store.time.time", lambda: now)
     store = CheckpointStore(tmp_path, "7-0")
@@ -84,13 +84,13 @@ def test_two_damaged_ones_stay(tmp_path, monkeypatch) -> None:
         flip(tmp_path / f"step-{step:09d}" / "shared.pt")
         with pytest.raises(DamagedCheckpoint):
             store.check(step)
-        store.set_damaged_aside()
+        store.quarantine_damaged()
     assert names(tmp_path) == ["damaged-step-000000007-1003", "damaged-step-000000009-1002"]
     assert store.steps() == []
-    assert store.set_damaged_aside() == []
+    assert store.quarantine_damaged() == []
 
 
-def test_what_cannot_be_read_now_stays_in_place(tmp_path) -> None:
+def test_a_checkpoint_that_cannot_be_read_now_stays_in_place(tmp_path) -> None:
     class Away(FileSystem):
         def open(self, path: Path) -> int:
             if path.name == "shared.pt":
@@ -102,11 +102,11 @@ def test_what_cannot_be_read_now_stays_in_place(tmp_path) -> None:
     assert store.newest_valid() is None
     with pytest.raises(DamagedCheckpoint, match="EIO"):
         store.check(1)
-    assert store.set_damaged_aside() == []
+    assert store.quarantine_damaged() == []
     (tmp_path / "step-000000001" / "manifest.json").unlink()
     with pytest.raises(DamagedCheckpoint, match="ENOENT"):
         store.manifest(1)
-    assert len(store.set_damaged_aside()) == 1
+    assert len(store.quarantine_damaged()) == 1
     assert store.steps() == []
 
 
@@ -117,4 +117,4 @@ def test_a_checkpoint_of_a_newer_format_stays_in_place(tmp_path) -> None:
     store = CheckpointStore(tmp_path, "7-1")
     with pytest.raises(DamagedCheckpoint, match="reads format 1"):
         store.manifest(1)
-    assert store.set_damaged_aside() == []
+    assert store.quarantine_damaged() == []

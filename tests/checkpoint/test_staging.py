@@ -1,4 +1,4 @@
-"""What a snapshot's buffer takes of the host's memory, and when page-locked memory is given back."""
+"""The snapshot buffer: its size in host memory, and the release of page-locked memory."""
 
 import gc
 
@@ -8,7 +8,7 @@ MB = 1 << 20
 
 
 class Driver:
-    """Stands for CUDA's: knows which pages are locked."""
+    """Stands for CUDA: knows which pages are locked."""
 
     def __init__(self, refuses: bool = False) -> None:
         self.locked: dict[int, int] = {}
@@ -21,7 +21,7 @@ class Driver:
         return lambda: self.locked.pop(address)
 
 
-def test_a_page_locked_buffer_takes_what_it_holds_and_no_power_of_two():
+def test_a_page_locked_buffer_is_not_rounded_up_to_a_power_of_two():
     driver = Driver()
     staging = Staging(limit=10 * MB, pinned=True, pin=driver.pin)
     assert staging.fits(9 * MB)
@@ -29,7 +29,7 @@ def test_a_page_locked_buffer_takes_what_it_holds_and_no_power_of_two():
     assert list(driver.locked.values()) == [10 * MB]
 
 
-def test_the_old_pages_are_unlocked_before_the_new_ones_come_and_with_the_buffer():
+def test_pages_are_unlocked_before_new_pages_and_with_their_buffer():
     driver = Driver()
     staging = Staging(pinned=True, pin=driver.pin)
     staging.reserve(3 * MB)
@@ -44,6 +44,6 @@ def test_the_old_pages_are_unlocked_before_the_new_ones_come_and_with_the_buffer
     assert driver.locked == {}
 
 
-def test_where_the_driver_refuses_the_buffer_is_there_all_the_same():
+def test_if_the_driver_refuses_the_buffer_works_unlocked():
     staging = Staging(pinned=True, pin=Driver(refuses=True).pin)
     assert staging.reserve(MB).numel() == 2 * MB

@@ -1,4 +1,4 @@
-"""What is saved is everything, and it comes back bit for bit."""
+"""The captured state is complete, and is restored bit for bit."""
 
 import io
 import random
@@ -22,7 +22,7 @@ OPTIMIZERS = {
 
 
 class Net(nn.Module):
-    """Tied weights, a buffer that training changes, dropout, a frozen and an unused part, named as DDP's."""
+    """A model with tied weights, a buffer, dropout, a frozen and an unused part, named like DDP's prefix."""
 
     def __init__(self, width=8):
         super().__init__()
@@ -39,7 +39,7 @@ class Net(nn.Module):
 
 
 class Training:
-    """A model, its optimizer in two groups, a scaler and a scheduler."""
+    """Return a model, its optimizer in two groups, a scaler and a scheduler."""
 
     def __init__(self, optimizer="adamw", seed=0, width=8):
         torch.manual_seed(seed)
@@ -93,7 +93,7 @@ def require_equal(left, right, where=""):
 
 @pytest.mark.parametrize("steps", [0, 1, 3])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_resumed_training_ends_with_the_bits_of_an_undisturbed_one(optimizer, steps):
+def test_a_resumed_run_ends_with_the_bits_of_an_undisturbed_run(optimizer, steps):
     undisturbed = Training(optimizer)
     random.seed(1)
     np.random.seed(1)
@@ -112,7 +112,7 @@ def test_a_resumed_training_ends_with_the_bits_of_an_undisturbed_one(optimizer, 
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_save_before_the_first_step_does_not_change_the_training(optimizer):
+def test_a_save_before_the_first_step_does_not_change_training(optimizer):
     saved, not_saved = Training(optimizer), Training(optimizer)
     saved.capture()
     for training in (saved, not_saved):
@@ -141,7 +141,7 @@ def test_names_are_canonical_whether_compiled_or_not():
 
 
 @pytest.mark.parametrize("steps", [0, 3])
-def test_which_kernel_steps_is_not_the_checkpoints_affair(steps):
+def test_the_choice_of_kernel_is_not_restored(steps):
     saved, resumed = Training("adamw"), Training("adamw", seed=5)
     for group in saved.optimizer.param_groups:
         group |= {"fused": True, "foreach": False}
@@ -157,12 +157,14 @@ def test_a_checkpoint_of_another_model_is_refused_by_the_name_that_differs():
         Training(width=6).apply(shared)
     del shared["model"]["norm.weight"]
     with pytest.raises(
-        CheckpointError, match=r"norm\.weight is in the model, not in the checkpoint"
+        CheckpointError, match=r"norm\.weight is in the model, but not in the checkpoint"
     ):
         Training().apply(shared)
     shared = Training().capture()
     shared["model"] |= {"more": torch.ones(1), "extra": torch.ones(1)}
-    with pytest.raises(CheckpointError, match=r"extra is in the checkpoint, not .* \(and 1 more\)"):
+    with pytest.raises(
+        CheckpointError, match=r"extra is in the checkpoint, but not .* \(and 1 more\)"
+    ):
         Training().apply(shared)
 
 
@@ -170,11 +172,11 @@ def test_a_checkpoint_of_another_optimizer_is_refused():
     training, other = Training(), Training()
     training.train(1)
     other.optimizer = torch.optim.AdamW(other.model.parameters())
-    with pytest.raises(CheckpointError, match="has 2 parameter groups, this one has 1"):
+    with pytest.raises(CheckpointError, match="has 2 parameter groups, but this one has 1"):
         apply_shared(training.capture(), other.model, other.optimizer)
     first, *rest = other.model.parameters()
     other.optimizer = torch.optim.AdamW([{"params": [first]}, {"params": rest}])
-    with pytest.raises(CheckpointError, match=r"group 0 of .* has 2 parameters, here it has 1"):
+    with pytest.raises(CheckpointError, match=r"group 0 of .* has 2 parameters, but here it has 1"):
         apply_shared(training.capture(), other.model, other.optimizer)
 
 
@@ -186,7 +188,7 @@ def test_a_checkpoint_of_another_optimizer_is_refused():
         ({"a": {1.5j: 0}}, r"extra\.a: the key 1\.5j is not plain data"),
     ],
 )
-def test_what_would_not_load_again_is_refused_when_it_is_saved(extra, where):
+def test_a_value_that_could_not_be_loaded_is_refused_at_the_save(extra, where):
     training = Training()
     with pytest.raises(CheckpointError, match=where):
         capture_shared(training.model, training.optimizer, extra=extra)
@@ -211,9 +213,11 @@ def test_random_states_of_python_numpy_and_torch_come_back_through_a_file():
     assert draw() == expected
 
 
-def test_a_gpu_state_that_finds_no_gpu_is_mentioned():
+def test_a_gpu_state_without_a_gpu_is_noted():
     own = capture_rank()
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     own["cuda"] = torch.zeros(16, dtype=torch.uint8)
-    assert apply_rank(own) == ["the CUDA generator's state was not restored: there is no GPU here"]
+    assert apply_rank(own) == [
+        "the CUDA generator's state was not restored, because this machine has no GPU"
+    ]

@@ -1,4 +1,4 @@
-"""Two incarnations at once, a full disk, and what is kept."""
+"""The store: concurrent attempts, a full disk, and retention."""
 
 import contextlib
 import errno
@@ -19,7 +19,7 @@ from .faults import content, save
 
 
 def names(root):
-    """Everything in ``root``, hidden or not."""
+    """Return all names in ``root``, also hidden ones."""
     return sorted(entry.name for entry in root.iterdir())
 
 
@@ -34,7 +34,7 @@ def test_steps_are_listed_newest_first_and_nothing_else_is_listed(store):
     assert store.steps() == [1_234_567_890, 100, 9]
 
 
-def test_files_and_folders_are_the_owner_s_alone(store):
+def test_files_and_folders_are_private_to_the_owner(store):
     path = save(store, 1)
     assert stat.S_IMODE(store.root.stat().st_mode) == 0o700
     assert stat.S_IMODE(path.stat().st_mode) == 0o700
@@ -52,7 +52,7 @@ def test_short_writes_of_the_system_do_not_matter(root):
     assert {name: (path / name).read_bytes() for name in content(1)} == content(1)
 
 
-def test_a_draft_of_the_same_owner_is_never_written_into_again(store):
+def test_a_leftover_temporary_folder_is_not_reused(store):
     draft = store.begin(1)
     (draft / "old").write_text("old")
     again = store.begin(1)
@@ -65,7 +65,7 @@ def test_a_file_that_is_shorter_than_its_record_is_not_committed(store):
     with store.open_file(draft, "shared.pt") as stream:
         stream.write(b"content")
     (draft / "shared.pt").write_bytes(b"cont")
-    with pytest.raises(CheckpointError, match="is 4 bytes long, 7 were written"):
+    with pytest.raises(CheckpointError, match="has 4 bytes, but 7 were written"):
         store.commit(draft, 1, [stream.record], 1, {}, lambda: None)
     assert store.steps() == []
 
@@ -77,7 +77,7 @@ def test_a_block_that_raises_leaves_no_record(store):
     assert stream.record is None
 
 
-def test_of_two_incarnations_that_commit_one_step_the_first_stays_and_the_other_draft_goes(root):
+def test_of_two_attempts_that_commit_one_step_the_first_is_kept(root):
     old, new = CheckpointStore(root, "7-0", patience=0), CheckpointStore(root, "7-1", patience=0)
     drafts = [old.begin(5), new.begin(5)]
     records = []
@@ -91,7 +91,7 @@ def test_of_two_incarnations_that_commit_one_step_the_first_stays_and_the_other_
     assert names(root) == ["step-000000005"]
 
 
-def test_a_fenced_incarnation_commits_nothing(store):
+def test_a_superseded_attempt_commits_nothing(store):
     def taken_over():
         raise Superseded("8-0 owns this run now")
 
@@ -102,7 +102,7 @@ def test_a_fenced_incarnation_commits_nothing(store):
     assert names(store.root) == []
 
 
-def test_incarnations_that_save_and_prune_at_once_leave_only_whole_checkpoints(root):
+def test_attempts_that_save_and_prune_concurrently_leave_only_valid_checkpoints(root):
     children = []
     for restart in range(3):
         child = os.fork()
@@ -176,13 +176,13 @@ def test_only_a_draft_can_be_abandoned(store):
 
 @pytest.mark.parametrize("owner", ["", "../x", "a/b", "a b", "-x", "a\n"])
 def test_an_owner_that_could_leave_the_folder_is_refused(root, owner):
-    with pytest.raises(CheckpointError, match="not an owner's name"):
+    with pytest.raises(CheckpointError, match="not a valid owner"):
         CheckpointStore(root, owner)
 
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of two megabytes, and where it is mounted."""
+    """Mount a file system of two megabytes."""
     place = tmp_path / "small"
     place.mkdir()
     options = ["mount", "-t", "tmpfs", "-o", "size=2m", "hpcrun-test", str(place)]
@@ -192,7 +192,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", str(place)], check=True)
 
 
-def test_a_full_disk_is_reported_with_its_arithmetic_and_the_next_save_works(small_disk):
+def test_a_full_disk_is_reported_with_figures_and_the_next_save_works(small_disk):
     store = CheckpointStore(small_disk / "checkpoints", "7-0")
     save(store, 1)
     draft = store.begin(2)
@@ -216,10 +216,10 @@ def test_a_full_disk_is_reported_with_its_arithmetic_and_the_next_save_works(sma
     store.check(3)
 
 
-def test_what_cannot_be_swept_is_named_and_everything_else_goes(root):
+def test_a_leftover_that_cannot_be_removed_is_named_and_the_rest_is_removed(root):
     class Busy(FileSystem):
         def remove_directory(self, path):
-            if path.name == "step-000000003.tmp-6-0":  # as with a file that is open on NFS
+            if path.name == "step-000000003.tmp-6-0":  # like a file that is open on NFS
                 raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
             super().remove_directory(path)
 
@@ -238,12 +238,12 @@ def test_a_damaged_checkpoint_is_not_kept_as_the_best(root):
     file = store.path(1) / "shared.pt"
     file.write_bytes(file.read_bytes()[:-1])
     assert tidy(3) == []
-    assert store.steps() == [3, 2, 1]  # the newest, the best that is whole, and evidence
+    assert store.steps() == [3, 2, 1]  # the newest, the best valid one, and the damaged one
     with pytest.raises(CheckpointError, match="keep=0: at least one"):
         Retention(keep=0)
 
 
-def test_what_is_being_restored_is_not_pruned(root):
+def test_a_checkpoint_is_not_pruned_during_its_restore(root):
     def prune(entries, skeleton):
         assert single.save(single.engine(root, "7-1", keep=1), 2).ok
         return {}

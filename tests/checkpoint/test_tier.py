@@ -1,4 +1,4 @@
-"""A save through a fast folder of the node: safe from training there, safe from everything once committed."""
+"""A save through a node-local stage folder: first safe from training, then committed on the shared disk."""
 
 import errno
 import os
@@ -21,7 +21,7 @@ PUBLISHED = ("rename", "step-000000002.tmp-7-1 -> step-000000002")
 
 @pytest.fixture(autouse=True, scope="module")
 def small_blocks():
-    """Several blocks a save, the last not full, past the page cache. One thread: children are forked here."""
+    """Write several blocks per save, the last not full, with direct I/O and one thread (tests fork)."""
     threads, kept = torch.get_num_threads(), (rank_file._DIRECT_FROM, node_staging._BLOCK)
     torch.set_num_threads(1)
     rank_file._DIRECT_FROM, node_staging._BLOCK = 0, 32 << 10
@@ -38,7 +38,7 @@ def fast(tmp_path):
 
 @pytest.fixture
 def prepared(tmp_path):
-    """One commit."""
+    """Make a commit."""
     root = tmp_path / "prepared"
     assert save(engine(root, "7-0"), 1).ok
     return root
@@ -50,7 +50,7 @@ def staged(root, fast, fs=None, stage_fs=None, **more):
 
 
 def watched_save(prepared, fast, tmp_path):
-    """The calls of one undisturbed save, on both tiers."""
+    """Return the calls of an undisturbed save, on both tiers."""
     root, fs = tmp_path / "counted", Watched()
     shutil.copytree(prepared, root)
     assert save(staged(root, fast, fs), 2).ok
@@ -58,9 +58,7 @@ def watched_save(prepared, fast, tmp_path):
     return fs.trace
 
 
-def test_the_shared_copy_begins_when_the_local_one_is_complete_and_is_committed_when_it_is(
-    prepared, fast, tmp_path
-):
+def test_the_shared_copy_begins_after_the_staged_file_is_complete(prepared, fast, tmp_path):
     calls = watched_save(prepared, fast, tmp_path)
     fast_writes = [i for i, call in enumerate(calls) if call == ("write", "fast")]
     drained = [i for i, call in enumerate(calls) if call == ("write", "rank-00000.bin")]
@@ -70,7 +68,7 @@ def test_the_shared_copy_begins_when_the_local_one_is_complete_and_is_committed_
 
 
 @pytest.mark.parametrize("limit", [None, 10])
-def test_a_save_through_the_stage_holds_what_training_had_at_its_start(tmp_path, fast, limit):
+def test_a_staged_save_has_the_state_at_its_start(tmp_path, fast, limit):
     listed = []
 
     class Listing(FileSystem):
@@ -78,7 +76,7 @@ def test_a_save_through_the_stage_holds_what_training_had_at_its_start(tmp_path,
             listed.append(list(fast.iterdir()))
             return super().write(descriptor, data)
 
-    # Beyond its memory budget too: training then waits for the fast folder alone.
+    # Also beyond the memory budget: training then waits only for the fast folder.
     root = tmp_path / "checkpoints"
     saving = staged(root, fast, stage_fs=Listing(), staging=Staging(limit=limit))
     mine = state(1)
@@ -90,7 +88,7 @@ def test_a_save_through_the_stage_holds_what_training_had_at_its_start(tmp_path,
     assert outcome.notes == ()
     assert outcome.stalled < outcome.seconds
     require_state(restored(root), 1)
-    # The memory was offered to the system, and serves the next save.
+    # The kernel may reclaim the memory, and the next save uses it again.
     assert save(saving, 2).ok
     require_state(restored(root), 2)
     assert len(listed) >= 6
@@ -102,7 +100,7 @@ def test_a_kill_at_any_call_to_the_stage_leaves_a_commit_and_an_empty_stage(
 ):
     calls = watched_save(prepared, fast, tmp_path)
     published = calls.index(PUBLISHED) + 1
-    # Between the others, the shared tier's own test kills.
+    # Kills between the remaining calls are tested for the shared tier.
     around = [
         number
         for number in range(2, len(calls) + 1)
@@ -124,7 +122,9 @@ def test_a_kill_at_any_call_to_the_stage_leaves_a_commit_and_an_empty_stage(
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-def test_a_stage_that_refuses_is_told_and_done_without(prepared, fast, tmp_path, code):
+def test_a_stage_that_fails_is_reported_and_the_save_succeeds_without_it(
+    prepared, fast, tmp_path, code
+):
     stage_calls = Watched()
     root = tmp_path / "checkpoints"
     shutil.copytree(prepared, root)
@@ -141,21 +141,21 @@ def test_a_stage_that_refuses_is_told_and_done_without(prepared, fast, tmp_path,
         assert errno.errorcode[code] in text, (name, outcome)
         assert "checkpoint.stage_dir" in text
         if outcome.ok:
-            assert text.endswith(f"; written straight to {root}")
+            assert text.endswith(f"; written directly to {root}")
             require_state(restored(root), 2 + number)
         else:
             lost.append(name)
             assert save(saving, 100 + number).ok
             require_state(restored(root), 100 + number)
             shutil.rmtree(root / f"step-{100 + number:09d}")
-    # Once training has gone on, what cannot be read back is lost, and only that.
+    # After training has changed the tensors, an unreadable staged file loses this save, and only this save.
     assert set(lost) == {"read_into"}
     assert {name for name, _ in stage_calls.trace} == {
         "free", "create_unnamed", "write", "read_into", "close",
     }  # fmt: skip
 
 
-def test_a_stage_without_room_says_how_much_it_lacks(tmp_path, fast):
+def test_a_full_stage_reports_the_missing_space(tmp_path, fast):
     class Small(FileSystem):
         def free(self, path):
             return 50_000
@@ -163,10 +163,10 @@ def test_a_stage_without_room_says_how_much_it_lacks(tmp_path, fast):
     outcome = save(staged(tmp_path / "checkpoints", fast, stage_fs=Small()), 1)
     assert outcome.ok
     assert "it needs 8" in outcome.notes[0]
-    assert "50.0 kB are free; written straight to" in outcome.notes[0]
+    assert "50.0 kB are free; written directly to" in outcome.notes[0]
 
 
-def test_what_comes_back_changed_from_the_stage_is_not_committed(tmp_path, fast):
+def test_a_staged_file_that_changed_is_not_committed(tmp_path, fast):
     class Rotten(FileSystem):
         def read_into(self, descriptor, view, position):
             count = super().read_into(descriptor, view, position)
@@ -176,15 +176,13 @@ def test_what_comes_back_changed_from_the_stage_is_not_committed(tmp_path, fast)
 
     outcome = save(staged(tmp_path / "checkpoints", fast, stage_fs=Rotten()), 1)
     assert not outcome.ok
-    assert f"{fast}: what was saved there (checkpoint.stage_dir) is not what comes back" in (
+    assert f"{fast}: the staged save (checkpoint.stage_dir) reads back with other content" in (
         outcome.error
     )
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
-def test_a_file_system_that_can_neither_hide_files_nor_pass_by_the_cache_serves_too(
-    tmp_path, fast, monkeypatch
-):
+def test_a_stage_without_unnamed_files_and_direct_io_works(tmp_path, fast, monkeypatch):
     refused = []
     genuine = os.open
 

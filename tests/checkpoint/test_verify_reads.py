@@ -1,4 +1,4 @@
-"""What `verify` reads grows with the files of a checkpoint, not with their square."""
+"""`verify` reads the manifest once, so its work is linear in the number of files."""
 
 from pathlib import Path
 

@@ -190,7 +190,7 @@ def test_the_run_of_another_user_is_reported_with_its_owner(
             [*refusable, sys.executable, "-m", "hpcrun", *command],
             cwd=finished_copy, capture_output=True, text=True, check=False,
         )  # fmt: skip
-        require_one_line(done, "runs/done", "you may not read it", f"belongs to {run.owner()}")
+        require_one_line(done, "runs/done", "no permission to read", f"ask its owner {run.owner()}")
 
 
 def test_a_full_disk_at_submission_is_reported_and_left_unchanged(
@@ -272,7 +272,7 @@ def test_a_stop_that_cannot_save_exits_with_74_and_can_be_resumed(
     assert (result["state"], result["cause"]) == ("failed", "save-failed")
     # The needed space, the free space, and the remedy.
     assert "a checkpoint needs 5.1 MB" in result["reason"]
-    assert " are free, " in result["reason"]
+    assert " are free; " in result["reason"]
     assert "free some space, or lower checkpoint.keep" in result["reason"]
     assert "when it had to stop" in result["reason"]
     assert list(run.checkpoints.iterdir()) == []

@@ -224,7 +224,9 @@ def test_a_start_whose_node_cannot_read_or_shows_names_late_goes_on_from_the_new
     assert "from-scratch" not in trouble
     last = read_events(run)[-1]
     assert (last.what, last.cause) == ("ended", "crash")
-    assert "cannot be read: Input/output error (EIO); the checkpoint stays" in last.fields["reason"]
+    assert (
+        "cannot be read: Input/output error (EIO); the checkpoint is kept" in last.fields["reason"]
+    )
     assert kept(run) == [12, 8]
 
     names, calls = FileSystem.names, []
@@ -249,7 +251,7 @@ def test_a_start_falls_back_from_damage_and_refuses_step_0_where_all_is_gone(tmp
     code, trouble = started(run, tmp_path / "second")
     assert code == exitcodes.DONE, trouble
     said = capfd.readouterr().out
-    assert "step 12 passed over: " in said
+    assert "step 12 skipped: " in said
     assert "step 12 is damaged and was renamed to damaged-step-000000012-" in said
     assert "resumed from step 8" in said
     assert kept(run) == [12, 8]

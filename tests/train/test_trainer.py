@@ -258,7 +258,7 @@ def test_a_training_goes_on_from_its_checkpoint_with_the_same_bits(tmp_path, as_
 
 def test_a_checkpoint_of_another_model_is_refused_by_the_name_of_a_difference(tmp_path):
     AMPTrainer(net(), sgd, device="cpu").save_checkpoint(tmp_path / "c", 1)
-    with pytest.raises(CheckpointError, match="in the checkpoint, not in the model"):
+    with pytest.raises(CheckpointError, match="in the checkpoint, but not in the model"):
         AMPTrainer(nn.Linear(4, 1), sgd, device="cpu").load_checkpoint(tmp_path / "c")
 
 

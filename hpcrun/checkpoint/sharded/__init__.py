@@ -1,1 +1,1 @@
-"""One save or restore by all ranks: who writes what, the copy to host memory, the files of each rank."""
+"""A save or restore by all ranks: write plan, copy to host memory, and the file of each rank."""

@@ -1,6 +1,6 @@
-"""What ranks do together: rank 0 decides and all know, each reports and all know.
+"""Collective calls of the ranks: rank 0 decides for all, and each rank reports to all.
 
-No exception of one rank leaves it while the others wait in a collective.
+An exception on a rank reaches all ranks, so that no rank waits in a collective for a rank that has failed.
 """
 
 import socket
@@ -18,32 +18,33 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Together:
-    """One rank's end of a group; ``group`` None is the default one, and unused for a single rank."""
+    """This rank's view of a group. ``group`` None is the default group; a single rank needs no group."""
 
     rank: int
     world_size: int
     group: Any
 
     def from_rank_0(self, compute: Callable[[], T]) -> T:
-        """What ``compute`` returns on rank 0, on every rank. Collective.
+        """Call ``compute`` on rank 0, and return its result on every rank. Collective.
 
         Raises:
-            Exception: what it raised there; on other ranks a CheckpointError with its text.
+            Exception: the exception of ``compute`` on rank 0; other ranks raise a CheckpointError with
+                its text.
         """
         value, failure = self._on_rank_0(compute)
         if self.world_size > 1:
             box = [value, None if failure is None else self.named(failure)]
             dist.broadcast_object_list(box, src=0, group=self.group)
-            value, told = box
-            if told is not None and failure is None:
-                failure = CheckpointError(told)
+            value, text = box
+            if text is not None and failure is None:
+                failure = CheckpointError(text)
         if failure is not None:
             raise failure
         result: T = value
         return result
 
-    def dealt_by_rank_0(self, compute: Callable[[], Sequence[T]]) -> T:
-        """Of what ``compute`` returns on rank 0, one value for each rank, this rank's. Collective.
+    def scatter_from_rank_0(self, compute: Callable[[], Sequence[T]]) -> T:
+        """Call ``compute`` on rank 0, which gives a value per rank; return this rank's value. Collective.
 
         Raises:
             Exception: as :meth:`from_rank_0`.
@@ -53,22 +54,22 @@ class Together:
             first: T = values[0]
             return first
         if self.world_size > 1:
-            told = None if failure is None else self.named(failure)
+            text = None if failure is None else self.named(failure)
             boxes: list[Any] = [(value, None) for value in values or ()]
-            boxes = boxes or [(None, told)] * self.world_size
+            boxes = boxes or [(None, text)] * self.world_size
             box: list[Any] = [None]
             given = boxes if self.rank == 0 else None
             dist.scatter_object_list(box, given, src=0, group=self.group)
-            (mine, told) = box[0]
-            if told is not None and failure is None:
-                failure = CheckpointError(told)
+            (mine, text) = box[0]
+            if text is not None and failure is None:
+                failure = CheckpointError(text)
         if failure is not None:
             raise failure
         result: T = mine
         return result
 
     def _on_rank_0(self, compute: Callable[[], Any]) -> tuple[Any, Exception | None]:
-        """The result of ``compute`` on rank 0, or the exception that it raised there; None elsewhere."""
+        """Return the result of ``compute`` on rank 0, or its exception; (None, None) on other ranks."""
         if self.rank != 0:
             return None, None
         try:
@@ -78,24 +79,24 @@ class Together:
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
-        """What the block raises on one rank is raised on all. Collective, at the end of the block.
+        """Raise an exception of the block on all ranks. Collective, at the end of the block.
 
         Raises:
-            CheckpointError: with the text of the first, where the own block raised nothing.
+            CheckpointError: with the first failed rank's text, on ranks where the block raised nothing.
         """
         trouble: Exception | None = None
         try:
             yield
-        except Exception as error:  # the others are waiting to hear
+        except Exception as error:  # the other ranks wait for this rank's report
             trouble = error
-        told = self.gather(None if trouble is None else self.named(trouble))
+        reports = self.gather(None if trouble is None else self.named(trouble))
         if trouble is not None:
             raise trouble
-        if troubles := [text for text in told if text]:
+        if troubles := [text for text in reports if text]:
             raise CheckpointError(first_of(troubles))
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's ``value``, on every rank. Collective."""
+        """Return every rank's ``value`` on every rank. Collective."""
         if self.world_size == 1:
             return [value]
         values: list[Any] = [None] * self.world_size
@@ -103,7 +104,7 @@ class Together:
         return values
 
     def to_rank_0(self, value: Any) -> list[Any]:
-        """Every rank's ``value`` on rank 0, an empty list on the others. Collective."""
+        """Return every rank's ``value`` on rank 0, and an empty list on other ranks. Collective."""
         if self.world_size == 1:
             return [value]
         values: list[Any] | None = [None] * self.world_size if self.rank == 0 else None
@@ -111,22 +112,22 @@ class Together:
         return values or []
 
     def on_this_host(self) -> int:
-        """How many of the ranks run on this one's host. Collective."""
+        """Return the number of ranks on this rank's host. Collective."""
         return self.gather(socket.gethostname()).count(socket.gethostname())
 
     def named(self, trouble: Exception | str) -> str:
-        """``trouble`` in a line that says on which rank and host."""
+        """Return ``trouble`` as a line with this rank and its host."""
         text = trouble if isinstance(trouble, str) else one_line(trouble)
         return f"rank {self.rank} ({socket.gethostname()}): {text}"
 
 
 def one_line(error: Exception) -> str:
-    """The first line of ``error``, with its type unless it is one of ours."""
+    """Return the first line of ``error``, with its type unless it is a CheckpointError."""
     text = (str(error).splitlines() or [""])[0]
     return text if isinstance(error, CheckpointError) else f"{type(error).__name__}: {text}"
 
 
 def first_of(troubles: list[str]) -> str:
-    """The first trouble, and how many more there are."""
+    """Return the first trouble, and the number of further ones."""
     others = len(troubles) - 1
     return troubles[0] + (f" (and {others} more)" if others else "")

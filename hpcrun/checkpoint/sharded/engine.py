@@ -1,12 +1,11 @@
-"""Saving beside the training and restoring onto any number of ranks.
+"""Asynchronous saves, and restores onto any number of ranks.
 
-Training waits for one thing: the copy of this rank's share into reused host memory. Everything else
-(the draft, the bytes on disk, the ranks' agreement, the commit, the pruning) happens in a thread. A thread
-and not a process: it spends its time in a few large system calls and hashes, during which Python's lock
-is free, and with direct I/O it takes hardly any processor time (``tools/bench/checkpoint.py`` measures
-both). The thread talks to the other ranks on a group of its own. Its collectives cannot get
-between those of training, and a save that takes too long cannot end training: after a time-out gloo
-closes all connections of the group.
+Training waits only for the copy of this rank's shard into reused host memory. A thread does the rest: the
+temporary folder, the writes, the agreement of the ranks, the commit and the pruning. A thread is enough: it
+spends its time in a few large system calls and hashes, which release Python's lock, and with direct I/O it
+needs hardly any processor time (``tools/bench/checkpoint.py`` measures both). The thread has a process group
+for its collectives, so that they cannot mix with those of training. A save that takes too long cannot end
+training either: after a timeout, gloo closes all connections of the group.
 """
 
 import datetime
@@ -37,21 +36,21 @@ from hpcrun.control.making import new_control_group
 _SAME, _CHANGED, _FAILED = range(3)
 
 WRITERS = "hpcrun checkpoint writers"
-"""What the group is called whose limit is a save's own, whatever limits the others are given."""
+"""Name of the process group of the save thread; its timeout belongs to the saves."""
 
 
 class CheckpointEngine:
-    """Saves and restores one run's state, with all its ranks.
+    """Saves and restores the state of a run on all its ranks.
+
+    Construction is collective: with several ranks it creates a process group for the writes.
 
     Args:
-        group: a control group of all ranks, used from the calling thread; None for a single rank.
-        still_mine: raises Superseded when a newer incarnation owns the run; asked by rank 0.
+        group: a control group of all ranks, used by the calling thread; None for a single rank.
+        still_mine: raises Superseded if a newer attempt owns the run; called on rank 0.
         tidy: called by rank 0 after the commit of a step; see :mod:`hpcrun.checkpoint.storage.retention`.
-        staging: the memory that snapshots are held in.
-        stage: a fast folder of this node that a snapshot goes on to, before the slower shared disk.
-        timeout: seconds that the ranks' disks may differ by before a save is given up.
-
-    Making one is collective: with several ranks it makes a group of its own for the writing.
+        staging: host memory for the snapshots.
+        stage: a fast node-local folder, written before the slower shared disk.
+        timeout: seconds that the ranks' disks may differ before a save is given up.
     """
 
     def __init__(
@@ -71,16 +70,16 @@ class CheckpointEngine:
         self._staging = staging or Staging()
         self._stage = stage
         self._together = Together(rank, world_size, group)
-        beside = None
+        writers = None
         if world_size > 1:
             limit = datetime.timedelta(seconds=timeout)
-            beside = new_control_group(timeout=limit, description=WRITERS)
-        self._saving = Saving(store, Together(rank, world_size, beside), still_mine, tidy)
+            writers = new_control_group(timeout=limit, description=WRITERS)
+        self._saving = Saving(store, Together(rank, world_size, writers), still_mine, tidy)
         self._key: Any = None
         self._plan: Plan | None = None
         self._thread: threading.Thread | None = None
         self._ended: list[SaveOutcome] = []
-        self._untold: list[SaveOutcome] = []
+        self._unreported: list[SaveOutcome] = []
 
     def start(
         self,
@@ -91,23 +90,23 @@ class CheckpointEngine:
         alike: Callable[[str], bool] = lambda _: False,
         trouble: Exception | None = None,
     ) -> None:
-        """Take a snapshot of the state after ``step`` and save it beside what follows. Collective.
+        """Take a snapshot of the state after ``step``, and save it asynchronously. Collective.
 
-        A save that is still under way is waited for first: there is never more than one, and none
-        is left out. Where the snapshot does not fit the memory budget, this returns when it lies in the
-        stage folder, and without one after the commit.
+        Waits for a pending save first, so that at most one save is pending and none is skipped. If the
+        snapshot exceeds the memory budget, the call returns when the snapshot is in the stage folder, or
+        without a stage folder after the commit.
 
         Args:
-            shared: what all ranks have in common: sharded tensors, whole ones, plain data.
-            own: this rank's: plain data and small tensors.
-            meta: plain JSON for the manifest; only rank 0's is written.
-            alike: whether a whole tensor of this name has the same value on all ranks, so that any of
-                them may write it; otherwise rank 0 does.
-            trouble: why this rank has no state to give; the save then fails, on all ranks alike.
+            shared: the state of all ranks: sharded tensors, whole tensors, plain data.
+            own: the state of this rank: plain data and small tensors.
+            meta: plain JSON for the manifest; rank 0's is written.
+            alike: returns True if the whole tensor of this name has the same value on all ranks. Any rank
+                may then write it; otherwise rank 0 does.
+            trouble: the reason why this rank has no state; the save then fails on all ranks.
         """
         began = time.perf_counter()
         ended = self._join()
-        self._untold += [ended] if ended else []
+        self._unreported += [ended] if ended else []
         waited = time.perf_counter() - began
         task = self._snapshot(step, shared, own, meta, alike, trouble)
         if isinstance(task.share, Share) and not task.share.safe:
@@ -119,9 +118,9 @@ class CheckpointEngine:
             saved = task if straight else self._through_stage(task)
             try:
                 outcome = self._saving.run(saved)
-            except Exception as error:  # a thread's exception would go nowhere
-                told = isinstance(error, CheckpointError)
-                line = str(error) if told else self._together.named(error)
+            except Exception as error:  # an exception of a thread would be lost
+                named = isinstance(error, CheckpointError)
+                line = str(error) if named else self._together.named(error)
                 outcome = SaveOutcome(False, step, error=line)
             finally:
                 if isinstance(saved.share, Share) and saved.share.stored is not None:
@@ -129,7 +128,7 @@ class CheckpointEngine:
             seconds = time.perf_counter() - began
             if straight:
                 budget, here = amount(self._staging.budget()), amount(_size(task))
-                note = f"written while training waited: {here} exceed the memory budget of {budget}"
+                note = f"training waited for this save: {here} exceed the memory budget of {budget}"
                 outcome = replace(outcome, notes=(*outcome.notes, note))
             self._ended.append(
                 replace(
@@ -148,31 +147,31 @@ class CheckpointEngine:
         self._thread.start()
 
     def poll(self) -> list[SaveOutcome]:
-        """The saves that have ended and were not told yet. Does not wait; differs between ranks."""
+        """Return the saves that have ended since the last call. Does not wait; differs between ranks."""
         if not self.under_way:
             ended = self._join()
-            self._untold += [ended] if ended else []
-        told, self._untold = self._untold, []
-        return told
+            self._unreported += [ended] if ended else []
+        reported, self._unreported = self._unreported, []
+        return reported
 
     @property
     def store(self) -> CheckpointStore:
-        """The folder's checkpoints, with what was learned of them so far."""
+        """The store of the checkpoints, which remembers known damage."""
         return self._store
 
     def require_no_steps(self, remedy: str) -> None:
-        """On all ranks, refuse what :meth:`CommittedSteps.require_none` refuses. Collective."""
+        """Call :meth:`CommittedSteps.require_none` on rank 0, and raise on all ranks. Collective."""
         self._together.from_rank_0(lambda: self._store.require_none(remedy))
 
     @property
     def under_way(self) -> bool:
-        """Whether a save is. Differs between ranks."""
+        """True while a save is pending. Differs between ranks."""
         return self._thread is not None and self._thread.is_alive()
 
     def wait(self, patience: float | None = None) -> list[SaveOutcome]:
-        """As :meth:`poll`, once nothing is under way: then it is the same on all ranks.
+        """Wait for the pending save, and return as :meth:`poll`; the result is the same on all ranks.
 
-        ``patience``: seconds to wait, where a peer may never come to the save; None: as long as it takes.
+        ``patience``: seconds to wait if another rank may never take part in the save; None: no limit.
         """
         if self._thread is not None:
             self._thread.join(patience)
@@ -186,12 +185,12 @@ class CheckpointEngine:
         meta: dict[str, Any],
         alike: Callable[[str], bool] = lambda _: False,
     ) -> SaveOutcome:
-        """:meth:`start`, and wait for the end of it."""
+        """Save as :meth:`start`, wait, and return the result."""
         self.start(step, shared, own, meta, alike)
         return self.wait()[-1]
 
     def restore(self, template: Template, skip: Collection[int] = ()) -> Restored | None:
-        """The newest state that every rank can read; see :mod:`hpcrun.checkpoint.sharded.restore`."""
+        """Restore the newest state that every rank can read; see :mod:`hpcrun.checkpoint.sharded.restore`."""
         return restore.restore(self._store, self._together, template, skip)
 
     def _join(self) -> SaveOutcome | None:
@@ -224,7 +223,7 @@ class CheckpointEngine:
             blobs[own_name(together.rank)] = pack(own)
             key = signature(tensors)
             state = _SAME if key == self._key else _CHANGED
-        except Exception as error:  # whatever it is, the others are waiting to hear
+        except Exception as error:  # of any type: the other ranks wait for this rank's report
             trouble, key, state = error, None, _FAILED
         state = self._agree(state)
         share: Share | str | None = None
@@ -237,19 +236,19 @@ class CheckpointEngine:
                 raise trouble
             if state != _FAILED and self._plan is not None:
                 share = stage(self._plan, tensors, blobs, self._staging)
-        except Exception as error:  # told by the save, together with the other ranks' troubles
+        except Exception as error:  # the save reports it with the other ranks' errors
             share = together.named(error)
         return Task(step, self._plan, share, meta)
 
     def _through_stage(self, task: Task) -> Task:
-        """``task`` with its share in the stage folder; as it is where there is none, or it is full."""
+        """Move the task's shard to the stage folder; without one, or on a failure, return it unchanged."""
         share = task.share
         if self._stage is None or not isinstance(share, Share) or share.stored is not None:
             return task
         try:
             stored = to_stage(share, self._stage)
-        except Exception as error:  # what is wrong with the share itself, its writing will tell
-            note = f"{one_line(error)}; written straight to {self._store.root}"
+        except Exception as error:  # an error of the shard itself also appears when it is written
+            note = f"{one_line(error)}; written directly to {self._store.root}"
             return replace(task, notes=(*task.notes, note))
         if share.image is not None:
             self._staging.offer()

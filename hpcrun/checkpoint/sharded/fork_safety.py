@@ -1,7 +1,7 @@
-"""What the forked children of a training must not keep: a save's room on the node's disk, the folder's lock.
+"""Closing of descriptors in forked children: those of a stage file and of a folder lock.
 
-A descriptor that is closed here lives on in a child that has it too, as the workers of a ``DataLoader``
-have, and with it the space of the file or the lock, until the last of them has ended.
+A child process such as a ``DataLoader`` worker inherits every descriptor. The space of the file, or the
+lock, would stay in use until the last child has ended.
 """
 
 import contextlib
@@ -11,10 +11,10 @@ from typing import Protocol
 
 
 class Closable(Protocol):
-    """Something that holds a descriptor."""
+    """An object that holds a descriptor."""
 
     def close(self) -> None:
-        """Let go of it; once more does nothing."""
+        """Close the descriptor; a second call does nothing."""
         ...
 
 
@@ -22,7 +22,7 @@ _held: "weakref.WeakSet[Closable]" = weakref.WeakSet()
 
 
 def close_in_children(thing: Closable) -> None:
-    """Close ``thing`` in every process that is forked from now on, as long as it is in use here."""
+    """Close ``thing`` in every process forked from now on, as long as this process uses it."""
     _held.add(thing)
 
 

@@ -1,4 +1,4 @@
-"""Threads that torch's C++ code has started and Python does not know: when they rest."""
+"""Waiting for idle threads of torch's C++ code, which Python does not know."""
 
 import contextlib
 import time
@@ -6,17 +6,20 @@ from pathlib import Path
 
 GLOO_WORKERS = "pt_gloo_runloop"
 
-_BETWEEN_LOOKS = 0.001
+_INTERVAL = 0.001
 
 
 def wait_until_idle(name: str, patience: float = 10.0) -> bool:
-    """Wait until no thread of this process called ``name`` has anything to do; whether that came true.
+    """Wait until all threads of this process called ``name`` are idle.
 
-    Between two looks the interpreter is free, for which such a thread may wait; one that has not run in
-    between had no use for it. Where there is no proc(5) to look into, nothing is waited for.
+    Between two checks the interpreter lock is free, so that a thread which needs it can run; a thread that
+    has not run between two checks is idle. Without proc(5), the call does not wait.
 
     Args:
-        patience: seconds until the wait is given up.
+        patience: maximum seconds to wait.
+
+    Returns:
+        True if the threads are idle, False after ``patience`` seconds.
     """
     deadline, before = time.monotonic() + patience, None
     while True:
@@ -26,14 +29,14 @@ def wait_until_idle(name: str, patience: float = 10.0) -> bool:
         if time.monotonic() > deadline:
             return False
         before = now
-        time.sleep(_BETWEEN_LOOKS)
+        time.sleep(_INTERVAL)
 
 
 def _asleep(name: str) -> dict[str, list[str]] | None:
-    """How often each of the threads has been put to sleep so far; None while one of them is awake."""
+    """Return the context-switch counts of the threads; None while a thread is running."""
     found = {}
     for thread in Path("/proc/self/task").glob("*"):
-        # A thread may end under the look.
+        # A thread may end during this check.
         with contextlib.suppress(OSError):
             if (thread / "comm").read_text().strip() != name:
                 continue

@@ -1,8 +1,8 @@
-"""The host memory that a snapshot is copied into: the only thing that training waits for.
+"""Host memory for snapshots: training waits only for the copy into it.
 
-Fresh memory costs several times the copy itself (the kernel zeroes every page on first touch), so one
-buffer per rank is kept and used again. It holds the file exactly as it will lie on disk, page-aligned,
-so that it can go out by direct I/O without passing through the page cache.
+New memory costs several times the copy (the kernel zeroes every page on first touch), so each rank keeps one
+buffer and reuses it. The buffer has the layout of the file, page-aligned, so that direct I/O can write it
+without the page cache.
 """
 
 import contextlib
@@ -21,13 +21,13 @@ _PAGE = 1 << 21
 _PORTABLE = 1  # cudaHostRegisterPortable: for all devices
 
 Pin = Callable[[int, int], Callable[[], None] | None]
-"""Locks the pages of (address, bytes) and returns what unlocks them, or None where they stay as they are."""
+"""Function that locks the pages of (address, bytes); returns the unlock function, or None on failure."""
 
 
 def pin_for_cuda(address: int, size: int) -> Callable[[], None] | None:
-    """Lock pages for CUDA (or HIP); where the driver refuses, say so, and copies are slower.
+    """Lock pages for CUDA (or HIP). If the driver refuses, print a note; copies are then slower.
 
-    torch's own allocator of page-locked memory rounds up to a power of two and keeps every block.
+    torch's allocator of page-locked memory rounds up to a power of two and keeps every block.
     """
     cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     code = int(cudart.cudaHostRegister(address, size, _PORTABLE))
@@ -41,13 +41,14 @@ def pin_for_cuda(address: int, size: int) -> Callable[[], None] | None:
 
 
 class Staging:
-    """One reused buffer.
+    """A reused buffer.
 
     Args:
-        limit: bytes that it may take; None: half of what the machine has available when it is made,
-            shared by ``ranks_on_host`` ranks.
-        pinned: page-locked memory, to which CUDA copies at full speed and beside the computation.
-        pin: locks the pages of a buffer.
+        limit: maximum size in bytes; None: half of the machine's available memory, divided by
+            ``ranks_on_host``.
+        ranks_on_host: number of ranks that share this host.
+        pinned: use page-locked memory, to which CUDA copies at full speed and asynchronously.
+        pin: function that locks the pages of a buffer.
     """
 
     def __init__(
@@ -68,32 +69,33 @@ class Staging:
 
     @property
     def size(self) -> int:
-        """Bytes held now."""
+        """Size of the buffer in bytes."""
         return 0 if self._buffer is None else self._buffer.numel()
 
     def fits(self, size: int) -> bool:
-        """Whether ``size`` bytes are within the limit."""
+        """Return True if ``size`` bytes are within the limit."""
         return size <= self.size or size <= self.budget()
 
     def budget(self) -> int:
-        """Bytes that the buffer may take at present."""
+        """Return the current limit of the buffer in bytes."""
         if self._limit is not None:
             return self._limit
         return self.size + available_memory() // (2 * self._ranks_on_host)
 
     def reserve(self, size: int) -> torch.Tensor:
-        """A buffer of at least ``size`` bytes, shape (n,), uint8; its old content is lost if it grows."""
+        """Return a buffer of at least ``size`` bytes, shape (n,), uint8; growing loses the old content."""
         if self._buffer is None or self._buffer.numel() < size:
             if self._unpin is not None:
                 self._unpin()
-            self._buffer = self._pages = self._unpin = None  # the old one goes before the new comes
+            # Free the old buffer before allocating the new one.
+            self._buffer = self._pages = self._unpin = None
             self._buffer = self._allocate(max(1, -(-size // _PAGE)) * _PAGE)
         return self._buffer
 
     def offer(self) -> None:
-        """Let the system take the memory if it needs it before the next :meth:`reserve`; the content is lost.
+        """Let the kernel reclaim the memory until the next :meth:`reserve`; the content is lost.
 
-        What it does not need stays, and costs nothing to use again. Page-locked memory is kept.
+        Pages that the kernel does not need stay, and cost nothing to reuse. Page-locked memory is kept.
         """
         if self._pages is not None and self._unpin is None:
             with contextlib.suppress(OSError):
@@ -105,10 +107,10 @@ class Staging:
         with contextlib.suppress(OSError):  # a kernel without transparent huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
         buffer = torch.frombuffer(memory, dtype=torch.uint8)
-        buffer[:: mmap.PAGESIZE] = 0  # every page is there before the first copy is timed
+        buffer[:: mmap.PAGESIZE] = 0  # touch every page now, so that the first copy is fast
         unpin = self._pin(buffer.data_ptr(), size) if self._pinned else None
         if unpin is not None:
-            # Also where this object is dropped: the buffer goes before its pages do.
+            # A finalizer, in case this object is dropped: unlock the pages before they are freed.
             finalizer = weakref.finalize(buffer, unpin)
             finalizer.atexit = False
             self._unpin = finalizer
@@ -116,19 +118,19 @@ class Staging:
 
 
 def copy_in(buffer: torch.Tensor, parts: Iterable[Part], values: Iterable[torch.Tensor]) -> None:
-    """Copy each value to its part's place in ``buffer``, and return when all are there."""
+    """Copy each value to the position of its part in ``buffer``; return when all copies are complete."""
     devices = set()
     for part, value in zip(parts, values, strict=True):
         place = buffer[part.position : part.position + part.length]
         place.view(value.dtype).view(part.sizes).copy_(value.detach(), non_blocking=True)
         if value.is_cuda:
             devices.add(value.device)
-    for device in devices:  # which need not be the current one
+    for device in devices:  # not only the current device
         torch.cuda.current_stream(device).synchronize()
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The memory of a contiguous tensor on the CPU, not copied."""
+    """Return the memory of a contiguous CPU tensor without a copy."""
     if not tensor.numel():
         return memoryview(b"")
     array: Any = tensor.reshape(-1).view(torch.uint8).numpy()

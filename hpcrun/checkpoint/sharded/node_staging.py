@@ -1,8 +1,8 @@
-"""A fast folder of this node (NVMe) that a save goes to first, and from where it drains to the shared disk.
+"""Staging on a fast node-local disk (NVMe): a save is written there first, then copied to the shared disk.
 
-The file there never has a name: however the process ends, the kernel takes the space back, and there is
-nothing to sweep. Every block is hashed as it goes in and again as it comes out, so that what is
-committed on the shared disk is what was taken from training.
+The staged file has no name: however the process ends, the kernel frees the space, and no cleanup is needed.
+Every block is hashed when it is written and again when it is read, so that the shared disk receives exactly
+the bytes of the snapshot.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ _SECTOR = 4096
 
 
 class Stage:
-    """The folder. ``fs``: the system calls; tests plant faults there."""
+    """The stage folder. ``fs``: the system calls; tests inject faults here."""
 
     def __init__(self, folder: Path, fs: FileSystem = LOCAL) -> None:
         self.folder = folder
@@ -31,17 +31,17 @@ class Stage:
     def put(
         self, size: int, image: memoryview | None, views: Callable[[], Iterable[memoryview]]
     ) -> "Stored":
-        """Write ``size`` bytes: ``image``, or where that is None what ``views`` gives one after the other.
+        """Write ``size`` bytes: ``image``, or if it is None the concatenated ``views``.
 
         Raises:
-            CheckpointError: the folder cannot take it. Nothing of it stays.
+            CheckpointError: the folder cannot hold the save; nothing is left behind.
         """
         with explained("hold the save (checkpoint.stage_dir)", self.folder):
             free = self._fs.free(self.folder)
             if free < size:
                 raise CheckpointError(
                     f"{self.folder}: cannot hold the save (checkpoint.stage_dir): it needs "
-                    f"{amount(size)}, {amount(free)} are free"
+                    f"{amount(size)}, but {amount(free)} are free"
                 )
             stored = Stored(self._fs, self.folder, self._create(), size)
             try:
@@ -77,9 +77,9 @@ class Stage:
 
 
 class Stored:
-    """What :meth:`Stage.put` writes; ``hashes`` are those of the views, ``sums`` those of the blocks.
+    """A staged file. ``hashes`` are the hashes of the views, ``sums`` those of the blocks.
 
-    Close it to free the space, which no child that is forked meanwhile keeps.
+    Close the object to free the space; forked children do not keep the file open.
     """
 
     def __init__(self, fs: FileSystem, folder: Path, descriptor: int, size: int) -> None:
@@ -90,10 +90,10 @@ class Stored:
         close_in_children(self)
 
     def blocks(self) -> Iterator[memoryview]:
-        """The content, a block at a time in memory that is used again for the next.
+        """Yield the content in blocks; each block reuses the same memory.
 
         Raises:
-            CheckpointError: it cannot be read, or is not what was written.
+            CheckpointError: the file cannot be read, or its content has changed.
         """
         memory = memoryview(mmap.mmap(-1, _BLOCK))
         with explained("be read (checkpoint.stage_dir)", self._folder):
@@ -109,8 +109,8 @@ class Stored:
                     done += count
                 if xxhash.xxh3_128_digest(block[:done]) != known:
                     raise CheckpointError(
-                        f"{self._folder}: what was saved there (checkpoint.stage_dir) is not what "
-                        "comes back; choose another folder, or none"
+                        f"{self._folder}: the staged save (checkpoint.stage_dir) reads back with other "
+                        "content; choose another folder, or unset the key"
                     )
                 yield block[:length]
 
@@ -122,7 +122,7 @@ class Stored:
 
 
 def _close(fs: FileSystem, descriptor: int) -> None:
-    # Nothing of the file is wanted any more, so that no failure to write it matters.
+    # The file is no longer needed, so a failed late write does not matter.
     with contextlib.suppress(OSError):
         fs.close(descriptor)
 
@@ -132,7 +132,7 @@ def _whole_sectors(length: int) -> int:
 
 
 def _cut(image: memoryview) -> Iterator[memoryview]:
-    """``image`` in blocks, the last filled up to whole sectors."""
+    """Yield ``image`` in blocks; the last block is padded to whole sectors."""
     whole = len(image) // _BLOCK * _BLOCK
     for start in range(0, whole, _BLOCK):
         yield image[start : start + _BLOCK]
@@ -140,7 +140,7 @@ def _cut(image: memoryview) -> Iterator[memoryview]:
 
 
 def _gathered(views: Iterable[memoryview]) -> Iterator[memoryview]:
-    """The bytes of all views in blocks, aligned, in memory that is used again; the last filled up."""
+    """Yield the bytes of all views in aligned blocks that reuse memory; the last block is padded."""
     memory = memoryview(mmap.mmap(-1, _BLOCK))
     filled = 0
     for view in views:

@@ -1,9 +1,8 @@
-"""Which rank writes which part of the state, decided by torch's own planner.
+"""The write plan: which rank writes which part of the state. torch's planner decides.
 
-``torch.distributed.checkpoint`` knows who holds what of a sharded tensor and deals out what all ranks
-hold alike; nothing of that is repeated here. What it does not know is that buffers may differ
-between ranks that hold "the same" model (running means of batch norm, say): what is not the same by
-construction is rank 0's.
+``torch.distributed.checkpoint`` knows the shards of each rank, and distributes tensors that are the same on
+all ranks. It assumes that every unsharded tensor is the same, but buffers may differ between the replicas of
+a model (such as the running means of batch norm). Tensors that may differ are therefore left to rank 0.
 """
 
 import math
@@ -22,7 +21,7 @@ from hpcrun.checkpoint.storage.errors import CheckpointError
 
 @dataclass(frozen=True)
 class Part:
-    """A box of a tensor and where it lies in its rank's file, in bytes."""
+    """A chunk of a tensor, and its position and length in the rank's file, in bytes."""
 
     name: str
     dtype: str
@@ -35,10 +34,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Plan:
-    """What this rank writes, and on rank 0 what every rank does.
+    """The parts that this rank writes; on rank 0 also the parts of every rank.
 
-    ``parts`` are ``items`` laid out one behind the other, ``size`` bytes in all; ``everyone`` is empty on
-    other ranks. ``total`` counts the bytes of all ranks.
+    Attributes:
+        items: torch's write items of this rank.
+        parts: layout of ``items`` in the file, without gaps.
+        size: bytes of ``parts``.
+        total: bytes of all ranks.
+        everyone: the parts of every rank; empty except on rank 0.
     """
 
     items: tuple[WriteItem, ...]
@@ -49,7 +52,7 @@ class Plan:
 
 
 def signature(tensors: Mapping[str, torch.Tensor]) -> tuple[Any, ...]:
-    """What a plan depends on: as long as it stays the same, so does the plan."""
+    """Return the properties that a plan depends on: equal signatures have equal plans."""
     return tuple(
         (name, value.shape, value.dtype, _placing(value)) for name, value in tensors.items()
     )
@@ -58,14 +61,14 @@ def signature(tensors: Mapping[str, torch.Tensor]) -> tuple[Any, ...]:
 def make_plan(
     tensors: Mapping[str, torch.Tensor], alike: Callable[[str], bool], together: Together
 ) -> Plan:
-    """Deal out ``tensors``, which have the same names on every rank. Collective.
+    """Distribute the writing of ``tensors``, which have the same names on every rank. Collective.
 
     Args:
-        alike: whether every rank holds the same values under this name; if not, rank 0 writes it.
+        alike: returns True if every rank has the same value under this name; otherwise rank 0 writes it.
 
     Raises:
-        CheckpointError: a tensor cannot be written as plain bytes, or the ranks' shards do not make
-            whole tensors. On all ranks.
+        CheckpointError: a tensor cannot be written as plain bytes, or the shards do not cover a tensor.
+            Raised on all ranks.
     """
     mine: Any = {
         name: value
@@ -77,7 +80,7 @@ def make_plan(
         require_dense(tensors)
         planner.set_up_planner(mine, is_coordinator=together.rank == 0)
         local: SavePlan | str = planner.create_local_plan()
-    except Exception as error:  # whatever it is, the others are waiting to hear
+    except Exception as error:  # of any type: the other ranks wait for this rank's report
         local = together.named(error)
     locals_ = together.to_rank_0(local)
 
@@ -96,29 +99,29 @@ def make_plan(
             for plan, mine, size in zip(plans, parts, sizes, strict=True)
         ]
 
-    # To each rank its own part only: all of them are as many bytes as there are ranks and tensors.
+    # Each rank gets only its part: the whole plan grows with the product of ranks and tensors.
     everyone: list[tuple[Part, ...]] = []
-    return replace(together.dealt_by_rank_0(deal), everyone=tuple(everyone))
+    return replace(together.scatter_from_rank_0(deal), everyone=tuple(everyone))
 
 
 def resolve(plan: Plan, tensors: Mapping[str, torch.Tensor]) -> Iterable[torch.Tensor]:
-    """The local tensor of each of the plan's items, in order; shapes as in ``parts``."""
+    """Yield the local tensor of each item of the plan, in order, with the shapes of ``parts``."""
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     state: Any = dict(tensors)
     planner.set_up_planner(state)
     for item in plan.items:
         found = planner.resolve_data(item)
         if not isinstance(found, torch.Tensor):
-            raise CheckpointError(f"{item.index.fqn}: is no tensor")
+            raise CheckpointError(f"{item.index.fqn}: is not a tensor")
         yield found
 
 
 def require_dense(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raise CheckpointError unless they are plain bytes; the text names one that is not."""
+    """Raise CheckpointError, naming the tensor, if one of them is not stored as plain bytes."""
     for name, value in tensors.items():
         if value.layout is not torch.strided or value.is_quantized:
             raise CheckpointError(
-                f"{name}: a sparse or quantized tensor cannot be saved; save it as dense ones"
+                f"{name}: a sparse or quantized tensor cannot be saved; save it as dense tensors"
             )
 
 
@@ -134,13 +137,13 @@ def _width(item: WriteItem) -> int:
 
 def _data(item: WriteItem) -> TensorWriteData:
     if item.tensor_data is None:
-        raise CheckpointError(f"{item.index.fqn}: is no tensor")
+        raise CheckpointError(f"{item.index.fqn}: is not a tensor")
     return item.tensor_data
 
 
 def _lay_out(items: Iterable[WriteItem]) -> Iterable[Part]:
-    # Wide elements come first: every part is then aligned for its type, without a byte of padding
-    # that no reader would check.
+    # Wide element types come first: every part is then aligned for its type, without padding (which no
+    # reader would verify).
     position = 0
     for item in items:
         data = _data(item)

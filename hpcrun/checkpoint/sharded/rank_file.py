@@ -1,4 +1,4 @@
-"""One rank's share of a save, as the bytes of the one file that it writes."""
+"""The file of a rank: the content and the writing of its shard."""
 
 import io
 from collections.abc import Callable, Iterable, Mapping
@@ -24,11 +24,15 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Share:
-    """The content of a file: tensors as planned, then the blobs.
+    """A rank's shard: the content of its file, first the planned tensors, then the blobs.
 
-    ``views`` gives one view per part and blob, in order; ``image`` is the whole file in memory;
-    ``stored`` is the whole file in the stage folder, instead of both. Where there is neither, it is written
-    straight from the tensors.
+    Attributes:
+        spans: position and length of each part and blob.
+        blobs: names of the blobs.
+        views: function that returns a view per part and blob, in order.
+        image: the whole file in memory, or None.
+        stored: the whole file in the stage folder, or None. Without ``image`` and ``stored``, the file is
+            written directly from the tensors.
     """
 
     spans: tuple[Span, ...]
@@ -39,20 +43,20 @@ class Share:
 
     @property
     def safe(self) -> bool:
-        """Whether training may change the tensors before it is written."""
+        """True if training may change the tensors before the shard is written."""
         return self.image is not None or self.stored is not None
 
     @property
     def size(self) -> int:
-        """Bytes of the file."""
+        """Size of the file in bytes."""
         return sum(length for _, length in self.spans)
 
 
 @dataclass(frozen=True)
 class Written:
-    """What a rank tells of its file: its record, and the hash of each span. Blobs come last.
+    """A rank's report on its file: the record, and the hash of each span (blobs last).
 
-    ``notes`` is what else the user should know.
+    ``notes`` are further messages for the user.
     """
 
     record: FileRecord
@@ -63,17 +67,17 @@ class Written:
 
 
 def file_name(rank: int) -> str:
-    """The file of ``rank``."""
+    """Return the file name of ``rank``."""
     return f"rank-{rank:05d}.bin"
 
 
 def own_name(rank: int) -> str:
-    """The blob that holds what belongs to ``rank`` alone."""
+    """Return the name of the blob with the state of ``rank``."""
     return f"own-{rank:05d}"
 
 
 def pack(data: Any) -> bytes:
-    """Plain data and small tensors as ``torch.load(weights_only=True)`` takes them."""
+    """Serialize plain data and small tensors for ``torch.load(weights_only=True)``."""
     stream = io.BytesIO()
     torch.save(data, stream)
     return stream.getvalue()
@@ -85,10 +89,10 @@ def stage(
     blobs: Mapping[str, bytes],
     staging: Staging,
 ) -> Share:
-    """Copy this rank's share to host memory; nothing that training does afterwards changes it.
+    """Copy this rank's shard to host memory, so that training can go on and change the tensors.
 
-    Where the memory budget does not allow that, the share refers to the tensors themselves, and
-    must be written before they change.
+    If the memory budget does not allow the copy, the shard refers to the tensors and must be written before
+    they change.
     """
     spans = _spans(plan.parts, blobs)
     size = sum(length for _, length in spans)
@@ -129,7 +133,7 @@ def write(share: Share, store: CheckpointStore, draft: Path, rank: int) -> Writt
 
 
 def to_stage(share: Share, stage: Stage) -> Share:
-    """``share``, moved to the stage folder; raises CheckpointError, and is whole where it was then."""
+    """Move ``share`` to the stage folder; raises CheckpointError, and ``share`` is then unchanged."""
     stored = stage.put(share.size, share.image, share.views)
     return replace(share, views=tuple, image=None, stored=stored)
 

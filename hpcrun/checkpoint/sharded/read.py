@@ -1,7 +1,7 @@
-"""Tensors out of a committed checkpoint: torch's planner says which parts, every part is checked.
+"""Reading of tensors from a committed checkpoint. torch's planner selects the parts; each part is verified.
 
-:class:`StoreReader` is a ``StorageReader`` of torch.distributed.checkpoint, so that whatever plans a load
-there (resharding between any numbers of ranks, DTensor or plain) reads our files as well.
+:class:`StoreReader` is a ``StorageReader`` of torch.distributed.checkpoint, so that torch's load plans
+(resharding between any numbers of ranks, DTensor or plain) also work on these files.
 """
 
 import io
@@ -35,17 +35,17 @@ from hpcrun.checkpoint.storage.errors import CheckpointError, DamagedCheckpoint
 from hpcrun.checkpoint.storage.index import INDEX, Index, Piece, Place, covered, decode
 from hpcrun.checkpoint.storage.store import CheckpointStore
 
-# Small enough that what was read is still in the processor's cache when it is hashed.
+# Small enough that a block is still in the processor's cache when it is hashed.
 _BLOCK = 1 << 20
 _RUN = 16 << 20
 _READERS = 4
 
 
 class StoreReader(StorageReader):
-    """Reads one committed step of ``store``; raises DamagedCheckpoint, naming the file, for any damage."""
+    """Reads a committed step of ``store``; raises DamagedCheckpoint, naming the file, on damage."""
 
     def __init__(self, store: CheckpointStore, step: int, index: bytes | None = None) -> None:
-        """``index``: the content of the step's index file, where it has been read already."""
+        """Read the index. ``index``: its content, if it was read before."""
         self._store = store
         self._step = step
         raw = store.read(step, INDEX) if index is None else index
@@ -64,7 +64,7 @@ class StoreReader(StorageReader):
         """Fill the tensors ``into``, whole or sharded, in place. Not collective.
 
         Raises:
-            DamagedCheckpoint: what was read is not what was written.
+            DamagedCheckpoint: the content differs from the written content.
             CheckpointError: as :meth:`require_fit`, before anything is read.
         """
         self.require_fit(into)
@@ -74,8 +74,8 @@ class StoreReader(StorageReader):
             if isinstance(value, DTensor):
                 sharded[name] = value
             else:
-                # Every piece of a whole tensor is wanted whole: there is nothing to plan, which torch's
-                # planner takes as long for as small tensors take to be read.
+                # A whole tensor needs all its pieces, so no plan is necessary. torch's planner takes as
+                # long as the reading of small tensors.
                 whole += [
                     _Want(name, piece, [_Taker(_box(value.detach(), piece.offsets, piece.sizes))])
                     for piece in self.index.tensors[name].pieces
@@ -90,47 +90,49 @@ class StoreReader(StorageReader):
         """Raise unless the tensors ``into`` can be loaded.
 
         Raises:
-            DamagedCheckpoint: the index names no whole tensor.
-            CheckpointError: one of them has another shape or type here, or is not in the checkpoint.
+            DamagedCheckpoint: the index does not cover a tensor.
+            CheckpointError: a tensor has another shape or type here, or is not in the checkpoint.
         """
         for name, value in into.items():
             entry = self.index.tensors.get(name)
             if entry is None or entry.shape != tuple(value.shape):
-                there = "is not in the checkpoint" if entry is None else f"is {entry.shape} there"
-                raise CheckpointError(f"{name}: {there}, {tuple(value.shape)} here")
-            if (
-                _dtype(entry.dtype) != value.dtype
-            ):  # a silent conversion could lose half of the digits
-                raise CheckpointError(f"{name}: is {entry.dtype} there, {value.dtype} here")
+                saved = (
+                    "not in the checkpoint" if entry is None else f"{entry.shape} in the checkpoint"
+                )
+                raise CheckpointError(f"{name}: {saved}, {tuple(value.shape)} here")
+            if _dtype(entry.dtype) != value.dtype:  # a silent conversion could lose precision
+                raise CheckpointError(
+                    f"{name}: {entry.dtype} in the checkpoint, {value.dtype} here"
+                )
             if not covered(entry):
                 raise self._store.damaged(self._step, f"{INDEX}: {name}: parts of it are missing")
 
     def blob(self, name: str) -> Any:
-        """The plain data saved under ``name``; raises CheckpointError, of which DamagedCheckpoint is one."""
+        """Return the plain data saved under ``name``; raises CheckpointError or DamagedCheckpoint."""
         place = self.index.blobs.get(name)
         if place is None:
-            raise self._store.damaged(self._step, f"{INDEX}: names no {name}")
+            raise self._store.damaged(self._step, f"{INDEX}: has no entry {name}")
         raw = bytearray(place.length)
         with self._store.opened(self._step, place.file) as file:
             self._fill(file, place, memoryview(raw))
         try:
             return torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
         except UnpicklingError as error:
-            # torch's own text advises to load it all the same, running whatever is in it.
+            # torch's message suggests loading without weights_only, which runs any code in the file.
             raise CheckpointError(
-                f"{self._store.path(self._step)}: holds more than tensors and plain data, and is not "
-                "loaded; look at who wrote it, and move it away to go on from the one before"
+                f"{self._store.path(self._step)}: contains more than tensors and plain data, and is not "
+                "loaded; check who wrote it, and move it away to resume from the previous checkpoint"
             ) from error
 
     def empty(self, name: str) -> torch.Tensor:
-        """A tensor on the CPU that the whole of ``name`` can be loaded into."""
+        """Return an uninitialized CPU tensor for the whole of ``name``."""
         entry = self.index.tensors[name]
         return torch.empty(entry.shape, dtype=_dtype(entry.dtype))
 
     # torch.distributed.checkpoint.StorageReader
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """The index in torch's words."""
+        """Return the index as torch's metadata."""
         entries: dict[str, Any] = {}
         for name, entry in self.index.tensors.items():
             chunks = [
@@ -145,26 +147,26 @@ class StoreReader(StorageReader):
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        """Nothing: the index is read already."""
+        """Do nothing: the index is already read."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """``plan`` as it is."""
+        """Return ``plan`` unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """``plans`` as they are."""
+        """Return ``plans`` unchanged."""
         return plans
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Nothing: one reader reads one step."""
+        """Do nothing: a reader reads one step."""
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether a committed step lies there."""
+        """Return True if the path is a committed step."""
         return (Path(checkpoint_id) / INDEX).is_file()
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read and check every piece that ``plan`` touches, once, in the order of the files."""
+        """Read and verify every piece that ``plan`` needs, once, in file order."""
         wanted: dict[tuple[str, tuple[int, ...]], _Want] = {}
         targets = []
         for item in plan.items:
@@ -202,7 +204,7 @@ class StoreReader(StorageReader):
     def _deal(self, file: PatientFile, want: "_Want") -> None:
         piece, dtype = want.piece, _dtype(self.index.tensors[want.name].dtype)
         if piece.place.length != math.prod(piece.sizes) * dtype.itemsize:
-            raise self._store.damaged(self._step, f"{INDEX}: {want.name}: sizes that do not fit")
+            raise self._store.damaged(self._step, f"{INDEX}: {want.name}: the sizes do not match")
         whole: torch.Tensor | None = None
         for taker in want.takers:
             if whole is None and _takes_all(taker.target, piece, dtype):
@@ -224,7 +226,7 @@ class StoreReader(StorageReader):
 
 @dataclass(frozen=True)
 class _Taker:
-    """Where a piece goes: all of it, or the ``box`` of it with these offsets and sizes."""
+    """A target of a piece: the whole piece, or the ``box`` with these offsets and sizes."""
 
     target: torch.Tensor
     box: tuple[tuple[int, ...], tuple[int, ...]] | None = None
@@ -232,7 +234,7 @@ class _Taker:
 
 @dataclass(frozen=True)
 class _Want:
-    """A piece to read, of the tensor ``name``, for all who take something of it."""
+    """A piece of the tensor ``name`` to read, with all its targets."""
 
     name: str
     piece: Piece
@@ -240,7 +242,7 @@ class _Want:
 
 
 def _runs(wants: list[_Want]) -> Iterator[list[_Want]]:
-    """``wants`` in the order of the files, in runs that are worth an open file and a thread's turn."""
+    """Yield ``wants`` in file order, in groups large enough for an open file and a thread."""
     run: list[_Want] = []
     size = 0
     for want in sorted(wants, key=lambda each: (each.piece.place.file, each.piece.place.position)):
@@ -267,7 +269,7 @@ def _key(index: MetadataIndex) -> tuple[str, tuple[int, ...]]:
 def _dtype(name: str) -> torch.dtype:
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
-        raise DamagedCheckpoint(f"{INDEX}: {name!r} is no type of elements", lasting=False)
+        raise DamagedCheckpoint(f"{INDEX}: {name!r} is not an element type", lasting=False)
     return found
 
 

@@ -1,7 +1,7 @@
-"""Whether ranks hold alike what is saved once for all of them.
+"""Check that tensors which are saved once have the same value on all ranks.
 
-Each rank writes a part of it. DDP keeps the ranks alike; where nobody does, what comes back would be a
-mixture that no rank had.
+Each rank writes some of these tensors. DDP keeps them the same. Without DDP the ranks may differ, and the
+checkpoint would mix the values of several ranks.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,14 +18,14 @@ from hpcrun.checkpoint.storage.errors import CheckpointError
 def require_alike(
     tensors: Mapping[str, Tensor] | None, alike: Callable[[str], bool], together: Together
 ) -> bool:
-    """Raise CheckpointError, on all ranks, unless all hold the same bits. Collective.
+    """Raise CheckpointError on all ranks unless all have the same bits. Collective.
 
     Args:
-        tensors: None on a rank that has none to give.
-        alike: which names are taken as alike; sharded tensors are not asked about.
+        tensors: this rank's tensors by name; None if it has none.
+        alike: returns True for names to compare; sharded tensors are skipped.
 
     Returns:
-        Whether all ranks had tensors to compare.
+        True if all ranks had tensors to compare.
     """
     mine = (
         None
@@ -44,7 +44,7 @@ def require_alike(
     if names:
         more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
         raise CheckpointError(
-            f"the ranks do not hold the same {names[0]}{more}, and a checkpoint holds it once; wrap the "
-            "model in DistributedDataParallel, or begin alike and average the gradients at every step"
+            f"{names[0]}{more} differs between the ranks, but a checkpoint stores it once; wrap the model "
+            "in DistributedDataParallel, or start from the same weights and average the gradients each step"
         )
     return True

@@ -1,4 +1,4 @@
-"""The ranks restore together: one finds damage, all fall back to the checkpoint before."""
+"""Restore on all ranks: if one rank finds damage, all ranks fall back to the previous checkpoint."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
@@ -28,9 +28,9 @@ from hpcrun.checkpoint.storage.store import CheckpointStore
 SHARED = "shared"
 
 Template = Callable[[Mapping[str, TensorEntry], Any], dict[str, Any]]
-"""From a checkpoint's tensors and the plain rest to a state whose tensors they are loaded into.
+"""Function that returns the tensors to load into, from a checkpoint's tensors and its plain data.
 
-Raises CheckpointError where the checkpoint does not fit; nothing has been loaded then.
+Raises CheckpointError if the checkpoint does not fit; nothing is loaded then.
 """
 
 
@@ -40,22 +40,21 @@ def restore(
     template: Template,
     skip: Collection[int] = (),
 ) -> Restored | None:
-    """The newest checkpoint that every rank can read, or None if there is none. Collective.
+    """Restore the newest checkpoint that every rank can read; None if there is none. Collective.
 
-    Rank 0 reads the manifest and the index for all ranks.
-    Each rank compares what it reads with the hashes. Damage that a rank finds, and rank 0 at a second
-    look too, makes all ranks fall back to the checkpoint before. Nothing else does: what was saved stays
-    the newest, whatever keeps it from being loaded here. Tensors of ``template`` are filled in place,
-    those it lacks come whole on the CPU.
+    Rank 0 reads the manifest and the index for all ranks. Each rank compares its content with the hashes.
+    If a rank finds damage and rank 0 confirms it, all ranks fall back to the previous checkpoint. No other
+    problem causes a fallback: the newest checkpoint stays the newest. Tensors of ``template`` are filled in
+    place; other tensors are loaded whole on the CPU.
 
     Args:
-        skip: steps not to consider.
+        skip: steps to ignore.
 
     Raises:
         ReadFailure: a node failed to read a checkpoint that is not known to be damaged. On all ranks.
-        CheckpointError: there are checkpoints and all are damaged (starting over in silence could
-            cost weeks), or the state does not fit. On all ranks. Where it does not fit, nothing was
-            loaded; otherwise the template's tensors may hold anything.
+        CheckpointError: all checkpoints are damaged (a silent restart could cost weeks), or the state does
+            not fit. On all ranks. If the state does not fit, nothing was loaded; otherwise the tensors of
+            the template may have any content.
     """
     skipped, notes, all_damaged = set(skip), [], True
     while True:
@@ -71,7 +70,7 @@ def restore(
                 raise CheckpointError(_none_whole(store, notes, all_damaged, bool(skip)))
             return None
         manifest, index = choice.found
-        # Another process may be training here: a job that only evaluates, or a ghost of this one.
+        # Another process may train here: this may be an evaluation job, or a stale process of this run.
         with hold(store.root, manifest.step) if together.rank == 0 else nullcontext():
             load = _Load(store, together, manifest, index, template)
             for work in (load.prepare, load.fill):
@@ -94,13 +93,13 @@ def restore(
         skipped.add(manifest.step)
         all_damaged = all_damaged and any(report.lasting for report in reports)
         troubles = [report.damage for report in reports if report.damage]
-        notes.append(f"step {manifest.step} passed over: {first_of(troubles)}")
+        notes.append(f"step {manifest.step} skipped: {first_of(troubles)}")
 
 
 class _Choice(NamedTuple):
-    """The newest checkpoint with the content of its index, and what was passed over.
+    """Result of the search: the newest checkpoint with the content of its index, and notes on skipped steps.
 
-    ``all_damaged``: nothing of that is whole. ``unread``: what the file system refused to read.
+    ``all_damaged``: no skipped step was valid. ``unread``: the error of a file that could not be read.
     """
 
     found: tuple[Manifest, bytes] | None
@@ -119,13 +118,13 @@ def _choose(store: CheckpointStore, together: Together, skipped: set[int]) -> _C
             if step in skipped:
                 continue
             try:
-                return _Choice(_look(store, step), notes, all_damaged)
+                return _Choice(_read_index(store, step), notes, all_damaged)
             except DamagedCheckpoint as damage:
                 if refused_to_read(damage):
                     raise
                 skipped.add(step)
                 all_damaged = all_damaged and damage.lasting
-                notes.append(f"step {step} passed over: {together.named(damage)}")
+                notes.append(f"step {step} skipped: {together.named(damage)}")
         return _Choice(None, notes, all_damaged)
     except CheckpointError as error:
         line = together.named(error)
@@ -134,30 +133,30 @@ def _choose(store: CheckpointStore, together: Together, skipped: set[int]) -> _C
         return _Choice(None, notes, error=line)
 
 
-def _look(store: CheckpointStore, step: int) -> tuple[Manifest, bytes]:
-    """Read manifest, sizes and index of ``step``, twice where they look damaged; raises CheckpointError."""
+def _read_index(store: CheckpointStore, step: int) -> tuple[Manifest, bytes]:
+    """Read manifest, file sizes and index of ``step``; read again on damage. Raises CheckpointError."""
 
-    def look() -> tuple[Manifest, bytes]:
+    def once() -> tuple[Manifest, bytes]:
         manifest = store.inspect(step)
         store.require_private([step])
         return manifest, store.read(step, INDEX)
 
     try:
-        return look()
+        return once()
     except DamagedCheckpoint as damage:
         if not damage.lasting:
             raise
         require_whole(store, step, [damage.file] if damage.file else [])
     store.trust(step)
-    return look()
+    return once()
 
 
 def _at_fault(
     store: CheckpointStore, together: Together, step: int, reports: Sequence["_Report"]
 ) -> tuple[list[int], str] | None:
-    """Return the ranks whose nodes failed to read ``step``, and what they met; None where it is damaged.
+    """Return the ranks that failed to read ``step``, with the error; None if the step is damaged.
 
-    For rank 0, which looks itself at what other ranks call damaged.
+    Called on rank 0, which checks again the files that other ranks report as damaged.
     """
     unread = {rank: report.unread for rank, report in enumerate(reports) if report.unread}
     if unread:
@@ -167,7 +166,7 @@ def _at_fault(
     if not claims:
         return None
     if None in files:
-        # All ranks have the same index, and each of its bytes is as it was written.
+        # All ranks have the same index, and its bytes are unchanged: it was written wrong.
         store.prove(step)
         return None
     try:
@@ -176,32 +175,32 @@ def _at_fault(
         return ([0], together.named(damage)) if refused_to_read(damage) else None
     store.trust(step)
     first = first_of([report.damage or "" for report in claims.values()])
-    return list(claims), f"{first}; {together.named('reads the same files whole')}"
+    return list(claims), f"{first}; {together.named('reads the same files without damage')}"
 
 
 def _elsewhere(trouble: str) -> str:
     return (
-        f"{trouble}; the checkpoint stays where it is, and another node may read it; "
-        "if none can, `hpcrun verify` shows what is wrong with it"
+        f"{trouble}; the checkpoint is kept, and another node may be able to read it; "
+        "if no node can, `hpcrun verify` shows the damage"
     )
 
 
 def _none_whole(
     store: CheckpointStore, notes: Sequence[str], all_damaged: bool, chosen: bool
 ) -> str:
-    line = f"{store.root}: no checkpoint there is whole: {'; '.join(notes)}"
+    line = f"{store.root}: no checkpoint is valid: {'; '.join(notes)}"
     if not all_damaged:
-        return f"{line}; use the versions of hpcrun and torch that saved them"
+        return f"{line}; use the versions of hpcrun and torch that saved the checkpoints"
     if chosen:
         return line
     return (
-        f"{line}; to start from step 0 move the folder away, or give the run's `hpcrun resume` "
-        "--from-scratch"
+        f"{line}; to start from step 0, move the folder away or use `hpcrun resume --from-scratch` on "
+        "the run"
     )
 
 
 class _Load:
-    """One rank's part of a restore: what can be refused first, and then what cannot be taken back."""
+    """A rank's part of a restore: ``prepare`` can refuse without side effects, ``fill`` changes tensors."""
 
     def __init__(
         self,
@@ -218,7 +217,7 @@ class _Load:
         self._own: dict[str, Any] | None = None
 
     def prepare(self) -> None:
-        """Read the plain data, and find where each tensor goes."""
+        """Read the plain data, and choose the target of each tensor."""
         reader = self._reader = StoreReader(self._store, self._manifest.step, self._index)
         self._skeleton = reader.blob(SHARED)
         if self._manifest.world_size == self._together.world_size:
@@ -231,11 +230,11 @@ class _Load:
         reader.require_fit(self._tensors)
 
     def fill(self) -> None:
-        """Read the tensors."""
+        """Load the tensors."""
         self._reader.load(self._tensors)
 
     def restored(self, notes: list[str]) -> Restored:
-        """What was read."""
+        """Return the restored state."""
         manifest, world_size = self._manifest, self._together.world_size
         if self._own is None:
             notes.append(
@@ -247,8 +246,10 @@ class _Load:
 
 
 class _Report(NamedTuple):
-    """The damage that a rank met, in which file and whether it lasts; or what the file system refused to
-    read; or what else kept the rank from its work."""
+    """Report of a rank: damage with its file, or a refused read, or another error (``misfit``).
+
+    ``lasting`` is False for damage that may pass.
+    """
 
     damage: str | None = None
     lasting: bool = False
@@ -270,7 +271,7 @@ def _report(work: Callable[[], None], together: Together, path: Path) -> _Report
         return _Report(together.named(error), error.lasting, error.file)
     except CheckpointError as error:
         return _Report(misfit=together.named(error))
-    except Exception as error:  # whatever it is, the others are waiting to hear
+    except Exception as error:  # of any type: the other ranks wait for this rank's report
         line = f"{path}: cannot be loaded here: {one_line(error)}"
         return _Report(misfit=together.named(line))
     return _Report()

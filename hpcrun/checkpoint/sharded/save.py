@@ -1,4 +1,4 @@
-"""One save among the ranks: draft, every rank's file, agreement, index, commit, tidying. Or none of it."""
+"""A save on all ranks: temporary folder, each rank's file, index, commit, pruning; or nothing at all."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -19,10 +19,12 @@ from hpcrun.run.owner import Superseded
 
 @dataclass(frozen=True)
 class Task:
-    """What this rank brings to a save. ``meta`` is rank 0's.
+    """A rank's part of a save.
 
-    ``share`` is a line that says why this rank has none, or None where that is another rank's fault.
-    ``notes`` are told with the outcome, in this rank's name.
+    Attributes:
+        share: the shard; or the error line if this rank has none; or None if another rank failed.
+        meta: plain JSON for the manifest; rank 0's is used.
+        notes: lines for the outcome, in this rank's name.
     """
 
     step: int
@@ -33,11 +35,11 @@ class Task:
 
 
 class Saving:
-    """Carries a task out together with the other ranks.
+    """Executes a save together with the other ranks.
 
     Args:
-        still_mine: raises Superseded when a newer incarnation owns the run; asked by rank 0.
-        tidy: called by rank 0 after the commit of a step; what it returns is told to the user.
+        still_mine: raises Superseded if a newer attempt owns the run; called on rank 0.
+        tidy: called by rank 0 after the commit of a step; its result is reported to the user.
     """
 
     def __init__(
@@ -55,12 +57,12 @@ class Saving:
         self._left: list[str] = []
 
     def run(self, task: Task) -> SaveOutcome:
-        """Save. Collective; returns on all ranks alike once it is decided, and raises for no disk.
+        """Save, and return the same result on all ranks; disk errors are part of the result. Collective.
 
-        The first save also sweeps what dead incarnations left, and the one after a failure what that left.
+        The first save, and the save after a failed cleanup, also remove leftovers of dead attempts.
 
         Raises:
-            RuntimeError: a peer has gone (torch.distributed).
+            RuntimeError: another rank is gone (torch.distributed).
         """
         begun = self._together.from_rank_0(lambda: self._begin(task))
         if isinstance(begun, SaveOutcome):
@@ -74,7 +76,7 @@ class Saving:
             self._still_mine()
             self._sweep()
             if task.plan is not None and isinstance(task.share, Share):
-                # The plain data of the other ranks is as large as this one's, nearly enough.
+                # An estimate: the plain data of other ranks is about as large as this rank's.
                 blobs = (task.share.size - task.plan.size) * self._together.world_size
                 what = f"{amount(task.plan.total)} of tensors, {amount(blobs)} of other state"
                 self._store.require_free(task.plan.total + blobs, what)
@@ -87,12 +89,12 @@ class Saving:
             return SaveOutcome(False, task.step, error=self._together.named(error))
 
     def _sweep(self) -> None:
-        """What stays (an NFS client keeps files that are open somewhere) costs room, not this save."""
+        """Remove leftovers. A leftover that stays (a file open on NFS) costs space, but not this save."""
         self._left = []
         if not self._swept:
             try:
                 self._store.sweep()
-                self._left = self._store.set_damaged_aside()
+                self._left = self._store.quarantine_damaged()
                 self._swept = True
             except CheckpointError as error:
                 self._left = [self._together.named(error)]
@@ -104,7 +106,7 @@ class Saving:
             written = write(task.share, self._store, draft, self._together.rank)
             notes = tuple(self._together.named(note) for note in task.notes)
             return replace(written, notes=notes)
-        except Exception as error:  # whatever it is, the others are waiting to hear
+        except Exception as error:  # of any type: the other ranks wait for this rank's report
             return self._together.named(error)
 
     def _conclude(
@@ -117,9 +119,9 @@ class Saving:
             outcome = self._commit(
                 task, draft, [part for part in written if isinstance(part, Written)]
             )
-        told = [note for part in written if isinstance(part, Written) for note in part.notes]
+        remarks = [note for part in written if isinstance(part, Written) for note in part.notes]
         notes = [*self._left]
-        notes += [first_of(told)] if told else []
+        notes += [first_of(remarks)] if remarks else []
         try:
             if outcome.ok:
                 notes += self._tidy(task.step)
@@ -133,7 +135,7 @@ class Saving:
     def _commit(self, task: Task, draft: Path, written: list[Written]) -> SaveOutcome:
         step, plan = task.step, task.plan
         if plan is None:
-            raise ValueError("a share without a plan")
+            raise ValueError("a shard without a plan")
         try:
             records = [part.record for part in written]
             records.append(self._write_index(draft, make_index(plan.everyone, written)))
@@ -155,8 +157,8 @@ class Saving:
 
 
 def make_index(everyone: tuple[tuple[Part, ...], ...], written: list[Written]) -> Index:
-    """Where everything lies, from what each rank was to write and what it says it wrote."""
-    # Lists: a tuple that grows by one for each rank would take time quadratic in the ranks.
+    """Return the index, from the planned parts of each rank and its report."""
+    # Lists: growing a tuple per rank would take quadratic time in the number of ranks.
     pieces: dict[str, list[Piece]] = {}
     kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
     blobs: dict[str, Place] = {}

@@ -1,6 +1,7 @@
-"""The second look of rank 0 at what a rank calls damaged: the cache or the memory of one node may be wrong.
+"""Second check on rank 0 of files that another rank reports as damaged.
 
-A checkpoint that only one node cannot read is whole, and falling back from it would lose what it holds.
+The page cache or the memory of a single node may be wrong. A checkpoint that only one node cannot read is
+valid, and a fallback would lose its progress.
 """
 
 from collections.abc import Iterable
@@ -18,12 +19,12 @@ def require_whole(store: CheckpointStore, step: int, names: Iterable[str]) -> No
     """Read the files ``names`` of ``step`` again, from the disk where the kernel allows; for rank 0.
 
     Raises:
-        DamagedCheckpoint: a file is damaged, which ``store`` takes as proven; or the file system refuses to
-            read the file.
+        DamagedCheckpoint: a file is damaged (``store`` then records it as proven), or the file system
+            refuses to read it.
     """
     try:
         for name in (MANIFEST, INDEX, *names):
-            store.read_anew(step, name)
+            store.drop_cache(step, name)
         store.inspect(step)
         by_file: dict[str, list[Place]] = {}
         for place in places(decode(store.read(step, INDEX))):
@@ -37,7 +38,7 @@ def require_whole(store: CheckpointStore, step: int, names: Iterable[str]) -> No
 
 
 def _read(store: CheckpointStore, step: int, name: str, parts: Iterable[Place]) -> None:
-    """Compare the parts of a file with their hashes, which is what a restore compares."""
+    """Compare the parts of a file with their hashes, as a restore does."""
     memory = memoryview(bytearray(BLOCK))
     if name in (MANIFEST, INDEX):
         return

@@ -1,1 +1,1 @@
-"""The state of a training as named tensors and plain data, and the way back."""
+"""The state of a training run as named tensors and plain data: capture and restore."""

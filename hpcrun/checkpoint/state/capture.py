@@ -1,8 +1,8 @@
-"""What of a training is saved, and how it is put back.
+"""Capture and restore of the training state.
 
-Everything here is tensors and plain data, so that a checkpoint loads with ``weights_only`` and runs
-no code. Names are canonical, without what wrappers put into them (``module.`` of DDP, ``_orig_mod.`` of
-a compiled module): a checkpoint does not remember how it was trained.
+The captured state is tensors and plain data, so that a checkpoint loads with ``weights_only`` and runs no
+code. Names are canonical, without the prefixes of wrappers (``module.`` of DDP, ``_orig_mod.`` of a compiled
+module), so that a checkpoint does not depend on the strategy of training.
 """
 
 import random
@@ -50,19 +50,19 @@ def capture_shared(
     scheduler: Any = None,
     extra: dict[str, Any],
 ) -> dict[str, Any]:
-    """What all ranks have in common, as this rank holds it: references, shards, nothing copied.
+    """Return the state that all ranks share: references and this rank's shards, no copies.
 
     Args:
-        scaler: a ``GradScaler``, or anything with ``state_dict()``.
-        scheduler: likewise.
-        extra: step, position in the data, counters …: plain data and tensors.
+        scaler: a ``GradScaler``, or any object with ``state_dict()``, or None.
+        scheduler: a scheduler, or any object with ``state_dict()``, or None.
+        extra: step, data position, counters …: plain data and tensors.
 
     Returns:
         The keys ``model``, ``optimizer``, ``scaler``, ``scheduler`` and ``extra``.
 
     Raises:
-        CheckpointError: something is neither a tensor nor plain data, or would not come back; the
-            text says where.
+        CheckpointError: a value is neither a tensor nor plain data, or could not be restored; the text
+            says where.
     """
     options = StateDictOptions()
     model = bare(model)
@@ -83,17 +83,17 @@ def capture_shared(
     for name, value in weights.items():
         if isinstance(value, torch.Tensor) and _overlaps(value):
             raise CheckpointError(
-                f"{name}: its elements share memory (expand), and nothing can be loaded into it; "
-                "give it memory of its own with .clone()"
+                f"{name}: its elements share memory (expand), so it cannot be loaded; "
+                "give it separate memory with .clone()"
             )
     return shared
 
 
 def alike(model: nn.Module) -> Callable[[str], bool]:
-    """Whether a tensor of this name has the same value on all ranks of a data-parallel training.
+    """Return a function: True for names of tensors that are the same on all data-parallel ranks.
 
-    Parameters, their averages and what the optimizer knows of them have. Buffers need not: each rank's
-    batch norm has seen other samples.
+    This holds for parameters, their averages and their optimizer state. Buffers may differ: the batch norm
+    of each rank sees other samples.
     """
     names = {f"model/{name}" for name, _ in named_parameters(model, remove_duplicate=False)}
     return lambda name: name in names or name.startswith(("optimizer/state/", "ema/"))
@@ -102,11 +102,11 @@ def alike(model: nn.Module) -> Callable[[str], bool]:
 def template(
     model: nn.Module, optimizer: Optimizer
 ) -> Callable[[Mapping[str, TensorEntry], Any], dict[str, Any]]:
-    """Where to load a checkpoint: the model's own tensors, and the optimizer's if the checkpoint has any.
+    """Return a function that gives the tensors to load into: the model's, and the optimizer's if saved.
 
-    torch gives a fresh optimizer a state by a step of zero gradients, which a training that starts
-    anew must not make: so it is made only when there is something to load. What is returned raises
-    CheckpointError for a checkpoint of another training, and leaves this one as it is.
+    torch creates the state of a new optimizer by a step with zero gradients. A training run from step 0 must
+    not make this step, so the state is created only if there is a state to load. The returned function raises
+    CheckpointError for a checkpoint of another training run, and leaves this one unchanged.
     """
     model = bare(model)
 
@@ -125,53 +125,55 @@ def apply_shared(
     scaler: Any = None,
     scheduler: Any = None,
 ) -> dict[str, Any]:
-    """Put back what :func:`capture_shared` gave; every rank does. Returns its ``extra``.
+    """Restore the result of :func:`capture_shared` on every rank, and return its ``extra``.
 
     Raises:
-        CheckpointError: it was taken of another model or optimizer; the text names a difference.
+        CheckpointError: the state belongs to another model or optimizer; the text names a difference.
     """
     model = bare(model)
     _require_fit(shared, model, optimizer)
-    # A whole state is dealt out to the shards; shards and tensors that are whole are taken as they are.
+    # A whole state is split into shards; a sharded or an unsharded model takes its tensors directly.
     whole = not any(isinstance(value, DTensor) for value in shared["model"].values())
     sharded = whole and any(isinstance(parameter, DTensor) for parameter in model.parameters())
     options = StateDictOptions(full_state_dict=sharded, strict=False)
     try:
-        # The optimizer first: to have something to load into, torch lets a fresh one make a step
-        # with zero gradients, and the model's own load must be the last to touch the weights.
+        # The optimizer comes first: torch lets a new optimizer make a step with zero gradients to create
+        # its state, and the load of the model must be the last change of the weights.
         _apply_optimizer(shared["optimizer"], model, optimizer, options)
-        weights = dict(shared["model"])  # a copy: torch renames the keys of the one it is given
-        # Not strict: what is trained is there (see `capture_shared`), and what else a model leaves out of
-        # its state dict, it gets from elsewhere.
+        weights = dict(shared["model"])  # a copy: torch renames the keys in place
+        # Not strict: all trained parameters are present (see `capture_shared`), and the model itself
+        # creates everything else that it omits from its state dict.
         strange = set_model_state_dict(model, weights, options=options).unexpected_keys
         if strange:
             raise CheckpointError(
-                f"{strange[0]} is in the model's state_dict(), and its load_state_dict() does not know it"
+                f"{strange[0]} is in the model's state_dict(), but its load_state_dict() does not accept it"
             )
         for name, part in (("scaler", scaler), ("scheduler", scheduler)):
-            if part is not None and shared[name]:  # a scaler that is switched off has none
+            if part is not None and shared[name]:  # a disabled scaler has no state
                 part.load_state_dict(shared[name])
     except (RuntimeError, ValueError, KeyError) as error:
         text = " ".join(str(error).split())[:500] or type(error).__name__
-        raise CheckpointError(f"the checkpoint does not fit this training: {text}") from error
+        raise CheckpointError(f"the checkpoint does not fit this training run: {text}") from error
     extra: dict[str, Any] = shared["extra"]
     return extra
 
 
 def left_out(shared: dict[str, Any], *, scaler: Any = None, scheduler: Any = None) -> list[str]:
-    """A line for each part that the training has and the checkpoint ``shared`` has not, or otherwise."""
+    """Return a line for each part with a state only in the checkpoint, or only in this training run."""
     notes = []
     for name, part in (("scaler", scaler), ("scheduler", scheduler)):
         here = part is not None and bool(part.state_dict())
         if here and not shared[name]:
-            notes.append(f"the checkpoint has no state of a {name}: it begins anew at this step")
+            notes.append(f"the checkpoint has no state of a {name}; it starts new at this step")
         if shared[name] and part is None:
-            notes.append(f"the checkpoint's state of a {name} is not used: there is none here")
+            notes.append(
+                f"the checkpoint's state of a {name} is not used; this training run has none"
+            )
     return notes
 
 
 def capture_rank() -> dict[str, Any]:
-    """This rank's own state: the random generators of python, numpy, torch and its CUDA device."""
+    """Return this rank's random states: of python, numpy, torch and its CUDA device."""
     own: dict[str, Any] = {"python": random.getstate(), "cpu": torch.get_rng_state()}
     own["numpy"] = _capture_numpy()
     in_use = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
@@ -180,10 +182,10 @@ def capture_rank() -> dict[str, Any]:
 
 
 def apply_rank(own: dict[str, Any]) -> list[str]:
-    """Put back what :func:`capture_rank` gave: last of all, after iterators exist, which draw numbers.
+    """Restore the result of :func:`capture_rank`, as the last step: creating iterators draws random numbers.
 
     Returns:
-        A sentence for each generator that could not be restored here.
+        A sentence for each generator that could not be restored.
     """
     notes = []
     random.setstate(own["python"])
@@ -196,15 +198,17 @@ def apply_rank(own: dict[str, Any]) -> list[str]:
         if torch.cuda.is_available():
             torch.cuda.set_rng_state(own["cuda"])
         else:
-            notes.append("the CUDA generator's state was not restored: there is no GPU here")
+            notes.append(
+                "the CUDA generator's state was not restored, because this machine has no GPU"
+            )
     return notes
 
 
 def _capture_optimizer(
     model: nn.Module, optimizer: Optimizer, options: StateDictOptions
 ) -> dict[str, Any]:
-    # torch initialises an empty state by a step of zero gradients, which counts as a step for Adam and
-    # sets SGD's momentum: before the first step, capturing would change the training.
+    # torch initializes an empty state by a step with zero gradients. Adam counts this step, and SGD sets
+    # its momentum: a capture before the first step would change training.
     if not optimizer.state:
         groups = [
             {key: value for key, value in group.items() if key != "params"}
@@ -217,9 +221,9 @@ def _capture_optimizer(
 def _require_fit(
     saved: Mapping[str, Any], model: nn.Module, optimizer: Optimizer
 ) -> dict[str, Any]:
-    """The tensors that a state like ``saved``, of tensors or their entries, is loaded into.
+    """Return the tensors to load a state like ``saved`` into; ``saved`` has tensors or their entries.
 
-    Raises CheckpointError where it does not fit, and leaves model and optimizer as they are.
+    Raises CheckpointError if the state does not fit, and leaves model and optimizer unchanged.
     """
     weights = get_model_state_dict(model)
     require_saveable(model, optimizer)
@@ -241,9 +245,9 @@ def _require_fit(
 
 
 def _give_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """The optimizer's state by name, to load into; empty where only a real step can make it (LBFGS)."""
+    """Return the optimizer's state by name; empty if only a real step can create it (LBFGS)."""
     rates = [group.get("lr") for group in optimizer.param_groups]
-    # With a gradient anywhere torch makes no state, and what is loaded later would find none.
+    # If any gradient exists, torch creates no state, and a later load would have no target.
     members = [member for group in optimizer.param_groups for member in group["params"]]
     gradients = [member.grad for member in members]
     for member in members:
@@ -253,7 +257,7 @@ def _give_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     except Exception:
         if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
             raise
-        # It needs a closure, or sparse gradients. What torch has begun is taken back.
+        # The optimizer needs a closure, or sparse gradients. Undo the part that torch has done.
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             if rate is not None:
                 group["lr"] = rate
@@ -275,25 +279,25 @@ def _apply_optimizer(
         for old, new in zip(groups, optimizer.param_groups, strict=True):
             new.update({key: value for key, value in old.items() if key not in KERNELS})
         return
-    # Not strict: a parameter that never had a gradient has no state, rightly.
+    # Not strict: a parameter that never had a gradient has no state.
     copied: dict[str, Any] = {
         "state": {name: dict(moments) for name, moments in saved["state"].items()},
-        # Which kernel is taken is this one's affair: another device may not have the other.
+        # The choice of kernel belongs to this machine: another device may not support the saved kernel.
         "param_groups": [
             dict(old) | {key: new[key] for key in KERNELS if key in new}
             for old, new in zip(groups, optimizer.param_groups, strict=True)
         ],
     }
     if not optimizer.state:
-        # What no step of zero gradients makes (see `_give_state`), torch must not try to make so again.
+        # `_give_state` could not create the state by a zero step, so keep torch from trying again.
         optimizer.state[next(iter(model.parameters()))] = {}
     set_optimizer_state_dict(model, optimizer, copied, options=options)
     _keep_types(saved["state"], model, optimizer)
 
 
 def _keep_types(state: dict[str, Any], model: nn.Module, optimizer: Optimizer) -> None:
-    # torch gives what it loads the parameter's type: weights in full precision beside those in bfloat16
-    # would lose half of their digits.
+    # torch converts loaded state to the parameter's type: float32 state of bfloat16 weights would lose
+    # precision.
     for name, parameter in named_parameters(model, remove_duplicate=False):
         mine = optimizer.state.get(parameter, {})
         for key, value in state.get(name, {}).items():
@@ -310,8 +314,8 @@ def _overlaps(value: torch.Tensor) -> bool:
 
 
 def require_plain(value: Any, where: str) -> None:
-    """Raise CheckpointError unless ``value`` is tensors and plain data; the text says where it is not."""
-    # The exact types: numpy's float64 is a float that pickles as numpy, and would not load again.
+    """Raise CheckpointError unless ``value`` consists of tensors and plain data; the text says where."""
+    # Exact types: numpy's float64 is a subclass of float, but pickles as numpy and would not load again.
     children: Iterable[tuple[Any, Any]] = ()
     if type(value) in _MAPPINGS:
         children = value.items()
@@ -327,7 +331,7 @@ def require_plain(value: Any, where: str) -> None:
         )
     elif type(value) is int and value.bit_length() > _LONGEST:
         raise CheckpointError(
-            f"{where}: an integer of {value.bit_length()} bits cannot be saved, nor one above {_LONGEST}"
+            f"{where}: an integer of {value.bit_length()} bits cannot be saved; the limit is {_LONGEST} bits"
         )
     for key, child in children:
         require_plain(child, f"{where}.{key}" if where else str(key))

@@ -1,7 +1,7 @@
-"""What a training saves besides its model and optimizer: objects, tensors and plain data of its own.
+"""The ``extra`` state of a training run: objects, tensors and plain data besides model and optimizer.
 
-Read at each save and filled by a restore in place: who made a tensor or an object goes on using it, and
-would otherwise save for ever after what the restore had read.
+The state is read at each save, and restored in place: the code that created a tensor or an object keeps using
+it. With a new object, later saves would store the restored value forever.
 """
 
 from collections import Counter, OrderedDict
@@ -19,14 +19,14 @@ _MAPPINGS = (dict, OrderedDict, Counter)
 
 
 def taken(value: Any, where: str = "extra") -> Any:
-    """``value`` as it is saved: the state of each object that has one in its place.
+    """Return ``value`` in the form to save: each object with a ``state_dict`` becomes its state.
 
     Raises:
-        CheckpointError: it holds what does not follow the training.
+        CheckpointError: ``value`` contains a copy that would not follow training.
     """
     if isinstance(value, Optimizer) and _is_sharded(value):
         raise CheckpointError(
-            f"{where}: an optimizer of sharded parameters cannot come back from there; put the models into "
+            f"{where}: an optimizer of sharded parameters cannot be restored; put the models into "
             "one module (nn.ModuleDict), with one optimizer of several groups"
         )
     if _stateful(value):
@@ -34,8 +34,8 @@ def taken(value: Any, where: str = "extra") -> Any:
     if type(value) in _MAPPINGS:
         if value.keys() == {"state", "param_groups"}:
             raise CheckpointError(
-                f"{where}: the state_dict() of an optimizer is a copy that does not follow it; give the "
-                "optimizer itself"
+                f"{where}: this state_dict() of an optimizer is a copy, which does not change during "
+                "training; pass the optimizer itself"
             )
         items = {key: taken(child, f"{where}.{key}") for key, child in value.items()}
         return items if type(value) is dict else type(value)(items)
@@ -45,7 +45,7 @@ def taken(value: Any, where: str = "extra") -> Any:
 
 
 def shards(extra: dict[str, Any]) -> dict[str, Any]:
-    """The sharded tensors in it, nested as they are: each rank loads its own parts into them."""
+    """Return the sharded tensors of ``extra``, with the same nesting: the targets of a restore."""
     found = {}
     for key, value in extra.items():
         value = value.state_dict() if _stateful(value) else value
@@ -58,19 +58,23 @@ def shards(extra: dict[str, Any]) -> dict[str, Any]:
 
 
 def fill(live: Any, saved: Any, notes: list[str], where: str = "extra") -> Any:
-    """What belongs in the place of ``live``: itself, filled, where it is an object, a tensor or a container.
+    """Restore ``saved`` into ``live``, and return the value to use.
+
+    An object, a tensor or a container is filled in place and returned; plain data is replaced.
 
     Args:
-        notes: gets a line for what could not be filled.
+        notes: receives a line for each value that could not be filled in place.
 
     Raises:
-        CheckpointError: an object does not take its state.
+        CheckpointError: an object does not accept its state.
     """
     if _stateful(live):
         try:
             live.load_state_dict(saved)
         except Exception as error:  # the user's own code
-            raise CheckpointError(f"{where}: does not take its state: {one_line(error)}") from error
+            raise CheckpointError(
+                f"{where}: does not accept its state: {one_line(error)}"
+            ) from error
         return live
     if isinstance(live, torch.Tensor) and isinstance(saved, torch.Tensor):
         if live.shape == saved.shape and live.dtype == saved.dtype:
@@ -78,16 +82,14 @@ def fill(live: Any, saved: Any, notes: list[str], where: str = "extra") -> Any:
                 try:
                     with torch.no_grad():
                         live.copy_(saved)
-                except (
-                    Exception
-                ) as error:  # a sharded one and a plain one, or a view of one element
+                except Exception as error:  # a sharded and a plain tensor, or an expanded view
                     raise CheckpointError(
                         f"{where}: cannot be filled: {one_line(error)}"
                     ) from error
             return live
         notes.append(
             f"{where}: is {saved.dtype} {tuple(saved.shape)} in the checkpoint, {live.dtype} "
-            f"{tuple(live.shape)} here: replaced, not filled"
+            f"{tuple(live.shape)} here; it was replaced, not filled in place"
         )
     elif type(live) in _MAPPINGS and isinstance(saved, dict):
         filled = dict(_filled(live, saved, notes, where))
@@ -112,7 +114,7 @@ def _filled(
         yield key, fill(live[key], value, notes, below) if key in live else value
     for key, value in live.items():
         if key not in saved:
-            notes.append(f"{where}.{key}: is not in the checkpoint: left as it is")
+            notes.append(f"{where}.{key}: is not in the checkpoint; it was left unchanged")
             yield key, value
 
 

@@ -1,18 +1,18 @@
-"""What the parts of a model are called in a checkpoint, whatever it is wrapped in."""
+"""Canonical names of a model's parameters and buffers, independent of wrappers."""
 
 from collections.abc import Iterator
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-# Names that only torch gives. DDP's own, `module`, is also a favourite of people.
+# Names that only torch uses. DDP's name `module` is also common in user code.
 _TORCH_ONLY = ("_orig_mod", "_checkpoint_wrapped_module")
 
 
 def bare(model: nn.Module) -> nn.Module:
-    """The model without what is wrapped around all of it: DDP, DataParallel, ``torch.compile``."""
-    # torch's state-dict helpers know nothing of DataParallel, and mistake one tensor for another where
-    # the model in DDP has a part `module`, and beside it one that is called as a part of that is.
+    """Return the model without its outer wrappers: DDP, DataParallel, ``torch.compile``."""
+    # torch's state-dict helpers do not know DataParallel. They also confuse tensors if the model in DDP
+    # has a submodule `module` and a sibling with the name of one of its submodules.
     while True:
         if isinstance(model, DistributedDataParallel | nn.DataParallel):
             model = model.module
@@ -23,7 +23,7 @@ def bare(model: nn.Module) -> nn.Module:
 
 
 def replicated(model: nn.Module) -> bool:
-    """Whether DDP is around all of it, which keeps the ranks' parameters alike."""
+    """Return True if DDP wraps the whole model, which keeps the parameters the same on all ranks."""
     while isinstance(inner := model._modules.get("_orig_mod"), nn.Module):
         model = inner
     return isinstance(model, DistributedDataParallel)
@@ -32,14 +32,14 @@ def replicated(model: nn.Module) -> bool:
 def named_parameters(
     model: nn.Module, *, remove_duplicate: bool = True
 ) -> Iterator[tuple[str, nn.Parameter]]:
-    """The parameters with their canonical names, tied ones once unless told otherwise."""
+    """Yield the parameters with their canonical names; tied parameters once, unless asked otherwise."""
     model = bare(model)
     for name, parameter in model.named_parameters(remove_duplicate=remove_duplicate):
         yield _canonical(model, name), parameter
 
 
 def named_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The buffers with their canonical names."""
+    """Yield the buffers with their canonical names."""
     model = bare(model)
     for name, buffer in model.named_buffers():
         yield _canonical(model, name), buffer

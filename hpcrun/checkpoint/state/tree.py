@@ -1,7 +1,7 @@
-"""A nested state taken apart into named tensors and the plain rest, and put together again.
+"""Splitting a nested state into named tensors and plain data, and joining them again.
 
-Tensors go to disk as raw bytes, each under a name that does not depend on who holds which part of it;
-what is left is small, and plain enough for ``torch.load(weights_only=True)``.
+Tensors go to disk as raw bytes, under names that do not depend on the sharding. The rest is small, and plain
+enough for ``torch.load(weights_only=True)``.
 """
 
 from collections.abc import Mapping
@@ -11,15 +11,15 @@ import torch
 
 from hpcrun.checkpoint.storage.errors import CheckpointError
 
-# No key of a real state contains NUL, so that nothing of the user's can be taken for a mark.
+# A key of a real state contains no NUL, so no key of the user equals the mark.
 _MARK = "\0tensor"
 
 
 def split(state: Any) -> tuple[Any, dict[str, torch.Tensor]]:
-    """``state`` with a mark in the place of each tensor, and the tensors by name (``model/0.weight``).
+    """Return ``state`` with a mark in place of each tensor, and the tensors by name (``model/0.weight``).
 
     Raises:
-        CheckpointError: two tensors would have one name, or a key is the mark.
+        CheckpointError: two tensors have the same name, or a key is the mark.
     """
     tensors: dict[str, torch.Tensor] = {}
 
@@ -32,7 +32,7 @@ def split(state: Any) -> tuple[Any, dict[str, torch.Tensor]]:
         if isinstance(value, dict):
             if _MARK in value:
                 raise CheckpointError(f"{name}: the key {_MARK!r} cannot be saved")
-            return _alike(
+            return _same_type(
                 value, {key: walk(child, _below(name, key)) for key, child in value.items()}
             )
         if type(value) in (list, tuple):
@@ -43,19 +43,19 @@ def split(state: Any) -> tuple[Any, dict[str, torch.Tensor]]:
 
 
 def join(skeleton: Any, tensors: Mapping[str, Any]) -> Any:
-    """The state that :func:`split` took apart, with ``tensors`` in their places; raises KeyError."""
+    """Return the state that :func:`split` took apart, with ``tensors`` in place; raises KeyError."""
     if isinstance(skeleton, dict):
         if skeleton.keys() == {_MARK}:
             return tensors[skeleton[_MARK]]
-        return _alike(skeleton, {key: join(child, tensors) for key, child in skeleton.items()})
+        return _same_type(skeleton, {key: join(child, tensors) for key, child in skeleton.items()})
     if type(skeleton) in (list, tuple):
         return type(skeleton)(join(child, tensors) for child in skeleton)
     return skeleton
 
 
-def _alike(mapping: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
-    """``items`` in a mapping of the kind of ``mapping``."""
-    # From a mapping, not from pairs, which a Counter (MultiStepLR keeps its milestones in one) would count.
+def _same_type(mapping: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
+    """Return ``items`` in a mapping of the type of ``mapping``."""
+    # Pass a mapping: a Counter would count pairs (MultiStepLR keeps its milestones in a Counter).
     return items if type(mapping) is dict else type(mapping)(items)
 
 

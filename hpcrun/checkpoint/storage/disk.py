@@ -1,7 +1,4 @@
-"""What the store does to a disk in more than one call: durable names, patient opens, removal.
-
-Apart from the protocol, so that the protocol reads as one.
-"""
+"""Disk operations of more than one system call: durable names, retried opens, removal."""
 
 import errno
 import time
@@ -16,7 +13,7 @@ BLOCK = 1 << 20
 
 
 def sync_directory(fs: FileSystem, folder: Path) -> None:
-    """Make the names in ``folder`` durable; raises OSError."""
+    """Make the names in ``folder`` durable with fsync(2); raises OSError."""
     descriptor = fs.open_directory(folder)
     try:
         fs.fsync(descriptor)
@@ -25,7 +22,7 @@ def sync_directory(fs: FileSystem, folder: Path) -> None:
 
 
 def make_directories(fs: FileSystem, folder: Path) -> None:
-    """Make ``folder`` and those above it, durably, as far as they are missing; raises OSError."""
+    """Create ``folder`` and its missing parents durably; raises OSError."""
     try:
         fs.make_directory(folder)
     except FileExistsError:
@@ -38,10 +35,10 @@ def make_directories(fs: FileSystem, folder: Path) -> None:
 
 
 def patiently(call: Callable[[], int], patience: float) -> int:
-    """What ``call`` returns, tried again for ``patience`` seconds while a name is not there (yet).
+    """Return ``call()``; repeat it for ``patience`` seconds while a name does not exist (yet).
 
     Raises:
-        OSError: the last one, or at once any that waiting does not mend.
+        OSError: the last error, or immediately any error that a retry cannot fix.
     """
     deadline = time.monotonic() + patience
     pause = 0.01
@@ -56,30 +53,30 @@ def patiently(call: Callable[[], int], patience: float) -> int:
 
 
 class PatientFile:
-    """A file to read pieces of. Close it.
+    """A file for reading at any position. Close it after use.
 
-    A handle that goes stale (an NFS server that was restarted) is opened again, within ``patience``.
+    A stale handle (the NFS server was restarted) is opened again, within ``patience`` seconds.
     """
 
     def __init__(self, fs: FileSystem, path: Path, patience: float) -> None:
-        """Raises OSError."""
+        """Open the file; raises OSError."""
         self._fs, self._path, self._patience = fs, path, patience
         self._descriptor = patiently(lambda: fs.open(path), patience)
 
     def size(self) -> int:
-        """Bytes in the file; raises OSError."""
+        """Return the size in bytes; raises OSError."""
         return self._patiently(self._fs.size)
 
     def read(self, position: int, view: memoryview) -> int:
-        """How many bytes from ``position`` on were put into ``view``, 0 at the end; raises OSError."""
+        """Read from ``position`` into ``view``; return the number of bytes, 0 at the end. Raises OSError."""
         return self._patiently(lambda descriptor: self._fs.read_into(descriptor, view, position))
 
     def fill(self, position: int, view: memoryview, block: int) -> Iterator[memoryview]:
-        """Read from ``position`` on into ``view``, and yield each ``block`` bytes of it when filled.
+        """Read from ``position`` into ``view``, and yield each filled block of ``block`` bytes.
 
         Raises:
-            OSError: it cannot be read.
-            EOFError: it ends before ``view`` is full.
+            OSError: the file cannot be read.
+            EOFError: the file ends before ``view`` is full.
         """
         for start in range(0, len(view), block):
             part = view[start : start + block]
@@ -92,7 +89,7 @@ class PatientFile:
             yield part
 
     def close(self) -> None:
-        """Raises OSError."""
+        """Close the descriptor; raises OSError."""
         if self._descriptor >= 0:
             self._fs.close(self._descriptor)
 
@@ -113,7 +110,7 @@ class PatientFile:
 
 
 def blocks(fs: FileSystem, path: Path, limit: int, patience: float) -> Iterator[memoryview]:
-    """The first ``limit`` bytes of a file, or all if it is shorter, in pieces; raises OSError."""
+    """Yield the first ``limit`` bytes of a file (fewer if it is shorter) in blocks; raises OSError."""
     with closing(PatientFile(fs, path, patience)) as file:
         done = 0
         while done < limit:
@@ -130,21 +127,21 @@ def require_size(fs: FileSystem, path: Path, size: int, patience: float) -> None
     with explained("be read", path), closing(PatientFile(fs, path, patience)) as file:
         found = file.size()
     if found != size:
-        raise CheckpointError(f"{path}: is {found} bytes long, {size} were written")
+        raise CheckpointError(f"{path}: has {found} bytes, but {size} were written")
 
 
 def delete(fs: FileSystem, path: Path) -> None:
-    """Remove ``path`` with what is in it, following no link; what is gone already is gone.
+    """Remove ``path`` and its content without following links; a missing path is no error.
 
     Raises:
-        OSError: something stays.
+        OSError: the path cannot be removed.
     """
     try:
         fs.unlink(path)
     except FileNotFoundError:
         return
     except IsADirectoryError:
-        # Another incarnation may be sweeping the same folder.
+        # Another attempt may remove the same folder at the same time.
         with suppress(FileNotFoundError):
             for name in fs.names(path):
                 delete(fs, path / name)

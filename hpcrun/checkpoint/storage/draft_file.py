@@ -1,9 +1,8 @@
-"""A file of a checkpoint while it is written: hashed as the bytes pass, its failures kept for the end.
+"""A checkpoint file during writing: it hashes the bytes and reports write failures at the end.
 
-``torch.save`` writes through C++ that turns an exception of a Python stream into another one, or
-into the end of the process, and hides the full disk behind it. So a failing write is remembered, the
-bytes after it are only counted (that count is what the file would have needed), and the failure is
-raised when the file is finished.
+``torch.save`` writes through C++ code, which turns an exception of a Python stream into another exception or
+aborts the process, and hides the full disk. ``DraftFile`` therefore stores the first failure, only counts the
+bytes after it (the count is the space that the file would have needed), and raises when the file is finished.
 """
 
 import contextlib
@@ -21,12 +20,12 @@ _SECTOR = 4096
 
 
 class DraftFile:
-    """A write-only binary file; ``record`` holds its size and hash once it is finished."""
+    """A write-only binary file; after :meth:`finish`, ``record`` holds its size and hash."""
 
     def __init__(
         self, fs: FileSystem, path: Path, descriptor: int, *, direct: bool = False
     ) -> None:
-        """``direct``: the descriptor writes past the page cache, as long as what is written allows it."""
+        """Take over ``descriptor``. ``direct``: it bypasses the page cache where size and address allow."""
         self.record: FileRecord | None = None
         self._fs = fs
         self._path = path
@@ -39,12 +38,12 @@ class DraftFile:
         self._direct = direct
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
-        """Take all of ``data``; never raises for the disk, see the module's docstring."""
+        """Write all of ``data``. Never raises a disk error; see the module's docstring."""
         view = memoryview(data).cast("B")
         self._offered += len(view)
         if self._failure is None:
             self._hash.update(view)
-            # A copy would not lie where direct writes want it.
+            # A copy would not have the alignment that direct writes need.
             pooled = len(view) < _BUFFER and not self._direct
             if pooled:
                 self._pending += view
@@ -55,13 +54,13 @@ class DraftFile:
         return len(view)
 
     def flush(self) -> None:
-        """Nothing: what is durable is decided by :meth:`finish` alone."""
+        """Do nothing: only :meth:`finish` makes data durable."""
 
     def finish(self) -> None:
-        """Write what is left, fsync, close.
+        """Write the buffered bytes, fsync, and close.
 
         Raises:
-            CheckpointError: any write, the fsync or the close failed; where space ran out, with the
+            CheckpointError: a write, the fsync or the close failed. On a full disk, the text gives the
                 bytes needed, written and free.
         """
         self._drain()
@@ -75,7 +74,7 @@ class DraftFile:
         self.record = FileRecord(self._path.name, self._offered, self._hash.hexdigest())
 
     def discard(self) -> None:
-        """Close without finishing: there is no record, and the draft cannot be committed with it."""
+        """Close without a record, so that no commit can include the file."""
         self._close()
 
     def raise_failure(self) -> None:
@@ -108,8 +107,9 @@ class DraftFile:
                 # The address or the size does not suit this file system (open(2), O_DIRECT).
                 if error.errno != errno.EINVAL:
                     raise
-            # Opened anew: to clear the flag (fcntl(2)) does not reach the server of a network file system.
-            # Gone even where close(2) fails: to close it again could hit another thread's new file.
+            # Open the file again: clearing the flag with fcntl(2) does not reach the server of a network
+            # file system. Forget the descriptor even if close(2) fails: a second close could close a file
+            # that another thread has just opened.
             self._direct = False
             descriptor, self._descriptor = self._descriptor, -1
             self._fs.close(descriptor)
@@ -118,7 +118,7 @@ class DraftFile:
 
     def _close(self) -> None:
         if self._descriptor < 0:
-            return  # lost between closing and opening anew, which has failed already
+            return  # the second open failed, and its error is stored
         try:
             self._fs.close(self._descriptor)
         except OSError as error:
@@ -128,7 +128,9 @@ class DraftFile:
         text = f"{self._path}: cannot be written: {reason(error)}"
         if not is_space(error):
             return text
-        text += f"; it needs {amount(self._offered)}, {amount(self._taken)} of it went in"
+        text += (
+            f"; the file needs {amount(self._offered)}, of which {amount(self._taken)} were written"
+        )
         with contextlib.suppress(OSError):
             text += f", {amount(self._fs.free(parent_of(self._path)))} are free now"
         return text + "; free some space, or lower checkpoint.keep"

@@ -1,4 +1,4 @@
-"""How a checkpoint goes wrong: it cannot be written, or what lies there is not what was written."""
+"""Exceptions of the checkpoint store, and the classification of OSError."""
 
 import errno
 import os
@@ -10,15 +10,15 @@ from hpcrun.errors import UserError
 
 
 class CheckpointError(UserError):
-    """A checkpoint that cannot be saved, found or loaded; the text names the file and the remedy."""
+    """A checkpoint cannot be saved, found or loaded; the text names the file and the remedy."""
 
 
 class DamagedCheckpoint(CheckpointError):
-    """A committed checkpoint whose bytes are not the ones that were written.
+    """A committed checkpoint differs from the bytes that were written.
 
     Attributes:
-        lasting: False where the file system refused to read, which may pass, and for a newer format.
-        file: the name of the damaged file; None where the index is wrong, though its bytes are as written.
+        lasting: False if the cause may pass (the file system refused to read) or the format is newer.
+        file: name of the damaged file; None if the index is wrong although its bytes are unchanged.
     """
 
     def __init__(self, text: str, *, lasting: bool = True, file: str | None = None) -> None:
@@ -39,12 +39,12 @@ class ReadFailure(CheckpointError):
 
 
 class CheckpointWarning(UserWarning):
-    """A save failed while training goes on."""
+    """A save failed, and training continues."""
 
 
 @contextmanager
 def explained(doing: str, path: Path) -> Iterator[None]:
-    """Turn an ``OSError`` of the block into a :class:`CheckpointError` that names ``path``."""
+    """Convert an ``OSError`` of the block into a :class:`CheckpointError` that names ``path``."""
     try:
         yield
     except OSError as error:
@@ -52,19 +52,19 @@ def explained(doing: str, path: Path) -> Iterator[None]:
 
 
 def reason(error: OSError) -> str:
-    """The system's words for ``error``, with its symbol: people search for both."""
+    """Return the system's text for ``error`` with its symbol: people search for both."""
     symbol = errno.errorcode.get(error.errno or 0)
     words = error.strerror or str(error)
     return f"{words} ({symbol})" if symbol else words
 
 
 def is_space(error: OSError) -> bool:
-    """Whether the disk or the quota is full, so that figures help."""
+    """Return True if the disk or the quota is full; the message then gives sizes."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def amount(size: int) -> str:
-    """``size`` bytes for people, in decimal units as ``df -H`` prints them."""
+    """Format ``size`` bytes in decimal units, as ``df -H`` does."""
     value = float(size)
     for unit in ("B", "kB", "MB", "GB"):
         if value < 1000:
@@ -74,28 +74,28 @@ def amount(size: int) -> str:
 
 
 def refused_to_read(error: CheckpointError) -> bool:
-    """Return True where the file system gave no answer on a file, which proves nothing about its content."""
+    """Return True if the file system refused to read a file, which proves nothing about its content."""
     cause = error.__cause__
     return isinstance(cause, OSError) and not missing(cause)
 
 
 def missing(error: OSError) -> bool:
-    """Return True for a file that is not there, or is no regular file (EINVAL of ``FileSystem.open``)."""
+    """Return True if the file does not exist or is not regular (EINVAL of ``FileSystem.open``)."""
     return error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINVAL)
 
 
 def vanished(error: OSError) -> bool:
-    """Whether a network file system may still be catching up with another node (NFS: close-to-open)."""
+    """Return True if a network file system may not show another node's change yet (NFS close-to-open)."""
     return error.errno in (errno.ENOENT, errno.ESTALE)
 
 
 def occupied(error: OSError) -> bool:
-    """Whether rename(2) refused because the target exists; file systems differ in which they say."""
+    """Return True if rename(2) failed because the target exists; file systems use different codes."""
     return error.errno in (errno.ENOTEMPTY, errno.EEXIST)
 
 
 def parent_of(path: Path) -> Path:
-    """The nearest existing folder at or above ``path``, for asking about its file system."""
+    """Return the nearest existing folder at or above ``path``, to query its file system."""
     while not os.path.lexists(path) and path != path.parent:
         path = path.parent
     return path

@@ -1,8 +1,8 @@
-"""Which bytes of which file are which part of which tensor: the table of contents of a checkpoint.
+"""The index of a checkpoint: it maps each chunk of each tensor to a byte range of a file.
 
-torch's own format keeps this in a pickle, and unpickling runs code; here it is JSON, which any
-program can read. Every part has a hash of its own, so that a rank which reads a tenth of a file checks
-just that tenth.
+torch's format stores this mapping as a pickle, and unpickling executes code. This index is JSON, which any
+program can read. Every chunk has a hash, so that a rank which reads a tenth of a file verifies only
+that tenth.
 """
 
 import json
@@ -23,7 +23,7 @@ _MALFORMED = (
 
 @dataclass(frozen=True)
 class Place:
-    """``length`` bytes of the file ``file`` from ``position`` on, and their XXH3-128."""
+    """``length`` bytes of ``file`` from ``position``, and their XXH3-128."""
 
     file: str
     position: int
@@ -33,7 +33,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Piece:
-    """A box of a tensor, dense and row-major: ``sizes`` elements from ``offsets`` on, per dimension."""
+    """A chunk of a tensor, dense and row-major: ``sizes`` elements from ``offsets``, per dimension."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -42,7 +42,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """A tensor of ``shape``; its pieces cover it. ``dtype`` is torch's name without ``torch.``."""
+    """A tensor of ``shape``, covered by its pieces. ``dtype`` is torch's name without ``torch.``."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -51,14 +51,14 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class Index:
-    """All tensors by name, and the blobs (what ``torch.save`` made of plain data) by name."""
+    """All tensors by name, and all blobs (plain data saved by ``torch.save``) by name."""
 
     tensors: dict[str, TensorEntry]
     blobs: dict[str, Place]
 
 
 def encode(index: Index) -> bytes:
-    """``index`` as JSON text, one tensor a line."""
+    """Return ``index`` as JSON text, one tensor per line."""
     files = sorted({place.file for place in places(index)})
     numbers = {name: number for number, name in enumerate(files)}
 
@@ -81,12 +81,12 @@ def encode(index: Index) -> bytes:
 
 
 def decode(raw: bytes) -> Index:
-    """What :func:`encode` made ``raw`` of; raises DamagedCheckpoint when it cannot have."""
+    """Decode the result of :func:`encode`; raises DamagedCheckpoint if ``raw`` is invalid."""
     try:
         values = json.loads(raw)
         if values["format"] != _FORMAT:
             raise DamagedCheckpoint(
-                f"{INDEX}: format {values['format']!r}: this version of hpcrun reads {_FORMAT}",
+                f"{INDEX}: format {values['format']!r}, but this version of hpcrun reads {_FORMAT}",
                 lasting=False,
             )
         files = [str(name) for name in values["files"]]
@@ -111,12 +111,12 @@ def decode(raw: bytes) -> Index:
     except DamagedCheckpoint:
         raise
     except _MALFORMED as error:
-        raise DamagedCheckpoint(f"{INDEX}: not a whole index") from error
+        raise DamagedCheckpoint(f"{INDEX}: not a valid index") from error
     return Index(tensors, blobs)
 
 
 def covered(entry: TensorEntry) -> bool:
-    """Whether the pieces make the whole tensor: all within it, none over another, nothing left out."""
+    """Return True if the pieces cover the tensor exactly: within its bounds, no overlap, no gap."""
     boxes = sorted((piece.offsets, piece.sizes) for piece in entry.pieces if math.prod(piece.sizes))
     if sum(math.prod(sizes) for _, sizes in boxes) != math.prod(entry.shape):
         return False
@@ -125,11 +125,11 @@ def covered(entry: TensorEntry) -> bool:
             return False
         if any(map(operator.gt, map(operator.add, offsets, sizes), entry.shape)):
             return False
-        # Not a slice: its copy would make this quadratic in the ranks that share the tensor.
+        # No slice: its copies would make the loop quadratic in the number of ranks that hold a shard.
         for follower in range(number + 1, len(boxes)):
             others, extents = boxes[follower]
             if sizes and others[0] >= offsets[0] + sizes[0]:
-                break  # sorted: so do those after it
+                break  # sorted: later boxes cannot overlap either
             if all(
                 low < other + extent and other < low + size
                 for low, size, other, extent in zip(offsets, sizes, others, extents, strict=True)
@@ -139,7 +139,7 @@ def covered(entry: TensorEntry) -> bool:
 
 
 def places(index: Index) -> list[Place]:
-    """Return the places of all tensors and blobs."""
+    """Return the byte ranges of all tensors and blobs."""
     found = list(index.blobs.values())
     for entry in index.tensors.values():
         found += [piece.place for piece in entry.pieces]

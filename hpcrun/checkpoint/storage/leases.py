@@ -1,7 +1,7 @@
-"""A reader's mark on a checkpoint, so that nobody prunes it while it is read.
+"""Leases: a reader's lease keeps a checkpoint from being pruned during a read.
 
-A file of a telling name beside the checkpoints: a lock would need flock(2), which Lustre and old NFS lack.
-It carries the time until which it counts, so that a reader that was killed holds nothing for ever.
+A lease is a file in the checkpoint folder; flock(2) is missing on Lustre (by default) and on old NFS. The
+name contains the expiry time, so that a killed reader does not block pruning forever.
 """
 
 import os
@@ -16,16 +16,16 @@ from pathlib import Path
 from hpcrun.checkpoint.storage.filesystem import LOCAL, FileSystem
 
 LEASE = 3600.0
-"""Seconds. Longer than clocks of one cluster differ, and than reading a checkpoint takes."""
+"""Seconds. Longer than a read takes, and longer than the clocks of a cluster differ."""
 
 _HOLD = re.compile(r"\.held-(\d{9,})-(\d+)-[A-Za-z0-9._-]+")
 
 
 @contextmanager
 def hold(root: Path, step: int, fs: FileSystem = LOCAL) -> Iterator[None]:
-    """Keep ``step`` from being pruned during the block, an hour at most.
+    """Protect ``step`` from pruning during the block, for at most an hour.
 
-    Who may not write there cannot hold anything, and reads all the same.
+    A reader without write permission gets no lease, and reads anyway.
     """
     until = int(time.time() + LEASE)
     host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())
@@ -43,14 +43,14 @@ def hold(root: Path, step: int, fs: FileSystem = LOCAL) -> Iterator[None]:
 
 
 def held(names: Iterable[str], now: float | None = None) -> set[int]:
-    """The steps that files of these names hold."""
+    """Return the steps with a valid lease among these file names."""
     now = time.time() if now is None else now
     found = (_HOLD.fullmatch(name) for name in names)
     return {int(match[1]) for match in found if match and int(match[2]) > now}
 
 
 def expired(names: Iterable[str], now: float | None = None) -> list[str]:
-    """The names of holds that count no more, long enough for any clock."""
+    """Return the names of expired leases; the margin allows for clocks that differ."""
     now = time.time() if now is None else now
     found = ((name, _HOLD.fullmatch(name)) for name in names)
     return [name for name, match in found if match and int(match[2]) + LEASE < now]

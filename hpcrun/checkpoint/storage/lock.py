@@ -1,7 +1,8 @@
-"""One training at a time saves into a folder: a lock that ends with its process, however it ends.
+"""A lock on a checkpoint folder: only one training run may save there. It ends with its process.
 
-Two would sweep each other's drafts, and the second to reach a step would have its state dropped for the
-first one's. A run directory has its owner for that; a bare folder has this.
+Two training runs would delete each other's temporary folders, and the state of the second run to reach a
+step would be dropped in favor of the first run's. A run directory has its owner record for this purpose; a
+bare checkpoint folder has this lock.
 """
 
 import contextlib
@@ -19,16 +20,16 @@ from hpcrun.checkpoint.storage.errors import CheckpointError, CheckpointWarning,
 
 LOCK = ".lock"
 
-# flock(2), and what Lustre without its mount option and NFS without its daemon answer.
+# Answers of flock(2) on Lustre without its mount option, and on NFS without its lock daemon.
 _NONE_HERE = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 _holders: "weakref.WeakValueDictionary[Path, FolderLock]" = weakref.WeakValueDictionary()
-"""Who in this process has a folder's lock."""
+"""The lock objects of this process, by path."""
 
 
 class FolderLock:
-    """The lock of ``folder``, not taken yet."""
+    """The lock of ``folder``; initially not taken."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / LOCK
@@ -36,17 +37,18 @@ class FolderLock:
         self._firm = False
 
     def take(self, here: float = 3.0, elsewhere: float = 120.0) -> None:
-        """Take it, unless it is taken here already. Where the file system has no locks, nothing happens.
+        """Take the lock, unless this object has it. Does nothing on a file system without locks.
 
-        Another of this process that has not held it for a save may lose it to this one: one that was made
-        anew, as in a notebook, is the one that counts.
+        A newer Checkpointer of this process takes the lock over unless :meth:`hold` made it firm: in a
+        notebook, the newest object counts.
 
         Args:
-            here: seconds for another process of this host to end, as an attempt before may just be doing.
-            elsewhere: for one of another host: if that died, its server drops the lock later (NFSv4: 90 s).
+            here: seconds to wait for a process on this host, such as a previous attempt that is ending.
+            elsewhere: seconds to wait for a process on another host: if that host died, the server drops
+                its lock later (NFSv4: after 90 s).
 
         Raises:
-            CheckpointError: another process has it, or this one for another ``Checkpointer``.
+            CheckpointError: another process, or another ``Checkpointer`` of this process, has the lock.
         """
         if self._descriptor >= 0:
             return
@@ -66,22 +68,22 @@ class FolderLock:
         close_in_children(self)
 
     def hold(self) -> None:
-        """As :meth:`take`, and lose it to nobody; raises CheckpointError."""
+        """Take the lock, and keep it against newer objects of this process; raises CheckpointError."""
         self.take()
         self._firm = True
 
     def close(self) -> None:
-        """Give it back."""
+        """Release the lock."""
         self._firm = False
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 
     def __del__(self) -> None:
-        self.close()  # of a Checkpointer that failed to be made
+        self.close()  # for a Checkpointer whose constructor failed
 
     def _lock(self, descriptor: int, here: float, elsewhere: float) -> None:
-        began, told = time.monotonic(), False
+        began, warned = time.monotonic(), False
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -91,18 +93,21 @@ class FolderLock:
                 other = _holders.get(self._path)
                 if other is not None and other._descriptor >= 0:
                     raise CheckpointError(
-                        f"{self._path.parent}: another Checkpointer of this process saves there; give each "
-                        "its own folder, or leave the other's block first"
+                        f"{self._path.parent}: another Checkpointer of this process saves there; use "
+                        "another folder, or leave the block of the first Checkpointer before"
                     ) from None
                 near = not who or who.endswith(f" on {socket.gethostname()}")
-                if not near and not told:
-                    text = f"{self._path.parent}: waiting {elsewhere:g} s for another training there ({who})"
+                if not near and not warned:
+                    text = (
+                        f"{self._path.parent}: waiting {elsewhere:g} s for another training run that "
+                        f"saves there ({who})"
+                    )
                     warnings.warn(text, CheckpointWarning, stacklevel=2)
-                    told = True
+                    warned = True
                 if time.monotonic() > began + (here if near else elsewhere):
                     raise CheckpointError(
-                        f"{self._path.parent}: another training saves there ({who or 'unknown'}); give each "
-                        f"its own folder, end the other, or give every=0, to read only; if its node is "
+                        f"{self._path.parent}: another training run saves there ({who or 'unknown'}); use "
+                        f"another folder, end that run, or pass every=0 to read only; if its node is "
                         f"gone, remove {self._path}"
                     ) from None
             except OSError as error:
@@ -110,7 +115,7 @@ class FolderLock:
                     return
                 raise
             time.sleep(0.1)
-        with contextlib.suppress(OSError):  # a full disk; the name is only for people
+        with contextlib.suppress(OSError):  # a full disk; the name is only informative
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, _name().encode(), 0)
 

@@ -1,6 +1,6 @@
-"""Striping on Lustre: one file a rank wants one stripe, since many ranks spread over the servers anyway.
+"""Striping on Lustre: each rank's file gets one stripe, since many files already spread over the servers.
 
-Lustre Operations Manual, "Managing File Layout": a folder's default layout holds for the files made in it.
+Lustre Operations Manual, "Managing File Layout": files inherit the default layout of their folder.
 """
 
 import shutil
@@ -12,12 +12,12 @@ _TIMEOUT = 10.0
 
 
 def setstripe_command(folder: Path) -> list[str]:
-    """The command that gives files in ``folder`` one stripe each."""
+    """Return the command that gives each file in ``folder`` one stripe."""
     return ["lfs", "setstripe", "--stripe-count", "1", str(folder)]
 
 
 def is_lustre(folder: Path, mounts: str) -> bool:
-    """Whether ``folder`` lies on Lustre, by the text of /proc/mounts: the longest mount point counts."""
+    """Return True if ``folder`` is on Lustre, by the longest matching mount point in /proc/mounts."""
     best, kind = "", ""
     for line in mounts.splitlines():
         fields = line.split()
@@ -31,7 +31,7 @@ def is_lustre(folder: Path, mounts: str) -> bool:
 
 
 def stripe(folder: Path) -> None:
-    """Set the layout where there is Lustre and its tool; a refusal costs speed, not correctness."""
+    """Set the layout if Lustre and its tool are present; a refusal costs only speed."""
     if shutil.which("lfs") is None:
         return
     with suppress(OSError, subprocess.SubprocessError):

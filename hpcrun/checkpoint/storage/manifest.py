@@ -1,7 +1,7 @@
-"""What a committed checkpoint consists of, in a file that notices its own damage.
+"""The manifest: it lists the files of a committed checkpoint, and detects its own damage.
 
-Only the one encoding that :func:`encode` gives is accepted back, and it carries its own hash, so that
-no flipped bit of a manifest goes unnoticed, not even one in its white space.
+:func:`decode` accepts only the exact encoding of :func:`encode`, which includes a hash of the manifest. A
+flipped bit is always detected, even in white space.
 """
 
 import json
@@ -22,7 +22,7 @@ _OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
 
 @dataclass(frozen=True)
 class FileRecord:
-    """One file: its name, its size in bytes and the hexadecimal XXH3-128 of its content."""
+    """Name of a file, its size in bytes, and the hexadecimal XXH3-128 of its content."""
 
     name: str
     size: int
@@ -31,9 +31,9 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """One checkpoint: taken after ``step`` optimiser steps by ``world_size`` ranks of ``owner``.
+    """Manifest of a checkpoint after ``step`` optimizer steps, written by ``world_size`` ranks of ``owner``.
 
-    ``created`` is in unix seconds; ``meta`` is plain JSON and belongs to the caller.
+    ``created`` is in unix seconds; ``meta`` is plain JSON for the caller.
     """
 
     step: int
@@ -45,11 +45,11 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        """Bytes of all files together."""
+        """Return the total size of all files in bytes."""
         return sum(record.size for record in self.files)
 
     def record(self, name: str) -> FileRecord:
-        """The record of the file ``name``; raises DamagedCheckpoint when there is none."""
+        """Return the record of the file ``name``; raises DamagedCheckpoint if there is none."""
         for record in self.files:
             if record.name == name:
                 return record
@@ -57,7 +57,7 @@ class Manifest:
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The one accepted form of ``manifest``.
+    """Return the only accepted encoding of ``manifest``.
 
     Raises:
         CheckpointError: ``meta`` is not plain JSON, or a name is not allowed.
@@ -73,16 +73,16 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(raw: bytes) -> Manifest:
-    """The manifest that :func:`encode` made ``raw`` of.
+    """Return the manifest encoded in ``raw``.
 
     Raises:
-        DamagedCheckpoint: ``raw`` is not exactly that, or of a format that this version cannot read.
+        DamagedCheckpoint: ``raw`` differs from its encoding, or has a format of another version.
     """
     try:
         values = json.loads(raw)
         if values["format"] != _FORMAT:
             raise DamagedCheckpoint(
-                f"format {values['format']!r}: this version of hpcrun reads format {_FORMAT}",
+                f"format {values['format']!r}, but this version of hpcrun reads format {_FORMAT}",
                 lasting=False,
             )
         manifest = Manifest(
@@ -97,14 +97,14 @@ def decode(raw: bytes) -> Manifest:
     except DamagedCheckpoint:
         raise
     except (ValueError, KeyError, TypeError, RecursionError, CheckpointError) as error:
-        raise DamagedCheckpoint("not a whole manifest") from error
+        raise DamagedCheckpoint("not a valid manifest") from error
     if not whole:
         raise DamagedCheckpoint("its content does not match its own hash")
     return manifest
 
 
 def require_file_name(name: str) -> None:
-    """Raise CheckpointError unless ``name`` is a plain file name, which cannot leave its folder."""
+    """Raise CheckpointError unless ``name`` is a plain file name that cannot leave its folder."""
     if not _FILE.fullmatch(name) or name == MANIFEST:
         raise CheckpointError(f"{name!r}: not a file name for a checkpoint")
 
@@ -113,7 +113,7 @@ def require_owner(owner: str) -> None:
     """Raise CheckpointError unless ``owner`` can be part of a folder's name."""
     if not _OWNER.fullmatch(owner):
         raise CheckpointError(
-            f"{owner!r}: not an owner's name; give job and restart, like '4711-0'"
+            f"{owner!r}: not a valid owner; use job and restart, such as '4711-0'"
         )
 
 

@@ -1,6 +1,6 @@
-"""Committed checkpoints as a reader sees them: their names, their manifests, their bytes, all checked.
+"""Reading of committed checkpoints: names, manifests and content, all verified.
 
-Apart from the protocol that makes them (store.py), since most who read never write.
+store.py adds the commit protocol; most readers never write.
 """
 
 import re
@@ -40,52 +40,52 @@ class CommittedSteps:
         self._proven: set[int] = set()
 
     def path(self, step: int) -> Path:
-        """Where the checkpoint of ``step`` lies, or would."""
+        """Return the folder of the checkpoint of ``step``, whether or not it exists."""
         return self.root / step_name(step)
 
     def require_private(self, steps: Iterable[int] = ()) -> None:
-        """Raise CheckpointError if everybody may write to ``root``: anyone's weights could be loaded.
+        """Raise CheckpointError if everybody may write to ``root``: its weights could be anyone's.
 
         Args:
-            steps: those whose folders and files count as well.
+            steps: also check the folders and files of these steps.
         """
         _refuse_open_to_all(self.root, f"chmod o-w {self.root}")
         for folder in map(self.path, steps):
-            with suppress(OSError):  # as below
+            with suppress(OSError):  # the reader reports paths that cannot be listed
                 for path in (folder, *folder.iterdir()):
                     _refuse_open_to_all(path, f"chmod -R o-w {folder}")
 
     def steps(self) -> list[int]:
-        """The committed steps, newest first, whole or not.
+        """Return the committed steps, newest first, valid or damaged.
 
         Raises:
-            CheckpointError: the folder is there and cannot be read.
+            CheckpointError: the folder exists and cannot be read.
         """
         found = (_COMMITTED.fullmatch(name) for name in self._names())
         return sorted((int(match[1]) for match in found if match), reverse=True)
 
     def require_none(self, remedy: str) -> None:
-        """Raise CheckpointError if there are checkpoints, for a training that did not restore them.
+        """Raise CheckpointError if there are checkpoints that this training run did not restore.
 
-        A save keeps a step that is there already, so that of another training would stay.
+        A save keeps an existing step, so the checkpoint of the other training run would stay.
 
         Args:
-            remedy: the call that restores them.
+            remedy: the call that restores the checkpoints.
         """
         steps: list[int] = []
         with suppress(CheckpointError):  # the save itself reports a folder that cannot be listed
             steps = self.steps()
         if steps:
             raise CheckpointError(
-                f"{self.root}: holds checkpoints up to step {steps[0]}, which this training did not go on "
-                f"from; call {remedy} first, or use another folder"
+                f"{self.root}: contains checkpoints up to step {steps[0]}, which this training run did not "
+                f"restore; call {remedy} first, or use another folder"
             )
 
     def manifest(self, step: int) -> Manifest:
-        """The manifest of ``step``.
+        """Return the manifest of ``step``.
 
         Raises:
-            DamagedCheckpoint: it is missing, unreadable, or not what was written.
+            DamagedCheckpoint: the manifest is missing, unreadable or changed.
         """
         path = self.path(step) / MANIFEST
         try:
@@ -102,10 +102,10 @@ class CommittedSteps:
         return manifest
 
     def valid(self) -> dict[int, Manifest]:
-        """The manifests of all checkpoints whose files have their sizes, newest first.
+        """Return the manifests of all checkpoints with the right file sizes, newest first.
 
         Raises:
-            CheckpointError: the folder is there and cannot be read.
+            CheckpointError: the folder exists and cannot be read.
         """
         found = {}
         for step in self.steps():
@@ -114,10 +114,10 @@ class CommittedSteps:
         return {step: manifest for step, manifest in found.items() if step not in self._distrusted}
 
     def check(self, step: int, names: Iterable[str] | None = None) -> None:
-        """Read the files ``names`` of ``step`` (all, if None) and compare them with the manifest.
+        """Read the files ``names`` of ``step`` (None: all files) and compare them with the manifest.
 
         Raises:
-            DamagedCheckpoint: naming the file that is missing or has another size or content.
+            DamagedCheckpoint: a file is missing, or its size or content is wrong; the text names the file.
         """
         manifest = self.manifest(step)
         wanted = manifest.files if names is None else [manifest.record(name) for name in names]
@@ -132,13 +132,13 @@ class CommittedSteps:
             content.update(block)
             size += len(block)
         if size != record.size:
-            text = f"{path}: is not {record.size} bytes long, as it was written"
+            text = f"{path}: does not have the {record.size} bytes that were written"
             raise self.damaged(step, text, file=record.name)
         if content.hexdigest() != record.xxh3:
             raise self.changed(step, record.name)
 
     def read(self, step: int, name: str) -> bytes:
-        """The content of a small file of ``step``; raises DamagedCheckpoint, as :meth:`check`."""
+        """Return the content of a small file of ``step``; raises DamagedCheckpoint, as :meth:`check`."""
         record = self.manifest(step).record(name)
         found = b"".join(self._content(step, name, record.size))
         if len(found) != record.size or xxhash.xxh3_128_hexdigest(found) != record.xxh3:
@@ -147,10 +147,10 @@ class CommittedSteps:
 
     @contextmanager
     def opened(self, step: int, name: str) -> Iterator[PatientFile]:
-        """A file of ``step``, to read pieces of in the block.
+        """Open a file of ``step`` for reading in the block.
 
         Raises:
-            DamagedCheckpoint: at once or in the block: it is missing, unreadable or too short.
+            DamagedCheckpoint: the file is missing, unreadable or too short, also during the block.
         """
         path = self.path(step) / name
         try:
@@ -159,14 +159,14 @@ class CommittedSteps:
         except OSError as error:
             raise self._unreadable(step, path, error) from error
         except EOFError as error:
-            text = f"{path}: is shorter than it was written"
+            text = f"{path}: is shorter than when it was written"
             raise self.damaged(step, text, file=name) from error
 
     def inspect(self, step: int) -> Manifest:
-        """Return the manifest of ``step``, all of whose files have their sizes.
+        """Return the manifest of ``step`` after a check of the file sizes.
 
         Raises:
-            DamagedCheckpoint: as :meth:`manifest`, or a file has another size.
+            DamagedCheckpoint: as :meth:`manifest`, or the size of a file is wrong.
         """
         manifest = self.manifest(step)
         for record in manifest.files:
@@ -179,9 +179,9 @@ class CommittedSteps:
                 ) from error.__cause__
         return manifest
 
-    def read_anew(self, step: int, name: str) -> None:
-        """Drop what this node has cached of a file: the next read asks the disk."""
-        # The next read reports what is wrong with the file.
+    def drop_cache(self, step: int, name: str) -> None:
+        """Drop a file from this node's page cache, so that the next read asks the disk."""
+        # An error is ignored here: the next read reports it.
         with suppress(OSError):
             descriptor = self._fs.open(self.path(step) / name)
             try:
@@ -190,16 +190,16 @@ class CommittedSteps:
                 self._fs.close(descriptor)
 
     def distrust(self, step: int) -> None:
-        """Choose ``step`` no more and do not count it as kept."""
+        """Mark ``step`` as damaged: :meth:`valid` omits it from now on."""
         self._distrusted.add(step)
 
     def trust(self, step: int) -> None:
-        """Count ``step`` as whole again, after a second look."""
+        """Mark ``step`` as valid again, after a second check."""
         self._distrusted.discard(step)
         self._damaged.discard(step)
 
     def prove(self, step: int) -> None:
-        """Call ``step`` damaged for good, after a second look of this rank."""
+        """Mark ``step`` as damaged for good, after a second check on this rank."""
         self._distrusted.add(step)
         self._damaged.add(step)
         self._proven.add(step)
@@ -207,27 +207,27 @@ class CommittedSteps:
     def damaged(
         self, step: int, text: str, *, lasting: bool = True, file: str | None = None
     ) -> DamagedCheckpoint:
-        """An exception that says ``text``; ``step`` is not trusted from now on."""
+        """Mark ``step`` as damaged, and return an exception with ``text``."""
         self._distrusted.add(step)
         if lasting:
             self._damaged.add(step)
         return DamagedCheckpoint(text, lasting=lasting, file=file)
 
     def changed(self, step: int, name: str) -> DamagedCheckpoint:
-        """An exception as :meth:`damaged` returns it, for a file whose hash is another."""
-        text = f"{self.path(step) / name}: its content is not what was written (hash)"
+        """Mark ``step`` as damaged, and return an exception about the hash of the file ``name``."""
+        text = f"{self.path(step) / name}: its content differs from the written content (hash)"
         return self.damaged(step, text, file=name)
 
     def set_aside(self) -> list[str]:
-        """The names of the folders of damaged checkpoints that were renamed aside, newest first.
+        """Return the names of the folders of quarantined checkpoints, newest first.
 
         Raises:
-            CheckpointError: the folder is there and cannot be read.
+            CheckpointError: the folder exists and cannot be read.
         """
         found = [(match, name) for name in self._names() if (match := _ASIDE.fullmatch(name))]
         return [name for _, name in sorted(found, key=lambda pair: -int(pair[0][2]))]
 
-    # The parts
+    # Private helpers
 
     def _unreadable(self, step: int, path: Path, error: OSError) -> DamagedCheckpoint:
         text = f"{path}: cannot be read: {reason(error)}"
@@ -262,13 +262,13 @@ def _refuse_open_to_all(path: Path, remedy: str) -> None:
     try:
         mode = path.stat().st_mode
     except OSError:
-        return  # what cannot be looked at cannot be read either, which is told by who tries
+        return  # then reading fails as well, and the reader reports it
     if mode & stat.S_IWOTH:
-        raise CheckpointError(f"{path}: everybody may write there; run `{remedy}` first")
+        raise CheckpointError(f"{path}: everybody may write to it; run `{remedy}` first")
 
 
 def step_name(step: int) -> str:
-    """The name of the folder of ``step``; raises CheckpointError below 0."""
+    """Return the name of the folder of ``step``; raises CheckpointError for a negative step."""
     if step < 0:
         raise CheckpointError(f"step {step}: cannot be negative")
     return f"step-{step:09d}"

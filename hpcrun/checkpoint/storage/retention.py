@@ -1,4 +1,4 @@
-"""Which checkpoints stay: the newest, every n-th, the best."""
+"""Retention: keep the newest checkpoints, every n-th, and the best."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -11,10 +11,17 @@ from hpcrun.checkpoint.storage.store import CheckpointStore
 
 @dataclass(frozen=True)
 class Retention:
-    """``keep`` newest, those at multiples of ``every`` steps (0: none), and the ``best`` by a metric.
+    """Rule for the checkpoints to keep: the newest, multiples of a step count, and the best by a metric.
 
-    ``metric`` names a number in the manifests' ``meta``; a smaller one is better, or a larger one where
-    the name begins with ``-`` (``-accuracy``). ``keep`` below 1 is a CheckpointError.
+    Attributes:
+        keep: number of newest checkpoints, at least 1.
+        every: keep each multiple of this number of steps; 0: none.
+        best: number of best checkpoints to keep.
+        metric: key in ``meta`` of the manifests. Lower is better; with a leading ``-`` (``-accuracy``)
+            higher is better.
+
+    Raises:
+        CheckpointError: a value is not a whole number, or ``keep`` is below 1.
     """
 
     keep: int = 3
@@ -31,25 +38,25 @@ class Retention:
             raise CheckpointError(f"keep={self.keep}: at least one checkpoint must be kept")
 
     def protected(self, metas: Mapping[int, Mapping[str, Any]]) -> set[int]:
-        """The steps that stay whatever their age, of valid checkpoints with these ``meta``."""
+        """Return the steps to keep regardless of their age, from the ``meta`` of valid checkpoints."""
         stay = {step for step in metas if self.every and step % self.every == 0}
         name, sign = self.metric.removeprefix("-"), -1.0 if self.metric.startswith("-") else 1.0
         scores = []
         for step, meta in metas.items():
             value = meta.get(name)
             if isinstance(value, int | float) and math.isfinite(value):
-                # Of equal ones the later is better: it has seen more.
+                # Of equal scores the later step is better: it has more training.
                 scores.append((sign * value, -step))
         return stay | {-step for _, step in sorted(scores)[: self.best]}
 
 
 def tidying(store: CheckpointStore, retention: Retention) -> Callable[[int], list[str]]:
-    """What rank 0 does after the commit of a step: prune. Raises CheckpointError."""
+    """Return the function that rank 0 calls after each commit to prune; it raises CheckpointError."""
 
     def tidy(step: int) -> list[str]:
         metas: dict[int, Mapping[str, Any]] = {}
         if retention.every or retention.best:
-            # A damaged one would stand as the best in the place of one that can be loaded.
+            # A damaged checkpoint must not count as the best in place of a valid checkpoint.
             metas = {known: manifest.meta for known, manifest in store.valid().items()}
         store.prune(retention.keep, protect={step, *retention.protected(metas)})
         return []

@@ -1,10 +1,9 @@
-"""The commit protocol: a checkpoint is committed whole or does not exist.
+"""The commit protocol: a checkpoint is committed completely or does not exist.
 
-It is written into a folder of a temporary name that belongs to one incarnation of the run, each file
-fsynced and hashed on its way; then comes the manifest, the fsync of the folder, one rename(2) to its
-final name, which did not exist, and the fsync of the parent. Only plain bytes are handled here, so that every
-crash point can be tested without torch. No folder is ever reused: writing into a committed one would
-leave its manifest standing over half-replaced files.
+A checkpoint is written into a temporary folder of one attempt; each file is hashed and fsynced. Then follow
+the manifest, the fsync of the folder, one rename(2) to the final name, which must not exist, and the fsync of
+the parent. This module handles only plain bytes, so that tests cover every crash point without torch. No
+folder is reused: a write into a committed folder would leave its manifest with half-replaced files.
 """
 
 import errno
@@ -45,18 +44,18 @@ _DAMAGED_KEPT = 2
 
 
 class CheckpointStore(CommittedSteps):
-    """The checkpoints of one run in ``root``, seen by one incarnation of it, ``owner``.
+    """The checkpoints of a run in ``root``, used by the attempt ``owner``.
 
     Args:
-        root: the folder; made (0700) by the first :meth:`begin` if it does not exist.
-        owner: job and restart, like ``4711-0``; part of the names of drafts.
-        nonce: part of the names of drafts too, where another incarnation may have the same ``owner``.
-        fs: the system calls; tests plant faults there.
-        patience: seconds to wait for a name that another node made and that a network file system
+        root: the folder; the first :meth:`begin` creates it (0700) if it does not exist.
+        owner: job and restart, such as ``4711-0``; part of the names of temporary folders.
+        nonce: also part of these names, for attempts that may have the same ``owner``.
+        fs: the system calls; tests inject faults here.
+        patience: seconds to wait for a name that another node created and that a network file system
             does not show here yet (ENOENT, ESTALE).
 
     Raises:
-        CheckpointError: ``owner`` cannot be part of a file's name.
+        CheckpointError: ``owner`` cannot be part of a file name.
     """
 
     def __init__(
@@ -77,22 +76,24 @@ class CheckpointStore(CommittedSteps):
     # Writing
 
     def make_root(self) -> None:
-        """Make the folder, and those above it that are missing; raises CheckpointError."""
+        """Create the folder and its missing parents; raises CheckpointError."""
         with explained("be made", self.root):
             make_directories(self._fs, self.root)
 
     def begin(self, step: int) -> Path:
-        """A fresh, empty draft for ``step``; for rank 0. An own draft left over is removed first.
+        """Return a new, empty temporary folder for ``step``; for rank 0.
+
+        A leftover temporary folder of this attempt is removed first.
 
         Raises:
-            CheckpointError: the folder cannot be made.
+            CheckpointError: the folder cannot be created.
         """
         draft = self.root / f"{step_name(step)}.tmp-{self._incarnation}"
         with explained("begin a checkpoint", draft):
             with suppress(FileExistsError):
                 self._fs.make_directory(self.root)
             if not self._rooted:
-                # Whoever made it may have died before its name was durable.
+                # The process that created the folder may have died before its name was durable.
                 sync_directory(self._fs, self.root.parent)
                 self._rooted = True
             delete(self._fs, draft)
@@ -101,14 +102,14 @@ class CheckpointStore(CommittedSteps):
 
     @contextmanager
     def open_file(self, draft: Path, name: str, *, direct: bool = False) -> Iterator[DraftFile]:
-        """Write one file of ``draft``; any rank may. Its ``record`` is there after the block.
+        """Write a file of ``draft``; any rank may do so. Its ``record`` is available after the block.
 
         Args:
-            direct: past the page cache, where the file system can: for large blocks that begin at
-                page boundaries. It takes no processor time from training, and no cache from its data.
+            direct: bypass the page cache where the file system can; for large blocks that begin at page
+                boundaries. This saves processor time and page cache for training.
 
         Raises:
-            CheckpointError: on leaving the block, if the disk refused anything since entering it.
+            CheckpointError: at the end of the block, if the disk refused a write, the fsync or the close.
         """
         require_file_name(name)
         with self._writing(draft / name, direct) as stream:
@@ -123,15 +124,15 @@ class CheckpointStore(CommittedSteps):
         meta: Mapping[str, Any],
         still_mine: Callable[[], None],
     ) -> Path:
-        """Make ``draft`` the checkpoint of ``step``; for rank 0. Returns its final folder.
+        """Make ``draft`` the checkpoint of ``step``, and return its final folder; for rank 0.
 
-        A whole checkpoint of that step that is there already is kept and the draft dropped (the
-        same step of the same run holds the same state); a damaged one is replaced.
+        An existing valid checkpoint of this step is kept and the draft is removed (the same step of the
+        same run has the same state). An existing damaged checkpoint is replaced.
 
         Args:
-            records: of every file, from all ranks.
-            still_mine: called right before the rename; raises when this incarnation may not write
-                any more. What it raises passes through.
+            records: the records of all files of all ranks.
+            still_mine: called right before the rename; raises if this attempt may not write any more.
+                Its exception is passed on.
 
         Raises:
             CheckpointError: the checkpoint is not committed, or not durably; the draft is left for
@@ -141,7 +142,7 @@ class CheckpointStore(CommittedSteps):
             step, world_size, self.owner, time.time(), tuple(records), _plain(meta, step)
         )
         if len({record.name for record in records}) != len(records):
-            raise CheckpointError(f"{draft}: two files of one name")
+            raise CheckpointError(f"{draft}: two files have the same name")
         for record in records:
             self._require_size(draft / record.name, record.size)
         with self._writing(draft / MANIFEST) as stream:
@@ -158,36 +159,36 @@ class CheckpointStore(CommittedSteps):
         return final
 
     def abandon(self, draft: Path) -> None:
-        """Remove ``draft``; nothing happens when it is gone. Raises CheckpointError if it stays."""
+        """Remove ``draft``; a missing draft is no error. Raises CheckpointError if it cannot be removed."""
         if not _DRAFT.fullmatch(draft.name):
             raise CheckpointError(f"{draft}: not a draft")
         with explained("be removed", draft):
             delete(self._fs, draft)
 
     def require_free(self, size: int, what: str) -> None:
-        """Raise CheckpointError unless ``size`` bytes are free where ``root`` lies, or will lie.
+        """Raise CheckpointError unless the file system of ``root`` has ``size`` free bytes.
 
         Args:
-            what: what takes them, for the message.
+            what: description of the content, for the message.
         """
-        with explained("be looked at", self.root):
+        with explained("be examined", self.root):
             free = self._fs.free(parent_of(self.root))
         if free < size:
             raise CheckpointError(
-                f"{self.root}: a checkpoint needs {amount(size)} ({what}), {amount(free)} are free, "
-                f"{amount(size - free)} too few; free some space, or lower checkpoint.keep"
+                f"{self.root}: a checkpoint needs {amount(size)} ({what}); {amount(free)} are free, "
+                f"{amount(size - free)} too little; free some space, or lower checkpoint.keep"
             )
 
-    # Choosing
+    # Selecting
 
     def newest_valid(self, skip: Iterable[int] = ()) -> Manifest | None:
-        """The newest checkpoint whose manifest is whole and whose files have their sizes.
+        """Return the newest checkpoint with a valid manifest and the right file sizes, or None.
 
         Args:
-            skip: steps to pass over.
+            skip: steps to ignore.
 
         Raises:
-            CheckpointError: the folder is there and cannot be read.
+            CheckpointError: the folder exists and cannot be read.
         """
         skipped = set(skip)
         for step in self.steps():
@@ -196,24 +197,24 @@ class CheckpointStore(CommittedSteps):
                     return self.inspect(step)
         return None
 
-    # Tidying
+    # Cleaning up
 
     def prune(self, keep: int, protect: Iterable[int] = ()) -> list[int]:
         """Remove the oldest valid checkpoints beyond the newest ``keep``; for rank 0.
 
-        Damaged ones neither count as kept nor are removed; what a reader holds stays. Each is
-        renamed away, and the renames made durable, before any file is removed: a crash leaves a
-        whole checkpoint or none.
+        Damaged checkpoints do not count and are not removed; leased checkpoints stay. Each folder is renamed,
+        and the renames are made durable, before any file is removed: after a crash, a checkpoint is
+        complete or gone.
 
         Args:
             keep: at least 1.
-            protect: steps that stay whatever their age.
+            protect: steps to keep regardless of their age.
 
         Returns:
-            The steps removed, oldest first.
+            The removed steps, oldest first.
 
         Raises:
-            CheckpointError: the disk refused; what is still listed by :meth:`steps` is whole.
+            CheckpointError: the disk refused; the steps that :meth:`steps` still lists are complete.
         """
         if keep < 1:
             raise CheckpointError(f"keep={keep}: at least one checkpoint must be kept")
@@ -223,15 +224,15 @@ class CheckpointStore(CommittedSteps):
             self._remove([self.path(step) for step in doomed])
         return doomed
 
-    def set_damaged_aside(self) -> list[str]:
-        """Rename the checkpoints that this object has twice found damaged to ``damaged-step-…``; for rank 0.
+    def quarantine_damaged(self) -> list[str]:
+        """Rename the checkpoints that two checks found damaged to ``damaged-step-…``; for rank 0.
 
-        They then take no place of those that are kept. The newest two stay for a look, older ones are
-        removed: only what was found damaged twice has such a name. A checkpoint that is whole at the second
-        look, or that the file system refuses to read, stays in place.
+        Renamed checkpoints no longer count for retention. The newest two are kept for inspection, and older
+        ones are removed. A checkpoint that passes the second check, or that the file system refuses to
+        read, stays in place.
 
         Returns:
-            A line for each that was renamed, and for each that is whole.
+            A line for each renamed checkpoint, and for each checkpoint that passed the second check.
 
         Raises:
             CheckpointError: the disk refused.
@@ -243,14 +244,16 @@ class CheckpointStore(CommittedSteps):
                 self._damaged.discard(step)
                 if trouble is None:
                     self.trust(step)
-                    lines.append(f"step {step} looked damaged, is whole, and stays")
+                    lines.append(
+                        f"step {step} looked damaged at first, but a second check found no damage"
+                    )
                 continue
             aside = self.root / f"damaged-{step_name(step)}-{int(time.time())}"
             with explained("be renamed", self.path(step)), suppress(FileNotFoundError):
                 self._fs.rename(self.path(step), aside)
                 lines.append(
                     f"step {step} is damaged and was renamed to {aside.name} (the newest "
-                    f"{_DAMAGED_KEPT} of these stay)"
+                    f"{_DAMAGED_KEPT} such folders are kept)"
                 )
                 renamed = True
             self._damaged.discard(step)
@@ -262,15 +265,16 @@ class CheckpointStore(CommittedSteps):
         return lines
 
     def sweep(self) -> list[str]:
-        """Remove what failed or died on its way: drafts, half-removed folders, holds long expired.
+        """Remove leftovers: temporary folders, half-removed folders, expired leases.
 
-        Only the run's present owner may call it, and between its saves: a draft in use would go as well.
+        Only the current owner of the run may call this, and only between saves: a temporary folder in use
+        would be removed as well.
 
         Returns:
-            The names of what was removed.
+            The removed names.
 
         Raises:
-            CheckpointError: the disk refused; everything else is removed.
+            CheckpointError: the disk refused a removal; the other leftovers are removed.
         """
         names = self._names()
         leftovers = expired(names)
@@ -280,7 +284,7 @@ class CheckpointStore(CommittedSteps):
         troubles = []
         for name in leftovers:
             try:
-                with explained("be swept", self.root / name):
+                with explained("be removed", self.root / name):
                     delete(self._fs, self.root / name)
             except CheckpointError as error:
                 troubles.append(error)
@@ -288,15 +292,15 @@ class CheckpointStore(CommittedSteps):
             raise troubles[0]
         return leftovers
 
-    # The parts
+    # Private helpers
 
     def _second_trouble(self, step: int) -> DamagedCheckpoint | None:
-        """Return what is wrong with a damaged step at a second look, if there was none yet."""
+        """Check a damaged step again, unless this was done; return the error, or None if it is valid."""
         try:
             if step in self._proven:
                 return DamagedCheckpoint(f"step {step}: is damaged")
             for record in self.inspect(step).files:
-                self.read_anew(step, record.name)
+                self.drop_cache(step, record.name)
                 self.check_file(step, record)
         except DamagedCheckpoint as error:
             return error
@@ -327,8 +331,8 @@ class CheckpointStore(CommittedSteps):
         stream.finish()
 
     def _publish(self, draft: Path, final: Path, step: int) -> None:
-        # Another incarnation may commit the same step between a look and the rename, so the rename
-        # itself finds out. The bound only guards against a file system that keeps refusing.
+        # Another attempt may commit the same step between a check and the rename, so the rename itself
+        # detects it. The limit guards only against a file system that keeps refusing.
         for _ in range(3):
             try:
                 self._fs.rename(draft, final)
@@ -340,7 +344,7 @@ class CheckpointStore(CommittedSteps):
                 delete(self._fs, draft)
                 return
             self._remove([final])
-        raise OSError(errno.EEXIST, f"{final.name} keeps coming back")
+        raise OSError(errno.EEXIST, f"{final.name} reappears after each removal")
 
     def _remove(self, folders: Sequence[Path]) -> None:
         if not folders:
@@ -350,7 +354,7 @@ class CheckpointStore(CommittedSteps):
             for folder in folders
         ]
         for folder, trash in zip(folders, away, strict=True):
-            with suppress(FileNotFoundError):  # another incarnation was faster
+            with suppress(FileNotFoundError):  # another attempt was faster
                 self._fs.rename(folder, trash)
         sync_directory(self._fs, self.root)
         for trash in away:
@@ -358,7 +362,7 @@ class CheckpointStore(CommittedSteps):
 
 
 def _plain(meta: Mapping[str, Any], step: int) -> dict[str, Any]:
-    # Through JSON and back, so that what is hashed now is what a reader will encode again.
+    # Normalize through JSON: the hash then covers exactly the values that a reader encodes again.
     try:
         values: dict[str, Any] = json.loads(json.dumps(dict(meta)))
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Every byte of committed checkpoints against their manifests, several files at a time. Knows no torch."""
+"""Verification of committed checkpoints against their manifests, several files in parallel, without torch."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -17,12 +17,13 @@ def verify(
     *,
     at_once: int | None = None,
 ) -> list[int]:
-    """Read and check all files of ``steps``; nobody prunes a step meanwhile.
+    """Read and check all files of ``steps``; a lease protects each step from pruning.
 
     Args:
-        report: called for each step with what is wrong with it (one line a damaged file), or None, and
-            its size in bytes.
-        at_once: files read in parallel; None: one per core, four at least, since disks like company.
+        report: called for each step with its problems (a line per damaged file) or None, and its size in
+            bytes.
+        at_once: number of files to read in parallel; None: one per core, and at least four, because disks
+            are faster with several reads.
 
     Returns:
         The damaged steps.
@@ -50,7 +51,7 @@ def verify(
 
 
 def _check(store: CheckpointStore, step: int, record: FileRecord) -> str | None:
-    # Not by its name: the manifest would be read once for each of its files.
+    # The record, not the name: by name, the manifest would be read again for each file.
     try:
         store.check_file(step, record)
     except CheckpointError as error:
