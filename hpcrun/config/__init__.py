@@ -1,6 +1,6 @@
-"""What the user asked for: the schema, YAML/JSON and overrides, and messages that say what to mend.
+"""The configuration: schema, YAML/JSON files, overrides, and messages that name the remedy.
 
-Imports no torch, so that every command that does not train answers at once.
+Imports no torch, so that every command that does not train answers immediately.
 """
 
 from hpcrun.config.compare import (

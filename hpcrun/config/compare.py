@@ -1,4 +1,4 @@
-"""Whether two configs train the same thing: what a resume may change, and what it may not."""
+"""Comparison of two configs: the keys that a resume may change, and the keys that it may not."""
 
 import hashlib
 import json
@@ -8,16 +8,16 @@ from typing import Any
 from hpcrun.config.schedule import decay_begins, least_steps
 from hpcrun.config.schema import Config
 
-# Where it runs, how often it saves and what it tells, not what it computes.
+# Sections about the place of the run, its saves and its logs; they do not change the computation.
 _MAY_CHANGE = frozenset({"name", "job", "restarts", "checkpoint", "watch"})
-# Nor do these: two end a training that they do not like, and change nothing in one that ends well.
+# Keys with no effect on the weights; two of them can end a run, but do not change a run that ends well.
 _MAY_CHANGE_IN_TRAIN = frozenset(
     {
         *("timeout", "hang_after", "hang_start", "profile", "affinity"),
         *("log_every", "stop_check_every", "nonfinite", "nonfinite_limit"),
     }
 )
-# How the same sums are computed: a checkpoint does not remember these, and the samples stay in order.
+# Ways to compute the same sums: a checkpoint does not depend on them, and the order of samples stays.
 _WAYS = (
     *("train.micro_batch", "train.accumulation"),
     *("train.activation_checkpointing", "train.checkpoint_blocks"),
@@ -27,67 +27,69 @@ _WAYS = (
     *("train.compile", "train.compile_mode", "train.deterministic", "optim.fused"),
     *("data.workers", "data.prefetch"),
 )
-# PowerSGD remembers errors by DDP's buckets, and what moves gradients between these would mix them up.
+# PowerSGD stores errors per DDP bucket. A key that changes the buckets would mix these errors up.
 _WAYS_WITH_BUCKETS = (
     *("train.micro_batch", "train.accumulation", "data.workers", "data.prefetch"),
     *("train.deterministic", "optim.fused"),
 )
-# What is free until the learning rate begins to come down.
+# Keys that may change until the decay of the learning rate begins.
 _LENGTH = ("train.steps", "optim.schedule", "optim.decay_steps", "optim.final_lr_fraction")
-# What only looks at the weights, where neither the end nor the best of them hangs on it.
+# Keys of validation, which may change unless early stopping or the best weights depend on validation.
 _VALIDATION = ("train.validate_every", "train.validate_batches")
-# Whether the best weights are kept is for good, and not how many.
+# A resume may change how many best checkpoints are kept, but not whether any are kept.
 _BEST = "checkpoint.keep_best"
 
 
 def training_fingerprint(config: Config) -> str:
-    """A short hash of everything that decides the weights (not of the job, restarts or name)."""
+    """Return a short hash of all keys that decide the weights (not of the job, restarts or name)."""
     text = json.dumps(_essence(config), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def training_differences(old: Config, new: Config, stands: int | None = None) -> list[str]:
-    """The keys that decide the weights and differ, each as ``train.lr: 0.001 -> 0.003``.
+def training_differences(old: Config, new: Config, steps_done: int | None = None) -> list[str]:
+    """Return the different keys that decide the weights, each as ``train.lr: 0.001 -> 0.003``.
 
-    ``stands``: the steps taken so far, if more are to come: keys that none of them has felt do not count.
+    ``steps_done``: the finished steps, if more steps follow. Keys without effect on these steps are omitted.
     """
     free = _ways(old) & _ways(new)
-    if not _judged(old) and not _judged(new):
+    if not _needs_validation(old) and not _needs_validation(new):
         free |= frozenset(_VALIDATION)
     if old.checkpoint.keep_best and new.checkpoint.keep_best:
         free |= {_BEST}
-    if stands is not None and _open(old, new, stands):
+    if steps_done is not None and _may_change_length(old, new, steps_done):
         free |= frozenset(_LENGTH)
-    told = differing(_essence(old), _essence(new))
-    return [line for line in told if line.partition(":")[0] not in free]
+    lines = differing(_essence(old), _essence(new))
+    return [line for line in lines if line.partition(":")[0] not in free]
 
 
-def lengths_left(old: Config, new: Config, stands: int) -> str | None:
-    """What length a run may still have after ``stands`` steps, in words; None if that of ``new`` is one."""
-    refused = training_differences(old, new, stands)
+def lengths_left(old: Config, new: Config, steps_done: int) -> str | None:
+    """Describe the lengths that a run may have after ``steps_done`` steps; None if ``new`` is allowed."""
+    refused = training_differences(old, new, steps_done)
     if not any(line.partition(":")[0] in _LENGTH for line in refused):
         return None
-    least = least_steps(new, stands)
-    if stands >= old.train.steps:
-        return "there are no more to take, and it becomes no longer"
-    if stands >= decay_begins(old):
+    least = least_steps(new, steps_done)
+    if steps_done >= old.train.steps:
+        return "the run cannot become longer"
+    if steps_done >= decay_begins(old):
         return (
-            f"since step {decay_begins(old):.0f} its learning rate comes down towards step "
-            f"{old.train.steps}, which stays its last"
+            f"the learning rate decays from step {decay_begins(old):.0f} to step "
+            f"{old.train.steps}, which must stay the last step"
         )
     if least is None:
-        return f"with optim.schedule={new.optim.schedule} the learning rate would have come down already"
-    return f"with optim.schedule={new.optim.schedule} train.steps may be {least} or more"
+        return (
+            f"with optim.schedule={new.optim.schedule} the learning rate would already have decayed"
+        )
+    return f"with optim.schedule={new.optim.schedule} train.steps must be at least {least}"
 
 
 def ways(config: Config) -> dict[str, Any]:
-    """What a resume may change and bits depend on: how the sums are computed, and not which."""
+    """Return the keys that a resume may change but that may change bits: ways to compute the same sums."""
     values = _flat(config.model_dump(mode="json"))
     return {key: values[key] for key in _WAYS}
 
 
 def differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """The keys whose values differ, each as ``train.lr: 0.001 -> 0.003``."""
+    """Return the keys whose values differ, each as ``train.lr: 0.001 -> 0.003``."""
     missing = "absent"
     return [
         f"{key}: {before.get(key, missing)} -> {after.get(key, missing)}"
@@ -96,18 +98,20 @@ def differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _open(old: Config, new: Config, stands: int) -> bool:
-    """Whether after so many steps a training may still become as long as ``new`` wants it."""
-    felt = min(decay_begins(old), decay_begins(new))
-    return stands < min(old.train.steps, new.train.steps) and (not stands or stands < felt)
+def _may_change_length(old: Config, new: Config, steps_done: int) -> bool:
+    """Return True if the run can still get the length of ``new`` after ``steps_done`` steps."""
+    decay = min(decay_begins(old), decay_begins(new))
+    return steps_done < min(old.train.steps, new.train.steps) and (
+        not steps_done or steps_done < decay
+    )
 
 
 def _ways(config: Config) -> frozenset[str]:
     return frozenset(_WAYS_WITH_BUCKETS if config.train.compression == "powersgd" else _WAYS)
 
 
-def _judged(config: Config) -> bool:
-    """Whether validations decide when the training ends, or which of its weights are the best."""
+def _needs_validation(config: Config) -> bool:
+    """Return True if validation decides when training ends, or which weights are the best."""
     return config.train.patience is not None or config.checkpoint.keep_best > 0
 
 

@@ -1,7 +1,7 @@
-"""The kinds of values that several keys share, each refusing what would only fail on the cluster.
+"""Value types shared by several keys, with checks for values that would fail only on the cluster.
 
-A value that reaches sbatch, a shell or the file system is checked here, where the message can
-still name the line it was written on.
+A value for sbatch, a shell or the file system is checked here, because the message can still name its line in
+the config.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from hpcrun.config.problems import value_text
 
 _NAME_MARKS = "._-+=@"
 _NAME_CHARACTERS = 100
-_NAME_BYTES = 200  # a directory's name may have 255 bytes; suffixes of ours have to fit as well
-_MOST = 10**12  # of steps, samples or seconds; more is a slip of the finger
+_NAME_BYTES = 200  # a folder name may have 255 bytes; hpcrun appends suffixes
+_MOST = 10**12  # of steps, samples or seconds; more is a typing error
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MEMORY = re.compile(r"[0-9]+[KMGT]?", re.IGNORECASE)
 TYPED_GPUS = re.compile(
     r"(?:gpu:)?(?:(?P<type>[A-Za-z0-9][\w.-]*):)?(?P<count>[0-9]{1,6})", re.ASCII
 )
-"""What ``job.gpus`` may say beside a number, in the words of Slurm's ``--gres``."""
+"""Form of ``job.gpus`` with a type, as in Slurm's ``--gres``."""
 _BUILTIN_TASK = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _TIME = re.compile(
     r"(?P<days>\d{1,9})-(?P<day_hours>\d{1,9})(:(?P<day_minutes>\d{1,9})(:(?P<day_seconds>\d{1,9}))?)?"
@@ -35,24 +35,26 @@ _TIME_WAYS = "write HH:MM:SS, D-HH:MM:SS or a number of minutes"
 
 
 def _refuse_bool(value: Any) -> Any:
-    # Python counts true as 1, and `nodes: true` is never meant so.
+    # Python counts true as 1, but `nodes: true` is a typing error.
     if isinstance(value, bool):
         raise ValueError(f"should be a number, not {value_text(value)}")
     return value
 
 
 def check_name(name: str) -> str:
-    """Return a run name in Unicode's composed form, fit for a directory and a job name.
+    """Return a run name in composed Unicode form (NFC), valid for a directory and a job name.
 
-    Raises ValueError with the remedy. The composed form (NFC) makes the same letters typed on two
-    machines one run directory.
+    The composed form gives the same run directory for the same letters typed on two machines.
+
+    Raises:
+        ValueError: the name is invalid; the text has the remedy.
     """
     name = unicodedata.normalize("NFC", name)
     if name and name[0].isalnum() and all(_in_name(letter) for letter in name):
         if len(name) > _NAME_CHARACTERS or len(name.encode()) > _NAME_BYTES:
             raise ValueError(
-                f"is {len(name)} characters ({len(name.encode())} bytes) long; "
-                f"shorten it to {_NAME_CHARACTERS} characters and {_NAME_BYTES} bytes"
+                f"has {len(name)} characters ({len(name.encode())} bytes); "
+                f"shorten it to at most {_NAME_CHARACTERS} characters and {_NAME_BYTES} bytes"
             )
         return name
     raise ValueError(
@@ -78,7 +80,7 @@ def _check_task(task: str) -> str:
     if colon and (module.endswith(".py") or "/" in module):
         meant = module.removesuffix(".py").removeprefix("./").strip("/").replace("/", ".")
         raise ValueError(
-            f"names a file; a task is named by its module: did you mean {meant}:{name}?"
+            f"is a file name; a task needs a module name: did you mean {meant}:{name}?"
         )
     if _BUILTIN_TASK.fullmatch(task):
         return task
@@ -91,9 +93,10 @@ def _check_task(task: str) -> str:
 
 
 def time_seconds(time: str) -> int:
-    """Return the seconds of a time limit in any of the forms of sbatch(1) `--time`.
+    """Return the seconds of a time limit in any form of sbatch(1) `--time`.
 
-    Raises ValueError for anything else, and for zero, which Slurm takes for "no limit".
+    Raises:
+        ValueError: the text has another form, or is zero, which Slurm takes as "no limit".
     """
     match = _TIME.fullmatch(time.strip())
     if match is None:
@@ -103,13 +106,13 @@ def time_seconds(time: str) -> int:
     minutes = part.get("day_minutes", 0) + part.get("minutes", 0) + part.get("only_minutes", 0)
     seconds = 3600 * hours + 60 * minutes + part.get("day_seconds", 0) + part.get("seconds", 0)
     if seconds == 0:
-        raise ValueError("should be longer than zero; leave it out for the partition's own limit")
+        raise ValueError("should be longer than zero; omit it to use the partition's limit")
     return seconds
 
 
 def _as_time(value: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool):
-        value = str(value)  # minutes, as sbatch reads a bare number
+        value = str(value)  # minutes, as sbatch reads a number without unit
     if not isinstance(value, str):
         if value is None:
             return None
@@ -130,7 +133,7 @@ def _check_memory(memory: str) -> str:
 def _check_word(word: str) -> str:
     # A space, quote, # or line break would end the option's value inside a `#SBATCH` line.
     if not word:
-        raise ValueError("is empty; leave the key out, or write null")
+        raise ValueError("is empty; omit the key, or write null")
     if bad := [letter for letter in word if not letter.isprintable() or letter in " \t\"'\\#`"]:
         raise ValueError(f"may not contain {value_text(bad[0])}: {value_text(word)}")
     return word
@@ -148,11 +151,11 @@ def _check_option(option: str) -> str:
 def _check_sbatch_option(option: str) -> str:
     _check_option(option)
     name = re.split(r"[=\s]", option, maxsplit=1)[0]
-    # sbatch takes a long option's first letters for it.
+    # sbatch accepts the first letters of a long option.
     if option.startswith("-a") or (name.startswith("--ar") and "--array".startswith(name)):
         raise ValueError(
-            f"{value_text(option)}: an array would start one run several times at once; give each "
-            "element a run of its own, as sbatch/sweep_array.sbatch does"
+            f"{value_text(option)}: an array would start the same run several times in parallel; use one "
+            "run per element, as sbatch/sweep_array.sbatch does"
         )
     return option
 
@@ -160,14 +163,14 @@ def _check_sbatch_option(option: str) -> str:
 def _check_env_name(name: str) -> str:
     if not _ENV_NAME.fullmatch(name):
         raise ValueError(
-            "is no name for an environment variable; use letters, digits and _, no digit first"
+            "is not a valid name of an environment variable; use letters, digits and _, no digit first"
         )
     return name
 
 
 def _check_text(text: str) -> str:
     if "\0" in text:
-        raise ValueError("may not contain a NUL character, which no program can be given")
+        raise ValueError("may not contain a NUL character, which no program accepts")
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -176,7 +179,7 @@ def _check_text(text: str) -> str:
 
 
 def _check_window(window: Any) -> Any:
-    # A single step reads as a number; both forms are the words of a person, counted from 1.
+    # A single step is read as a number. Steps of a window count from 1.
     text = str(window) if isinstance(window, int) and not isinstance(window, bool) else window
     if not isinstance(text, str):
         return window
@@ -189,14 +192,14 @@ def _check_window(window: Any) -> Any:
     return text
 
 
-# The limits stand before the validator, or they would be missing from the JSON schema.
+# The limits come before the validator; otherwise they are missing from the JSON schema.
 _NUMBER = BeforeValidator(_refuse_bool)
 Count = Annotated[int, Field(ge=1, le=_MOST), _NUMBER]
 GpuCount = Annotated[
     int,
     Field(ge=1),
     _NUMBER,
-    # The type goes to a key of its own when layers are merged; an editor sees the file before that.
+    # The merge of layers moves the type to its own key, but an editor sees the file before the merge.
     WithJsonSchema(
         {
             "anyOf": [

@@ -1,7 +1,8 @@
-"""Keys that another key leaves without effect.
+"""Keys without effect because of another key.
 
-Where that other key is given too, somebody has chosen: a sweep varies it, a command line overrides a
-file, and a run's own config names every key. Where it is not, what was asked for would silently not be.
+If the other key is given too, the combination is deliberate: a sweep varies it, a command line overrides a
+file, and a run's stored config has every key. If the other key is not given, the user would silently not get
+the requested effect, so the key is an error.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from hpcrun.config.training import FSDP
 
 @dataclass(frozen=True)
 class Idle:
-    """``key`` has no effect because of what ``because_of`` is; ``text`` says so, and what to do."""
+    """``key`` has no effect because of the value of ``because_of``; ``text`` has the remedy."""
 
     key: str
     because_of: str
@@ -72,7 +73,7 @@ _RULES: tuple[_Rule, ...] = (
         ("optim.final_lr_fraction",),
         "optim.schedule",
         lambda it: it == "constant",
-        "one that decays",
+        "a schedule with a decay",
     ),
     (
         (
@@ -98,19 +99,19 @@ _RULES: tuple[_Rule, ...] = (
 
 
 def idle_keys(config: Config, given: Collection[str]) -> Iterator[Idle]:
-    """Yield those of the ``given`` keys that differ from their default and do nothing, each once."""
+    """Yield each ``given`` key that differs from its default and has no effect, once."""
     if config.command:
-        return  # The command reads what it likes.
-    told = set()
-    # Where the loss scale is dynamic, its overflows are no reason to stop before the limit.
+        return  # A command may read any key.
+    seen = set()
+    # A dynamic loss scale overflows regularly; these overflows do not count against the limit.
     scaled = config.amp.dtype == "fp16" and config.amp.dynamic
     for keys, other, idles, remedy in _RULES if scaled else (*_RULES, _LIMIT):
         value = _value(config, other)
         for key in keys if idles(value) else ():
-            if key in given and key not in told and _value(config, key) != _default(key):
-                told.add(key)
+            if key in given and key not in seen and _value(config, key) != _default(key):
+                seen.add(key)
                 shown = value if isinstance(value, str) else json.dumps(value)
-                text = f"has no effect with {other}={shown}; leave it out, or set that to {remedy}"
+                text = f"has no effect with {other}={shown}; omit it, or set {other} to {remedy}"
                 yield Idle(key, other, text)
     window = config.train.profile
     if window is not None and int(window.partition("-")[0]) > config.train.steps:

@@ -1,7 +1,6 @@
-"""Where a config's values come from: files, overrides and flags, the later winning.
+"""Sources of config values: files, overrides and flags. A later layer overrides an earlier layer.
 
-Every layer remembers the place of each key, so that a problem found at the very end is still
-reported with the line on which the user can mend it.
+Every layer stores the place of each key, so that a late problem is still reported with the line to correct.
 """
 
 from __future__ import annotations
@@ -20,27 +19,28 @@ from hpcrun.config.shape import kind_at
 COMMAND_LINE = "command line"
 DEFAULTS = "defaults"
 _SUFFIXES = (".yaml", ".yml", ".json")
-_MOST_BYTES = 1 << 20  # a checkpoint named as a config by mistake must not be parsed for minutes
+_MOST_BYTES = 1 << 20  # a checkpoint given as config by mistake would take minutes to parse
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Values from one source: nested by section, and the place of each dotted key."""
+    """Values of a source, nested by section, and the place of each dotted key."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
     where: Mapping[str, str] = field(default_factory=dict)
 
 
 def file_layer(path: str | Path) -> Layer:
-    """Read a YAML or JSON file, told apart by suffix; an empty one is an empty layer.
+    """Read a YAML or JSON file, chosen by its suffix; an empty file is an empty layer.
 
-    Raises ConfigError for a file that cannot be read, is not what its suffix says, gives a key
-    twice, or is anything but keys and values.
+    Raises:
+        ConfigError: the file cannot be read, is not of its suffix's format, gives a key twice, or
+            contains anything but keys and values.
     """
     path = Path(path)
     shown = _shown(path)
     if path.suffix.lower() not in _SUFFIXES:
-        _refuse(shown, f"a config file's name ends in {', '.join(_SUFFIXES)}")
+        _refuse(shown, f"the name of a config file must end in {', '.join(_SUFFIXES)}")
     text = _read(path, shown)
     read = read_json if path.suffix.lower() == ".json" else read_yaml
     values, where = read(text, lambda line: f"{shown}:{line}")
@@ -52,11 +52,13 @@ def file_layer(path: str | Path) -> Layer:
 
 
 def override_layer(overrides: Sequence[str]) -> Layer:
-    """Read overrides as they stand on a command line: `train.lr=3e-4`, `job.env.DEBUG=1`.
+    """Read overrides from a command line: `train.lr=3e-4`, `job.env.DEBUG=1`.
 
-    A value is read as YAML, but where the schema wants text it is taken as it stands, so that the
-    shell's quotes are the only ones; `null` there means none. Raises ConfigError for one without
-    `=`, without a key, or with a value that is not YAML.
+    A value is read as YAML. If the schema expects text, the value is taken literally, so that only the
+    shell's quotes count; `null` then means no value.
+
+    Raises:
+        ConfigError: an override has no `=` or no key, or its value is not valid YAML.
     """
     layers: list[Layer] = []
     problems: list[Problem] = []
@@ -71,16 +73,15 @@ def override_layer(overrides: Sequence[str]) -> Layer:
 
 
 def flag_layer(flags: Mapping[str, tuple[Any, str]]) -> Layer:
-    """Return the layer of command-line flags: dotted key to value and the flag's own name."""
+    """Return the layer of command-line flags, from a map of dotted key to value and flag name."""
     return merge(_single(tuple(key.split(".")), *given) for key, given in flags.items())
 
 
 def merge(layers: Iterable[Layer]) -> Layer:
-    """Merge layers, section by section, a later value replacing an earlier one.
+    """Merge layers section by section; a later value replaces an earlier value.
 
-    A section, mapping or list with nothing under it (null) changes nothing: it is what is left
-    when all lines below a heading are commented out. The places come in the order in which the
-    layers gave them.
+    A section, mapping or list without content (null) changes nothing, because it remains when all lines
+    below a heading are commented out. The places are in the order of the layers.
     """
     values: dict[str, Any] = {}
     where: dict[str, str] = {}
@@ -90,7 +91,7 @@ def merge(layers: Iterable[Layer]) -> Layer:
 
 
 def _with_gpu_type(layer: Layer) -> Layer:
-    """Split ``job.gpus: a100:4`` into the count and ``job.gpu_type``, so that later layers win by key."""
+    """Split ``job.gpus: a100:4`` into the count and ``job.gpu_type``, so that layers merge by key."""
     job = layer.values.get("job")
     gpus = job.get("gpus") if isinstance(job, Mapping) else None
     found = TYPED_GPUS.fullmatch(gpus) if isinstance(gpus, str) else None
@@ -108,15 +109,15 @@ def _with_gpu_type(layer: Layer) -> Layer:
 
 
 def locate(layers: Iterable[Layer]) -> Callable[[str], str]:
-    """Return the function from a dotted key to the place of the value that counts."""
+    """Return a function from a dotted key to the place of its final value."""
     where = merge(layers).where
     return lambda key: where.get(given_key(key, where), DEFAULTS)
 
 
 def given_key(key: str, where: Mapping[str, str]) -> str:
-    """Return the key that stands for `key` among the given ones, or "" where none does.
+    """Return the given key that sets `key`, or "" if there is none.
 
-    That is the key itself, or something given below it, or the nearest one that holds it.
+    This is `key`, or a given key below it, or the nearest given key above it.
     """
     if key in where:
         return key
@@ -156,7 +157,7 @@ def _merge(
 
 def _place(key: str, where: dict[str, str], places: Mapping[str, str]) -> None:
     if key in places:
-        where.pop(key, None)  # so that the order of `where` is the order of what counts
+        where.pop(key, None)  # keeps `where` in the order of the final values
         where[key] = places[key]
 
 
@@ -185,9 +186,9 @@ def _override(override: str) -> Layer:
             for problem in error.problems
         ) from None
     if isinstance(value, str) and text.strip()[:1] not in tuple("'\"|>&*!"):
-        value = text.strip()  # on a command line ` #` begins no comment: it is part of a path
+        value = text.strip()  # on a command line, ` #` is part of a path, not a comment
     if not text.strip():
-        value = ""  # nothing after = is no number, and saying null has to be deliberate
+        value = ""  # an empty value is not null: null must be explicit
     return Layer(_single(path, value, COMMAND_LINE).values, where | {dotted: COMMAND_LINE})
 
 
@@ -198,11 +199,11 @@ def _read(path: Path, shown: str) -> str:
     except FileNotFoundError:
         _refuse(shown, f"no such file{_nearest_file(path)}")
     except IsADirectoryError:
-        _refuse(shown, "is a directory; name the YAML or JSON file in it")
+        _refuse(shown, "is a directory; give a YAML or JSON file in it")
     except OSError as error:
         _refuse(shown, f"cannot be read: {error.strerror}")
     if len(data) > _MOST_BYTES:
-        _refuse(shown, f"is larger than {_MOST_BYTES >> 20} MiB, which no config is")
+        _refuse(shown, f"is larger than {_MOST_BYTES >> 20} MiB, too large for a config")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""From pydantic's findings to lines that say what to write instead."""
+"""Translation of pydantic's errors into lines with a remedy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic_core import ErrorDetails
 
 from hpcrun.config.problems import printable, value_text
 
-# What other tools call the same thing, for those who arrive from them.
+# Names of the same settings in other tools, for users of these tools.
 _OTHER_NAMES = {
     "learning_rate": "train.lr",
     "max_steps": "train.steps",
@@ -48,7 +48,7 @@ _KINDS = {
     "finite_number": "a finite number",
     "bool_type": "true or false",
     "bool_parsing": "true or false",
-    "string_type": "text, in quotes where it looks like something else",
+    "string_type": "text, in quotes if it looks like a number, a date or a boolean",
     "list_type": "a list, such as [a, b]",
     "tuple_type": "a list, such as [a, b]",
     "dict_type": "keys and values",
@@ -64,9 +64,9 @@ _LIMITS = {
 
 
 def words(error: ErrorDetails, known: Collection[str]) -> tuple[str, str]:
-    """Return the dotted key of one finding of pydantic's, and what is wrong with it in words.
+    """Return the dotted key of a pydantic error, and a description of the error.
 
-    `known` holds every dotted key that is valid, from which the nearest one is offered.
+    `known` holds all valid dotted keys; the nearest key is suggested.
     """
     key = ".".join(str(part) for part in error["loc"] if part != "[key]")
     kind = error["type"]
@@ -79,7 +79,7 @@ def words(error: ErrorDetails, known: Collection[str]) -> tuple[str, str]:
     if kind == "value_error":
         return key, str(context["error"])
     if error["input"] is None:
-        return key, "may not be null; give it a value or leave the key out"
+        return key, "may not be null; give it a value or omit the key"
     if kind == "literal_error":
         choices = str(context["expected"]).replace("'", "").replace("True, False", "true, false")
         return key, f"should be {choices}, not {value}{_near_choice(choices, error['input'])}"
@@ -96,14 +96,14 @@ def words(error: ErrorDetails, known: Collection[str]) -> tuple[str, str]:
 
 
 def unknown(key: str, known: Collection[str]) -> str:
-    """Return the words for a key that nothing has, with the nearest that something has."""
-    if key in known:  # a flat key in a file; nested, it would not be unknown
+    """Return the message for an unknown key, with the nearest known keys."""
+    if key in known:  # a dotted key in a file, which must be nested
         section, _, leaf = key.rpartition(".")
         return f"unknown key; write it as `{leaf}` under `{section.replace('.', ': ')}:`"
     if _folded(key.rpartition(".")[2]) in _EPOCHS and "train.steps" in known:
         return (
-            "unknown key; training is counted in train.steps, of which an epoch has its samples divided by "
-            "train.batch_size: each start says how many"
+            "unknown key; set train.steps instead: an epoch has as many steps as the number of samples "
+            "divided by train.batch_size; each start prints it"
         )
     if near := nearest(key, known):
         return f"unknown key; did you mean {' or '.join(near)}?"
@@ -112,14 +112,14 @@ def unknown(key: str, known: Collection[str]) -> str:
     if siblings:
         names = ", ".join(name.rpartition(".")[2] for name in siblings)
         return f"unknown key; {section or 'a config'} takes {names}"
-    return "unknown key; `hpcrun config schema` lists them all"
+    return "unknown key; `hpcrun config schema` lists all keys"
 
 
 def nearest(key: str, known: Collection[str]) -> list[str]:
-    """Return the valid keys that were most probably meant, at most three, best first.
+    """Return the valid keys that the user probably meant, at most three, best first.
 
-    Looked for under the names that other tools use, in the same section, by the same last name
-    anywhere, and at last for a similar last name anywhere.
+    The search covers the names of other tools, then the same section, then the same last name in any
+    section, and finally a similar last name in any section.
     """
     section, _, leaf = key.rpartition(".")
     leaf = _folded(leaf)

@@ -1,4 +1,4 @@
-"""What is wrong with a config, one line a problem, so that one run of a command shows them all."""
+"""Problems of a config, one line each, so that a command reports all of them together."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hpcrun.errors import UserError
 if TYPE_CHECKING:
     from hpcrun.config.schema import Config
 
-_LONGEST_VALUE = 60  # characters of a refused value that are shown: a line has to stay readable
+_LONGEST_VALUE = 60  # maximum characters of a refused value in a message
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong: where it was written, the dotted key (may be empty), and what to do."""
+    """A problem: its place, the dotted key (may be empty), and the description with a remedy."""
 
     place: str
     key: str
@@ -30,7 +30,7 @@ class Problem:
 class ConfigError(UserError):
     """A config that cannot be used; the text has one line for each of `problems`.
 
-    `meant` is the config where all that is wrong with it is that keys of it do nothing.
+    `meant` is the config if all problems are keys without effect.
     """
 
     def __init__(self, problems: Iterable[Problem], meant: Config | None = None) -> None:
@@ -40,16 +40,16 @@ class ConfigError(UserError):
 
     @property
     def lines(self) -> list[str]:
-        """A line for each of `problems`."""
+        """Text of `problems`, one line each."""
         return [str(problem) for problem in self.problems]
 
 
 def printable(text: str) -> str:
-    """Return the text itself, or with escapes where a line break or a control would garble it."""
+    """Return the text with escapes for line breaks and control characters."""
     return text if text.isprintable() else repr(text)[1:-1]
 
 
 def value_text(value: Any) -> str:
-    """Return a refused value as a person would have written it, on one line and cut short."""
+    """Return a refused value as the user would write it, on one line and shortened."""
     text = repr(value) if isinstance(value, str) else json.dumps(value, default=repr)
     return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + "…"

@@ -1,7 +1,7 @@
-"""A site's profile: the account, partition, modules and container that every job there needs.
+"""A site's profile: account, partition, modules and container for all jobs of the site.
 
-It lies under the config files and flags, so that a config says what to train and can travel, and the
-profile says where and stays.
+A profile is the lowest layer, below config files and flags. A config can then move between sites: the config
+says what to train, and the profile says where.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _SECTIONS = ("job", "restarts")
 
 
 def profile_path(environ: Mapping[str, str], wanted: str | None = None) -> Path | None:
-    """The profile that applies, or None.
+    """Return the profile that applies, or None.
 
-    ``wanted`` (a flag), else ``$HPCRUN_PROFILE``: a path, or the name of a file in
-    ``~/.config/hpcrun`` (``$XDG_CONFIG_HOME/hpcrun``) without its suffix; empty for none. Without
-    either, ``default.yaml`` there, or the only profile there is.
+    The choice is ``wanted`` (a flag), else ``$HPCRUN_PROFILE``: a path, or the name of a file in
+    ``~/.config/hpcrun`` (``$XDG_CONFIG_HOME/hpcrun``) without suffix, or empty for none. Without a choice,
+    ``default.yaml`` in this folder applies, or the only profile in it.
 
     Raises:
-        ConfigError: the one that was asked for is not there.
+        ConfigError: the chosen profile does not exist.
     """
     folder = _folder(environ)
     asked = wanted if wanted is not None else environ.get(VARIABLE)
@@ -38,9 +38,9 @@ def profile_path(environ: Mapping[str, str], wanted: str | None = None) -> Path 
 
 
 def undecided(environ: Mapping[str, str], wanted: str | None = None) -> str | None:
-    """What to tell where there are several profiles and nothing says which; see :func:`profile_path`.
+    """Return a hint if there are several profiles and no choice; see :func:`profile_path`.
 
-    The first of them applied as long as it was the only one.
+    A second profile ends the automatic choice of the first, so the user must know.
     """
     profiles = _profiles(_folder(environ))
     if wanted is not None or VARIABLE in environ or len(profiles) < 2:
@@ -50,19 +50,19 @@ def undecided(environ: Mapping[str, str], wanted: str | None = None) -> str | No
     return (
         f"none of the profiles in {profiles[0].parent} applies ("
         f"{', '.join(profile.stem for profile in profiles)}): choose with --profile or ${VARIABLE}, "
-        "or call one default.yaml; --profile '' says that none is fine"
+        "or rename one to default.yaml; --profile '' chooses none"
     )
 
 
 def profile_layer(path: Path) -> Layer:
-    """Read a profile; raises ConfigError for one that says anything but where to run."""
+    """Read a profile; raises ConfigError if it has sections other than those on the place of the run."""
     layer = file_layer(path)
     wrong = [
         Problem(
             layer.where.get(key, str(path)),
             key,
-            f"a profile says where to run and holds only {' and '.join(_SECTIONS)}; "
-            "put this into the config",
+            f"a profile says where to run and may only contain {' and '.join(_SECTIONS)}; "
+            "move this key to the config",
         )
         for key in layer.values
         if key not in _SECTIONS
@@ -87,5 +87,5 @@ def _named(asked: str, folder: Path, place: str) -> Path | None:
     if path.is_file():
         return path
     known = [profile.stem for profile in _profiles(folder)]
-    there = f"there is: {', '.join(known)}" if known else f"there are none in {folder}"
+    there = f"available: {', '.join(known)}" if known else f"{folder} has no profiles"
     raise ConfigError([Problem(place, "", f"no profile {path}; {there}")])

@@ -1,7 +1,7 @@
-"""From the text of a config file or an override to plain values, each with its place.
+"""Parser of config files and overrides: returns plain values, and the place of each value.
 
-Scalars follow the core schema of YAML 1.2 (yaml.org/spec/1.2.2, chapter 10.3), not YAML 1.1 as
-PyYAML's own loader does: there `3e-4` is text, `1:30:00` is the number 5400 and `no` is false.
+Scalars follow the core schema of YAML 1.2 (yaml.org/spec/1.2.2, chapter 10.3). PyYAML's loader follows YAML
+1.1, in which `3e-4` is text, `1:30:00` is the number 5400 and `no` is false.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from hpcrun.config.problems import ConfigError, Problem, printable, value_text
 from hpcrun.config.shape import kind_at
 
 _TAG = "tag:yaml.org,2002:"
-_MOST_VALUES = 100_000  # aliases of aliases multiply: a small file must not fill the memory
-# Numbers with leading zeros, and those too long for Python to convert, stay text.
+_MOST_VALUES = 100_000  # nested aliases multiply: a small file must not fill the memory
+# Numbers with leading zeros, and numbers too long for Python to convert, stay text.
 SCALARS = {
     "null": re.compile(r"(?:~|null|Null|NULL|)\Z"),
     "bool": re.compile(r"(?:true|True|TRUE|false|False|FALSE)\Z"),
@@ -43,11 +43,12 @@ for _name, _pattern in SCALARS.items():
 def read_yaml(
     text: str, place: Callable[[int], str], path: tuple[str, ...] = ()
 ) -> tuple[Any, dict[str, str]]:
-    """Return the value of a YAML text and the place of each dotted key in it.
+    """Return the value of a YAML text, and the place of each dotted key in it.
 
-    `place` turns a line, counted from 1, into what a message calls it; `path` is the key at which
-    the value will stand. Raises ConfigError for a text that is not YAML, or that says one thing
-    twice.
+    `place` converts a line number, from 1, to the place in a message; `path` is the key of the value.
+
+    Raises:
+        ConfigError: the text is not valid YAML, or gives a key twice.
     """
     try:
         node = _Loader(text).get_single_node()
@@ -58,7 +59,13 @@ def read_yaml(
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise ConfigError(
-            [Problem(place(line), "", f"a config cannot hold the character {error.character:#04x}")]
+            [
+                Problem(
+                    place(line),
+                    "",
+                    f"a config may not contain the character {error.character:#04x}",
+                )
+            ]
         ) from None
     except RecursionError:
         raise ConfigError([Problem(place(1), "", "is nested too deeply for a config")]) from None
@@ -68,7 +75,7 @@ def read_yaml(
 
 
 def read_json(text: str, place: Callable[[int], str]) -> tuple[Any, dict[str, str]]:
-    """Return the same as `read_yaml` for a JSON text, which is held to JSON's stricter rules."""
+    """Return the same as `read_yaml` for a JSON text, under JSON's stricter rules."""
     try:
         json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
@@ -80,8 +87,8 @@ def read_json(text: str, place: Callable[[int], str]) -> tuple[Any, dict[str, st
         raise ConfigError([Problem(place(1), "", f"not valid JSON: {error}")]) from None
     except RecursionError:
         raise ConfigError([Problem(place(1), "", "is nested too deeply for a config")]) from None
-    # JSON is YAML but for tabs, which can only stand between its tokens, and for unprintable
-    # characters, which can only stand inside its strings.
+    # JSON is a subset of YAML, except for tabs (only between JSON tokens) and unprintable characters (only
+    # inside JSON strings).
     return read_yaml(re.sub(r"[^\n\r -~]", _escape, text.replace("\t", " ")), place)
 
 
@@ -100,9 +107,9 @@ def _refuse_syntax(error: yaml.MarkedYAMLError, place: Callable[[int], str]) -> 
     mark = error.problem_mark or error.context_mark
     reason = error.problem or error.context or "cannot be read"
     if "'\\t'" in reason:
-        reason = "a tab stands where only spaces may; indent with spaces"
+        reason = "a tab in the indentation; indent with spaces"
     elif reason.startswith("mapping values are not allowed"):
-        reason = "a second ': ' in one line, or wrong indentation; quote text that holds ': '"
+        reason = "a second ': ' in one line, or wrong indentation; quote text that contains ': '"
     elif error.context and error.context_mark and mark and error.context_mark.line != mark.line:
         reason = f"{reason} ({error.context} of line {error.context_mark.line + 1})"
     where = place(mark.line + 1 if mark else 1)
@@ -110,7 +117,7 @@ def _refuse_syntax(error: yaml.MarkedYAMLError, place: Callable[[int], str]) -> 
 
 
 class _Walk:
-    """One pass over the nodes of a text, keeping the place of every key and what is wrong."""
+    """A walk over the nodes of a text, which collects the place of every key and all problems."""
 
     def __init__(self, place: Callable[[int], str]) -> None:
         self.place = place
@@ -120,17 +127,17 @@ class _Walk:
         self._values = 0
 
     def value(self, node: yaml.Node, path: tuple[str, ...]) -> Any:
-        """Return the plain value of a node that stands at a path of keys."""
+        """Return the plain value of the node at a path of keys."""
         self._values += 1
         if self._values > _MOST_VALUES:
-            text = f"holds more than {_MOST_VALUES} values"
+            text = f"contains more than {_MOST_VALUES} values"
             raise ConfigError([Problem(self.place(1), "", text)])
         if path:
             self.where.setdefault(".".join(path), self.place(node.start_mark.line + 1))
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
         if id(node) in self._open:
-            return self._refuse(node, path, "holds itself")
+            return self._refuse(node, path, "contains itself")
         self._open.add(id(node))
         try:
             if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
@@ -153,13 +160,13 @@ class _Walk:
             key = self._text(key_node, path)
             below = (*path, key)
             if key == "<<" and key_node.style is None:
-                self._refuse(key_node, path, "merge keys (<<) are not read; write the keys out")
+                self._refuse(key_node, path, "merge keys (<<) are not supported; repeat the keys")
             elif key in lines:
-                text = f"is given twice, first on line {lines[key]}; remove one of the two"
+                text = f"is given twice, first on line {lines[key]}; remove one of them"
                 self._refuse(key_node, below, text)
             else:
                 lines[key] = key_node.start_mark.line + 1
-                # The key's line, not its value's: a block of values starts one line further down.
+                # Use the key's line: a block of values starts on the next line.
                 self.where[".".join(below)] = self.place(lines[key])
                 values[key] = self.value(value_node, below)
         return values
@@ -178,14 +185,14 @@ class _Walk:
             if kind == "float":
                 return float(re.sub(r"\.(?=inf|nan)", "", node.value.lower()))
         except ValueError:
-            return self._refuse(node, path, f"{value_text(node.value)} is no {kind}")
+            return self._refuse(node, path, f"{value_text(node.value)} is not a valid {kind}")
         return self._refuse(node, path, f"the tag {printable(node.tag)} has no meaning here")
 
     def _text(self, node: yaml.ScalarNode, path: tuple[str, ...]) -> str:
-        # JSON writes a character beyond 16 bits as two escapes, which PyYAML leaves apart.
+        # JSON writes a character above 16 bits as two escapes, which PyYAML does not combine.
         text = str(node.value).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         if "\ufffd" in text and "\ufffd" not in node.value:
-            self._refuse(node, path, "holds half a character (a lone surrogate)")
+            self._refuse(node, path, "contains half a character (a lone surrogate)")
         return text
 
     def _refuse(self, node: yaml.Node, path: tuple[str, ...], text: str) -> None:

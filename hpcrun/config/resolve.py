@@ -1,4 +1,4 @@
-"""From layers to one checked config, or to a line for each thing that is wrong with them."""
+"""Resolution of layers into a checked config, or into a line for each problem."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _LINE = re.compile(r"(?P<file>.*):(?P<line>\d+)")
 
 
 def resolve(layers: Iterable[Layer]) -> Config:
-    """Merge layers and check the result against the schema.
+    """Merge layers, and check the result against the schema.
 
-    Raises ConfigError with a line for each problem, in the order in which the layers, and within
-    a file its lines, gave them.
+    Raises:
+        ConfigError: with a line for each problem, in the order of the layers and of the lines in a file.
     """
     merged = merge(layers)
     meant = None
@@ -47,7 +47,7 @@ def resolve(layers: Iterable[Layer]) -> Config:
     order = {key: number for number, key in enumerate(merged.where)}
     problems = []
     for keys, text in found:
-        # Of several keys that contradict each other, the message stands where one was given.
+        # If several keys contradict each other, report the place of the first given key.
         given = next(filter(None, (given_key(key, merged.where) for key in keys)), "")
         place = merged.where.get(given, DEFAULTS)
         problems.append((order.get(given, len(order)), Problem(place, keys[0], text)))
@@ -55,13 +55,13 @@ def resolve(layers: Iterable[Layer]) -> Config:
 
 
 def idle_lines(config: Config, layers: Iterable[Layer]) -> list[str]:
-    """A line for each key of ``layers`` that does nothing in ``config``, because of another given one."""
+    """Return a line for each key of ``layers`` without effect in ``config`` due to another given key."""
     where = merge(layers).where
     return [str(Problem(where[one.key], one.key, one.text)) for one in idle_keys(config, where)]
 
 
 def load_resolved(path: str | Path) -> Config:
-    """Read the config that a run directory keeps. Raises ConfigError as `resolve` does."""
+    """Read the config of a run directory. Raises ConfigError as `resolve` does."""
     return resolve([file_layer(path)])
 
 
@@ -71,10 +71,10 @@ def check_options(
     prefix: str,
     where: Callable[[str], str],
 ) -> dict[str, Any]:
-    """Check a task's own keys of one section, and return them with defaults, as plain data.
+    """Check a task's keys of a section, and return them with defaults, as plain data.
 
-    `prefix` is the section, `where` the function of `locate`. A key that the model does not have
-    is refused, unless the model allows extra keys. Raises ConfigError as `resolve` does.
+    `prefix` is the section, `where` the function of `locate`. A key that the model does not have is
+    refused, unless the model allows extra keys. Raises ConfigError as `resolve` does.
     """
     problems, checked = _check(model, values, prefix, where)
     if problems:
@@ -87,7 +87,7 @@ def with_task_options(
     options: tuple[type[BaseModel], type[BaseModel]],
     where: Callable[[str], str],
 ) -> Config:
-    """Return the config with `model` and `data` checked and completed by a task's own models.
+    """Return the config with `model` and `data` checked and completed by a task's models.
 
     `options` are the models of the two sections. Raises ConfigError with the problems of both.
     """
@@ -97,7 +97,7 @@ def with_task_options(
     for name, model, section in zip(("model", "data"), options, sections, strict=True):
         found, checked = _check(model, section.own, name, where)
         problems += found
-        # Our own keys of the section last: a task cannot give them another default.
+        # The keys of hpcrun come last: a task cannot give them another default.
         update[name] = type(section).model_validate(
             checked | section.model_dump(exclude=set(section.own))
         )
@@ -136,37 +136,37 @@ def _line_order(problem: Problem) -> tuple[str, int]:
 
 
 def _contradictions(config: Config) -> Iterator[tuple[list[str], str]]:
-    """Yield what is wrong between keys that are each valid: the keys, first the one to change."""
+    """Yield contradictions between valid keys: the keys, starting with the key to change, and the text."""
     job, train = config.job, config.train
     parts = job.world_size * (train.accumulation if train.micro_batch is None else 1)
-    # A command of the user's own divides its work as it likes.
+    # A command of the user may divide its work in any way.
     if train.batch_size < parts and not config.command:
         yield (
             ["train.batch_size", "job.gpus", "job.nodes", "train.accumulation"],
             f"{train.batch_size} samples are too few for {job.nodes} x {job.gpus} ranks x "
-            f"{parts // job.world_size} micro-batches, each of which needs one; use {parts} or more",
+            f"{parts // job.world_size} micro-batches, each with at least one; use {parts} or more",
         )
     if train.micro_batch is not None and train.accumulation > 1:
         yield (
             ["train.accumulation", "train.micro_batch"],
-            "follows from train.micro_batch and the number of ranks; leave one of the two out",
+            "follows from train.micro_batch and the number of ranks; omit one of them",
         )
     if train.uneven == "join" and train.parallel == "fsdp":
         yield (
             ["train.uneven", "train.parallel"],
-            "join is of DDP, and train.parallel is fsdp, where every rank has to compute; use pad",
+            "join needs DDP; with train.parallel=fsdp use pad",
         )
     if train.compression != "none" and train.parallel in ("single", "dp"):
         yield (
             ["train.compression", "train.parallel"],
-            f"{train.compression} is a hook of DDP, and with {train.parallel} nothing travels between "
-            "ranks; use ddp, or none",
+            f"{train.compression} is a hook of DDP, and {train.parallel} does not communicate gradients; "
+            "use ddp, or compression none",
         )
     if train.compression == "powersgd" and train.powersgd_start < 2:
         yield (
             ["train.powersgd_start", "train.compression"],
-            f"DDP lays out its buckets anew after the first steps, so that {train.powersgd_start} is "
-            "too few to begin with; use 2 or more",
+            f"DDP changes its buckets after the first steps, so {train.powersgd_start} is "
+            "too early to begin; use 2 or more",
         )
     if train.lr_scaling != "none" and train.lr_base_batch is None:
         yield (
@@ -176,67 +176,67 @@ def _contradictions(config: Config) -> Iterator[tuple[list[str], str]]:
     if train.patience is not None and not train.validate_every:
         yield (
             ["train.validate_every", "train.patience"],
-            "train.patience counts validations during training; give the steps between two",
+            "train.patience counts validations during training; set the steps between validations",
         )
     yield from sharing_contradictions(config)
     if config.optim.warmup_steps > train.steps:
         yield (
             ["optim.warmup_steps", "train.steps"],
-            f"{config.optim.warmup_steps} is more than all train.steps, {train.steps}",
+            f"{config.optim.warmup_steps} is more than train.steps={train.steps}",
         )
     if config.optim.schedule == "wsd":
         ends = config.optim.warmup_steps + (config.optim.decay_steps or 0)
         if config.optim.warmup_steps <= train.steps < ends:
             yield (
                 ["optim.decay_steps", "optim.warmup_steps", "train.steps"],
-                f"warm-up and decay take {ends} steps, and train.steps is {train.steps}",
+                f"warm-up and decay take {ends} steps, but train.steps is {train.steps}",
             )
     yield from _of_tasks(config)
     if job.executor == "debug" and job.world_size != 1:
         yield (
             ["job.executor", "job.nodes", "job.gpus"],
-            f"debug runs one rank in one process, not {job.nodes} x {job.tasks_on_node}; "
+            f"debug runs one rank in one process, but {job.nodes} x {job.tasks_on_node} are requested; "
             "use one node and one gpu, or the local executor",
         )
     if job.gpu_type is not None and job.gpu_request == "none" and not job.cpu:
         yield (
             ["job.gpu_type", "job.gpu_request"],
-            f"job.gpu_request=none asks Slurm for no GPUs, and so for none of type {job.gpu_type}; leave "
-            "the type out, or choose nodes by their features with job.constraint",
+            f"job.gpu_request=none requests no GPUs, so it cannot request the type {job.gpu_type}; omit "
+            "the type, or choose nodes by their features with job.constraint",
         )
     if job.gpu_type is not None and job.gpu_request == "gpus-per-task":
-        # Seen on 22.05: the step has no CUDA_VISIBLE_DEVICES at all.
+        # Observed on 22.05: the step has no CUDA_VISIBLE_DEVICES at all.
         yield (
             ["job.gpu_request", "job.gpu_type"],
             "gpus-per-task with a type leaves the ranks without a GPU on Slurm 22.05; use gpus-per-node "
-            "or gres, or leave the type out",
+            "or gres, or omit the type",
         )
     limit = job.time_seconds
     if limit is not None and limit <= job.signal_lead:
         yield (
             ["job.time", "job.signal_lead"],
-            f"{job.time} is over before the job is told to stop, {job.signal_lead} s ahead; "
-            "give it longer, or set a shorter job.signal_lead",
+            f"the limit {job.time} is not longer than job.signal_lead ({job.signal_lead} s), the warning "
+            "before it; set a longer limit, or a shorter job.signal_lead",
         )
 
 
 def _of_tasks(config: Config) -> Iterator[tuple[list[str], str]]:
-    """Yield what cannot be together among the keys that say how many tasks a node has."""
+    """Yield contradictions among the keys on the number of tasks per node."""
     job = config.job
     if job.launcher is not None and not config.command:
         yield (
             ["job.launcher"],
-            f"{job.launcher} starts your script; write the script after `--`, or remove this key",
+            f"{job.launcher} starts your script; write the script after `--`, or remove the key",
         )
     elif job.launcher is not None and job.tasks_per_node not in (None, 1):
         yield (
             ["job.tasks_per_node", "job.launcher"],
-            f"{job.launcher} is the only task of a node and starts the ranks; remove this key",
+            f"{job.launcher} is the only task of a node and starts the ranks; remove the key",
         )
     elif job.tasks_per_node not in (None, job.gpus) and not config.command:
         yield (
             ["job.tasks_per_node", "job.gpus"],
-            "a training by hpcrun has one task a GPU; set job.gpus instead, or write your command after "
+            "training by hpcrun has one task per GPU; set job.gpus instead, or write your command after "
             "`--`",
         )
     if job.gpu_request == "gpus-per-task" and job.gpus % job.tasks_on_node and not job.cpu:

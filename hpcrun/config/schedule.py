@@ -1,4 +1,4 @@
-"""Where the learning rate begins to come down: up to there it does not tell how long a training will be."""
+"""The start of the learning rate's decay: before it, the steps do not depend on the run's length."""
 
 import math
 
@@ -6,7 +6,7 @@ from hpcrun.config.schema import Config
 
 
 def decay_begins(config: Config) -> float:
-    """The first step whose learning rate depends on ``train.steps``; infinite if none does."""
+    """Return the first step whose learning rate depends on ``train.steps``; infinite if there is none."""
     optim, steps = config.optim, config.train.steps
     if optim.schedule == "constant":
         return math.inf
@@ -15,15 +15,15 @@ def decay_begins(config: Config) -> float:
     return max(optim.warmup_steps, steps - (optim.decay_steps or max(1, steps // 10)))
 
 
-def least_steps(config: Config, stands: int) -> int | None:
-    """The fewest ``train.steps`` with which none of ``stands`` steps lies in the decay; None: no number."""
+def least_steps(config: Config, steps_done: int) -> int | None:
+    """Return the smallest ``train.steps`` whose decay begins after ``steps_done``; None if impossible."""
     optim = config.optim
     decay = (optim.decay_steps or 0) if optim.schedule == "wsd" else 0
-    if optim.schedule == "constant" or stands < optim.warmup_steps:
-        return max(stands + 1, optim.warmup_steps + decay)
+    if optim.schedule == "constant" or steps_done < optim.warmup_steps:
+        return max(steps_done + 1, optim.warmup_steps + decay)
     if optim.schedule != "wsd":
         return None
     if optim.decay_steps is not None:
-        return stands + optim.decay_steps + 1
-    # A tenth, rounded down, and one step at the least.
-    return max(stands + 2, stands * 10 // 9 + 1)
+        return steps_done + optim.decay_steps + 1
+    # The default decay is a tenth of the steps, rounded down, and at least one step.
+    return max(steps_done + 2, steps_done * 10 // 9 + 1)

@@ -1,4 +1,4 @@
-"""What every part of the config is made of: immutable, and no key that it does not know."""
+"""Base classes of the config's sections."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Section(BaseModel):
-    """A part of the config: immutable, and no key that it does not know."""
+    """A section of the config: immutable, without unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class TaskSection(BaseModel):
-    """A part of the config whose further keys belong to the task, which checks them itself."""
+    """A section of the config with further keys, which belong to the task and are checked by it."""
 
     model_config = ConfigDict(frozen=True, extra="allow", defer_build=True)
 
     @property
     def own(self) -> dict[str, Any]:
-        """The keys that belong to the task, without those of the section itself."""
+        """Keys that belong to the task, without those of the section itself."""
         return dict(self.model_extra or {})

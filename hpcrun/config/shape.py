@@ -1,7 +1,7 @@
-"""What kind of value each key of the schema holds.
+"""The kind of value that the schema expects at each key.
 
-A reader has to know it: `time: 1:30:00`, `NCCL_VERSION: 2.10` and `account: 0123` are text in a
-config, and a YAML reader that decides by looks alone would hand over other characters.
+The reader needs the kind: `time: 1:30:00`, `NCCL_VERSION: 2.10` and `account: 0123` are text in a config. A
+YAML reader without the schema would convert them to numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Kind = Literal["section", "list", "mapping", "text", "other", "unknown"]
 
 
 def kind_at(path: Sequence[str]) -> Kind:
-    """Return what the schema wants at a path of keys; `unknown` where it has no such key."""
+    """Return the kind of value at a path of keys; `unknown` if the schema has no such key."""
     annotation: Any = Config
     for step in path:
         annotation = _below(annotation, step)
@@ -28,7 +28,7 @@ def kind_at(path: Sequence[str]) -> Kind:
 
 
 def known_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Yield every dotted key of a model, sections before what they hold, in the schema's order."""
+    """Yield every dotted key of a model, each section before its keys, in the schema's order."""
     for name, field in model.model_fields.items():
         key = f"{prefix}.{name}" if prefix else name
         yield key
@@ -63,7 +63,7 @@ def _kind(annotation: Any) -> Kind:
 
 
 def _plain(annotation: Any) -> Any:
-    """Return an annotation without its `Annotated` and without the `None` of an optional one."""
+    """Return an annotation without `Annotated`, and without the `None` of an optional value."""
     while True:
         if get_origin(annotation) is Annotated:
             annotation = get_args(annotation)[0]

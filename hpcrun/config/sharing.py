@@ -1,4 +1,4 @@
-"""What cannot be together among the keys that say how ranks share the work."""
+"""Contradictions among the keys on parallelism."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ Contradiction = tuple[list[str], str]
 
 
 def sharing_contradictions(config: Config) -> Iterator[Contradiction]:
-    """Yield the keys, first the one to change, and what is wrong between them."""
+    """Yield the keys, starting with the key to change, and the description of the contradiction."""
     job, train = config.job, config.train
     if train.parallel in ("single", "dp") and job.world_size > 1 and not config.command:
         what = "one rank" if train.parallel == "single" else "one process"
         yield (
             ["train.parallel", "job.gpus", "job.nodes"],
-            f"{train.parallel} is for {what}, and {job.nodes} x {job.gpus} are asked for, which would each "
-            "train a model of their own; use ddp, or one node and one gpu",
+            f"{train.parallel} is for {what}, but {job.nodes} x {job.gpus} ranks would each train a "
+            "separate model; use ddp, or one node and one gpu",
         )
     if train.compile and train.parallel == "dp":
         yield (
             ["train.compile", "train.parallel"],
-            "dp copies the model in every step, which compiled ones are not made for; use ddp",
+            "dp copies the model in every step, which torch.compile does not support; use ddp",
         )
     if train.parallel == "fsdp":
         yield from _of_fsdp(config)
     if config.fsdp.classes and config.fsdp.wrap != "classes":
         yield (
             ["fsdp.classes", "fsdp.wrap"],
-            f"are not looked at with fsdp.wrap={config.fsdp.wrap}; set fsdp.wrap=classes",
+            f"have no effect with fsdp.wrap={config.fsdp.wrap}; set fsdp.wrap=classes",
         )
     if config.fsdp.wrap == "classes" and not config.fsdp.classes:
-        yield ["fsdp.classes", "fsdp.wrap"], "fsdp.wrap=classes needs the names of some"
+        yield ["fsdp.classes", "fsdp.wrap"], "fsdp.wrap=classes needs names of module classes"
     for key, dtype in (
         ("param_dtype", config.fsdp.param_dtype),
         ("reduce_dtype", config.fsdp.reduce_dtype),
@@ -40,8 +40,8 @@ def sharing_contradictions(config: Config) -> Iterator[Contradiction]:
         if dtype == "fp16" and config.amp.dtype != "fp16":
             yield (
                 [f"fsdp.{key}", "amp.dtype"],
-                f"gradients in fp16 need the loss scale of amp.dtype=fp16, which is {config.amp.dtype}; "
-                "set that too, or use bf16",
+                f"gradients in fp16 need the loss scale of amp.dtype=fp16, but amp.dtype is "
+                f"{config.amp.dtype}; set amp.dtype=fp16, or use bf16",
             )
 
 
@@ -55,16 +55,16 @@ def _of_fsdp(config: Config) -> Iterator[Contradiction]:
     if train.channels_last:
         yield (
             ["train.channels_last", "train.parallel"],
-            "fsdp shards plain weights only; use ddp",
+            "fsdp does not support channels_last; use ddp",
         )
     if train.compile and train.compile_mode == "reduce-overhead":
         yield (
             ["train.compile_mode", "train.parallel"],
-            "reduce-overhead replays graphs at fixed addresses, and fsdp gathers weights at new ones; "
+            "reduce-overhead replays graphs at fixed addresses, but fsdp gathers weights at new addresses; "
             "use default or max-autotune",
         )
     if config.fsdp.shard == "hybrid" and job.nodes == 1:
         yield (
             ["fsdp.shard", "job.nodes"],
-            "hybrid keeps a copy on each of several nodes, and there is one; use full",
+            "hybrid keeps a copy on each node and needs several nodes; use full",
         )

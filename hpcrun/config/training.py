@@ -1,4 +1,4 @@
-"""What a user can ask of the training itself: the loop, its batches, its precision, its optimiser."""
+"""The schema of training: the loop, batches, precision, optimizer, sharding and logging."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from hpcrun.config.section import Section, TaskSection
 
 
 class ModelOptions(TaskSection):
-    """The task's own keys about the model."""
+    """Keys of the task on the model."""
 
 
 class DataOptions(TaskSection):
-    """The data loader's keys, and the task's own about the data."""
+    """Keys of the data loader, and keys of the task on the data."""
 
     workers: FromZero | None = Field(
         default=None,
-        description="Data loader processes for each rank; null: by job.cpus_per_task, or none.",
+        description="Data loader processes per rank; null: from job.cpus_per_task, or none.",
     )
     prefetch: Count = Field(default=2, description="Batches that each loader process reads ahead.")
 
@@ -38,37 +38,37 @@ class DataOptions(TaskSection):
 class Train(Section):
     """The training loop."""
 
-    steps: Count = Field(default=1000, description="Optimiser steps of the whole training.")
-    batch_size: Count = Field(default=32, description="Samples per optimiser step, over all ranks.")
+    steps: Count = Field(default=1000, description="Optimizer steps of the whole run.")
+    batch_size: Count = Field(default=32, description="Samples per optimizer step, over all ranks.")
     accumulation: Count = Field(
-        default=1, description="Micro-batches per optimiser step on each rank."
+        default=1, description="Micro-batches per optimizer step on each rank."
     )
     micro_batch: Count | None = Field(
         default=None,
-        description="Most samples a rank takes at once; accumulation follows from it.",
+        description="Maximum samples per micro-batch; accumulation follows from it.",
     )
     uneven: Literal["across", "drop", "pad", "join"] = Field(
         default="across",
-        description="An epoch's last batch: filled from the next epoch, dropped, or short (masked, Join).",
+        description="Last batch of an epoch: filled from the next epoch, dropped, or short (masked, Join).",
     )
     lr: Positive = Field(default=3e-4, description="Peak learning rate.")
     lr_scaling: Literal["none", "sqrt", "linear"] = Field(
-        default="none", description="How lr grows with batch_size over lr_base_batch."
+        default="none", description="Scaling of lr with batch_size / lr_base_batch."
     )
     lr_base_batch: Count | None = Field(
-        default=None, description="The batch size that lr was chosen for."
+        default=None, description="Batch size that lr was tuned for."
     )
     clip_norm: Positive | None = Field(
-        default=1.0, description="Gradient norm to clip at; null: none."
+        default=1.0, description="Gradient norm for clipping; null: no clipping."
     )
     nonfinite: Literal["skip", "stop"] = Field(
         default="skip",
-        description="On a gradient that is not finite, and no overflow of fp16: skip the step, or stop.",
+        description="If a gradient is not finite (fp16 overflow aside): skip the step, or stop.",
     )
     nonfinite_limit: Count = Field(
-        default=10, description="Skipped steps in a row after which training stops."
+        default=10, description="Consecutive skipped steps after which training stops."
     )
-    log_every: Count = Field(default=10, description="Steps between two lines of metrics.")
+    log_every: Count = Field(default=10, description="Steps between lines of metrics.")
     validate_every: FromZero = Field(
         default=0, description="Steps between validations; 0: only at the end."
     )
@@ -77,36 +77,37 @@ class Train(Section):
     )
     patience: Count | None = Field(
         default=None,
-        description="Validations without a better loss after which training ends; null: none.",
+        description="Validations without a better loss before training ends; null: no early stopping.",
     )
     min_delta: NotNegative = Field(
-        default=0.0, description="By how much a validation loss must fall to count as better."
+        default=0.0, description="Minimum decrease of the validation loss that counts as better."
     )
     ema: BelowOne | None = Field(
         default=None,
-        description="Decay of an average of the weights, used to validate; null: none.",
+        description="Decay of the weights' moving average, used for validation; null: none.",
     )
     parallel: Literal["auto", "single", "dp", "ddp", "fsdp"] = Field(
         default="auto",
-        description="How ranks share the work; auto: ddp if the model fits a device, else fsdp.",
+        description="Parallelism; auto: ddp if the model fits a device, else fsdp.",
     )
     find_unused_parameters: bool = Field(
         default=False,
-        description="Allow parameters to be without gradient on some ranks, in some steps.",
+        description="Allow parameters without a gradient on some ranks or in some steps.",
     )
     broadcast_buffers: bool = Field(
-        default=True, description="DDP: take rank 0's buffers at the start of every forward pass."
+        default=True,
+        description="DDP: copy rank 0's buffers to all ranks before every forward pass.",
     )
     gradient_as_bucket_view: bool = Field(
         default=True,
         description="DDP: let gradients share the memory of the communication buckets.",
     )
     compression: Literal["none", "fp16", "bf16", "powersgd"] = Field(
-        default="none", description="DDP: how gradients are compressed on their way between ranks."
+        default="none", description="DDP: compression of gradients for the all-reduce."
     )
     powersgd_rank: Count = Field(default=1, description="PowerSGD: rank of the approximation.")
     powersgd_start: Count = Field(
-        default=1000, description="PowerSGD: steps with whole gradients at the start, 2 or more."
+        default=1000, description="PowerSGD: first steps without compression, 2 or more."
     )
     compile: bool = Field(default=False, description="Compile the model with torch.compile.")
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = Field(
@@ -114,43 +115,43 @@ class Train(Section):
     )
     activation_checkpointing: Literal["none", "full", "every", "selective"] = Field(
         default="none",
-        description="Recompute activations: of all blocks, every n-th, or all but costly operations.",
+        description="Recompute activations: of all blocks, every n-th block, or all but costly operations.",
     )
     checkpoint_blocks: Count = Field(
-        default=2, description="activation_checkpointing=every: the n of every n-th block."
+        default=2, description="activation_checkpointing=every: the n in every n-th block."
     )
     channels_last: bool = Field(
-        default=False, description="Lay images out as NHWC, which convolutions on GPUs like."
+        default=False, description="Store images as NHWC, which is faster for convolutions on GPUs."
     )
     deterministic: Literal[True, False, "warn"] = Field(
         default=True,
-        description="Only kernels that give the same bits; warn: torch warns of others, false: takes any.",
+        description="Use only deterministic kernels; warn: torch warns about others; false: any kernel.",
     )
     timeout: Positive = Field(
         default=600.0,
-        description="Seconds until a collective is given up where no watchdog watches.",
+        description="Collective timeout (s) when the watchdog is off.",
     )
     hang_after: Positive | None = Field(
         default=300.0,
-        description="Seconds without a step until a job has hung, at most half of timeout; null: never.",
+        description="Hang timeout (s) of a step, at most half of timeout; null: no hang detection.",
     )
     hang_start: Positive = Field(
         default=1800.0,
-        description="As hang_after, for a first step and all beside the steps; prepare: 48 times that.",
+        description="Hang timeout (s) of the first step and work outside steps; Task.prepare: 48 times it.",
     )
     stop_check_every: Count = Field(
-        default=1, description="Steps between two agreements of the ranks on whether to stop."
+        default=1, description="Steps between collective checks for a stop request."
     )
     profile: StepWindow | None = Field(
-        default=None, description="Steps to profile, such as 10-15, both included."
+        default=None, description="Steps to profile, such as 10-15 (inclusive)."
     )
     affinity: bool = Field(
-        default=True, description="Bind each rank to CPU cores of its own, near its GPU."
+        default=True, description="Bind each rank to separate CPU cores near its GPU."
     )
 
 
 class FSDP(Section):
-    """Sharding of weights, gradients and optimiser state over ranks (train.parallel: fsdp)."""
+    """Sharding of weights, gradients and optimizer state over ranks (train.parallel: fsdp)."""
 
     shard: Literal["full", "hybrid"] = Field(
         default="full",
@@ -158,49 +159,49 @@ class FSDP(Section):
     )
     wrap: Literal["blocks", "size", "classes"] = Field(
         default="blocks",
-        description="What is gathered at once: blocks of the model's lists, modules by size, or by class.",
+        description="Units to gather: blocks of the model's lists, modules by size, or by class.",
     )
     min_parameters: Count = Field(
         default=1_000_000,
-        description="wrap=size: parameters that make a module worth gathering alone.",
+        description="wrap=size: minimum parameters of a module that is gathered separately.",
     )
     classes: list[Word] = Field(default=[], description="wrap=classes: names of module classes.")
     reshard_after_forward: bool = Field(
         default=True, description="Free gathered weights after the forward pass, to save memory."
     )
     cpu_offload: bool = Field(
-        default=False, description="Keep shards and optimiser on the CPU between uses."
+        default=False, description="Keep shards and optimizer state on the CPU between uses."
     )
     param_dtype: Literal["fp32", "bf16", "fp16"] | None = Field(
-        default=None, description="Precision weights are gathered and used in; null: amp.dtype."
+        default=None, description="Precision of gathered weights; null: amp.dtype."
     )
     reduce_dtype: Literal["fp32", "bf16", "fp16"] | None = Field(
-        default="fp32", description="Precision gradients are reduced in; null: as param_dtype."
+        default="fp32", description="Precision of the gradient reduction; null: as param_dtype."
     )
     buffer_dtype: Literal["fp32", "bf16", "fp16"] | None = Field(
         default=None,
-        description="Precision of floating-point buffers; null: as the model has them.",
+        description="Precision of floating-point buffers; null: as in the model.",
     )
 
 
 class Optim(Section):
-    """The optimiser and the schedule of its learning rate."""
+    """The optimizer and the schedule of its learning rate."""
 
-    name: Literal["adamw", "adam", "sgd"] = Field(default="adamw", description="Optimiser.")
+    name: Literal["adamw", "adam", "sgd"] = Field(default="adamw", description="Optimizer.")
     betas: tuple[BelowOne, BelowOne] = Field(
         default=(0.9, 0.95), description="Adam: decay of the two moment estimates."
     )
     eps: Positive = Field(default=1e-8, description="Adam: term added to the denominator.")
     weight_decay: NotNegative = Field(default=0.1, description="Weight decay.")
     momentum: BelowOne = Field(default=0.9, description="SGD: momentum.")
-    fused: bool = Field(default=True, description="Use torch's fused kernel where there is one.")
+    fused: bool = Field(default=True, description="Use torch's fused kernel if available.")
     schedule: Literal["cosine", "linear", "constant", "wsd"] = Field(
         default="cosine",
         description="Learning rate after the warm-up; wsd: constant, then a linear decay at the end.",
     )
     warmup_steps: FromZero = Field(default=0, description="Steps of linear warm-up from zero.")
     decay_steps: Count | None = Field(
-        default=None, description="wsd: steps of the decay; null: a tenth of all."
+        default=None, description="wsd: steps of the decay; null: a tenth of train.steps."
     )
     final_lr_fraction: Fraction = Field(
         default=0.1, description="Learning rate at the end, as a fraction of the peak."
@@ -215,9 +216,11 @@ class AMPConfig(Section):
         description="Precision of autocast; tf32: fp32 with matrix products in TensorFloat-32.",
     )
     init_scale: Positive = Field(default=65536.0, description="fp16: loss scale at the start.")
-    growth_factor: Growing = Field(default=2.0, description="fp16: factor when the scale grows.")
+    growth_factor: Growing = Field(
+        default=2.0, description="fp16: growth factor of the loss scale."
+    )
     backoff_factor: Shrinking = Field(
-        default=0.5, description="fp16: factor on an overflowing gradient."
+        default=0.5, description="fp16: factor of the loss scale after an overflow."
     )
     growth_interval: Count = Field(
         default=2000, description="fp16: steps without overflow before the scale grows."
@@ -228,7 +231,7 @@ class AMPConfig(Section):
 
 
 class Watch(Section):
-    """What is told of a training beside metrics.jsonl."""
+    """Where to log metrics in addition to metrics.jsonl."""
 
     tensorboard: bool = Field(
         default=False,
@@ -239,5 +242,5 @@ class Watch(Section):
     )
     peak_flops: Positive | None = Field(
         default=None,
-        description="The device's peak in FLOP/s, for MFU; null: known devices' own figure.",
+        description="Peak FLOP/s of the device, for MFU; null: the figure of a known device.",
     )

@@ -1,4 +1,4 @@
-"""From a config to text: the YAML a run directory keeps, and the schema for editors."""
+"""Serialization of a config: YAML for the run directory, and the JSON schema for editors."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hpcrun.config.schema import Config
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what YAML 1.1 or 1.2 would read as something else, so that any reader gets it back."""
+    """Quotes text that YAML 1.1 or 1.2 would read as another type, so that any reader returns the text."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Write a value that occurs twice twice, for a person to read."""
+        """Write a repeated value in full, for readability."""
         return True
 
 
@@ -23,7 +23,7 @@ for _name, _pattern in SCALARS.items():
 
 
 def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    # PyYAML writes U+0085 and its like as they are, and a reader takes them for line breaks.
+    # PyYAML writes characters such as U+0085 unescaped, and a reader takes them for line breaks.
     style = None if text.isprintable() else '"'
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 

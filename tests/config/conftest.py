@@ -1,4 +1,4 @@
-"""What the tests of the config room share: a file to write, and the lines a refusal prints."""
+"""Fixtures of the config tests: write a config file, and return the lines of its refusal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpcrun.config import ConfigError, file_layer, override_layer, resolve
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Write a file into an empty working directory and return its name, as messages call it."""
+    """Write a file into an empty working directory and return its name, as in messages."""
     monkeypatch.chdir(tmp_path)
 
     def write_file(content: str | bytes, name: str = "run.yaml") -> str:
@@ -25,7 +25,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]
 
 @pytest.fixture
 def lines(write: Callable[..., str]) -> Callable[..., list[str]]:
-    """Return the lines with which a file's content, with overrides on top, is refused."""
+    """Return the lines that refuse a file with overrides."""
 
     def refused(content: str | bytes, *overrides: str, name: str = "run.yaml") -> list[str]:
         with pytest.raises(ConfigError) as caught:
@@ -37,7 +37,7 @@ def lines(write: Callable[..., str]) -> Callable[..., list[str]]:
 
 @pytest.fixture
 def override_lines() -> Callable[..., list[str]]:
-    """Return the lines with which overrides alone are refused."""
+    """Return the lines that refuse overrides without a file."""
 
     def refused(*overrides: str) -> list[str]:
         with pytest.raises(ConfigError) as caught:

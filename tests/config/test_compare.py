@@ -1,4 +1,4 @@
-"""What of a config may change in a run that has begun."""
+"""The keys of a config that may change after a run has begun."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def refused(change, *both):
         "optim.fused=false train.deterministic=warn train.find_unused_parameters=true",
     ],
 )
-def test_how_the_sums_are_computed_may_change(change):
+def test_the_way_of_computing_the_same_sums_may_change(change):
     assert refused(change) == []
 
 
@@ -50,7 +50,7 @@ def test_how_the_sums_are_computed_may_change(change):
         *("train.uneven=pad", "fsdp.param_dtype=bf16", "optim.weight_decay=0.3", "data.path=there"),
     ],
 )
-def test_what_is_summed_and_how_precisely_stays(change):
+def test_terms_and_precision_of_the_sums_may_not_change(change):
     assert refused(change) == [change.partition("=")[0]]
 
 
@@ -72,18 +72,18 @@ def test_what_is_summed_and_how_precisely_stays(change):
         ("optim.schedule=wsd", "optim.warmup_steps=5", 7, ["optim.warmup_steps"]),
     ],
 )
-def test_the_length_is_open_until_the_learning_rate_comes_down(begun, change, stands, keys):
+def test_the_length_may_change_until_the_learning_rate_decays(begun, change, stands, keys):
     old, new = (resolve([override_layer([*begun.split(), *more])]) for more in ([], change.split()))
     assert [line.partition(":")[0] for line in training_differences(old, new, stands)] == keys
 
 
-def test_powersgd_finds_its_errors_in_the_buckets_that_they_were_made_in():
+def test_with_powersgd_keys_that_change_buckets_may_not_change():
     change = "train.micro_batch=4 train.parallel=ddp train.compile=true"
     assert refused(change, "train.compression=powersgd") == ["train.compile", "train.parallel"]
     assert refused("train.deterministic=warn", "train.compression=powersgd") == []
 
 
-# What each key of the schema is to a run that has begun. The weights do not hang on these:
+# The rule for each key of the schema after a run has begun. These keys do not affect the weights:
 FREE = {
     *("name", "job.*", "restarts.*", "watch.*"),
     *("checkpoint.every", "checkpoint.minutes", "checkpoint.auto", "checkpoint.keep"),
@@ -91,11 +91,11 @@ FREE = {
     *("train.timeout", "train.hang_after", "train.hang_start", "train.profile", "train.affinity"),
     *("train.log_every", "train.stop_check_every", "train.nonfinite", "train.nonfinite_limit"),
 }
-# Not where validations decide neither the end nor the best:
+# Free unless validation decides when training ends or which weights are best:
 FREE_IF_NOTHING_IS_JUDGED = {"train.validate_every", "train.validate_batches"}
-# Only their last bits:
+# Only the last bits depend on these:
 ROUNDING = set(ways(Config()))
-# As far as they were felt:
+# Free as long as no finished step depended on them:
 LENGTH = {"train.steps", "optim.schedule", "optim.decay_steps", "optim.final_lr_fraction"}
 DECIDES = {
     *("task", "command", "seed", "model", "data"),
@@ -122,7 +122,7 @@ def decided(key):
 
 
 def changed(config, key):
-    """``config`` with another value of ``key``, valid or not."""
+    """Return ``config`` with another value of ``key``, valid or not."""
     section, _, leaf = key.rpartition(".")
     part = getattr(config, section) if section else config
     value = getattr(part, leaf)
@@ -136,7 +136,7 @@ def changed(config, key):
     return config.model_copy(update={section: part}) if section else part
 
 
-def test_every_key_of_the_schema_is_decided():
+def test_every_key_of_the_schema_has_a_rule():
     keys = {decided(key) for key in known_keys(Config) if key not in SECTIONS}
     all_decided = [FREE, FREE_IF_NOTHING_IS_JUDGED, ROUNDING, LENGTH, DECIDES]
     assert keys == set().union(*all_decided)
@@ -145,7 +145,7 @@ def test_every_key_of_the_schema_is_decided():
 
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
 @pytest.mark.parametrize("judged", ["", "train.patience=3 train.validate_every=5"])
-def test_what_is_decided_holds(judged):
+def test_each_rule_holds(judged):
     old = resolve([override_layer(["optim.warmup_steps=9", *judged.split()])])
     free = FREE | ROUNDING | LENGTH | (set() if judged else FREE_IF_NOTHING_IS_JUDGED)
     for key in known_keys(Config):
@@ -155,7 +155,7 @@ def test_what_is_decided_holds(judged):
             assert bool(training_differences(old, new, 3)) == (decided(key) not in free), key
 
 
-def test_of_the_best_weights_one_may_keep_more_or_fewer_but_not_begin_or_stop():
+def test_the_number_of_best_weights_may_change_but_not_from_or_to_zero():
     some, fewer, none = (
         resolve([override_layer([f"checkpoint.keep_best={n}"])]) for n in (3, 1, 0)
     )
@@ -173,7 +173,7 @@ def test_of_the_best_weights_one_may_keep_more_or_fewer_but_not_begin_or_stop():
         "optim.warmup_steps=12",
     ],
 )
-def test_the_least_length_that_is_told_is_the_least_that_is_taken(schedule):
+def test_the_reported_minimum_length_is_the_accepted_minimum(schedule):
     line = [*schedule.split(), "train.steps=200"]
     old = resolve([override_layer([*line, "optim.schedule=constant", "optim.decay_steps=null"])])
     for stands in (*range(1, 30), 59, 99):
@@ -188,7 +188,7 @@ def test_the_least_length_that_is_told_is_the_least_that_is_taken(schedule):
         assert (min(taken) == max(least, 22)) if taken else least is None
 
 
-def test_what_length_is_left_is_told_with_its_reason():
+def test_the_possible_length_is_reported_with_its_reason():
     def left(old, new, stands):
         old, new = (resolve([override_layer(line.split())]) for line in (old, new))
         return lengths_left(old, new, stands)
@@ -196,12 +196,10 @@ def test_what_length_is_left_is_told_with_its_reason():
     constant, wsd = "optim.schedule=constant", "train.steps=20 optim.schedule=wsd"
     assert left(wsd, f"{wsd} train.steps=40 train.lr=1", 17) is None
     assert left(wsd, f"{wsd} train.steps=40", 19) == (
-        "since step 18 its learning rate comes down towards step 20, which stays its last"
+        "the learning rate decays from step 18 to step 20, which must stay the last step"
     )
     assert left(wsd, f"{wsd} train.steps=14", 13) == (
-        "with optim.schedule=wsd train.steps may be 15 or more"
+        "with optim.schedule=wsd train.steps must be at least 15"
     )
-    assert "would have come down already" in left(constant, "optim.schedule=cosine", 5)
-    assert left(f"{constant} train.steps=9", constant, 9) == (
-        "there are no more to take, and it becomes no longer"
-    )
+    assert "would already have decayed" in left(constant, "optim.schedule=cosine", 5)
+    assert left(f"{constant} train.steps=9", constant, 9) == ("the run cannot become longer")

@@ -1,4 +1,4 @@
-"""What docs/config.md shows is what happens."""
+"""The examples of docs/config.md match the behavior."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
-def test_the_pages_values_are_read_as_it_says(write: Callable[..., str]) -> None:
+def test_the_values_on_the_page_are_read_as_it_says(write: Callable[..., str]) -> None:
     (example,) = blocks("yaml")
     job = resolve([file_layer(write(example))]).job
     assert (job.time_seconds, job.account, job.env) == (5400, "0123", {"NCCL_VERSION": "2.10"})
 
 
-def test_the_pages_errors_are_printed_as_it_shows(
+def test_the_errors_on_the_page_are_printed_as_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Reading a config file: what is in it arrives unchanged, what cannot be read is located."""
+"""Reading a config file: values arrive unchanged, and errors name their line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def load(path: str) -> Config:
 
 
 @pytest.mark.parametrize("content", ["", "\n\n", "# only a comment\n", "---\n", "null\n", "\ufeff"])
-def test_a_file_with_nothing_in_it_gives_the_defaults(write: Write, content: str) -> None:
+def test_an_empty_file_gives_the_defaults(write: Write, content: str) -> None:
     assert load(write(content)) == Config()
 
 
@@ -44,7 +44,7 @@ def test_a_round_number_written_as_a_float_counts_as_a_whole_number(write: Write
     assert load(write("train: {steps: 1e5}")).train.steps == 100_000
 
 
-def test_text_is_taken_as_written_where_the_key_holds_text(write: Write) -> None:
+def test_a_text_key_takes_its_value_as_written(write: Write) -> None:
     config = load(
         write(
             "job:\n  time: 1:30:00\n  account: 0123\n  partition: no\n"
@@ -113,17 +113,17 @@ def test_json_problems_carry_their_line(lines: Lines) -> None:
         ("seed: 1", "a.json:1: not valid JSON: expecting value"),
         ('{"train": {"lr": NaN}}', "a.json:1: not valid JSON: it has no NaN"),
         ("[" * 100_000, "a.json:1: is nested too deeply"),
-        ('{"model": {"a": "\\ud800"}}', "a.json:1: model.a: holds half a character"),
+        ('{"model": {"a": "\\ud800"}}', "a.json:1: model.a: contains half a character"),
     ],
 )
-def test_what_is_not_json_is_refused_with_its_line(lines: Lines, content: str, line: str) -> None:
+def test_invalid_json_is_refused_with_its_line(lines: Lines, content: str, line: str) -> None:
     (only,) = lines(content, name="a.json")
     assert only.startswith(line)
 
 
 def test_a_key_given_twice_in_json_is_refused(lines: Lines) -> None:
     assert lines('{"seed": 1,\n"seed": 2}', name="a.json") == [
-        "a.json:2: seed: is given twice, first on line 1; remove one of the two"
+        "a.json:2: seed: is given twice, first on line 1; remove one of them"
     ]
 
 
@@ -132,7 +132,7 @@ def test_keys_given_twice_are_all_refused_at_every_level(lines: Lines) -> None:
         "seed: 1\ntrain:\n  lr: 1\n  lr: 2\nmodel:\n  a:\n    b: 1\n    b: 1\n"
         "seed: 1\ntrain:\n  steps: 3\n"
     )
-    again = "remove one of the two"
+    again = "remove one of them"
     assert lines(content) == [
         f"run.yaml:4: train.lr: is given twice, first on line 3; {again}",
         f"run.yaml:8: model.a.b: is given twice, first on line 7; {again}",
@@ -144,30 +144,30 @@ def test_keys_given_twice_are_all_refused_at_every_level(lines: Lines) -> None:
 @pytest.mark.parametrize(
     ("content", "line"),
     [
-        ("train:\n\tlr: 1\n", "run.yaml:2: not valid YAML: a tab stands where only spaces may"),
-        ("train:\n  lr: 1\n\tsteps: 1\n", "run.yaml:3: not valid YAML: a tab stands"),
+        ("train:\n\tlr: 1\n", "run.yaml:2: not valid YAML: a tab in the indentation"),
+        ("train:\n  lr: 1\n\tsteps: 1\n", "run.yaml:3: not valid YAML: a tab in the"),
         ("name: a: b\n", "run.yaml:1: not valid YAML: a second ': ' in one line"),
         ("a: 1\nb: [1, 2\n", "run.yaml:3: not valid YAML: "),
         ("a: 'x\n\n", "run.yaml:3: not valid YAML: found unexpected end of stream"),
         ("seed: 1\n--- \nseed: 2\n", "run.yaml:2: not valid YAML: "),
         ("model: *nowhere\n", "run.yaml:1: not valid YAML: found undefined alias"),
-        ("seed: 1\nname: a\x00b\n", "run.yaml:2: a config cannot hold the character 0x0"),
+        ("seed: 1\nname: a\x00b\n", "run.yaml:2: a config may not contain the character 0x0"),
         ("- a\n- b\n", "run.yaml:1: a config should be keys and values"),
         ("just words\n", "run.yaml:1: a config should be keys and values"),
         ("seed: 1\n? [a, b]\n: 1\n", "run.yaml:2: a key should be one word"),
         ("seed: 1\nmodel: !!set {a, b}\n", "run.yaml:2: model: the tag "),
         ("model: !!python/name:os.system x\n", "run.yaml:1: model: the tag "),
         ("model: {a: !!binary aGk=}\n", "run.yaml:1: model.a: the tag "),
-        ("model: {a: !!int five}\n", "run.yaml:1: model.a: 'five' is no int"),
-        ("model: &a\n  b: *a\n", "run.yaml:1: model.b: holds itself"),
-        ("data:\n  <<: {a: 1}\n", "run.yaml:2: data: merge keys (<<) are not read"),
+        ("model: {a: !!int five}\n", "run.yaml:1: model.a: 'five' is not a valid int"),
+        ("model: &a\n  b: *a\n", "run.yaml:1: model.b: contains itself"),
+        ("data:\n  <<: {a: 1}\n", "run.yaml:2: data: merge keys (<<) are not supported"),
         ("model: " + "[" * 5000, "run.yaml:1: is nested too deeply"),
         (b"seed: 1\r\nname: caf\xe9\r\n", "run.yaml:2: byte 0xe9 is not UTF-8"),
         ("seed: 1".encode("utf-16"), "run.yaml:1: byte 0xff is not UTF-8"),
         (b"#" * (1 << 20) + b"\nseed: 1", "run.yaml: is larger than 1 MiB"),
     ],
 )
-def test_what_is_not_yaml_is_refused_with_its_line(
+def test_invalid_yaml_is_refused_with_its_line(
     lines: Lines, content: str | bytes, line: str
 ) -> None:
     (only,) = lines(content)
@@ -178,10 +178,10 @@ def test_aliases_that_multiply_are_refused_before_they_fill_the_memory(lines: Li
     layers = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     layers += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
     content = "model:\n" + "".join(f"  {layer}\n" for layer in layers)
-    assert lines(content) == ["run.yaml:1: holds more than 100000 values"]
+    assert lines(content) == ["run.yaml:1: contains more than 100000 values"]
 
 
-def test_a_missing_file_is_named_with_the_nearest_one_there(write: Write) -> None:
+def test_a_missing_file_is_named_with_the_nearest_existing_file(write: Write) -> None:
     write("", "gpt.yaml")
     with pytest.raises(ConfigError, match=r"^gtp\.yaml: no such file; did you mean gpt\.yaml\?$"):
         file_layer("gtp.yaml")
@@ -189,23 +189,23 @@ def test_a_missing_file_is_named_with_the_nearest_one_there(write: Write) -> Non
         file_layer("no/where.yaml")
 
 
-def test_a_directory_is_refused_as_one(tmp_path: Path) -> None:
+def test_a_directory_is_refused_as_a_directory(tmp_path: Path) -> None:
     folder = tmp_path / "configs.yaml"
     folder.mkdir()
-    with pytest.raises(ConfigError, match=r"configs\.yaml: is a directory; name the YAML or JSON"):
+    with pytest.raises(ConfigError, match=r"configs\.yaml: is a directory; give a YAML or JSON"):
         file_layer(folder)
 
 
 @pytest.mark.parametrize("name", ["run.toml", "run", "run.yaml.bak"])
 def test_a_file_of_another_kind_is_refused_by_its_suffix(lines: Lines, name: str) -> None:
     assert lines("seed: 1", name=name) == [
-        f"{name}: a config file's name ends in .yaml, .yml, .json"
+        f"{name}: the name of a config file must end in .yaml, .yml, .json"
     ]
 
 
 def test_a_file_that_may_not_be_read_is_named() -> None:
-    # Root may read everything, so the reading is done by a child that is nobody. A directory of
-    # the test runner's own would keep that child out before the file does.
+    # Root may read everything, so a child process of the user `nobody` reads the file. The test runner's
+    # temporary directory would deny access before the file does.
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         path = Path(folder) / "secret.yaml"

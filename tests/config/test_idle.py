@@ -1,4 +1,4 @@
-"""What is asked for in vain is refused where it was forgotten, and told where it was chosen."""
+"""Keys without effect: refused if only the default disables them, reported if another given key does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hpcrun.config import (
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
-# A key that does nothing, what makes it so, and a value with which it does something.
+# A key without effect, the key that disables it, and a value with which it has an effect.
 IDLE = [
     ("train.lr_base_batch=64", "train.lr_scaling=none", "train.lr_scaling=sqrt"),
     ("train.min_delta=0.1", "train.patience=null", "train.patience=3"),
@@ -41,7 +41,7 @@ IDLE = [
     ("fsdp.min_parameters=500", "fsdp.wrap=blocks", "fsdp.wrap=size"),
     ("train.profile=2000-2001", "train.steps=1000", "train.steps=3000"),
 ]
-# Idle by a value that nobody has by default.
+# Disabled by a value other than the default.
 CHOSEN = [
     ("train.broadcast_buffers=false", "train.parallel=fsdp", "train.parallel=auto"),
     ("train.gradient_as_bucket_view=false", "train.parallel=single", "train.parallel=ddp"),
@@ -56,7 +56,7 @@ CHOSEN = [
     ("data.prefetch=4", "data.workers=0", "data.workers=1"),
     ("checkpoint.minutes=5", "checkpoint.auto=true", "checkpoint.auto=false"),
 ]
-# What some of them need besides.
+# Further keys that some of these need.
 ALSO = ["train.validate_every=5"]
 
 
@@ -67,7 +67,9 @@ def resolved(*overrides: str) -> tuple[Config, list[str]]:
 
 
 @pytest.mark.parametrize(("key", "because", "_"), IDLE)
-def test_a_key_without_what_it_needs_is_refused_in_one_line(key: str, because: str, _: str) -> None:
+def test_a_key_without_the_key_it_needs_is_refused_in_one_line(
+    key: str, because: str, _: str
+) -> None:
     with pytest.raises(ConfigError) as refused:
         resolved(key)
     line = str(refused.value)
@@ -77,7 +79,7 @@ def test_a_key_without_what_it_needs_is_refused_in_one_line(key: str, because: s
 
 
 @pytest.mark.parametrize(("key", "because", "enough"), IDLE + CHOSEN)
-def test_where_both_keys_are_given_the_run_goes_on_and_a_line_tells(
+def test_with_both_keys_given_the_run_starts_and_prints_a_line(
     key: str, because: str, enough: str
 ) -> None:
     _, lines = resolved(key, because)
@@ -87,7 +89,7 @@ def test_where_both_keys_are_given_the_run_goes_on_and_a_line_tells(
 
 
 @pytest.mark.parametrize(("key", "because", "_"), IDLE + CHOSEN)
-def test_a_runs_own_config_is_read_whatever_it_holds_in_vain(
+def test_a_stored_config_may_have_keys_without_effect(
     key: str, because: str, _: str, tmp_path: Path
 ) -> None:
     config, _lines = resolved(key, because)
@@ -99,30 +101,30 @@ def test_a_runs_own_config_is_read_whatever_it_holds_in_vain(
     assert idle_lines(load_resolved(plain), [file_layer(plain)]) == []
 
 
-def test_a_default_that_is_spelt_out_is_no_wish() -> None:
+def test_an_explicit_default_is_not_refused() -> None:
     assert (
         resolved("amp.init_scale=65536", "fsdp.min_parameters=1000000", "optim.momentum=0.9")[1]
         == []
     )
 
 
-def test_with_a_dynamic_scale_overflows_have_their_limit_also_where_a_bad_loss_stops() -> None:
+def test_with_a_dynamic_scale_the_limit_of_overflows_has_an_effect() -> None:
     keys = ["train.nonfinite=stop", "train.nonfinite_limit=50", "amp.dtype=fp16"]
     assert resolved(*keys)[1] == []
     (line,) = resolved(*keys, "amp.dynamic=false")[1]
     assert "train.nonfinite_limit: has no effect with train.nonfinite=stop" in line
 
 
-def test_a_value_of_one_layer_may_lie_idle_because_of_the_next(tmp_path: Path) -> None:
+def test_a_later_layer_may_leave_a_key_without_effect(tmp_path: Path) -> None:
     file = tmp_path / "half.yaml"
     file.write_text("amp:\n  dtype: fp16\n  init_scale: 64\n")
     layers = [file_layer(file), override_layer(["amp.dtype=bf16"])]
     assert idle_lines(resolve(layers), layers) == [
-        f"{file}:3: amp.init_scale: has no effect with amp.dtype=bf16; leave it out, or set that to fp16"
+        f"{file}:3: amp.init_scale: has no effect with amp.dtype=bf16; omit it, or set amp.dtype to fp16"
     ]
 
 
-def test_the_commands_tell_it_beside_their_output(
+def test_the_commands_print_it_on_standard_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -139,11 +141,11 @@ def test_the_commands_tell_it_beside_their_output(
 
 
 @pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.yaml")), ids=lambda file: file.stem)
-def test_the_configs_that_are_shipped_ask_for_nothing_in_vain(file: Path) -> None:
+def test_the_shipped_configs_have_no_key_without_effect(file: Path) -> None:
     layers = [file_layer(file)]
     assert idle_lines(resolve(layers), layers) == []
 
 
-def test_a_command_of_the_users_own_reads_what_it_likes() -> None:
+def test_a_command_may_use_any_key() -> None:
     layers = [override_layer(["command=[python, train.py]", "amp.init_scale=64"])]
     assert idle_lines(resolve(layers), layers) == []

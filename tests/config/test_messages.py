@@ -1,4 +1,4 @@
-"""Every wrong key and value is answered with its place and what to write instead."""
+"""Every wrong key and value gets a message with its place and a remedy."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Write = Callable[..., str]
         ),
         (
             "train: {num_epochs: 3}",
-            "run.yaml:1: train.num_epochs: unknown key; training is counted in train.steps",
+            "run.yaml:1: train.num_epochs: unknown key; set train.steps instead",
         ),
         ("walltime: 1", "run.yaml:1: walltime: unknown key; did you mean job.time?"),
         (
@@ -71,14 +71,14 @@ def test_a_misspelt_key_is_answered_with_the_nearest(lines: Lines, content: str,
 
 @pytest.mark.parametrize(
     "key",
-    # Not those of data: what stands beside them belongs to the task, which answers for it.
+    # Without keys below data: unknown keys there belong to the task, which checks them.
     [
         key
         for key in known_keys(Config)
         if len(key.split(".")[-1]) > 4 and not key.startswith("data.")
     ],
 )
-def test_a_slip_in_any_key_leads_back_to_it(key: str) -> None:
+def test_a_typing_error_in_any_key_suggests_that_key(key: str) -> None:
     section, _, leaf = key.rpartition(".")
     slip = f"{section}.{leaf[0]}{leaf[2]}{leaf[1]}{leaf[3:]}".lstrip(".")
     if slip == key:
@@ -106,30 +106,33 @@ def test_a_slip_in_any_key_leads_back_to_it(key: str) -> None:
         ("train: {lr: 1e999}", "train.lr: should be a finite number, not Infinity"),
         ("train: {lr: 0}", "train.lr: should be more than 0, not 0"),
         ("train: {steps: 0}", "train.steps: should be at least 1, not 0"),
-        ("train: {steps: null}", "train.steps: may not be null; give it a value or leave the key"),
-        ("train: {steps: ~}", "train.steps: may not be null; give it a value or leave the key"),
+        ("train: {steps: null}", "train.steps: may not be null; give it a value or omit the key"),
+        ("train: {steps: ~}", "train.steps: may not be null; give it a value or omit the key"),
         ("train: 5", "train: should be keys and values, not 5"),
         ("train: [1]", "train: should be keys and values, not [1]"),
         ("model: 5", "model: should be keys and values, not 5"),
         ("job: {cpu: maybe}", "job.cpu: should be true or false, not 'maybe'"),
         ("job: {env: [A]}", 'job.env: should be keys and values, not ["A"]'),
         ("job: {env: {A: }}", "job.env.A: may not be null"),
-        ("job: {env: {A: [1]}}", "job.env.A: should be text, in quotes where it looks like"),
-        ("job: {env: {A-B: 1}}", "job.env.A-B: is no name for an environment variable"),
-        ("job: {env: {1A: 1}}", "job.env.1A: is no name for an environment variable"),
+        ("job: {env: {A: [1]}}", "job.env.A: should be text, in quotes if it looks like"),
+        ("job: {env: {A-B: 1}}", "job.env.A-B: is not a valid name of an environment variable"),
+        ("job: {env: {1A: 1}}", "job.env.1A: is not a valid name of an environment variable"),
         ('job: {env: {A: "a\\0b"}}', "job.env.A: may not contain a NUL"),
         ("job: {setup: module load x}", "job.setup: should be a list, such as [a, b], not 'module"),
         ("job: {sbatch_args: [x]}", "job.sbatch_args.0: should be one option such as --comment"),
         (
             "job: {sbatch_args: [--arr=0-3]}",
-            "job.sbatch_args.0: '--arr=0-3': an array would start one",
+            "job.sbatch_args.0: '--arr=0-3': an array would start the same",
         ),
-        ("job: {sbatch_args: [-a0-3]}", "job.sbatch_args.0: '-a0-3': an array would start one run"),
+        (
+            "job: {sbatch_args: [-a0-3]}",
+            "job.sbatch_args.0: '-a0-3': an array would start the same run",
+        ),
         ('job: {srun_args: ["-x\\ny"]}', "job.srun_args.0: should be one option such as --comment"),
         ("job: {partition: a b}", "job.partition: may not contain ' ': 'a b'"),
         ('job: {account: "a\\nb"}', "job.account: may not contain '\\n': 'a\\nb'"),
         ("job: {qos: 'x#y'}", "job.qos: may not contain '#': 'x#y'"),
-        ("job: {partition: ''}", "job.partition: is empty; leave the key out, or write null"),
+        ("job: {partition: ''}", "job.partition: is empty; omit the key, or write null"),
         ("job: {mem: lots}", "job.mem: should be a size such as 64G or 512M, not 'lots'"),
         ("job: {mem: 1.5G}", "job.mem: should be a size such as 64G or 512M, not '1.5G'"),
         ("job: {executor: slrum}", "job.executor: should be auto, slurm, local or debug, not"),
@@ -147,12 +150,15 @@ def test_a_slip_in_any_key_leads_back_to_it(key: str) -> None:
         ("seed: 9223372036854775808", "seed: should be less than 9223372036854775808"),
         ("task: my task", "task: should be the name of a built-in task, such as language-model"),
         ("task: 'pkg.mod:'", "task: should be the name of a built-in task"),
-        ("name: [a]", "name: should be text, in quotes where it looks like something else"),
+        (
+            "name: [a]",
+            "name: should be text, in quotes if it looks like a number, a date or a boolean",
+        ),
         ("restarts: {crash: -1}", "restarts.crash: should be at least 0, not -1"),
         ("data: {workers: x}", "data.workers: should be a whole number, not 'x'"),
     ],
 )
-def test_a_wrong_value_is_answered_with_what_belongs_there(
+def test_a_wrong_value_is_answered_with_the_expected_kind(
     lines: Lines, content: str, text: str
 ) -> None:
     (only,) = lines(content)
@@ -204,13 +210,13 @@ def test_files_come_before_overrides_and_flags_in_the_report(write: Write) -> No
     assert [problem.key for problem in caught.value.problems][-3:-1] == ["train.steps", "amp.dtype"]
 
 
-def test_a_batch_of_which_not_all_get_a_sample_is_answered_with_the_smallest_that_works(
+def test_a_batch_too_small_for_the_ranks_is_answered_with_the_minimum(
     lines: Lines,
 ) -> None:
     content = "train:\n  accumulation: 2\n  batch_size: 11\njob:\n  nodes: 2\n  gpus: 3\n"
     assert lines(content) == [
         "run.yaml:3: train.batch_size: 11 samples are too few for 2 x 3 ranks x 2 micro-batches, "
-        "each of which needs one; use 12 or more"
+        "each with at least one; use 12 or more"
     ]
     resolve([override_layer(["train.batch_size=13", "train.accumulation=2", "job.nodes=6"])])
 
@@ -222,14 +228,17 @@ def test_a_batch_of_which_not_all_get_a_sample_is_answered_with_the_smallest_tha
             "train: {micro_batch: 4, accumulation: 2}",
             "train.accumulation: follows from train.micro_batch",
         ),
-        ("train: {uneven: join, parallel: fsdp}", "train.uneven: join is of DDP"),
+        (
+            "train: {uneven: join, parallel: fsdp}",
+            "train.uneven: join needs DDP; with train.parallel=fsdp use pad",
+        ),
         (
             "train: {compression: bf16, parallel: single}",
-            "train.compression: bf16 is a hook of DDP, and with single nothing travels between ranks",
+            "train.compression: bf16 is a hook of DDP, and single does not communicate gradients",
         ),
         (
             "train: {compression: powersgd, powersgd_start: 1}",
-            "train.powersgd_start: DDP lays out its buckets anew after the first steps, so that 1 is",
+            "train.powersgd_start: DDP changes its buckets after the first steps, so 1 is",
         ),
         (
             "train: {lr_scaling: sqrt}",
@@ -238,18 +247,16 @@ def test_a_batch_of_which_not_all_get_a_sample_is_answered_with_the_smallest_tha
         ("train: {patience: 3}", "train.validate_every: train.patience counts validations"),
         (
             "{train: {steps: 9}, optim: {schedule: wsd, warmup_steps: 4, decay_steps: 6}}",
-            "optim.decay_steps: warm-up and decay take 10 steps, and train.steps is 9",
+            "optim.decay_steps: warm-up and decay take 10 steps, but train.steps is 9",
         ),
     ],
 )
-def test_keys_of_the_training_that_contradict_each_other_are_refused(
-    lines: Lines, content: str, text: str
-) -> None:
+def test_contradicting_keys_of_training_are_refused(lines: Lines, content: str, text: str) -> None:
     (only,) = lines(content)
     assert only.startswith(f"run.yaml:1: {text}")
 
 
-def test_a_contradiction_stands_where_the_user_wrote_one_side_of_it() -> None:
+def test_a_contradiction_has_the_place_of_a_given_key() -> None:
     with pytest.raises(ConfigError, match=r"^--gpus: train\.batch_size: 32 samples are too few"):
         resolve([flag_layer({"job.gpus": (33, "--gpus")})])
 
@@ -267,7 +274,7 @@ def test_contradictions_are_all_reported(lines: Lines) -> None:
     ]
 
 
-def test_the_place_of_a_key_is_that_of_the_value_that_counts(write: Write) -> None:
+def test_the_place_of_a_key_is_that_of_its_final_value(write: Write) -> None:
     path = write("train:\n  lr: 1\n  steps: 2\njob:\n  setup:\n    - a\n    - b\n")
     where = locate([file_layer(path), override_layer(["train.lr=2", "job.setup=[c]"])])
     assert where("train.lr") == "command line"

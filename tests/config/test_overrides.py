@@ -1,4 +1,4 @@
-"""Overrides on the command line, and how layers add up."""
+"""Overrides on the command line, and the merge of layers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_later_null_over_a_section_changes_nothing(write: Write) -> None:
         "#",
     ],
 )
-def test_text_is_taken_from_the_command_line_as_it_stands(value: str) -> None:
+def test_text_on_the_command_line_is_taken_literally(value: str) -> None:
     assert overridden(f"job.env.X={value}").job.env == {"X": value}
 
 
@@ -74,7 +74,7 @@ def test_a_time_limit_needs_no_quotes(value: str) -> None:
     assert overridden(f"job.time={value}").job.time_seconds == 5400
 
 
-def test_null_takes_a_value_away_again(write: Write) -> None:
+def test_null_removes_a_value(write: Write) -> None:
     path = write("job: {partition: gpu, time: 90}\ntrain: {clip_norm: 2}\n")
     overrides = ["job.partition=null", "job.time=null", "train.clip_norm=null"]
     config = resolve([file_layer(path), override_layer(overrides)])
@@ -91,9 +91,12 @@ def test_null_takes_a_value_away_again(write: Write) -> None:
         ("train.lr=", "command line: train.lr: should be a number, not ''"),
         ("train.lr=[1", "command line: train.lr: not valid YAML: "),
         ("train.lr=a: b: c", "command line: train.lr: not valid YAML: "),
-        ("train.lr=\udcff", "command line: train.lr: a config cannot hold the character 0xdcff"),
+        (
+            "train.lr=\udcff",
+            "command line: train.lr: a config may not contain the character 0xdcff",
+        ),
         ("model.x={a: 1, a: 2}", "command line: model.x.a: is given twice"),
-        ("train.lr=\t1\t", "command line: train.lr: not valid YAML: a tab stands where only"),
+        ("train.lr=\t1\t", "command line: train.lr: not valid YAML: a tab in the indentation"),
         ("train.lr=fast", "command line: train.lr: should be a number, not 'fast'"),
         ("train.lrr=1", "command line: train.lrr: unknown key; did you mean train.lr?"),
         ("trian.lr=1", "command line: trian: unknown key; did you mean train?"),
@@ -101,19 +104,17 @@ def test_null_takes_a_value_away_again(write: Write) -> None:
         ("train=5", "command line: train: should be keys and values, not 5"),
         ("job.setup=module", "command line: job.setup: should be a list"),
         ("job.env=A", "command line: job.env: should be keys and values, not 'A'"),
-        ("job.partition=", "command line: job.partition: is empty; leave the key out, or write"),
+        ("job.partition=", "command line: job.partition: is empty; omit the key, or write"),
         ("name=a b", "command line: name: should be letters, digits and"),
         ("a\nb=1", "command line: a\\nb: unknown key"),
     ],
 )
-def test_an_override_that_says_nothing_useful_is_refused(
-    override_lines: Lines, override: str, line: str
-) -> None:
+def test_an_invalid_override_is_refused(override_lines: Lines, override: str, line: str) -> None:
     (only,) = override_lines(override)
     assert only.startswith(line)
 
 
-def test_all_unreadable_overrides_are_reported_at_once(override_lines: Lines) -> None:
+def test_all_unreadable_overrides_are_reported_together(override_lines: Lines) -> None:
     assert [line.split(": ")[1] for line in override_lines("seed", "lr=[", "train.lr=1")] == [
         "seed",
         "lr",
@@ -125,6 +126,6 @@ def test_text_that_cannot_be_encoded_is_refused(override_lines: Lines) -> None:
     assert only.startswith("command line: job.env.X: is not UTF-8 text")
 
 
-def test_a_number_sign_in_a_value_is_no_comment() -> None:
+def test_a_number_sign_in_a_value_is_not_a_comment() -> None:
     given = override_layer(["data.folder=/data/set #2", "data.quoted='a #b' # c"])
     assert given.values["data"] == {"folder": "/data/set #2", "quoted": "a #b"}

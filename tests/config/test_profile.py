@@ -1,4 +1,4 @@
-"""A site's profile lies under everything else."""
+"""A site's profile is the lowest layer."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def test_the_only_profile_applies_and_among_several_the_default(folder: Path) ->
     assert profile_path(environment(folder)) == folder / "default.yaml"
 
 
-def test_a_second_profile_that_ends_the_firsts_reign_is_told(folder: Path) -> None:
+def test_a_second_profile_is_reported_because_none_applies_then(folder: Path) -> None:
     (folder / "juwels.yaml").write_text("")
     assert undecided(environment(folder)) is None
     (folder / "laptop.yaml").write_text("")
@@ -50,7 +50,7 @@ def test_a_second_profile_that_ends_the_firsts_reign_is_told(folder: Path) -> No
     assert undecided(environment(folder)) is None
 
 
-def test_a_flag_outranks_the_variable_and_either_names_a_file_or_a_path(folder: Path) -> None:
+def test_a_flag_overrides_the_variable_and_both_accept_a_name_or_a_path(folder: Path) -> None:
     (folder / "a.yaml").write_text("")
     (folder / "b.yaml").write_text("")
     environ = environment(folder, HPCRUN_PROFILE="a")
@@ -60,9 +60,9 @@ def test_a_flag_outranks_the_variable_and_either_names_a_file_or_a_path(folder: 
     assert profile_path(environ, "") is None
 
 
-def test_a_profile_that_is_not_there_is_refused_with_those_that_are(folder: Path) -> None:
+def test_a_missing_profile_is_refused_with_the_available_profiles(folder: Path) -> None:
     (folder / "a.yaml").write_text("")
-    with pytest.raises(ConfigError, match=r"\$HPCRUN_PROFILE: no profile .*c\.yaml; there is: a"):
+    with pytest.raises(ConfigError, match=r"\$HPCRUN_PROFILE: no profile .*c\.yaml; available: a"):
         profile_path(environment(folder, HPCRUN_PROFILE="c"))
 
 
@@ -72,7 +72,7 @@ def test_a_profile_may_not_change_what_is_trained(folder: Path) -> None:
         profile_layer(folder / "a.yaml")
 
 
-def test_what_comes_after_the_profile_wins(folder: Path) -> None:
+def test_later_layers_override_the_profile(folder: Path) -> None:
     (folder / "a.yaml").write_text("job: {account: abc, partition: gpu}\n")
     config = resolve([profile_layer(folder / "a.yaml"), override_layer(["job.partition=dev"])])
     assert (config.job.account, config.job.partition) == ("abc", "dev")

@@ -1,4 +1,4 @@
-"""The schema itself: defaults, names, time limits, and that it survives being written down."""
+"""The schema: defaults, names, time limits, and a round trip through YAML."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_gpus_may_be_given_with_their_type(gpus: str, count: int, kind: str | No
     assert by_flag == by_override
 
 
-def test_a_later_layer_replaces_the_type_or_the_count_alone() -> None:
+def test_a_later_layer_may_replace_only_the_type_or_only_the_count() -> None:
     profile = Layer({"job": {"gpu_type": "a100"}})
     assert resolve([profile, override_layer(["job.gpus=2"])]).job.gpu_type == "a100"
     assert resolve([profile, override_layer(["job.gpus=h100:2"])]).job.gpu_type == "h100"
@@ -104,11 +104,11 @@ def test_a_later_layer_replaces_the_type_or_the_count_alone() -> None:
     [
         (["job.gpus=a100:0"], "should be at least 1, not 0"),
         (["job.gpus=a100:many"], "should be a whole number, not 'a100:many'"),
-        (["job.gpus=a100:2", "job.gpu_request=none"], "leave the type out"),
-        (["job.gpus=a100:2", "job.gpu_request=gpus-per-task"], "leave the type out"),
+        (["job.gpus=a100:2", "job.gpu_request=none"], "omit the type"),
+        (["job.gpus=a100:2", "job.gpu_request=gpus-per-task"], "omit the type"),
     ],
 )
-def test_what_is_no_request_for_gpus_is_refused(override: list[str], told: str) -> None:
+def test_an_invalid_request_for_gpus_is_refused(override: list[str], told: str) -> None:
     with pytest.raises(ConfigError, match=told) as caught:
         resolve([override_layer(override)])
     assert str(caught.value).startswith("command line: job.gpu")
@@ -141,7 +141,7 @@ def test_a_time_limit_means_what_it_means_to_sbatch(time: Any, seconds: int, nor
 @pytest.mark.parametrize(
     "time", ["", ":", "1:", "1-", "-1", "1:2:3:4", "1d", "٣", True, 1.5, "0:0", "9" * 5000]
 )
-def test_what_is_no_time_limit_is_refused(time: Any) -> None:
+def test_an_invalid_time_limit_is_refused(time: Any) -> None:
     with pytest.raises(ValidationError):
         Job(time=time)
 
@@ -171,9 +171,7 @@ def test_letters_composed_in_two_ways_are_one_name() -> None:
         ("", "run-1"),
     ],
 )
-def test_a_name_that_no_directory_should_have_is_answered_with_one_that_may(
-    name: str, remedy: str
-) -> None:
+def test_an_invalid_name_is_answered_with_a_valid_name(name: str, remedy: str) -> None:
     with pytest.raises(ConfigError) as caught:
         resolve([override_layer([f"name={name}"])])
     line = str(caught.value)
@@ -184,7 +182,7 @@ def test_a_name_that_no_directory_should_have_is_answered_with_one_that_may(
 
 @pytest.mark.parametrize("name", ["x" * 101, "実" * 70])
 def test_a_name_longer_than_a_directory_can_have_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="shorten it to 100 characters and 200 bytes"):
+    with pytest.raises(ValueError, match="shorten it to at most 100 characters and 200 bytes"):
         check_name(name)
 
 
@@ -207,12 +205,12 @@ def test_a_task_is_a_built_in_name_or_a_class(task: str) -> None:
 
 
 @pytest.mark.parametrize("task", ["", "My", "a.b", "a:", ":B", "a/b.py:C", "a:B()", "a..b:C", "a-"])
-def test_what_names_no_task_is_refused(task: str) -> None:
+def test_an_invalid_task_name_is_refused(task: str) -> None:
     with pytest.raises(ValidationError):
         Config(task=task)
 
 
-def test_the_default_config_survives_being_written_down(tmp_path: Path) -> None:
+def test_the_default_config_survives_writing_and_reading(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(to_yaml(Config()))
     assert load_resolved(path) == Config()
@@ -227,7 +225,7 @@ def test_the_written_config_holds_every_key() -> None:
 
 @given(model=st.dictionaries(TEXT, PLAIN, max_size=4))
 @settings(max_examples=150)
-def test_any_plain_value_of_a_task_survives_being_written_down(model: dict[str, Any]) -> None:
+def test_any_plain_value_of_a_task_survives_writing_and_reading(model: dict[str, Any]) -> None:
     config = resolve([Layer({"model": model})])
     values, _ = read_yaml(to_yaml(config), str)
     assert values["model"] == model
@@ -238,7 +236,7 @@ def test_any_plain_value_of_a_task_survives_being_written_down(model: dict[str, 
     env=st.dictionaries(st.from_regex(r"[A-Za-z_][A-Za-z0-9_]*", fullmatch=True), TEXT, max_size=3)
 )
 @settings(max_examples=100)
-def test_any_environment_survives_being_written_down(env: dict[str, str]) -> None:
+def test_any_environment_survives_writing_and_reading(env: dict[str, str]) -> None:
     config = resolve([Layer({"job": {"env": env}})])
     values, _ = read_yaml(to_yaml(config), str)
     assert values["job"]["env"] == env

@@ -1,4 +1,4 @@
-"""A task's own keys get the same answers as ours."""
+"""The task's keys get the same checks as the keys of hpcrun."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Write = Callable[..., str]
 
 
 class ModelKeys(BaseModel):
-    """What a task may want of the model; extra keys are neither forbidden nor allowed."""
+    """Model options of a task; extra keys are neither forbidden nor allowed."""
 
     width: int = Field(64, ge=1)
     depth: int
@@ -32,7 +32,7 @@ class ModelKeys(BaseModel):
 
 
 class DataKeys(BaseModel):
-    """What a task may want of the data."""
+    """Data options of a task."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -41,7 +41,7 @@ class DataKeys(BaseModel):
 
 
 class AnyKeys(BaseModel):
-    """A task that takes whatever it is given."""
+    """Options that accept any key."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -81,7 +81,7 @@ def test_a_task_may_take_any_key() -> None:
     assert check_options(AnyKeys, {"x": [1]}, "model", lambda _: "here") == {"x": [1]}
 
 
-def test_the_completed_config_is_what_a_run_directory_keeps(write: Write, tmp_path: Path) -> None:
+def test_a_run_directory_stores_the_completed_config(write: Write, tmp_path: Path) -> None:
     layers = [file_layer(write("model: {depth: 2}\ndata: {workers: 1}\ntrain: {lr: 1}\n"))]
     config = with_task_options(resolve(layers), (ModelKeys, DataKeys), locate(layers))
     assert config.model.own == {"width": 64, "depth": 2, "rates": [0.1]}

@@ -75,7 +75,7 @@ def checked(task: str, *overrides: str) -> Config:
         ("classifier", "data.test_fraction=0.9", "leave nothing to train on"),
         ("classifier", "model.chanels=3", "unknown key; did you mean model.channels?"),
         ("autoencoder", "model.latent=0", "model.latent: should be at least 1, not 0"),
-        ("autoencoder", "data.reconstructions=''", "is empty; leave the key out, or write null"),
+        ("autoencoder", "data.reconstructions=''", "is empty; omit the key, or write null"),
     ],
 )
 def test_a_bad_option_is_refused_in_one_line(task: str, override: str, line: str):

@@ -25,7 +25,7 @@ def checked(*overrides: str):
         ("model.dropout=1", "model.dropout: should be less than 1, not 1"),
         ("data.max_byte=5", "did you mean data.max_bytes?"),
         ("data.validation_fraction=0", "data.validation_fraction: should be"),
-        ("data.path=''", "data.path: is empty; leave the key out, or write null"),
+        ("data.path=''", "data.path: is empty; omit the key, or write null"),
     ],
 )
 def test_a_bad_option_is_refused_in_one_line_with_its_place(override: str, line: str):

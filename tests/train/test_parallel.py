@@ -211,14 +211,14 @@ CONTRADICTIONS = [
     (["train.parallel=dp", "job.gpus=2"], "train.parallel: dp is for one process, and 1 x 2"),
     (["train.parallel=dp", "train.compile=true"], "train.compile: dp copies the model"),
     (["train.parallel=fsdp", "train.compression=bf16"], "train.compression: bf16 is a hook of DDP"),
-    (["train.parallel=fsdp", "train.channels_last=true"], "train.channels_last: fsdp shards plain"),
+    (["train.parallel=fsdp", "train.channels_last=true"], "fsdp does not support channels_last"),
     (
         ["train.parallel=fsdp", "train.compile=true", "train.compile_mode=reduce-overhead"],
         "train.compile_mode: reduce-overhead replays",
     ),
     (["train.parallel=fsdp", "fsdp.shard=hybrid"], "fsdp.shard: hybrid keeps a copy on each"),
-    (["fsdp.classes=[Block]"], "fsdp.classes: are not looked at with fsdp.wrap=blocks"),
-    (["fsdp.wrap=classes"], "fsdp.classes: fsdp.wrap=classes needs the names of some"),
+    (["fsdp.classes=[Block]"], "fsdp.classes: have no effect with fsdp.wrap=blocks"),
+    (["fsdp.wrap=classes"], "fsdp.classes: fsdp.wrap=classes needs names of module classes"),
     (["fsdp.param_dtype=fp16", "amp.dtype=bf16"], "fsdp.param_dtype: gradients in fp16 need"),
     (["fsdp.reduce_dtype=fp16"], "fsdp.reduce_dtype: gradients in fp16 need"),
 ]
