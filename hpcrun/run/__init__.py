@@ -1,1 +1,1 @@
-"""The run directory: the only state a run has. Its paths, its record, its event log, its owner."""
+"""The run directory, which is the only state of a run: paths, record, event log, owner."""

@@ -1,6 +1,6 @@
-"""What the checkpoints' folder tells without their protocol: which step was committed last, and by whom.
+"""The committed steps, as far as the folder of checkpoints shows them without the commit protocol.
 
-A crash right after a commit swallows the announcement of it, never the commit.
+A crash right after a commit can lose the event of the commit, but not the commit.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ _COMMITTED = re.compile(r"step-(\d{9,})")
 
 @dataclass(frozen=True)
 class Commit:
-    """A committed step; ``owner`` is the name of the attempt that wrote it, ``time`` in Unix seconds."""
+    """A committed step. ``owner``: the attempt that wrote it; ``time``: Unix seconds."""
 
     step: int
     owner: str
@@ -26,9 +26,9 @@ class Commit:
 
 
 def newest_commit(run: RunDirectory) -> Commit | None:
-    """The newest checkpoint that has a manifest, whose hashes nobody compares here; None without any.
+    """Return the newest checkpoint with a readable manifest, without a check of hashes; None without any.
 
-    What cannot be read does not count: a restore passes it over too, and is who tells of it.
+    Unreadable manifests are ignored: a restore skips and reports them.
     """
     try:
         names = [path.name for path in run.checkpoints.iterdir()]
@@ -46,10 +46,10 @@ def newest_commit(run: RunDirectory) -> Commit | None:
 
 
 def steps_listed_anew(run: RunDirectory) -> list[int]:
-    """Return the committed steps, newest first, from a listing that no cache of this node answers.
+    """Return the committed steps, newest first, from a listing that bypasses this node's cache.
 
     Raises:
-        OSError: the folder is there and cannot be listed.
+        OSError: the folder exists but cannot be listed.
     """
     for folder in (run.path, run.checkpoints):
         _drop_listing(folder)
@@ -61,10 +61,10 @@ def steps_listed_anew(run: RunDirectory) -> list[int]:
 
 
 def _drop_listing(folder: Path) -> None:
-    """Make and remove a file: a client of NFS asks the server again after its own change (nfs(5))."""
-    # A save removes what has such a name.
+    """Create and remove a file: after its own change, an NFS client asks the server again (nfs(5))."""
+    # The cleanup of a save removes files with this prefix.
     probe = folder / f".trash-look-{os.urandom(6).hex()}"
-    # A folder that refuses writes can still be listed.
+    # A folder without write permission can still be listed.
     with contextlib.suppress(OSError):
         descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:

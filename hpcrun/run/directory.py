@@ -1,4 +1,4 @@
-"""Where everything of a run lies. One object knows every path, so that nothing else spells one."""
+"""The paths of a run. All code gets them from one class."""
 
 import contextlib
 import difflib
@@ -20,48 +20,48 @@ _FREE_IT = "put it right, move it away, or choose another --name"
 
 
 class RunError(UserError):
-    """A run directory that cannot be made, found or used; the text says why and what to do."""
+    """A run directory cannot be made, found or used; the text gives the reason and the remedy."""
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The paths of one run. Making this object touches nothing on disk."""
+    """The paths of a run. Creating this object touches nothing on disk."""
 
     path: Path
 
     @property
     def name(self) -> str:
-        """The run's name: its folder's."""
+        """Name of the run, which is the name of its folder."""
         return self.path.name
 
     @property
     def config(self) -> Path:
-        """The resolved configuration that every rank reads (YAML)."""
+        """Resolved configuration that every rank reads (YAML)."""
         return self.path / "config.yaml"
 
     @property
     def record(self) -> Path:
-        """What the run is: command line, commit, versions (JSON)."""
+        """Identity of the run: command line, commit, versions (JSON)."""
         return self.path / "run.json"
 
     @property
     def diff(self) -> Path:
-        """The uncommitted changes at the time of the first submission (a patch)."""
+        """Uncommitted changes at the first submission (a patch)."""
         return self.path / "uncommitted.patch"
 
     @property
     def code(self) -> Path:
-        """The snapshots of the code, a folder a submission."""
+        """Snapshots of the code, a folder per submission."""
         return self.path / "code"
 
     @property
     def events(self) -> Path:
-        """What happened to it (JSON lines, append-only)."""
+        """Event log (JSON lines, append-only)."""
         return self.path / "events.jsonl"
 
     @property
     def metrics(self) -> Path:
-        """One line a logged step, by rank 0 (JSON lines, append-only)."""
+        """Metrics from rank 0, a line per logged step (JSON lines, append-only)."""
         return self.path / "metrics.jsonl"
 
     @property
@@ -76,69 +76,69 @@ class RunDirectory:
 
     @property
     def checkpoints(self) -> Path:
-        """The committed checkpoints, a folder each."""
+        """Committed checkpoints, a folder per step."""
         return self.path / "checkpoints"
 
     @property
     def logs(self) -> Path:
-        """What the processes printed: a folder a job, a folder a restart, a file a task."""
+        """Output of the processes: a folder per job, a folder per restart, a file per task."""
         return self.path / "logs"
 
     @property
     def batch_script(self) -> Path:
-        """The batch script of the newest submission to Slurm by `hpcrun submit`."""
+        """Batch script of the newest submission to Slurm by `hpcrun submit`."""
         return self.logs / "batch.sbatch"
 
     def unstarted(self, job: str) -> Path:
-        """A line for each try to start the batch step of ``job``; the step removes the file as it begins."""
+        """A line per attempt to start the batch step of ``job``; the step removes the file when it begins."""
         return self.path / f".unstarted-{job}"
 
     @property
     def result(self) -> Path:
-        """The final word (JSON)."""
+        """Result of the run (JSON)."""
         return self.path / "result.json"
 
     @property
     def owner(self) -> Path:
-        """Which incarnation may write (JSON)."""
+        """Owner record: the attempt that may write (JSON)."""
         return self.path / "owner.json"
 
     @property
     def submitting(self) -> Path:
-        """Exists while somebody submits this run."""
+        """Lock file that exists during a submission of this run."""
         return self.path / "submitting.lock"
 
     def nonfinite(self, step: int) -> Path:
-        """What is known of a step whose gradients were not finite: losses and samples (JSON)."""
+        """Details of a step with gradients that were not finite: losses and samples (JSON)."""
         return self.path / "nonfinite" / f"step-{step}.json"
 
     @property
     def measured(self) -> tuple[Path, ...]:
-        """What a training tells of itself, step by step, beside its logs."""
+        """Measurements of training per step, without the logs."""
         return self.metrics, self.tensorboard, self.profile, self.nonfinite(0).parent
 
     def job_logs(self, job: str) -> Path:
-        """The folder of one job's logs."""
+        """Folder of a job's logs."""
         return self.logs / job
 
     def attempt_logs(self, job: str, restart: int) -> Path:
-        """The folder of one attempt's logs: ``rank-00003.log`` a task, and what its end left behind."""
+        """Folder of an attempt's logs: ``rank-00003.log`` per task, and records of its end."""
         return self.job_logs(job) / f"restart-{restart}"
 
     def exists(self) -> bool:
-        """Whether a whole run lies there, as far as this user can see."""
-        # os.path asks without raising: a name may be too long, a folder another user's.
+        """Return True if this is a complete run, as far as this user can see."""
+        # os.path does not raise: a name may be too long, or a folder may belong to another user.
         return os.path.isfile(self.config) and os.path.isfile(self.record)  # noqa: PTH113
 
 
 def create(path: Path, config_text: str, record: Mapping[str, Any], diff: str = "") -> RunDirectory:
-    """Make a run directory whole, or not at all.
+    """Make a complete run directory, or nothing.
 
-    It is filled under a temporary name beside its place and renamed: of two submissions of one
-    name, one wins and the other is told.
+    The folder is filled under a temporary name and renamed. Of two submissions with the same name, one
+    succeeds and the other raises.
 
     Raises:
-        RunError: the place is taken, or cannot be written; nothing is left behind.
+        RunError: the path is taken, or cannot be written; nothing is left behind.
     """
     run = RunDirectory(path)
     filled: Path | None = None
@@ -170,36 +170,36 @@ def create(path: Path, config_text: str, record: Mapping[str, Any], diff: str = 
                 f"`hpcrun resume {shlex.quote(str(path))}`"
             ) from error
         if os.path.lexists(path):
-            raise RunError(f"{path}: is taken, by {_what_lies(path)}; {_FREE_IT}") from error
+            raise RunError(f"{path}: is already taken by {_describe(path)}; {_FREE_IT}") from error
         raise RunError(
             f"{path}: the run directory cannot be made: {error.strerror or error}; choose a writable "
-            "place with --runs-dir or free some space"
+            "folder with --runs-dir, or free some space"
         ) from error
     return run
 
 
 def remove_if_empty(folders: Iterable[Path]) -> None:
-    """Remove the folders that were made on the way to one that could not be, deepest first."""
+    """Remove folders that were made for a path that could not be created, deepest first."""
     for folder in folders:
         with contextlib.suppress(OSError):
             folder.rmdir()
 
 
-def _what_lies(path: Path) -> str:
+def _describe(path: Path) -> str:
     run = RunDirectory(path)
     if not path.is_dir():
         return "a file"
     if os.path.lexists(run.record) or os.path.lexists(run.config):
         missing = run.record if os.path.lexists(run.config) else run.config
         return f"a run without its {missing.name}"
-    return "a folder that is no run"
+    return "a folder that is not a run"
 
 
 def find(run: str, runs_dir: Path) -> RunDirectory:
-    """The run that a person names: a name under ``runs_dir``, or a path.
+    """Find a run by its name under ``runs_dir``, or by its path.
 
     Raises:
-        RunError: no whole run lies there, or others may write to it.
+        RunError: there is no complete run, or everybody may write to it.
     """
     candidates = [RunDirectory(path.absolute()) for path in (runs_dir / run, Path(run))]
     for directory in candidates:
@@ -209,16 +209,14 @@ def find(run: str, runs_dir: Path) -> RunDirectory:
     for directory in candidates:
         path = directory.path
         if run and os.path.isdir(path) and not os.access(path, os.R_OK | os.X_OK):  # noqa: PTH112
-            raise RunError(
-                f"{path}: you may not read it; it belongs to {_owner(path)}, whom to ask for it"
-            )
+            raise RunError(f"{path}: no permission to read; ask its owner {_owner(path)}")
         if os.path.lexists(directory.record):
-            raise RunError(f"{path}: is {_what_lies(path)}; {_FREE_IT}")
+            raise RunError(f"{path}: is {_describe(path)}; {_FREE_IT}")
     known = [entry.parent.name for entry in runs_dir.glob("*/run.json")]
     if not known:
-        raise RunError(f"{run}: no such run; there are no runs in {runs_dir} (--runs-dir names it)")
+        raise RunError(f"{run}: no such run; {runs_dir} has no runs (set it with --runs-dir)")
     near = difflib.get_close_matches(run, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there is: {_listed(sorted(known))}"
+    hint = f"did you mean {near[0]}?" if near else f"available: {_listed(sorted(known))}"
     raise RunError(f"{run}: no such run in {runs_dir}; {hint}")
 
 
@@ -249,10 +247,10 @@ def refuse_foreign(run: RunDirectory) -> None:
 
 
 def refuse_if_writable_by_others(run: RunDirectory) -> None:
-    """A directory that anyone may write to could make a job load anyone's weights.
+    """Refuse a directory that everybody may write to: a job could load anyone's weights.
 
     Raises:
-        RunError: with the command that mends it.
+        RunError: with the command that corrects the mode.
     """
     if os.stat(run.path).st_mode & stat.S_IWOTH:  # noqa: PTH116
-        raise RunError(f"{run.path}: everybody may write there; run `chmod o-w {run.path}` first")
+        raise RunError(f"{run.path}: everybody may write to it; run `chmod o-w {run.path}` first")

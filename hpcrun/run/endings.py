@@ -1,7 +1,7 @@
-"""What each rank leaves behind when it fails, in the attempt's log folder.
+"""Records of a rank's end in the attempt's log folder: failures, exits, hangs.
 
-A failure record is written by the failing process itself; an exit line by whoever watched it
-(the local cluster), because a process that was killed writes nothing; a hang by the ranks' watchdogs.
+The failing process writes its failure record. Its watcher (the local cluster) writes the exit line, because a
+killed process writes nothing. The watchdogs of the ranks write the record of a hang.
 """
 
 import contextlib
@@ -22,18 +22,20 @@ _TERMINATED = re.compile(
 _UNFINISHED = "unfinished"
 _HEARD = "heard-stop.json"
 _LOG_END = 1 << 16
-"""Bytes: what other threads print after such words is less."""
+"""Bytes at the end of a log that are searched; other threads print less after the message."""
 
 _Ending = TypeVar("_Ending", "Failure", "Exit")
 
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception that ended a rank. ``where`` is the deepest ``file:line`` in the user's code.
+    """An exception that ended a rank.
 
-    ``where`` and ``traceback`` are empty for an exception without a traceback: its message is enough.
-    ``copy``: the same line in the run's copy of the code, if the copy ran. ``bad_input``: another start would
-    fail in the same way.
+    Attributes:
+        where: the deepest ``file:line`` in the user's code; empty without a traceback.
+        traceback: text of the traceback; empty if the exception has none, since the message is enough.
+        copy: the same line in the run's copy of the code, if the copy ran.
+        bad_input: True if another start would fail in the same way.
     """
 
     rank: int
@@ -50,9 +52,9 @@ class Failure:
 
 @dataclass(frozen=True)
 class Exit:
-    """How a task's process ended, as its watcher saw it: an exit code, or the signal that killed it.
+    """The end of a task's process, as its watcher saw it: an exit code, or the signal that killed it.
 
-    ``induced``: the watcher itself had told the task to end.
+    ``induced``: True if the watcher had asked the task to end.
     """
 
     rank: int
@@ -65,10 +67,10 @@ class Exit:
 
 @dataclass(frozen=True)
 class Hang:
-    """Ranks that made no progress, as the watchdog that fired first saw it.
+    """Ranks without progress, as the first watchdog that fired saw them.
 
-    ``rank`` and ``host``: the one to look at first, None where all wait alike; ``line`` names all.
-    ``step``: the newest that any rank had begun.
+    ``rank`` and ``host``: the rank to examine first; None if all ranks wait in the same place. ``line`` names
+    all ranks. ``step``: the newest step that any rank had begun.
     """
 
     rank: int | None
@@ -79,7 +81,7 @@ class Hang:
 
 
 def node_name() -> str:
-    """This node, as everything that a person reads calls it: Slurm's name may not be the host name."""
+    """Return the name of this node in all messages: Slurm's node name may differ from the host name."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
@@ -117,7 +119,7 @@ def record_failure(
 
 
 def read_failures(folder: Path) -> list[Failure]:
-    """The failures that the ranks of one attempt wrote, earliest first."""
+    """Return the failures that the ranks of an attempt wrote, earliest first."""
     read = (read_json(path) for path in folder.glob("failure-rank-*.json"))
     found = (_whole(Failure, value) for value in read if value is not None)
     return sorted((failure for failure in found if failure), key=lambda failure: failure.time)
@@ -129,13 +131,13 @@ def record_exit(folder: Path, ended: Exit) -> None:
 
 
 def read_exits(folder: Path) -> list[Exit]:
-    """How the tasks of one attempt ended, in the order they were seen."""
+    """Return the ends of an attempt's tasks, in the order in which they were seen."""
     found = (_whole(Exit, line) for line in read_lines(folder / "exits.jsonl"))
     return [ended for ended in found if ended]
 
 
 def last_words(folder: Path, rank: int) -> str | None:
-    """What C++ code said in the rank's log when it ended the process, of which Python hears nothing."""
+    """Return the message of C++ code that ended the process, from the rank's log; Python does not see it."""
     try:
         with (folder / f"rank-{rank:05d}.log").open("rb") as log:
             log.seek(max(0, os.fstat(log.fileno()).st_size - _LOG_END))
@@ -146,7 +148,7 @@ def last_words(folder: Path, rank: int) -> str | None:
 
 
 def first_log(folder: Path) -> str:
-    """The end of the first log that an attempt's tasks have left, of a rank or of its launcher."""
+    """Return the end of the first log of an attempt's tasks (of a rank or of its launcher)."""
     for path in sorted(folder.glob("*.log")):
         try:
             with path.open("rb") as log:
@@ -158,31 +160,31 @@ def first_log(folder: Path) -> str:
 
 
 def record_unfinished(folder: Path) -> None:
-    """Write down that a script has asked to be continued; raises OSError when the disk refuses."""
+    """Record that a script asked for another start; raises OSError when the disk refuses."""
     make_log_folder(folder)
     (folder / _UNFINISHED).touch()
 
 
 def is_unfinished(folder: Path) -> bool:
-    """Return whether a rank's script has asked to be continued."""
+    """Return whether a rank's script asked for another start."""
     return (folder / _UNFINISHED).exists()
 
 
 def record_heard_stop(folder: Path, cause: str, code: int | None) -> None:
-    """Write down that a rank other than rank 0 heard a signal to stop; raises OSError.
+    """Record that a rank other than rank 0 received a stop signal; raises OSError.
 
     Args:
         cause: terminate or warning.
         code: the exit code of the rank's script, -n for signal n; None: the script had not started.
     """
     make_log_folder(folder)
-    # One record is enough: all ranks hear the signal within a moment.
+    # One record is enough: all ranks receive the signal at almost the same time.
     if not (folder / _HEARD).exists():
         write_json(folder / _HEARD, {"cause": cause, "exit_code": code})
 
 
 def read_heard_stop(folder: Path) -> tuple[str, int | None] | None:
-    """Return (cause, exit code of the script) of a rank other than rank 0 that heard a signal to stop."""
+    """Return (cause, exit code of the script) of a rank other than rank 0 that received a stop signal."""
     found = read_json(folder / _HEARD)
     if found is None or not isinstance(found.get("exit_code"), int | None):
         return None
@@ -190,7 +192,7 @@ def read_heard_stop(folder: Path) -> tuple[str, int | None] | None:
 
 
 def stacks_path(folder: Path, rank: int) -> Path:
-    """Where a rank's watchdog writes the Python stacks of a rank that hangs."""
+    """Return the file for the Python stacks of a hanging rank, which its watchdog writes."""
     return folder / f"stacks-rank-{rank:05d}.txt"
 
 
@@ -200,10 +202,10 @@ def record_hang(folder: Path, hang: Hang) -> None:
 
 
 def read_hang(folder: Path) -> Hang | None:
-    """The hang that ended the attempt, if one did.
+    """Return the hang that ended the attempt, or None.
 
-    Where every rank was stuck in code that lets no other thread run, nobody could write the record:
-    then the stacks that C code has written are the only trace, and they point at nobody.
+    If every rank was stuck in code that blocks all other threads, no record exists. The stacks that C code
+    has written are then the only evidence, and they do not show which rank caused the hang.
     """
     value = read_json(folder / "hang.json")
     if value is not None and isinstance(value.get("time"), int | float):
@@ -218,7 +220,7 @@ def read_hang(folder: Path) -> Hang | None:
 
 
 def _whole(kind: type[_Ending], value: dict[str, Any]) -> _Ending | None:
-    """The record that ``value`` holds, or None where the file was damaged."""
+    """Return ``value`` as a record, or None if the file was damaged."""
     if not isinstance(value.get("time"), int | float) or not isinstance(value.get("rank"), int):
         return None
     try:

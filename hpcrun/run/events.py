@@ -1,4 +1,4 @@
-"""The event log: what happened to a run, in order, and why. Decisions about restarts read only this."""
+"""The event log: the events of a run in order, with causes. Restart decisions read only this file."""
 
 import time
 from collections.abc import Sequence
@@ -13,27 +13,27 @@ from hpcrun.run.io.files import append_line, read_lines
 
 @dataclass(frozen=True)
 class Attempt:
-    """One life of a job: a job id and the number of times it had been restarted."""
+    """One start of a job: the job id and its restart count."""
 
     job: str
     restart: int
 
     @property
     def owner(self) -> str:
-        """The name under which this attempt writes."""
+        """Name under which this attempt writes."""
         return f"{self.job}-{self.restart}"
 
 
 @dataclass(frozen=True)
 class Event:
-    """One line of the log; ``time`` is in Unix seconds.
+    """A line of the log; ``time`` is in Unix seconds.
 
-    ``what``: submitted (by a person), opened and started (an attempt), saved (``found``: told after the
-    crash that kept its maker from it), save-failed, stopped (at an agreed step), nonfinite (gradients
-    at a step), suspended (by Slurm, for ``seconds``; told once it goes on), trained (no step is left to
-    take), bad-input, refused, finished, ended (with its cause),
-    requeue-failed, excluded (nodes that failed too often), cancelled (by a person, on Slurm), preempted (by
-    a person), occupied (another job was ``refused``, because the ``holder`` had the run).
+    Values of ``what``: submitted (by a person), opened and started (an attempt), saved (``found``: reported
+    later because of a crash), save-failed, stopped (at an agreed step), nonfinite (gradients at a step),
+    suspended (by Slurm, for ``seconds``; reported when it continues), trained (all steps are done),
+    bad-input, refused, finished, ended (with its cause), requeue-failed, excluded (nodes that failed too
+    often), cancelled (by a person, on Slurm), preempted (by a person), occupied (another job was ``refused``
+    because the ``holder`` had the run).
     """
 
     what: str
@@ -53,7 +53,7 @@ def record_event(
     step: int | None = None,
     **fields: Any,
 ) -> None:
-    """Append one event, durably. Never called inside a signal handler.
+    """Append an event durably. Never call this in a signal handler.
 
     Raises:
         OSError: the disk refused.
@@ -69,7 +69,7 @@ def record_event(
 
 
 def note(run: RunDirectory, what: str, attempt: Attempt, **fields: Any) -> None:
-    """As :func:`record_event`, but a full disk costs the line, not the training."""
+    """Append as :func:`record_event`; on a full disk, report the loss of the event and continue."""
     try:
         record_event(run, what, attempt=attempt, **fields)
     except OSError as error:
@@ -77,27 +77,27 @@ def note(run: RunDirectory, what: str, attempt: Attempt, **fields: Any) -> None:
 
 
 def read_events(run: RunDirectory) -> Sequence[Event]:
-    """Every whole event of the run, in the order written; damaged lines are passed over."""
+    """Return all valid events of the run, in the order of writing; damaged lines are skipped."""
     events = (to_event(line) for line in read_lines(run.events))
     return [event for event in events if event is not None]
 
 
 def was_cancelled(events: Sequence[Event], job: str) -> bool:
     """Return whether the job was cancelled since it was submitted and last opened the run."""
-    told = [
+    kinds = [
         event.what
         for event in events
         if event.attempt is not None and event.attempt.job == job
         if event.what in ("submitted", "opened", "cancelled")
     ]
-    return told[-1:] == ["cancelled"]
+    return kinds[-1:] == ["cancelled"]
 
 
 def job_of_process(run: RunDirectory, pid: int) -> str:
-    """Return a name for the job of an attempt that no scheduler started, such as ``pid1234``.
+    """Return a name for the job of an attempt without a scheduler, such as ``pid1234``.
 
-    The second attempt in one process is ``pid1234-2``: a name that was used would bring back the failures
-    of the earlier attempt. Numbers of processes also come back, in every container.
+    A second attempt in the same process is ``pid1234-2``, because an old name would bring back the failures
+    of the earlier attempt. Process ids also repeat, in every container.
     """
     opened = {
         event.attempt.job for event in read_events(run) if event.what == "opened" and event.attempt
@@ -107,7 +107,7 @@ def job_of_process(run: RunDirectory, pid: int) -> str:
 
 
 def to_event(line: dict[str, Any]) -> Event | None:
-    """The event that a line of the log holds, or None where a value is not what it should be."""
+    """Return the event of a log line, or None if a value has the wrong type."""
     known = {"time", "event", "job", "restart", "cause", "step"}
     cause, step = line.get("cause"), line.get("step")
     if not isinstance(cause, str | None) or not isinstance(step, int | None):

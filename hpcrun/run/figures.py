@@ -1,6 +1,6 @@
-"""A training's figures in words: the loss of a step, and the report of a finished run.
+"""Progress lines of training: the loss of a step, and the report of a finished run.
 
-Rank 0's log holds these lines. The commands that follow a run print them.
+Rank 0's log contains these lines, and the commands that follow a run print them.
 """
 
 import time
@@ -13,14 +13,14 @@ from hpcrun.printing import escaped, quoted
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.io.files import read_json
 
-# In a log file or a pipe a line says as much as a hundred.
+# Frequent lines would only make a log file or a pipe longer.
 _SECONDS_PER_LINE = 10.0
 
 
 class Pace:
-    """The remaining time, from the times in the run's files.
+    """Estimates the remaining time from the times in the run's files.
 
-    The time of reading is no measure: a reader may get many lines together.
+    The time of reading is no measure, because a reader may get many lines together.
     """
 
     def __init__(self, total: int) -> None:
@@ -47,25 +47,25 @@ class Pace:
 
 
 class StepLines:
-    """A line at the start, at the end, and at most every ten seconds of a training of ``total`` steps."""
+    """Lines at the start, at the end, and at most every ten seconds of training over ``total`` steps."""
 
     def __init__(self, total: int) -> None:
         self._total = total
         self._pace = Pace(total)
-        self._told: float | None = None
+        self._printed: float | None = None
 
     def begin(self, step: int, when: float) -> None:
         """Start the clock at ``step``; ``when``: Unix seconds."""
         self._pace.begin(step, when)
-        self._told = None
+        self._printed = None
 
     def line(self, step: int, when: float, facts: Mapping[str, str]) -> str | None:
         """Return the line for ``step`` done steps at ``when`` (Unix seconds); None between two lines."""
         now = time.monotonic()
-        due = self._told is None or now - self._told >= _SECONDS_PER_LINE
+        due = self._printed is None or now - self._printed >= _SECONDS_PER_LINE
         if not facts or (not due and step < self._total):
             return None
-        self._told = now
+        self._printed = now
         return f"step {step}/{self._total}: {in_words(facts, self._pace.left(step, when))}"
 
 
@@ -87,14 +87,14 @@ def facts_of(line: Mapping[str, Any]) -> dict[str, str]:
 
 
 def validation_line(line: Mapping[str, Any]) -> str | None:
-    """Return the words for a validation in a line of metrics.jsonl; None if the line has none."""
+    """Return the text for a validation in a line of metrics.jsonl; None if the line has none."""
     if "validation_loss" not in line:
         return None
     return f"step {line['step']}: validation loss {shown_loss(line['validation_loss'])}"
 
 
 def shown_loss(value: Any) -> str:
-    """Return a loss in words. JSON has no number that is not finite: the file has null."""
+    """Return a loss as text. The file has null for a number that is not finite, as JSON has none."""
     return f"{value:.4f}" if isinstance(value, int | float) else "nan"
 
 
@@ -111,12 +111,12 @@ def result_lines(run: RunDirectory) -> list[str]:
         short["validation_loss"] = _shown(loss)
     if "stopped_early" in result:
         short["stopped_early"] = _shown(result["stopped_early"])
-    if _told_apart(result):
+    if _best_is_not_last(result):
         best = result["best"]
         mine, others = (
-            ("; the figures are of it", "")
+            ("; the figures above are of this step", "")
             if _of_the_best(result)
-            else ("", "; the figures are of it")
+            else ("", "; the figures above are of this step")
         )
         short["best"] = (
             f"step {best['step']}, validation loss {_shown(best['validation_loss'])}{mine}"
@@ -137,14 +137,16 @@ def result_lines(run: RunDirectory) -> list[str]:
     return [*lines, f"  {'result':<{width}}  {run.result}"]
 
 
-def _told_apart(result: dict[str, Any]) -> bool:
-    """Return whether another step than the last had the lowest validation loss."""
+def _best_is_not_last(result: dict[str, Any]) -> bool:
+    """Return True if a step before the last had the lowest validation loss."""
     return "best" in result and result["best"]["step"] != result.get("steps")
 
 
 def _of_the_best(result: dict[str, Any]) -> bool:
-    """Return whether the report is of the step with the lowest validation loss, and not of the last step."""
-    return _told_apart(result) and result.get("report_step", result["steps"]) != result["steps"]
+    """Return True if the report is of the step with the lowest validation loss, not of the last step."""
+    return (
+        _best_is_not_last(result) and result.get("report_step", result["steps"]) != result["steps"]
+    )
 
 
 def _shown(value: Any) -> str:

@@ -1,7 +1,7 @@
-"""What killed submissions and deleted runs leave in the folder of runs, and its removal.
+"""Removal of leftovers in the runs folder: from killed submissions and from deleted runs.
 
-A submission fills a folder ``.NAME.<hex>.new`` and renames it; a killed one leaves it. A run that is
-deleted while its ranks end may leave some log files, without config and record.
+A submission fills a folder ``.NAME.<hex>.new`` and renames it; a killed submission leaves it. A run that is
+deleted while its ranks end may leave log files, without config and record.
 """
 
 import contextlib
@@ -37,16 +37,16 @@ def make_staged(path: Path) -> Path:
 
 
 def publish(staged: Path, path: Path) -> None:
-    """Rename ``staged`` to ``path``; raises OSError where something is there."""
+    """Rename ``staged`` to ``path``; raises OSError if ``path`` exists."""
     (staged / _MAKER).unlink()
     staged.rename(path)
 
 
 def sweep(staged: Path) -> None:
-    """Remove the folders of killed submissions in the parent folder of ``staged``, which is a live one's.
+    """Remove folders of killed submissions beside ``staged``, the folder of a live submission.
 
-    A folder stays while its maker may live: a process of this host that runs, or, of another host, an
-    hour by the clock of the file server. Folders of other users stay.
+    A folder stays while its maker may live: on this host, while the process runs; on another host, for an
+    hour by the file server's clock. Folders of other users stay.
     """
     with contextlib.suppress(OSError):
         now = staged.stat().st_mtime
@@ -56,14 +56,14 @@ def sweep(staged: Path) -> None:
 
 
 def clear_husk(path: Path) -> bool:
-    """Free the name of a run that was deleted while its ranks ended; return whether there was a husk.
+    """Free the name of a run that was deleted while its ranks ended; return True if it was such a run.
 
     Raises:
         OSError: the folder cannot be moved away.
     """
     if not is_husk(path):
         return False
-    # A rename frees the name even while a rank writes; a later sweep removes what is left.
+    # The rename frees the name even while a rank writes; a later cleanup removes the rest.
     away = path.with_name(f".{path.name}.{secrets.token_hex(6)}.new")
     path.rename(away)
     shutil.rmtree(away, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""Which incarnation of a run may write to its directory.
+"""Ownership of a run: only one attempt may write to its directory.
 
-After a node failure the old processes may live on (an orphan of a dead slurmd) while the requeued
-job already trains. The newer one writes its name here first; whoever finds another name than its own
+After a node failure, stale processes (orphans of a dead slurmd) may continue while the requeued job trains.
+The newer attempt writes its name into the owner record first. A process that finds another name in the record
 before a commit must not commit.
 """
 
@@ -17,15 +17,15 @@ from hpcrun.run.io.files import read_json, write_json
 from hpcrun.run.io.lock_file import LockFile
 
 INCARNATION = os.urandom(8).hex()
-"""The random name of this process. Two clusters may give the same number to two jobs of one run."""
+"""Random name of this process: two clusters may give the same job number to two jobs of a run."""
 
 
 class Superseded(RuntimeError):
-    """Another incarnation owns the run: this one must stop without writing anything more."""
+    """Another attempt owns the run: this process must stop without further writes."""
 
 
 def claim(run: RunDirectory, attempt: Attempt) -> None:
-    """Make this process, for ``attempt``, the only one that may write to ``run``.
+    """Make this process the owner of ``run``, for ``attempt``: no other process may write.
 
     Raises:
         OSError: the disk refuses.
@@ -48,15 +48,15 @@ def require_ownership(
 ) -> None:
     """Return if this process is the run's owner, for ``attempt``.
 
-    A file that cannot be read, or is not there, says nothing about a newer incarnation: on a network file
-    system both pass. It is read again until ``patience`` is over.
+    A missing or unreadable file does not prove a newer attempt, because both can be temporary on a network
+    file system. The file is read again for ``patience`` seconds.
 
     Args:
         patience: seconds for which the file may be missing or unreadable.
-        pause: seconds before the second look; doubled for each further one.
+        pause: seconds before the second read; doubled for each further read.
 
     Raises:
-        Superseded: a newer incarnation has taken over, or the file stays missing.
+        Superseded: a newer attempt owns the run, or the file stays missing.
         OSError: the file stays unreadable.
     """
     late = time.monotonic() + patience
@@ -77,16 +77,16 @@ def require_ownership(
 
 
 def described(owner: Mapping[str, Any]) -> str:
-    """The owner in the content of an ``owner.json``, in words: attempt, cluster and host."""
+    """Describe the owner in an ``owner.json``: attempt, cluster and host."""
     cluster = f" of cluster {owner['cluster']}" if "cluster" in owner else ""
     return f"{owner.get('owner')}{cluster} (rank 0 on {owner.get('host')})"
 
 
 class OwnerLooks:
-    """The moments at which a rank reads ``owner.json`` while a script runs.
+    """Schedule of a rank's reads of ``owner.json`` while a script runs.
 
-    A rank reads the file every five seconds. In a large world each rank reads it less often, and all ranks
-    at different moments, so that all together read it at most ``PER_SECOND`` times a second.
+    A rank reads the file every five seconds. With many ranks, each rank reads less often, at different times,
+    so that all ranks together read at most ``PER_SECOND`` times per second.
     """
 
     SHORTEST = 5.0
@@ -110,5 +110,7 @@ class SubmissionLock(LockFile):
     """Held while a run is being submitted, so that two people cannot start it twice."""
 
     def __init__(self, run: RunDirectory) -> None:
-        busy = f"{run.path}: somebody is submitting it right now; if not, remove {run.submitting}"
+        busy = (
+            f"{run.path}: another process is submitting this run; if not, remove {run.submitting}"
+        )
         super().__init__(run.submitting, busy)

@@ -1,4 +1,4 @@
-"""The report of a preflight, in the attempt's logs: written before the ranks, read after their end."""
+"""The preflight report in the attempt's logs: written before the ranks start, read after their end."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ _NAME = "preflight.json"
 
 @dataclass(frozen=True)
 class Unfit:
-    """A preflight's failure: its first ``cause`` in a line, and the ``nodes`` to leave out."""
+    """Failure of a preflight: its first ``cause`` as a line, and the ``nodes`` to exclude."""
 
     cause: str
     nodes: tuple[str, ...]
@@ -24,10 +24,10 @@ def record_report(folder: Path, report: Mapping[str, Any]) -> None:
 
 
 def read_unfit(folder: Path) -> Unfit | None:
-    """Return the failure of an attempt's preflight; None where it passed, or there was none.
+    """Return the failure of an attempt's preflight; None if it passed, or there was no preflight.
 
     Raises:
-        OSError: the report is there and cannot be read.
+        OSError: the report exists but cannot be read.
     """
     report = read_json(folder / _NAME)
     if report is None or not report.get("cause"):

@@ -1,4 +1,4 @@
-"""What a run is, for whoever asks in a year: command line, commit, uncommitted changes, versions."""
+"""The record of a run, for later readers: command line, commit, uncommitted changes, versions."""
 
 import getpass
 import os
@@ -15,7 +15,7 @@ _PACKAGES = ("hpcrun", "torch", "submitit", "numpy", "h5py", "pydantic")
 
 
 def describe(argv: Sequence[str], executor: str, folder: Path) -> dict[str, Any]:
-    """The identity of a run submitted from ``folder`` with the command line ``argv``."""
+    """Return the identity of a run submitted from ``folder`` with the command line ``argv``."""
     return {
         "created": round(time.time(), 3),
         "command": shlex.join(argv),
@@ -30,7 +30,7 @@ def describe(argv: Sequence[str], executor: str, folder: Path) -> dict[str, Any]
 
 
 def user_name() -> str:
-    """Who runs this; the number where nobody has given it a name (containers)."""
+    """Return the user's name, or the user id if it has no name (containers)."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -38,7 +38,7 @@ def user_name() -> str:
 
 
 def git_commit(folder: Path) -> dict[str, Any] | None:
-    """The commit checked out at ``folder`` and whether it has uncommitted changes; None without git."""
+    """Return the commit checked out at ``folder``, and if it has uncommitted changes; None without git."""
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None
@@ -46,7 +46,7 @@ def git_commit(folder: Path) -> dict[str, Any] | None:
 
 
 def uncommitted_diff(folder: Path) -> str:
-    """The uncommitted changes of tracked files as a patch, or an empty text."""
+    """Return the uncommitted changes of tracked files as a patch; empty without changes."""
     return _git(folder, "diff", "HEAD") or ""
 
 

@@ -1,9 +1,9 @@
-"""Where the ranks of an attempt meet: rank 0 publishes its addresses and the port that it has bound.
+"""The rendezvous of an attempt's ranks: rank 0 publishes its addresses and the port that it has bound.
 
-A port computed from nothing but the job id collides with other jobs and with ephemeral ports (enroot #243);
-publishing the bound port leaves no race. On each node one rank looks for the published file on the shared
-file system and hands it to the node's other ranks through a file in memory: thousands of ranks that look
-for a missing file load the metadata server of a parallel file system.
+A port computed from the job id collides with other jobs and with ephemeral ports (enroot #243); a bound port
+has no race. On each node, one rank reads the published file from the shared file system and copies it to a
+file in memory for the node's other ranks: thousands of ranks that poll for a missing file would overload the
+metadata server of a parallel file system.
 """
 
 import contextlib
@@ -26,8 +26,8 @@ from hpcrun.run.io.files import make_log_folder, read_json, write_json
 T = TypeVar("T")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
-# A rank that waits for its node's first rank looks at the shared file as well, now and then: containers
-# may hide the node's memory folder from each other, and the first rank may have died.
+# A rank that waits for its node's first rank also polls the shared file, rarely: containers may hide the
+# node's memory folder, and the first rank may have died.
 _SECOND_LOOK = 10.0
 _FIRST_PATIENCE, _LONGEST_PATIENCE = 3.0, 30.0
 
@@ -37,11 +37,15 @@ End = Literal["done", "stopped", "failed"]
 
 @dataclass(frozen=True)
 class Meeting:
-    """Rank 0's names and addresses in the order to try them, its port, and a key that only it knows.
+    """The published data of rank 0.
 
-    ``script_port`` is where the script that rank 0 starts will listen; 0 without a script. ``end``: the end
-    of that script, after which nobody listens any more. ``step``: the job step of rank 0, as the steps of an
-    salloc are one attempt.
+    Attributes:
+        addresses: rank 0's names and addresses, in the order to try.
+        port: the port that rank 0 listens on.
+        script_port: the port for the script that rank 0 starts; 0 without a script.
+        end: the end of this script, after which rank 0 does not listen any more.
+        step: rank 0's job step, since all steps of an salloc are the same attempt.
+        key: a secret that only rank 0 knows until it publishes it.
     """
 
     addresses: tuple[str, ...]
@@ -53,7 +57,7 @@ class Meeting:
 
 
 class ScriptEnded(Exception):
-    """The script of rank 0 has ended before this rank has met it; ``meeting`` has the end."""
+    """The script of rank 0 ended before this rank connected; ``meeting`` has the end."""
 
     def __init__(self, meeting: Meeting) -> None:
         super().__init__(f"rank 0's script has ended: {meeting.end}")
@@ -61,15 +65,15 @@ class ScriptEnded(Exception):
 
 
 class MeetingStopped(Exception):
-    """A signal to stop came before this rank has met rank 0."""
+    """A stop signal arrived before this rank connected to rank 0."""
 
 
 class MeetingBoard:
-    """The place where rank 0 of an attempt publishes the meeting and a rank of a node reads it.
+    """The file through which rank 0 publishes its address, and from which other ranks read it.
 
     Args:
-        first: whether this rank is the first of its node, which reads the shared file for all of them.
-        memory: a folder of the node that all its ranks see.
+        first: True for the first rank of a node, which reads the shared file for all its ranks.
+        memory: a folder in memory that all ranks of the node can read.
         step: the job step of this rank.
     """
 
@@ -89,7 +93,7 @@ class MeetingBoard:
         self._published: Meeting | None = None
 
     def publish(self, meeting: Meeting) -> None:
-        """Write down where rank 0 listens; raises OSError where the shared file cannot be written."""
+        """Publish the address of rank 0; raises OSError if the shared file cannot be written."""
         meeting = replace(meeting, step=self._step)
         make_log_folder(self._shared.parent)
         write_json(self._shared, asdict(meeting))
@@ -97,9 +101,9 @@ class MeetingBoard:
         self._hand_over(meeting)
 
     def publish_end(self, end: End) -> None:
-        """Write down how the script of rank 0 has ended; raises OSError as :meth:`publish` does.
+        """Publish the end of rank 0's script; raises OSError as :meth:`publish` does.
 
-        A rank that starts late would otherwise look for rank 0 until its time is over.
+        Otherwise, a rank that starts late would look for rank 0 until its timeout.
         """
         if self._published is not None:
             write_json(self._shared, asdict(replace(self._published, end=end)))
@@ -110,13 +114,13 @@ class MeetingBoard:
         tried: Meeting | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> Meeting:
-        """Return the meeting; wait up to ``timeout`` seconds for it.
+        """Return the published address; wait up to ``timeout`` seconds for it.
 
-        NFS may show a new file late (attribute cache, nfs(5): up to 60 s), so absence proves nothing early.
+        NFS may show a new file late (attribute cache, nfs(5): up to 60 s), so a missing file proves nothing.
 
         Args:
-            tried: a meeting that led nowhere; it is returned again only if rank 0 still publishes it.
-            stop: says if this rank has been told to stop.
+            tried: an address that failed; it is returned again only if rank 0 still publishes it.
+            stop: returns True if this rank must stop.
 
         Raises:
             RunError: rank 0 published nothing in time.
@@ -139,8 +143,8 @@ class MeetingBoard:
                 raise MeetingStopped
             if time.monotonic() > deadline:
                 raise RunError(
-                    f"{self._shared}: rank 0 published no address within {timeout:.0f} s; look at its "
-                    "log, and at whether all nodes see this folder"
+                    f"{self._shared}: rank 0 published no address within {timeout:.0f} s; check its "
+                    "log, and check that all nodes see this folder"
                 )
             time.sleep(min(pause, max(0.0, deadline - time.monotonic()) + _FIRST_PAUSE))
             pause = min(pause * 1.5, _LONGEST_PAUSE if self._first else 4 * _FIRST_PAUSE)
@@ -151,23 +155,23 @@ class MeetingBoard:
         timeout: float,
         stop: Callable[[], bool] = lambda: False,
     ) -> T:
-        """Return what ``connect`` returns for the first address that leads to rank 0.
+        """Return the result of ``connect`` for the first address that reaches rank 0.
 
         Args:
-            connect: gets an address, the meeting and the seconds to try; returns None where the address
-                does not lead there.
-            timeout: seconds for all of it.
-            stop: says if this rank has been told to stop.
+            connect: takes an address, the published data and the seconds to try; returns None if the
+                address does not reach rank 0.
+            timeout: seconds for all attempts together.
+            stop: returns True if this rank must stop.
 
         Raises:
-            RunError: rank 0 published nothing, or none of its addresses leads to it.
+            RunError: rank 0 published nothing, or none of its addresses is reachable.
             ScriptEnded: the script of rank 0 has ended.
             MeetingStopped: ``stop`` has become true.
         """
         deadline = time.monotonic() + timeout
         patience, meeting = _FIRST_PATIENCE, self.wait(timeout, stop=stop)
         while True:
-            # The end of an earlier step says nothing about this one.
+            # The end of an earlier step says nothing about this step.
             if meeting.end is not None and meeting.step == self._step:
                 raise ScriptEnded(meeting)
             for address in meeting.addresses:
@@ -180,7 +184,7 @@ class MeetingBoard:
                 raise RunError(_unreachable(meeting.addresses, meeting.port, timeout))
             time.sleep(_LONGEST_PAUSE)
             patience = min(2 * patience, _LONGEST_PATIENCE)
-            # Rank 0 may have started again since, or the file may be that of an earlier start.
+            # Rank 0 may have restarted, or the file may be from an earlier start.
             meeting = self.wait(2 * _SECOND_LOOK, tried=meeting, stop=stop)
 
     def clear(self) -> None:
@@ -190,25 +194,25 @@ class MeetingBoard:
                 self._handed.unlink()
 
     def _hand_over(self, meeting: Meeting) -> None:
-        # A full or foreign folder costs the other ranks a look at the shared file, and nothing else.
+        # If the folder is full or foreign, the other ranks read the shared file instead.
         with contextlib.suppress(OSError):
             write_json(self._handed, asdict(meeting))
 
 
 def _unreachable(addresses: Sequence[str], port: int, timeout: float) -> str:
     return (
-        f"{os.uname().nodename}: rank 0 listens on port {port} of {', '.join(addresses)}, and none of "
-        f"these leads to it from here within {timeout:.0f} s; name the network between the nodes with "
-        "job.interface, or set MASTER_ADDR, and look for a firewall"
+        f"{os.uname().nodename}: rank 0 listens on port {port} of {', '.join(addresses)}, but none of "
+        f"these addresses was reachable within {timeout:.0f} s; set the network between the nodes with "
+        "job.interface, or set MASTER_ADDR, and check for a firewall"
     )
 
 
 def _read(path: Path, *, of_us: bool = False) -> Meeting | None:
-    """Return the meeting in ``path``; None where there is none or, with ``of_us``, a foreign file is."""
+    """Return the data in ``path``; None if it is missing or, with ``of_us``, belongs to another user."""
     try:
         value = _read_own(path) if of_us else read_json(path)
     except OSError:
-        # A stale handle (NFS) passes; the caller's time limit ends what does not.
+        # A stale handle (NFS) is temporary; the caller's timeout covers other errors.
         return None
     if not isinstance(value, dict):
         return None
@@ -227,7 +231,7 @@ def _read(path: Path, *, of_us: bool = False) -> Meeting | None:
 
 def _read_own(path: Path) -> Any:
     """Return the JSON in a plain file that only this user can write; None for any other file."""
-    # Without O_NONBLOCK opening somebody's named pipe would wait for its writer.
+    # O_NONBLOCK: an open of another user's named pipe would wait for its writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as stream:  # noqa: PTH123  (a descriptor, checked before it is read)
         status = os.fstat(stream.fileno())
@@ -241,6 +245,6 @@ def _read_own(path: Path) -> Any:
 
 
 def memory_folder() -> Path:
-    """Return a folder in the node's memory, or where there is none the folder for temporary files."""
+    """Return a folder in the node's memory, or the folder for temporary files if there is none."""
     memory = Path("/dev/shm")
     return memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())

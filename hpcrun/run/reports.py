@@ -1,7 +1,7 @@
-"""The progress of a script, as the script itself reports it: its step, and the newest step that it saved.
+"""Progress of a script, as the script reports it: its step, and its newest saved step.
 
-The script writes a small file on its node, which costs microseconds. The rank's process, which started the
-script, reads that file and publishes its content in the run directory. Standard library only.
+The script writes a small file on its node, which takes microseconds. The rank's process, which started the
+script, reads this file and publishes it in the run directory. Standard library only.
 """
 
 import contextlib
@@ -18,14 +18,14 @@ from hpcrun.printing import say_aside
 from hpcrun.run.io.files import read_json, write_json
 
 VARIABLE = "HPCRUN_REPORTS"
-"""The environment variable that names the folder of a rank's reports."""
+"""Environment variable with the folder of a rank's reports."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """``step``: the newest step reported. ``saved``: the newest step with a written checkpoint.
+    """Progress of a script: newest reported ``step``, newest ``saved`` step.
 
-    ``saved_at``: when that was reported, in Unix seconds.
+    ``saved_at``: time of the report of ``saved``, in Unix seconds.
     """
 
     step: int | None = None
@@ -33,29 +33,29 @@ class Progress:
     saved_at: float | None = None
 
     def covers(self, other: "Progress") -> bool:
-        """Return True where ``other`` has nothing newer."""
+        """Return True if ``other`` has no newer value."""
         return _at_least(self.step, other.step) and _at_least(self.saved, other.saved)
 
     def with_news(self, other: "Progress") -> "Progress":
-        """Return the newer of both, value by value."""
+        """Return the newer of both values, for each field."""
         newer = self if _at_least(self.saved, other.saved) else other
         step = self.step if _at_least(self.step, other.step) else other.step
         return Progress(step, newer.saved, newer.saved_at)
 
 
 def report(step: int | None = None, *, saved: int | bool | None = None) -> None:
-    """Report to hpcrun how far this script is; do nothing outside a script that hpcrun has started.
+    """Report the progress of this script to hpcrun; do nothing in a script that hpcrun did not start.
 
-    ``hpcrun status`` shows both numbers, and the budgets ``restarts.no_progress`` and
-    ``restarts.same_step`` count them as they count those of a task. Any rank may call it, all ranks, or
-    one. A full disk costs the report, not the training.
+    ``hpcrun status`` shows both numbers. The budgets ``restarts.no_progress`` and ``restarts.same_step``
+    count them as for a task. Any number of ranks may call this function. On a full disk the report is lost,
+    and training continues.
 
     Args:
-        step: the number of steps done, from the beginning of the training.
-        saved: True where the checkpoint of ``step`` is written; or the step of the newest checkpoint.
+        step: number of finished steps since the beginning of training.
+        saved: True if the checkpoint of ``step`` is written, or the step of the newest checkpoint.
 
     Raises:
-        TypeError: a step is no integer.
+        TypeError: a step is not an integer.
         ValueError: a step is negative, or ``saved`` is True without a ``step``.
     """
     folder = os.environ.get(VARIABLE)
@@ -77,7 +77,7 @@ class _Reporter:
         self._complained = False
 
     def write(self, folder: Path, news: Progress) -> None:
-        """Replace the report of this process by one with ``news``."""
+        """Replace the report of this process by a report with ``news``."""
         with self._lock:
             before = self._newest if folder == self._folder else Progress()
             self._folder, self._newest = folder, before.with_news(news)
@@ -97,7 +97,7 @@ _REPORTER = _Reporter()
 
 
 def newest_report(folder: Path) -> Progress:
-    """Return what the processes of a rank have reported into ``folder`` until now."""
+    """Return the newest progress that a rank's processes have reported into ``folder``."""
     found = Progress()
     for path in folder.glob("report-*.json"):
         with contextlib.suppress(OSError):
@@ -111,12 +111,12 @@ def publish(attempt_logs: Path, progress: Progress) -> None:
 
 
 def published(attempt_logs: Path) -> Progress:
-    """Return what the ranks of an attempt have published; raises OSError as ``read_json`` does."""
+    """Return the progress that an attempt's ranks have published; raises OSError as ``read_json`` does."""
     return _progress(read_json(attempt_logs / "progress.json"))
 
 
 def _progress(value: dict[str, object] | None) -> Progress:
-    """Return the progress that a file holds; a value that is not a number counts as none."""
+    """Return the progress in a file; a value that is not a number counts as missing."""
     step, saved, saved_at = ((value or {}).get(key) for key in ("step", "saved", "saved_at"))
     return Progress(
         step if isinstance(step, int) else None,

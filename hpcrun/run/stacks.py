@@ -1,9 +1,9 @@
-"""A request for the stacks of a job's ranks, and the ranks' answers, as files in the attempt's log folder.
+"""Requests for the stacks of a job's ranks, and the ranks' answers, as files in the attempt's log folder.
 
-A login node reaches no rank but through the run directory. The request is one file, and each rank has one
-file for its answer. All of them exist before the first request, and they are written in place. A client of
-NFS asks the server for the content of a file that it opens (close-to-open, nfs(5)). A new name stays unseen
-for up to a minute.
+A login node can reach a rank only through the run directory. There is a file for the request, and a file per
+rank for its answer. All files exist before the first request, and are written in place: an NFS client asks
+the server for the content of a file that it opens (close-to-open, nfs(5)), but it may not see a new name for
+up to a minute.
 """
 
 import contextlib
@@ -18,14 +18,14 @@ from typing import Any
 from hpcrun.run.io.files import make_log_folder
 
 _FOLDER, _REQUEST = "stacks-now", "request.json"
-# Of its ranks; the helper process of each looks as often.
+# Polls per second of all ranks together; the helper processes poll at the same rate.
 _PER_SECOND = 50.0
 _FAULT_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
 
 
 @dataclass(frozen=True)
 class Frame:
-    """A line of code that is being executed: its file, its number, and the function."""
+    """A line of code in execution: its file, its number, and the function."""
 
     file: str
     line: int
@@ -34,7 +34,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Thread:
-    """The stack of one thread, from the outermost call to the innermost."""
+    """The stack of a thread, from the outermost to the innermost call."""
 
     name: str
     frames: tuple[Frame, ...]
@@ -42,10 +42,10 @@ class Thread:
 
 @dataclass(frozen=True)
 class Stack:
-    """The threads of one process, the main thread first.
+    """The threads of a process, the main thread first.
 
-    ``rank``: None for a process that is no rank, such as a launcher. ``step`` and ``doing``: the position of
-    the training, None where it is not known. ``idle``: seconds since the position changed.
+    ``rank``: None for a process that is not a rank, such as a launcher. ``step`` and ``doing``: position in
+    training, or None if unknown. ``idle``: seconds since the position changed.
     """
 
     rank: int | None
@@ -59,7 +59,7 @@ class Stack:
 
 @dataclass(frozen=True)
 class Reply:
-    """The answer of one task to the request ``id``. ``problem``: the reason for which there are no stacks."""
+    """The answer of one task to the request ``id``. ``problem``: the reason if it has no stacks."""
 
     id: str
     task: int
@@ -70,28 +70,28 @@ class Reply:
 
 @dataclass(frozen=True)
 class Mailbox:
-    """The files of an attempt by which stacks are asked for."""
+    """The request and answer files of an attempt."""
 
     logs: Path
     ranks: int = field(default=1, compare=False)
 
     @property
     def folder(self) -> Path:
-        """The folder of the request and of the answers."""
+        """Folder of the request and of the answers."""
         return self.logs / _FOLDER
 
     @property
     def request(self) -> Path:
-        """The file of the newest request; empty before the first."""
+        """File of the newest request; empty before the first request."""
         return self.folder / _REQUEST
 
     @property
     def pause(self) -> float:
-        """Seconds between two looks of a rank: all ranks together look at most 50 times a second."""
+        """Seconds between two polls of a rank: all ranks together poll at most 50 times per second."""
         return max(1.0, self.ranks / _PER_SECOND)
 
     def answer(self, task: int) -> Path:
-        """The file of the answer of ``task``."""
+        """Return the file of the answer of ``task``."""
         return self.folder / f"rank-{task:05d}.json"
 
     def prepare(self, task: int) -> None:
@@ -123,17 +123,17 @@ class Mailbox:
         return word
 
     def asked(self) -> str | None:
-        """Return the id of the newest request; None where there is none, or where it is half written."""
+        """Return the id of the newest request; None if there is none, or it is half written."""
         found = _read(self.request)
         word = (found or {}).get("id")
         return word if isinstance(word, str) else None
 
     def reply(self, reply: Reply) -> None:
-        """Write an answer into the file that is there; raises OSError where the run was deleted."""
+        """Write an answer into its existing file; raises OSError if the run was deleted."""
         _write_in_place(self.answer(reply.task), asdict(reply))
 
     def replies(self, word: str) -> dict[int, Reply]:
-        """Return the answers to the request ``word`` that are there, by task."""
+        """Return the present answers to the request ``word``, by task."""
         found = {}
         for path in self.folder.glob("rank-*.json"):
             value = _read(path)
@@ -144,20 +144,20 @@ class Mailbox:
         return found
 
     def tasks(self) -> list[int]:
-        """Return the tasks that can answer, or that could before they ended."""
+        """Return the tasks that can answer, or could before they ended."""
         words = (path.stem.removeprefix("rank-") for path in self.folder.glob("rank-*.json"))
         return sorted(int(word) for word in words if word.isdigit())
 
 
 def _write_in_place(path: Path, value: dict[str, Any]) -> None:
-    # Without O_CREAT: a rank must not bring back a run directory that was deleted.
+    # No O_CREAT: a rank must not recreate a run directory that was deleted.
     descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC)
     with open(descriptor, "w", errors="backslashreplace") as stream:  # noqa: PTH123
         json.dump(value, stream)
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """Return the object in a file that others write in place; None for half an object."""
+    """Return the object in a file that is written in place; None for a partial object."""
     try:
         value = json.loads(path.read_text(errors="replace"))
     except (OSError, ValueError, RecursionError):
@@ -183,7 +183,7 @@ def parse_dump(text: str) -> tuple[Thread, ...]:
 
 def _reply(value: dict[str, Any]) -> Reply:
     if "dump" in value:
-        # The rank's helper process has answered: no thread of the rank runs.
+        # The answer is from the rank's helper process: no Python thread of the rank can run.
         task, host, threads = value["task"], value["host"], parse_dump(value["dump"])
         doing = "in code that holds Python's lock"
         return Reply(

@@ -18,7 +18,7 @@ _LIBRARY = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")
 _SITE = {"site-packages", "dist-packages"}
 _FOLDED = "<hpcrun>"
 _FOLDED_FRAME = re.compile(rf'File "{_FOLDED}", line (\d+), in .*\n')
-# Torch wraps an exception of a loader process: the traceback is part of the message.
+# torch wraps an exception of a loader process: the message contains the traceback.
 _IN_LOADER = re.compile(r"Caught \w+ in (?P<where>.+)\.\nOriginal Traceback")
 _FRAME = re.compile(r'^ *File "(?P<file>.+)", line (?P<line>\d+), in ', re.MULTILINE)
 
@@ -57,13 +57,13 @@ def traceback_of(error: BaseException) -> str:
 
     If this package has raised the exception, its last frame stays.
     """
-    told = traceback.TracebackException.from_exception(error)
-    _fold(told, set())
-    return "".join(_FOLDED_FRAME.sub(_counted, chunk) for chunk in told.format())
+    trace = traceback.TracebackException.from_exception(error)
+    _fold(trace, set())
+    return "".join(_FOLDED_FRAME.sub(_counted, chunk) for chunk in trace.format())
 
 
 def original(file: str) -> tuple[str, str]:
-    """Return the original of ``file`` and ``file``; if it is no copy in a run, ``file`` and an empty text."""
+    """Return the original of ``file``, and ``file``; for a file that is no copy: ``file`` and ""."""
     path = Path(file)
     for root in path.parents:
         if root.parent.name != "code":
@@ -75,11 +75,11 @@ def original(file: str) -> tuple[str, str]:
     return file, ""
 
 
-def _fold(told: traceback.TracebackException, seen: set[int]) -> None:
-    if id(told) in seen:
+def _fold(trace: traceback.TracebackException, seen: set[int]) -> None:
+    if id(trace) in seen:
         return
-    seen.add(id(told))
-    frames = list(told.stack)
+    seen.add(id(trace))
+    frames = list(trace.stack)
     for frame in frames:
         _ = frame.line  # Read before the path changes, from the file that ran.
         frame.filename, _copy = original(frame.filename)
@@ -88,7 +88,7 @@ def _fold(told: traceback.TracebackException, seen: set[int]) -> None:
         not (ours or _is_library(it.filename)) for ours, it in zip(ours_of, frames, strict=True)
     ]
     if True in mine and True in ours_of[: mine.index(True)]:
-        # Python's own frames between ours, such as contextlib's, say nothing either.
+        # Fold Python's frames between those of hpcrun too, such as contextlib's: they tell nothing.
         ours_of[ours_of.index(True) : mine.index(True)] = [True] * (
             mine.index(True) - ours_of.index(True)
         )
@@ -102,8 +102,8 @@ def _fold(told: traceback.TracebackException, seen: set[int]) -> None:
                 traceback.FrameSummary(_FOLDED, len(folded), "", lookup_line=False, line="")
             )
         kept += last if ours else run
-    told.stack[:] = kept
-    causes = [told.__cause__, told.__context__, *(getattr(told, "exceptions", None) or ())]
+    trace.stack[:] = kept
+    causes = [trace.__cause__, trace.__context__, *(getattr(trace, "exceptions", None) or ())]
     for cause in causes:
         if cause is not None:
             _fold(cause, seen)
@@ -115,13 +115,13 @@ def _counted(found: "re.Match[str]") -> str:
 
 
 def is_own_code(file: str) -> bool:
-    """Return whether ``file`` is code of the user: of neither a library nor this package."""
+    """Return True if ``file`` is user code: neither a library nor this package."""
     return not (is_package_code(file) or _is_library(file))
 
 
 def is_package_code(file: str) -> bool:
-    """Return whether ``file`` is part of this package and no built-in task."""
-    # Users read and change the built-in tasks like their own code.
+    """Return True if ``file`` belongs to this package and is not a built-in task."""
+    # Users read and change built-in tasks like user code.
     path = Path(file)
     return path.is_relative_to(_PACKAGE) and not path.is_relative_to(_PACKAGE / "tasks")
 

@@ -32,7 +32,7 @@ def test_status_shows_no_run_one_run_and_many_runs(finished_copy: Path, tmp_path
     (tmp_path / "empty").mkdir()
     none = jobs.hpcrun("status", cwd=tmp_path / "empty")
     assert (none.returncode, none.stderr) == (0, "")
-    assert "there are no runs in" in none.stdout
+    assert " has no runs (set it with --runs-dir)" in none.stdout
     assert jobs.hpcrun("status", "--json", cwd=tmp_path / "empty").stdout == ""
     runs = finished_copy / "runs"
     for number in range(12):
@@ -282,14 +282,14 @@ def test_a_run_may_become_longer_until_its_learning_rate_comes_down(finished_cop
     assert prepared.returncode == 0, prepared.stderr
     assert "steps: 40\n" in run.config.read_text()
     shorter = [*longer, "--prepare", "train.steps=11"]
-    told = "10 steps are done, and with optim.schedule=wsd train.steps may be 12 or more"
+    told = "10 steps are done, and with optim.schedule=wsd train.steps must be at least 12"
     require_one_line(jobs.hpcrun(*shorter, cwd=finished_copy), "train.steps: 40 -> 11", told)
 
 
 def test_a_folder_that_is_no_run_is_not_written_into(folder: Path) -> None:
     (folder / "runs" / "taken").mkdir(parents=True)
     (folder / "runs" / "file").write_text("")
-    for name, what in (("taken", "a folder that is no run"), ("file", "a file")):
+    for name, what in (("taken", "a folder that is not a run"), ("file", "a file")):
         done = jobs.hpcrun(*submit_line(folder, name), cwd=folder)
         require_one_line(done, f"runs/{name}", what, "--name")
     assert list((folder / "runs" / "taken").iterdir()) == []
@@ -341,7 +341,7 @@ def test_a_manifest_that_cannot_be_read_costs_its_step_and_no_start(finished_cop
     run.config.write_text(run.config.read_text().replace("  keep: 3\n", "  keep: 1\n"))
     again = jobs.hpcrun("resume", "done", cwd=finished_copy)
     assert again.returncode == 0, again.stderr
-    assert "step 40 passed over: " in again.stdout
+    assert "step 40 skipped: " in again.stdout
     assert "resumed from step 10" in again.stdout
     kept = sorted(path.name[:22] for path in run.checkpoints.iterdir())
     assert kept == ["damaged-step-000000040", "step-000000010"]

@@ -65,7 +65,7 @@ def test_the_best_and_the_last_figures_are_distinguished_and_named(
     result = {"steps": 50, "validation_loss": 0.25, "best": best, "report_step": of}
     write_json(run.result, result | {"report": {"accuracy": 0.5}})
     print_result(run)
-    mine = "; the figures are of it"
+    mine = "; the figures above are of this step"
     assert capsys.readouterr().out.splitlines()[:-1] == [
         "  accuracy         0.5000",
         f"  validation loss  {'0.1250' if of == 40 else '0.2500'}",

@@ -5,7 +5,7 @@ from pathlib import Path
 from hpcrun.run.code.changes import changes
 
 
-def test_each_file_says_how_much_of_it_differs(tmp_path: Path) -> None:
+def test_each_file_is_listed_with_its_number_of_changed_lines(tmp_path: Path) -> None:
     before, after = tmp_path / "001", tmp_path / "002"
     for root in (before, after):
         (root / "src").mkdir(parents=True)

@@ -42,7 +42,7 @@ def _create(path: Path, queue: "multiprocessing.Queue[str]") -> None:
         queue.put("refused")
 
 
-def test_of_submissions_at_once_exactly_one_makes_the_run(tmp_path: Path) -> None:
+def test_of_simultaneous_submissions_exactly_one_makes_the_run(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
     workers = [context.Process(target=_create, args=(tmp_path / "a", queue)) for _ in range(6)]
@@ -66,7 +66,7 @@ def test_a_run_is_found_by_name_and_by_path_and_others_are_listed(tmp_path: Path
     run = create(tmp_path / "a", "x", {})
     assert find("a", tmp_path).path == run.path
     assert find(str(tmp_path / "a"), tmp_path / "elsewhere").path == run.path
-    with pytest.raises(RunError, match=r"b: no such run in .*; there is: a"):
+    with pytest.raises(RunError, match=r"b: no such run in .*; available: a"):
         find("b", tmp_path)
 
 
@@ -89,7 +89,7 @@ def test_a_run_of_another_user_is_refused_with_the_option_that_allows_it(
         refuse_foreign(run)
 
 
-def test_a_newer_incarnation_fences_the_older(tmp_path: Path) -> None:
+def test_a_newer_attempt_supersedes_the_older(tmp_path: Path) -> None:
     run = create(tmp_path / "a", "x", {})
     old, new = Attempt("7", 0), Attempt("7", 1)
     claim(run, old)
@@ -100,8 +100,8 @@ def test_a_newer_incarnation_fences_the_older(tmp_path: Path) -> None:
         require_ownership(run, old)
 
 
-def test_of_two_processes_with_the_same_attempt_the_first_is_fenced(tmp_path: Path) -> None:
-    # Two clusters number their jobs alike.
+def test_of_two_processes_with_the_same_attempt_the_first_is_superseded(tmp_path: Path) -> None:
+    # Two clusters may use the same job numbers.
     run, attempt = create(tmp_path / "a", "x", {}), Attempt("7", 0)
     claim(run, attempt)
     child = os.fork()
@@ -118,7 +118,7 @@ def test_of_two_processes_with_the_same_attempt_the_first_is_fenced(tmp_path: Pa
         require_ownership(run, attempt)
 
 
-def test_an_owner_that_cannot_be_read_for_a_moment_owns_the_run_still(
+def test_an_owner_file_unreadable_for_a_moment_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, mine = create(tmp_path / "a", "x", {}), Attempt("7", 0)
@@ -150,7 +150,7 @@ def put_back(aside: Path, owner: Path) -> None:
     aside.rename(owner)
 
 
-def test_an_owner_that_stays_unreadable_is_trouble_and_one_that_stays_missing_is_a_successor(
+def test_an_owner_file_that_stays_unreadable_raises_and_a_missing_one_supersedes(
     tmp_path: Path,
 ) -> None:
     run, mine = create(tmp_path / "a", "x", {}), Attempt("7", 0)
@@ -197,7 +197,7 @@ def test_of_several_that_find_a_stale_lock_one_takes_it_over(tmp_path: Path) -> 
     assert not list(run.path.glob(".submitting*"))
 
 
-def test_who_judged_a_lock_that_was_replaced_since_leaves_the_new_one(
+def test_a_lock_replaced_since_the_check_is_left_in_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = create(tmp_path / "a", "x", {})
@@ -215,20 +215,22 @@ def test_who_judged_a_lock_that_was_replaced_since_leaves_the_new_one(
     assert not late._taken_over()
     held = json.loads(run.submitting.read_text())
     assert held["token"] == second._token
-    # The first holder lives after all, and gives back nothing that is not its own.
+    # The first holder is alive after all, and releases only its own lock.
     first.__exit__()
     assert run.submitting.exists()
     second.__exit__()
     assert not run.submitting.exists()
 
 
-def test_a_taker_that_dies_blocks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_death_during_a_takeover_blocks_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = create(tmp_path / "a", "x", {})
     for death in (1, 2):
         child = os.fork()
         if child == 0:
             if death == 2:
-                # It has made its claim, and dies before it replaces the lock.
+                # The process has made its claim, and dies before it replaces the lock.
                 monkeypatch.setattr(Path, "replace", lambda *_: os._exit(0))
             SubmissionLock(run).__enter__()
             os._exit(0)
@@ -239,7 +241,7 @@ def test_a_taker_that_dies_blocks_nobody(tmp_path: Path, monkeypatch: pytest.Mon
     assert not list(run.path.glob("*submitting*"))
 
 
-def test_a_lock_is_as_old_as_the_file_server_says(
+def test_the_age_of_a_lock_is_by_the_file_server_s_clock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = create(tmp_path / "a", "x", {})
@@ -251,7 +253,9 @@ def test_a_lock_is_as_old_as_the_file_server_says(
             SubmissionLock(run).__enter__()
 
 
-def test_a_holder_shows_that_it_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_holder_touches_its_lock_regularly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = create(tmp_path / "a", "x", {})
     monkeypatch.setattr(SubmissionLock, "_beat", 0.05)
     with SubmissionLock(run):

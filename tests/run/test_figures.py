@@ -1,4 +1,4 @@
-"""A training's figures in words."""
+"""Progress lines of training."""
 
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ from hpcrun.run.io.streams import copied_to
 
 
 class Clock:
-    """A clock that moves only when a test sets it."""
+    """A clock that a test moves."""
 
     now = 100.0
 
@@ -26,10 +26,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def test_a_step_has_a_line_at_once_then_every_ten_seconds_and_at_the_end(clock: Clock) -> None:
+def test_step_lines_come_first_then_every_ten_seconds_and_at_the_end(clock: Clock) -> None:
     lines = StepLines(100)
     lines.begin(10, 1000.0)
-    # The first step is no measure: it holds the start of the loop.
+    # The first step is no measure: its time includes the start of the loop.
     assert lines.line(20, 1005.0, {"loss": "1.5"}) == "step 20/100: loss 1.5, ETA 00:40"
     clock.now += 9.9
     assert lines.line(30, 1014.9, {"loss": "1.4"}) is None
@@ -38,17 +38,17 @@ def test_a_step_has_a_line_at_once_then_every_ten_seconds_and_at_the_end(clock: 
     assert lines.line(100, 1045.0, {"loss": "1.2"}) == "step 100/100: loss 1.2, ETA 00:00"
 
 
-def test_a_line_without_figures_is_none(clock: Clock) -> None:
+def test_without_figures_there_is_no_line(clock: Clock) -> None:
     assert StepLines(100).line(1, 1000.0, facts_of({"step": 1, "validation_loss": 2.0})) is None
 
 
-def test_a_validation_has_a_line_also_where_its_loss_is_no_number() -> None:
+def test_a_validation_with_a_nan_loss_has_a_line() -> None:
     line = {"step": 30, "validation_loss": None}
     assert validation_line(line) == "step 30: validation loss nan"
     assert validation_line({"step": 30, "loss": 1.0}) is None
 
 
-def test_what_is_printed_goes_to_the_terminal_and_to_the_log(
+def test_printed_text_goes_to_the_terminal_and_to_the_log(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = tmp_path / "logs" / "rank-00000.log"
@@ -61,7 +61,7 @@ def test_what_is_printed_goes_to_the_terminal_and_to_the_log(
     assert capsys.readouterr() == ("step 0\nstep 1\nafter\n", "trouble\ntrouble\n")
 
 
-def test_a_log_that_cannot_be_opened_costs_one_line(
+def test_a_log_that_cannot_be_opened_is_reported_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "logs").touch()

@@ -52,7 +52,7 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.M
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_what_is_no_finite_number_is_null_as_json_wants_it(tmp_path: Path) -> None:
+def test_a_number_that_is_not_finite_becomes_null(tmp_path: Path) -> None:
     def refuse(word: str) -> None:
         raise AssertionError(f"{word} is not JSON")
 
@@ -64,7 +64,7 @@ def test_what_is_no_finite_number_is_null_as_json_wants_it(tmp_path: Path) -> No
         assert read == {"loss": None, "norms": [1.5, None], "step": 3}
 
 
-def test_a_torn_last_line_is_passed_over_and_the_next_line_is_whole(tmp_path: Path) -> None:
+def test_a_torn_last_line_is_skipped_and_the_next_line_is_whole(tmp_path: Path) -> None:
     log = tmp_path / "events.jsonl"
     append_line(log, {"n": 1})
     with log.open("ab") as stream:
@@ -83,14 +83,14 @@ def test_lines_of_many_writers_do_not_mix(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(write, range(8)))
-    # A line that is seen half-way is ended with an empty one, which readers pass over.
+    # A reader may see half a line; the next writer ends it with an empty line, which readers skip.
     lines = [json.loads(line) for line in log.read_text().splitlines() if line]
     assert len(lines) == 400
     for writer in range(8):
         assert [line["n"] for line in lines if line["writer"] == writer] == list(range(50))
 
 
-def test_names_that_are_no_utf8_outlive_both_kinds_of_file(tmp_path: Path) -> None:
+def test_names_that_are_not_utf8_survive_in_both_kinds_of_file(tmp_path: Path) -> None:
     name = os.fsdecode(b"caf\xe9")
     write_json(tmp_path / "one.json", {"path": name})
     append_line(tmp_path / "lines.jsonl", {"path": name})

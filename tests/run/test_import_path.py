@@ -1,4 +1,4 @@
-"""Modules of an editable install come from the copy, too."""
+"""The import path of a copy: modules of an editable install also come from the copy."""
 
 import sys
 import sysconfig
@@ -10,11 +10,11 @@ import pytest
 from hpcrun.run.code.import_path import copied_path, folders, folders_of
 
 
-def test_the_folders_of_an_import_hook_are_those_that_hold_its_packages(
+def test_the_folders_of_an_import_hook_contain_its_packages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before = folders()
-    # As setuptools names and fills it.
+    # The name and the content are those of setuptools.
     finder = ModuleType("__editable___mine_0_1_finder")
     finder.__dict__["MAPPING"] = {
         "mine": "/project/src/mine",
@@ -45,11 +45,11 @@ def test_another_python_is_asked_for_its_own_folders(tmp_path: Path) -> None:
     assert sysconfig.get_path("purelib") not in found
 
 
-def test_a_program_that_is_no_python_gets_the_folders_of_this_one() -> None:
+def test_a_program_other_than_python_gets_the_folders_of_this_python() -> None:
     assert set(folders_of("bash")) >= set(sys.path[1:])
 
 
-def test_a_copy_comes_right_before_what_it_is_of_and_nothing_else_is_added() -> None:
+def test_a_copy_comes_right_before_its_original_and_nothing_else_is_added() -> None:
     copies = {Path("/project/src"): Path("/copy/src"), Path("/project/lib"): Path("/copy/lib")}
     path = copied_path(
         ["/else", "/project/src", "/lib"], ["/project/src", "/project/lib", "/other"], copies.get

@@ -1,4 +1,4 @@
-"""What killed submissions and deleted runs leave, and that it blocks no name."""
+"""Leftovers of killed submissions and deleted runs are removed, and block no name."""
 
 import multiprocessing
 import os
@@ -30,7 +30,7 @@ def _killed_in_the_middle(path: Path) -> None:
     create(path, "x", {})
 
 
-def test_what_killed_submissions_left_is_swept_and_what_live_ones_fill_is_not(
+def test_folders_of_killed_submissions_are_removed_and_live_ones_stay(
     tmp_path: Path,
 ) -> None:
     for name in ("a", "b"):
@@ -39,11 +39,11 @@ def test_what_killed_submissions_left_is_swept_and_what_live_ones_fill_is_not(
         )
         process.start()
         process.join()
-    # The second one has swept what the first one left.
+    # The second submission has removed the folder of the first.
     (left,) = names(tmp_path)
     assert left.startswith(".b.")
     mine = leftovers.make_staged(tmp_path / "mine")
-    # Of other hosts, and of versions that left no name: only their age is known.
+    # From other hosts, and from versions without a maker file: only the age is known.
     young, old = leftovers.make_staged(tmp_path / "y"), leftovers.make_staged(tmp_path / "o")
     for folder in (young, old):
         write_json(folder / ".maker", {"host": "elsewhere", "pid": 1})
@@ -57,7 +57,7 @@ def test_what_killed_submissions_left_is_swept_and_what_live_ones_fill_is_not(
     assert ".maker" not in names(tmp_path / "c")
 
 
-def test_ranks_that_end_do_not_bring_a_deleted_run_back(tmp_path: Path) -> None:
+def test_ranks_that_end_do_not_recreate_a_deleted_run(tmp_path: Path) -> None:
     run = create(tmp_path / "a", "x", {})
     log = LineWriter(run.metrics)
     log.write({"step": 1})
@@ -69,7 +69,7 @@ def test_ranks_that_end_do_not_bring_a_deleted_run_back(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         record_failure(run.attempt_logs("7", 0), 0, ValueError("x"), None)
     assert names(tmp_path) == []
-    # Nor do they write into the run that has taken the name.
+    # They do not write into a new run of this name either.
     create(run.path, "y", {"created": 2})
     log.write({"step": 3})
     with pytest.raises(FileNotFoundError, match=r"gone|No such file"):
@@ -89,7 +89,7 @@ def husk(path: Path) -> Path:
     return path
 
 
-def test_a_husk_blocks_no_name_and_is_in_no_snapshot(tmp_path: Path) -> None:
+def test_the_rest_of_a_deleted_run_blocks_no_name_and_no_snapshot_has_it(tmp_path: Path) -> None:
     code = tmp_path / "code"
     code.mkdir()
     subprocess.run(["git", "init", "-q", str(code)], check=True)
@@ -107,17 +107,19 @@ def test_a_husk_blocks_no_name_and_is_in_no_snapshot(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", ["config.yaml", "checkpoints/step-000000003", "notes.txt"])
-def test_what_holds_anything_else_is_no_husk(tmp_path: Path, kept: str) -> None:
+def test_a_folder_with_other_files_is_not_taken_for_a_deleted_run(
+    tmp_path: Path, kept: str
+) -> None:
     path = husk(tmp_path / "a")
     (path / kept).parent.mkdir(exist_ok=True)
     (path / kept).mkdir()
     assert not is_husk(path)
-    with pytest.raises(RunError, match="is taken, by"):
+    with pytest.raises(RunError, match="is already taken by"):
         create(path, "x", {})
     assert (path / "metrics.jsonl").exists()
 
 
-def test_an_empty_folder_and_a_link_are_no_husks(tmp_path: Path) -> None:
+def test_an_empty_folder_and_a_link_are_not_taken_for_deleted_runs(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "link").symlink_to(husk(tmp_path / "a"))
     assert [is_husk(tmp_path / name) for name in ("empty", "link", "none")] == [False] * 3

@@ -1,4 +1,4 @@
-"""Lines that a thread appends."""
+"""The asynchronous line log."""
 
 import json
 import os
@@ -20,7 +20,7 @@ def log(tmp_path: Path) -> Iterator[LineWriter]:
     writer.close()
 
 
-def test_what_was_written_is_there_after_a_flush_in_order_and_once(
+def test_after_a_flush_all_lines_are_there_in_order_and_once(
     log: LineWriter, tmp_path: Path
 ) -> None:
     for n in range(300):
@@ -32,7 +32,7 @@ def test_what_was_written_is_there_after_a_flush_in_order_and_once(
     assert [line["n"] for line in read_lines(tmp_path / "log")] == list(range(300))
 
 
-def test_who_follows_the_file_sees_lines_without_a_flush(log: LineWriter, tmp_path: Path) -> None:
+def test_a_reader_sees_lines_without_a_flush(log: LineWriter, tmp_path: Path) -> None:
     for n in range(3):
         log.write({"n": n})
     until = time.monotonic() + 60
@@ -41,9 +41,7 @@ def test_who_follows_the_file_sees_lines_without_a_flush(log: LineWriter, tmp_pa
     assert [line["n"] for line in read_lines(tmp_path / "log")] == [0, 1, 2]
 
 
-def test_lines_that_come_faster_than_anybody_reads_share_a_write(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_frequent_lines_share_a_write(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(line_writer, "_PAUSE", 3600.0)
     appended: list[int] = []
     append = line_writer.append_lines
@@ -58,12 +56,12 @@ def test_lines_that_come_faster_than_anybody_reads_share_a_write(
         log.write({"n": n})
     log.close()
     assert sum(appended) == 2500
-    # All but the first of the thread's: a write whenever a thousand wait, and the rest.
+    # All writes but the thread's first: a write when a thousand lines wait, and a write for the rest.
     assert len(appended) <= 4
     assert max(appended) <= 1001
 
 
-def test_a_full_disk_is_told_to_the_one_who_writes(tmp_path: Path) -> None:
+def test_a_full_disk_raises_in_the_caller_of_write(tmp_path: Path) -> None:
     (tmp_path / "log").symlink_to("/dev/full")
     log = LineWriter(tmp_path / "log")
 
@@ -80,7 +78,7 @@ def test_a_full_disk_is_told_to_the_one_who_writes(tmp_path: Path) -> None:
     assert read_lines(tmp_path / "log") == [{"n": 2}]
 
 
-def test_lines_end_one_that_was_torn_and_are_as_json_wants_them(
+def test_a_torn_line_is_ended_first_and_lines_are_valid_json(
     log: LineWriter, tmp_path: Path
 ) -> None:
     (tmp_path / "log").write_text('{"n": 1')
@@ -89,7 +87,7 @@ def test_lines_end_one_that_was_torn_and_are_as_json_wants_them(
     assert json.loads((tmp_path / "log").read_text().splitlines()[1]) == {"n": None}
 
 
-def test_a_fork_of_the_process_repeats_no_line(
+def test_a_forked_child_writes_no_line_again(
     log: LineWriter, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(line_writer, "_PAUSE", 3600.0)

@@ -1,4 +1,4 @@
-"""Rank 0 publishes where it is, and the other ranks find it, also through the memory of their node."""
+"""Rank 0 publishes its address, and other ranks find it, also through the memory of their node."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def board(
 
 
 def nowhere(*_: object) -> None:
-    """Stand for a host where nobody answers."""
+    """Stand for a host that does not answer."""
 
 
-def test_what_rank_0_publishes_is_read_on_another_node(run: RunDirectory, tmp_path: Path) -> None:
+def test_the_published_address_is_read_on_another_node(run: RunDirectory, tmp_path: Path) -> None:
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
     other = board(run, tmp_path / "there", first=True)
@@ -51,7 +51,7 @@ def test_what_rank_0_publishes_is_read_on_another_node(run: RunDirectory, tmp_pa
         board(run, tmp_path / "there", first=True, restart=1).wait(0.1)
 
 
-def test_only_the_first_rank_of_a_node_looks_at_the_shared_file(
+def test_only_the_first_rank_of_a_node_polls_the_shared_file(
     run: RunDirectory, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[str] = []
@@ -71,11 +71,11 @@ def test_only_the_first_rank_of_a_node_looks_at_the_shared_file(
     for thread in threads:
         thread.join()
     assert set(looks) == {"first"}
-    # From every 0.05 s to once a second: 3 s at the first pace would be 60.
+    # From a poll every 0.05 s to a poll per second: 3 s at the first rate would be 60 polls.
     assert len(looks) < 15
 
 
-def test_the_first_rank_hands_the_meeting_to_the_other_ranks_of_its_node(
+def test_the_first_rank_copies_the_address_for_the_ranks_of_its_node(
     run: RunDirectory, memory: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "rank-0").mkdir()
@@ -94,7 +94,7 @@ def test_the_first_rank_hands_the_meeting_to_the_other_ranks_of_its_node(
 
 
 @pytest.mark.parametrize("how", ["owner", "writable", "link", "pipe"])
-def test_a_file_that_others_can_write_is_not_believed(
+def test_a_file_that_other_users_can_write_is_ignored(
     run: RunDirectory, memory: Path, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = board(run, memory, first=True)
@@ -102,7 +102,7 @@ def test_a_file_that_others_can_write_is_not_believed(
     (handed,) = memory.iterdir()
     if how == "owner":
         theirs = handed.stat().st_uid + 1
-        # The name holds the user's number: the file of that name has another owner.
+        # The name contains the user id: this file belongs to another user.
         os.chown(handed, theirs, -1) if os.geteuid() == 0 else pytest.skip("needs root")
     elif how == "writable":
         handed.chmod(0o620)
@@ -116,7 +116,7 @@ def test_a_file_that_others_can_write_is_not_believed(
         board(run, memory, first=False).wait(0.3)
 
 
-def test_a_rank_whose_first_rank_hands_nothing_over_looks_by_itself(
+def test_a_rank_without_a_copy_polls_the_shared_file_itself(
     run: RunDirectory, memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hpcrun.run.rendezvous._SECOND_LOOK", 0.3)
@@ -125,7 +125,9 @@ def test_a_rank_whose_first_rank_hands_nothing_over_looks_by_itself(
     assert board(run, memory, first=False).wait(20) == MEETING
 
 
-def test_addresses_are_tried_in_turn_until_one_leads_there(run: RunDirectory, memory: Path) -> None:
+def test_addresses_are_tried_in_turn_until_one_is_reachable(
+    run: RunDirectory, memory: Path
+) -> None:
     board(run, memory, first=True).publish(MEETING)
     tried: list[str] = []
 
@@ -138,7 +140,7 @@ def test_addresses_are_tried_in_turn_until_one_leads_there(run: RunDirectory, me
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_the_meeting_of_an_earlier_start_gives_way_to_the_next_one(
+def test_the_address_of_an_earlier_start_is_replaced_by_the_next(
     run: RunDirectory, memory: Path, first: bool
 ) -> None:
     # Two steps of one salloc are the same attempt.
@@ -154,7 +156,7 @@ def test_the_meeting_of_an_earlier_start_gives_way_to_the_next_one(
     assert board(run, memory, first=first).meet(connect, 30) == "node1"
 
 
-def test_a_rank_that_no_address_leads_to_rank_0_says_which_it_tried(
+def test_a_rank_that_cannot_reach_rank_0_lists_the_addresses(
     run: RunDirectory, memory: Path
 ) -> None:
     board(run, memory, first=True).publish(MEETING)
@@ -173,7 +175,7 @@ def test_a_damaged_file_is_not_read(run: RunDirectory, memory: Path) -> None:
             first.wait(0.1)
 
 
-def test_a_stale_handle_is_waited_out(
+def test_a_stale_handle_is_read_again(
     run: RunDirectory, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = board(run, memory, first=True)
@@ -195,7 +197,7 @@ def test_a_stale_handle_is_waited_out(
 
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("met", ["before", "after"])
-def test_a_rank_that_looks_for_rank_0_sees_the_end_of_its_script(
+def test_a_waiting_rank_sees_the_end_of_rank_0_s_script(
     run: RunDirectory, memory: Path, monkeypatch: pytest.MonkeyPatch, first: bool, met: str
 ) -> None:
     monkeypatch.setattr("hpcrun.run.rendezvous._SECOND_LOOK", 0.3)
@@ -227,7 +229,7 @@ def test_the_end_of_an_earlier_step_is_not_the_end_of_this_one(
 
 @pytest.mark.parametrize("published", [True, False])
 @pytest.mark.parametrize("first", [True, False])
-def test_a_rank_that_is_told_to_stop_meets_nobody(
+def test_a_stop_signal_ends_the_wait_for_rank_0(
     run: RunDirectory, memory: Path, published: bool, first: bool
 ) -> None:
     if published:

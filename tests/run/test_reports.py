@@ -1,4 +1,4 @@
-"""The progress that a script reports, from its call to what others read."""
+"""The progress that a script reports, from the call to the run directory."""
 
 import os
 import subprocess
@@ -84,7 +84,7 @@ def test_a_wrong_step_is_refused_also_outside_hpcrun(
         hpcrun.report(**given)  # type: ignore[arg-type]
 
 
-def test_a_report_that_cannot_be_written_is_told_once_and_costs_nothing_else(
+def test_a_report_that_cannot_be_written_is_logged_once_and_does_not_raise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     reports(monkeypatch, tmp_path / "gone")
@@ -93,7 +93,7 @@ def test_a_report_that_cannot_be_written_is_told_once_and_costs_nothing_else(
     assert capfd.readouterr().err.count("the report is not written") == 1
 
 
-def test_rank_0_publishes_at_once_and_announces_each_save(
+def test_rank_0_publishes_immediately_and_announces_each_save(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watched, "_LOOK", 0.0)
@@ -104,7 +104,7 @@ def test_rank_0_publishes_at_once_and_announces_each_save(
         hpcrun.report(6, saved=True)
         progress.look()
         hpcrun.report(7)
-        # Steps alone wait a little: each is a file on the file server.
+        # Steps without a save wait a little, because each write loads the file server.
         progress.look()
         assert shown(run) == (6, 6)
         progress.look(last=True)
@@ -113,7 +113,7 @@ def test_rank_0_publishes_at_once_and_announces_each_save(
     assert not Path(progress.variables[VARIABLE]).exists()
 
 
-def test_another_rank_publishes_what_rank_0_does_not(
+def test_another_rank_publishes_progress_that_rank_0_does_not_have(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watched, "_LOOK", 0.0)
@@ -132,7 +132,7 @@ def test_another_rank_publishes_what_rank_0_does_not(
         reports(monkeypatch, Path(third.variables[VARIABLE]))
         hpcrun.report(8, saved=True)
         third.look()
-    # The second save of rank 3 is the one that rank 0 has announced.
+    # Rank 0 has already announced the second save of rank 3.
     assert [event.step for event in read_events(run)] == [5, 8]
 
 
@@ -166,6 +166,6 @@ def test_a_damaged_report_counts_as_none(tmp_path: Path) -> None:
 
 
 def shown(run: RunDirectory) -> tuple[int | None, int | None]:
-    """The step and the save that the run directory shows."""
+    """Return the step and the save that the run directory shows."""
     found = published(run.attempt_logs(FIRST.job, FIRST.restart))
     return found.step, found.saved

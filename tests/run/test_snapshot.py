@@ -1,4 +1,4 @@
-"""The code that a requeue runs is the code that was submitted."""
+"""A requeue runs the code that was submitted."""
 
 import os
 import subprocess
@@ -53,7 +53,7 @@ def test_uncommitted_and_new_files_are_copied_and_ignored_and_deleted_ones_are_n
 
 
 def taken(run: RunDirectory, folder: Path) -> Snapshot:
-    """A snapshot about which there was nothing to tell."""
+    """Take a snapshot, which must give no message."""
     found, words = take_snapshot(run, folder)
     assert words == ""
     assert found is not None
@@ -61,7 +61,7 @@ def taken(run: RunDirectory, folder: Path) -> Snapshot:
 
 
 def names(found: Snapshot) -> set[str]:
-    """Its files and links, by their places."""
+    """Return the files and links of the snapshot, by relative path."""
     return {
         str(path.relative_to(found.root))
         for path in found.root.rglob("*")
@@ -69,7 +69,7 @@ def names(found: Snapshot) -> set[str]:
     }
 
 
-def test_the_files_of_a_submodule_are_copied_as_they_lie(
+def test_the_files_of_a_submodule_are_copied_from_the_working_tree(
     project: Path, run: RunDirectory, tmp_path: Path
 ) -> None:
     library = tmp_path / "library"
@@ -90,7 +90,7 @@ def test_the_files_of_a_submodule_are_copied_as_they_lie(
     assert (found.root / "src" / "lib" / "core.py").read_text() == "changed"
 
 
-def test_links_lead_to_copies_of_code_and_to_data_where_it_lies(
+def test_links_lead_to_copies_of_code_and_to_the_original_data(
     project: Path, run: RunDirectory, tmp_path: Path
 ) -> None:
     outside = tmp_path / "common"
@@ -135,7 +135,9 @@ def test_a_folder_that_became_a_link_is_copied(project: Path, run: RunDirectory)
     assert (taken(run, project).root / "src" / "task.py").read_text() == "old"
 
 
-def test_ignored_modules_beside_copied_ones_are_copied(project: Path, run: RunDirectory) -> None:
+def test_ignored_modules_next_to_copied_modules_are_copied(
+    project: Path, run: RunDirectory
+) -> None:
     with (project / ".gitignore").open("a") as ignore:
         ignore.write("_version.py\n*.so\n*.log\n")
     for name in ("_version.py", "_fast.so", "a.log"):
@@ -146,7 +148,7 @@ def test_ignored_modules_beside_copied_ones_are_copied(project: Path, run: RunDi
     assert not found & {"src/a.log", "data/_version.py"}
 
 
-def test_no_run_and_no_environment_is_copied_wherever_it_lies(project: Path) -> None:
+def test_runs_and_environments_are_not_copied_from_any_folder(project: Path) -> None:
     (project / ".gitignore").unlink()
     (project / "env").mkdir()
     (project / "env" / "pyvenv.cfg").write_text("home = /usr")
@@ -161,11 +163,9 @@ def test_no_run_and_no_environment_is_copied_wherever_it_lies(project: Path) -> 
     }
 
 
-def test_a_git_that_cannot_list_is_an_error_in_its_own_words(
-    project: Path, run: RunDirectory
-) -> None:
+def test_an_error_of_git_is_reported_in_its_words(project: Path, run: RunDirectory) -> None:
     (project / ".git" / "index").write_bytes(b"junk, and more of it")
-    with pytest.raises(RunError, match=r"index file .*; mend that, or .* --no-snapshot"):
+    with pytest.raises(RunError, match=r"index file .*; correct this, or .* --no-snapshot"):
         take_snapshot(run, project)
     assert not run.code.exists()
 
@@ -183,10 +183,10 @@ def test_a_git_that_does_not_answer_is_an_error(
         take_snapshot(run, project)
 
 
-def test_a_work_tree_of_somebody_else_is_told_with_what_trusts_it(
+def test_a_work_tree_of_another_user_is_reported_with_the_command_to_trust_it(
     project: Path, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Git's own tests ask for it so.
+    # Git's tests use this variable for the same purpose.
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
     found, words = take_snapshot(run, project)
     assert found is None
@@ -194,8 +194,8 @@ def test_a_work_tree_of_somebody_else_is_told_with_what_trusts_it(
     assert f"git config --global --add safe.directory '{project}'" in words
 
 
-def test_a_file_that_may_not_be_read_is_left_out_and_named() -> None:
-    # Root may read everything, so a child does it that is nobody, where nobody may go.
+def test_an_unreadable_file_is_omitted_and_named() -> None:
+    # Root may read everything, so a child process of the user `nobody` takes the snapshot.
     with tempfile.TemporaryDirectory() as folder:
         project = Path(folder)
         for name in ("secret.txt", "train.py"):
@@ -214,7 +214,7 @@ def test_a_file_that_may_not_be_read_is_left_out_and_named() -> None:
                     os.setuid(65534)
                 os.environ["HOME"] = folder
                 found, words = take_snapshot(create(project / "runs" / "a", "x", {}), project)
-                assert f"goes without {project / 'secret.txt'}: no permission" in words
+                assert f"does not contain {project / 'secret.txt'}: no permission" in words
                 assert found is not None
                 code = 0 if names(found) == {"train.py"} else 2
             finally:
@@ -222,31 +222,31 @@ def test_a_file_that_may_not_be_read_is_left_out_and_named() -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_each_submission_has_a_snapshot_of_its_own(project: Path, run: RunDirectory) -> None:
+def test_each_submission_has_a_separate_snapshot(project: Path, run: RunDirectory) -> None:
     assert taken(run, project).root != taken(run, project).root
 
 
-def test_a_folder_without_git_has_no_snapshot_and_no_complaint(tmp_path: Path) -> None:
+def test_a_folder_without_git_has_no_snapshot_and_no_message(tmp_path: Path) -> None:
     run = create(tmp_path / "runs" / "a", "x", {})
     assert take_snapshot(run, tmp_path) == (None, "")
 
 
-def test_a_repository_beyond_the_limit_is_said_and_not_copied(
+def test_a_repository_beyond_the_limit_is_reported_and_not_copied(
     project: Path, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshot, "MOST_FILES", 2)
     found, words = take_snapshot(run, project)
     assert found is None
-    assert "holds more than 2 files for git" in words
+    assert "has more than 2 files, more than the limit" in words
     monkeypatch.setattr(snapshot, "MOST_FILES", 3)
     monkeypatch.setattr(snapshot, "MOST_BYTES", 4)
     found, words = take_snapshot(run, project)
     assert found is None
-    assert "holds 0 MiB for git" in words
+    assert "has 0 MiB, more than the limit" in words
     assert not run.code.exists()
 
 
-def test_a_command_runs_the_copies_of_its_code_and_the_data_where_it_lies(
+def test_a_command_runs_copies_of_its_code_with_the_original_data(
     project: Path, run: RunDirectory
 ) -> None:
     (project / "data.csv").write_text("1")
@@ -265,7 +265,7 @@ def test_a_command_runs_the_copies_of_its_code_and_the_data_where_it_lies(
     assert variables["PYTHONPATH"].split(":")[0] == str(found.root)
 
 
-def test_modules_come_from_the_copy_also_where_pythonpath_names_the_work_tree(
+def test_modules_come_from_the_copy_even_if_pythonpath_names_the_work_tree(
     project: Path, run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (project / "script.py").write_text("import task; print(task.__file__)")
@@ -293,7 +293,7 @@ def test_a_script_finds_the_copy_of_the_working_folder_only_where_it_is_installe
     assert told == {"PYTHONPATH": f"{found.root}:{project}"}
 
 
-def test_a_rank_imports_the_copy_where_pythonpath_names_the_work_tree(
+def test_a_rank_imports_the_copy_even_if_pythonpath_names_the_work_tree(
     project: Path, run: RunDirectory
 ) -> None:
     (project / "src" / "task.py").write_text("")

@@ -1,4 +1,4 @@
-"""Requests and answers as files: what is half written, or of another request, is no answer."""
+"""Requests and answers as files: partial answers and answers to earlier requests do not count."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def prepared(mail: Mailbox) -> Mailbox:
     return mail
 
 
-def test_an_answer_comes_back_as_it_was_given(mail: Mailbox) -> None:
+def test_an_answer_survives_writing_and_reading(mail: Mailbox) -> None:
     word = prepared(mail).ask()
     thread = Thread("MainThread", (Frame("a.py", 3, "<module>"), Frame("b\udcff.py", 9, "loss")))
     reply = Reply(word, 1, "node2", (Stack(1, "node2", 40, (thread,), 7, "training", 2.5),))
@@ -56,7 +56,7 @@ def test_no_request_can_be_made_where_no_rank_has_begun(mail: Mailbox) -> None:
         mail.ask()
 
 
-def test_a_run_that_was_deleted_is_not_brought_back(mail: Mailbox) -> None:
+def test_a_deleted_run_is_not_recreated(mail: Mailbox) -> None:
     word = prepared(mail).ask()
     mail.logs.parents[2].rename(mail.logs.parents[3] / "elsewhere")
     with pytest.raises(FileNotFoundError):
@@ -76,11 +76,11 @@ def test_files_are_removed_at_the_end_but_not_answers(mail: Mailbox) -> None:
     assert mail.answer(0).exists()
 
 
-def test_large_worlds_look_less_often(tmp_path: Path) -> None:
+def test_ranks_of_large_jobs_poll_less_often(tmp_path: Path) -> None:
     assert (Mailbox(tmp_path, 8).pause, Mailbox(tmp_path, 1000).pause) == (1.0, 20.0)
 
 
-def test_what_faulthandler_writes_is_read_with_the_main_thread_first() -> None:
+def test_the_dump_of_faulthandler_is_read_with_the_main_thread_first() -> None:
     main, other = parse_dump(DUMP)
     assert main.name == "thread 0x00007f02"
     assert main.frames == (

@@ -1,4 +1,4 @@
-"""The place of an error is a line of the user's code, by the path of the original."""
+"""The place of an error is a line of the user's code, with the original path."""
 
 import contextlib
 import importlib.util
@@ -52,7 +52,7 @@ def loader():
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
-    """A run with code copied from ``project`` to ``code/001``."""
+    """Make a run with code copied from ``project`` to ``code/001``."""
     found = create(tmp_path / "runs" / "a", "x", {})
     write_json(found.record, {"code": {"root": "code/001", "source": str(tmp_path / "project")}})
     return found
@@ -60,7 +60,7 @@ def run(tmp_path: Path) -> RunDirectory:
 
 @pytest.fixture
 def module(run: RunDirectory) -> ModuleType:
-    """The user's module, as it runs from the copy."""
+    """Return the user's module, run from the copy."""
     path = run.code / "001" / "src" / "img.py"
     path.parent.mkdir(parents=True)
     path.write_text(MODULE)
@@ -108,7 +108,7 @@ def test_the_place_is_the_deepest_line_of_the_user(
     assert (failure.where, failure.copy) == (f"{original}:{line}", f"{copy}:{line}")
 
 
-def test_our_frames_are_counted_and_the_users_have_their_own_path(
+def test_frames_of_hpcrun_are_counted_and_user_frames_have_original_paths(
     module: ModuleType, tmp_path: Path
 ) -> None:
     told = traceback_of(raised(module.chained))
@@ -118,46 +118,46 @@ def test_our_frames_are_counted_and_the_users_have_their_own_path(
         f'File "{tmp_path}/project/src/img.py", line {line_of("raise Runtime")}, in chained' in told
     )
     assert "    raise RuntimeError" in told
-    # The cause too, and the frames of libraries stay.
+    # The same holds for the cause; frames of libraries stay.
     assert f"line {line_of('json.loads')}, in read" in told
     assert "json/decoder.py" in told
     assert "code/001" not in told
     assert told.endswith("RuntimeError: no labels\n")
 
 
-def test_frames_of_python_between_ours_are_counted_with_them(module: ModuleType) -> None:
+def test_frames_of_python_between_frames_of_hpcrun_are_counted_too(module: ModuleType) -> None:
     error = raised(Nothing()(module.read))
     assert error.__traceback__ is not None
-    # As in a rank, the first frame is ours.
+    # As in a rank, the first frame is of hpcrun.
     told = traceback_of(error.with_traceback(error.__traceback__.tb_next))
     assert "contextlib.py" not in told
     assert "… 2 frames of hpcrun\n" in told
 
 
 class Nothing(contextlib.ContextDecorator, contextlib.nullcontext):  # type: ignore[type-arg]
-    """A decorator that adds a frame of contextlib and nothing else."""
+    """A decorator that only adds a frame of contextlib."""
 
 
-def test_of_an_error_of_ours_the_last_frame_stays() -> None:
+def test_the_last_frame_of_an_error_in_hpcrun_stays() -> None:
     error = raised(lambda: expand("node[1-"))
     told = traceback_of(error)
     assert "hpcrun/cluster/hostlist.py" in told
     assert "together.py" not in told
-    # The line of the user's that has called it.
+    # The line of the user's code that made the call.
     assert place_of(error)[0].startswith(__file__)
 
 
-def test_a_module_that_is_no_python_is_its_own_place(tmp_path: Path) -> None:
+def test_a_module_with_a_syntax_error_is_the_place_of_the_error(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("x = (\n")
     error = raised(lambda: compile("x = (\n", str(tmp_path / "broken.py"), "exec"))
     assert place_of(error) == (f"{tmp_path}/broken.py:1", "")
 
 
-def test_what_has_no_traceback_has_no_place() -> None:
+def test_an_error_without_a_traceback_has_no_place() -> None:
     assert place_of(ValueError("x")) == ("", "")
 
 
-def test_of_a_loader_process_the_headline_is_the_error(module: ModuleType) -> None:
+def test_the_headline_of_a_loader_error_is_the_error_itself(module: ModuleType) -> None:
     told = headline(str(raised(module.loader)))
     assert told == (
         "FileNotFoundError: [Errno 2] No such file or directory: '/data/0.npy' "
@@ -167,7 +167,7 @@ def test_of_a_loader_process_the_headline_is_the_error(module: ModuleType) -> No
     assert headline("") == "no message"
 
 
-def test_the_tasks_of_the_package_are_read_like_anybodys() -> None:
+def test_built_in_tasks_count_as_user_code() -> None:
     error = raised(lambda: exec(compile("import json; json.loads('{')", OPTIONS, "exec")))
     assert isinstance(error, json.JSONDecodeError)
     assert place_of(error)[0].startswith(OPTIONS)

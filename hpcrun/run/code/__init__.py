@@ -1,1 +1,1 @@
-"""The copy of the code that a run was submitted from, and what git says about it."""
+"""The copy of the submitted code, and the state of its git work tree."""

@@ -8,13 +8,13 @@ _PROGRAMS = {
     *(".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp"),
 }
 _MOST_BYTES = 1 << 20
-"""The largest file that is compared line by line."""
+"""Maximum size of a file for the comparison line by line."""
 
 
 def changes(before: Path, after: Path) -> list[str]:
-    """Return a text for each program that differs between two folders: ``img.py: 3 lines differ``.
+    """Return a line for each program file that differs between two folders: ``img.py: 3 lines differ``.
 
-    Other files do not count: notes compute nothing, and the config is compared elsewhere.
+    Other files are ignored: notes compute nothing, and the config is compared elsewhere.
     """
     old, new = _programs(before), _programs(after)
     found = []

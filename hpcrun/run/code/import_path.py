@@ -1,6 +1,6 @@
-"""Where a Python looks for modules: along its path, and where editable installs send it.
+"""The folders in which a Python searches for modules: its path, and those of editable installs.
 
-Run as a file, it tells that of the Python that runs it, which may be any.
+Run as a script, this file prints these folders for the Python that runs it.
 """
 
 import json
@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 _PYTHON = re.compile(r"python[0-9.]*")
-# Seconds for another Python to start, from a disk that many ranks read at once.
+# Seconds for another Python to start, from a disk that many ranks read at the same time.
 _PATIENCE = 60.0
 
 
 def folders() -> list[str]:
-    """This process's ``sys.path``, and after it the folders that setuptools' editable installs lead to."""
+    """Return ``sys.path`` of this process, and then the folders of setuptools' editable installs."""
     return _with_mapped(sys.path)
 
 
@@ -31,9 +31,9 @@ def _with_mapped(path: Iterable[str]) -> list[str]:
 
 
 def folders_of(program: str) -> list[str]:
-    """The same of the Python called ``program``; of this one where it is no Python, but may start one."""
+    """Return the folders of the Python ``program``; for another program, those of this process."""
     path = shutil.which(program) if _PYTHON.fullmatch(Path(program).name) else None
-    # Not the same file: environments of one Python share it.
+    # Compare paths, not files: environments of the same Python share the file.
     if path is None or os.path.abspath(path) == os.path.abspath(sys.executable):  # noqa: PTH100
         return _inherited()
     try:
@@ -46,21 +46,21 @@ def folders_of(program: str) -> list[str]:
         )
         return [str(folder) for folder in json.loads(asked.stdout.splitlines()[-1])]
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        # One that does not start says so itself when it is to run the command.
+        # A Python that does not start reports the error itself when it runs the command.
         return _inherited()
 
 
 def _inherited() -> list[str]:
-    # The first is this program's own, for `python -m` the working folder: a script does not look there.
+    # Omit the first entry, which belongs to this program (`python -m`: the working folder).
     return _with_mapped(sys.path[1:])
 
 
 def copied_path(
     path: Iterable[str], more: Iterable[str], copy_of: Callable[[Path], Path | None]
 ) -> list[str]:
-    """``path`` with the copy of each folder right before it, so that nothing changes its rank otherwise.
+    """Return ``path`` with the copy of each folder right before it, so that the order stays the same.
 
-    Those of ``more`` follow of which there is a copy: the rest is found as it was.
+    The folders of ``more`` follow if they have a copy; other modules are found without them.
     """
     found = []
     for folder in path:
@@ -73,7 +73,7 @@ def copied_path(
 
 
 def _mapped(packages: dict[str, str]) -> list[str]:
-    """The folders in which packages lie under their own names; one that is renamed has none."""
+    """Return the folders that contain packages under their own names; a renamed package has none."""
     found = []
     for package, place in packages.items():
         parts, path = tuple(package.split(".")), Path(place)

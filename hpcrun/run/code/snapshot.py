@@ -1,8 +1,8 @@
-"""A copy of the code as it was submitted, so that a requeue a day later runs what was submitted.
+"""Snapshots of the submitted code, so that a requeue a day later runs the same code.
 
-Everything that git would show a reader is copied: tracked files as they lie there, uncommitted changes
-included, new ones that are not ignored, and those of submodules. Data that git ignores is found where
-it was: the job's working folder does not change.
+A snapshot contains all files that git shows: tracked files with uncommitted changes, new files that are not
+ignored, and those of submodules. Data that git ignores is not copied; it is found because the job's working
+folder does not change.
 """
 
 import itertools
@@ -21,21 +21,21 @@ from hpcrun.run.leftovers import is_husk
 
 MOST_BYTES = 200 * 2**20
 MOST_FILES = 20_000
-# What a link leads to outside of the work tree, and what git ignores beside modules, may be data.
+# Larger link targets and ignored files may be data.
 _MOST_LINKED = 2**20
-_NO_PROBLEM = "--no-snapshot says this is fine"
+_NO_PROBLEM = "accept this with --no-snapshot"
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Where the copy of a repository lies: ``root`` is the copy of ``source``, its top folder."""
+    """A copy of a repository: ``root`` is the copy of ``source``, its top folder."""
 
     root: Path
     source: Path
 
     def copy_of(self, path: Path) -> Path | None:
-        """The copy of ``path``, or None for what was not copied."""
-        # As it is spelled first: a link in the work tree is one in the copy.
+        """Return the copy of ``path``, or None if it was not copied."""
+        # First as spelled: a link in the work tree is a link in the copy.
         for spelled in (path.absolute(), Path(os.path.realpath(path))):
             if spelled.is_relative_to(self.source):
                 copied = self.root / spelled.relative_to(self.source)
@@ -46,14 +46,14 @@ class Snapshot:
 
 @dataclass
 class _Plan:
-    """What goes into a copy: a file's place there and where it lies, a link's place and its text."""
+    """Content of a copy: for files, destination and source; for links, destination and target."""
 
     files: dict[Path, Path] = field(default_factory=dict)
     links: dict[Path, Path] = field(default_factory=dict)
 
 
 def recorded_snapshot(run: RunDirectory) -> Snapshot | None:
-    """The snapshot of the run's newest submission; None when it took none, or it was deleted."""
+    """Return the snapshot of the run's newest submission; None if there is none, or it was deleted."""
     code = (read_json(run.record) or {}).get("code")
     if not isinstance(code, dict):
         return None
@@ -64,18 +64,18 @@ def recorded_snapshot(run: RunDirectory) -> Snapshot | None:
 def snapshot_command(
     snapshot: Snapshot, command: Sequence[str], folder: Path
 ) -> tuple[list[str], dict[str, str]]:
-    """``command``, to be run in ``folder``, with every file it names replaced by its copy.
+    """Return ``command``, for ``folder``, with each code file replaced by its copy.
 
     Returns:
-        The command, and variables for it: PYTHONPATH, where modules come from the work tree. For
-        ``python -m``, whose module is looked up along it instead of in the working folder
-        (PYTHONSAFEPATH: Python 3.11 and later).
+        The command, and its variables: PYTHONPATH, if modules come from the work tree. ``python -m`` also
+        gets PYTHONSAFEPATH (Python 3.11 and later), so that it finds the module in the copy and not in the
+        working folder.
     """
     words = [_copied_word(snapshot, word, folder) for word in command]
     path = [
         str(folder / entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry
     ]
-    # Those that a .pth file or an import hook adds, as `pip install --editable` does, come after them.
+    # Folders from a .pth file or an import hook (`pip install --editable`) come last.
     found = copied_path(path, folders_of(command[0]), snapshot.copy_of)
     copied = snapshot.copy_of(folder)
     if "-m" in words[:4] and copied is not None:
@@ -85,7 +85,7 @@ def snapshot_command(
 
 def _copied_word(snapshot: Snapshot, word: str, folder: Path) -> str:
     path = folder / word
-    # Code only: data, even in git, is read from where it lies, and may be written there.
+    # Only code: data, even in git, is read from its original place, and may be written there.
     if path.suffix not in (".py", ".sh") or not path.is_file():
         return word
     copied = snapshot.copy_of(path)
@@ -96,7 +96,7 @@ def take_snapshot(run: RunDirectory, folder: Path) -> tuple[Snapshot | None, str
     """Copy the git work tree around ``folder`` into the run directory.
 
     Returns:
-        The snapshot, or None where there is no git work tree; and what to tell of either, if anything.
+        The snapshot, or None without a git work tree; and a message for the user, or "".
 
     Raises:
         RunError: git cannot list the files.
@@ -106,11 +106,11 @@ def take_snapshot(run: RunDirectory, folder: Path) -> tuple[Snapshot | None, str
     if source is None:
         return None, why_not and f"no snapshot of the code: {why_not}; {_NO_PROBLEM}"
     shown = _not_of_runs(shown_files(source), source, folder, run.path)
-    # Somebody's whole home may be a work tree.
+    # A whole home folder may be a work tree.
     plan = _plan(source, itertools.islice(shown, MOST_FILES + 1))
     if too_much := _too_much(plan):
         return None, (
-            f"no snapshot of the code: {source} holds {too_much} for git, more than a snapshot takes; "
+            f"no snapshot of the code: {source} has {too_much}, more than the limit of a snapshot; "
             f"{_NO_PROBLEM}"
         )
     root = _next_folder(run)
@@ -123,7 +123,7 @@ def take_snapshot(run: RunDirectory, folder: Path) -> tuple[Snapshot | None, str
 
 
 def _copy(plan: _Plan, root: Path) -> list[Path]:
-    """Fill ``root``; returns the files that may not be read."""
+    """Fill ``root``, and return the files that cannot be read."""
     unreadable = []
     for place, path in plan.files.items():
         copy = root / place
@@ -137,7 +137,7 @@ def _copy(plan: _Plan, root: Path) -> list[Path]:
                 raise
             unreadable.append(path)
         except FileNotFoundError:
-            # An editor's own file, gone since it was listed.
+            # A temporary file of an editor has vanished since the listing.
             if path.exists():
                 raise
     for place, target in plan.links.items():
@@ -152,8 +152,8 @@ def _without(unreadable: Sequence[Path]) -> str:
         return ""
     more = f" and {len(unreadable) - 1} more" if len(unreadable) > 1 else ""
     return (
-        f"the snapshot of the code goes without {unreadable[0]}{more}: no permission to read; "
-        "mend that, or let git ignore it"
+        f"the snapshot of the code does not contain {unreadable[0]}{more}: no permission to read;  "
+        "change the permission, or let git ignore it"
     )
 
 
@@ -178,7 +178,7 @@ def _plan(source: Path, shown: Iterable[Path]) -> _Plan:
             plan.links[place] = Path(os.path.relpath(there, place.parent))
         else:
             _follow(plan, place, target, source)
-    # Git still lists the files of a folder that has become a link.
+    # Git still lists files of a folder that has become a link.
     folders = {folder for place in plan.files for folder in place.parents}
     for place in [place for place in plan.links if place in plan.files or place in folders]:
         del plan.links[place]
@@ -186,9 +186,9 @@ def _plan(source: Path, shown: Iterable[Path]) -> _Plan:
 
 
 def _follow(plan: _Plan, place: Path, target: Path, source: Path) -> None:
-    """Take what a link at ``place`` leads to where that is code, else a link to where it lies.
+    """Copy the target of a link at ``place`` if it is code; otherwise link to the target.
 
-    It may be there on the nodes only, or not for this user's eyes.
+    The target may exist only on the nodes, or may not be readable by this user.
     """
     if not os.access(target, os.R_OK):
         plan.links[place] = target
@@ -217,10 +217,10 @@ def _below(folder: Path) -> Iterator[Path]:
 
 
 def _take_ignored_modules(plan: _Plan, source: Path) -> None:
-    """Modules beside copied ones are imported with them: extensions built there, a generated version."""
+    """Copy ignored modules in the folders of copied modules: built extensions, a generated version file."""
     for folder in {place.parent for place in plan.files if place.suffix == ".py"}:
         if not (source / folder).is_dir():
-            continue  # What a link leads to.
+            continue  # The folder is the target of a link.
         for path in (source / folder).iterdir():
             place = folder / path.name
             known = place in plan.files or place in plan.links
@@ -229,23 +229,25 @@ def _take_ignored_modules(plan: _Plan, source: Path) -> None:
 
 
 def _not_of_runs(paths: Iterable[Path], source: Path, folder: Path, run: Path) -> Iterator[Path]:
-    """Leave out what lies in a run directory, or beside this one (each run would hold all before it), and
-    environments: a copy of one is none."""
+    """Yield ``paths`` without run directories, environments, and the folder of this run.
+
+    Each snapshot would otherwise contain all earlier snapshots. A copied environment does not work.
+    """
     runs = Path(os.path.realpath(run.parent))
-    # A runs directory that holds the code is known by its runs.
+    # A runs directory that contains the code is recognized by its runs.
     known = {source: False} | ({} if folder.is_relative_to(runs) else {runs: True})
 
-    def left_out(folder: Path) -> bool:
+    def excluded(folder: Path) -> bool:
         if folder not in known:
             known[folder] = (
-                left_out(folder.parent)
+                excluded(folder.parent)
                 or _is_run(folder)
                 or is_husk(folder)
                 or _is_environment(folder)
             )
         return known[folder]
 
-    return (path for path in paths if not left_out(path.parent))
+    return (path for path in paths if not excluded(path.parent))
 
 
 def _is_run(folder: Path) -> bool:
@@ -272,7 +274,7 @@ def _size(path: Path) -> int:
 
 
 def _next_folder(run: RunDirectory) -> Path:
-    """A new folder for each submission: the one before may belong to a job that still runs."""
+    """Make a new folder for each submission: the previous folder may belong to a running job."""
     number = 1
     while True:
         folder = run.code / f"{number:03d}"

@@ -1,7 +1,6 @@
-"""What git says of the work tree around a folder: where its top is, and which files it would show.
+"""The git work tree around a folder: its top, and the files that git shows.
 
-An answer that git does not give is told in git's words: an empty list in its place would be taken for
-code that is not there.
+If git gives no answer, its error is reported: an empty list would look like missing code.
 """
 
 import os
@@ -14,25 +13,25 @@ from pathlib import Path
 
 from hpcrun.run.directory import RunError
 
-# Seconds: a cold network file system is asked for every file.
+# Seconds: git asks a cold network file system for every file.
 _PATIENCE = 300.0
 _NOT_TRUSTED = "dubious ownership"
 
 
 def work_tree(folder: Path) -> tuple[Path | None, str]:
-    """The top folder of the work tree around ``folder``.
+    """Return the top folder of the work tree around ``folder``.
 
     Returns:
         The folder, or None with the reason (empty: there is no work tree).
 
     Raises:
-        RunError: there is one, and git cannot read it.
+        RunError: git cannot read the work tree.
     """
     if shutil.which("git") is None:
         inside = any((parent / ".git").exists() for parent in (folder, *folder.parents))
-        return None, "there is no git on PATH to list it" if inside else ""
+        return None, "git is not on PATH" if inside else ""
     if not folder.is_dir():
-        # Nothing is left to copy, and the command says best what it lacks.
+        # Nothing can be copied, and the command itself gives the best error.
         return None, f"{folder} is gone"
     done = _git(folder, "rev-parse", "--show-toplevel")
     if done.returncode == 0:
@@ -46,12 +45,12 @@ def work_tree(folder: Path) -> tuple[Path | None, str]:
 
 
 def shown_files(top: Path) -> Iterator[Path]:
-    """Files and links of the work tree, one by one: tracked ones, and new ones that are not ignored.
+    """Yield the files and links of the work tree: tracked files, and new files that are not ignored.
 
-    A submodule's are among them, and those of any other repository that lies inside.
+    The files of submodules and of other nested repositories are included.
 
     Raises:
-        RunError: git cannot say.
+        RunError: git cannot list the files.
     """
     done = _git(top, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     if done.returncode != 0:
@@ -59,7 +58,7 @@ def shown_files(top: Path) -> Iterator[Path]:
     # In a merge, a file is listed once for each side.
     for name in dict.fromkeys(filter(None, done.stdout.split(b"\0"))):
         path = top / os.fsdecode(name)
-        # os.path asks without raising: a folder may be closed to this user.
+        # os.path does not raise: this user may not have access to the folder.
         if os.path.islink(path) or os.path.isfile(path):  # noqa: PTH113, PTH114
             yield path
         elif path != top and os.path.lexists(path / ".git"):
@@ -82,15 +81,15 @@ def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
         words = f"`git {arguments[0]}` has not answered for {_PATIENCE:.0f} s"
         raise _refusal(folder, words) from error
     if done.returncode in (-signal.SIGINT, -signal.SIGTERM):
-        # A terminal's Ctrl-C reaches git as well.
+        # Ctrl-C in a terminal also reaches git.
         raise KeyboardInterrupt("nothing was submitted")
     return done
 
 
 def _words(done: subprocess.CompletedProcess[bytes]) -> str:
     lines = done.stderr.decode(errors="replace").splitlines()
-    told = next((line for line in lines if line.startswith(("fatal: ", "error: "))), "")
-    words = told.partition(": ")[2] or f"git ended with code {done.returncode}"
+    first = next((line for line in lines if line.startswith(("fatal: ", "error: "))), "")
+    words = first.partition(": ")[2] or f"git ended with code {done.returncode}"
     if _NOT_TRUSTED in words:
         named = words.partition("'")[2].partition("'")[0]
         trust = f"git config --global --add safe.directory {shlex.quote(named)}"
@@ -100,6 +99,6 @@ def _words(done: subprocess.CompletedProcess[bytes]) -> str:
 
 def _refusal(folder: Path, words: str) -> RunError:
     return RunError(
-        f"{folder}: git cannot list the code to keep a copy of: {words}; mend that, or run the code as it "
-        "lies with --no-snapshot"
+        f"{folder}: git cannot list the code for the snapshot: {words}; correct this, or use the working "
+        "tree with --no-snapshot"
     )

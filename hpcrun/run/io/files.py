@@ -1,6 +1,6 @@
-"""Files that survive a crash: atomic replacement, and append-only logs that tolerate a torn last line.
+"""Crash-safe files: atomic replacement, and append-only logs that tolerate a torn last line.
 
-Every file of a run is written through one of these two, so that no reader ever sees half a file.
+Every file of a run is written in one of these two ways, so that a reader never sees a partial file.
 """
 
 import contextlib
@@ -16,13 +16,13 @@ _STALE_READS = 2
 
 
 def write_atomic(path: Path, content: bytes | str, mode: int = 0o600) -> None:
-    """Replace ``path`` by ``content`` so that a reader, or a crash, meets the old file or the new one.
+    """Replace ``path`` by ``content`` atomically: a reader or a crash sees the old or the new file.
 
-    The temporary name is unique, because two incarnations of a run may write at once; the folder is
-    fsynced as well, because a rename is durable only then (rename(2), fsync(2)).
+    The temporary name is unique, because two attempts of a run may write at the same time. The folder is
+    fsynced as well, because only this makes a rename durable (rename(2), fsync(2)).
 
     Raises:
-        OSError: the disk refused; the old file is untouched and the temporary one is gone.
+        OSError: the disk refused; the old file is unchanged and the temporary file is removed.
     """
     data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp")
@@ -41,7 +41,7 @@ def write_atomic(path: Path, content: bytes | str, mode: int = 0o600) -> None:
 
 
 def sync_directory(folder: Path) -> None:
-    """Make the names in ``folder`` durable (fsync(2): a file's own fsync does not cover its name)."""
+    """Make the names in ``folder`` durable (fsync(2): the fsync of a file does not cover its name)."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -50,12 +50,12 @@ def sync_directory(folder: Path) -> None:
 
 
 def make_folders(folder: Path, *, below: Path) -> None:
-    """Make ``folder`` and what is missing between it and ``below``, but not ``below`` itself.
+    """Make ``folder`` and its missing parents up to ``below``, but not ``below`` itself.
 
-    A rank that ends must not bring back a run directory that was deleted.
+    A rank that ends must not recreate a run directory that was deleted.
 
     Raises:
-        OSError: the disk refuses; FileNotFoundError where ``below`` is gone.
+        OSError: the disk refuses; FileNotFoundError if ``below`` does not exist.
     """
     inner = folder.relative_to(below).parts
     for count in range(1, len(inner) + 1):
@@ -63,13 +63,13 @@ def make_folders(folder: Path, *, below: Path) -> None:
 
 
 class HeldFolder:
-    """An open folder, which a later folder of the same name cannot be mistaken for: its inode stays in use.
+    """An open folder. Its inode stays in use, so that a later folder of the same name is detected.
 
     Args:
-        mark: a file in the folder that tells the folder apart after a remount, which changes the inode.
+        mark: a file that identifies the folder after a remount, which changes the inode.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: the folder cannot be opened.
     """
 
     def __init__(self, path: Path, *, mark: str = "run.json") -> None:
@@ -79,10 +79,10 @@ class HeldFolder:
         self._content = self._marked()
 
     def is_there(self) -> bool:
-        """Return whether the folder still has its name.
+        """Return whether the path is still this folder.
 
         Raises:
-            OSError: the file server has trouble, which says nothing of the folder.
+            OSError: the file server fails, which proves nothing about the folder.
         """
         try:
             now = self._path.stat()
@@ -92,7 +92,7 @@ class HeldFolder:
             if os.path.samestat(now, os.fstat(self._descriptor)):
                 return True
         except OSError as error:
-            # The handle does not outlive a failover of the server (ESTALE).
+            # A failover of the server makes the handle stale (ESTALE).
             if error.errno != errno.ESTALE:
                 raise
         return self._content is not None and self._marked() == self._content
@@ -120,7 +120,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def finite(value: Any) -> Any:
-    """``value`` as JSON can have it (RFC 8259): what is no finite number is null."""
+    """Return ``value`` with null for numbers that are not finite, which JSON cannot express (RFC 8259)."""
     if isinstance(value, dict):
         return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -131,10 +131,10 @@ def finite(value: Any) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in ``path``, or None when there is no such file or it holds no JSON object.
+    """Return the object in ``path``, or None if the file does not exist or holds no JSON object.
 
     Raises:
-        OSError: the file is there and cannot be read.
+        OSError: the file exists but cannot be read.
     """
     try:
         value = json.loads(_read_replaced(path))
@@ -144,10 +144,10 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def _read_replaced(path: Path) -> str:
-    """The text of a file that others replace while it is read.
+    """Return the text of a file that other processes may replace during the read.
 
-    A client of NFS may hold the handle of the file that was replaced, and gets ESTALE; opening the name again
-    finds the new file (nfs(5)).
+    An NFS client may hold the handle of the replaced file, and gets ESTALE; a second open finds the new file
+    (nfs(5)).
     """
     for _ in range(_STALE_READS):
         try:
@@ -159,10 +159,10 @@ def _read_replaced(path: Path) -> str:
 
 
 def append_line(path: Path, value: Mapping[str, Any], *, durable: bool = False) -> None:
-    """Append one JSON line in a single write, so that lines of two writers do not mix on a local disk.
+    """Append a JSON line in a single write, so that lines of two writers do not mix on a local disk.
 
     Args:
-        durable: fsync before returning; for the event log, whose lines decide what happens next.
+        durable: fsync before returning; for the event log, which decides on restarts.
 
     Raises:
         OSError: the disk refused.
@@ -171,7 +171,7 @@ def append_line(path: Path, value: Mapping[str, Any], *, durable: bool = False) 
 
 
 def json_line(value: Mapping[str, Any]) -> bytes:
-    """``value`` as a line of its own."""
+    """Return ``value`` as a line of JSON."""
     text = json.dumps(finite(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return _encoded(text)
 
@@ -182,9 +182,9 @@ def _encoded(text: str) -> bytes:
 
 
 def append_lines(path: Path, lines: bytes, *, durable: bool = False) -> None:
-    """Append whole ``lines`` in a single write; arguments and errors as :func:`append_line` has them.
+    """Append whole ``lines`` in a single write; arguments and errors as in :func:`append_line`.
 
-    A line torn by a crash is ended first: the new ones must not be glued to it.
+    A line torn by a crash is ended first, so that the new lines do not continue it.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
     try:
@@ -193,7 +193,7 @@ def append_lines(path: Path, lines: bytes, *, durable: bool = False) -> None:
             lines = b"\n" + lines
         written = os.write(descriptor, lines)
         if written != len(lines):
-            # write(2) gives no reason for a short count; on a file it is the space.
+            # write(2) gives no reason for a short count; for a file the reason is space.
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         if durable:
             os.fsync(descriptor)
@@ -202,7 +202,7 @@ def append_lines(path: Path, lines: bytes, *, durable: bool = False) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Every whole JSON object line of ``path``, in order; torn or damaged lines are passed over."""
+    """Return all valid JSON object lines of ``path``, in order; torn or damaged lines are skipped."""
     try:
         raw = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -216,7 +216,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:
-    """The JSON object on ``line``, or None where a crash or a full disk tore it."""
+    """Return the JSON object in ``line``, or None if a crash or a full disk tore the line."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""A log of lines that nobody has to wait for: a thread appends them to the file."""
+"""An asynchronous line log: a thread appends the lines to a file."""
 
 import errno
 import os
@@ -15,11 +15,11 @@ _MOST_WAITING = 1000
 
 
 class LineWriter:
-    """Appends JSON lines to a file, as :func:`append_line` does, beside the thread that writes them.
+    """Appends JSON lines to a file as :func:`append_line`, asynchronously.
 
-    A line is in the file at once, or where another was appended just before, with all that came since
-    in one go ``_PAUSE`` seconds later: opening and closing the file, without which readers elsewhere see
-    nothing on NFS, costs more than the lines. A process that is killed outright loses those that wait.
+    The first line is written immediately; lines that follow are written together, ``_PAUSE`` seconds later.
+    Each write opens and closes the file, because only this makes the lines visible on NFS, and it costs more
+    than the lines. A killed process loses the waiting lines.
     """
 
     def __init__(self, path: Path) -> None:
@@ -34,11 +34,11 @@ class LineWriter:
         self._thread.start()
 
     def write(self, value: Mapping[str, Any]) -> None:
-        """Have ``value`` appended, which nobody may change any more.
+        """Queue ``value`` for writing; the caller must not change it any more.
 
         Raises:
-            OSError: the disk refused lines written before, or this one where very many wait.
-            TypeError, ValueError: one of them is not JSON.
+            OSError: the disk refused earlier lines, or this line if very many are waiting.
+            TypeError, ValueError: a line is not JSON.
         """
         self._waiting.append(value)
         if len(self._waiting) > _MOST_WAITING:
@@ -47,12 +47,12 @@ class LineWriter:
         self._raise()
 
     def flush(self) -> None:
-        """Return when all lines are in the file; raises as :meth:`write` does."""
+        """Wait until all lines are in the file; raises as :meth:`write` does."""
         self._append()
         self._raise()
 
     def close(self) -> None:
-        """:meth:`flush`, and end the thread."""
+        """Flush all lines, and end the thread; raises as :meth:`write` does."""
         if self._inherited:
             return
         self._over.set()
@@ -76,17 +76,17 @@ class LineWriter:
                 return
             try:
                 if not self._folder.is_there():
-                    # Of a run that was deleted, or deleted and made anew under its name.
+                    # The run was deleted, and perhaps created again under the same name.
                     raise FileNotFoundError(errno.ENOENT, "its folder is gone", str(self._path))
-                # As bytes only here: many in a row take a fifth of the time of one between two steps.
+                # Encode here, not in `write`: a batch takes a fifth of the time per line.
                 append_lines(self._path, b"".join(map(json_line, values)))
             except Exception as error:
-                # Whoever is next to write or flush hears of it, and not this thread.
+                # The next call of `write` or `flush` raises the error, not this thread.
                 self._error = error
 
     @property
     def _inherited(self) -> bool:
-        """Whether this is a fork of the process: it has no thread, and the lines are its parent's."""
+        """True in a fork of the process, which has no thread; the lines belong to the parent."""
         return os.getpid() != self._process
 
     def _raise(self) -> None:

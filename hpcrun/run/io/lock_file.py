@@ -13,15 +13,15 @@ from hpcrun.run.io.files import read_json
 
 
 class LockFile:
-    """A lock that one process at a time holds, on every kind of file system.
+    """A lock for one process at a time, on every kind of file system.
 
-    The file is made with O_EXCL (atomic on NFS v3 and later, open(2)), not flock, which Lustre and
-    old NFS do not have. Its holder touches it every few seconds. A process takes over the lock of a dead
-    process of this host, and a lock that was not touched for three minutes. All times are the file
-    server's: its clock and this host's may differ by minutes.
+    The file is created with O_EXCL (atomic on NFS v3 and later, open(2)); flock is missing on Lustre and old
+    NFS. The holder touches the file every few seconds. A process takes over the lock of a dead process of
+    this host, and a lock that was not touched for three minutes. All times are from the file server, because
+    its clock and this host's may differ by minutes.
     """
 
-    # Longer than a few beats and the minute for which an NFS client may show an old time (acregmax).
+    # Longer than a few touches, and than the minute for which an NFS client may show an old time (acregmax).
     _stale_after = 180.0
     _beat = 10.0
 
@@ -53,11 +53,11 @@ class LockFile:
         return True
 
     def _taken_over(self, lock: Path | None = None) -> bool:
-        """Put our lock in the place of a stale one; exactly one of several that try succeeds.
+        """Replace a stale lock by this process's lock; of several processes exactly one succeeds.
 
-        The name of the new file holds the token of the stale lock: only one process can make it, and
-        only the process that made it may replace that lock. A process that died in between has left that
-        file, which is then taken over in the same way.
+        The name of the new file contains the token of the stale lock: only one process can create the file,
+        and only this process may replace the lock. If the process died in between, its file is a stale lock
+        too, and is taken over in the same way.
         """
         lock = lock or self._path
         stale, _, _ = _holder(lock)
@@ -70,7 +70,7 @@ class LockFile:
             if not self._taken_over(claim):
                 return False
         try:
-            # Again, now that nobody else may replace it: the first answer may be old.
+            # Read again, now that no other process can replace the lock: the first answer may be old.
             token, age, dead = _holder(lock, now=claim.stat().st_mtime)
             if token != stale or not (dead or age > self._stale_after):
                 return False
@@ -80,7 +80,7 @@ class LockFile:
         return True
 
     def _write(self, path: Path) -> None:
-        """Make ``path`` with our name in it; raises FileExistsError where it is there."""
+        """Create ``path`` with this process's name; raises FileExistsError if it exists."""
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "token": self._token}
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
@@ -92,17 +92,17 @@ class LockFile:
 
     def _keep_alive(self) -> None:
         while not self._released.wait(self._beat):
-            # A file server that is away for a moment is asked again at the next beat.
+            # If the file server does not answer, the next touch follows in a few seconds.
             with contextlib.suppress(OSError):
-                # Without times, utime(2) leaves them to the file server.
+                # Without times, utime(2) uses the clock of the file server.
                 os.utime(self._path)
 
 
 def _holder(lock: Path, now: float = 0.0) -> tuple[str | None, float, bool]:
-    """A lock's token, its age in seconds at the server's time ``now``, and whether its holder is dead.
+    """Return a lock's token, its age in seconds at the server's time ``now``, and if its holder is dead.
 
-    The token is None where there is no lock. A lock whose holder died before it wrote its name goes by
-    its inode.
+    The token is None if there is no lock. If the holder died before it wrote its name, the token is
+    the inode.
     """
     try:
         found = lock.stat()
@@ -115,7 +115,7 @@ def _holder(lock: Path, now: float = 0.0) -> tuple[str | None, float, bool]:
 
 
 def _start_without_signals(thread: threading.Thread) -> None:
-    """Start ``thread`` so that signals reach the main thread only, which may make them wait."""
+    """Start ``thread`` with blocked signals: only the main thread gets them, and may defer them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         thread.start()

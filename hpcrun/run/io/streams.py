@@ -1,4 +1,4 @@
-"""Output that outlives a full disk: lines of the log are lost, and not the training or the requeue."""
+"""Output that survives a full disk: lines of the log are lost, but training and requeue continue."""
 
 import contextlib
 import errno
@@ -22,19 +22,19 @@ class _Forgiving(io.RawIOBase):
         self._descriptor = descriptor
 
     def fileno(self) -> int:
-        """The descriptor, for child processes."""
+        """Return the descriptor, for child processes."""
         return self._descriptor
 
     def writable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def isatty(self) -> bool:
-        """As the descriptor."""
+        """Return True if the descriptor is a terminal."""
         return os.isatty(self._descriptor)
 
     def write(self, data: Any) -> int:
-        """Write ``data``, or drop it; raises OSError for other trouble than space."""
+        """Write ``data``, or drop it on a full disk; raises OSError for other errors."""
         try:
             return os.write(self._descriptor, data)
         except OSError as error:
@@ -44,7 +44,7 @@ class _Forgiving(io.RawIOBase):
 
 
 def outlive_full_disk() -> None:
-    """Put such streams in the place of ``sys.stdout`` and ``sys.stderr``."""
+    """Replace ``sys.stdout`` and ``sys.stderr`` by streams that drop writes on a full disk."""
     sys.stdout = _text(1)
     sys.stderr = _text(2)
 
@@ -60,18 +60,18 @@ def _text(descriptor: int) -> io.TextIOWrapper:
 
 
 class _Copying:
-    """A stream that also writes its text to a log. All else is the stream's."""
+    """A stream that also writes its text to a log; all other attributes are those of the stream."""
 
     def __init__(self, stream: TextIO, log: TextIO) -> None:
         self._stream, self._log = stream, log
 
     def write(self, text: str) -> int:
-        """Write ``text`` to both."""
+        """Write ``text`` to the stream and to the log."""
         self._log.write(text)
         return self._stream.write(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Write all ``lines`` to both."""
+        """Write all ``lines`` to the stream and to the log."""
         for line in lines:
             self.write(line)
 
@@ -81,10 +81,10 @@ class _Copying:
 
 @contextlib.contextmanager
 def copied_to(path: Path) -> Iterator[None]:
-    """Within the block, append to ``path`` all that Python code prints here.
+    """Append all output of Python code in the block to ``path``, in addition to the terminal.
 
-    Child processes and native code print to the terminal only. Where the log cannot be opened, a line says
-    so.
+    Child processes and native code print only to the terminal. If the log cannot be opened, a line reports
+    the error.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ def copied_to(path: Path) -> Iterator[None]:
         yield
         return
     streams = sys.stdout, sys.stderr
-    # It stays open: a logger may have taken a stream of the block, and print at the process's end.
+    # The log stays open: a logger may keep a stream of the block, and print at the end of the process.
     log = _text(descriptor)
     sys.stdout, sys.stderr = (cast(TextIO, _Copying(stream, log)) for stream in streams)
     try:
