@@ -36,7 +36,7 @@ def board(
 
 
 def nowhere(*_: object) -> None:
-    """Stand for a host that does not answer."""
+    """Act as a host that does not answer."""
 
 
 def test_the_published_address_is_read_on_another_node(run: RunDirectory, tmp_path: Path) -> None:

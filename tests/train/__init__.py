@@ -1,1 +1,1 @@
-"""Tests of the training room; a package, so that its programs can be started with ``python -m``."""
+"""Tests of hpcrun.train; a package, so that ``python -m`` can start its programs."""

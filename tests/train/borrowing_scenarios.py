@@ -1,4 +1,4 @@
-"""Sharded models in which one part reads the weights of another part. Played by ``equivalence``."""
+"""Sharded models in which a module reads the weights of another module. Run by ``equivalence``."""
 
 import torch
 from torch.nn import functional as F
@@ -9,12 +9,12 @@ from tests.train.sharing import Net, Way, batches, loss, trainer
 
 
 def bytes_loss(model, text):
-    """The next byte's mean negative log-likelihood."""
+    """Return the mean negative log-likelihood of the next byte."""
     return F.cross_entropy(model(text[:, :-1]).flatten(0, 1).float(), text[:, 1:].flatten())
 
 
 def the_shipped_gpt_by_size(rank):
-    """The losses of DDP, and of FSDP where an embedding that is also the output could be a unit."""
+    """Return the losses of DDP, and of FSDP with a tied embedding that could be a unit."""
     shape = LanguageModelShape(layers=2, heads=2, width=16)
     texts = torch.randint(0, 256, (4, 2, 3, 9), generator=torch.Generator().manual_seed(1))
     found = []
@@ -25,7 +25,7 @@ def the_shipped_gpt_by_size(rank):
 
 
 class Hidden(Net):
-    """Its output uses a block's weights by a name that no reading of the code can follow."""
+    """A model that reads a block's weights by a name that no code analysis can follow."""
 
     def forward(self, x):
         weight = dict(self.named_parameters())["blocks.0.shrink.weight"]

@@ -1,6 +1,6 @@
-"""The program that ``test_crossed.py`` starts: ranks that do not come to each other.
+"""Program of ``test_crossed.py``: ranks that wait in different collectives.
 
-``python -m tests.train.crossed FOLDER`` leaves a settled run directory for each way in the folder.
+``python -m tests.train.crossed FOLDER`` writes a finalized run directory for each scenario into the folder.
 """
 
 import os
@@ -23,9 +23,9 @@ from tests.train import runs
 from tests.train.forks import fork_ranks
 from tests.train.zoo import Noisy, Regression
 
-# Longer than a step may take where all these ranks share two cores, with other programs too.
+# Longer than a step may take when these ranks and other programs share two cores.
 QUICK = ["train.hang_after=12", "train.hang_start=12"]
-# A hang_start longer than a collective may take.
+# A hang_start longer than the timeout of a collective.
 LATE = ["train.timeout=16", "train.hang_after=6", "train.hang_start=18"]
 
 RUNS = {
@@ -61,7 +61,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """From one pass on, rank 1 leaves out a part of the last block, or all of it."""
+    """A task in which rank 1, from a given pass, skips part or all of the last block."""
 
     def __init__(self, leaves_out, since, come_to):
         super().__init__()
@@ -117,7 +117,7 @@ class LeavesOut(Regression):
 
 
 def play(name: str, folder: Path) -> None:
-    """Play one way, again if it was stopped, and settle it, as a controller that sees the processes end."""
+    """Run a scenario, again after a stop, and finalize it like a controller that sees the exits."""
     common = [*runs.COMMON, "task=tests.train.crossed:LeavesOut"]
     config = resolve([override_layer([*common, *RUNS[name]])])
     run = create(folder / name, to_yaml(config), {"created": time.time()})
@@ -141,7 +141,7 @@ def play_rank(run: Path, restart: int, logs: Path, number: int) -> None:
 
 
 def main(folder: Path) -> int:
-    """Play all ways at once, since some of them mostly wait."""
+    """Run all scenarios in parallel, because some of them mostly wait."""
     names = list(RUNS)
     return int(any(fork_ranks(len(names), lambda number: play(names[number], folder))))
 

@@ -1,6 +1,6 @@
-"""The program that ``test_equivalence.py`` starts: one training in every way that ranks can share it.
+"""Program of ``test_equivalence.py``: the same training with every kind of parallelism.
 
-``python -m tests.train.equivalence FOLDER [slow]`` leaves ``results-WORLD-RANK.json`` in the folder.
+``python -m tests.train.equivalence FOLDER [slow]`` writes ``results-WORLD-RANK.json`` into the folder.
 """
 
 import itertools
@@ -10,7 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
-import torch._dynamo  # DDP does, after the fork otherwise
+import torch._dynamo  # DDP would import it after the fork
 import torch.distributed as dist
 import torch.distributed.fsdp
 
@@ -23,7 +23,7 @@ STEPS = 50
 
 
 def ways():
-    """Every number of ranks and way to share, clipping and recomputation crossed; the rest in turn."""
+    """Return all combinations of ranks, parallelism, clipping and recomputation; other options in turn."""
     for dtype, clip in (("fp32", False), ("fp32", True), ("bf16", True)):
         yield Way("single", 1, dtype, clip)
     yield Way("single", 1, clip=True, accumulation=4)
@@ -42,7 +42,7 @@ def ways():
 
 
 def more_ways():
-    """What compilation may not change, seconds each, and what is left of the cross."""
+    """Return combinations for compilation (seconds each), and the rest of the full product."""
     yield from [way for way in ways() if way.parallel == "single"]
     yield Way("single", 1, clip=True, compiled=True)
     for parallel, recompute in itertools.product(("ddp", "fsdp"), ("none", "full", "selective")):
@@ -56,7 +56,7 @@ def more_ways():
 
 
 def interrupted_ways():
-    """Those that are stopped and go on, with dropout."""
+    """Return combinations to stop and resume, with dropout."""
     yield Way("single", 1, "fp16", True, "selective", 2)
     yield Way("ddp", 4, "fp16", True, "full", 2)
     yield Way("fsdp", 4, "fp32", True, "every", 2, wrap="classes")
@@ -65,14 +65,14 @@ def interrupted_ways():
 
 
 def more_interrupted_ways():
-    """Compiled ones."""
+    """Return compiled combinations."""
     yield Way("single", 1, clip=True, compiled=True)
     for parallel in ("ddp", "fsdp"):
         yield Way(parallel, 2, "bf16", True, "full", 2, compiled=True)
 
 
 def trained(way, rank):
-    """Losses over all ranks and gradient norms of every step, and the weights it ends with (rank 0)."""
+    """Return losses over all ranks and gradient norms of every step, and the final weights (rank 0)."""
     made = trainer(way, rank)
     results = [made.training_step(step, loss) for step in batches(way, rank, 0, STEPS)]
     losses = torch.stack([result.loss for result in results])
@@ -87,7 +87,7 @@ def trained(way, rank):
 
 
 def interrupted(way, rank, folder):
-    """Whether six steps give the bits of three, a save, and three more in a new trainer of other weights."""
+    """Return if six steps equal three steps, a save, and three steps in a new trainer, bit by bit."""
     calm = trainer(way, rank, dropout=0.3)
     torch.manual_seed(100 + rank)
     for number, step in enumerate(batches(way, rank, 0, 6)):
@@ -110,7 +110,7 @@ def interrupted(way, rank, folder):
 
 
 def local_state(made):
-    """What this rank holds of weights, buffers and the optimiser's moments."""
+    """Return this rank's weights, buffers and optimizer moments."""
     values = [*made.module.parameters(), *made.module.buffers()]
     for moments in made.optimizer.state.values():
         values += [value for value in moments.values() if isinstance(value, torch.Tensor)]
@@ -118,14 +118,14 @@ def local_state(made):
 
 
 def in_plain_hands(folder):
-    """The weights of the newest checkpoint, as one process finds them that knows of no way but its own."""
+    """Return the weights of the newest checkpoint, as a single process without parallelism loads them."""
     made = AMPTrainer(Net(0.3), adamw, device="cpu")
     made.load_checkpoint(folder)
     return flat(made.module)
 
 
 def main(folder, slow):
-    """Train in all ways; the exit status is 0 only if every rank came through."""
+    """Train with all combinations; the exit status is 0 only if every rank succeeds."""
     trainings = list(more_ways() if slow else ways())
     stopped = list(more_interrupted_ways() if slow else interrupted_ways())
 
@@ -151,7 +151,7 @@ def main(folder, slow):
 
 
 def joined(play, folder, rank, ranks):
-    """Play in a process group of these ranks, and write down what came of it."""
+    """Run in a process group of these ranks, and write the results."""
     torch.set_num_threads(1)
     if ranks > 1:
         store = dist.FileStore(str(folder / f"rendezvous-{ranks}"), ranks)

@@ -1,4 +1,4 @@
-"""Forking ranks from a process that has imported torch, so that each costs no start of its own."""
+"""Forking of ranks from a process that has imported torch, which saves the import per rank."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ def fork_ranks(
     """Run ``play(rank)`` in a child for each rank and return their exit codes (negative: a signal).
 
     Args:
-        logs: the folder for what each rank prints, ``rank-0.log``; None leaves them our own streams.
+        logs: folder for the output of each rank, ``rank-0.log``; None: the streams of this process.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Two nets against each other, with losses that go through both: by plain torch, and by two trainers."""
+"""Adversarial training of two nets, whose losses use both: with plain torch, and with two trainers."""
 
 import torch
 from torch import nn
@@ -8,7 +8,7 @@ STEPS = 5
 
 
 def nets():
-    """The generator and the critic, always with the same weights."""
+    """Return the generator and the critic, always with the same weights."""
     torch.manual_seed(0)
     critic = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
     return nn.Sequential(nn.Linear(3, 6)), critic
@@ -19,7 +19,7 @@ def sgd(model):
 
 
 def batches(part=0, parts=1):
-    """Each step's samples and noise, or one part's share of them."""
+    """Return each step's samples and noise, or a rank's part of them."""
     generator = torch.Generator().manual_seed(3)
     for _ in range(STEPS):
         pair = torch.randn(8, 6, generator=generator), torch.randn(8, 3, generator=generator)
@@ -36,7 +36,7 @@ def generators_loss(generator, critic, noise):
 
 
 def by_hand():
-    """The weights of both after all steps."""
+    """Return the weights of both nets after all steps, by plain torch."""
     generator, critic = nets()
     ours, theirs = sgd(generator), sgd(critic)
     for samples, noise in batches():
@@ -50,7 +50,7 @@ def by_hand():
 
 
 def by_trainers(trainer, part=0, parts=1):
-    """The same with two trainers, which ``trainer`` makes of a net and an optimiser."""
+    """Return the weights with two trainers, which ``trainer`` makes from a net and an optimizer."""
     generator, critic = (trainer(net, sgd) for net in nets())
     for samples, noise in batches(part, parts):
         critic.training_step(

@@ -1,6 +1,6 @@
-"""The program that ``test_gradients.py`` starts: two gloo ranks with bad gradients and compressed ones.
+"""Program of ``test_gradients.py``: two gloo ranks with bad gradients and with compressed gradients.
 
-``python -m tests.train.gradients FOLDER`` leaves ``results-RANK.json`` in the folder.
+``python -m tests.train.gradients FOLDER`` writes ``results-RANK.json`` into the folder.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
-import torch._dynamo  # DDP does, after the fork otherwise
+import torch._dynamo  # DDP would import it after the fork
 import torch.distributed as dist
 from torch import nn
 
@@ -30,7 +30,7 @@ FP16 = AMPConfig(dtype="fp16", init_scale=1024.0, growth_interval=3)
 
 
 class Wide(nn.Module):
-    """Matrices that are worth compressing, in several of DDP's buckets (the first holds 1 MiB)."""
+    """A model of matrices worth compressing, in several DDP buckets (the first holds 1 MiB)."""
 
     def __init__(self):
         super().__init__()
@@ -65,7 +65,7 @@ def trainer(rank, parallel="ddp", *, make=Net, gradients=None, **options):
 
 
 def batches(rank, count):
-    """``count`` steps of one micro-batch of eight samples, others on each rank."""
+    """Return ``count`` steps of a micro-batch of eight samples, different on each rank."""
     generator = torch.Generator().manual_seed(10 + rank)
     for _ in range(count):
         inputs = torch.randn(8, 6, generator=generator)
@@ -73,12 +73,12 @@ def batches(rank, count):
 
 
 def spoiled(model, batch):
-    """The loss of rank 1 is no number."""
+    """A loss that is NaN on rank 1."""
     return loss(model, batch) * (torch.nan if dist.get_rank() == 1 else 1.0)
 
 
 def overflowing(model, batch):
-    """A single row of one layer's gradient is infinite, on rank 1; under FSDP one rank has all of it."""
+    """Make a row of a layer's gradient infinite on rank 1; under FSDP a single rank holds this row."""
     layer = model.module.enter if hasattr(model, "module") else model.enter
 
     def one_is_infinite(gradient):
@@ -97,7 +97,7 @@ def overflowing(model, batch):
 
 
 def digest(made):
-    """This rank's part of the weights and of what the optimiser knows."""
+    """Return this rank's part of the weights and of the optimizer state."""
     state = made.optimizer.state_dict()["state"]
     tensors = [*made.module.parameters(), *(v for s in state.values() for v in s.values())]
     local = (t.to_local() if hasattr(t, "to_local") else t for t in tensors)
@@ -106,7 +106,7 @@ def digest(made):
 
 
 def bad_gradients(rank, folder):
-    """Five steps of which the second is bad, in every way of sharing, judging and clipping."""
+    """Take five steps, the second bad, with every parallelism, policy and clipping."""
     found = {}
     for parallel in ("ddp", "fsdp"):
         for name, bad, amp in (
@@ -141,7 +141,7 @@ def bad_gradients(rank, folder):
 
 
 def bad_losses_under_fp16(rank, folder):
-    """An overflow, and later a loss of rank 1 that is no number: what stops each rank, and when."""
+    """Give an overflow, and later a NaN loss on rank 1; return when and why each rank stops."""
     config = resolve([override_layer(["train.nonfinite=stop", "amp.dtype=fp16"])])
     found = []
     for late in (frozenset({"cuda"}), frozenset({"cpu"})):
@@ -158,7 +158,7 @@ def bad_losses_under_fp16(rank, folder):
             watch.finish()
         except (NotFinite, PeerFailed) as error:
             found.append([type(error).__name__, str(error)])
-        dist.barrier()  # Rank 0 writes, and rank 1 does not wait for it.
+        dist.barrier()  # Rank 0 writes, but rank 1 would not wait.
         found[-1].append([path.name for path in (folder / "nonfinite").iterdir()])
     StepGate.late_on = frozenset({"cuda"})
     return found
@@ -169,7 +169,7 @@ def whole(made):
 
 
 def compressed(rank, folder):
-    """Ten steps with each compression: how far they end from those without, and whether ranks agree."""
+    """Take ten steps with each compression; return the distance to no compression and between ranks."""
     ends = {}
     for kind, amp in (
         ("none", AMPConfig()),
@@ -194,7 +194,7 @@ def compressed(rank, folder):
 
 
 def powersgd_resumes(rank, folder):
-    """Nine steps, and five, a save and four more in a new trainer; the loss scale grows on the way."""
+    """Take nine steps, and five, a save and four in a new trainer, with a loss scale that grows."""
     found = {}
     for name, amp in (("fp32", AMPConfig()), ("fp16", FP16)):
 
@@ -225,7 +225,7 @@ def powersgd_resumes(rank, folder):
 
 
 def powersgd_after_a_bad_step(rank, folder):
-    """What was not finite does not come back from the error feedback; a bucket of another size is new."""
+    """Check that error feedback drops values that are not finite, and buckets of another size."""
     made = trainer(rank, make=Wide, gradients=("powersgd", {"rank": 2, "start": 2}))
     data = list(batches(rank, 8))
     for number, step in enumerate(data):

@@ -1,9 +1,9 @@
-"""The program that ``test_own_loop.py`` starts: the page's script alone and on two ranks, disturbed, and
-two ranks that do what the page says beside it.
+"""Program of ``test_own_loop.py``: the documented script on one rank and on two, with disturbances, and two
+ranks that use the trainer as the page describes.
 
-``python -m tests.train.own_loops SCRIPT FOLDER`` leaves ``NAME-PART/rank-0.log``, ``codes.json``,
-``beside-RANK.json`` and ``own-RANK.json`` in the folder. The ranks see torchrun's variables;
-torchrun itself would import torch again for each.
+``python -m tests.train.own_loops SCRIPT FOLDER`` writes ``NAME-PART/rank-0.log``, ``codes.json``,
+``beside-RANK.json`` and ``own-RANK.json`` into the folder. The ranks get torchrun's variables; torchrun
+itself would import torch again for each rank.
 """
 
 import builtins
@@ -25,14 +25,14 @@ from hpcrun.errors import UserError
 from tests.train import gan
 from tests.train.forks import fork_ranks
 
-# Each part goes on from the checkpoints of the one before: the line after which rank 0 gets the signal.
+# Each part resumes from the previous part: the output line after which rank 0 gets the signal.
 DISTURBANCES = [("step 100:", signal.SIGKILL), ("step 150:", signal.SIGTERM), None]
 
 IMPORTED_ONCE = (DistributedAMPTrainer, torch._dynamo)
 
 
 def play(rank: int, world_size: int, port: int, script: Path, disturbance) -> None:
-    """Be one rank of the script."""
+    """Run the script as a rank."""
     surround(rank, world_size, port)
     if disturbance is not None:
         line, number = disturbance
@@ -48,7 +48,7 @@ def play(rank: int, world_size: int, port: int, script: Path, disturbance) -> No
 
 
 def surround(rank: int, world_size: int, port: int) -> None:
-    """Give this process a rank's surroundings."""
+    """Set the environment of a rank in this process."""
     torch.set_num_threads(1)
     if world_size > 1:
         os.environ |= {
@@ -62,7 +62,7 @@ def surround(rank: int, world_size: int, port: int) -> None:
 
 
 def beside(rank: int, port: int, folder: Path) -> None:
-    """Be one of two ranks with two trainers, and with one that is used too early."""
+    """Run as one of two ranks: two trainers, and a trainer that is used too early."""
     surround(rank, 2, port)
     found = {parallel: sharing_by(parallel, rank, folder) for parallel in ("ddp", "fsdp")}
     (folder / f"beside-{rank}.json").write_text(json.dumps(found))
@@ -70,7 +70,7 @@ def beside(rank: int, port: int, folder: Path) -> None:
 
 
 def sharing_by(parallel, rank: int, folder: Path) -> dict[str, object]:
-    """What two trainers learn, and what one says that is not wrapped."""
+    """Return the results of two trainers, and the error of an unwrapped trainer."""
 
     def trainer(net, make):
         made = DistributedAMPTrainer(net, make, parallel=parallel, device="cpu")
@@ -93,7 +93,7 @@ def sharing_by(parallel, rank: int, folder: Path) -> dict[str, object]:
 
 
 def own_group(rank: int, port: int, folder: Path) -> None:
-    """Be one of two ranks that ``init_process_group`` alone numbers, as programs of mp.spawn do."""
+    """Run as one of two ranks that only ``init_process_group`` numbers, as in programs with mp.spawn."""
     torch.set_num_threads(1)
     torch.manual_seed(rank)
 
@@ -133,7 +133,7 @@ def own_group(rank: int, port: int, folder: Path) -> None:
 
 
 def refused(ask) -> str | None:
-    """What ``ask`` is answered with where the order of calls is wrong."""
+    """Return the error of ``ask`` for a wrong order of calls."""
     try:
         ask()
     except (RuntimeError, UserError) as error:
@@ -142,13 +142,13 @@ def refused(ask) -> str | None:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now, and that the kernel gives nobody who asks for any."""
+    """Return a free port that the kernel does not give to other programs."""
     candidates = port_candidates(str(secrets.randbelow(2**26)))
     return next(port for port in candidates if is_free("127.0.0.1", port))
 
 
 def main(script: Path, folder: Path) -> None:
-    """Play everything and write down the exit codes."""
+    """Run all parts and write the exit codes."""
     codes = {}
     for name, world_size in (("alone", 1), ("two", 2)):
         place = folder / name

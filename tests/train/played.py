@@ -1,4 +1,4 @@
-"""What the program ``runs.py`` has left of the runs that it played."""
+"""Results of the runs of the program ``runs.py``."""
 
 import json
 
@@ -8,7 +8,7 @@ from hpcrun.run.events import read_events
 
 
 class Runs:
-    """What the program left of every run, by its name."""
+    """The results of every run, by name."""
 
     def __init__(self, folder):
         self._folder = folder
@@ -27,10 +27,10 @@ class Runs:
         return (self._folder / f"{name}-logs" / f"rank-{rank}.log").read_text()
 
     def refusal(self, name):
-        """Return the line that rank 0 prints beside the greeting.
+        """Return the line that rank 0 prints in addition to the greeting.
 
-        The event log has the line as well. Rank 1 prints nothing of ours; torch's C++ code may warn there of
-        a connection that rank 0's end has closed.
+        The event log has this line as well. Rank 1 prints no line of hpcrun; torch's C++ code may warn there
+        about a connection that rank 0 has closed.
         """
         lines = [line for line in self.said(name).splitlines() if "over gloo" not in line]
         assert len(lines) == 1, lines
@@ -47,5 +47,5 @@ class Runs:
         return {failure.rank: failure for failure in read_failures(folder)}
 
     def kinds(self, name):
-        """Both ranks fail, but one may be gone before the other has all of its last gradients."""
+        """Allow for both ranks failing: a rank may be gone before the other rank has its last gradients."""
         return {failure.kind for failure in self.failures(name).values()}

@@ -1,6 +1,6 @@
-"""The program that ``test_ranks.py`` starts: gloo ranks go through one scenario after another.
+"""Program of ``test_ranks.py``: gloo ranks run all scenarios.
 
-``python -m tests.train.ranks FOLDER`` leaves ``results-WORLD-RANK.json`` in the folder.
+``python -m tests.train.ranks FOLDER`` writes ``results-WORLD-RANK.json`` into the folder.
 """
 
 import copy
@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
-import torch._dynamo  # DDP does, after the fork otherwise
+import torch._dynamo  # DDP would import it after the fork
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -31,7 +31,7 @@ from tests.train.forks import fork_ranks
 
 
 class Pairs(torch.utils.data.Dataset):
-    """Inputs of six numbers and a target, each from its index."""
+    """A data set of six inputs and a target, each computed from its index."""
 
     def __init__(self, size=50):
         generator = torch.Generator().manual_seed(5)
@@ -45,7 +45,7 @@ class Pairs(torch.utils.data.Dataset):
 
 
 class Mean:
-    """What validation asks of a task."""
+    """A task with the methods that validation needs."""
 
     def loss(self, model, batch):
         return loss(model, batch)
@@ -70,7 +70,7 @@ def noisy():
 
 
 def large():
-    """Several gradient buckets (the first holds 1 MiB), made ready in another order than declared."""
+    """A model with several gradient buckets (the first holds 1 MiB), ready in another order than declared."""
 
     class Backwards(nn.Module):
         def __init__(self):
@@ -94,13 +94,13 @@ def digest(values):
 
 
 class Ranks:
-    """One rank's view: its number, how many there are, and the folder of the scenario."""
+    """A rank's view: its number, the number of ranks, and the folder of the scenario."""
 
     def __init__(self, rank, world_size, folder):
         self.rank, self.world_size, self.folder = rank, world_size, folder
 
     def trainer(self, make=small, *, lr=0.05, adam=False, described=None, **options):
-        """A wrapped trainer, its weights alike on all ranks."""
+        """Return a wrapped trainer, with the same weights on all ranks."""
         torch.manual_seed(0)
         kind = torch.optim.AdamW if adam else torch.optim.SGD
         trainer = DistributedAMPTrainer(
@@ -120,7 +120,7 @@ class Ranks:
         return trainer
 
     def batches(self, first, last, *, batch_size=16, accumulation=1):
-        """This rank's micro-batches of the steps, as a list."""
+        """Return this rank's micro-batches of the steps, as a list."""
         return list(
             training_steps(
                 Pairs(),
@@ -136,7 +136,7 @@ class Ranks:
         )
 
     def mean(self, value):
-        """A tensor's mean over ranks."""
+        """Return a tensor's mean over ranks."""
         value = value.detach().clone()
         dist.all_reduce(value)
         return (value / self.world_size).tolist()
@@ -168,7 +168,7 @@ def twenty_steps(ranks):
 
 
 def communication(ranks):
-    """How often DDP's hook runs, a step, with one micro-batch and with four."""
+    """Return the number of hook calls per step, with one micro-batch and with four."""
     counts = {}
     for accumulation in (1, 4):
         trainer = ranks.trainer(large)
@@ -216,7 +216,7 @@ def overflow_on_one_rank(ranks):
 
 
 def settling_leaves_no_trace(ranks):
-    """Two ranks add two numbers: the layout of buckets cannot matter, so plain DDP gives the same bits."""
+    """Train two ranks against plain DDP: with two numbers to add, the bucket layout cannot matter."""
     trainer = ranks.trainer(noisy)
     torch.manual_seed(0)
     plain = DistributedDataParallel(noisy())
@@ -244,7 +244,7 @@ def settling_leaves_no_trace(ranks):
 
 
 def resumed(ranks, make, *, settle=True, described=None, accumulation=1):
-    """Whether six steps and three steps, a save and three more in a new trainer give the same bits."""
+    """Return if six steps equal three steps, a save, and three steps in a new trainer, bit by bit."""
 
     def begin():
         trainer = ranks.trainer(make, adam=True, clip_norm=1.0, described=described)
@@ -293,10 +293,10 @@ def resumed_with_unused_parameters(ranks):
 
 
 def resumed_with_buffers_of_its_own(ranks):
-    """The buffers that DDP was told not to broadcast are part of each rank's state."""
+    """Check that buffers that DDP does not broadcast are part of each rank's state."""
 
     class Drifting(nn.Module):
-        """Its output depends on a running mean of what this rank has seen."""
+        """A model with an output that depends on a running mean of this rank's samples."""
 
         def __init__(self):
             super().__init__()
@@ -312,7 +312,7 @@ def resumed_with_buffers_of_its_own(ranks):
 
 
 def validation(ranks):
-    """Fifty samples, seven and two over four ranks, against all of them on one."""
+    """Validate fifty samples, seven and two on four ranks, and compare with a single rank."""
     trainer = ranks.trainer(noisy)
     trainer.module[3].eval()
     for step in ranks.batches(0, 2):
@@ -408,9 +408,9 @@ SCENARIOS = {
 
 
 def play(world_size, rank, folder):
-    """Go through the scenarios of this world size and write down what came of them."""
+    """Run the scenarios of this world size and write the results."""
     torch.set_num_threads(1)
-    # A group even for one rank: the scenarios themselves average over ranks.
+    # A group even for a single rank: the scenarios average over ranks.
     store = dist.FileStore(str(folder / f"rendezvous-{world_size}"), world_size)
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=300)
@@ -426,7 +426,7 @@ def play(world_size, rank, folder):
 
 
 def main(folder):
-    """Play everything; the exit status is 0 only if every rank came through."""
+    """Run everything; the exit status is 0 only if every rank succeeds."""
     codes = [
         code
         for world_size in SCENARIOS

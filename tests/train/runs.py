@@ -1,6 +1,6 @@
-"""The program that ``test_runs.py`` starts: whole runs, each of one or more attempts of forked ranks.
+"""Program of ``test_runs.py``: whole runs, each with one or more attempts of forked ranks.
 
-``python -m tests.train.runs FOLDER`` leaves a run directory for each and ``outcomes.json`` in the folder.
+``python -m tests.train.runs FOLDER`` writes a run directory for each, and ``outcomes.json``, into the folder.
 """
 
 import json
@@ -23,7 +23,7 @@ from hpcrun.worker import leave
 from tests.train import zoo
 from tests.train.forks import fork_ranks
 
-# What every rank would import after the fork, DDP and the deterministic kernels the compiler among it.
+# Modules that every rank would import after the fork: DDP and the deterministic kernels import the compiler.
 IMPORTED_ONCE = (session, zoo, torch._dynamo, torch._inductor)
 
 COMMON = [
@@ -37,13 +37,13 @@ COMMON = [
     "optim.warmup_steps=2",
 ]
 
-# Five samples and four, the fewer of them at once: two micro-batches, and an epoch ends with one of three.
+# Five samples and four, at most three per micro-batch: two micro-batches; an epoch's last batch has three.
 UNEVEN = [
     *("train.batch_size=9", "train.micro_batch=3", "train.uneven=pad", "train.ema=0.9"),
     *("train.validate_every=2", "train.patience=100"),
 ]
 
-# Error feedback begins at the third step, and the loss scale grows after every second.
+# Error feedback begins at the third step, and the loss scale grows after every second step.
 POWERSGD = [
     "train.compression=powersgd",
     "train.powersgd_start=2",
@@ -151,9 +151,9 @@ RUNS = {
     "kernel-warned": ["task=RefusedKernel", "model.at=backward", "train.deterministic=warn"],
 }
 
-# What a person changes in a run that has stopped.
+# Changes that a person makes to a stopped run.
 LATER = {
-    # The rate was the peak until then, and comes down from step 6 on.
+    # Until then the rate was the peak; from step 6 it decays.
     "stopped-loaders": ["train.steps=8", "optim.decay_steps=2"],
     "other-way": [
         *("model.stop_at=99", "train.micro_batch=1", "train.activation_checkpointing=full"),
@@ -161,7 +161,7 @@ LATER = {
     ],
 }
 
-# Started with two ranks, whatever the config was checked against.
+# Started with two ranks, although the config was checked for another number.
 MISFITS = {
     "single": ["task=Regression", "job.gpus=1", "train.parallel=single"],
     "too-few": [
@@ -174,7 +174,7 @@ MISFITS = {
 
 
 def play(rank: int, run: Path, restart: int) -> None:
-    """Be a task of the local cluster: its variables, its door, its way out."""
+    """Run as a task of the local cluster, with its variables, entry point and exit."""
     torch.set_num_threads(1)
     os.environ |= {
         "HPCRUN_LOCAL_CLUSTER": "1",
@@ -195,7 +195,7 @@ def play(rank: int, run: Path, restart: int) -> None:
 
 
 def main(folder: Path) -> None:
-    """Play every run, again as long as it asks to be continued, and write down its exit codes."""
+    """Run every scenario, again while it asks for a restart, and write its exit codes."""
     outcomes = {}
     for name, overrides in (RUNS | MISFITS).items():
         text = (

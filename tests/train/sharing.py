@@ -1,4 +1,4 @@
-"""A small model and the ways to train it, for the programs of ranks that the tests start."""
+"""A small model and the kinds of parallelism, for the rank programs that the tests start."""
 
 from dataclasses import asdict, dataclass
 
@@ -17,7 +17,7 @@ BATCH = 16
 
 @dataclass(frozen=True)
 class Way:
-    """One way to train; what is left out is the plainest."""
+    """A combination of training options; the defaults are the simplest."""
 
     parallel: str
     ranks: int
@@ -36,7 +36,7 @@ class Way:
 
 
 class Block(nn.Module):
-    """A residual layer of odd sizes, so that shards are uneven and some ranks hold nothing of a tensor."""
+    """A residual layer of odd sizes, so that shards are uneven and some ranks have empty shards."""
 
     def __init__(self, width, dropout):
         super().__init__()
@@ -49,7 +49,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """Two blocks between two layers of their own, and a buffer that every training pass changes."""
+    """Two blocks between two further layers, and a buffer that every training pass changes."""
 
     def __init__(self, dropout=0.0):
         super().__init__()
@@ -68,7 +68,7 @@ class Net(nn.Module):
 
 
 class Pairs(torch.utils.data.Dataset):
-    """Inputs of six numbers and a target, each from its index."""
+    """A data set of six inputs and a target, each computed from its index."""
 
     def __init__(self, size=200):
         self.inputs = torch.randn(size, 6, generator=torch.Generator().manual_seed(5))
@@ -90,7 +90,7 @@ def adamw(model):
 
 
 def flat(module):
-    """All weights in a row."""
+    """Return all weights as a vector."""
     return torch.cat([value.detach().flatten() for value in module.parameters()]).tolist()
 
 
@@ -98,7 +98,7 @@ def trainer(
     way, rank, *, make=Net, build=adamw, optimizer=None, dropout=0.0, seed=0, offload=False,
     unused=False, classes=("Block", "Linear"),
 ):  # fmt: skip
-    """A wrapped trainer, the ranks in two nodes."""
+    """Return a wrapped trainer, with the ranks on two nodes."""
     torch.manual_seed(seed)
     nodes = 2 if way.ranks > 1 else 1
     per_node = way.ranks // nodes

@@ -1,4 +1,4 @@
-"""What ranks do beside training well: validate, count collectives, refuse. Played by ``equivalence``."""
+"""Scenarios besides training: validation, counts of collectives, refusals. Run by ``equivalence``."""
 
 import contextlib
 import io
@@ -21,7 +21,7 @@ from tests.train.thawing_scenarios import thawed_in_the_loop, unfreezing_when_sh
 
 
 class Mean:
-    """What validation asks of a task."""
+    """A task with the methods that validation needs."""
 
     def loss(self, model, batch):
         return loss(model, batch)
@@ -31,7 +31,7 @@ class Mean:
 
 
 def validation_when_sharded(rank):
-    """Fifty samples, seven and two over four ranks, against all of them in the whole model."""
+    """Validate fifty samples, seven and two on four ranks, and compare with the whole model."""
     way = Way("fsdp", 4)
     made = trainer(way, rank)
     group = made.control_group()
@@ -59,7 +59,7 @@ def validation_when_sharded(rank):
 
     for size in (50, 7, 2):
         found[str(size)] = compare(size)
-    # Nothing gathered for one validation may be left to the next.
+    # Weights gathered for one validation must not remain for the next.
     over_ranks(2)
     with torch.no_grad():
         for parameter in made.module.parameters():
@@ -73,7 +73,7 @@ def validation_when_sharded(rank):
 
 
 class Collectives(TorchDispatchMode):
-    """Counts gathers and reductions, whatever torch calls the functions that start them."""
+    """Counts gathers and reductions, under any name of the torch functions that start them."""
 
     def __init__(self):
         super().__init__()
@@ -87,7 +87,7 @@ class Collectives(TorchDispatchMode):
 
 
 def communication_when_sharded(rank):
-    """Collectives of a step with one micro-batch and with four."""
+    """Return the number of collectives of a step with one micro-batch and with four."""
     found = {}
     for reshard in (True, False):
         for accumulation in (1, 4):
@@ -102,7 +102,7 @@ def communication_when_sharded(rank):
 
 
 def a_mesh_of_its_own_groups(rank):
-    """Ranks of this one's row and column, and the gradient of a model sharded over such a mesh."""
+    """Return the ranks of this rank's row and column, and the gradient of a model sharded over this mesh."""
     mesh = mesh_over(torch.tensor([[0, 2], [1, 3]]), ("copies", "shard"), "cpu", "cpu:gloo")
     torch.manual_seed(0)
     model = nn.Linear(6, 5)
@@ -117,7 +117,7 @@ def a_mesh_of_its_own_groups(rank):
 
 
 def offloading_from_the_cpu(rank):
-    """What is said where there is nothing to offload, and whether it trains."""
+    """Return the message if there is nothing to offload, and if the model trains."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         made = trainer(Way("fsdp", 2), rank, offload=True)
@@ -126,7 +126,7 @@ def offloading_from_the_cpu(rank):
 
 
 class Normed(nn.Module):
-    """Norms with running statistics: one of its own, two in blocks."""
+    """A model of norms with running statistics: one at the top, two in blocks."""
 
     def __init__(self, dropout=0.0):
         super().__init__()
@@ -140,7 +140,7 @@ class Normed(nn.Module):
 
 
 def running_statistics_in_bf16(rank):
-    """The losses of DDP, and of FSDP where norms belong to a block and where they are units by themselves."""
+    """Return the losses of DDP, and of FSDP with norms inside a block and norms as separate units."""
     found = []
     for way in (
         Way("ddp", 2, "bf16"),
@@ -155,7 +155,7 @@ def running_statistics_in_bf16(rank):
 
 
 class HalfUsed(Net):
-    """It has two layers that its output does not depend on: one never, one on rank 1 alone."""
+    """A model with two layers that its output does not use: one never, one only on rank 1."""
 
     def __init__(self, dropout=0.0, *, idle_on=()):
         super().__init__(dropout)
@@ -185,7 +185,7 @@ def unused_parameters(rank):
 
 
 class Choosy(Net):
-    """What it uses depends on the pass and the rank: ``choose(pass, rank)`` says what it leaves out."""
+    """A model whose used parts depend on the pass and the rank: ``choose(pass, rank)`` names unused parts."""
 
     def __init__(self, choose):
         super().__init__()
@@ -203,7 +203,7 @@ class Choosy(Net):
 
 
 class Adapted(Choosy):
-    """Blocks of which a part alone is trained, and left out by some."""
+    """Blocks that are partly frozen, and that some ranks skip."""
 
     class Block(nn.Module):
         def __init__(self):
@@ -232,12 +232,12 @@ def on_rank_1(what):
 
 
 def not_always(number, rank):
-    """Parameters that rank 1 does without, then both, then neither, then rank 0."""
+    """Parameters without gradient on rank 1, then on both ranks, then on none, then on rank 0."""
     return "parameters" if rank in ((1,), (0, 1), (), (0,))[number % 4] else None
 
 
 def in_turn(number, rank):
-    """Parameters that one of two ranks does without, and in the next pass the other."""
+    """Parameters without gradient on one of two ranks, and in the next pass on the other rank."""
     return "parameters" if (number + rank) % 2 else None
 
 
@@ -251,7 +251,7 @@ def loss_of_nothing(model, batch):
 
 
 def unused_when_sharded(rank):
-    """What is said to ranks that differ, and the weights of trainings that may."""
+    """Return the errors of ranks that differ, and the weights of runs in which ranks may differ."""
 
     def train(way, choose, *, unused, make=Choosy):
         made = trainer(way, rank, make=lambda _: make(choose), unused=unused)
@@ -277,7 +277,7 @@ def unused_when_sharded(rank):
             ("any of it", (False,)),
         )
     }
-    # The ranks differ in each pass, and not in a step of two.
+    # The ranks differ in each pass, but not over a step of two passes.
     found["in turn"] = [
         train(Way(kind, 2, accumulation=2), in_turn, unused=kind == "ddp", make=make)
         for make in (Choosy, Adapted)
@@ -290,7 +290,7 @@ def unused_when_sharded(rank):
         found[f"{name} adapted"] = [
             train(Way(kind, 2), choose, unused=True, make=Adapted) for kind in ("ddp", "fsdp")
         ]
-        # Pairs of passes are a step: some parameters have a gradient of the first one only.
+        # A step has two passes: some parameters get a gradient only in the first pass.
         found[f"{name} accumulated"] = [
             train(Way(kind, 2, accumulation=2), choose, unused=True) for kind in ("ddp", "fsdp")
         ]
@@ -304,7 +304,7 @@ OPTIMISERS = {
 
 
 def every_optimiser(rank):
-    """The weights after three steps of each, replicated and sharded, with kernels as the defaults say."""
+    """Return the weights after three steps of each, replicated and sharded, with default kernels."""
     found = {}
     for name, wanted in OPTIMISERS.items():
         config = resolve([override_layer(wanted)])
@@ -318,7 +318,7 @@ def every_optimiser(rank):
 
 
 class OwnCompiler(Net):
-    """Blocks that it compiles by itself, and that must not fall apart."""
+    """Blocks that compile themselves, and whose graphs must not break."""
 
     def __init__(self, dropout=0.0):
         super().__init__(dropout)
@@ -333,7 +333,7 @@ def blocks_with_a_compiler_of_their_own(rank):
 
 
 def refusals(rank):
-    """What a trainer says to what does not fit together."""
+    """Return the trainer's errors for invalid combinations."""
     found = []
     for way, optimizer in ((Way("single", 2), None), (Way("fsdp", 2), torch.optim.SGD)):
         try:

@@ -1,4 +1,4 @@
-"""How a step's samples fall to ranks and micro-batches: all of them, once, and none in silence."""
+"""The division of a step's samples among ranks and micro-batches: every sample once."""
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +18,7 @@ shapes = {
 
 
 def taken(batching, step):
-    """The positions of a step that count, rank by rank."""
+    """Return the counted positions of a step, by rank."""
     found = []
     for rank in range(batching.ranks):
         positions, counts = batching.positions(step, rank), batching.counts(step, rank)
@@ -42,9 +42,7 @@ def test_every_sample_of_every_epoch_counts_once(batch_size, ranks, accumulation
 
 @settings(max_examples=60)
 @given(**shapes, epoch=st.integers(40, 90))
-def test_dropping_leaves_out_the_end_of_each_epoch_and_nothing_else(
-    batch_size, ranks, accumulation, epoch
-):
+def test_dropping_omits_only_the_end_of_each_epoch(batch_size, ranks, accumulation, epoch):
     batching = Batching(batch_size, ranks, accumulation, "drop", epoch)
     whole = epoch // batch_size * batch_size
     found = [
@@ -63,7 +61,7 @@ def test_dropping_leaves_out_the_end_of_each_epoch_and_nothing_else(
     micro_batch=st.integers(1, 20),
     epoch=st.integers(60, 99),
 )
-def test_no_rank_takes_more_at_once_than_it_may_and_the_samples_do_not_depend_on_the_ranks(
+def test_micro_batches_respect_their_limit_and_samples_do_not_depend_on_ranks(
     batch_size, ranks, micro_batch, epoch
 ):
     train = Train(batch_size=batch_size, micro_batch=micro_batch)
@@ -79,7 +77,7 @@ def test_no_rank_takes_more_at_once_than_it_may_and_the_samples_do_not_depend_on
 
 @settings(max_examples=60)
 @given(**shapes, epoch=st.integers(1, 90), step=st.integers(0, 200))
-def test_without_weights_all_micro_batches_hold_equally_many_samples(
+def test_without_weights_all_micro_batches_have_the_same_size(
     batch_size, ranks, accumulation, epoch, step
 ):
     batching = Batching(batch_size, ranks, accumulation, "pad", epoch)
@@ -95,7 +93,7 @@ def test_without_weights_all_micro_batches_hold_equally_many_samples(
         assert weights == [None] * ranks
 
 
-def test_fewer_ranks_take_the_same_batch_in_more_turns():
+def test_fewer_ranks_take_the_same_batch_in_more_micro_batches():
     train = Train(batch_size=64, micro_batch=8)
     assert [accumulation_of(train, ranks) for ranks in (8, 4, 3, 1)] == [1, 2, 3, 8]
     assert accumulation_of(Train(batch_size=64, accumulation=2), 3) == 2
@@ -140,7 +138,7 @@ def test_fewer_ranks_take_the_same_batch_in_more_turns():
         ),
     ],
 )
-def test_the_shares_are_told(batching, lines):
+def test_the_samples_per_rank_are_logged(batching, lines):
     assert list(batching.lines(12)) == lines
 
 
@@ -160,7 +158,7 @@ def test_the_shares_are_told(batching, lines):
         ),
     ],
 )
-def test_what_a_dataset_cannot_do_is_refused_in_one_line(dataset, changes, line):
+def test_an_unsupported_data_set_is_refused_in_one_line(dataset, changes, line):
     if isinstance(dataset, Endless):
         dataset.state_dict = dict
         dataset.load_state_dict = dict

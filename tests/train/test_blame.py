@@ -1,4 +1,4 @@
-"""A fault of the run is final; a fault of a node is not."""
+"""An error of the run is final; an error of a node is not."""
 
 import errno
 import os
@@ -38,7 +38,7 @@ def ended(
     monkeypatch: pytest.MonkeyPatch,
     where: str = "hpcrun.train.session.train",
 ) -> Cause:
-    """The cause that is found for an attempt of one rank, in which ``where`` raises ``error``."""
+    """Return the cause of an attempt of one rank, in which ``where`` raises ``error``."""
 
     def fail(*_: object) -> int:
         raise error
@@ -77,7 +77,7 @@ def test_a_node_without_gpus_at_a_later_restart_is_not_the_end(
     assert unfit(run, Attempt("7", 1), monkeypatch) is Cause.CRASH
 
 
-def test_a_node_without_gpus_is_not_the_end_of_a_run_that_an_earlier_job_has_trained(
+def test_a_node_without_gpus_does_not_end_a_run_that_an_earlier_job_trained(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained(run, Attempt("6", 0))
@@ -90,7 +90,7 @@ def test_a_mistake_before_the_first_step_is_bad_input(
     assert ended(run, Attempt("7", 0), MISSING, monkeypatch) is Cause.BAD_INPUT
 
 
-def test_a_mistake_after_the_restarts_that_came_to_no_step_is_bad_input(
+def test_a_mistake_after_restarts_without_a_step_is_bad_input(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record_event(run, "opened", attempt=Attempt("7", 0))
@@ -98,21 +98,21 @@ def test_a_mistake_after_the_restarts_that_came_to_no_step_is_bad_input(
 
 
 @pytest.mark.parametrize("before", [Attempt("7", 0), Attempt("6", 3)])
-def test_a_mistake_on_a_node_of_a_run_that_has_trained_is_no_bad_input(
+def test_a_mistake_in_a_run_that_has_trained_is_not_bad_input(
     run: RunDirectory, before: Attempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained(run, before)
     assert ended(run, Attempt("7", 1), MISSING, monkeypatch) is Cause.CRASH
 
 
-def test_the_start_that_fails_does_not_count_as_the_one_that_has_trained(
+def test_the_failing_start_does_not_count_as_trained(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record_event(run, "started", attempt=Attempt("7", 0), step=0)
     assert ended(run, Attempt("7", 0), MISSING, monkeypatch) is Cause.BAD_INPUT
 
 
-def test_a_node_that_cannot_read_the_checkpoint_is_blamed_by_the_rank_that_met_it(
+def test_a_node_that_cannot_read_the_checkpoint_is_recorded_as_bad(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURMD_NODENAME", "n5")
@@ -125,7 +125,7 @@ def test_a_node_that_cannot_read_the_checkpoint_is_blamed_by_the_rank_that_met_i
     assert blames_node(found)
 
 
-def test_a_rank_whose_peer_cannot_read_the_checkpoint_only_follows(
+def test_a_rank_whose_peer_cannot_read_the_checkpoint_is_not_the_cause(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error = ReadFailure("step 12: rank 1 (n5): cannot be read", here=False)

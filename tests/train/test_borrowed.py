@@ -1,4 +1,4 @@
-"""Parameters that one module reads of another are found in its code."""
+"""Code analysis finds parameters that a module reads from another module."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def project(x, table):
 
 
 class Model(nn.Module):
-    """Two layers and an embedding; its kinds differ in how they read the embedding's weights."""
+    """Two layers and an embedding; the subclasses read the embedding's weights in different ways."""
 
     def __init__(self):
         super().__init__()
@@ -75,7 +75,7 @@ class Keyword(Model):
 
 
 class Called(Model):
-    """It calls the layers, and asks about the weights only what a shard knows too."""
+    """A model that calls the layers, and reads only properties of the weights that a shard has too."""
 
     def output(self, x):
         return x.to(self.table.weight.device).view(-1, self.table.weight.shape[1])
@@ -95,7 +95,7 @@ def names(model):
 
 
 @pytest.mark.parametrize("kind", [Direct, Alias, Function, Property, Inherited, Keyword])
-def test_a_weight_that_the_model_reads_of_a_part_is_found(kind):
+def test_a_weight_of_a_submodule_that_the_model_reads_is_found(kind):
     model = kind()
     assert names(model) == ["table.weight"]
     assert borrowed(model)[id(model.table.weight)] == {id(model)}
@@ -106,24 +106,24 @@ def test_weights_read_in_a_loop_over_parts_are_found():
 
 
 @pytest.mark.parametrize("kind", [Model, Called])
-def test_parts_that_are_only_called_keep_their_weights_to_themselves(kind):
+def test_submodules_that_are_only_called_are_separate_units(kind):
     assert names(kind()) == []
 
 
-def test_layers_of_torch_are_units_although_their_encoder_looks_into_them():
+def test_layers_of_torch_are_units_although_their_encoder_reads_them():
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
     assert units(encoder, FSDP()) == list(encoder.layers)
 
 
-def test_a_weight_that_is_read_elsewhere_counts_for_the_part_around_both_uses():
+def test_a_weight_read_elsewhere_belongs_to_the_module_around_both_uses():
     model = nn.Sequential(Direct(), nn.Linear(7, 7))
     inner = model[0]
     assert units(model, FSDP(wrap="size", min_parameters=28)) == [inner, model[1]]
-    # The embedding holds 28, each layer 20: without the embedding the whole is too small to be a unit.
+    # The embedding has 28 parameters, each layer 20: without the embedding the model is too small for a unit.
     assert units(model, FSDP(wrap="size", min_parameters=20)) == [*inner.layers, inner, model[1]]
 
 
-def test_the_output_matrix_of_the_shipped_gpt_stays_with_the_whole():
+def test_the_tied_matrix_of_the_shipped_gpt_stays_in_the_root_unit():
     model = GPT(LanguageModelShape(layers=2, heads=2, width=32))
     wrapped = units(model, FSDP(wrap="size", min_parameters=1000))
     assert model.embedding not in wrapped

@@ -1,4 +1,4 @@
-"""Ranks that come to different collectives, or not to any: how such runs end."""
+"""The end of runs in which ranks wait in different collectives, or in none."""
 
 import re
 import subprocess
@@ -54,7 +54,7 @@ def folder(tmp_path_factory):
             r"no progress for .* before the first step: rank 1 on \S+ is behind, building the model and its "
             r"data at crossed.py:\d+ in come_to; ",
         ),
-        # It has begun nothing in the group that the others compare in.
+        # This rank has begun nothing in the group in which the other ranks compare.
         (
             "first-pass",
             "hang",
@@ -79,7 +79,7 @@ def folder(tmp_path_factory):
         ),
     ],
 )
-def test_the_first_cause_is_told_with_what_to_do(folder, name, cause, reason):
+def test_the_first_cause_is_reported_with_a_remedy(folder, name, cause, reason):
     result = read_json(folder / name / "result.json")
     assert (result["state"], result["cause"]) == ("failed", cause)
     assert re.match(reason, result["reason"]), result["reason"]

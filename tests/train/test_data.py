@@ -1,4 +1,4 @@
-"""Batches: from any step on the same, each sample on one rank, whoever reads them."""
+"""Batches: the same from any step, each sample on one rank, for any number of loader processes."""
 
 import multiprocessing
 import os
@@ -24,7 +24,7 @@ from hpcrun.train.step.to_device import to_device
 
 
 class Numbers(Dataset):
-    """Sample i is i itself."""
+    """A data set in which sample i is i."""
 
     def __init__(self, size):
         self.size = size
@@ -39,7 +39,7 @@ class Numbers(Dataset):
 
 
 class Noisy(Numbers):
-    """Sample i with noise from every generator that a dataset may draw from."""
+    """Sample i with noise from every generator that a data set may use."""
 
     def __getitem__(self, index):
         noise = [random.random(), np.random.rand(), torch.rand(()).item()]
@@ -47,7 +47,7 @@ class Noisy(Numbers):
 
 
 def steps(dataset, first, last, **changes):
-    """The micro-batches of the steps as one list of lists of samples a step."""
+    """Return the micro-batches of the steps as a list of lists of samples per step."""
     shape = {
         "rank": 0,
         "world_size": 1,
@@ -62,19 +62,19 @@ def steps(dataset, first, last, **changes):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_from_any_step_on_the_batches_are_those_of_an_undisturbed_pass(workers):
+def test_from_any_step_the_batches_equal_those_of_an_undisturbed_pass(workers):
     whole = steps(Numbers(10), 0, 7, workers=workers)
     assert whole == steps(Numbers(10), 0, 7)
     for first in (1, 4, 7):
         assert steps(Numbers(10), first, 7, workers=workers) == whole[first:]
 
 
-def test_in_loader_processes_the_noise_of_a_sample_depends_on_its_position_alone():
+def test_in_loader_processes_noise_depends_only_on_the_sample_s_position():
     whole = steps(Noisy(10), 0, 7, workers=2)
     assert steps(Noisy(10), 3, 7, workers=2) == whole[3:]
     assert steps(Noisy(10), 0, 7, workers=1) == whole
     samples = [tuple(sample) for step in whole for micro in step for sample in micro]
-    # 28 positions over almost three epochs: the noise of a sample is drawn anew in each.
+    # 28 positions over almost three epochs: each epoch draws new noise for a sample.
     assert len({noise for _, *noise_of in samples for noise in noise_of}) == 3 * 28
 
 
@@ -85,7 +85,7 @@ def test_in_loader_processes_the_noise_does_not_depend_on_the_number_of_ranks():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_reading_draws_nothing_from_the_generators_that_are_saved(workers):
+def test_reading_does_not_use_the_saved_generators(workers):
     torch.manual_seed(1)
     random.seed(1)
     np.random.seed(1)
@@ -109,7 +109,7 @@ def test_the_batches_of_all_ranks_together_are_the_global_batch(world_size):
         assert sorted(taken) == sorted(batch)
 
 
-def test_a_dataset_smaller_than_a_batch_is_gone_through_several_times_in_it():
+def test_a_dataset_smaller_than_a_batch_is_repeated_within_the_batch():
     (step,) = steps(Numbers(3), 0, 1, batch_size=12, accumulation=1)
     assert sorted(step[0]) == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
 
@@ -126,7 +126,7 @@ def test_closing_ends_the_loader_processes():
     assert set(multiprocessing.active_children()) == before
 
 
-def test_loader_processes_outlive_the_signals_that_are_meant_for_ranks():
+def test_loader_processes_ignore_the_signals_for_ranks():
     before = set(multiprocessing.active_children())
     batches = training_steps(
         Numbers(10), range(30), rank=0, world_size=1, batch_size=2, accumulation=1, seed=0,
@@ -140,7 +140,7 @@ def test_loader_processes_outlive_the_signals_that_are_meant_for_ranks():
 
 
 class Endless(IterableDataset):
-    """A stream that claims a length, as many do."""
+    """A stream with a length, as many have."""
 
     def __len__(self):
         return 10
@@ -150,7 +150,7 @@ class Endless(IterableDataset):
 
 
 class WithoutLength(Dataset):
-    """Map-style, but nobody knows how far."""
+    """A map-style data set without a length."""
 
     def __getitem__(self, index):
         return index
@@ -175,7 +175,7 @@ def test_a_dataset_that_cannot_be_trained_on_is_refused_before_the_first_step(da
 
 
 def validated(size, world_size, limit=None, accumulation=1, batch_size=4):
-    """What each rank validates: a list of (samples, count) a rank."""
+    """Return the validated samples of each rank: a list of (samples, count) per rank."""
     return [
         [
             (batch.tolist(), count)
@@ -210,7 +210,7 @@ def test_validation_batches_are_no_larger_than_the_micro_batches_of_training():
     assert set(counts) == {4}
 
 
-def test_a_limited_validation_takes_the_same_samples_each_time_from_all_over_the_dataset():
+def test_a_limited_validation_takes_the_same_samples_spread_over_the_dataset():
     def chosen(world_size):
         shares = validated(1000, world_size, limit=5, batch_size=20)
         return sorted(sample for share in shares for batch, _ in share for sample in batch)
@@ -218,13 +218,13 @@ def test_a_limited_validation_takes_the_same_samples_each_time_from_all_over_the
     samples = chosen(1)
     assert len(set(samples)) == 100
     assert chosen(4) == samples
-    # A dataset sorted by class must not be judged by its first class.
+    # A data set sorted by class must not be validated on its first class only.
     assert all(
         any(first <= sample < first + 200 for sample in samples) for first in range(0, 1000, 200)
     )
 
 
-def test_validation_with_loader_processes_sees_the_same_each_time_and_leaves_none_behind():
+def test_validation_in_loader_processes_repeats_and_leaves_no_process():
     before = set(multiprocessing.active_children())
     random.seed(3)
     data = ValidationData(
@@ -235,7 +235,7 @@ def test_validation_with_loader_processes_sees_the_same_each_time_and_leaves_non
     assert torch.equal(torch.get_rng_state(), torch.Generator().manual_seed(1).get_state())
     assert passes[0] == passes[1]
     assert [int(sample[0]) for batch in passes[0] for sample in batch] == list(range(9))
-    # The same processes read both passes, and wait for a third.
+    # The same processes read both passes, and would serve a third.
     assert len(set(multiprocessing.active_children()) - before) == 2
     data.close()
     assert set(multiprocessing.active_children()) == before
@@ -276,7 +276,7 @@ class Sentence:
 
 
 class Graph:
-    """A batch that is moved in place, as some are."""
+    """A batch that is moved in place."""
 
     def __init__(self):
         self.nodes = torch.ones(3)
@@ -291,7 +291,7 @@ class Mesh(Graph):
         super().to(device)
 
 
-def test_whatever_a_batch_is_made_of_moves_and_leaves_the_batch_where_it_was():
+def test_all_tensors_of_a_batch_are_moved_and_the_batch_is_unchanged():
     packed = pack_sequence([torch.ones(3), torch.ones(2)])
     batch = {
         "pair": Pair(torch.ones(2), "a"),
@@ -302,7 +302,7 @@ def test_whatever_a_batch_is_made_of_moves_and_leaves_the_batch_where_it_was():
     assert (moved["pair"].b, sentence.name, others) == ("a", "b", [None, 3])
     for tensor in (moved["pair"].a, sentence.words, graph.nodes, mesh.nodes, parts.data):
         assert tensor.is_meta
-    # Where torch wants it.
+    # For torch's own classes.
     assert parts.batch_sizes.device.type == "cpu"
     kept = batch["deeper"]
     assert not kept[0].words.is_meta

@@ -1,4 +1,4 @@
-"""What torch is told by train.deterministic, and how its refusal of a kernel is told on."""
+"""The settings of torch for train.deterministic, and the message about a refused kernel."""
 
 import os
 import re
@@ -37,7 +37,7 @@ class Putting(Dataset[torch.Tensor]):
 
 
 @pytest.mark.parametrize(("wanted", "fixed"), [(True, ":4096:8"), (False, None)])
-def test_cublas_gets_a_fixed_workspace_unless_another_is_asked_for(wanted, fixed, monkeypatch):
+def test_cublas_gets_a_fixed_workspace_unless_the_user_sets_one(wanted, fixed, monkeypatch):
     choose_kernels(wanted)
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":0:0"
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
@@ -48,7 +48,7 @@ def test_cublas_gets_a_fixed_workspace_unless_another_is_asked_for(wanted, fixed
 @pytest.mark.parametrize(
     ("wanted", "mode"), [(True, "error"), ("warn", "warn"), (False, "default")]
 )
-def test_torch_raises_warns_or_takes_any_and_writes_no_memory_in_advance(wanted, mode):
+def test_torch_refuses_warns_or_accepts_and_does_not_fill_memory(wanted, mode):
     choose_kernels(wanted)
     assert torch.get_deterministic_debug_mode() == ["default", "warn", "error"].index(mode)
     assert not torch.utils.deterministic.fill_uninitialized_memory
@@ -61,7 +61,7 @@ def test_a_refused_kernel_is_named_with_the_line_that_calls_it():
     assert f" of put_, called at {__file__}:{PUT}; use another operation, or " in str(told.value)
 
 
-def test_a_refusal_in_a_loader_process_is_told_too():
+def test_a_refusal_in_a_loader_process_is_reported_too():
     choose_kernels(True)
     place = f"of put_, called at {re.escape(__file__)}:{PUT};"
     with pytest.raises(NotDeterministic, match=place), explain_refusals():
@@ -95,7 +95,7 @@ def test_a_refusal_in_a_loader_process_is_told_too():
         ),
     ],
 )
-def test_torchs_words_are_known_wherever_they_are_wrapped(said, told):
+def test_torchs_message_is_recognized_in_any_wrapper(said, told):
     with (
         pytest.raises(NotDeterministic, match=f"^train.deterministic: {re.escape(told)}") as raised,
         explain_refusals(),

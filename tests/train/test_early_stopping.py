@@ -1,4 +1,4 @@
-"""When training waits for a better validation loss no longer, alone and in whole runs."""
+"""Early stopping on the validation loss, as a unit and in whole runs."""
 
 import os
 import sys
@@ -19,7 +19,7 @@ from hpcrun.train.evaluation.early_stopping import EarlyStopping
 from tests.train import runs
 from tests.train.forks import fork_ranks
 
-IMPORTED_ONCE = runs.IMPORTED_ONCE  # and not by every fork again
+IMPORTED_ONCE = runs.IMPORTED_ONCE  # not again in every fork
 
 # The task's validation losses are 5, 3, 1, 4, 2, 6.
 SETTINGS = [
@@ -35,21 +35,21 @@ def seen(losses, **options):
     return early, [best for best, _ in found], [due for _, due in found]
 
 
-def test_it_is_due_after_so_many_validations_in_a_row_that_were_not_better():
+def test_it_is_due_after_patience_validations_without_improvement():
     early, best, due = seen([5.0, 3.0, 4.0, 2.0, 2.5, 2.0], patience=2)
     assert best == [True, True, False, True, False, False]
     assert due == [False, False, False, False, False, True]
     assert (early.best, early.best_step, early.end(100)) == (2.0, 4, 6)
 
 
-def test_a_loss_that_falls_by_less_than_min_delta_is_the_best_but_worth_no_wait():
+def test_a_decrease_below_min_delta_is_the_best_but_does_not_reset_patience():
     early, best, due = seen([5.0, 4.9, 4.8, 4.6], patience=2, min_delta=0.3)
     assert best == [True, True, True, True]
     assert due == [False, False, True, False]
     assert (early.best, early.reference, early.waited) == (4.6, 4.6, 0)
 
 
-def test_the_loss_that_was_not_undercut_is_named_beside_the_best():
+def test_the_message_names_the_loss_to_beat_and_the_best():
     early, _, _ = seen([3.0, 2.8, 2.5], patience=2, min_delta=0.6)
     assert early.reason() == (
         "at step 3: 2 validations without a loss 0.6 (train.min_delta) below 3; the best was 2.5, at step 3"
@@ -63,14 +63,14 @@ def test_the_loss_that_was_not_undercut_is_named_beside_the_best():
     assert early.reason() == "at step 1: 1 validation without a better loss"
 
 
-def test_a_loss_that_is_no_number_is_never_better():
+def test_a_nan_loss_is_never_better():
     early, best, due = seen([float("nan"), 5.0, float("inf"), float("nan")], patience=2)
     assert best == [False, True, False, False]
     assert due == [False, False, False, True]
     assert early.best == 5.0
 
 
-def test_without_patience_it_only_remembers_the_best():
+def test_without_patience_only_the_best_is_stored():
     early, _, due = seen([1.0, *[2.0] * 50])
     assert not any(due)
     assert (early.best, early.end(100)) == (1.0, 100)
@@ -78,7 +78,7 @@ def test_without_patience_it_only_remembers_the_best():
     assert early.seen == 51
 
 
-def test_what_it_has_seen_goes_into_a_checkpoint_and_comes_back():
+def test_its_state_survives_a_checkpoint():
     early, _, _ = seen([5.0, 6.0], patience=2)
     again = EarlyStopping(patience=2)
     again.load_state_dict(early.state_dict())
@@ -89,10 +89,10 @@ def test_what_it_has_seen_goes_into_a_checkpoint_and_comes_back():
 
 
 def attempt(run, logs, restart=0):
-    """Play an attempt of one rank that somebody started by hand; returns its exit code."""
+    """Run an attempt of one rank that a person started; return its exit code."""
 
     def play(_):
-        # pytest's own streams do not lead to the log.
+        # pytest's streams do not lead to the log.
         sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
         torch.set_num_threads(1)
         STOP.install()
@@ -115,10 +115,10 @@ def make(tmp_path):
     return made
 
 
-def test_the_run_is_finished_early_with_its_best_step_also_when_it_was_interrupted(make, tmp_path):
+def test_an_interrupted_run_also_finishes_early_with_its_best_step(make, tmp_path):
     calm, broken = make("calm"), make("broken", "model.stop_here=9")
     assert attempt(calm, tmp_path / "calm-logs") == exitcodes.DONE
-    # Stopped between the validations of steps 8 and 10, of which the second is one too many.
+    # The run stops between the validations of steps 8 and 10; the second exceeds the patience.
     assert attempt(broken, tmp_path / "broken-logs") == exitcodes.UNFINISHED
     assert read_json(broken.result)["state"] == "stopped"
     assert attempt(broken, tmp_path / "broken-logs", 1) == exitcodes.DONE
@@ -143,14 +143,14 @@ def test_the_run_is_finished_early_with_its_best_step_also_when_it_was_interrupt
     said = (tmp_path / "calm-logs" / "0" / "rank-0.log").read_text()
     assert "hpcrun: stopped early at step 10: 2 validations without a better loss; the best" in said
 
-    # What crashed between its last checkpoint and its result has nothing left to train.
+    # A run that crashed between its last checkpoint and its result has nothing left to train.
     calm.result.unlink()
     assert attempt(calm, tmp_path / "calm-logs", 1) == exitcodes.DONE
     again = read_json(calm.result)
     assert again == results[0] | {key: again[key] for key in ("time", "goodput")}
     assert store.steps() == [10, 6]
 
-    # Damage of the best is no reason to report on what was read of it.
+    # A damaged best checkpoint must not be used for the report.
     share = calm.checkpoints / "step-000000006" / "rank-00000.bin"
     share.write_bytes(bytes(share.stat().st_size))
     calm.result.unlink()
@@ -166,7 +166,7 @@ def test_patience_without_a_validation_set_is_refused(make, tmp_path):
     assert "hpcrun: train.patience: Regression has no validation set; add one" in said
 
 
-def test_what_needs_validations_is_told_to_do_nothing_without_a_validation_set(make, tmp_path):
+def test_keys_that_need_validation_are_reported_as_idle_without_a_validation_set(make, tmp_path):
     run = make("blind", "task=tests.train.zoo:Regression", "train.patience=null", "train.steps=2")
     assert attempt(run, tmp_path / "logs") == exitcodes.DONE
     said = (tmp_path / "logs" / "0" / "rank-0.log").read_text()

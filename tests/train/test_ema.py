@@ -1,4 +1,4 @@
-"""The average of the weights, against the formula; its shards and resumes are tried in ``uneven.py``."""
+"""The average of the weights, against the formula; ``uneven.py`` tests its shards and resumes."""
 
 import pytest
 import torch
@@ -52,7 +52,7 @@ def test_each_step_moves_the_average_by_its_fraction_towards_the_weights():
         assert not torch.equal(value, model.get_parameter(name))
 
 
-def test_for_a_block_the_model_is_the_averaged_one_and_then_itself_to_the_bit():
+def test_in_the_block_the_model_has_averaged_weights_and_then_its_exact_own():
     model = net()
     made = trainer(model)
     made.training_step([batch(0)], loss)
@@ -72,7 +72,7 @@ def test_for_a_block_the_model_is_the_averaged_one_and_then_itself_to_the_bit():
     assert all(torch.equal(value, averages[name]) for name, value in made.average.tensors().items())
 
 
-def test_a_step_that_is_skipped_leaves_the_average_alone():
+def test_a_skipped_step_does_not_change_the_average():
     made = trainer(net(), amp=AMPConfig(dtype="fp16", init_scale=64.0))
     made.training_step([batch(0)], loss)
     before = copied(made.average.tensors())
@@ -81,7 +81,7 @@ def test_a_step_that_is_skipped_leaves_the_average_alone():
     assert all(torch.equal(value, before[name]) for name, value in made.average.tensors().items())
 
 
-def test_a_verdict_that_comes_a_step_later_changes_no_bit_of_the_average(monkeypatch):
+def test_a_decision_one_step_later_changes_no_bit_of_the_average(monkeypatch):
     def fused(model):
         return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], fused=True)
 
@@ -98,7 +98,7 @@ def test_a_verdict_that_comes_a_step_later_changes_no_bit_of_the_average(monkeyp
     assert all(torch.equal(value, averages[1][name]) for name, value in averages[0].items())
 
 
-def test_without_one_there_is_none_and_the_block_changes_nothing():
+def test_without_an_average_the_block_changes_nothing():
     model = net()
     plain = AMPTrainer(model, sgd, device="cpu")
     assert plain.average is None
@@ -107,7 +107,7 @@ def test_without_one_there_is_none_and_the_block_changes_nothing():
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_a_checkpoint_keeps_the_average_to_the_bit_and_without_one_it_begins_at_the_weights(
+def test_a_checkpoint_keeps_the_average_exactly_or_it_begins_at_the_weights(
     tmp_path,
 ):
     made = trainer(net())
@@ -121,7 +121,7 @@ def test_a_checkpoint_keeps_the_average_to_the_bit_and_without_one_it_begins_at_
         assert torch.equal(again.average.tensors()[name], value)
 
     plain = AMPTrainer(net(), sgd, device="cpu")
-    # Averages that are no longer wanted are no obstacle.
+    # Saved averages that the config no longer uses are ignored.
     assert plain.load_checkpoint(tmp_path / "with").step == 3
     assert plain.save_checkpoint(tmp_path / "without", 3).ok
     late = trainer(net())
@@ -134,7 +134,7 @@ def test_a_checkpoint_keeps_the_average_to_the_bit_and_without_one_it_begins_at_
         assert torch.equal(value, made.module.get_parameter(name))
 
 
-def test_a_parameter_that_is_trained_only_now_begins_its_average_at_its_value(tmp_path):
+def test_a_newly_trained_parameter_begins_its_average_at_its_value(tmp_path):
     def everything(model):
         return torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -156,11 +156,11 @@ def test_a_parameter_that_is_trained_only_now_begins_its_average_at_its_value(tm
     assert torch.equal(averages["0.weight"], made.average.tensors()["0.weight"])
 
 
-def test_names_do_not_tell_of_wrappers():
+def test_names_do_not_contain_wrappers():
     compiled = torch.compile(net(), backend="eager")
     assert "0.weight" in WeightAverage(compiled, 0.9).tensors()
 
 
-def test_a_part_that_has_the_name_of_a_wrapper_keeps_it():
+def test_a_submodule_with_the_name_of_a_wrapper_keeps_it():
     average = WeightAverage(nn.ModuleDict({"module": nn.Linear(2, 1)}), 0.9)
     assert average.tensors().keys() == {"module.weight", "module.bias"}

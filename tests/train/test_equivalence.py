@@ -1,7 +1,7 @@
-"""Same model, same loss: one process, DDP and FSDP, however a step is divided, clipped or recomputed.
+"""The same model has the same loss with one process, DDP and FSDP, with any micro-batches or recomputation.
 
-The trainings are those of the program ``equivalence.py``: 50 steps of AdamW on the same global batches.
-Tolerances: fp32 rounds in another order only; bf16 keeps three digits.
+The program ``equivalence.py`` trains 50 steps of AdamW on the same global batches.
+Tolerances: fp32 only rounds in another order; bf16 keeps three digits.
 """
 
 import json
@@ -23,7 +23,7 @@ WEIGHTS = {"fp32": 5e-6, "bf16": 0.03}
 
 
 def play(folder, *arguments):
-    """Key and number of ranks -> what each rank found, by rank."""
+    """Return the results by key and number of ranks, then by rank."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.train.equivalence", str(folder), *arguments],
         cwd=ROOT, capture_output=True, text=True, timeout=600, check=False,
@@ -66,13 +66,13 @@ def check_same_bits(results, way):
     ranks = results[f"stopped {way.name}"]
     assert [rank["same"] for rank in ranks] == [True] * way.ranks
     if way.dtype == "fp16":
-        # It grew after four steps: the count of steps since went along.
+        # The scale grew after four steps, so the number of steps since its growth was restored.
         assert all(rank["scale"] == [2048.0, 2048.0] for rank in ranks)
     assert results[f"plain {way.name}"] == [ranks[0]["weights"]]
 
 
 @pytest.mark.parametrize("way", [*ways()], ids=lambda way: way.name)
-def test_every_way_of_sharing_a_step_is_the_same_training(results, way):
+def test_every_kind_of_parallelism_gives_the_same_training(results, way):
     check_same_training(results, way)
 
 
@@ -105,13 +105,13 @@ def test_a_sharded_model_is_validated_on_all_samples_however_few_a_rank_has(resu
     assert ranks[0]["goes on"]
 
 
-def test_gradients_travel_once_a_step_and_kept_weights_do_too(results):
+def test_gradients_and_kept_weights_are_communicated_once_per_step(results):
     for found in results["communication_when_sharded"]:
         # Gathers and reductions: the root and two blocks, the blocks again for the backward pass.
         assert found == {"True 1": [5, 3], "True 4": [20, 3], "False 1": [3, 3], "False 4": [3, 3]}
 
 
-def test_a_mesh_with_groups_of_its_own_reduces_over_rows_and_columns(results):
+def test_a_two_dimensional_mesh_reduces_over_rows_and_columns(results):
     ranks = results["a_mesh_of_its_own_groups"]
     assert [found["row"] for found in ranks] == [[0, 2], [1, 3], [0, 2], [1, 3]]
     assert [found["column"] for found in ranks] == [[0, 1], [0, 1], [2, 3], [2, 3]]
@@ -121,7 +121,7 @@ def test_a_mesh_with_groups_of_its_own_reduces_over_rows_and_columns(results):
         assert found["gradient"] == [3.0]
 
 
-def test_offloading_is_nothing_where_everything_is_on_the_cpu_and_rank_0_says_so(results):
+def test_offloading_on_the_cpu_has_no_effect_and_rank_0_reports_it(results):
     (line, trains), (silence, trains_too) = results["offloading_from_the_cpu"]
     assert line == "hpcrun: fsdp.cpu_offload: the ranks are on the CPU; nothing to offload\n"
     assert silence == ""
@@ -129,18 +129,18 @@ def test_offloading_is_nothing_where_everything_is_on_the_cpu_and_rank_0_says_so
     assert trains_too
 
 
-def test_norms_with_running_statistics_are_computed_alike_in_half_precision(results):
+def test_norms_with_running_statistics_are_the_same_in_half_precision(results):
     for copies, *sharded in results["running_statistics_in_bf16"]:
         for losses in sharded:
             assert losses == pytest.approx(copies, rel=0.02)
 
 
-def test_the_shipped_gpt_trains_sharded_by_size_as_in_copies(results):
+def test_the_shipped_gpt_trains_the_same_sharded_by_size_and_replicated(results):
     for copies, sharded in results["the_shipped_gpt_by_size"]:
         assert sharded == pytest.approx(copies, rel=1e-5)
 
 
-def test_a_shard_that_another_part_reads_is_refused_with_a_remedy(results):
+def test_a_shard_that_another_module_reads_is_refused_with_a_remedy(results):
     for said in results["a_use_that_is_found_in_the_step"]:
         assert said.startswith("NotTrainable: train.parallel: fsdp gathers the weights of a part")
         assert "set fsdp.wrap=blocks or a larger fsdp.min_parameters, or use ddp" in said
@@ -154,7 +154,7 @@ def test_every_optimiser_takes_the_same_steps_sharded_with_the_kernels_it_has(re
         torch.testing.assert_close(weights, copies, rtol=0.0, atol=WEIGHTS["fp32"])
 
 
-def test_unused_parameters_are_named_before_anybody_waits_for_their_gradients(results):
+def test_unused_parameters_are_named_before_a_rank_waits_for_their_gradients(results):
     everywhere, on_one = zip(*results["unused_parameters"], strict=True)
     line = (
         "train.find_unused_parameters: the loss does not depend on spare.weight, spare.bias, whose"
@@ -166,7 +166,7 @@ def test_unused_parameters_are_named_before_anybody_waits_for_their_gradients(re
     assert on_one[1].startswith("ToldByRankZero: rank 1 (")
 
 
-def test_a_rank_that_uses_less_of_a_sharded_model_is_named_before_anybody_waits_for_it(results):
+def test_a_rank_that_skips_part_of_a_sharded_model_is_named_before_a_hang(results):
     first, second = results["unused_when_sharded"]
     beginning = (
         "train.parallel: under fsdp the ranks gather weights and reduce gradients together, but "
@@ -187,7 +187,7 @@ def test_a_rank_that_uses_less_of_a_sharded_model_is_named_before_anybody_waits_
     assert "does not depend on the model, " in first["any of it"][0]
 
 
-def test_ranks_that_do_without_parameters_in_turn_train_sharded_as_in_copies(results):
+def test_ranks_that_skip_parameters_in_turn_train_the_same_sharded(results):
     of_root, of_root_sharded, of_blocks, of_blocks_sharded = results["unused_when_sharded"][0][
         "in turn"
     ]
@@ -204,20 +204,20 @@ def test_a_block_unfrozen_later_is_trained_sharded_and_resumed_with_the_same_bit
     assert differing == [plain] * 3
 
 
-def test_a_block_that_thaws_in_the_package_s_loop_is_refused_in_that_step(results):
+def test_a_block_unfrozen_in_the_training_loop_is_refused_in_that_step(results):
     for lines in results["thawed_in_the_loop"]:
         assert len(lines) == 3
         for line in lines:
             assert "became True in step 2 for blocks.1.norm.weight, blocks.1.norm.bias, " in line
 
 
-def test_blocks_with_a_compiler_of_their_own_are_compared_outside_of_it(results):
+def test_blocks_that_compile_themselves_are_compared_outside_the_compiler(results):
     for losses in results["blocks_with_a_compiler_of_their_own"]:
         assert len(losses) == 2
 
 
 @pytest.mark.parametrize("who", ["some", "all"])
-def test_parameters_without_gradient_on_some_ranks_or_all_train_sharded_as_in_copies(results, who):
+def test_parameters_without_gradient_on_ranks_train_the_same_sharded(results, who):
     found = results["unused_when_sharded"][0]
     ways = [key for key in found if key.startswith(f"{who} ")]
     assert len(ways) == 4
@@ -230,7 +230,7 @@ def test_parameters_without_gradient_on_some_ranks_or_all_train_sharded_as_in_co
         )
 
 
-def test_a_trainer_refuses_what_would_train_something_else(results):
+def test_a_trainer_refuses_invalid_combinations(results):
     for several, made_before in results["refusals"]:
         assert "parallel=single works in one process only" in several
         assert "give a function that makes it" in made_before

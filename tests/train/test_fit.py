@@ -1,4 +1,4 @@
-"""The config against the ranks that were really started."""
+"""Checks of the config against the started ranks."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_ddp_and_auto_take_any_number_of_ranks():
             require_fit(config(f"train.parallel={parallel}"), ranks(world_size))
 
 
-def test_a_batch_of_which_a_micro_batch_would_get_nothing_is_refused():
+def test_a_batch_with_an_empty_micro_batch_is_refused():
     wanted = config("train.batch_size=32", "train.accumulation=2")
     for fitting in (3, 16):
         require_fit(wanted, ranks(fitting))
@@ -39,7 +39,7 @@ def test_a_batch_of_which_a_micro_batch_would_get_nothing_is_refused():
     require_fit(config("train.batch_size=32", "train.micro_batch=4"), ranks(17))
 
 
-def test_only_rank_0_tells_what_all_ranks_have_seen():
+def test_only_rank_0_reports_an_error_of_all_ranks():
     with pytest.raises(UserError) as told:
         require_fit(config(), ranks(33, rank=0))
     assert not isinstance(told.value, ToldByRankZero)
@@ -52,5 +52,5 @@ def test_single_with_several_ranks_is_refused_before_anything_is_submitted():
         config("train.parallel=single", "job.nodes=2")
 
 
-def test_a_command_of_one_s_own_divides_its_work_as_it_likes():
+def test_a_command_may_divide_its_work_in_any_way():
     config("command=[python, train.py]", "job.gpus=3", "train.parallel=single")

@@ -1,4 +1,4 @@
-"""The loop itself, with small parts around it."""
+"""The training loop with small substitutes for its parts."""
 
 from types import SimpleNamespace
 
@@ -24,7 +24,7 @@ from hpcrun.train.step.amp_trainer import AMPTrainer
 
 
 class Saving:
-    """Saves nothing, but looks what is in the file of metrics when it is asked to."""
+    """A saver that only reads the metrics file when it is called."""
 
     def __init__(self, run):
         self._run, self.found = run, {}
@@ -42,8 +42,8 @@ class Saving:
 
 
 @pytest.mark.parametrize("last", [5, 4])
-def test_every_save_finds_the_lines_of_its_steps_written(tmp_path, monkeypatch, last):
-    # Left alone, the thread writes the first line, if it is quick, and no other.
+def test_metrics_are_written_before_every_save(tmp_path, monkeypatch, last):
+    # Without a flush, the thread writes at most the first line.
     monkeypatch.setattr(line_writer, "_PAUSE", 3600.0)
     run = RunDirectory(tmp_path)
     config = Config.model_validate({"train": {"steps": 5, "log_every": 1}})

@@ -1,4 +1,4 @@
-"""Ranks open one store whatever rank 0's names lead to, and GPUs that two ranks have are found."""
+"""Ranks open one store with any of rank 0's names, and find a GPU that two ranks share."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def config(rank: int, **changes: Any) -> DistributedConfig:
 
 @pytest.fixture
 def attempt(tmp_path: Path) -> Any:
-    """Make the board of a rank."""
+    """Return the rendezvous of a rank."""
     run = create(tmp_path / "a", "x", {})
     return lambda first: MeetingBoard(run, Attempt("7", 0), first=first, memory=tmp_path)
 
@@ -46,7 +46,7 @@ def free_port() -> int:
 def hold_and_join(
     attempt: Any, monkeypatch: pytest.MonkeyPatch, addresses: list[str], port: int
 ) -> tuple[Any, Any]:
-    """Let rank 0 and rank 1 meet, and return the config and the store of each."""
+    """Connect rank 0 and rank 1, and return the config and the store of each."""
     monkeypatch.setattr(store, "meeting_addresses", lambda *_: addresses)
     first = store.meet(config(0), attempt(True), [port], interface=None, timeout=30)
     second = store.meet(config(1), attempt(False), [port], interface=None, timeout=30)
@@ -57,7 +57,7 @@ def hold_and_join(
 
 
 @pytest.mark.parametrize(("ranks", "connected"), [(2, False), (1000, True)])
-def test_the_watchdogs_store_is_waited_for_the_longer_the_more_ranks_there_are(
+def test_the_timeout_of_the_watchdog_s_store_grows_with_the_ranks(
     ranks: int, connected: bool
 ) -> None:
     port, held = free_port(), []
@@ -75,11 +75,11 @@ def test_the_watchdogs_store_is_waited_for_the_longer_the_more_ranks_there_are(
         before = time.monotonic()
         with pytest.raises(RuntimeError):
             store.get("missing")
-        # A request keeps its own limit.
+        # A request keeps its timeout.
         assert time.monotonic() - before < 10
 
 
-def test_names_that_do_not_resolve_are_passed_over(
+def test_names_that_do_not_resolve_are_skipped(
     attempt: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ["no-such-host.invalid", "a" * 70 + ".invalid", "127.0.0.1"]
@@ -87,10 +87,10 @@ def test_names_that_do_not_resolve_are_passed_over(
     assert [met.master_addr for met, _ in found] == ["127.0.0.1"] * 2
 
 
-def test_an_address_of_another_host_is_passed_over(
+def test_an_address_of_another_host_is_skipped(
     attempt: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under one of rank 0's addresses another job's store answers, under another one no store."""
+    """Listen with another job's store at one of rank 0's addresses, and with no store at another."""
     port = free_port()
     other = TCPStore("127.0.0.2", free_port(), is_master=True, wait_for_workers=False)
     deaf = socket.create_server(("127.0.0.1", 0))
@@ -121,7 +121,7 @@ def test_rank_0_listens_on_all_addresses_and_both_protocols(
         assert store.check(["hpcrun/meeting"])
 
 
-def test_a_rank_of_another_node_says_where_it_is_before_gloo_chooses(
+def test_a_rank_of_another_node_sets_its_address_for_gloo(
     attempt: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = {}
@@ -176,13 +176,13 @@ def test_two_ranks_with_one_gpu_are_refused_on_their_node_with_the_remedy() -> N
         assert "--gpu-bind=none" in line
 
 
-def test_gpus_that_do_not_say_which_they_are_pass() -> None:
+def test_gpus_without_an_id_are_accepted() -> None:
     store = HashStore()
     store.set("hpcrun/gpu/0/1", "1 ")
     refuse_duplicates(config(0), store, "")
 
 
-def test_a_torch_without_cuda_is_told_so_on_a_node_with_gpus(
+def test_a_torch_without_cuda_is_reported_on_a_node_with_gpus(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")

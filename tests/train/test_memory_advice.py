@@ -1,4 +1,4 @@
-"""Advice for a rank that ran out of memory, from numbers to lines."""
+"""Advice for a rank that ran out of memory."""
 
 import re
 from dataclasses import replace
@@ -45,7 +45,7 @@ def test_the_micro_batch_is_halved_and_the_batch_kept() -> None:
     assert "train.micro_batch" not in told(micro_batch=1)
 
 
-def test_only_what_is_not_done_yet_is_advised() -> None:
+def test_settings_already_in_use_are_not_advised() -> None:
     everything = told()
     for key in ("amp.dtype=bf16", "train.activation_checkpointing=full", "train.parallel=fsdp"):
         assert key in everything
@@ -64,7 +64,7 @@ def test_only_what_is_not_done_yet_is_advised() -> None:
         ["train.compile=true", "train.compile_mode=reduce-overhead"],
     ],
 )
-def test_what_is_advised_continues_a_run_that_has_begun(settings: list[str]) -> None:
+def test_a_run_can_resume_with_the_advised_settings(settings: list[str]) -> None:
     begun = ["job.gpus=2", "train.batch_size=32", *settings]
     config = resolve([override_layer(begun)])
     batching = Batching(32, 2, accumulation_of(config.train, 2))
@@ -80,7 +80,7 @@ def test_what_is_advised_continues_a_run_that_has_begun(settings: list[str]) -> 
     assert {"train.micro_batch", "train.activation_checkpointing", "train.parallel"} <= followed
 
 
-def test_what_compression_stands_against_is_for_a_new_run() -> None:
+def test_settings_that_compression_forbids_are_advised_for_a_new_run() -> None:
     lines = told(only_ddp="train.compression", compression="powersgd").splitlines()
     (whole,) = [line for line in lines if not line.endswith(("new run", "which needs ddp"))]
     assert whole.startswith("train.micro_batch=8")
@@ -111,7 +111,9 @@ def test_a_model_that_does_not_fit_gets_no_advice_on_samples() -> None:
         (ValueError("can't allocate memory"), False),
     ],
 )
-def test_lack_of_memory_is_told_from_other_errors(error: Exception, expected: bool) -> None:
+def test_lack_of_memory_is_distinguished_from_other_errors(
+    error: Exception, expected: bool
+) -> None:
     assert is_out_of_memory(error) is expected
 
 

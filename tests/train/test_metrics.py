@@ -1,4 +1,4 @@
-"""The parts of what is logged: time, arithmetic, stragglers, and where it goes."""
+"""Logged metrics: times, means, stragglers, FLOP/s and sinks."""
 
 import math
 import sys
@@ -33,16 +33,16 @@ def run(tmp_path: Path) -> RunDirectory:
     return run
 
 
-def test_a_rank_is_a_straggler_only_where_it_holds_up_the_step() -> None:
+def test_a_rank_is_a_straggler_only_if_it_delays_the_step() -> None:
     assert straggler([0.1, 0.1, 0.25, 0.1], step=0.3) == 2
     assert straggler([0.1, 0.1, 0.14, 0.1], step=0.3) is None
     assert straggler([0.001, 0.001, 0.01], step=1.0) is None
     assert straggler([0.5], step=1.0) is None
-    # In tiny steps milliseconds are the machine's own noise.
+    # In tiny steps, milliseconds are noise of the machine.
     assert straggler([0.0041, 0.0068], step=0.012) is None
 
 
-def test_a_straggler_is_told_when_it_stays_slow_and_then_not_for_ten_minutes() -> None:
+def test_a_persistent_straggler_is_reported_at_most_every_ten_minutes() -> None:
     now = 0.0
     watch = StragglerWatch(["a", "b"], clock=lambda: now)
     slow = [0.1, 0.3]
@@ -55,7 +55,7 @@ def test_a_straggler_is_told_when_it_stays_slow_and_then_not_for_ten_minutes() -
     assert watch.check(40, slow, 0.4) is not None
 
 
-def test_the_stopwatch_gives_means_and_leaves_pauses_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stopwatch_gives_means_without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([-60.0, 0.0, 1.0, 3.0, 10.0, 14.0, 20.0])
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))
     watch = Stopwatch(torch.device("cpu"))
@@ -70,7 +70,7 @@ def test_the_stopwatch_gives_means_and_leaves_pauses_out(monkeypatch: pytest.Mon
 
 
 class Event:
-    """A CUDA event of a device whose clock the forward passes turn."""
+    """A CUDA event of a device with a clock that forward passes advance."""
 
     now = 0.0
 
@@ -86,12 +86,12 @@ class Event:
 
 @pytest.fixture(autouse=True)
 def clock_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set it back: a batch that is not a number leaves it none."""
+    """Reset the loss: after a NaN batch it would stay NaN."""
     monkeypatch.setattr(Event, "now", 0.0)
 
 
 class Training:
-    """Steps of a line of one weight, and the lines that are logged of them."""
+    """Train a line with one weight, and return the logged lines."""
 
     def __init__(self, device: str = "cpu", batching: Batching | None = None, **train: Any) -> None:
         self.lines: list[dict[str, Any]] = []
@@ -123,7 +123,7 @@ class Training:
 @pytest.mark.parametrize(
     ("every", "logged"), [(1, [1, 2, 3, 4, 5, 6, 7]), (2, [2, 4, 6, 7]), (5, [5, 7])]
 )
-def test_a_gpu_measures_the_forward_passes_of_each_step_that_is_logged(
+def test_a_gpu_measures_the_forward_passes_of_each_logged_step(
     monkeypatch: pytest.MonkeyPatch, every: int, logged: list[int]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "Event", Event)
@@ -141,7 +141,7 @@ def test_a_gpu_measures_the_forward_passes_of_each_step_that_is_logged(
     assert own == pytest.approx([2.0 * step for step in logged])
 
 
-def test_a_gpu_has_its_last_measurement_where_training_ends_unforeseen(
+def test_a_gpu_has_its_last_measurement_at_an_early_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "Event", Event)
@@ -151,7 +151,7 @@ def test_a_gpu_has_its_last_measurement_where_training_ends_unforeseen(
     assert training.watch.lap(1).own == pytest.approx(3.0)
 
 
-def test_rates_count_the_samples_that_there_were_in_an_epochs_last_batch() -> None:
+def test_rates_count_the_actual_samples_of_an_epochs_last_batch() -> None:
     # Batches of 4, 1, 4, 1.
     training = Training(batching=Batching(4, ranks=1, uneven="pad", epoch=5), steps=4, log_every=3)
     for _ in range(4):
@@ -163,7 +163,7 @@ def test_rates_count_the_samples_that_there_were_in_an_epochs_last_batch() -> No
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_step_that_was_skipped_has_no_part_in_the_loss(
+def test_a_skipped_step_does_not_count_in_the_loss(
     monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
     if late:
@@ -171,13 +171,13 @@ def test_a_step_that_was_skipped_has_no_part_in_the_loss(
     training = Training(steps=99, log_every=3)
     for value in (1.0, math.nan, 4.0, 2.0, 2.0, math.nan, math.nan, math.nan, math.nan):
         training.step(value)
-        # Whoever looks at each verdict in its turn finds them as they were.
+        # A reader of each decision in order gets the same values.
         assert training.trainer.gate.pending == (late and training.done > 1)
     losses = [line["loss"] for line in training.lines]
     assert losses == [2.5, 2.0, pytest.approx(math.nan, nan_ok=True)]
 
 
-def test_a_line_is_the_mean_over_its_samples_although_a_stop_lies_between() -> None:
+def test_a_line_is_the_mean_over_its_samples_even_across_a_stop() -> None:
     # Batches of 4, 4, 1, 4, 4, 1, and the fifth is skipped.
     shape = {"batching": Batching(4, ranks=1, uneven="pad", epoch=9), "steps": 6, "log_every": 5}
     losses = (1.0, 2.0, 3.0, 4.0, math.nan, 5.0)
@@ -198,7 +198,7 @@ def test_a_line_is_the_mean_over_its_samples_although_a_stop_lies_between() -> N
 
 
 @pytest.mark.parametrize(("parallel", "peak"), [("single", 2e9), ("dp", 8e9)])
-def test_one_process_for_all_gpus_has_the_peak_of_them_all(
+def test_one_process_for_all_gpus_has_the_sum_of_their_peaks(
     monkeypatch: pytest.MonkeyPatch, parallel: str, peak: float
 ) -> None:
     monkeypatch.setattr(torch.cuda, "Event", Event)
@@ -228,7 +228,7 @@ def test_one_process_for_all_gpus_has_the_peak_of_them_all(
         ("Tesla V100-SXM2-16GB", None),
     ],
 )
-def test_peaks_are_those_of_the_whole_name(name: str, peak: float | None) -> None:
+def test_peaks_match_the_whole_device_name(name: str, peak: float | None) -> None:
     assert peak_of(name, "bf16") == peak
 
 
@@ -248,7 +248,7 @@ def test_a_linear_layer_takes_six_operations_a_weight_and_sample() -> None:
     assert FlopCounter(twin(layer), given=7.0).per_sample == 7.0
 
 
-def test_a_model_that_looks_at_its_numbers_is_not_counted_and_trains_all_the_same() -> None:
+def test_a_model_with_data_dependent_code_trains_without_a_flop_count() -> None:
     layer = nn.Linear(2, 1)
     counter = FlopCounter(twin(layer), given=None)
 
@@ -259,7 +259,7 @@ def test_a_model_that_looks_at_its_numbers_is_not_counted_and_trains_all_the_sam
     assert counter.per_sample is None
 
 
-def test_a_twin_shares_tied_weights_and_holds_none() -> None:
+def test_a_meta_copy_ties_weights_and_holds_no_memory() -> None:
     model = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
     model[1].weight = model[0].weight
     copied = twin(model)
@@ -305,7 +305,7 @@ def test_a_package_that_is_missing_is_named_at_the_start(
     assert str(caught.value).startswith(line)
 
 
-def test_a_sink_that_fails_says_so_once_and_the_others_go_on(
+def test_a_failing_sink_is_reported_once_and_the_rest_continues(
     run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Full:
@@ -313,7 +313,7 @@ def test_a_sink_that_fails_says_so_once_and_the_others_go_on(
             raise OSError("no space")
 
         def flush(self) -> None:
-            """It holds nothing back."""
+            """Do nothing: this sink has no buffer."""
 
         def close(self) -> None:
             raise OSError("no space for the rest either")
@@ -326,7 +326,7 @@ def test_a_sink_that_fails_says_so_once_and_the_others_go_on(
     assert capsys.readouterr().err == "hpcrun: cannot write Full: no space\n"
 
 
-def test_metrics_that_are_written_again_after_an_outage_say_so(
+def test_metrics_report_the_end_of_an_outage(
     run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sinks = Sinks([JsonLines(run)])
@@ -358,7 +358,7 @@ def test_all_attempts_of_a_run_are_one_run_of_wandb(run: RunDirectory, tmp_path:
 
 
 @pytest.mark.slow
-def test_wandb_takes_the_lines_offline_and_passes_over_repeated_steps(
+def test_wandb_takes_the_lines_offline_and_skips_repeated_steps(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("wandb")

@@ -56,9 +56,7 @@ def no_such(path: str) -> OSError:
         (ValueError("x"), False),
     ],
 )
-def test_only_what_every_other_start_would_meet_is_a_mistake(
-    error: Exception, mistake: bool
-) -> None:
+def test_only_an_error_of_every_start_is_a_mistake(error: Exception, mistake: bool) -> None:
     assert is_mistake(error) == mistake
 
 
@@ -90,7 +88,7 @@ def test_a_step_of_many_epochs_is_announced() -> None:
     assert not any("each step takes" in line for line in Batching(32, 1, epoch=20).lines(10))
 
 
-def test_a_rank_whose_node_lacks_the_submission_folder_says_so(
+def test_a_rank_without_the_submission_folder_reports_its_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = create(tmp_path / "a", "task: probe:Probe\n", {"folder": "/not/on/this/node"})
@@ -119,7 +117,7 @@ def test_a_rank_whose_node_lacks_the_submission_folder_says_so(
         (UserError("no data"), (True, "no loss", "n2", True), True, True),
     ],
 )
-def test_ranks_that_meet_know_whether_every_node_refuses(
+def test_connected_ranks_know_if_every_node_fails(
     monkeypatch: pytest.MonkeyPatch,
     error: Exception,
     theirs: tuple[bool, str | None, str, bool],
@@ -142,7 +140,7 @@ def test_ranks_that_meet_know_whether_every_node_refuses(
 
 
 @pytest.mark.parametrize(("worst", "told"), [("n3", "n3"), (None, "n1")])
-def test_nodes_without_a_common_interface_blame_the_node_that_connects_worst(
+def test_without_a_common_interface_the_worst_connected_node_is_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worst: str | None, told: str
 ) -> None:
     def refuses(*_: object) -> str:

@@ -1,4 +1,4 @@
-"""What the watch over gradients does with a step that is not finite: one process, every policy."""
+"""The policies for a step that is not finite, in one process."""
 
 import contextlib
 import json
@@ -23,7 +23,7 @@ DATA = torch.utils.data.TensorDataset(torch.arange(10.0))
 
 
 class Training:
-    """A trainer and its watch over a run directory, as the loop has them."""
+    """A trainer and its watch over a run directory, as in the loop."""
 
     def __init__(self, folder, *overrides, amp=None, start=0, samples=True):
         self.run = RunDirectory(folder)
@@ -45,7 +45,7 @@ class Training:
         )
 
     def go(self, pattern):
-        """A step for each letter: ``.`` a good one, ``x`` a loss that is no number, ``o`` an overflow."""
+        """Take a step per letter: ``.`` a good step, ``x`` a NaN loss, ``o`` an overflow."""
         watch = self.watch()
 
         def loss(model, batch):
@@ -64,7 +64,7 @@ class Training:
         return sorted(int(path.stem.removeprefix("step-")) for path in files)
 
 
-def test_the_first_bad_step_of_a_row_is_written_down_with_its_samples(tmp_path, capsys):
+def test_the_first_of_consecutive_bad_steps_is_recorded_with_its_samples(tmp_path, capsys):
     training = Training(tmp_path, start=20)
     training.go("..xxx..x.")
     assert training.dumps() == [22, 27]
@@ -88,7 +88,7 @@ def test_a_stream_has_no_samples_to_name(tmp_path):
     assert json.loads(training.run.nonfinite(0).read_text())["ranks"][0]["samples"] is None
 
 
-def test_an_attempt_writes_down_so_many_steps_and_no_more(tmp_path):
+def test_an_attempt_records_a_limited_number_of_bad_steps(tmp_path):
     training = Training(tmp_path)
     training.go("x." * (DUMPS + 5))
     assert len(training.dumps()) == DUMPS
@@ -107,7 +107,7 @@ def test_an_attempt_writes_down_so_many_steps_and_no_more(tmp_path):
         ),
     ],
 )
-def test_it_stops_where_the_policy_says(
+def test_training_stops_as_the_policy_says(
     tmp_path, monkeypatch, late, overrides, pattern, step, said
 ):
     if late:
@@ -122,7 +122,7 @@ def test_it_stops_where_the_policy_says(
     assert weights.isfinite().all()
 
 
-def test_steps_in_a_row_are_counted_over_a_restart(tmp_path):
+def test_consecutive_bad_steps_are_counted_over_a_restart(tmp_path):
     first = Training(tmp_path, "train.nonfinite_limit=3")
     first.go(".xx")
     first.trainer.save_checkpoint(tmp_path / "checkpoints", 3)
@@ -133,7 +133,7 @@ def test_steps_in_a_row_are_counted_over_a_restart(tmp_path):
 
 
 @pytest.mark.parametrize("overrides", [[], ["train.nonfinite=stop"]])
-def test_overflows_of_a_dynamic_scale_are_no_news_until_there_are_too_many(
+def test_overflows_of_a_dynamic_scale_are_reported_only_beyond_the_limit(
     tmp_path, capsys, overrides
 ):
     amp = ["amp.dtype=fp16", "train.nonfinite_limit=4"]
@@ -146,7 +146,7 @@ def test_overflows_of_a_dynamic_scale_are_no_news_until_there_are_too_many(
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_loss_that_is_no_number_is_no_overflow(tmp_path, monkeypatch, late):
+def test_a_nan_loss_is_not_an_overflow(tmp_path, monkeypatch, late):
     if late:
         monkeypatch.setattr(StepGate, "late_on", frozenset({"cpu"}))
     amp = AMPConfig(dtype="fp16")
@@ -168,9 +168,7 @@ def test_a_fixed_scale_that_overflows_obeys_the_policy(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
-def test_a_micro_batch_that_weighs_nothing_is_named_where_its_loss_is_a_mean_of_nothing(
-    tmp_path, capsys, dtype
-):
+def test_a_micro_batch_of_weight_zero_with_a_nan_loss_is_named(tmp_path, capsys, dtype):
     amp = AMPConfig(dtype=dtype)
     training = Training(tmp_path, "train.nonfinite=stop", f"amp.dtype={dtype}", amp=amp)
     masks = [torch.ones(3), torch.zeros(3)]
@@ -195,7 +193,7 @@ def test_a_micro_batch_that_weighs_nothing_is_named_where_its_loss_is_a_mean_of_
 
 
 @pytest.mark.parametrize("weight", [torch.nan, torch.inf, -1.0])
-def test_a_weight_that_cannot_be_is_named_and_changes_nothing(tmp_path, capsys, weight):
+def test_an_invalid_weight_is_named_and_changes_nothing(tmp_path, capsys, weight):
     training = Training(tmp_path, "train.nonfinite=stop")
     watch = training.watch()
     before = [value.clone() for value in training.trainer.module.parameters()]
@@ -211,7 +209,7 @@ def test_a_weight_that_cannot_be_is_named_and_changes_nothing(tmp_path, capsys, 
         assert torch.equal(old, new)
 
 
-def test_a_full_disk_costs_the_dump_and_not_the_training(tmp_path, capsys):
+def test_a_full_disk_loses_the_dump_but_training_continues(tmp_path, capsys):
     (tmp_path / "nonfinite").write_text("in the way")
     training = Training(tmp_path)
     training.go(".x.")

@@ -1,4 +1,4 @@
-"""Rank 0 takes as many connections as there are ranks, whatever limit the submitting shell had."""
+"""Rank 0 accepts a connection per rank, for any limit of the submitting shell."""
 
 import subprocess
 import sys
@@ -28,7 +28,7 @@ def test_the_limit_becomes_what_the_ranks_need_and_never_less(ranks: int, limit:
     assert asked(ranks, 1200 if ranks > 64 else 2048, 4096) == ["None", str(max(limit, 1200))]
 
 
-def test_a_limit_that_cannot_be_raised_is_told_with_a_remedy() -> None:
+def test_a_limit_that_cannot_be_raised_is_reported_with_a_remedy() -> None:
     told, limit = asked(2000, 1024, 3000)
     assert limit == "3000"
     assert told == (
@@ -37,6 +37,6 @@ def test_a_limit_that_cannot_be_raised_is_told_with_a_remedy() -> None:
     )
 
 
-def test_a_small_world_changes_nothing() -> None:
+def test_few_ranks_change_nothing() -> None:
     assert make_room(2) is None
     assert asked(256, 1024, 1024) == ["None", "1024"]

@@ -1,4 +1,4 @@
-"""The optimiser and the schedule that a config asks for."""
+"""The optimizer and the schedule of a config."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def config(*overrides):
         ("constant", [0.25, 1.0, 1.0, 1.0, 1.0]),
     ],
 )
-def test_the_schedule_warms_up_and_comes_down_to_its_final_fraction(schedule, factors):
+def test_the_schedule_warms_up_and_decays_to_its_final_fraction(schedule, factors):
     factor = learning_rate_factor(
         config(
             "train.steps=12",
@@ -47,11 +47,11 @@ def test_the_schedule_warms_up_and_comes_down_to_its_final_fraction(schedule, fa
     [
         # step:               0    3    4   12   16 (half)  20
         ("optim.decay_steps=8", [0.25, 1.0, 1.0, 1.0, 0.6, 0.2]),
-        # A tenth of all steps, the last two.
+        # A tenth of all steps: the last two.
         ("optim.decay_steps=null", [0.25, 1.0, 1.0, 1.0, 1.0, 0.2]),
     ],
 )
-def test_wsd_warms_up_stays_and_comes_down_at_the_end(decay, factors):
+def test_wsd_warms_up_stays_constant_and_decays_at_the_end(decay, factors):
     factor = learning_rate_factor(
         config(
             "train.steps=20",
@@ -72,7 +72,7 @@ def test_wsd_warms_up_stays_and_comes_down_at_the_end(decay, factors):
         ("sqrt", 0.02, ["peak learning rate 0.02: train.lr 0.01 times the square root of batch"]),
     ],
 )
-def test_the_peak_grows_with_the_batch_as_asked_and_that_is_told(rule, peak, line):
+def test_the_peak_rate_is_scaled_with_the_batch_and_reported(rule, peak, line):
     wanted = config(
         "train.lr=0.01",
         "train.batch_size=128",
@@ -89,7 +89,7 @@ def test_the_peak_grows_with_the_batch_as_asked_and_that_is_told(rule, peak, lin
 
 
 class Own:
-    """What is asked of a task for its optimiser."""
+    """A task with an optimizer."""
 
     def __init__(self, make):
         self.build_optimizer = make
@@ -112,7 +112,7 @@ def test_the_schedule_and_the_scaling_multiply_each_groups_own_rate():
     assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.04, 0.004])
 
 
-def test_a_tasks_optimiser_is_of_what_is_trained_or_refused():
+def test_a_tasks_optimizer_must_have_the_trained_parameters():
     model, other = nn.Linear(2, 2), nn.Linear(2, 2)
     sgd = torch.optim.SGD
     for make, line in (
@@ -155,8 +155,8 @@ def test_the_fused_kernel_takes_the_same_steps(name):
     torch.testing.assert_close(*weights)
 
 
-def test_what_has_no_fused_kernel_is_optimised_without():
-    # Complex weights, and a device that is no device.
+def test_without_a_fused_kernel_the_plain_kernel_is_used():
+    # Complex weights, and a device without fused kernels.
     for model in (nn.Linear(2, 2, dtype=torch.complex64), nn.Linear(2, 2, device="meta")):
         assert not has_fused(torch.optim.AdamW, list(model.parameters()))
         optimizer = build_optimizer(model, config("optim.fused=true"))
@@ -173,7 +173,7 @@ def test_cosine_and_linear_differ_between_their_ends():
     assert factors == pytest.approx([0.5 + 0.5**1.5, 0.75])
 
 
-def test_a_training_that_is_all_warm_up_ends_at_the_peak():
+def test_a_run_of_only_warm_up_ends_at_the_peak():
     factor = learning_rate_factor(config("train.steps=5", "optim.warmup_steps=5"))
     assert [factor(step) for step in range(6)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
 
@@ -193,7 +193,7 @@ def test_the_first_step_is_taken_at_the_first_value_of_the_schedule():
         ("sgd", torch.optim.SGD, {"momentum": 0.7}),
     ],
 )
-def test_the_optimiser_is_the_one_asked_for_with_its_options(name, kind, expected):
+def test_the_optimizer_follows_the_config(name, kind, expected):
     optimizer = build_optimizer(
         nn.Linear(2, 2),
         config(

@@ -1,4 +1,4 @@
-"""The order of samples: a permutation an epoch, and nothing but a function."""
+"""The order of samples: a permutation per epoch, as a pure function."""
 
 import numpy as np
 import pytest
@@ -25,15 +25,15 @@ def test_an_epoch_visits_every_sample_exactly_once(size, seed, epoch):
     seed=seeds,
     at=st.lists(st.integers(0, 10**12), min_size=1, max_size=9),
 )
-def test_a_sample_is_the_same_whatever_is_asked_along_with_it(size, seed, at):
+def test_a_sample_does_not_depend_on_the_requested_range(size, seed, at):
     together = order.samples(np.array(at, dtype=np.int64), size, seed)
     alone = [int(order.samples(positions(one, 1), size, seed)[0]) for one in at]
     assert together.tolist() == alone
     assert all(0 <= index < size for index in alone)
 
 
-def test_the_order_is_the_one_that_it_has_always_been():
-    # A change here changes the samples of every run that is resumed after an update.
+def test_the_order_does_not_change_between_versions():
+    # A change here changes the samples of every run that resumes after an update.
     assert order.samples(positions(0, 12), 10, seed=0).tolist() == GOLDEN_SMALL
     assert order.samples(positions(10**6 - 3, 6), 10**6, seed=7).tolist() == GOLDEN_LARGE
     assert order.samples(positions(0, 4), 3, seed=2**63 - 1).tolist() == GOLDEN_LAST_SEED
@@ -44,18 +44,18 @@ GOLDEN_LARGE = [474634, 801116, 130329, 611172, 212371, 352553]
 GOLDEN_LAST_SEED = [0, 1, 2, 1]
 
 
-def test_epochs_and_neighbouring_seeds_are_shuffled_anew():
+def test_epochs_and_neighboring_seeds_have_different_orders():
     size = 1000
     first = order.samples(positions(0, size), size, seed=5)
     for other in (
         order.samples(positions(size, size), size, seed=5),
         order.samples(positions(0, size), size, seed=6),
     ):
-        # Two independent shuffles agree at one place on average.
+        # Two independent shuffles agree in one position on average.
         assert np.count_nonzero(first == other) < 10
 
 
-def test_no_sample_is_favoured_at_the_start_of_an_epoch():
+def test_every_sample_is_equally_likely_at_the_start_of_an_epoch():
     size, epochs = 10, 1000
     first = order.samples(positions(0, epochs) * size, size, seed=1)
     counts = np.bincount(first, minlength=size)
@@ -69,9 +69,7 @@ def test_no_sample_is_favoured_at_the_start_of_an_epoch():
     accumulation=st.integers(1, 4),
     share=st.integers(1, 5),
 )
-def test_the_ranks_divide_the_global_batch_and_together_take_all_of_it(
-    step, world_size, accumulation, share
-):
+def test_the_ranks_together_take_the_whole_global_batch(step, world_size, accumulation, share):
     batch = world_size * accumulation * share
     taken = []
     for rank in range(world_size):
@@ -87,7 +85,7 @@ def test_the_ranks_divide_the_global_batch_and_together_take_all_of_it(
     world_size=st.integers(1, 8),
     accumulation=st.integers(1, 4),
 )
-def test_a_batch_that_does_not_divide_is_not_cut_and_its_parts_differ_by_one_at_most(
+def test_parts_of_an_indivisible_batch_differ_by_at_most_one(
     first, count, world_size, accumulation
 ):
     span = range(first, first + count)

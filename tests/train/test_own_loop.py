@@ -1,4 +1,4 @@
-"""The script on the page about one's own loop is a program that works, and survives as it says."""
+"""The script of docs/own-loop.md runs, and survives disturbances as the page says."""
 
 import json
 import os
@@ -20,7 +20,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory):
-    """The page's script, in a file."""
+    """Return the page's script as a file."""
     (text,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     path = tmp_path_factory.mktemp("own-loop") / "add.py"
     path.write_text(text)
@@ -29,7 +29,7 @@ def script(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def played(script, tmp_path_factory):
-    """The folder that the program leaves."""
+    """Return the folder with the program's results."""
     folder = tmp_path_factory.mktemp("disturbed")
     subprocess.run(
         [sys.executable, "-m", "tests.train.own_loops", str(script), str(folder)],
@@ -40,7 +40,7 @@ def played(script, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def disturbed(played):
-    """Gives the exit codes and rank 0's first and last lines of a part of a disturbed training."""
+    """Return the exit codes and rank 0's first and last lines of a part of a disturbed run."""
     codes = json.loads((played / "codes.json").read_text())
 
     def part(name):
@@ -51,7 +51,7 @@ def disturbed(played):
 
 
 def undisturbed(script, launcher, folder):
-    """The first and the last line of the script, started as the page says."""
+    """Return the first and the last line of the script, started as the page says."""
     done = subprocess.run(
         [sys.executable, *launcher, str(script)],
         cwd=folder, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
@@ -62,9 +62,7 @@ def undisturbed(script, launcher, folder):
     return lines[0], lines[-1]
 
 
-def test_alone_killed_and_told_to_stop_it_ends_with_the_weights_of_an_undisturbed_run(
-    script, disturbed, tmp_path
-):
+def test_one_rank_killed_and_stopped_ends_with_the_undisturbed_weights(script, disturbed, tmp_path):
     first, weights = undisturbed(script, (), tmp_path)
     assert first == "one process, from step 0"
     assert re.fullmatch(r"weights [0-9a-f]{16}", weights)
@@ -85,19 +83,19 @@ def test_with_torchrun_a_killed_rank_and_a_signal_to_one_rank_change_no_bit_eith
     assert codes[1] > 0
     codes, first, _ = disturbed("two-1")
     assert (codes, first) == ([75, 75], "2 ranks, from step 100")
-    # Both had stopped one step later, when they had agreed on it.
+    # Both ranks stopped one step later, after their agreement.
     assert disturbed("two-2") == ([0, 0], "2 ranks, from step 151", weights)
 
 
 @pytest.fixture(scope="module")
 def beside(played):
-    """What each of the two ranks found."""
+    """Return the results of both ranks."""
     assert json.loads((played / "codes.json").read_text())["beside"] == [0, 0]
     return [json.loads((played / f"beside-{rank}.json").read_text()) for rank in range(2)]
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_trainers_whose_losses_go_through_each_other_s_nets_train_as_by_hand(beside, parallel):
+def test_two_trainers_with_coupled_losses_train_as_plain_torch(beside, parallel):
     for found in beside:
         torch.testing.assert_close(torch.tensor(found[parallel]["gan"]), gan.by_hand())
 
@@ -109,7 +107,7 @@ def test_several_ranks_without_a_wrapped_model_are_refused_a_step(beside, parall
         assert "wrap_model() before training_step()" in found[parallel]["step"]
 
 
-def test_what_belongs_to_the_weights_is_not_made_before_these_are_sharded(beside):
+def test_an_optimizer_made_before_sharding_is_refused(beside):
     for found in beside:
         for asked in ("optimizer", "load", "whole"):
             assert "call setup_distributed() and wrap_model() before" in found["fsdp"][asked]
@@ -118,7 +116,7 @@ def test_what_belongs_to_the_weights_is_not_made_before_these_are_sharded(beside
 
 @pytest.fixture(scope="module")
 def own_group(played):
-    """What each of two ranks found whose program made their process group itself."""
+    """Return the results of two ranks of a program that creates its process group."""
     assert json.loads((played / "codes.json").read_text())["own"] == [0, 0]
     return [json.loads((played / f"own-{rank}.json").read_text()) for rank in range(2)]
 
@@ -140,7 +138,7 @@ def test_a_trainer_older_than_the_process_group_is_refused(own_group, asked):
     assert "make the group before the trainer" in told
 
 
-def test_a_group_that_numbers_ranks_otherwise_than_the_launcher_is_refused(own_group):
+def test_a_group_with_other_rank_numbers_than_the_launcher_is_refused(own_group):
     told = own_group[0]["crossed"]
     assert "the process group says rank 0 of 2, and torchrun says rank 1 of 2" in told
     assert "give init_process_group the launcher's rank and world_size" in told

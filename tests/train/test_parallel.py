@@ -1,4 +1,4 @@
-"""Which way of sharing the work is taken, what is gathered at once, and the copy that a report sees."""
+"""The choice of parallelism, the FSDP units, and the whole copy of a model for a report."""
 
 from types import SimpleNamespace
 
@@ -28,7 +28,7 @@ def config(*overrides):
     return resolve([override_layer(overrides)])
 
 
-def test_auto_takes_ddp_where_there_is_room_and_fsdp_where_there_is_none():
+def test_auto_takes_ddp_if_the_model_fits_and_fsdp_otherwise():
     chosen, line = decide(config(), SMALL, 1000)
     assert chosen == "ddp"
     assert line.startswith(
@@ -39,7 +39,7 @@ def test_auto_takes_ddp_where_there_is_room_and_fsdp_where_there_is_none():
     assert line.endswith("= 4.0 kB per rank, of 1.0 kB; 40% are reserved for activations")
 
 
-def test_a_run_that_was_sharded_stays_so_and_one_that_no_longer_fits_becomes_so():
+def test_a_sharded_run_stays_sharded_and_a_run_that_no_longer_fits_becomes_sharded():
     chosen, line = decide(config(), SMALL, 1000, earlier="fsdp")
     assert chosen == "fsdp"
     assert line.startswith("train.parallel=auto chooses fsdp, as in the last attempt: ")
@@ -55,13 +55,13 @@ def test_a_run_that_was_sharded_stays_so_and_one_that_no_longer_fits_becomes_so(
         ("train.channels_last=true", "train.channels_last"),
     ],
 )
-def test_auto_takes_ddp_for_what_only_ddp_can_and_says_so(key, told):
+def test_auto_takes_ddp_for_options_of_ddp_and_reports_it(key, told):
     chosen, line = decide(config(key), LARGE, 1000)
     assert chosen == "ddp"
     assert line.startswith(f"train.parallel=auto chooses ddp, which {told} needs: ")
 
 
-def test_what_an_older_torch_cannot_do_sharded_auto_leaves_to_ddp_and_fsdp_refuses(monkeypatch):
+def test_with_an_older_torch_auto_takes_ddp_and_fsdp_is_refused(monkeypatch):
     assert decide(config("train.find_unused_parameters=true"), LARGE, 1000)[0] == "fsdp"
     monkeypatch.setattr(choose, "FILLS_UNUSED", False)
     chosen, line = decide(config("train.find_unused_parameters=true"), LARGE, 1000)
@@ -72,7 +72,7 @@ def test_what_an_older_torch_cannot_do_sharded_auto_leaves_to_ddp_and_fsdp_refus
         fsdp._fill_unused(Net())
 
 
-def test_what_is_kept_beside_the_weights_is_counted_and_named():
+def test_memory_besides_the_weights_is_counted_and_named():
     net = nn.Linear(5, 5, bias=False)
     assert need(config(), net) == Need(100, 100, 200)
     assert need(config("optim.name=sgd"), net) == Need(100, 100, 100)
@@ -84,7 +84,7 @@ def test_what_is_kept_beside_the_weights_is_counted_and_named():
     )
 
 
-def test_one_rank_has_nothing_to_decide_nor_to_shard(capsys):
+def test_a_single_rank_is_never_sharded(capsys):
     alone = DistributedConfig()
     assert resolve_parallel(config(), Net(), alone, None) == "single"
     assert resolve_parallel(config("train.parallel=dp"), Net(), alone, None) == "dp"
@@ -109,7 +109,7 @@ def test_dp_on_the_cpu_trains_as_one_process_and_says_so(capsys):
     assert line.startswith("hpcrun: parallel=dp finds no GPUs; it trains")
 
 
-def test_dp_names_what_is_better_with_the_gpus_there_are(monkeypatch, capsys):
+def test_dp_suggests_ddp_for_the_present_gpus(monkeypatch, capsys):
     class OnAGpu(nn.Module):
         def parameters(self, recurse=True):
             yield SimpleNamespace(is_cuda=True)
@@ -123,13 +123,13 @@ def test_dp_names_what_is_better_with_the_gpus_there_are(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("parallel", ["single", "ddp", "fsdp"])
-def test_a_single_rank_needs_no_group_whatever_it_is_told(parallel):
+def test_a_single_rank_needs_no_group_with_any_parallelism(parallel):
     made = DistributedAMPTrainer(Net(), adamw, device="cpu", parallel=parallel)
     assert made.wrap_model() is made.module
     assert made.whole_module() is made.module
 
 
-def test_what_is_gathered_at_once_follows_the_config():
+def test_fsdp_units_follow_the_config():
     net = Net()
     assert units(net, FSDP()) == list(net.blocks)
     assert units(net, FSDP(wrap="size", min_parameters=400)) == list(net.blocks)
@@ -139,7 +139,7 @@ def test_what_is_gathered_at_once_follows_the_config():
     assert units(nn.Linear(2, 2), FSDP()) == []
 
 
-def test_a_class_that_the_model_does_not_hold_is_refused_with_those_it_does():
+def test_an_unknown_class_is_refused_with_the_model_s_classes():
     with pytest.raises(UserError) as refused:
         units(Net(), FSDP(wrap="classes", classes=["Block", "Decoder"]))
     assert str(refused.value).startswith(
@@ -147,7 +147,7 @@ def test_a_class_that_the_model_does_not_hold_is_refused_with_those_it_does():
     )
 
 
-def test_hybrid_sharding_puts_the_ranks_of_a_node_in_a_row_however_they_are_numbered():
+def test_hybrid_sharding_groups_the_ranks_of_a_node():
     assert layout([(0, 0), (0, 1), (1, 0), (1, 1)]) == [[0, 1], [2, 3]]
     assert layout([(0, 0), (1, 0), (0, 1), (1, 1)]) == [[0, 2], [1, 3]]
     assert layout([(0, 0), (0, 1)]) == [[0, 1]]
@@ -165,7 +165,7 @@ def test_the_paths_to_a_loss_lead_to_every_parameter_it_depends_on():
     assert unreached(value, net.named_parameters()) == ["spare.weight", "spare.bias"]
 
 
-def test_where_paths_cannot_be_seen_nothing_is_called_unused():
+def test_without_visible_paths_no_parameter_is_called_unused():
     hidden = nn.Linear(2, 2)
     entered = torch.ones(1, 2, requires_grad=True)
     value = checkpoint(hidden, entered, use_reentrant=True).sum()
@@ -202,7 +202,7 @@ def test_a_hollow_copy_takes_no_memory_and_is_filled_with_other_weights():
     assert not torch.equal(model.enter.weight, plain.enter.weight)
 
 
-def test_the_whole_of_a_model_on_one_device_is_the_model():
+def test_the_whole_copy_of_an_unsharded_model_is_the_model():
     made = AMPTrainer(Net(), adamw, device="cpu")
     assert made.whole_module() is made.module
 
@@ -225,13 +225,13 @@ CONTRADICTIONS = [
 
 
 @pytest.mark.parametrize(("keys", "line"), CONTRADICTIONS)
-def test_what_cannot_be_together_is_refused_before_anything_is_submitted(keys, line):
+def test_contradicting_keys_are_refused_before_a_submission(keys, line):
     with pytest.raises(UserError) as refused:
         config(*keys)
     assert line in str(refused.value)
 
 
-def test_what_can_be_together_is_taken():
+def test_compatible_keys_are_accepted():
     config("train.parallel=fsdp", "fsdp.shard=hybrid", "job.nodes=2")
     config("train.parallel=fsdp", "amp.dtype=fp16", "fsdp.reduce_dtype=fp16", "train.compile=true")
     config("train.parallel=fsdp", "train.find_unused_parameters=true")

@@ -1,4 +1,4 @@
-"""Which steps are taken: gradients that are not finite, the loss scale and its history, on one device."""
+"""Skipped steps, gradients that are not finite, the loss scale and its history, on one device."""
 
 import copy
 
@@ -20,7 +20,7 @@ def loss(model, batch):
 
 
 def batches(count, *bad):
-    """``count`` steps of one micro-batch, whose loss is infinite at the steps ``bad``."""
+    """Take ``count`` steps of one micro-batch, with an infinite loss at the steps ``bad``."""
     generator = torch.Generator().manual_seed(3)
     for step in range(count):
         factor = torch.inf if step in bad else 1.0
@@ -51,7 +51,7 @@ def make(optimizer=adamw, **options):
 
 
 def everything(trainer):
-    """Weights, moments, rates, schedule, scale: whatever a step may move."""
+    """Return weights, moments, rates, schedule and scale: everything that a step may change."""
     return copy.deepcopy(
         [
             trainer.module.state_dict(),
@@ -74,14 +74,14 @@ def same(one, other):
 
 @pytest.fixture
 def late(monkeypatch):
-    """The way of a GPU: the fused optimiser is told on the device, the host a step later."""
+    """Act like a GPU: the fused optimizer gets the decision on the device, the host a step later."""
     monkeypatch.setattr(StepGate, "late_on", frozenset({"cpu"}))
 
 
 @pytest.mark.parametrize("amp", [AMPConfig(), AMPConfig(dtype="bf16"), FP16])
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("optimizer", [adamw, plain_sgd])
-def test_a_step_that_is_not_finite_moves_nothing(amp, clip, optimizer):
+def test_a_step_that_is_not_finite_changes_nothing(amp, clip, optimizer):
     trainer = make(optimizer, amp=amp, clip_norm=clip)
     good, bad = batches(2, 1)
     trainer.training_step(good, loss)
@@ -98,7 +98,7 @@ def test_a_step_that_is_not_finite_moves_nothing(amp, clip, optimizer):
 @pytest.mark.parametrize("amp", [AMPConfig(), FP16])
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("optimizer", [adamw, sgd, plain_sgd])
-def test_a_verdict_that_comes_a_step_later_changes_no_bit(monkeypatch, amp, clip, optimizer):
+def test_a_decision_one_step_later_changes_no_bit(monkeypatch, amp, clip, optimizer):
     def train():
         trainer = make(optimizer, amp=amp, clip_norm=clip)
         return trainer, [trainer.training_step(step, loss) for step in batches(9, 0, 3, 4, 8)]
@@ -113,7 +113,7 @@ def test_a_verdict_that_comes_a_step_later_changes_no_bit(monkeypatch, amp, clip
 
 
 @pytest.mark.usefixtures("late")
-def test_a_checkpoint_waits_for_the_verdict_and_goes_on_with_the_same_bits(tmp_path):
+def test_a_checkpoint_waits_for_the_decision_and_resumes_with_the_same_bits(tmp_path):
     calm, first = make(amp=FP16), make(amp=FP16)
     steps = list(batches(8, 2, 3, 6))
     for step in steps:
@@ -131,7 +131,7 @@ def test_a_checkpoint_waits_for_the_verdict_and_goes_on_with_the_same_bits(tmp_p
 
 
 @pytest.mark.usefixtures("late")
-def test_the_result_of_a_step_waits_for_its_verdict_only_when_it_is_asked():
+def test_a_step_waits_for_its_decision_only_on_request():
     trainer = make()
     good, bad = batches(2, 1)
     trainer.training_step(good, loss)
@@ -155,7 +155,7 @@ def test_the_history_of_the_scale_names_the_steps_at_which_it_changed(tmp_path):
     assert again.gate.scales.maxlen == SCALES_KEPT
 
 
-def test_a_checkpoint_of_one_precision_goes_on_in_another(tmp_path):
+def test_a_checkpoint_resumes_with_another_precision(tmp_path):
     bf16 = make(amp=AMPConfig(dtype="bf16"))
     (step,) = batches(1)
     bf16.training_step(step, loss)
@@ -167,7 +167,7 @@ def test_a_checkpoint_of_one_precision_goes_on_in_another(tmp_path):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_every_kind_of_gradient_is_looked_at(value):
+def test_every_kind_of_gradient_is_checked(value):
     parameters = [
         nn.Parameter(torch.zeros(3, dtype=dtype))
         for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.complex64)

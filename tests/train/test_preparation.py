@@ -1,4 +1,4 @@
-"""What a block is, and what is done to blocks before a model is trained."""
+"""Blocks of a model, and their preparation for training: recomputation, compilation, layout."""
 
 import copy
 
@@ -27,7 +27,7 @@ def names(module, parts):
 
 
 class Encoder(nn.Module):
-    """Lists of all kinds; only the shapes of things matter here."""
+    """A model with lists of all kinds; only the shapes matter here."""
 
     def __init__(self):
         super().__init__()
@@ -47,12 +47,12 @@ def test_blocks_are_the_repeated_elements_of_lists_and_nothing_inside_them():
     ]  # fmt: skip
 
 
-def test_a_block_that_stands_in_a_list_twice_is_one():
+def test_a_block_listed_twice_counts_once():
     layer = nn.Linear(3, 3)
     assert blocks(nn.Sequential(layer, nn.Tanh(), layer, nn.Tanh())) == [layer]
 
 
-def test_weights_that_are_used_elsewhere_too_stay_with_the_whole():
+def test_weights_that_are_used_elsewhere_stay_in_the_root_unit():
     encoder = Encoder()
     parts = unshared(encoder, blocks(encoder))
     assert "heads.one" not in names(encoder, parts)
@@ -67,9 +67,9 @@ def test_parts_are_chosen_by_class_from_the_inside_out():
     ]  # fmt: skip
 
 
-def test_parts_are_chosen_by_the_parameters_that_no_inner_part_has_taken():
+def test_units_by_size_count_parameters_outside_inner_units():
     net = Net()
-    # widen holds 27 x 13 + 27 = 378 parameters, shrink 13 x 27 + 13 = 364, the norm 26.
+    # widen has 27 x 13 + 27 = 378 parameters, shrink 13 x 27 + 13 = 364, the norm 26.
     assert names(net, by_size(net, 370)) == [
         "blocks.0.widen",
         "blocks.0",
@@ -80,7 +80,7 @@ def test_parts_are_chosen_by_the_parameters_that_no_inner_part_has_taken():
     assert names(net, by_size(net, 5000)) == []
 
 
-def test_the_parts_of_attention_are_left_alone_because_it_does_not_call_them():
+def test_submodules_of_attention_are_no_units_because_it_does_not_call_them():
     layer = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 16) for _ in range(2))
     assert not any("out_proj" in name for name in names(layer, by_size(layer, 1)))
 
@@ -124,7 +124,7 @@ def test_recomputing_changes_no_bit_with_dropout_and_less_is_kept(checkpointing)
 
 
 class Products(TorchDispatchMode):
-    """Counts the products of matrices that are computed."""
+    """Counts the computed matrix products."""
 
     count = 0
 
@@ -133,7 +133,7 @@ class Products(TorchDispatchMode):
         return function(*arguments, **(options or {}))
 
 
-def test_selective_checkpointing_does_no_product_of_matrices_twice():
+def test_selective_checkpointing_computes_no_matrix_product_twice():
     def products(wanted):
         torch.manual_seed(0)
         net = Net()
@@ -146,7 +146,7 @@ def test_selective_checkpointing_does_no_product_of_matrices_twice():
     assert products(Preparation("full")) > products(Preparation())
 
 
-def test_names_in_a_checkpoint_do_not_tell_of_it():
+def test_names_in_a_checkpoint_do_not_show_recomputation():
     net = Net()
     plain = list(net.state_dict())
     prepare(net, Preparation("full"))
@@ -162,7 +162,7 @@ def test_a_model_without_blocks_has_nothing_to_checkpoint():
 
 
 class Centred(nn.Module):
-    """Takes off a running mean, which it makes anew or changes, and which a gradient needs."""
+    """A block that subtracts a running mean, which it replaces or changes, and which a gradient needs."""
 
     def __init__(self, *, anew):
         super().__init__()
@@ -189,7 +189,7 @@ KEEPERS = {
 
 @pytest.mark.parametrize("checkpointing", ["full", "selective"])
 @pytest.mark.parametrize("keeper", list(KEEPERS))
-def test_what_a_block_writes_into_its_buffers_is_written_once(keeper, checkpointing):
+def test_a_recomputed_block_writes_its_buffers_once(keeper, checkpointing):
     def train(wanted):
         torch.manual_seed(0)
         net = nn.ModuleList(
@@ -198,7 +198,7 @@ def test_what_a_block_writes_into_its_buffers_is_written_once(keeper, checkpoint
         prepare(net, wanted)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         for _ in range(3):
-            # A block that is passed twice has two second passes.
+            # A block that runs twice has two recomputations.
             net[1](net[0](net[0](torch.randn(5, 3)))).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -209,7 +209,7 @@ def test_what_a_block_writes_into_its_buffers_is_written_once(keeper, checkpoint
     assert [name for name, value in plain.items() if not torch.equal(again[name], value)] == []
 
 
-def test_a_graph_that_is_kept_is_recomputed_for_each_of_its_backward_passes():
+def test_a_retained_graph_is_recomputed_for_each_backward_pass():
     net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     with torch.inference_mode():
         table = torch.ones(3)
@@ -227,7 +227,7 @@ def test_a_graph_that_is_kept_is_recomputed_for_each_of_its_backward_passes():
         assert torch.equal(buffer, seen[name])
 
 
-def test_a_buffer_is_compared_where_it_is_no_number_or_gone():
+def test_nan_and_missing_buffers_are_compared():
     class Loses(nn.Linear):
         def __init__(self):
             super().__init__(3, 3)
@@ -264,7 +264,7 @@ def test_a_compiled_block_that_writes_into_its_buffers_is_refused_and_one_with_a
 
 
 def graphs_of(begin):
-    """How many graphs a compiler is given while ``begin(compiler)`` gives a module and that is trained."""
+    """Return the number of compiled graphs when ``begin(compiler)`` gives a module and it is trained."""
     torch._dynamo.reset()
     given = []
 
@@ -298,7 +298,7 @@ def test_every_kind_of_block_is_compiled_and_keeps_its_names(make):
     assert list(part.state_dict()) == plain
 
 
-def test_more_blocks_of_torch_s_own_classes_than_the_compiler_likes_are_all_compiled():
+def test_more_blocks_than_the_compiler_s_cache_limit_are_all_compiled():
     parts = nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(12)))
 
     def begin(compiler):

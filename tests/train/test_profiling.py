@@ -1,4 +1,4 @@
-"""When the profiler runs; what it leaves is looked at in ``test_runs.py``, in a whole run."""
+"""The schedule of the profiler; ``test_runs.py`` checks its output in a whole run."""
 
 from pathlib import Path
 
@@ -52,7 +52,7 @@ def test_a_window_that_the_end_cuts_off_is_written_too(tmp_path: Path) -> None:
     ("window", "start", "steps", "told"),
     [("2-4", 0, 9, "steps 2-4,"), ("2-4", 2, 9, "steps 3-4,"), ("2-9", 3, 4, "step 4,")],
 )
-def test_the_steps_told_are_those_that_were_profiled(
+def test_the_reported_steps_are_the_profiled_steps(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     window: str,

@@ -1,4 +1,4 @@
-"""Real gloo ranks train as one would; what they did is read from the program ``ranks.py``."""
+"""Several real gloo ranks train like a single rank; the program ``ranks.py`` runs them."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """Scenario and world size -> what each rank returned, by rank."""
+    """Return the results by scenario and world size, then by rank."""
     folder = tmp_path_factory.mktemp("ranks")
     done = subprocess.run(
         [sys.executable, "-m", "tests.train.ranks", str(folder)],
@@ -36,7 +36,7 @@ def results(tmp_path_factory):
 @pytest.mark.parametrize(
     ("kind", "tolerance"), [("plain", 1e-5), ("accumulated", 1e-5), ("fp16", 0.02), ("bf16", 0.05)]
 )
-def test_many_ranks_train_as_one_does_on_the_same_global_batches(
+def test_several_ranks_train_like_one_on_the_same_global_batches(
     results, world_size, kind, tolerance
 ):
     (alone,) = results["twenty_steps", 1]
@@ -67,7 +67,7 @@ def test_all_ranks_have_the_same_bits_after_every_step(results, world_size):
         assert all(rank[kind]["norms"] == ranks[0][kind]["norms"] for rank in ranks)
 
 
-def test_gradients_travel_once_a_step_however_many_micro_batches_it_has(results):
+def test_gradients_are_all_reduced_once_per_step_for_any_micro_batches(results):
     for rank in results["communication", 2]:
         # The model has two buckets.
         assert rank == {"1": 2, "4": 2}
@@ -88,7 +88,7 @@ def test_the_schedule_waits_while_steps_are_skipped(results):
         assert rank["rates"] == [0.05, 0.05, 0.025]
 
 
-def test_settling_the_buckets_changes_no_weight_buffer_or_generator(results):
+def test_the_bucket_warm_up_changes_no_weight_buffer_or_generator(results):
     assert results["settling_leaves_no_trace", 2] == [True, True]
 
 
@@ -105,8 +105,8 @@ def test_a_resumed_training_has_the_bits_of_the_undisturbed_one(results, scenari
     assert results[scenario, world_size] == [True] * world_size
 
 
-def test_without_settling_the_buckets_a_resume_would_round_differently(results):
-    # If this ever fails, the extra pass at the start of each process has become needless.
+def test_without_the_bucket_warm_up_a_resume_would_round_differently(results):
+    # If this test fails, the extra pass at the start of each process is no longer necessary.
     assert results["resumed_without_settling", 4] == [False] * 4
 
 
@@ -126,7 +126,7 @@ def test_validation_leaves_buffers_and_modes_as_they_were(results):
         assert rank["modes"] == [True, True, True, False, True]
 
 
-def test_what_one_rank_cannot_do_stops_all_and_is_told_once(results):
+def test_an_error_of_one_rank_stops_all_ranks_and_is_reported_once(results):
     ranks = results["failing_together", 4]
     assert [rank["nobody"] for rank in ranks] == ["fine"] * 4
     assert [rank["rank 0"] for rank in ranks] == [

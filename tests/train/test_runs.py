@@ -1,4 +1,4 @@
-"""Whole runs, two ranks each, played by the program ``runs.py``: what they exit with, say and leave."""
+"""Whole runs of two ranks each, run by ``runs.py``: exit codes, messages and files."""
 
 import gzip
 import json
@@ -61,7 +61,7 @@ def test_a_stop_changes_no_bit_although_the_samples_are_random(runs, kind):
 
 
 @pytest.mark.parametrize("kind", ["", "-loaders", "-stream"])
-def test_the_lines_of_a_stopped_run_have_every_step_once_as_the_undisturbed_ones(runs, kind):
+def test_the_metrics_of_a_stopped_run_equal_those_of_an_undisturbed_run(runs, kind):
     calm, stopped = (
         {line["step"]: line["loss"] for line in read_lines(runs.run(name).metrics)}
         for name in (f"calm{kind}", f"stopped{kind}")
@@ -71,7 +71,7 @@ def test_the_lines_of_a_stopped_run_have_every_step_once_as_the_undisturbed_ones
     assert stopped == pytest.approx(calm, rel=1e-12)
 
 
-def test_the_same_sums_may_be_computed_another_way_from_a_checkpoint_on(runs):
+def test_a_resume_may_compute_the_same_sums_in_another_way(runs):
     assert runs.codes("other-way") == STOPPED_ONCE
     last, other = (model_at_the_end(runs.run(name)) for name in ("calm-exact", "other-way"))
     assert last.keys() == other.keys()
@@ -84,7 +84,7 @@ def test_the_same_sums_may_be_computed_another_way_from_a_checkpoint_on(runs):
     assert "different from when" not in runs.said("stopped")
 
 
-def test_the_report_is_of_the_best_weights_that_are_kept_and_the_last_stay_the_newest(runs):
+def test_the_report_is_of_the_best_weights_and_the_last_stay_the_newest(runs):
     assert runs.codes("best") == DONE
     result = read_json(runs.run("best").result)
     assert (result["steps"], result["validation_loss"]) == (10, 2.0)
@@ -102,14 +102,14 @@ def model_at_the_end(run, which=newest_readable, **options):
     return load_model(store, which(store), **options)
 
 
-def test_a_signal_to_one_rank_stops_all_at_one_step_and_the_run_goes_on_there(runs):
+def test_a_signal_to_one_rank_stops_all_at_one_step_and_the_run_resumes_there(runs):
     told = [event for event in read_events(runs.run("stopped")) if event.what == "stopped"]
     started = [event for event in read_events(runs.run("stopped")) if event.what == "started"]
     assert [event.step for event in told] == [event.step for event in started[1:]]
     assert told[0].fields["committed"]
 
 
-def test_the_shares_of_a_batch_are_told_at_each_start(runs):
+def test_the_samples_per_rank_are_logged_at_each_start(runs):
     said = runs.said("stopped-uneven").splitlines()
     lines = [line for line in said if line.startswith("hpcrun: ") and "samples" in line]
     assert lines == 2 * [
@@ -119,7 +119,7 @@ def test_the_shares_of_a_batch_are_told_at_each_start(runs):
     ]
 
 
-def test_metrics_tell_the_learning_rate_that_the_step_was_taken_with(runs):
+def test_metrics_have_the_learning_rate_of_the_step(runs):
     lines = read_lines(runs.run("calm").metrics)
     assert [line["step"] for line in lines] == [2, 4, 6, 8]
     # Two steps of warm-up: the second is taken at the peak.
@@ -127,7 +127,7 @@ def test_metrics_tell_the_learning_rate_that_the_step_was_taken_with(runs):
     assert lines[-1]["lr"] > 3e-5
 
 
-def test_auto_tells_its_arithmetic_once(runs):
+def test_auto_logs_its_estimate_once(runs):
     (line,) = (line for line in runs.said("calm").splitlines() if "train.parallel=auto" in line)
     # 65 weights of four bytes: with gradients and two moments four times as much.
     assert "takes ddp: " in line
@@ -170,7 +170,7 @@ def test_a_rank_that_raises_in_a_step_ends_the_others_and_is_the_cause(runs, nam
         ("gives-two", "hpcrun: GivesTwo.loss() returned a tuple; return one "),
     ],
 )
-def test_a_loss_that_cannot_be_trained_on_is_told_once_before_the_first_step(runs, name, line):
+def test_an_untrainable_loss_is_reported_once_before_the_first_step(runs, name, line):
     assert runs.codes(name) == REFUSED
     assert line in runs.said(name)
     assert runs.said(name, rank=1) == ""
@@ -214,7 +214,7 @@ def test_bad_input_gets_its_one_line_and_exit_code_2_on_every_rank(runs, name, l
     assert not any(runs.run(name).checkpoints.iterdir())
 
 
-def test_what_only_rank_1_lacks_is_told_by_rank_0_in_its_name(runs):
+def test_an_error_only_of_rank_1_is_reported_by_rank_0(runs):
     assert runs.codes("dataset-missing") == REFUSED
     line = runs.refusal("dataset-missing")
     assert line.startswith("rank 1 (")
@@ -225,9 +225,7 @@ def test_what_only_rank_1_lacks_is_told_by_rank_0_in_its_name(runs):
     ("name", "culprit", "kind"),
     [("prepare-raises", 0, "OSError"), ("model-raises", 1, "ValueError")],
 )
-def test_a_failure_of_one_rank_ends_the_others_at_once_and_keeps_its_own_reason(
-    runs, name, culprit, kind
-):
+def test_a_failure_of_one_rank_ends_all_ranks_and_keeps_its_reason(runs, name, culprit, kind):
     assert runs.codes(name) == FAILED
     failures = runs.failures(name)
     assert failures[culprit].kind == kind
@@ -243,7 +241,7 @@ def test_a_failure_of_one_rank_ends_the_others_at_once_and_keeps_its_own_reason(
         ("report-tensor", "ReportHoldsTensor.report() raised TypeError: "),
     ],
 )
-def test_a_report_that_fails_takes_nothing_from_a_training_that_is_done(runs, name, reason):
+def test_a_failing_report_does_not_fail_a_finished_run(runs, name, reason):
     assert runs.codes(name) == DONE
     result = read_json(runs.run(name).result)
     assert (result["state"], result["report"]) == ("finished", {})
@@ -251,7 +249,7 @@ def test_a_report_that_fails_takes_nothing_from_a_training_that_is_done(runs, na
     assert reason in runs.said(name)
 
 
-def test_a_training_that_is_done_is_finished_without_the_report_that_attempts_keep_ending_in(runs):
+def test_a_trained_run_finishes_without_a_report_that_keeps_crashing(runs):
     *killed, last = runs.codes("report-killed")
     assert [codes[0] for codes in killed] == 2 * [-signal.SIGKILL]
     assert last == [exitcodes.DONE] * 2
@@ -261,7 +259,7 @@ def test_a_training_that_is_done_is_finished_without_the_report_that_attempts_ke
     assert result["report_error"].startswith("none: 2 attempts ended while making it (rest")
 
 
-def test_a_task_that_exits_with_0_is_not_taken_for_a_finished_one(runs):
+def test_a_task_that_exits_with_0_does_not_count_as_finished(runs):
     assert runs.codes("exits-with-zero") == FAILED
     assert "SystemExit" in runs.kinds("exits-with-zero")
     assert not runs.run("exits-with-zero").result.exists()
@@ -271,7 +269,7 @@ def test_a_task_that_exits_with_0_is_not_taken_for_a_finished_one(runs):
 def test_a_rank_that_fails_ends_although_its_loader_processes_ignore_sigterm(runs, name):
     assert runs.codes(name) == FAILED
     assert "ValueError" in runs.kinds(name)
-    # A hanging loader sleeps for ten minutes.
+    # The hanging loader sleeps for ten minutes.
     assert runs.seconds(name) < 400
 
 
@@ -279,7 +277,7 @@ def test_steps_that_are_not_finite_on_one_rank_are_skipped_on_all_and_traced_to_
     assert runs.codes("skips") == DONE
     run = runs.run("skips")
     (event,) = (one for one in read_events(run) if one.what == "nonfinite")
-    # The first call of the loss settles DDP's buckets, so the fourth is that of step 2.
+    # The first call of the loss is DDP's bucket warm-up, so the fourth call is of step 2.
     assert (event.step, event.fields["ranks"]) == (2, [1])
     dump = read_json(run.nonfinite(2))
     assert [isinstance(rank["loss"], float) for rank in dump["ranks"]] == [True, False]
@@ -290,7 +288,7 @@ def test_steps_that_are_not_finite_on_one_rank_are_skipped_on_all_and_traced_to_
     assert [line.get("skipped") for line in read_lines(run.metrics)] == [None, 2, 2, 2]
 
 
-def test_what_a_precision_comes_to_on_this_device_is_told_once(runs):
+def test_the_effect_of_a_precision_on_this_device_is_logged_once(runs):
     (line,) = (line for line in runs.said("skips").splitlines() if "tf32" in line)
     assert line.endswith("this device computes in fp32")
     assert "tf32" not in runs.said("skips", rank=1)
@@ -304,11 +302,11 @@ def test_gradients_that_stay_not_finite_end_the_run_with_the_rank_they_come_from
     cause = first_cause(list(failures.values()), [])
     assert (cause.rank, cause.step, cause.cascade) == (1, 3, 1)
     assert read_json(runs.run("not-finite").nonfinite(3))["in_a_row"] == 2
-    # The last of them written right before the end.
+    # The last record is written right before the end.
     assert [line["step"] for line in read_lines(runs.run("not-finite").metrics)] == [2, 4]
 
 
-def test_a_weight_that_is_no_number_is_of_the_rank_that_gave_it(runs):
+def test_a_nan_weight_is_reported_with_its_rank(runs):
     assert runs.codes("no-number") == FAILED
     failure = runs.failures("no-number")[1]
     assert (failure.kind, failure.step) == ("NotFinite", 2)
@@ -316,7 +314,7 @@ def test_a_weight_that_is_no_number_is_of_the_rank_that_gave_it(runs):
     assert is_cascade(runs.failures("no-number")[0])
 
 
-def test_each_rank_is_profiled_in_the_window_and_its_costly_operations_are_told(runs):
+def test_each_rank_is_profiled_in_the_window_with_its_costly_operations(runs):
     folder = runs.run("watched").profile
     for rank in (0, 1):
         with gzip.open(folder / f"trace-rank-{rank:05d}.json.gz") as stream:
@@ -336,7 +334,7 @@ def test_tensorboard_has_every_logged_step_once_although_the_run_was_stopped(run
     assert [event.step for event in accumulator.Scalars("mfu")] == sorted(lines)
 
 
-def test_a_line_of_metrics_says_where_the_time_went_and_who_was_slowest(runs):
+def test_a_line_of_metrics_has_the_times_and_the_slowest_rank(runs):
     line = read_lines(runs.run("watched").metrics)[-1]
     # 8 samples x (4 x 8 + 8 weights) x 2 operations x 3 passes, on two devices of 1 GFLOP/s.
     assert line["mfu"] == pytest.approx(8 * 40 * 6 / line["step_time"] / 2e9, rel=0.01)
@@ -346,7 +344,7 @@ def test_a_line_of_metrics_says_where_the_time_went_and_who_was_slowest(runs):
     assert line["memory_gb"] > 0.01
 
 
-def test_the_first_line_leaves_out_what_came_before_the_first_step(runs):
+def test_the_first_line_excludes_the_time_before_the_first_step(runs):
     run = runs.run("watched")
     began = next(event.time for event in read_events(run) if event.what == "started")
     first = read_lines(run.metrics)[0]
@@ -354,13 +352,13 @@ def test_the_first_line_leaves_out_what_came_before_the_first_step(runs):
 
 
 def test_no_rank_leaves_before_the_metrics_are_sent(runs):
-    # srun would end rank 0 soon after: once at the stop, once at the end.
+    # srun would kill it soon after rank 0's end: once at the stop, once at the end.
     assert runs.codes("uploads") == [[exitcodes.UNFINISHED] * 2, [exitcodes.DONE] * 2]
     order = (runs.run("uploads").path.parent / "uploads-order").read_text().split()
     assert order == ["uploaded", "left"] * 2
 
 
-def test_a_rank_without_memory_says_what_would_need_less(runs):
+def test_a_rank_out_of_memory_prints_advice(runs):
     assert runs.codes("out-of-memory") == FAILED
     failure = runs.failures("out-of-memory")[1]
     assert failure.kind == "OutOfMemory"
@@ -378,7 +376,7 @@ def test_a_rank_without_memory_says_what_would_need_less(runs):
     ("name", "code", "told"),
     [
         ("hangs", exitcodes.FAILED, r"rank 1 on \S+ is behind, training at zoo\.py:\d+ in mishap"),
-        # No thread of it can end it: the process beside it does.
+        # No thread of this process can end it; the watchdog process does.
         ("hangs-holding-lock", -signal.SIGKILL, r"rank 1 on \S+ does not answer"),
     ],
 )
@@ -396,9 +394,9 @@ def test_a_rank_that_hangs_is_named_its_stack_kept_and_the_run_ended_to_start_ag
 
 
 @pytest.mark.parametrize("at", ["prepare", "backward", "validation", "rank-1"])
-def test_a_kernel_that_strict_determinism_refuses_is_bad_input_wherever_it_is_come_to(runs, at):
+def test_a_kernel_refused_by_determinism_is_bad_input_at_any_step(runs, at):
     name = f"kernel-{at}"
-    # Of two that come to it one may be gone before the other has all of its last gradients.
+    # Of two ranks at the kernel, one may be gone before the other has its last gradients.
     (codes,) = runs.codes(name)
     assert exitcodes.BAD_INPUT in codes
     assert "Traceback" not in runs.said(name) + runs.said(name, rank=1)
@@ -416,7 +414,7 @@ def test_a_kernel_that_strict_determinism_refuses_is_bad_input_wherever_it_is_co
     assert verdict.line.endswith(line)
 
 
-def test_a_kernel_that_torch_only_warns_of_goes_on(runs):
+def test_a_kernel_that_torch_only_warns_about_is_used(runs):
     assert runs.codes("kernel-warned") == DONE
     assert "put_ does not have a deterministic implementation" in runs.said("kernel-warned")
 

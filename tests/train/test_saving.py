@@ -1,4 +1,4 @@
-"""``checkpoint`` in a config, through the package's own loop: the checkpoints that are there afterwards."""
+"""The section ``checkpoint`` of a config in the training loop: the checkpoints that it keeps."""
 
 import errno
 import os
@@ -39,7 +39,7 @@ def configured(*overrides):
 
 
 def trained(folder: Path, *overrides: str) -> RunDirectory:
-    """A run of one rank that somebody started by hand, with these overrides, to its end."""
+    """Run one rank, started by a person, with these overrides to its end."""
     run = create(folder / "run", to_yaml(configured(*overrides)), {"created": time.time()})
     logs = folder / "logs"
     code, trouble = started(run, logs)
@@ -48,7 +48,7 @@ def trained(folder: Path, *overrides: str) -> RunDirectory:
 
 
 def started(run: RunDirectory, logs: Path) -> tuple[int, str]:
-    """The exit code of one rank that somebody started by hand, and how it raised."""
+    """Return the exit code of one rank that a person started, and its exception."""
     logs.mkdir()
 
     def play(_: int) -> None:
@@ -60,7 +60,7 @@ def started(run: RunDirectory, logs: Path) -> tuple[int, str]:
 
 
 def kept(run: RunDirectory) -> list[int]:
-    """The steps whose checkpoints are there, every one of them whole."""
+    """Return the steps of the present checkpoints, all of which must be valid."""
     store = CheckpointStore(run.checkpoints, "test-0")
     for step in store.steps():
         store.check(step)
@@ -68,11 +68,11 @@ def kept(run: RunDirectory) -> list[int]:
 
 
 def saved(run: RunDirectory) -> list[int | None]:
-    """The steps that were saved at some time."""
+    """Return all steps that were saved at some time."""
     return [event.step for event in read_events(run) if event.what == "saved"]
 
 
-def test_every_nth_and_the_best_by_validation_stay_besides_the_newest(tmp_path):
+def test_every_nth_and_the_best_by_validation_are_kept_with_the_newest(tmp_path):
     run = trained(
         tmp_path,
         *("checkpoint.every=2", "checkpoint.keep=1"),
@@ -88,22 +88,22 @@ def test_every_nth_and_the_best_by_validation_stay_besides_the_newest(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "steps"),
     [
-        # Minutes, so small that any step takes longer: the first interval begins at the first step.
+        # Minutes shorter than any step: the first interval begins at the first step.
         (["checkpoint.minutes=0.0000001"], list(range(2, 13))),
-        # Larger ones than the run is long, in the place of the steps.
+        # Minutes longer than the run, in place of steps.
         (["checkpoint.minutes=600", "checkpoint.every=2"], [12]),
-        # Young's formula gives half a minute at least.
+        # Young's formula gives at least half a minute.
         (["checkpoint.auto=true", "checkpoint.every=2"], [12]),
         (["checkpoint.every=0"], [12]),
     ],
 )
-def test_minutes_and_auto_take_the_place_of_steps(tmp_path, overrides, steps):
+def test_minutes_and_auto_replace_steps(tmp_path, overrides, steps):
     run = trained(tmp_path, *overrides, "checkpoint.keep=2", "train.validate_every=0")
     assert saved(run) == steps
     assert kept(run) == steps[-1:-3:-1]
 
 
-def test_auto_follows_what_saves_cost_and_how_often_this_run_has_failed(tmp_path):
+def test_auto_follows_the_cost_of_saves_and_the_failures_of_the_run(tmp_path):
     config = configured("checkpoint.auto=true")
     run = create(tmp_path / "run", to_yaml(config), {"created": time.time()})
     now = time.time()
@@ -126,14 +126,14 @@ def test_auto_follows_what_saves_cost_and_how_often_this_run_has_failed(tmp_path
         if interval.due(step):
             times.append(clock[0])
             costs[0] = (2.0, 10.0)
-    # The first save is not measured yet and taken for five seconds; then two seconds count.
+    # Before a measurement, the first save counts five seconds; then the measured two seconds count.
     first, second = pays(None, None, failure), pays(2.0, 10.0, failure)
     assert first > 1.5 * second
     assert times[0] == pytest.approx(first, abs=3)
     assert [b - a for a, b in pairwise(times)] == pytest.approx([second] * (len(times) - 1), abs=3)
 
 
-def test_a_run_that_never_failed_is_taken_to_fail_once_a_day():
+def test_a_run_without_failures_is_assumed_to_fail_once_a_day():
     attempt = Attempt("7", 0)
     started = Event("started", 1000.0, attempt, None, 0, {})
     assert failure_seconds([], 5000.0) == 86400
@@ -144,12 +144,12 @@ def test_a_run_that_never_failed_is_taken_to_fail_once_a_day():
     assert failure_seconds([started, crashed], 90000.0) == (86400 + 3600) / 2
     hung = replace(crashed, cause="hang")
     assert failure_seconds([started, hung], 90000.0) == (86400 + 3600) / 2
-    # The clock was set back by days in between: no negative time is trained, and no square root fails.
+    # The clock was set back by days: the trained time is not negative, and the square root does not fail.
     assert failure_seconds([started], 1000.0 - 9 * 86400) == 86400
     assert failure_seconds([replace(started, time=1e6), crashed], 1e6) == 86400 / 2
 
 
-def test_a_start_removes_what_is_kept_no_more_for_a_full_disk_lets_no_save_do_it(tmp_path, capsys):
+def test_a_start_prunes_because_a_save_on_a_full_disk_cannot(tmp_path, capsys):
     run = create(tmp_path / "run", to_yaml(configured()), {"created": time.time()})
     store = CheckpointStore(run.checkpoints, "test-0")
     for step in range(1, 6):
@@ -180,16 +180,16 @@ class Unchanging(FileSystem):
 @pytest.mark.parametrize(
     ("refused", "left"),
     [
-        # The damaged checkpoint cannot be set aside, and takes no place of those that stay.
+        # The damaged checkpoint cannot be renamed, and does not count as kept.
         ("step-000000005", ["step-000000003", "step-000000004", "step-000000005"]),
-        # An old checkpoint cannot be removed, and the damaged one is set aside.
+        # An old checkpoint cannot be removed, and the damaged checkpoint is renamed.
         (
             "step-000000002",
             ["damaged-step-000000005", "step-000000002", "step-000000003", "step-000000004"],
         ),
     ],
 )
-def test_a_start_prunes_and_sets_aside_apart_from_each_other(tmp_path, capsys, refused, left):
+def test_a_start_prunes_and_quarantines_independently(tmp_path, capsys, refused, left):
     for step in range(2, 6):
         faults.save(CheckpointStore(tmp_path, "7-0"), step)
     flip(tmp_path / "step-000000005" / "shared.pt")
@@ -202,7 +202,7 @@ def test_a_start_prunes_and_sets_aside_apart_from_each_other(tmp_path, capsys, r
 
 
 def restarted_with(monkeypatch, name, replacement, run, logs):
-    """As :func:`started`, where the file system's call ``name`` is replaced."""
+    """Run as :func:`started`, with the file system's call ``name`` replaced."""
     monkeypatch.setattr(FileSystem, name, replacement)
     try:
         return started(run, logs)
@@ -210,9 +210,7 @@ def restarted_with(monkeypatch, name, replacement, run, logs):
         monkeypatch.undo()
 
 
-def test_a_start_whose_node_cannot_read_or_shows_names_late_goes_on_from_the_newest(
-    tmp_path, capfd, monkeypatch
-):
+def test_a_start_on_a_node_with_read_errors_resumes_from_the_newest(tmp_path, capfd, monkeypatch):
     run = trained(tmp_path, "checkpoint.every=4", "checkpoint.keep=2")
     run.result.unlink()
 
@@ -243,7 +241,7 @@ def test_a_start_whose_node_cannot_read_or_shows_names_late_goes_on_from_the_new
     assert kept(run) == [12, 8]
 
 
-def test_a_start_falls_back_from_damage_and_refuses_step_0_where_all_is_gone(tmp_path, capfd):
+def test_a_start_falls_back_from_damage_and_refuses_to_begin_at_step_0(tmp_path, capfd):
     run = trained(tmp_path, "checkpoint.every=4", "checkpoint.keep=2")
     assert kept(run) == [12, 8]
     run.result.unlink()

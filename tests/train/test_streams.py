@@ -1,4 +1,4 @@
-"""Streams: each sample once whoever reads, and after a resume the very samples of an undisturbed run."""
+"""Streams: each sample once for any readers, and the same samples after a resume."""
 
 import io
 import multiprocessing
@@ -19,7 +19,7 @@ from hpcrun.train.data.batches import require_trainable, training_steps
 
 
 class Counting(IterableDataset):
-    """One order: the numbers below ``size``, shuffled anew in each pass by the pass alone."""
+    """A stream in one order: the numbers below ``size``, shuffled by the number of the pass."""
 
     shards_itself = False
 
@@ -47,7 +47,7 @@ class Counting(IterableDataset):
 
 
 class Skipping(Counting):
-    """As that, and passes over samples without making them."""
+    """The same stream, which can skip samples without making them."""
 
     def sample(self, number):
         self.made = getattr(self, "made", 0) + 1
@@ -62,7 +62,7 @@ class Skipping(Counting):
 
 
 class Noisy(Counting):
-    """As that, with noise from every generator that a sample may draw from."""
+    """The same stream, with noise from every generator that a sample may use."""
 
     def sample(self, number):
         noise = [random.random(), np.random.rand(), torch.rand(()).item()]
@@ -70,7 +70,7 @@ class Noisy(Counting):
 
 
 class Sharded(Counting):
-    """Each rank, and each loader process of it, has numbers of its own, and of another amount."""
+    """A stream that shards itself: each rank and loader process has different numbers and amounts."""
 
     shards_itself = True
 
@@ -101,7 +101,7 @@ SHAPE = {
 
 
 def steps(stream, first, last, *, until=None, saved=None, **changes):
-    """The samples of each step, a list a micro-batch, up to ``until`` of them, and the state there."""
+    """Return the samples of the steps up to ``until``, a list per micro-batch, and the state there."""
     batches = training_steps(stream, range(first, last), saved=saved, **(SHAPE | changes))
     until = last if until is None else until
     read = [[micro.tolist() for micro in next(batches)] for _ in range(first, until)]
@@ -120,7 +120,7 @@ def sharded(rank, world_size=2):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", [Counting, Skipping])
-def test_one_order_is_dealt_out_alike_to_any_number_of_ranks_and_processes(kind, workers):
+def test_one_order_is_distributed_over_any_number_of_ranks_and_processes(kind, workers):
     whole = steps(Counting(), 0, 9)[0]
     assert len(set(flat(whole))) == 72
     for world_size, accumulation in ((2, 1), (2, 2), (1, 4), (3, 2)):
@@ -150,7 +150,7 @@ def test_one_order_is_dealt_out_alike_to_any_number_of_ranks_and_processes(kind,
     after=st.sampled_from([1, 2, 4]),
     kind=st.sampled_from([Counting, Skipping]),
 )
-def test_one_order_goes_on_exactly_on_another_number_of_ranks(size, stop, before, after, kind):
+def test_one_order_resumes_exactly_on_another_number_of_ranks(size, stop, before, after, kind):
     whole = flat(steps(Counting(size), 0, 6)[0])
     state = steps(kind(size), 0, 6, until=stop, rank=before - 1, world_size=before)[1]
     rest = [
@@ -162,26 +162,26 @@ def test_one_order_goes_on_exactly_on_another_number_of_ranks(size, stop, before
         assert taken == whole[8 * number : 8 * number + 8]
 
 
-def test_samples_of_other_ranks_are_not_made_where_the_stream_can_pass_over_them():
+def test_samples_of_other_ranks_are_skipped_without_being_made():
     stream = Skipping(1000)
     steps(stream, 0, 10, rank=1, world_size=4)
     assert stream.made == 20
 
 
 @pytest.mark.parametrize(("workers", "accumulation"), [(0, 1), (0, 2), (1, 1), (2, 1), (2, 2)])
-def test_a_stream_that_shards_itself_goes_on_exactly_wherever_it_is_stopped(workers, accumulation):
+def test_a_stream_that_shards_itself_resumes_exactly_from_any_stop(workers, accumulation):
     shape = {"workers": workers, "accumulation": accumulation, "world_size": 2}
     for rank in (0, 1) if not workers else (1,):
         whole, _ = steps(sharded(rank), 0, 6, rank=rank, **shape)
         seen = flat(whole)
-        # Several passes, which end within batches, at other places on each rank.
+        # Several passes, which end within batches, at different steps on each rank.
         assert max(seen) > 1000
         assert all(sample % 1000 % 2 == rank for sample in seen)
         for stop in (1, 3):
             first, state = steps(sharded(rank), 0, 6, until=stop, rank=rank, **shape)
             again = steps(sharded(rank), stop, 6, saved=state, rank=rank, **shape)
             assert first + again[0] == whole
-            # And stopped again before anything was read.
+            # A second stop before any sample is read.
             idle = steps(sharded(rank), stop, 6, until=stop, saved=state, rank=rank, **shape)[1]
             assert idle == state
 
@@ -192,7 +192,7 @@ def test_loader_processes_of_a_stream_that_shards_itself_share_a_pass():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_is_random_in_a_sample_is_the_same_after_a_resume(workers):
+def test_random_values_of_a_sample_are_the_same_after_a_resume(workers):
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
     whole, _ = steps(Noisy(), 0, 6, workers=workers, world_size=2)
     if workers:
@@ -202,7 +202,7 @@ def test_what_is_random_in_a_sample_is_the_same_after_a_resume(workers):
     assert first + steps(Noisy(), 2, 6, workers=workers, world_size=2, saved=state)[0] == whole
 
 
-def test_reading_ahead_leaves_the_saved_state_at_what_training_has_taken():
+def test_the_saved_state_does_not_include_samples_read_ahead():
     batches = training_steps(Counting(1000), range(50), **(SHAPE | {"workers": 2}))
     taken = flat([[micro.tolist() for micro in next(batches)] for _ in range(5)])
     state = batches.saved(5)
@@ -214,7 +214,7 @@ def test_reading_ahead_leaves_the_saved_state_at_what_training_has_taken():
     assert taken + rest == flat(steps(Counting(1000), 0, 50)[0])
 
 
-def test_the_state_is_what_a_checkpoint_can_hold():
+def test_the_state_can_be_saved_in_a_checkpoint():
     for stream in (Counting(), Sharded(0, 1)):
         state = steps(stream, 0, 3, workers=2)[1]
         for part in (state.shared, state.own):
@@ -248,7 +248,7 @@ class PlainAtFirst(Counting):
 
 
 class Skips(Skipping):
-    """Counts one too many."""
+    """A stream that counts one too many."""
 
     def skip_samples(self, count):
         self.next += count
@@ -256,7 +256,7 @@ class Skips(Skipping):
 
 
 class OnePass(Counting):
-    """Iterated again after its end it gives nothing."""
+    """A stream that gives nothing when iterated a second time."""
 
     def __iter__(self):
         while self.next < self.size:
@@ -274,7 +274,7 @@ class OnePass(Counting):
         (NotPlain(), 1, 0, r"data: NotPlain.state_dict\(\).order: a numpy.ndarray cannot be saved"),
     ],
 )
-def test_a_stream_that_could_not_go_on_is_refused_before_the_first_step(
+def test_a_stream_that_could_not_resume_is_refused_before_the_first_step(
     stream, ranks, workers, line
 ):
     with pytest.raises(UserError, match=line):
@@ -284,23 +284,23 @@ def test_a_stream_that_could_not_go_on_is_refused_before_the_first_step(
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("stream", [OnePass(5), Counting(0)])
-def test_a_pass_without_a_sample_is_told_and_not_waited_for(stream, workers):
+def test_a_pass_without_a_sample_is_an_error(stream, workers):
     with pytest.raises(UserError, match=r"^data: \w+ gave no sample in a whole pass"):
         steps(stream, 0, 3, workers=workers)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_state_that_is_no_longer_plain_is_told_at_the_first_sample(workers):
+def test_a_state_that_is_not_plain_is_an_error_at_the_first_sample(workers):
     with pytest.raises(UserError, match=r"^data: PlainAtFirst.state_dict\(\).next: a numpy.int64"):
         steps(PlainAtFirst(), 0, 3, until=1, workers=workers)
 
 
-def test_passing_over_more_than_was_asked_is_told():
+def test_skipping_too_many_samples_is_an_error():
     with pytest.raises(UserError, match=r"Skips.skip_samples\(4\) says that it skipped 5"):
         steps(Skips(), 0, 3, rank=1, world_size=2)
 
 
-def test_the_page_s_example_is_dealt_out_and_goes_on():
+def test_the_documented_example_is_distributed_and_resumes():
     page = (Path(__file__).parents[2] / "docs" / "checkpointing.md").read_text()
     (code,) = [
         text for text in re.findall(r"```python\n(.*?)```", page, re.S) if "class Lines" in text
@@ -327,7 +327,7 @@ def test_a_checkpoint_of_other_streams_is_refused_and_says_why():
         steps(sharded(0), 2, 4, saved=state)
     with pytest.raises(UserError, match="not 2 x 3"):
         steps(sharded(0), 2, 4, saved=state, world_size=2, workers=3)
-    # In the process itself or in one beside it: one reader either way.
+    # With no or one loader process there is one reader.
     steps(sharded(0), 2, 4, saved=state, world_size=2, workers=1)
     with pytest.raises(
         UserError, match="shards_itself was True when step 2 was saved, and is False now"
@@ -343,7 +343,7 @@ def test_ranks_that_shard_themselves_take_uneven_shares_and_their_own_passes(wor
     for rank, shares in ((0, [2, 2]), (1, [2, 1])):
         whole, _ = steps(sharded(rank), 0, 12, rank=rank, **shape)
         assert [[len(micro) for micro in step] for step in whole] == [shares] * 12
-        # Twelve steps go through 11 samples of one rank more often than through 13 of the other.
+        # Twelve steps go through the 11 samples of one rank more often than through the 13 of the other.
         assert max(flat(whole)) // 1000 >= 2
         _, state = steps(sharded(rank), 0, 12, until=5, rank=rank, **shape)
         assert steps(sharded(rank), 5, 12, rank=rank, saved=state, **shape)[0] == whole[5:]

@@ -1,4 +1,4 @@
-"""A model or a loss that cannot be trained gets its one line before anything is computed with it."""
+"""A model or a loss that cannot be trained is refused in one line before any computation."""
 
 import copy
 
@@ -25,7 +25,7 @@ SPARSE_KEYS = ("optim.name=sgd", "optim.momentum=0", "optim.weight_decay=0", "tr
 
 
 class Given(Task):
-    """Gives what it is made with."""
+    """A task that returns its constructor arguments."""
 
     def __init__(self, model=None, loss=None):
         self.model, self.given = model, loss
@@ -79,12 +79,12 @@ def test_a_model_that_cannot_be_trained_is_refused(model, line):
     assert line in refusal(model)
 
 
-def test_a_model_is_looked_at_before_anything_is_done_with_it():
+def test_a_model_is_checked_before_any_use():
     with pytest.raises(UserError, match=r"^Given\.build_model\(\) returned None"):
         setup_task._open(Given(), resolve([]), DistributedConfig())
 
 
-def test_what_torch_has_not_for_this_precision_or_device_is_refused():
+def test_an_unsupported_precision_or_device_is_refused():
     half = nn.Linear(2, 2, dtype=torch.float16)
     assert "of float16 weights (weight, bias)" in refusal(half, "amp.dtype=fp16")
     synced = nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2))
@@ -98,7 +98,7 @@ def test_what_torch_has_not_for_this_precision_or_device_is_refused():
         require_model(model, Given(), config, ranks=ranks, cuda=False)
 
 
-def test_sparse_gradients_are_told_what_they_need_and_trained_with_it():
+def test_sparse_gradients_are_refused_with_a_remedy_that_trains():
     model = nn.Sequential(nn.Embedding(5, 3, sparse=True), nn.Linear(3, 1))
     line = refusal(model)
     assert line.startswith("optim.name: the gradients of 0.weight are sparse, which needs optim")
@@ -119,7 +119,7 @@ def test_sparse_gradients_are_told_what_they_need_and_trained_with_it():
     assert changed.tolist() == [False, True, False, False, True]
 
 
-def test_auto_shards_no_model_that_torch_cannot_shard_and_says_so_where_it_would():
+def test_auto_does_not_shard_a_model_that_torch_cannot_shard():
     why, remedy = unshardable(Scalar())
     assert (why, remedy) == ("scale has no dimensions", "give it the shape (1,)")
     assert unshardable(nn.Linear(2, 2, dtype=torch.complex64))[0] == "weight is complex"
@@ -165,7 +165,7 @@ def test_a_loss_that_cannot_be_differentiated_is_refused_in_the_first_step(loss,
     assert str(refused.value).startswith(f"Given.loss() {line}")
 
 
-def test_what_thaws_later_is_refused_in_that_step_and_trained_where_it_is_frozen_later():
+def test_unfreezing_during_training_is_refused_and_freezing_is_not():
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
     begins = 2
 
@@ -197,7 +197,7 @@ def test_what_thaws_later_is_refused_in_that_step_and_trained_where_it_is_frozen
 
 
 class Counting(nn.Linear):
-    """Counts its passes."""
+    """A block that counts its passes."""
 
     def __init__(self, inputs, outputs):
         super().__init__(inputs, outputs)
@@ -208,7 +208,7 @@ class Counting(nn.Linear):
         return super().forward(x)
 
 
-def test_a_block_to_be_compiled_and_recomputed_that_changes_a_buffer_is_refused_in_the_first_step():
+def test_a_compiled_recomputed_block_that_changes_a_buffer_is_refused():
     model = nn.Sequential(Counting(3, 3), Counting(3, 1))
     task, compiled = Given(model, torch.Tensor.mean), Preparation("full", compile="default")
     prepare(model, compiled)
@@ -225,7 +225,7 @@ def test_a_block_to_be_compiled_and_recomputed_that_changes_a_buffer_is_refused_
         (Batching(4, 1, 4), "use a larger train.batch_size or train.micro_batch"),
     ],
 )
-def test_a_batch_norm_that_is_given_a_single_sample_is_told_what_gives_it_more(batching, remedy):
+def test_a_batch_norm_with_a_single_sample_is_refused_with_a_remedy(batching, remedy):
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     with pytest.raises(UserError) as refused:
         taking(Given(model, torch.Tensor.mean), batching)(1, [torch.ones(1, 3)])

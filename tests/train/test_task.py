@@ -1,4 +1,4 @@
-"""Every wrong task gets its one line."""
+"""Every invalid task is refused in one line."""
 
 import importlib
 import sys
@@ -24,7 +24,7 @@ class Mine(Task):
 
 @pytest.fixture
 def load(tmp_path, monkeypatch):
-    """Writes a module, names a task of it, and loads that."""
+    """Return a function that writes a module, and loads a task from it."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
@@ -53,7 +53,7 @@ def test_a_task_gets_the_config(load):
     assert task.config.seed == 4
 
 
-def test_a_task_says_only_what_it_must(load):
+def test_a_minimal_task_is_enough(load):
     task = load(GOOD)
     task.prepare()
     assert task.validation_dataset() is None
@@ -61,7 +61,7 @@ def test_a_task_says_only_what_it_must(load):
     assert (task.unit, task.units_per_sample) == ("samples", 1)
 
 
-def test_a_module_that_is_not_there(load):
+def test_a_missing_module_is_refused(load):
     assert "importing it raised ModuleNotFoundError: No module named 'absent'" in line_of(
         load, GOOD, "absent:Mine"
     )
@@ -73,7 +73,7 @@ def test_a_module_that_lacks_another_module_says_where(load, tmp_path):
     assert line.endswith(f"({tmp_path / 'written.py'}:2)")
 
 
-def test_a_class_that_is_not_there(load):
+def test_a_missing_class_is_refused(load):
     assert line_of(load, GOOD, "written:Other") == (
         "written has no Other; name one of its Task classes"
     )
@@ -103,7 +103,7 @@ def test_a_script_that_exits_when_it_is_imported_is_no_success(load):
     )
 
 
-def test_something_else_than_a_task_class(load):
+def test_an_object_that_is_not_a_task_class_is_refused(load):
     for source in ("class Mine: ...", "def Mine(config): ...", "Mine = 3"):
         assert (
             line_of(load, source) == "is not a subclass of hpcrun.Task; derive it from hpcrun.Task"
@@ -149,7 +149,7 @@ def test_a_task_cannot_be_made_of_the_base_class_alone():
         Task(resolve([]))
 
 
-def test_a_task_that_sets_its_step_is_told_to_name_its_own_otherwise(load):
+def test_a_task_that_sets_its_step_is_refused_with_a_remedy(load):
     begin = "    def __init__(self, config):\n        self.step = 0\n"
     with pytest.raises(
         NotTrainable, match="Mine sets step, which hpcrun uses for the number of steps"

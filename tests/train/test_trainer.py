@@ -1,4 +1,4 @@
-"""One optimiser step on one device, against the same step written out by hand."""
+"""An optimizer step on one device, against the same step written by hand."""
 
 import copy
 import random
@@ -50,7 +50,7 @@ def overflowing(samples=4):
     return {**batch(samples), "targets": torch.full((samples, 1), torch.inf)}
 
 
-def test_a_step_is_the_one_written_out_by_hand():
+def test_a_step_equals_the_step_written_by_hand():
     module = net()
     twin = copy.deepcopy(module)
     result = AMPTrainer(module, sgd, device="cpu").training_step([batch(8)], loss)
@@ -65,7 +65,7 @@ def test_a_step_is_the_one_written_out_by_hand():
     assert all(parameter.grad is None for parameter in module.parameters())
 
 
-def test_four_micro_batches_are_worth_one_batch_of_four_times_the_size():
+def test_four_micro_batches_equal_one_batch_of_four_times_the_size():
     whole, parts = net(), net()
     data = batch(16)
     micro_batches = [
@@ -139,7 +139,7 @@ def test_a_gradient_that_the_optimiser_does_not_use_is_not_counted_in_the_norm()
 
     trainer = AMPTrainer(module, last_layer, clip_norm=1e-3, device="cpu")
     norms = [trainer.training_step([batch(8)], loss).gradient_norm.item() for _ in range(4)]
-    # The first layer's gradients are nobody's to clear: they would pile up from step to step.
+    # The optimizer does not clear the first layer's gradients: they would grow from step to step.
     assert max(norms) < 1.01 * norms[0]
 
 
@@ -219,7 +219,7 @@ def test_training_resumes_after_an_evaluation_and_leaves_frozen_parts_in_theirs(
 
 
 @pytest.mark.parametrize("as_text", [False, True])
-def test_a_training_goes_on_from_its_checkpoint_with_the_same_bits(tmp_path, as_text):
+def test_training_resumes_from_its_checkpoint_with_the_same_bits(tmp_path, as_text):
     folder = str(tmp_path / "checkpoints") if as_text else tmp_path / "checkpoints"
 
     def begin():
@@ -311,7 +311,7 @@ def test_a_rank_on_the_cpu_keeps_the_threads_of_its_checkpoint_where_there_are_c
         torch.set_num_threads(here)
 
 
-def test_what_a_validation_draws_at_random_is_none_of_the_training_s():
+def test_validation_does_not_use_the_random_numbers_of_training():
     def drawing(model, batch):
         return loss(model, batch) + torch.rand(()) + random.random() + np.random.rand()
 

@@ -1,4 +1,4 @@
-"""Three ranks whose batches do not divide among them, against one process that takes them whole."""
+"""Three ranks with batches that do not divide evenly, against one process with the whole batches."""
 
 import json
 import subprocess
@@ -21,7 +21,7 @@ FP16 = "a_short_batch_joined_in_fp16"
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """What came of every scenario, rank by rank."""
+    """Return the results of every scenario, by rank."""
     folder = tmp_path_factory.mktemp("uneven")
     done = subprocess.run(
         [sys.executable, "-m", "tests.train.uneven", str(folder)],
@@ -36,7 +36,7 @@ def results(tmp_path_factory):
 
 
 @pytest.mark.parametrize("scenario", [one.__name__ for one in uneven.COMPARED])
-def test_three_ranks_learn_what_one_process_learns_from_the_same_batches(results, scenario):
+def test_three_ranks_train_like_one_process_on_the_same_batches(results, scenario):
     tolerance = 1e-3 if scenario == FP16 else 1e-5
     for found in (one[scenario] for one in results):
         assert found["alike"]
@@ -67,7 +67,7 @@ def test_a_stop_before_the_short_batch_changes_no_bit_of_weights_or_averages(res
         assert found[f"resumed-{way}"] == {"weights": True, "averages": True, "averaged": averaged}
 
 
-def test_a_run_that_goes_on_with_fewer_ranks_takes_the_same_batches_in_more_turns(results):
+def test_a_resume_on_fewer_ranks_takes_the_same_batches(results):
     after, always = map(torch.tensor, results[0]["fewer"])
     torch.testing.assert_close(after, always, rtol=1e-5, atol=1e-5)
 
@@ -79,7 +79,7 @@ def test_validation_is_the_mean_over_all_tokens_with_the_averaged_weights(result
         assert found["plain"] != pytest.approx(found["averaged"], rel=1e-3)
 
 
-def test_averages_lie_in_shards_and_load_whole_elsewhere(results):
+def test_averages_are_saved_in_shards_and_load_whole(results):
     for found in results:
         assert found["averaged"] == {"sharded": True, "same": True, "close": True}
 
@@ -102,7 +102,7 @@ def test_a_model_that_waits_for_all_ranks_in_its_forward_pass_cannot_be_joined()
         MicroBatchStep(trainer, task, Batching(8, 1, 1, "join", 20))
 
 
-def test_a_task_that_weighs_some_batches_and_others_not_is_a_defect():
+def test_a_task_that_weights_only_some_batches_is_refused():
     class Fickle(uneven.Plain):
         def weight(self, batch):
             return None if batch else 2.0

@@ -1,4 +1,4 @@
-"""Who is named when nothing moves, and how long that takes; whole hangs are played in ``test_runs.py``."""
+"""The watchdog's decision on the cause of a hang, and its timeouts; ``test_runs.py`` has whole hangs."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -54,18 +54,18 @@ def test_a_member_of_a_group_that_has_begun_nothing_in_it_is_behind() -> None:
     assert judge_hang(answers, HOSTS, 5.0, 300.0).rank == 1
 
 
-def test_a_rank_that_itself_waits_for_another_is_not_behind_in_a_group_of_its_own() -> None:
-    # Two pairs of a hybrid mesh: rank 1 stands still, and rank 0, which waits for it, keeps rank 2 waiting.
+def test_a_rank_that_waits_for_another_is_not_the_cause() -> None:
+    # Two pairs of a hybrid mesh: rank 1 hangs; rank 0 waits for rank 1, and rank 2 waits for rank 0.
     answers = {0: answer(left=5, even=3), 1: answer(left=4, odd=3), 2: answer(right=5, even=4)}
     assert judge_hang(answers | {3: answer(right=5, odd=4)}, HOSTS, 5.0, 300.0).rank == 1
 
 
-def test_those_that_wait_at_different_depths_of_one_exchange_are_not_behind() -> None:
+def test_ranks_at_different_depths_of_one_exchange_are_not_behind() -> None:
     answers = {0: answer(world=21), 1: answer(world=20), 2: answer(world=22), 3: answer(world=21)}
     assert judge_hang(answers, HOSTS, 5.0, 300.0).line.count("is behind") == 1
 
 
-def test_ranks_whose_collectives_differ_are_told_and_the_one_of_its_own_way_named() -> None:
+def test_of_ranks_with_different_collectives_the_odd_one_is_named() -> None:
     gather, reduce = "all_gather of 72", "all_reduce of 144"
     answers = {0: came_to(gather, gather), 1: came_to(gather, gather), 3: came_to(gather, gather)}
     hang = judge_hang(answers | {2: came_to(gather, reduce)}, HOSTS, 5.0, 300.0)
@@ -80,26 +80,26 @@ def test_ranks_whose_collectives_differ_are_told_and_the_one_of_its_own_way_name
     assert judge_hang(two, HOSTS[:2], 5.0, 300.0).rank is None
 
 
-def test_ranks_that_have_forgotten_what_others_remember_do_not_differ() -> None:
+def test_collectives_outside_a_rank_s_record_do_not_differ() -> None:
     answers = {0: came_to("barrier", "broadcast of 1"), 1: came_to("broadcast of 1", first=21)}
     assert "equally far" in judge_hang(answers, HOSTS[:2], 5.0, 300.0).line
 
 
-def test_only_a_rank_that_does_not_answer_is_named_where_there_is_one() -> None:
+def test_a_rank_that_does_not_answer_is_the_only_one_named() -> None:
     answers = {0: answer(world=2), 1: answer(world=1), 2: answer(world=2)}
     hang = judge_hang(answers, [*HOSTS[:3], None], 5.0, 300.0)
     assert (hang.rank, hang.host) == (3, None)
     assert hang.line.endswith("in step 7: rank 3 does not answer")
 
 
-def test_nobody_is_named_where_all_wait_alike() -> None:
+def test_no_rank_is_named_if_all_wait_in_the_same_place() -> None:
     hang = judge_hang({0: answer(world=2), 1: answer(world=2)}, ["n0", "n1"], 5.0, 300.0)
     assert (hang.rank, hang.host) == (None, None)
     assert "all ranks are equally far" in hang.line
 
 
-def test_nobody_is_named_where_ranks_wait_for_each_other_in_groups_that_differ() -> None:
-    # Recorded: DDP, a parameter without gradient on rank 1, which has come to a save.
+def test_no_rank_is_named_if_ranks_wait_for_each_other_in_two_groups() -> None:
+    # Recorded: DDP with a parameter without gradient on rank 1, which is in a save.
     answers = {0: answer(world=9, control=18), 1: answer(at="b.py:2 in g", world=8, control=19)}
     hang = judge_hang(answers, ["n0", "n1"], 5.0, 300.0)
     assert (hang.rank, hang.host) == (None, None)
@@ -109,7 +109,7 @@ def test_nobody_is_named_where_ranks_wait_for_each_other_in_groups_that_differ()
     assert "; these never meet; " in hang.line
 
 
-def test_a_rank_alone_is_the_one_and_many_are_counted() -> None:
+def test_a_single_rank_is_named_and_many_ranks_are_counted() -> None:
     alone = judge_hang({0: answer(None)}, ["n0"], 5.0, 2.0)
     assert alone.rank == 0
     assert alone.line == "no progress for 2 s before the first step: it is training at a.py:1 in f"
@@ -117,7 +117,7 @@ def test_a_rank_alone_is_the_one_and_many_are_counted() -> None:
     assert many.line.endswith("rank 3 on n0 does not answer; and 5 more")
 
 
-def test_what_is_done_beside_the_steps_is_told_with_the_key_that_gives_it_longer() -> None:
+def test_work_outside_steps_is_named_with_the_key_for_its_timeout() -> None:
     answers = {0: answer(world=2), 1: answer(world=3)}
     beside = {rank: replace(it, doing="validating") for rank, it in answers.items()}
     key = "; if this work needs more time, raise train.hang_start"
@@ -147,7 +147,7 @@ def test_preparing_may_take_a_day_and_collectives_wait_for_it() -> None:
     assert limits.end("saving") < 2000 < 86400 < limits.end(PREPARING)
 
 
-def test_the_watchdog_is_done_before_a_collective_gives_up() -> None:
+def test_the_watchdog_finishes_before_a_collective_times_out() -> None:
     for timeout in (2.0, 30.0, 600.0):
         limits = Limits.of(300.0, 1800.0, timeout)
         # Fired, answered, judged, and the silent ranks' stacks waited for.
@@ -155,9 +155,7 @@ def test_the_watchdog_is_done_before_a_collective_gives_up() -> None:
 
 
 @pytest.mark.parametrize("debug", [dist.DebugLevel.OFF, dist.DebugLevel.DETAIL])
-def test_whatever_waits_in_a_group_waits_for_the_watchdog_and_then_as_before_but_no_save(
-    tmp_path: Path, debug: Any
-) -> None:
+def test_all_groups_except_the_saves_wait_for_the_watchdog(tmp_path: Path, debug: Any) -> None:
     before, one = dist.get_debug_level(), dist.HashStore()
     dist.set_debug_level(debug)
     dist.init_process_group("gloo", store=one, rank=0, world_size=1, timeout=timedelta(seconds=600))
@@ -191,7 +189,7 @@ def limits() -> list[float]:
     return [limit.total_seconds() for limit in found]
 
 
-def test_a_group_waits_in_the_store_by_the_limit_of_the_store_of_all() -> None:
+def test_a_group_uses_the_timeout_of_the_global_store() -> None:
     one = dist.HashStore()
     dist.init_process_group("gloo", store=one, rank=0, world_size=1)
     try:

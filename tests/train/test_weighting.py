@@ -1,4 +1,4 @@
-"""Micro-batches that do not count alike: their weighted mean, against the whole batch at once."""
+"""Micro-batches of different weight: their weighted mean equals the mean of the whole batch."""
 
 import pytest
 import torch
@@ -18,13 +18,13 @@ def sgd(model):
 
 
 def loss(model, batch):
-    """The mean over the tokens that are not masked: not a number where all are."""
+    """Return the mean over the tokens that are not masked: NaN if all are masked."""
     tokens, targets = batch
     return F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), ignore_index=-1)
 
 
 def batch(masked):
-    """Rows of five tokens, ``masked[i]`` of row i without a target."""
+    """Return rows of five tokens, ``masked[i]`` of row i without a target."""
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randn(len(masked), 5, 4, generator=generator)
     targets = torch.randint(8, (len(masked), 5), generator=generator)
@@ -38,8 +38,8 @@ def rows(data, chosen):
 
 
 @pytest.mark.parametrize("kind", [float, torch.tensor])
-def test_micro_batches_weighted_by_their_tokens_are_worth_the_batch_at_once(kind):
-    # The second micro-batch has no token to learn from.
+def test_micro_batches_weighted_by_tokens_equal_the_whole_batch(kind):
+    # The second micro-batch has no token with a target.
     data = batch([0, 4, 5, 5, 1])
     parts = rows(data, [(0, 2), (2, 4), (4, 5)])
     whole, split, alike = net(), net(), net()
@@ -63,7 +63,7 @@ def test_a_step_without_a_token_changes_nothing():
 
 
 @pytest.mark.parametrize("total", [None, 0])
-def test_where_no_micro_batch_counts_the_step_changes_nothing(total):
+def test_if_no_micro_batch_counts_the_step_changes_nothing(total):
     module = net()
     before = module.weight.clone()
     parts = rows(batch([1, 2]), [(0, 1), (1, 2)])
@@ -79,11 +79,11 @@ def test_where_no_micro_batch_counts_the_step_changes_nothing(total):
         (2, 0, "total=0 is not the sum of the weights over all ranks"),
     ],
 )
-def test_a_weight_that_cannot_count_is_refused(weight, total, told):
+def test_an_invalid_weight_is_refused(weight, total, told):
     with pytest.raises(ValueError, match=told):
         AMPTrainer(net(), sgd, device="cpu").training_step([batch([0])], loss, [weight], total)
 
 
-def test_weights_are_as_many_as_micro_batches():
+def test_there_must_be_a_weight_per_micro_batch():
     with pytest.raises(ValueError, match="1 micro-batches, but 2 weights"):
         AMPTrainer(net(), sgd, device="cpu").training_step([batch([0])], loss, [1.0, 1.0])

@@ -1,4 +1,4 @@
-"""What becomes of parameters that require a gradient only later. Played by ``equivalence``."""
+"""Parameters that are unfrozen during training. Run by ``equivalence``."""
 
 import tempfile
 
@@ -13,14 +13,14 @@ from tests.train.sharing import BATCH, Net, Way, batches, flat, loss, trainer
 
 
 def thawing(model, batch):
-    """The loss of a model whose last block is trained from the fourth pass on."""
+    """Return the loss of a model in which the last block is trained from the fourth pass."""
     for parameter in model.blocks[-1].parameters():
         parameter.requires_grad_(int(model.passes) >= 3)
     return loss(model, batch)
 
 
 def unfreezing_when_sharded(rank):
-    """Weights where ranks may not differ and where they may; these resumed before the thaw and after it."""
+    """Return the weights with and without differing ranks, the latter resumed before and after unfreezing."""
     way = Way("fsdp", 2)
 
     def train(made, first, last):
@@ -48,7 +48,7 @@ def unfreezing_when_sharded(rank):
 
 
 class Thawing(Net):
-    """Its last block is trained from the third pass on."""
+    """A model in which the last block is trained from the third pass."""
 
     def __init__(self, dropout=0.0):
         super().__init__(dropout)
@@ -61,7 +61,7 @@ class Thawing(Net):
 
 
 class OnePass(Task):
-    """What the package's loop asks of a task in a step."""
+    """A task with the methods that the training loop needs in a step."""
 
     def __init__(self):
         pass
@@ -77,7 +77,7 @@ class OnePass(Task):
 
 
 def thawed_in_the_loop(rank):
-    """What is said of it in which step, of copies and of shards."""
+    """Return the messages and their steps, for replicas and shards."""
     found = []
     for way in (Way("ddp", 2), Way("fsdp", 2), Way("fsdp", 2, recompute="full")):
         made = trainer(

@@ -1,6 +1,6 @@
-"""The program that ``test_uneven.py`` starts: three gloo ranks whose batches do not divide among them.
+"""Program of ``test_uneven.py``: three gloo ranks with batches that do not divide evenly.
 
-``python -m tests.train.uneven FOLDER`` leaves ``results-RANK.json`` in the folder.
+``python -m tests.train.uneven FOLDER`` writes ``results-RANK.json`` into the folder.
 """
 
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch._dynamo  # DDP does, after the fork otherwise
+import torch._dynamo  # DDP would import it after the fork
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -31,11 +31,11 @@ from tests.train.ranks import Pairs, digest, gathered, loss, small
 
 WORLD = 3
 SIZE, BATCH, SEED = 50, 16, 2
-"""Four steps an epoch, the last one with two samples: none for the third rank."""
+"""Four steps per epoch, the last step with two samples: no sample for the third rank."""
 
 
 class Plain(Task):
-    """Every sample counts alike."""
+    """A task in which every sample has the same weight."""
 
     def __init__(self):
         pass
@@ -64,7 +64,7 @@ class Tokens(Dataset):
 
 
 class Masked(Plain):
-    """Every token that has a target counts alike."""
+    """A task in which every token with a target has the same weight."""
 
     def build_model(self):
         return nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 5))
@@ -83,7 +83,7 @@ class Masked(Plain):
 
 
 class Unmarked(Tokens):
-    """In the first short batch, the sample that falls to rank 0 has no target at all."""
+    """The same task, but in the first short batch the sample of rank 0 has no target."""
 
     def __getitem__(self, index):
         tokens, targets = super().__getitem__(index)
@@ -93,7 +93,7 @@ class Unmarked(Tokens):
 
 
 class Counted(Masked):
-    """The same, counted in numbers instead of tensors."""
+    """The same task, with weights as numbers instead of tensors."""
 
     def train_dataset(self):
         return Unmarked()
@@ -103,7 +103,7 @@ class Counted(Masked):
 
 
 class Work:
-    """A training of some steps, on this rank of ``world_size``."""
+    """A training run of some steps, on this rank of ``world_size``."""
 
     def __init__(
         self, rank, world_size=WORLD, *, task=None, uneven="across", batch_size=BATCH, accumulation=1,
@@ -136,7 +136,7 @@ class Work:
         torch.manual_seed(100 + rank)
 
     def steps(self, first, last):
-        """Take them; the losses of this rank."""
+        """Take the steps, and return the losses of this rank."""
         batches = training_steps(
             self.task.train_dataset(), range(first, last), seed=SEED, workers=0, pin_memory=False,
             **self.shape,
@@ -157,7 +157,7 @@ def whole(value):
 
 
 def compared(rank, steps=9, together=None, alone=None, **both):
-    """Losses and weights of three ranks and of one process on the same samples."""
+    """Return losses and weights of three ranks and of one process on the same samples."""
     work = Work(rank, **{**both, **(together or {})})
     losses = torch.stack(work.steps(0, steps))
     dist.all_reduce(losses)
@@ -215,12 +215,12 @@ def tokens_joined_that_rank_0_has_none_of(rank):
 
 
 def fewer_ranks_with_more_turns(rank):
-    """As if a run of 16 samples at most 3 at a time went on alone."""
+    """Act as a run of 16 samples, at most 3 per micro-batch, that continues on one rank."""
     return compared(rank, together={"accumulation": 2}, alone={"accumulation": 6})
 
 
 def resumed(rank, folder, **options):
-    """Whether a stop right before the short batch changes a bit."""
+    """Return if a stop right before the short batch changes a bit."""
     calm = Work(rank, dropout=0.3, **options)
     calm.steps(0, 9)
     broken = Work(rank, dropout=0.3, **options)
@@ -239,7 +239,7 @@ def resumed(rank, folder, **options):
 
 
 def resumed_on_fewer_ranks(rank, folder):
-    """Three ranks, then one that takes more turns: its losses, and those of one that took every step."""
+    """Return the losses of three ranks followed by one rank, and those of one rank for all steps."""
     three = Work(rank, accumulation=2, ema=0.9)
     three.steps(0, 4)
     saved = three.trainer.save_checkpoint(folder, 4)
@@ -258,7 +258,7 @@ def resumed_on_fewer_ranks(rank, folder):
 
 
 def validated(rank):
-    """The loss over all tokens of all samples with averaged weights: on three ranks, and at once."""
+    """Return the loss over all tokens with averaged weights: on three ranks, and in one pass."""
     work = Work(rank, task=Masked(), ema=0.9)
     work.steps(0, 4)
     group = work.trainer.control_group()
@@ -276,7 +276,7 @@ def validated(rank):
 
 
 def averaged_in_shards(rank, folder):
-    """What three ranks save of their shards of the averages, one process and DDP load whole."""
+    """Load the shards of averages that three ranks have saved, in one process and with DDP."""
     options = {"ema": 0.9, "uneven": "pad", "accumulation": 2}
     sharded = Work(rank, parallel="fsdp", **options)
     sharded.steps(0, 5)
@@ -320,7 +320,7 @@ RESUMED = {
 
 
 def play(rank, folder):
-    """Go through everything and write down what came of it."""
+    """Run all scenarios and write the results."""
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "rendezvous"), WORLD)
     dist.init_process_group(
@@ -337,7 +337,7 @@ def play(rank, folder):
 
 
 def main(folder):
-    """Play everything; the exit status is 0 only if every rank came through."""
+    """Run everything; the exit status is 0 only if every rank succeeds."""
     return int(any(fork_ranks(WORLD, lambda rank: play(rank, folder))))
 
 

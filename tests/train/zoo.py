@@ -1,4 +1,4 @@
-"""Tasks that go wrong in every way, for the runs that ``runs.py`` plays."""
+"""Tasks with errors of every kind, for the runs of ``runs.py``."""
 
 import atexit
 import ctypes
@@ -20,7 +20,7 @@ from hpcrun.errors import UserError
 
 
 class Noisy(Dataset):
-    """Samples with noise from every generator that a dataset may draw from."""
+    """Samples with noise from every generator that a data set may use."""
 
     def __init__(self, size=24):
         self.size = size
@@ -34,7 +34,7 @@ class Noisy(Dataset):
 
 
 class Regression(Task):
-    """Learns a sum of noisy numbers, with a loss that is warmed up.
+    """A task that learns a sum of noisy numbers, with a warmed-up loss.
 
     ``stop_at`` sends rank 1 a SIGTERM at that call of the loss.
     """
@@ -55,11 +55,11 @@ class Regression(Task):
         return warm * (model(batch).squeeze(-1) - batch.sum(-1)).square().mean()
 
     def mishap(self):
-        """For those that derive from it."""
+        """Accept a hook of subclasses."""
 
 
 class Exact(Regression):
-    """The same without anything random, and with blocks."""
+    """The same task without randomness, and with blocks."""
 
     class Known(Noisy):
         def __getitem__(self, index):
@@ -79,7 +79,7 @@ class Validated(Regression):
 
 
 class Short(Noisy):
-    """The same of unlike lengths: batches of them have to be made."""
+    """The same task with samples of different lengths, which need a collate function."""
 
     def __getitem__(self, index):
         return super().__getitem__(index)[: 1 + index % 4]
@@ -91,7 +91,7 @@ class Padded(Regression):
 
 
 class Ragged(Padded):
-    """Its samples need a collate function, its model an optimiser of its own: a frozen layer, a slow one."""
+    """A task with a collate function, and an optimizer for a frozen and a slow layer."""
 
     def build_model(self):
         model = super().build_model()
@@ -181,7 +181,7 @@ class RaisesOnRank1(Regression):
 
 
 class RefusedKernel(Validated):
-    """Calls, at ``model.at``, an operation that no device has a deterministic kernel for."""
+    """A model that calls, at ``model.at``, an operation without a deterministic kernel on any device."""
 
     def prepare(self):
         self.put("prepare")
@@ -204,7 +204,7 @@ class RefusedKernel(Validated):
 
 
 class HalfUsed(Regression):
-    """Its model holds a layer that it does not use."""
+    """A model with an unused layer."""
 
     def build_model(self):
         class Half(nn.Module):
@@ -224,7 +224,7 @@ class GivesTwo(Regression):
 
 
 class ReportsItsWeights(Validated):
-    """Its report needs the whole model, and calls it on rank 0 alone. An optimiser of its own trains it."""
+    """A task with a report that calls the whole model on rank 0 only, and with an optimizer."""
 
     build_optimizer = Ragged.build_optimizer
 
@@ -249,7 +249,7 @@ class FailsWhileALoaderHangs(FailsWhileLoadersRead):
         def __getitem__(self, index):
             worker = get_worker_info()
             self.read = getattr(self, "read", 0) + 1
-            # The loss fails at the second step; four samples a step, and this is the third, read ahead.
+            # The loss fails at the second step; a step has four samples, and this is the third, read ahead.
             if worker is not None and self.read > 8:
                 time.sleep(600)
             return super().__getitem__(index)
@@ -264,7 +264,7 @@ class FewSamples(Regression):
 
 
 class NotFiniteOnRank1(Regression):
-    """Its loss is no number on rank 1, at the calls from ``bad_from`` to ``bad_to``."""
+    """A loss that is NaN on rank 1, at the calls from ``bad_from`` to ``bad_to``."""
 
     def loss(self, model, batch):
         value = super().loss(model, batch)
@@ -274,7 +274,7 @@ class NotFiniteOnRank1(Regression):
 
 
 class WeighsNoNumberOnRank1(Regression):
-    """At the third step it weighs a batch by 0 / 0."""
+    """A task that weights the batch of the third step by 0 / 0."""
 
     def weight(self, batch):
         return float("nan") if self.step == 2 and get_rank() == 1 else float(len(batch))
@@ -290,7 +290,7 @@ class StreamOfSamples(Regression):
 
 
 class OneOrder(torch.utils.data.IterableDataset):
-    """Noisy samples one after the other, the same on every rank, 13 in a pass."""
+    """A stream of noisy samples, the same on every rank, 13 per pass."""
 
     shards_itself = False
 
@@ -311,7 +311,7 @@ class OneOrder(torch.utils.data.IterableDataset):
 
 
 class OwnSamples(OneOrder):
-    """As that, of another length on each rank."""
+    """The same stream, with a different length on each rank."""
 
     shards_itself = True
 
@@ -333,7 +333,7 @@ class StreamingItsOwn(Regression):
 
 
 class Graded(Regression):
-    """Its validation losses are 5, 3, 1, 4, 2, ..., whatever it learns."""
+    """Validation losses of 5, 3, 1, 4, 2, ..., independent of training."""
 
     GRADES = (5.0, 3.0, 1.0, 4.0, 2.0, 6.0)
 
@@ -348,13 +348,13 @@ class Graded(Regression):
 
 
 class Judged(Regression):
-    """Its validation losses are 5, 3, 1, 4, 2, 6 after every second step, whatever it learns.
+    """Validation losses of 5, 3, 1, 4, 2, 6 after every second step, independent of training.
 
     ``stop_here`` sends this rank a SIGTERM at that call of the loss in training.
     """
 
     class Counting(nn.Module):
-        """Knows how often it was asked in training."""
+        """Count the calls in training."""
 
         def __init__(self):
             super().__init__()
@@ -389,7 +389,7 @@ class Judged(Regression):
 
 
 class HangsOnRank1(Regression):
-    """At the fourth call: asleep, or in C code that holds the interpreter's lock."""
+    """A task that hangs at the fourth call: asleep, or in C code that holds the interpreter's lock."""
 
     def mishap(self):
         if self.calls == 4 and get_rank() == 1:
@@ -401,7 +401,7 @@ class HangsOnRank1(Regression):
 
 
 class UploadsSlowly(Regression):
-    """Stands for W&B with a slow line; rank 1 notes when it leaves."""
+    """A stand-in for W&B with a slow connection; rank 1 records when it leaves."""
 
     def build_model(self):
         if get_rank() == 0:
