@@ -16,6 +16,7 @@ from hpcrun.cluster.slurm.answers import (
 )
 from hpcrun.cluster.slurm.commands import (
     sacct_command,
+    sacct_usage_command,
     scancel_command,
     scontrol_depend_command,
     scontrol_exclude_command,
@@ -41,6 +42,7 @@ from hpcrun.cluster.slurm.programs import (
 )
 from hpcrun.cluster.slurm.reasons import reason_in_words
 from hpcrun.cluster.slurm.refusals import RequeueError, classify_requeue_error, is_unknown_job
+from hpcrun.cluster.slurm.usage import Usage, parse_sacct_usage
 from hpcrun.cluster.slurm.values import seconds, unix_time
 
 __all__ = [
@@ -51,6 +53,7 @@ __all__ = [
     "JobInfo",
     "JobRecord",
     "RequeueError",
+    "Usage",
     "classify_requeue_error",
     "cluster_name",
     "configured",
@@ -59,6 +62,7 @@ __all__ = [
     "parse_dependents",
     "parse_job_states",
     "parse_sacct",
+    "parse_sacct_usage",
     "parse_sbatch",
     "parse_show_job",
     "parse_sinfo",
@@ -67,6 +71,7 @@ __all__ = [
     "reason_in_words",
     "run",
     "sacct_command",
+    "sacct_usage_command",
     "scancel_command",
     "scontrol_depend_command",
     "scontrol_exclude_command",

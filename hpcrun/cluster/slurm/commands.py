@@ -13,6 +13,10 @@ _SIGNAL = re.compile(r"[A-Z0-9]+")
 # The reason and the name come last, because users and sites choose their text.
 _SQUEUE_FORMAT = "%i|%T|%N|%e|%L|%r|%j"
 _SACCT_FORMAT = "JobID,State,ExitCode,Start,End,NodeList"
+SACCT_USAGE_FIELDS = (
+    *("JobID", "State", "ElapsedRaw", "TimelimitRaw", "AllocCPUS", "TotalCPU", "NNodes"),
+    *("AllocTRES", "MaxRSS", "NTasks", "TRESUsageInTot"),
+)
 
 
 def squeue_command(job_ids: Sequence[str], cluster: str | None = None) -> list[str]:
@@ -51,6 +55,21 @@ def sacct_command(job_ids: Sequence[str], cluster: str | None = None) -> list[st
         "--allocations",
         "--duplicates",
         f"--format={_SACCT_FORMAT}",
+        f"--jobs={jobs}",
+    ]
+
+
+def sacct_usage_command(job_ids: Sequence[str], cluster: str | None = None) -> list[str]:
+    """Build the query for the resources of these jobs, with all attempts and steps."""
+    jobs = ",".join(_checked(job_id) for job_id in job_ids)
+    return [
+        "sacct",
+        *_of(cluster),
+        "--noheader",
+        "--parsable2",
+        "--noconvert",
+        "--duplicates",
+        f"--format={','.join(SACCT_USAGE_FIELDS)}",
         f"--jobs={jobs}",
     ]
 

@@ -1,0 +1,87 @@
+"""Write one HTML file about many runs, which opens without a network.
+
+RUN is a run directory, a folder of them, a name in --runs-dir, or a file of
+`hpcrun aggregate` (default: all runs in --runs-dir). The report has results by
+config, curves with bands over seeds, the sensitivity to each swept parameter,
+throughput, goodput, timelines, failures with doctor's verdicts, and the
+resources asked against used. docs/report.md describes it.
+
+  hpcrun report runs/sweep-7 -o report.html
+  hpcrun report results.h5 --metric accuracy --figures figures
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+from hpcrun.cli.run_arguments import add_runs_dir, runs_dir
+from hpcrun.errors import UserError
+from hpcrun.printing import say
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument(
+        "runs", nargs="*", metavar="RUN", help="run directories, folders, names, or one .h5 file"
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("report.html"),
+        metavar="FILE",
+        help="the file to write (default: report.html)",
+    )
+    parser.add_argument(
+        "--figures", type=Path, metavar="FOLDER", help="also write each figure as PNG and PDF"
+    )
+    parser.add_argument("--title", metavar="TEXT", help="title of the page")
+    parser.add_argument(
+        "--metric", metavar="NAME", help="metric to compare (default: validation_loss, else loss)"
+    )
+    parser.add_argument(
+        "--goal", choices=("min", "max"), help="the better end (default: by the metric's name)"
+    )
+    parser.add_argument(
+        "--at", default="last", metavar="WHEN", help="last, best, or a step (default: last)"
+    )
+    parser.add_argument(
+        "--by", metavar="KEYS", help="group by these keys of the config, with commas"
+    )
+    parser.add_argument(
+        "--seed-key", default="seed", metavar="KEY", help="the config's key of the seed"
+    )
+    parser.add_argument(
+        "--no-sacct", action="store_true", help="do not ask Slurm's accounting for used resources"
+    )
+    add_runs_dir(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the report."""
+    from hpcrun.report.content import Wish
+    from hpcrun.report.errors import require_matplotlib
+    from hpcrun.report.source import open_results
+    from hpcrun.report.writing import require_place, write_figures, write_report
+
+    if arguments.at not in ("last", "best") and not arguments.at.isdigit():
+        raise UserError(f"--at {arguments.at}: should be last, best or a step")
+    require_matplotlib()
+    require_place(arguments.output, arguments.figures)
+    wish = Wish(
+        title=arguments.title,
+        metric=arguments.metric,
+        goal=arguments.goal,
+        at=arguments.at,
+        by=arguments.by.split(",") if arguments.by else None,
+        seed_key=arguments.seed_key,
+        sacct=not arguments.no_sacct,
+    )
+    begin = time.monotonic()
+    with open_results(arguments.runs, runs_dir(arguments)) as store:
+        written = write_report(store, wish, arguments.output)
+    files = write_figures(written.figures, arguments.figures) if arguments.figures else []
+    say(f"{arguments.output}: {written.words} ({time.monotonic() - begin:.0f} s)")
+    if files:
+        say(f"  {arguments.figures}: {len(files)} files")
+    return 0

@@ -1,0 +1,131 @@
+"""Everything a report shows, read and computed once, before anything is drawn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hpcrun.report.efficiency import Efficiency, ask_sacct, efficiencies
+from hpcrun.report.errors import ReportError
+from hpcrun.report.failures import Verdict, interruptions, verdicts
+from hpcrun.report.runs import Run, read_runs
+from hpcrun.report.sweep import Sensitivity, sensitivities, swept_keys
+from hpcrun.results.errors import ResultsError
+from hpcrun.results.groups import (
+    Group,
+    Question,
+    default_metric,
+    grouped,
+    known_metrics,
+    lower_is_better,
+)
+from hpcrun.results.store import Store
+
+
+@dataclass(frozen=True)
+class Content:
+    """The content of a report.
+
+    Args:
+        metric: None where no run has a metric.
+        groups: by config; empty without a metric.
+        values: the metric of each run that counts.
+        swept: keys of the config in which runs differ, the strongest relation first.
+        sacct_note: why sacct gave nothing; empty: sacct gave all, or was not needed.
+        problems: run, file and what is wrong.
+        read: Unix seconds at which the run directories were read.
+    """
+
+    title: str
+    runs: Sequence[Run]
+    metric: str | None
+    lower: bool
+    at: str
+    groups: Sequence[Group]
+    values: Mapping[str, float]
+    swept: Sequence[str]
+    relations: Sequence[Sensitivity]
+    failures: Sequence[Verdict]
+    interruptions: Mapping[str, int]
+    efficiency: Sequence[Efficiency]
+    sacct_note: str
+    problems: Sequence[tuple[str, str, str]]
+    read: float
+    written: float
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a person asks of a report; None: chosen by the data."""
+
+    title: str | None = None
+    metric: str | None = None
+    goal: str | None = None
+    at: str = "last"
+    by: Sequence[str] | None = None
+    seed_key: str = "seed"
+    sacct: bool = True
+
+
+def collect(store: Store, wish: Wish) -> Content:
+    """Return the content of a report.
+
+    Raises:
+        ReportError: there are no runs.
+        ResultsError: no run has the metric that ``wish`` names.
+    """
+    metric = wish.metric or _metric(store)
+    runs = read_runs(store, *([metric] if metric else []))
+    if not runs:
+        raise ReportError(f"{store.path}: holds no runs; collect some with `hpcrun aggregate`")
+    lower = wish.goal == "min" if wish.goal else metric is None or lower_is_better(metric)
+    groups = _groups(store, metric, lower, wish)
+    values = {value.run: value.value for group in groups for value in group.values}
+    keys = list(wish.by) if wish.by else swept_keys(runs, wish.seed_key)
+    relations = sensitivities(runs, values, keys)
+    strongest = [one.key for one in relations]
+    usage, note = ask_sacct(runs) if wish.sacct else ({}, "sacct was not asked (--no-sacct)")
+    return Content(
+        title=wish.title or f"Report of {_many(len(runs))}",
+        runs=runs,
+        metric=metric,
+        lower=lower,
+        at=wish.at,
+        groups=groups,
+        values=values,
+        swept=[*strongest, *(key for key in keys if key not in strongest)],
+        relations=relations,
+        failures=verdicts(runs),
+        interruptions=interruptions(runs),
+        efficiency=efficiencies(runs, usage),
+        sacct_note=note,
+        problems=_problems(store),
+        read=float(store.file.attrs.get("written", 0.0)),
+        written=time.time(),
+    )
+
+
+def _metric(store: Store) -> str | None:
+    """Return the metric to compare by; None where no run has logged a number."""
+    try:
+        return default_metric(store)
+    except ResultsError:
+        known = known_metrics(store)
+        return known[0] if known else None
+
+
+def _groups(store: Store, metric: str | None, lower: bool, wish: Wish) -> list[Group]:
+    if metric is None:
+        return []
+    question = Question(metric, wish.at, lower, wish.seed_key, (), wish.by)
+    return grouped(store, question)
+
+
+def _problems(store: Store) -> list[tuple[str, str, str]]:
+    rows = store.table("problems")
+    return [(row["run"].decode(), row["file"].decode(), row["problem"].decode()) for row in rows]
+
+
+def _many(runs: int) -> str:
+    return "1 run" if runs == 1 else f"{runs:,} runs"

@@ -1,0 +1,91 @@
+"""All figures of a report, in their order on the page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpcrun.report.content import Content
+from hpcrun.report.figures.canvas import Drawing
+from hpcrun.report.figures.curves import Entry, curve_figure, entries_of, single_entries
+from hpcrun.report.figures.sweeps import parallel_figure, sensitivity_figure
+from hpcrun.report.figures.times import goodput_figures, timeline_figures
+from hpcrun.report.runs import Run
+
+MOST_PANELS = 12
+"""Parameters with a panel each; all parameters are in the table of relations."""
+MOST_ROWS = 400
+"""Runs in timelines and goodput; all runs are in the tables."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The figures by section."""
+
+    curves: Sequence[Drawing]
+    relations: Sequence[Drawing]
+    parallel: Sequence[Drawing]
+    throughput: Sequence[Drawing]
+    goodput: Sequence[Drawing]
+    timeline: Sequence[Drawing]
+
+    def all(self) -> list[Drawing]:
+        """Return all figures, in the order of the page."""
+        return [
+            *self.curves,
+            *self.relations,
+            *self.parallel,
+            *self.throughput,
+            *self.goodput,
+            *self.timeline,
+        ]
+
+
+def draw(content: Content) -> Figures:
+    """Draw all figures that the runs have data for."""
+    entries = entries_of(content.groups, content.runs, lower=content.lower)
+    entries = entries or single_entries(content.runs)
+    metrics = dict.fromkeys(
+        name for name in (content.metric, "validation_loss", "loss", "lr", "mfu") if name
+    )
+    return Figures(
+        curves=_curves(list(metrics), entries),
+        relations=_relations(content),
+        parallel=_parallel(content),
+        throughput=_curves(throughputs(content.runs), entries),
+        goodput=goodput_figures(content.runs[:MOST_ROWS]),
+        timeline=timeline_figures(content.runs[:MOST_ROWS]),
+    )
+
+
+def throughputs(runs: Sequence[Run]) -> list[str]:
+    """Return the names of the metrics that count units in a second."""
+    return sorted({run.throughput for run in runs if run.throughput})
+
+
+def _curves(metrics: Sequence[str], entries: Sequence[Entry]) -> list[Drawing]:
+    found = [curve_figure(f"curve-{file_name(metric)}", metric, entries) for metric in metrics]
+    return [drawing for drawing in found if drawing is not None]
+
+
+def _relations(content: Content) -> list[Drawing]:
+    alone = len(content.swept) == 1
+    return [
+        sensitivity_figure(
+            f"sensitivity-{number}-{file_name(one.key)}", content.metric or "", one, alone=alone
+        )
+        for number, one in enumerate(content.relations[:MOST_PANELS], 1)
+    ]
+
+
+def _parallel(content: Content) -> list[Drawing]:
+    known = [run for run in content.runs if run.config]
+    values = {run.key: content.values[run.key] for run in known if run.key in content.values}
+    found = parallel_figure(content.metric or "", known, values, content.swept, lower=content.lower)
+    return [] if found is None else [found]
+
+
+def file_name(text: str) -> str:
+    """Return a foreign name as part of a file's name and of an id."""
+    return re.sub(r"[^A-Za-z0-9_]+", "-", text).strip("-")[:40] or "x"

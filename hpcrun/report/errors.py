@@ -1,0 +1,21 @@
+"""The refusals of `hpcrun plot` and `hpcrun report`."""
+
+from hpcrun.errors import UserError
+
+
+class ReportError(UserError):
+    """A figure or report that cannot be made; the text says why and what to do."""
+
+
+def require_matplotlib() -> None:
+    """Refuse where matplotlib is missing.
+
+    Raises:
+        ReportError: with the command that installs matplotlib.
+    """
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise ReportError(
+            "matplotlib is not installed, and figures need it: `pip install matplotlib`"
+        ) from error

@@ -1,0 +1,85 @@
+"""Why runs did not finish: doctor's finding from the logs, where the logs still exist."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcrun.diagnose.finding import Finding, find_cause
+from hpcrun.diagnose.run_lines import lines_of_attempt, nodes_of
+from hpcrun.report.runs import Run
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Attempt
+
+# Of each log: the first failure of a rank is near the end of the log, or near its start.
+_HEAD = _TAIL = 1 << 18
+_MOST_FILES = 64
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The end of a run that did not finish.
+
+    Args:
+        finding: doctor's; None where the logs show no failure, or are gone.
+        note: why there is no finding; empty with one.
+    """
+
+    run: Run
+    finding: Finding | None
+    note: str
+
+
+def verdicts(runs: Iterable[Run]) -> list[Verdict]:
+    """Return a verdict for each run that failed or has no result."""
+    return [_verdict(run) for run in runs if run.state in ("failed", "unfinished")]
+
+
+def interruptions(runs: Iterable[Run]) -> Mapping[str, int]:
+    """Return how many attempts ended by each cause, the most frequent first."""
+    found = Counter(
+        event.cause or "unknown" for run in runs for event in run.events if event.what == "ended"
+    )
+    return dict(found.most_common())
+
+
+def last_attempt(run: Run) -> Attempt | None:
+    """Return the newest attempt that opened the run, or None."""
+    opened = [event.attempt for event in run.events if event.what == "opened" and event.attempt]
+    return opened[-1] if opened else None
+
+
+def _verdict(run: Run) -> Verdict:
+    attempt = last_attempt(run)
+    directory = RunDirectory(Path(run.path))
+    if attempt is None:
+        return Verdict(run, None, "no attempt has begun")
+    if not directory.logs.is_dir():
+        return Verdict(run, None, "the logs are not on this machine")
+    try:
+        finding = _find(directory, attempt, run)
+    except OSError as error:
+        return Verdict(run, None, f"the logs cannot be read: {error.strerror}")
+    return Verdict(run, finding, "" if finding else _without_finding(run))
+
+
+def _find(directory: RunDirectory, attempt: Attempt, run: Run) -> Finding | None:
+    lines = lines_of_attempt(
+        directory, attempt, run.events, head=_HEAD, tail=_TAIL, most_files=_MOST_FILES
+    )
+    return find_cause(lines, nodes_of(run.events, attempt))
+
+
+def _without_finding(run: Run) -> str:
+    if run.state == "unfinished":
+        return "no result yet: the run trains or waits, or it was ended without a trace"
+    return "the logs show no failure"
+
+
+def counts(runs: Sequence[Run]) -> Mapping[str, int]:
+    """Return the number of runs in each state, in a fixed order."""
+    found = Counter(run.state for run in runs)
+    order = ("finished", "stopped", "failed", "unfinished", "new")
+    return {state: found[state] for state in order if found[state]}

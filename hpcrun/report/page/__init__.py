@@ -1,0 +1,1 @@
+"""The report as one HTML file without scripts and without the network."""

@@ -1,0 +1,101 @@
+"""The section of runs that did not finish, with doctor's findings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hpcrun.diagnose.catalogue import RETRY_WORDS
+from hpcrun.diagnose.finding import Finding
+from hpcrun.report.content import Content
+from hpcrun.report.failures import Verdict
+from hpcrun.report.page.html import Markup, element, table, text
+from hpcrun.report.page.tables import state_mark
+
+_MOST_ARTICLES = 40
+_LONGEST_LINE = 400
+
+
+def failures_section(content: Content) -> Markup:
+    """Return how attempts ended, and each run that did not finish."""
+    return text(
+        _interruptions(content),
+        _articles(content.failures[:_MOST_ARTICLES]),
+        _rest(content.failures[_MOST_ARTICLES:]),
+        _stopped(content),
+    )
+
+
+def _interruptions(content: Content) -> Markup:
+    if not content.interruptions:
+        return element("p", "No end of an attempt is recorded.")
+    rows = list(content.interruptions.items())
+    return text(
+        element("p", "Ends of all attempts, by cause. A preempted run continues in a new attempt."),
+        table(("cause of the end", "attempts"), rows, numeric=(1,)),
+    )
+
+
+def _articles(verdicts: Sequence[Verdict]) -> Markup:
+    if not verdicts:
+        return element("p", "Each run that ended has finished or was stopped by a person.")
+    return text(*map(_article, verdicts))
+
+
+def _article(one: Verdict) -> Markup:
+    run = one.run
+    title = element("h3", run.key, " ", state_mark(run.state))
+    recorded = element("p", f"Recorded: {run.cause}: {run.reason}") if run.reason else None
+    body = _finding(one.finding) if one.finding else element("p", f"Doctor: {one.note}.")
+    return element("article", title, recorded, body)
+
+
+def _finding(found: Finding) -> Markup:
+    where = [] if found.rank is None else [f"rank {found.rank}"]
+    where += [f"node {found.node}"] if found.node else []
+    lines = [f"{line.place}: {_shortened(line.text)}" for line in found.evidence]
+    return text(
+        element(
+            "p",
+            element("b", "Doctor: "),
+            f"{found.cause} ({found.id}, confidence {found.confidence})",
+            f", {', '.join(where)}" if where else "",
+            ".",
+        ),
+        element(
+            "p", element("b", "Remedy: "), f"{found.remedy}. Retry: {RETRY_WORDS[found.retry]}."
+        ),
+        element("pre", Markup("\n").join(text(line) for line in lines)) if lines else None,
+        *(element("p", f"Note: {note}.") for note in found.notes),
+    )
+
+
+def _rest(verdicts: Sequence[Verdict]) -> Markup | None:
+    if not verdicts:
+        return None
+    rows = [
+        (one.run.key, state_mark(one.run.state), one.finding.line if one.finding else one.note)
+        for one in verdicts
+    ]
+    return text(
+        element("p", f"{len(verdicts)} more runs that did not finish:"),
+        table(("run", "state", "doctor"), rows, wide=(2,)),
+    )
+
+
+def _stopped(content: Content) -> Markup | None:
+    rows = [
+        (run.key, state_mark(run.state), run.reason or run.cause or "–")
+        for run in content.runs
+        if run.state in ("stopped", "new")
+    ]
+    if not rows:
+        return None
+    return text(
+        element("p", "Runs that were stopped, or never started:"),
+        table(("run", "state", "reason"), rows, wide=(2,)),
+    )
+
+
+def _shortened(line: str) -> str:
+    line = " ".join(line.split())
+    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} …"

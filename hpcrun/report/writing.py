@@ -1,0 +1,78 @@
+"""Writing a report: everything is computed first, then each file appears whole."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcrun.report.content import Wish, collect
+from hpcrun.report.drawings import draw
+from hpcrun.report.errors import ReportError
+from hpcrun.report.failures import counts
+from hpcrun.report.figures.canvas import Drawing, save
+from hpcrun.report.page.document import document
+from hpcrun.results.store import Store
+from hpcrun.run.io.files import write_atomic
+
+# Of a page that is ours, so that no other file is replaced by mistake.
+_HEAD = "<!DOCTYPE html>"
+
+
+@dataclass(frozen=True)
+class Written:
+    """A report that was written; ``words`` say what it holds."""
+
+    figures: Sequence[Drawing]
+    words: str
+
+
+def write_report(store: Store, wish: Wish, output: Path) -> Written:
+    """Write the report of ``store`` to ``output``, atomically.
+
+    Raises:
+        ReportError: there are no runs.
+        ResultsError: no run has the metric.
+        OSError: the disk refused; ``output`` is as before.
+    """
+    content = collect(store, wish)
+    figures = draw(content)
+    # A link stays one: the file that it leads to is replaced. The umask decides who may read.
+    place = Path(os.path.realpath(output))
+    write_atomic(place, document(content, figures), mode=0o666)
+    states = ", ".join(f"{count:,} {state}" for state, count in counts(content.runs).items())
+    drawn = figures.all()
+    return Written(drawn, f"{len(content.runs):,} runs ({states}), {len(drawn)} figures")
+
+
+def write_figures(drawings: Sequence[Drawing], folder: Path) -> list[Path]:
+    """Write each figure as PNG and PDF below ``folder``, which is made; raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return [path for drawing in drawings for path in save(drawing, folder)]
+
+
+def require_place(output: Path, figures: Path | None) -> None:
+    """Refuse a place that cannot take the report, before any work.
+
+    Raises:
+        ReportError: a folder is missing, or a file of another kind is in the way.
+    """
+    if output.is_dir():
+        raise ReportError(
+            f"{output}: is a directory; name a file, such as {output / 'report.html'}"
+        )
+    if not output.absolute().parent.is_dir():
+        raise ReportError(
+            f"{output.absolute().parent}: no such directory; make it, or choose another -o"
+        )
+    if output.is_file() and not _is_page(output):
+        raise ReportError(f"{output}: is no HTML file, and would be replaced; choose another -o")
+    if figures is not None and os.path.lexists(figures) and not figures.is_dir():
+        raise ReportError(f"--figures {figures}: is a file; name a folder")
+
+
+def _is_page(path: Path) -> bool:
+    with path.open("rb") as stream:
+        head = stream.read(len(_HEAD)).decode(errors="replace")
+    return not head or head.lower() == _HEAD.lower()

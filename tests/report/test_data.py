@@ -1,0 +1,168 @@
+"""What plots and reports compute, against hand-made numbers."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hpcrun.cluster.slurm import parse_sacct_usage, sacct_usage_command
+from hpcrun.report.bands import band, thinned
+from hpcrun.report.efficiency import efficiency, memory_bytes
+from hpcrun.report.failures import verdicts
+from hpcrun.report.runs import Run, read_runs
+from hpcrun.report.source import open_results
+from hpcrun.report.sweep import rank_correlation, sensitivities, swept_keys
+from hpcrun.report.terminal import Curve, bar, plot
+from hpcrun.report.timeline import FINISHED, LOST, PREEMPTED, QUEUED, RUNNING, SAVED, timeline
+
+from .conftest import START, MakeRun
+
+SACCT = """\
+banner of the site
+12|COMPLETED|3600|1440|8|01:30:00|2|billing=8,cpu=8,gres/gpu=4,mem=16G,node=2|||
+12.batch|COMPLETED|3600||4|00:00:01|1|cpu=4,mem=8G,node=1|1024K|1|cpu=00:00:01,mem=1024K
+12.0|COMPLETED|3590||8|01:29:59|2|cpu=8,mem=16G,node=2|2097152K|2|cpu=01:29:59,mem=4G,pages=0
+13|PENDING|0|UNLIMITED|0|00:00:00|1||||
+"""
+
+
+def read(folder: Path) -> list[Run]:
+    """Return the runs below ``folder``."""
+    with open_results([str(folder)], folder) as store:
+        return read_runs(store)
+
+
+def test_a_band_is_the_t_interval_over_the_shared_steps() -> None:
+    steps = np.array([1.0, 2.0, 3.0])
+    found = band([(steps, np.array([1.0, 2.0, 3.0])), (steps[:2], np.array([3.0, 4.0]))])
+    assert found is not None
+    assert found.n == 2
+    assert found.x.tolist() == [1.0, 2.0]
+    assert found.mean.tolist() == [2.0, 3.0]
+    # t(0.975, 1) = 12.7062, standard deviation sqrt(2), n = 2.
+    assert found.high is not None
+    assert found.high[0] == pytest.approx(2.0 + 12.7062, abs=1e-3)
+
+
+def test_one_run_has_no_band() -> None:
+    found = band([(np.array([1.0, 2.0]), np.array([5.0, 4.0]))])
+    assert found is not None
+    assert (found.n, found.low, found.high) == (1, None, None)
+
+
+def test_a_thinned_curve_keeps_its_extremes() -> None:
+    x = np.arange(10_000.0)
+    y = np.sin(x)
+    y[7777] = 9.0
+    fewer_x, fewer_y = thinned(x, y)
+    assert len(fewer_x) <= 402
+    assert fewer_y.max() == 9.0
+
+
+def test_rank_correlation_counts_ties_in_the_middle() -> None:
+    # scipy.stats.spearmanr([1, 2, 2, 4], [1, 3, 2, 4]) of scipy 1.17.1.
+    found = rank_correlation(np.array([1.0, 2, 2, 4]), np.array([1.0, 3, 2, 4]))
+    assert found == pytest.approx(0.9486832980505139)
+    assert rank_correlation(np.ones(4), np.arange(4.0)) is None
+
+
+def test_swept_keys_leave_out_seed_and_place(make_run: MakeRun, tmp_path: Path) -> None:
+    for seed, rate in ((0, 0.1), (1, 0.1), (0, 0.2)):
+        job = {"mem": f"{seed + 1}G"}
+        make_run(f"r{seed}-{rate}", seed=seed, config={"train": {"lr": rate}, "job": job})
+    runs = read(tmp_path / "runs")
+    assert swept_keys(runs) == ["train.lr"]
+    (one,) = sensitivities(runs, {run.key: run.config["train.lr"] for run in runs}, ["train.lr"])
+    assert one.eta == pytest.approx(1.0)
+    assert [(at, interval.value) for at, interval in one.means] == [(0.1, 0.1), (0.2, 0.2)]
+
+
+def test_options_of_a_command_are_swept(make_run: MakeRun, tmp_path: Path) -> None:
+    make_run("a", config={"command": ["python", "x.py", "--lr", "0.1", "--fast"]})
+    make_run("b", config={"command": ["python", "x.py", "--lr=0.2"]})
+    runs = read(tmp_path / "runs")
+    assert {run.config["--lr"] for run in runs} == {0.1, 0.2}
+    assert "--lr" in swept_keys(runs)
+
+
+def test_a_timeline_shows_lost_work_and_waits(make_run: MakeRun, tmp_path: Path) -> None:
+    make_run("a")
+    (run,) = read(tmp_path / "runs")
+    found = timeline(run.events, run.ended)
+    spans = [(span.kind, span.start - START, span.end - START) for span in found.spans]
+    assert spans[0] == (QUEUED, 0.0, 10.0)
+    assert (RUNNING, 15.0, 40.0) in spans
+    assert (LOST, 40.0, 50.0) in spans
+    kinds = [mark.kind for mark in found.marks]
+    assert kinds == [SAVED, PREEMPTED, SAVED, FINISHED]
+    covered = sum(span.end - span.start for span in found.spans)
+    assert covered == pytest.approx(run.goodput.wall)
+
+
+def test_an_unfinished_run_ends_at_its_last_sign(make_run: MakeRun, tmp_path: Path) -> None:
+    make_run("a", state=None)
+    (run,) = read(tmp_path / "runs")
+    assert run.state == "unfinished"
+    assert timeline(run.events, run.seen).end == START + 65
+
+
+def test_a_long_event_keeps_its_decision(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run("a", state=None)
+    with run.events.open("a") as stream:
+        stream.write(
+            f'{{"time":{START + 70},"event":"ended","job":"7","restart":1,"cause":"crash",'
+            f'"reason":"{"long " * 200}","restart_allowed":false}}\n'
+        )
+    (found,) = read(tmp_path / "runs")
+    assert found.events[-1].fields["restart_allowed"] is False
+
+
+def test_sacct_adds_the_steps_of_each_attempt() -> None:
+    job, waiting = parse_sacct_usage(SACCT)
+    assert (job.cpus, job.cpu_seconds, job.gpus, job.nodes) == (8, 5400.0, 4, 2)
+    assert (job.memory_asked, job.memory_used) == (16 << 30, 4 << 30)
+    assert (job.elapsed, job.time_limit) == (3600, 86400)
+    assert (waiting.cpu_seconds, waiting.memory_used, waiting.time_limit) == (None, None, None)
+    assert "--duplicates" in sacct_usage_command(["12"])
+
+
+def test_what_nobody_measured_is_unknown(make_run: MakeRun, tmp_path: Path) -> None:
+    make_run("a")
+    (run,) = read(tmp_path / "runs")
+    found = efficiency(run, {})
+    assert (found.gpus, found.gpu_busy, found.cpus_used, found.memory) == (None, None, None, None)
+    assert found.advice == ()
+
+
+def test_use_near_the_request_asks_for_more_memory(make_run: MakeRun, tmp_path: Path) -> None:
+    make_run("a", config={"job": {"cpu": True, "mem": "500M"}})
+    make_run("b", state="failed", config={"job": {"cpu": True, "mem": "500M"}})
+    finished, failed = (efficiency(run, {}) for run in read(tmp_path / "runs"))
+    assert finished.advice == ("job.mem=1G (used 95% of the request)",)
+    assert failed.advice == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("64G", 64 << 30), ("500", 500 << 20), ("1.5T", 3 << 39), (None, None)]
+)
+def test_memory_has_slurms_units(text: str | None, count: float | None) -> None:
+    assert memory_bytes(text) == count
+
+
+def test_a_failed_run_without_logs_says_so(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run("a", state="failed")
+    run.logs.rmdir()
+    (found,) = verdicts(read(tmp_path / "runs"))
+    assert found.note == "the logs are not on this machine"
+
+
+def test_a_terminal_plot_fits_its_width() -> None:
+    x = np.arange(100.0)
+    one = plot("loss", [Curve("a", x, 1 + x)], 60, 8)
+    two = plot("loss", [Curve("a", x, 1 + x), Curve("b", x, 5 + x)], 60, 8)
+    assert max(map(len, one + two)) <= 60
+    assert len(one) == 11
+    assert any("⡠" in line or "⠤" in line or "⣀" in line for line in one)
+    assert any("b" in line for line in two[1:9])
+    assert plot("loss", [Curve("a", x[:0], x[:0])], 60, 8) == []
+    assert bar(0.5, 4) == "██  "
