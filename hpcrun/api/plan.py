@@ -21,7 +21,7 @@ from hpcrun.api.nccl_warning import warn_of
 from hpcrun.api.packages import require_packages
 from hpcrun.api.places import runs_folder
 from hpcrun.command.checks import check_command
-from hpcrun.config import Config, load_resolved, to_yaml
+from hpcrun.config import Config, load_resolved, masked_words, to_yaml
 from hpcrun.launch import jobs, submission
 from hpcrun.launch.dependencies import still_to_wait_for
 from hpcrun.launch.sbatch_options import wanted_cluster
@@ -127,7 +127,7 @@ def plan_submission(
     folder = Path.cwd()
 
     def identity() -> tuple[dict[str, Any], str]:
-        facts = record.describe([*sys.orig_argv], executor, folder)
+        facts = record.describe(masked_words([*sys.orig_argv]), executor, folder)
         return facts, record.uncommitted_diff(folder)
 
     def make() -> None:

@@ -4,14 +4,16 @@ The local cluster's controller finalizes an attempt in the same way, through `hp
 """
 
 import sys
+import time
 import traceback
 from dataclasses import dataclass
 
+from hpcrun.batch.notify.starting import NO_SENDER, Sender, start
 from hpcrun.batch.requeue import WORD_PATIENCE, is_cancelled, requeue, withdraw
 from hpcrun.batch.retries import Clock
 from hpcrun.batch.successor import Unsubmitted, submit_successor, take_over_dependents
-from hpcrun.batch.unrecorded import decide_unrecorded
-from hpcrun.config import Job, load_resolved
+from hpcrun.batch.unrecorded import Outcome, decide_unrecorded
+from hpcrun.config import Config, Job, load_resolved
 from hpcrun.diagnose.slurm_log import scheduler_word
 from hpcrun.errors import UserError
 from hpcrun.lifecycle import exitcodes
@@ -27,13 +29,16 @@ from hpcrun.lifecycle.end.scheduler_view import (
 )
 from hpcrun.lifecycle.end.settle import Verdict, settle, write_final_word
 from hpcrun.lifecycle.history import Cause, asked_to_end, last_committed, successor
+from hpcrun.lifecycle.notification import KEY, Due
 from hpcrun.lifecycle.ownership import Occupied, refusal, require_free
 from hpcrun.lifecycle.policy import Budgets, of_script
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, note, read_events
+from hpcrun.run.events import Attempt, Event, note, read_events
 
 # Seconds. A file server that has just come back answers after this at the latest.
 _TRIES, _PAUSE = 3, 5.0
+# Another attempt follows, and must not wait for a slow server.
+_SENDER_PATIENCE = 3.0
 # Without a controller the time limit is not enforced, so there is time to wait for an upgrade of Slurm.
 _AT_LEAST, _WITHOUT_LIMIT = 3600.0, 86400.0
 
@@ -48,11 +53,20 @@ class NotOurs(Exception):
 
 @dataclass(frozen=True)
 class Judged:
-    """The verdict, the run's `job:` section, and the job as the controller saw it at the end of its ranks."""
+    """The verdict, the run's config, and the job as the controller saw it at the end of its ranks.
+
+    ``sender``: the process that sends the notification of this end.
+    """
 
     verdict: Verdict
-    job: Job
+    config: Config
     view: JobView | None
+    sender: Sender = NO_SENDER
+
+    @property
+    def job(self) -> Job:
+        """The run's `job:` section."""
+        return self.config.job
 
 
 def judge(
@@ -95,23 +109,29 @@ def judge(
         ending = ending_of(run, attempt)
     config = load_resolved(run.config)
     budgets = Budgets(**config.restarts.model_dump())
-    verdict = settle(
-        run,
-        attempt,
-        exit_code,
-        of_script(budgets) if config.command else budgets,
-        scheduler=ending.word,
-        batch_log=ending.log,
-        limit_near=limit_near or ending.limit_near(float(config.job.signal_lead)),
-        nobody_asked=on_slurm and ending.nobody_asked,
-        just_resumed=ending.just_resumed,
-        warned_by_term=config.warn_signal == "TERM",
-        setup=setup,
-        other_nodes=on_slurm,
-    )
+    # Before the decision, so that the notification outlives a death of this process.
+    sender = start(run, config.watch)
+    try:
+        verdict = settle(
+            run,
+            attempt,
+            exit_code,
+            of_script(budgets) if config.command else budgets,
+            scheduler=ending.word,
+            batch_log=ending.log,
+            limit_near=limit_near or ending.limit_near(float(config.job.signal_lead)),
+            nobody_asked=on_slurm and ending.nobody_asked,
+            just_resumed=ending.just_resumed,
+            warned_by_term=config.warn_signal == "TERM",
+            setup=setup,
+            other_nodes=on_slurm,
+            notify_on=config.watch.notify_on if config.watch.notify else (),
+        )
+    finally:
+        sender.release()
     _say(f"{verdict.cause.value}: {verdict.line}")
     _say(verdict.decision.reason)
-    return Judged(verdict, config.job, ending.view)
+    return Judged(verdict, config, ending.view, sender)
 
 
 def conclude(
@@ -149,6 +169,7 @@ def conclude(
                 outcome = decide_unrecorded(run, attempt, exit_code, setup)
                 _say(outcome.reason)
                 if outcome.code is not None:
+                    _notify_unrecorded(run, attempt, outcome)
                     return outcome.code
             else:
                 clock.sleep(_PAUSE)
@@ -160,13 +181,42 @@ def conclude(
             outcome = decide_unrecorded(run, attempt, exit_code, setup)
             _say(outcome.reason)
             if outcome.code is not None:
+                _notify_unrecorded(run, attempt, outcome)
                 return outcome.code
             break
     if judged is not None and not judged.verdict.decision.restart:
         # Also where nothing follows here: the user's other runs are to leave the node out.
         remember(run, judged.verdict)
+        judged.sender.wait()
         return final_code(judged.verdict, exit_code)
-    return _start_again(run, attempt, judged, end_time, own_script, clock)
+    code = _start_again(run, attempt, judged, end_time, own_script, clock)
+    if judged is not None:
+        # Slurm ends the sender with this script; the next attempt then sends again.
+        judged.sender.wait(_SENDER_PATIENCE)
+    return code
+
+
+def _notify_unrecorded(run: RunDirectory, attempt: Attempt, outcome: Outcome) -> None:
+    """Send the notification of an end that could not be written to the event log."""
+    name = {exitcodes.DONE: "finished", exitcodes.TERMINATED: "stopped"}.get(
+        outcome.code or 0, "failed"
+    )
+    fields = {"reason": outcome.reason}
+    sender = start(run, None)
+    sender.release(Due(name, attempt, Event("ended", time.time(), attempt, None, None, fields)))
+    sender.wait()
+
+
+def _notify_given_up(
+    run: RunDirectory, attempt: Attempt, judged: Judged | None, reason: str
+) -> None:
+    """Send the notification of a run that no job continues, though the policy had allowed a restart."""
+    if judged is None or not judged.config.watch.notify:
+        return
+    asked = {KEY: "stopped"} if "stopped" in judged.config.watch.notify_on else {}
+    sender = start(run, judged.config.watch)
+    note(run, "given-up", attempt, cause=judged.verdict.cause.value, reason=reason, **asked)
+    sender.wait()
 
 
 def _start_again(
@@ -231,6 +281,7 @@ def _cancelled_after_all(run: RunDirectory, attempt: Attempt, judged: Judged | N
         cause, line = (verdict.cause.value, verdict.line) if verdict else ("its end", "")
         reason = f"cancelled while it was to start again after {cause}"
         write_final_word(run, Cause.CANCELLED, line, reason, last_committed(events))
+        _notify_given_up(run, attempt, judged, reason)
     except OSError as error:
         _complain(f"{run.result}: {error.strerror}")
     return exitcodes.TERMINATED
@@ -260,6 +311,7 @@ def _go_on_in_another_job(
     except Unsubmitted as problem:
         note(run, "requeue-failed", attempt, cause="no-successor", reason=str(problem))
         _complain(f"no job continues {run.name}: {problem}")
+        _notify_given_up(run, attempt, judged, f"no job continues the run: {problem}")
         return exitcodes.UNFINISHED
     _say(f"Slurm does not requeue this job: job {job} continues {run.name} after its end")
     view = look_at(attempt.job)

@@ -77,7 +77,9 @@ def run_step(run: RunDirectory, way: Way, failed: str | None = None, code: int =
     print(f"hpcrun: attempt {attempt.owner} on {os.environ.get('SLURM_JOB_NODELIST')}", flush=True)
     if failed is None and _is_finished(run, attempt):
         print(f"hpcrun: {run.name} is finished: there is nothing left to train", flush=True)
+        _send_left(run)
         return exitcodes.DONE
+    _send_left(run)
     place = _held(run)
     ended = _start(run, attempt, way) if failed is None else Ended(code, failed)
     if _was_deleted(place, run):
@@ -96,6 +98,16 @@ def run_step(run: RunDirectory, way: Way, failed: str | None = None, code: int =
         end_time=job.end_time,
         own_script=way.own_script,
     )
+
+
+def _send_left(run: RunDirectory) -> None:
+    """Send the notifications that an attempt whose node was lost has not sent."""
+    from hpcrun.batch.notify.starting import send_left
+
+    try:
+        send_left(run)
+    except OSError as error:
+        print(f"hpcrun: {run.events}: {error.strerror}; notifications wait", flush=True)
 
 
 def _start(run: RunDirectory, attempt: Attempt, way: Way) -> Ended:

@@ -33,6 +33,7 @@ COMMANDS = {
     "verify": "read a run's checkpoints and compare every byte",
     "export": "write a run's model to one .safetensors or .pt file",
     "config": "show a resolved config, or the schema",
+    "notify": "send a test message to the target of watch.notify",
     "preflight": "check the nodes of a job before it starts",
     "netcheck": "check the network between the nodes of a job",
     "nccl": "check or choose NCCL's environment variables",

@@ -23,6 +23,7 @@ from hpcrun.config.resolve import (
 )
 from hpcrun.config.schedule import decay_begins
 from hpcrun.config.schema import Checkpoint, Config, Job, Restarts
+from hpcrun.config.secrets import masked, masked_values, masked_words
 from hpcrun.config.training import (
     FSDP,
     AMPConfig,
@@ -60,6 +61,9 @@ __all__ = [
     "lengths_left",
     "load_resolved",
     "locate",
+    "masked",
+    "masked_values",
+    "masked_words",
     "override_layer",
     "profile_layer",
     "profile_path",

@@ -9,10 +9,12 @@ from __future__ import annotations
 import re
 import unicodedata
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from hpcrun.config.problems import value_text
+from hpcrun.config.secrets import MASK
 
 _NAME_MARKS = "._-+=@"
 _NAME_CHARACTERS = 100
@@ -178,6 +180,29 @@ def _check_text(text: str) -> str:
     return text
 
 
+def _check_notify(target: str) -> str:
+    """No message shows the value: the URL of a webhook is a secret."""
+    _check_text(target)
+    if not target.strip():
+        raise ValueError("is empty; give a URL, a command or env:VARIABLE, or leave the key out")
+    if target.startswith("env:"):
+        _check_env_name(target.removeprefix("env:"))
+    elif target.lower().startswith(("http://", "https://")):
+        _check_url(target)
+    return target
+
+
+def _check_url(url: str) -> None:
+    try:
+        host = urlsplit(url).hostname
+    except ValueError:
+        host = None
+    if not host or any(letter.isspace() or not letter.isprintable() for letter in url):
+        raise ValueError("is no URL: it needs a host, and may not contain a space")
+    if url.endswith(MASK):
+        raise ValueError(f"is a masked URL ({MASK}); write the whole URL, or env:VARIABLE")
+
+
 def _check_window(window: Any) -> Any:
     # A single step is read as a number. Steps of a window count from 1.
     text = str(window) if isinstance(window, int) and not isinstance(window, bool) else window
@@ -226,4 +251,5 @@ Word = Annotated[str, AfterValidator(_check_word)]
 Option = Annotated[str, AfterValidator(_check_option)]
 SbatchOption = Annotated[str, AfterValidator(_check_sbatch_option)]
 ShellText = Annotated[str, AfterValidator(_check_text)]
+NotifyTarget = Annotated[str, AfterValidator(_check_notify)]
 EnvName = Annotated[str, AfterValidator(_check_env_name)]

@@ -12,6 +12,7 @@ from hpcrun.config.fields import (
     Fraction,
     FromZero,
     Growing,
+    NotifyTarget,
     NotNegative,
     Positive,
     Shrinking,
@@ -243,4 +244,11 @@ class Watch(Section):
     peak_flops: Positive | None = Field(
         default=None,
         description="Peak FLOP/s of the device, for MFU; null: the figure of a known device.",
+    )
+    notify: NotifyTarget | None = Field(
+        default=None, description="Webhook URL, command or env:VARIABLE to notify at the end."
+    )
+    notify_on: list[Literal["finished", "failed", "stopped", "budget-used-up", "requeued"]] = Field(
+        default=["finished", "failed", "stopped", "budget-used-up"],
+        description="Events that send a notification.",
     )

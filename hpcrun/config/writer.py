@@ -8,6 +8,7 @@ import yaml
 
 from hpcrun.config.reader import SCALARS
 from hpcrun.config.schema import Config
+from hpcrun.config.secrets import masked_values
 
 
 class _Dumper(yaml.SafeDumper):
@@ -31,10 +32,19 @@ def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _represent_text)
 
 
-def to_yaml(config: Config) -> str:
-    """Return the whole config, defaults included, in the order of the schema."""
+def to_yaml(config: Config, *, mask: bool = False) -> str:
+    """Return the whole config, defaults included, in the order of the schema.
+
+    Args:
+        mask: for a screen: mask the values that are secrets.
+    """
+    values = config.model_dump()
     return yaml.dump(
-        config.model_dump(), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100
+        masked_values(values) if mask else values,
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=100,
     )
 
 

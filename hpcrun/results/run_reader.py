@@ -13,6 +13,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from hpcrun.config import masked_values
 from hpcrun.results.columns import Lines, parse_rows, read_lines
 from hpcrun.results.config_text import parse_config
 from hpcrun.results.layout import structured, texts
@@ -122,7 +123,8 @@ class _Reader:
         if raw is None:
             return {}
         try:
-            values = parse_config(raw.decode())
+            # The results are shared, and the URL of a webhook is a secret.
+            values = masked_values(parse_config(raw.decode()))
             self.data.documents["config"] = orjson.dumps(values)
         except (ValueError, TypeError, RecursionError) as error:
             self._problem(path, f"is no config: {' '.join(str(error).split())[:200]}")

@@ -33,7 +33,8 @@ class Event:
     suspended (by Slurm, for ``seconds``; reported when it continues), trained (all steps are done),
     bad-input, refused, finished, ended (with its cause), requeue-failed, excluded (nodes that failed too
     often), cancelled (by a person, on Slurm), preempted (by a person), occupied (another job was ``refused``
-    because the ``holder`` had the run).
+    because the ``holder`` had the run), given-up (no job continues the run), notified and notify-failed (the
+    outcome of a notification).
     """
 
     what: str

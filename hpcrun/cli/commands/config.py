@@ -12,7 +12,7 @@ from hpcrun.api.chosen import choose_config
 from hpcrun.cli.output import print_json
 from hpcrun.cli.subcommand import require_subcommand
 from hpcrun.cli.submit_arguments import wish_of
-from hpcrun.config import json_schema, to_yaml
+from hpcrun.config import json_schema, masked_values, to_yaml
 from hpcrun.printing import say
 
 _WAYS = ("show", "schema")
@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     config = choose_config(wish_of(arguments))
     if arguments.json:
-        print_json(config.model_dump(mode="json"))
+        print_json(masked_values(config.model_dump(mode="json")))
     else:
-        say(*to_yaml(config).rstrip("\n").split("\n"))
+        say(*to_yaml(config, mask=True).rstrip("\n").split("\n"))
     return 0

@@ -25,7 +25,7 @@ from hpcrun.api.plan import Plan, plan_submission, refuse_live_if_replaced
 from hpcrun.cli.output import print_json
 from hpcrun.cli.run_arguments import add_runs_dir, runs_dir
 from hpcrun.cli.submit_arguments import wish_of
-from hpcrun.config import Config, to_yaml
+from hpcrun.config import Config, masked_values, to_yaml
 from hpcrun.errors import UserError
 from hpcrun.launch import submission
 from hpcrun.launch.dependencies import with_dependency
@@ -200,10 +200,10 @@ def say_finished(run: RunDirectory, result: dict[str, Any], as_json: bool) -> in
 
 def _show(plan: Plan, config: Config, as_json: bool) -> int:
     run, executor = plan.run, plan.executor
-    script, text = submission.preview(run, config, executor), to_yaml(config)
+    script, text = submission.preview(run, config, executor), to_yaml(config, mask=True)
     if as_json:
         shown = {"run": str(run.path), "executor": executor, "script": script}
-        print_json(shown | {"config": config.model_dump(mode="json")})
+        print_json(shown | {"config": masked_values(config.model_dump(mode="json"))})
         return 0
     say("# dry run: nothing is submitted or written", f"# run directory: {run.path}")
     if plan.finished is not None:

@@ -24,6 +24,7 @@ from hpcrun.lifecycle.history import (
     jobs_of,
     last_committed,
 )
+from hpcrun.lifecycle.notification import KEY, notification_of
 from hpcrun.lifecycle.policy import Budgets, Decision, decide
 from hpcrun.lifecycle.script.end import stop_facts
 from hpcrun.lifecycle.second_start import deserves_second_start, may_be_of_a_node
@@ -73,6 +74,7 @@ def settle(
     warned_by_term: bool = False,
     setup: str | None = None,
     other_nodes: bool = False,
+    notify_on: Collection[str] = (),
 ) -> Verdict:
     """Judge the attempt, append ``ended`` to the event log, and write result.json if this is the end.
 
@@ -86,6 +88,7 @@ def settle(
         warned_by_term: the warning signal of the job is SIGTERM.
         setup: the command of the batch script that failed before there were ranks.
         other_nodes: a second start may be on other nodes; see ``second_start``.
+        notify_on: the notifications that the run asks for; ``ended`` names the notification to send.
 
     Raises:
         OSError: the run directory cannot be written.
@@ -144,6 +147,7 @@ def settle(
     mistake = cause is Cause.CRASH and is_of_node(evidence)
     elsewhere = second and decision.restart and (unnamed or mistake)
     host = host_of(evidence) if named else None
+    asked = notification_of(cause, restart=decision.restart, attempts=len(own))
     record_event(
         run,
         "ended",
@@ -157,6 +161,7 @@ def settle(
         decision=decision.reason,
         **words,
         **({"elsewhere": True} if elsewhere else {}),
+        **({KEY: asked} if asked in notify_on else {}),
     )
     opened = _opened(events, attempt)
     done = (read_json(run.result) or {}).get("state") == "finished"
@@ -204,7 +209,7 @@ def _unlaunched(
     Args:
         second: a second start follows, so that the nodes may be to blame and not the input.
     """
-    not_of_ranks = ("submitted", "cancelled", "preempted", "ended")
+    not_of_ranks = ("submitted", "cancelled", "preempted", "ended", "notified", "notify-failed")
     if any(one.attempt == attempt for one in events if one.what not in not_of_ranks):
         return None
     opened = [event.attempt for event in events if event.what == "opened" and event.attempt]

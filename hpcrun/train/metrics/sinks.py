@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from hpcrun.config import Config
+from hpcrun.config import Config, masked_values
 from hpcrun.errors import UserError
 from hpcrun.printing import say
 from hpcrun.run.directory import RunDirectory
@@ -115,7 +115,7 @@ class WeightsAndBiases:
                 name=run.name,
                 dir=str(run.path),
                 resume="allow",
-                config=config.model_dump(mode="json"),
+                config=masked_values(config.model_dump(mode="json")),
             )
         except Exception as error:
             reason = " ".join(str(error).split())

@@ -1,0 +1,124 @@
+"""The process that sends the notifications of a run: ``python -m hpcrun.batch.notify.sender RUN``.
+
+It starts before the decision about an attempt and waits for the end of its standard input, that is for the
+decision or the death of the deciding process. Then it sends every notification that is due in the event
+log. A notification is sent also where the deciding process is killed right after its decision. Each
+notification is sent at least once: a sender that is killed between the delivery and its line in the event log
+leaves the notification to the next sender.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from hpcrun.batch.notify.delivery import Undelivered, deliver, target_of
+from hpcrun.batch.notify.message import message
+from hpcrun.cluster.errors import ClusterError
+from hpcrun.config import Watch, load_resolved, masked
+from hpcrun.errors import UserError
+from hpcrun.lifecycle.notification import KEY, Due, due
+from hpcrun.printing import say
+from hpcrun.run.directory import RunDirectory, RunError
+from hpcrun.run.events import Attempt, Event, note, read_events
+from hpcrun.run.io.lock_file import LockFile
+
+# Seconds for one notification.
+_LIMIT = 40
+_LOCK_TRIES, _LOCK_PAUSE = 100, 0.5
+_MOST = 20
+
+
+def main(arguments: list[str]) -> None:
+    """Wait for the decision, then send."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        # Slurm signals all processes of a batch script that it ends or requeues.
+        signal.signal(number, signal.SIG_IGN)
+    run = RunDirectory(Path(arguments[0]))
+    signal.signal(signal.SIGALRM, _late)
+    unrecorded = _unpacked(sys.stdin.buffer.read())
+    try:
+        config = load_resolved(run.config)
+        cluster = config.job.cluster or os.environ.get("SLURM_CLUSTER_NAME")
+        if unrecorded is not None and unrecorded.name in config.watch.notify_on:
+            _send(run, unrecorded, config.watch, cluster)
+        with _locked(run):
+            _send_due(run, config.watch, cluster)
+    except (OSError, UserError, ClusterError) as error:
+        say(f"hpcrun: no notification: {masked(str(error))}")
+
+
+def _late(_number: int, _frame: object) -> None:
+    """A server that sends a byte now and then never meets the time limit of a socket."""
+    raise Undelivered(f"it took longer than {_LIMIT} s")
+
+
+def _send_due(run: RunDirectory, watch: Watch, cluster: str | None) -> None:
+    """Send until nothing is due: another process may add to the event log during a delivery."""
+    done: set[tuple[str, Attempt]] = set()
+    for _ in range(_MOST):
+        left = [one for one in due(read_events(run)) if (one.name, one.attempt) not in done]
+        if not left:
+            return
+        # A line that cannot be written must not send the same message again and again.
+        done.add((left[0].name, left[0].attempt))
+        _send(run, left[0], watch, cluster)
+
+
+def _send(run: RunDirectory, one: Due, watch: Watch, cluster: str | None) -> None:
+    if watch.notify is None:
+        return
+    signal.alarm(_LIMIT)
+    try:
+        target = target_of(watch.notify, os.environ)
+        deliver(target, message(run, one, cluster), os.environ)
+    except (Undelivered, OSError) as problem:
+        signal.alarm(0)
+        say(f"hpcrun: notification {one.name} failed: {problem}")
+        note(run, "notify-failed", one.attempt, **{KEY: one.name}, reason=str(problem))
+        return
+    signal.alarm(0)
+    note(run, "notified", one.attempt, **{KEY: one.name}, to=masked(watch.notify))
+
+
+@contextlib.contextmanager
+def _locked(run: RunDirectory) -> Iterator[None]:
+    """Hold the lock of the run's senders; raises RunError where another sender keeps it too long."""
+    for number in range(_LOCK_TRIES):
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(LockFile(run.path / ".notifying", "another process sends them"))
+            except RunError as error:
+                # On a full disk there is no lock: better twice than never.
+                unwritable = isinstance(error.__cause__, OSError)
+                if number + 1 == _LOCK_TRIES or not run.path.exists():
+                    raise
+            else:
+                unwritable = True
+            if unwritable:
+                yield
+                return
+        time.sleep(_LOCK_PAUSE)
+
+
+def _unpacked(raw: bytes) -> Due | None:
+    if not raw:
+        return None
+    try:
+        values = json.loads(raw)
+    except ValueError:
+        # The process that wrote this was killed.
+        return None
+    attempt = Attempt(values["job"], values["restart"])
+    event = Event(
+        "ended", values["time"], attempt, values["cause"], values["step"], values["fields"]
+    )
+    return Due(values["name"], attempt, event)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

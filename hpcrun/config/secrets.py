@@ -1,0 +1,43 @@
+"""Values of the config that a screen, a log or a shared file must not show: the URL of a webhook."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from urllib.parse import urlsplit
+
+MASK = "***"
+_URL = re.compile(r"https?://[^\s'\"|;<>]*[^\s'\"|;<>:,.)]", re.IGNORECASE)
+_OVERRIDE = re.compile(r"((?:--)?(?:watch\.)?notify=)(.*)", re.DOTALL)
+
+
+def masked(text: str) -> str:
+    """Return ``text`` with every URL cut down to its host: ``https://hooks.slack.com/***``.
+
+    Anyone who knows the URL of a webhook can write to its channel. A user name and password are also
+    removed.
+    """
+    return _URL.sub(lambda found: _host(found[0]), text)
+
+
+def _host(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+        port = f":{parts.port}" if parts.port else ""
+    except ValueError:
+        return f"{url.partition(':')[0]}://{MASK}"
+    return f"{parts.scheme}://{host}{port}/{MASK}"
+
+
+def masked_words(words: list[str]) -> list[str]:
+    """Return the words of a command line with the value of ``watch.notify=`` masked."""
+    return [_OVERRIDE.sub(lambda found: found[1] + masked(found[2]), word) for word in words]
+
+
+def masked_values(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a config, as of ``model_dump``, with ``watch.notify`` masked."""
+    watch = values.get("watch")
+    if not isinstance(watch, dict) or not isinstance(watch.get("notify"), str):
+        return values
+    return {**values, "watch": {**watch, "notify": masked(watch["notify"])}}

@@ -1,0 +1,74 @@
+"""The URL of a webhook appears on no screen and in no shared file."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcrun.config import (
+    Config,
+    ConfigError,
+    masked,
+    masked_values,
+    masked_words,
+    override_layer,
+    resolve,
+    to_yaml,
+)
+
+URL = "https://ann:pass@hooks.example.org:8443/T0/B1/s3cret?token=1"
+SHOWN = "https://hooks.example.org:8443/***"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (URL, SHOWN),
+        (f"curl -d @- '{URL}' | cat", f"curl -d @- '{SHOWN}' | cat"),
+        (f"{URL}: refused", f"{SHOWN}: refused"),
+        ("HTTP://[::1", "HTTP://***"),
+        ("env:HOOK", "env:HOOK"),
+        ("mail ann", "mail ann"),
+    ],
+)
+def test_a_url_is_cut_down_to_its_host(text: str, shown: str) -> None:
+    assert masked(text) == shown
+
+
+def test_no_text_of_a_config_for_a_screen_holds_the_url() -> None:
+    config = resolve([override_layer([f"watch.notify={URL}"])])
+    assert "s3cret" in to_yaml(config)
+    assert "s3cret" not in to_yaml(config, mask=True)
+    assert masked_values(config.model_dump())["watch"]["notify"] == SHOWN
+    assert masked_values({"watch": None}) == {"watch": None}
+
+
+def test_the_recorded_command_line_holds_no_url() -> None:
+    words = ["hpcrun", "submit", f"watch.notify={URL}", f"data.source={URL}"]
+    assert masked_words(words) == ["hpcrun", "submit", f"watch.notify={SHOWN}", words[3]]
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("https:///s3cret", "needs a host"),
+        ("https://a/s3cret b", "space"),
+        ("https://[/s3cret", "needs a host"),
+        (SHOWN, "masked URL"),
+        ("env:9s3cret", "environment variable"),
+        ("env:", "environment variable"),
+    ],
+)
+def test_a_refusal_of_a_target_does_not_show_it(value: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem) as caught:
+        resolve([override_layer([f"watch.notify={value}"])])
+    assert "watch.notify" in str(caught.value)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_an_unknown_event_is_refused_with_the_choices() -> None:
+    with pytest.raises(ConfigError, match="budget-used-up"):
+        resolve([override_layer(["watch.notify_on=[finish]"])])
+
+
+def test_a_run_notifies_nobody_by_default() -> None:
+    assert Config().watch.notify is None

@@ -1,0 +1,36 @@
+"""Notifications from the batch step of a real Slurm job."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcrun.run.io.files import read_lines
+from tests import jobs
+
+pytestmark = [pytest.mark.slurm]
+
+TARGET = 'cat >> "$HPCRUN_RUN/messages.jsonl"'
+EVENTS = ["requeued", "finished", "stopped"]
+
+
+def test_a_requeue_and_the_finish_each_send_one_message(bench):
+    on = {"watch.notify": TARGET, "watch.notify_on": EVENTS}
+    run = bench.submit("told", **on, model__pause=0.05)
+    with bench.held_at(run, 13):
+        bench.hpcrun("preempt", "told")
+    assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
+    jobs.wait_for(lambda: len(jobs.events(run, "notified")) == 2, why=bench.story(run))
+    told = read_lines(run.path / "messages.jsonl")
+    assert sorted(one["event"] for one in told) == ["finished", "requeued"]
+    assert {one["job"] for one in told} == {bench.job(run)}
+    (finished,) = [one for one in told if one["event"] == "finished"]
+    assert finished["step"] == 40
+    assert finished["cluster"]
+    assert finished["lines"]
+
+
+def test_a_target_that_fails_leaves_the_exit_code(bench):
+    run = bench.submit("deaf", **{"watch.notify": "exit 7"})
+    assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
+    (failed,) = jobs.events(run, "notify-failed")
+    assert failed.fields["reason"] == "the command ended with exit code 7"
