@@ -46,7 +46,7 @@ def test_the_unit_tests_run_on_every_supported_python() -> None:
 
 def test_the_lint_job_runs_the_checks_of_the_test_script() -> None:
     script = (ROOT / "tools" / "test.sh").read_text(encoding="utf-8")
-    checks = re.findall(r"^(?:ruff|mypy|lint-imports).*$", script, re.MULTILINE)
+    checks = re.findall(r"^(?:python tools/prose|codespell|ruff|mypy|lint-imports).*$", script, re.MULTILINE)
     assert checks == commands("lint")[1:]
 
 
@@ -63,7 +63,7 @@ def test_the_hooks_use_the_development_environment() -> None:
     assert repository["repo"] == "local"
     assert {hook["language"] for hook in repository["hooks"]} == {"system"}
     programs = {hook["entry"].split()[0] for hook in repository["hooks"]}
-    assert programs == {"ruff", "lint-imports", "mypy"}
+    assert programs == {"ruff", "lint-imports", "mypy", "python", "codespell"}
 
 
 def test_the_fast_lane_names_tests_that_exist() -> None:

@@ -28,6 +28,8 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     export HPCRUN_SLURM_UNAVAILABLE="${HPCRUN_SLURM_UNAVAILABLE:-}"
     if asks_for_slow "$@"; then install_for_slow_tests; fi
 fi
+python tools/prose.py
+codespell hpcrun docs tests tools configs sbatch README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md
 ruff check .
 ruff format --check .
 mypy
