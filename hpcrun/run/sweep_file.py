@@ -1,0 +1,115 @@
+"""The file ``sweep.json`` of a sweep folder: the axes, the runs with their values, and the submissions.
+
+The folder ``runs/SWEEP`` holds this file and a run directory for each element: ``runs/SWEEP/000`` and so on.
+An element keeps its name for good: a later submission adds elements and renames none.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpcrun.run.directory import RunDirectory, RunError
+from hpcrun.run.io.files import read_json, write_json
+
+NAME = "sweep.json"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class SweepRun:
+    """One element: the ``name`` of its folder (``003``), and its value for each dotted key."""
+
+    name: str
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class SweepSubmission:
+    """One call of sbatch, or several: when (Unix seconds), to whom, as which jobs, which elements."""
+
+    time: float
+    executor: str
+    jobs: Sequence[str]
+    elements: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The content of ``sweep.json``. ``axes``: each dotted key with its values, in the user's order."""
+
+    folder: Path
+    name: str
+    axes: Mapping[str, Sequence[Any]]
+    runs: Sequence[SweepRun]
+    submissions: Sequence[SweepSubmission] = field(default=())
+
+    @property
+    def directories(self) -> dict[str, RunDirectory]:
+        """The run directory of each element, by the element's name; one may not exist yet."""
+        return {run.name: RunDirectory(self.folder / run.name) for run in self.runs}
+
+
+def is_sweep(folder: Path) -> bool:
+    """Return whether ``folder`` is the folder of a sweep."""
+    return (folder / NAME).is_file()
+
+
+def is_element(run: RunDirectory) -> bool:
+    """Return whether ``run`` lies in the folder of a sweep."""
+    return is_sweep(run.path.parent)
+
+
+def read_sweep(folder: Path) -> Sweep | None:
+    """Return the sweep of ``folder``, or None where there is no ``sweep.json``.
+
+    Raises:
+        RunError: the file is damaged, or of a newer version.
+        OSError: the file is there and cannot be read.
+    """
+    path = folder / NAME
+    if not path.exists():
+        return None
+    content = read_json(path)
+    if content is None:
+        raise RunError(f"{path}: is damaged: no JSON object; restore it from a backup")
+    if content.get("version") != VERSION:
+        raise RunError(
+            f"{path}: has version {content.get('version')!r}, and this hpcrun reads version {VERSION}; "
+            "use the hpcrun that made the sweep"
+        )
+    try:
+        return Sweep(
+            folder,
+            str(content["name"]),
+            {str(key): list(values) for key, values in content["axes"].items()},
+            [SweepRun(str(run["name"]), dict(run["values"])) for run in content["runs"]],
+            [_submission(one) for one in content["submissions"]],
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise RunError(
+            f"{path}: is damaged: {type(error).__name__} {error}; restore it from a backup"
+        ) from error
+
+
+def write_sweep(sweep: Sweep) -> None:
+    """Replace ``sweep.json`` in the folder of ``sweep``; raises OSError where the disk refuses."""
+    write_json(
+        sweep.folder / NAME,
+        {
+            "version": VERSION,
+            "name": sweep.name,
+            "axes": {key: list(values) for key, values in sweep.axes.items()},
+            "runs": [{"name": run.name, "values": dict(run.values)} for run in sweep.runs],
+            "submissions": [asdict(one) for one in sweep.submissions],
+        },
+    )
+
+
+def _submission(content: Mapping[str, Any]) -> SweepSubmission:
+    return SweepSubmission(
+        float(content["time"]),
+        str(content["executor"]),
+        [str(job) for job in content["jobs"]],
+        [str(name) for name in content["elements"]],
+    )
