@@ -84,9 +84,28 @@ def choose_config(wish: Wish) -> Config:
     Raises:
         ConfigError: a line for each thing that is wrong.
     """
+    layers = config_layers(wish)
+    try:
+        config = resolve(layers)
+    except ConfigError as error:
+        # A validation rule that is newer than a run must not prevent its resume.
+        if error.meant is None or not _has_run(wish, error.meant):
+            raise
+        config = error.meant
+    for line in idle_lines(config, layers):
+        say_aside(f"hpcrun: {line}")
+    return with_task(config, layers)
+
+
+def config_layers(wish: Wish) -> list[Layer]:
+    """Return the sources of the config, the later winning: defaults, profile, file, overrides, flags.
+
+    Raises:
+        ConfigError: a file or a value cannot be read.
+    """
     command, file, overrides = [*wish.command], wish.file, wish.overrides
     task = overrides.values.get("task", _QUICKSTART_TASK)
-    # Its steps and data are chosen for its task: any other one begins with the plain defaults.
+    # Its steps and data are chosen for its task: another task begins with the plain defaults.
     if file is None and not command and task in (_QUICKSTART_TASK, BUILTIN[_QUICKSTART_TASK]):
         file = quickstart()
     layers = [] if file is None else [file_layer(file)]
@@ -107,15 +126,15 @@ def choose_config(wish: Wish) -> Config:
     layers.append(flag_layer({FLAGS[flag]: given for flag, given in wish.flags.items()}))
     if command:
         layers.append(flag_layer({"command": (command, wish.command_place)}))
-    try:
-        config = resolve(layers)
-    except ConfigError as error:
-        # A validation rule that is newer than a run must not prevent its resume.
-        if error.meant is None or not _has_run(wish, error.meant):
-            raise
-        config = error.meant
-    for line in idle_lines(config, layers):
-        say_aside(f"hpcrun: {line}")
+    return layers
+
+
+def with_task(config: Config, layers: Sequence[Layer]) -> Config:
+    """Return ``config`` with the path of its task, and the task's own options checked.
+
+    Raises:
+        ConfigError: there is no such task, or an option of it is wrong.
+    """
     if config.command:
         return config
     where = locate(layers)

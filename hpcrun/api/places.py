@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 
 from hpcrun.run.directory import RunDirectory
+from hpcrun.run.sweep_file import full_name, is_element
 
 
 def runs_folder(given: str | os.PathLike[str] | None = None) -> Path:
@@ -13,6 +14,13 @@ def runs_folder(given: str | os.PathLike[str] | None = None) -> Path:
 
 
 def handle(run: RunDirectory) -> str:
-    """Return the words that name ``run`` in a shell here: its name if that is enough, else its path."""
-    short = run.path.parent == runs_folder()
-    return shlex.quote(run.name if short else str(run.path))
+    """Return the words that name ``run`` in a shell here: its name if that is enough, else its path.
+
+    The name of an element of a sweep is ``SWEEP/003``.
+    """
+    folder = runs_folder()
+    if run.path.parent == folder:
+        return shlex.quote(run.name)
+    if run.path.parent.parent == folder and is_element(run):
+        return shlex.quote(full_name(run))
+    return shlex.quote(str(run.path))

@@ -143,7 +143,7 @@ def _take_over_variables() -> _Job:
     if number is None:
         raise UserError("batch: SLURM_JOB_ID is not set; batch scripts call this, not people")
     shown = slurm.run(slurm.scontrol_show_job_command(number))
-    facts = slurm.parse_show_job(shown.stdout) if shown.returncode == 0 else {}
+    facts = slurm.parse_show_job(shown.stdout, number) if shown.returncode == 0 else {}
     own = own_variables(os.environ, facts)
     os.environ.clear()
     os.environ.update(own)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcrun.config import Job
+from hpcrun.launch.array import ArrayTasks
 from hpcrun.launch.errors import LaunchError
 from hpcrun.launch.sbatch_options import sbatch_lines
 from hpcrun.run.directory import RunDirectory
@@ -13,11 +14,15 @@ from hpcrun.run.directory import RunDirectory
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """The inputs of a batch script. ``python``: the interpreter of the batch step."""
+    """The inputs of a batch script. ``python``: the interpreter of the batch step.
+
+    ``array``: the tasks of a sweep, whose folder is ``run`` then.
+    """
 
     run: Path
     job: Job
     python: str
+    array: ArrayTasks | None = None
 
 
 # Slurm and submitit replace a % with a letter anywhere in a path by their own numbers. srun does
@@ -38,9 +43,12 @@ for pause in 5 15 0; do
     sleep $pause
 done
 # The interpreter did not start. Requeue at most twice, perhaps onto another node.
-[[ "$(wc -l < "$unstarted") $(scontrol show job "$SLURM_JOB_ID")" != \\
-    [36]" "*JobState=RUNNING*" Restarts=${{SLURM_RESTART_COUNT:-0}} "* ]] || scontrol requeue "$SLURM_JOB_ID"
+[[ "$(wc -l < "$unstarted") $(scontrol show job "{job}")" != \\
+    [36]" "*JobState=RUNNING*" Restarts=${{SLURM_RESTART_COUNT:-0}} "* ]] || scontrol requeue "{job}"
 exit $code"""
+
+# The number of the array is also that of one of its tasks: requeued by it, all tasks would start again.
+_ARRAY_JOB = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
 
 
 def batch_script(request: BatchRequest) -> str:
@@ -55,11 +63,30 @@ def batch_script(request: BatchRequest) -> str:
             f"{request.run}: Slurm and submitit replace {unusable.group()!r} in a path by other text; "
             "choose a path without it, in full: --runs-dir /FOLDER"
         )
-    lines = ["#!/bin/bash", *sbatch_lines(request.run, request.job), "", *_step_lines(request)]
+    lines = [
+        "#!/bin/bash",
+        *sbatch_lines(request.run, request.job, request.array),
+        "",
+        *_step_lines(request),
+    ]
     return "\n".join(lines) + "\n"
 
 
 def _step_lines(request: BatchRequest) -> list[str]:
-    step = shlex.join([request.python, "-m", "hpcrun", "batch", str(request.run)])
-    unstarted = shlex.quote(f"{RunDirectory(request.run).unstarted('')}")
-    return [line.format(step=step, unstarted=unstarted) for line in _STEP.splitlines()]
+    step = [request.python, "-m", "hpcrun", "batch"]
+    unstarted = RunDirectory(request.run).unstarted("")
+    if request.array is None:
+        run, job, lines = shlex.quote(str(request.run)), "$SLURM_JOB_ID", []
+        begun = shlex.quote(f"{unstarted}")
+    else:
+        run, job = '"$run"', _ARRAY_JOB
+        folder = shlex.quote(f"{request.run}/")
+        lines = [
+            "# Each task of the array has a run directory.",
+            f"run={folder}{request.array.shell_name}",
+        ]
+        begun = f'"$run"/{unstarted.name}'
+    words = f"{shlex.join(step)} {run}"
+    return lines + [
+        line.format(step=words, unstarted=begun, job=job) for line in _STEP.splitlines()
+    ]

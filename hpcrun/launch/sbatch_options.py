@@ -4,14 +4,21 @@ from pathlib import Path
 
 from hpcrun.cluster.slurm.options import given_option
 from hpcrun.config import Job
+from hpcrun.launch.array import ArrayTasks
 from hpcrun.run.directory import RunDirectory
+from hpcrun.run.sweep_file import full_name
 
 
-def sbatch_lines(folder: Path, job: Job) -> list[str]:
-    """Return the ``#SBATCH`` lines of a job with its run directory at ``folder``; see sbatch(1)."""
+def sbatch_lines(folder: Path, job: Job, array: ArrayTasks | None = None) -> list[str]:
+    """Return the ``#SBATCH`` lines of a job with its run directory at ``folder``; see sbatch(1).
+
+    Args:
+        array: the tasks of the sweep in ``folder``, each with its run directory in it.
+    """
     run = RunDirectory(folder)
     options: dict[str, object] = {
-        "job-name": run.name,
+        "job-name": full_name(run),
+        "array": array.option if array is not None else None,
         "nodes": job.nodes,
         "ntasks-per-node": job.tasks_on_node,
         **_gpu_options(job),
@@ -27,8 +34,7 @@ def sbatch_lines(folder: Path, job: Job) -> list[str]:
         "exclude": job.exclude,
         # Slurm sends it to the steps, not to the batch shell, and perhaps a minute early.
         "signal": f"{job.warn_signal}@{job.signal_lead}",
-        # In Slurm's file names, % starts a field.
-        "output": str(run.logs).replace("%", "%%") + "/batch-%j.log",
+        "output": _output(run, array),
         # A restart must not truncate earlier output.
         "open-mode": "append",
     }
@@ -38,6 +44,15 @@ def sbatch_lines(folder: Path, job: Job) -> list[str]:
     if job.exclusive:
         lines.append("#SBATCH --exclusive")
     return lines + [f"#SBATCH {_quoted_option(option)}" for option in job.sbatch_args]
+
+
+def _output(run: RunDirectory, array: ArrayTasks | None) -> str:
+    """The file of the batch script's output, named by the job's id as people see it."""
+    # In Slurm's file names % starts a field.
+    folder = str(run.path).replace("%", "%%")
+    if array is None:
+        return f"{folder}/{run.logs.name}/batch-%j.log"
+    return f"{folder}/{array.pattern}/{run.logs.name}/batch-%A_%a.log"
 
 
 def _gpu_options(job: Job) -> dict[str, object]:
@@ -54,7 +69,7 @@ def _gpu_options(job: Job) -> dict[str, object]:
 
 def job_name(run: RunDirectory, job: Job) -> str:
     """Return the name under which Slurm lists the job."""
-    return given_option(job.sbatch_args, "job-name", "J") or run.name
+    return given_option(job.sbatch_args, "job-name", "J") or full_name(run)
 
 
 def wanted_cluster(job: Job) -> str | None:

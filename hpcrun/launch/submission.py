@@ -22,6 +22,7 @@ from hpcrun.cluster.hostlist import expand
 from hpcrun.cluster.slurm.options import given_option
 from hpcrun.config import Config, Job
 from hpcrun.launch import jobs
+from hpcrun.launch.array import ArrayTasks
 from hpcrun.launch.batch_script import BatchRequest, batch_script
 from hpcrun.launch.dependencies import with_dependency
 from hpcrun.launch.errors import LaunchError
@@ -118,13 +119,23 @@ def _refuse_task_counts(job: Job) -> None:
         )
 
 
-def batch_request(run: RunDirectory, config: Config, avoid: Sequence[str] = ()) -> BatchRequest:
-    """Return the parts of the Slurm script of ``run``; ``avoid``: nodes to exclude."""
+def batch_request(
+    run: RunDirectory,
+    config: Config,
+    avoid: Sequence[str] = (),
+    array: ArrayTasks | None = None,
+) -> BatchRequest:
+    """Return the parts of the Slurm script of ``run``, or of the ``array`` of the sweep in that folder.
+
+    Args:
+        avoid: nodes to exclude.
+    """
     return BatchRequest(
         run=run.path,
         job=_leaving_out(config.job.model_copy(update={"warn_signal": config.warn_signal}), avoid),
         # Outside the container, on the batch host: it talks to Slurm.
         python=sys.executable,
+        array=array,
     )
 
 
@@ -265,7 +276,29 @@ def _take_back(run: RunDirectory, handed: Submitted, error: OSError) -> None:
         ) from error
 
 
-def _submit_slurm(run: RunDirectory, config: Config, interrupted: Callable[[], bool]) -> Submitted:
+def submit_array(
+    folder: RunDirectory, config: Config, array: ArrayTasks, interrupted: Callable[[], bool]
+) -> Submitted:
+    """Submit the elements ``array`` of the sweep in ``folder`` as one job array. No event is logged.
+
+    Args:
+        config: the config of any element: all have the same ``job`` section.
+        interrupted: returns True when to stop asking a controller that does not answer.
+
+    Raises:
+        LaunchError: the scheduler refused, in its own words.
+        OSError: the folder cannot be written; no job is left.
+        KeyboardInterrupt: ``interrupted`` said so; no job is left.
+    """
+    return _submit_slurm(folder, config, interrupted, array)
+
+
+def _submit_slurm(
+    run: RunDirectory,
+    config: Config,
+    interrupted: Callable[[], bool],
+    array: ArrayTasks | None = None,
+) -> Submitted:
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     if shutil.which("sbatch") is None:
@@ -280,7 +313,7 @@ def _submit_slurm(run: RunDirectory, config: Config, interrupted: Callable[[], b
     while fits and _is_away() and time.monotonic() < give_up:
         _wait_for_controller(interrupted)
     wanted, bad = fitted_to_slurm(config), _bad_nodes(config.job)
-    executor = _executor(run, wanted, bad)
+    executor = _executor(run, wanted, bad, array)
     while True:
         try:
             job_id = str(executor.submit(str, run.path).job_id)
@@ -292,7 +325,7 @@ def _submit_slurm(run: RunDirectory, config: Config, interrupted: Callable[[], b
             if bad and any(words_of_slurm in words for words_of_slurm in _NO_NODE_LEFT):
                 say_aside("hpcrun: leaves out no node: Slurm has no other for the job")
                 bad = []
-                executor = _executor(run, wanted, bad)
+                executor = _executor(run, wanted, bad, array)
                 continue
             if _NOT_REACHED not in words or time.monotonic() > give_up:
                 raise LaunchError(_refusal(words)) from error
@@ -334,11 +367,13 @@ def _leave_enough_nodes(job_id: str, job: Job) -> None:
         say_aside(f"hpcrun: leaves out no node after all: the job waited for {reason}")
 
 
-def _executor(run: RunDirectory, config: Config, avoid: Sequence[str]) -> "RequeueingSlurmExecutor":
+def _executor(
+    run: RunDirectory, config: Config, avoid: Sequence[str], array: ArrayTasks | None
+) -> "RequeueingSlurmExecutor":
     """Return the executor. Its script stays in the run: where no requeue is allowed, it is needed again."""
     from hpcrun.launch.slurm_executor import RequeueingSlurmExecutor
 
-    request = batch_request(run, config, avoid)
+    request = batch_request(run, config, avoid, array)
     run.logs.mkdir(mode=0o700, exist_ok=True)
     write_atomic(run.batch_script, batch_script(request))
     return RequeueingSlurmExecutor(submitit_folder(run), request)

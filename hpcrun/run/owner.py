@@ -15,6 +15,7 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 from hpcrun.run.io.files import read_json, write_json
 from hpcrun.run.io.lock_file import LockFile
+from hpcrun.run.sweep_file import is_element
 
 INCARNATION = os.urandom(8).hex()
 """Random name of this process: two clusters may give the same job number to two jobs of a run."""
@@ -107,10 +108,14 @@ class OwnerLooks:
 
 
 class SubmissionLock(LockFile):
-    """Held while a run is being submitted, so that two people cannot start it twice."""
+    """Held while a run is being submitted, so that two people cannot start it twice.
+
+    The elements of a sweep share the lock of the sweep's folder: a sweep submits a thousand runs at once.
+    """
 
     def __init__(self, run: RunDirectory) -> None:
+        held = RunDirectory(run.path.parent) if is_element(run) else run
         busy = (
-            f"{run.path}: another process is submitting this run; if not, remove {run.submitting}"
+            f"{held.path}: another process is submitting this run; if not, remove {held.submitting}"
         )
-        super().__init__(run.submitting, busy)
+        super().__init__(held.submitting, busy)

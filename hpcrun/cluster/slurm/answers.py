@@ -103,14 +103,17 @@ _FREE_TEXT = frozenset(
 )
 
 
-def parse_show_job(text: str) -> dict[str, str]:
+def parse_show_job(text: str, job_id: str | None = None) -> dict[str, str]:
     """Return the fields of one job, such as PreemptTime, Restarts and Requeue, as Slurm's text.
+
+    The number of a job array is also the number of one of its tasks, and Slurm shows all tasks then:
+    ``job_id`` chooses the record with that number (JobId). Without it, the first record counts.
 
     Names chosen by the user end their line in Slurm's output, so a field that a name imitates
     stays part of that name. Read times with ``unix_time``.
     """
     fields: dict[str, str] = {}
-    for line in text.splitlines():
+    for line in _record_of(text, job_id).splitlines():
         keys = list(_SHOWN_KEY.finditer(line))
         ends = [key.start() for key in keys[1:]] + [len(line)]
         for key, end_of_value in zip(keys, ends, strict=False):
@@ -120,6 +123,15 @@ def parse_show_job(text: str) -> dict[str, str]:
             if free:
                 break
     return fields
+
+
+def _record_of(text: str, job_id: str | None) -> str:
+    """Return the record of the job; the whole text where no record has its number."""
+    if job_id is None:
+        return text
+    records = re.split(r"\n\s*\n(?=JobId=)", text)
+    mine = (one for one in records if re.match(rf"\s*JobId={re.escape(job_id)}\s", one))
+    return next(mine, text)
 
 
 def parse_job_states(text: str) -> frozenset[str]:

@@ -1,0 +1,1 @@
+"""The runs of a sweep as rows of values: axes, sweep files, conditions, placeholders."""

@@ -1,0 +1,98 @@
+"""One axis of a grid, as ``--sweep`` has it: ``train.lr=1e-4,3e-4`` or ``seed=0:5``."""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from hpcrun.config import ConfigError, Problem, override_layer
+from hpcrun.config.shape import kind_at
+from hpcrun.sweep.rows import Block, Row, Value, refusal
+
+OPTION = "--sweep"
+_RANGE = re.compile(r"(-?\d+):(-?\d+)(?::(-?\d+))?")
+_MOST = 100_000
+_OPENING, _CLOSING = "[{(", "]})"
+
+
+def read_axes(options: Sequence[str]) -> list[Block]:
+    """Return a block for each ``KEY=VALUES``.
+
+    ``VALUES`` are values with commas between them, or ranges of whole numbers ``first:end``,
+    ``first:end:step``, without the end.
+
+    Raises:
+        ConfigError: an option is no axis, or a key is given twice.
+    """
+    blocks = [_read_axis(option) for option in options]
+    keys = [block.keys[0] for block in blocks]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise refusal(OPTION, key, "is given twice; write all its values in one --sweep")
+    return blocks
+
+
+def _read_axis(option: str) -> Block:
+    key, equals, text = option.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise refusal(OPTION, option, "write an axis as KEY=VALUES, such as train.lr=1e-4,3e-4")
+    if not text.strip():
+        raise refusal(OPTION, key, "has no values; write them with commas: 1e-4,3e-4")
+    rows: list[Row] = [{key: value} for word in _split(text) for value in _values(key, word)]
+    if not rows:
+        raise refusal(OPTION, key, f"{text} is an empty range; a range has no end: 0:3 is 0, 1, 2")
+    return Block(rows, OPTION)
+
+
+def _split(text: str) -> Iterator[str]:
+    """Split at commas that no bracket and no quote holds."""
+    depth, quote, word = 0, "", ""
+    for letter in text:
+        if letter == "," and not depth and not quote:
+            yield word
+            word = ""
+            continue
+        word += letter
+        if quote or letter in "'\"":
+            quote = "" if letter == quote else quote or letter
+        else:
+            depth += (letter in _OPENING) - (letter in _CLOSING)
+    yield word
+
+
+def _values(key: str, word: str) -> Iterator[Value]:
+    span = _RANGE.fullmatch(word.strip())
+    if span is None or kind_at(key.split(".")) == "text":
+        yield Value(read_value(key, word), word)
+        return
+    numbers = range_of(key, word, [int(part) for part in span.groups() if part is not None])
+    yield from (Value(number, str(number)) for number in numbers)
+
+
+def range_of(key: str, shown: str, parts: Sequence[int]) -> range:
+    """Return the range of ``first, end[, step]``.
+
+    Raises:
+        ConfigError: the step is 0, or the range has too many numbers.
+    """
+    if len(parts) == 3 and parts[2] == 0:
+        raise refusal(OPTION, key, f"{shown} has step 0; use another step")
+    numbers = range(*parts)
+    if len(numbers) > _MOST:
+        raise refusal(OPTION, key, f"{shown} has more than {_MOST} numbers; use a shorter range")
+    return numbers
+
+
+def read_value(key: str, word: str) -> Any:
+    """Return ``word`` as an override ``key=word`` reads it.
+
+    Raises:
+        ConfigError: the word is no YAML, or the key is none.
+    """
+    try:
+        value: Any = override_layer([f"{key}={word}"]).values
+    except ConfigError as error:
+        raise ConfigError([Problem(OPTION, it.key, it.text) for it in error.problems]) from None
+    for part in key.split("."):
+        value = value[part.strip()]
+    return value

@@ -1,0 +1,78 @@
+"""The parts of a sweep: values with the user's text, and blocks of rows that are multiplied."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpcrun.config import ConfigError, Problem
+
+
+@dataclass(frozen=True)
+class Value:
+    """One value of a key: as the config gets it, and as the user wrote it, for a command."""
+
+    value: Any
+    text: str
+
+
+Row = Mapping[str, Value]
+"""The values of one element by dotted key."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows with the same keys; ``place`` is the option or the line of the file that gave them."""
+
+    rows: Sequence[Row]
+    place: str
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys of the rows, in the user's order."""
+        return list(dict.fromkeys(key for row in self.rows for key in row))
+
+
+@dataclass(frozen=True)
+class Condition:
+    """An expression that holds for each element that is kept."""
+
+    text: str
+    place: str
+
+
+@dataclass(frozen=True)
+class SweepWish:
+    """A sweep as the user asks for it: the product of ``blocks``, without what a condition excludes."""
+
+    blocks: Sequence[Block] = ()
+    conditions: Sequence[Condition] = field(default=())
+
+    def place_of(self, key: str) -> str:
+        """Return the place that gave the values of ``key``."""
+        return next((block.place for block in self.blocks if key in block.keys), "--sweep")
+
+
+def text_of(value: Any) -> str:
+    """Return ``value`` as a word for a command: text as it is, everything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def plain(value: Any) -> Value:
+    """Return ``value``, which has no text of the user's own."""
+    return Value(value, text_of(value))
+
+
+def canonical(values: Mapping[str, Any]) -> str:
+    """Return a text that is equal for equal values: 1 and 1.0 are, and the order of keys is no part of it."""
+    return json.dumps({key: _number(values[key]) for key in sorted(values)}, sort_keys=True)
+
+
+def refusal(place: str, key: str, text: str) -> ConfigError:
+    """Return the error with one line: place, key, and what is wrong."""
+    return ConfigError([Problem(place, key, text)])
+
+
+def _number(value: Any) -> Any:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return float(value) if whole and abs(value) < 2**53 else value
