@@ -1,5 +1,6 @@
 """The copy of the code that a submission keeps, and its differences from the code that has trained so far."""
 
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -46,7 +47,7 @@ def keep_code(run: RunDirectory, config: Config, wanted: bool | None) -> None:
             write_json(run.record, {**facts, "code": None})
             return
         try:
-            code = _compared(run, config, snapshot, facts.get("code"))
+            code = compared(run, config, snapshot, facts.get("code"))
         except BaseException:
             shutil.rmtree(snapshot.root, ignore_errors=True)
             raise
@@ -58,7 +59,7 @@ def keep_code(run: RunDirectory, config: Config, wanted: bool | None) -> None:
         ) from error
 
 
-def _compared(run: RunDirectory, config: Config, snapshot: Snapshot, before: Any) -> dict[str, Any]:
+def compared(run: RunDirectory, config: Config, snapshot: Snapshot, before: Any) -> dict[str, Any]:
     """Return the record of ``snapshot``; print its differences from the code of the last saved step."""
     events = read_events(run)
     progress = _progress(events, config)
@@ -83,7 +84,8 @@ def _compared(run: RunDirectory, config: Config, snapshot: Snapshot, before: Any
             )
         say_aside(f"hpcrun: {handle(run)}: {told}; the run continues with the new code")
     return {
-        "root": str(snapshot.root.relative_to(run.path)),
+        # A sweep keeps one copy, beside its elements.
+        "root": os.path.relpath(snapshot.root, run.path),
         "source": str(snapshot.source),
         "progress": progress,
         "trained": trained,

@@ -25,7 +25,7 @@ from hpcrun.run.io.files import write_atomic
 from hpcrun.run.owner import SubmissionLock
 
 # SIGINT and SIGTERM end this command; SIGHUP (a closed terminal) does not.
-_ENDINGS = frozenset({signal.SIGINT, signal.SIGTERM})
+ENDINGS = frozenset({signal.SIGINT, signal.SIGTERM})
 
 
 def hand_over(
@@ -64,31 +64,31 @@ def hand_over(
             directory.refuse_foreign(run)
         with SubmissionLock(run):
             refuse_live(run)
-            with _put_back_on_failure(run), admit() as replaced:
+            with put_back_on_failure(run), admit() as replaced:
                 keep_code(run, config, snapshot)
                 # A resume may request other nodes: the ranks read the config of the newest submission.
                 write_atomic(run.config, to_yaml(config))
                 run.result.unlink(missing_ok=True)
-                _stop_if_interrupted(signals)
+                stop_if_interrupted(signals)
                 if executor in ("slurm", "local"):
                     submitted = submission.submit(
                         run,
                         config,
                         executor,
                         after,
-                        interrupted=lambda: not _ENDINGS.isdisjoint(signals),
+                        interrupted=lambda: not ENDINGS.isdisjoint(signals),
                     )
                     if signal.SIGINT in signals and jobs.withdraw(
                         run, submitted.executor, submitted.job_id, submitted.cluster
                     ):
                         ours.append(submitted.job_id)
-                        _stop_if_interrupted(signals)
+                        stop_if_interrupted(signals)
     if replaced:
         say_aside(
             f"hpcrun: {run.name}: no step of its earlier config was saved, so the new config replaces it: "
             f"{shortened(replaced)}"
         )
-    if submitted is not None and not _ENDINGS.isdisjoint(signals):
+    if submitted is not None and not ENDINGS.isdisjoint(signals):
         raise KeyboardInterrupt(
             f"job {submitted.job_id} is submitted and stays; `hpcrun cancel {handle(run)}` ends it"
         )
@@ -121,7 +121,8 @@ def _made(run: RunDirectory, ours: list[str], make: Callable[[], object] | None)
 
 
 @contextmanager
-def _put_back_on_failure(run: RunDirectory) -> Iterator[None]:
+def put_back_on_failure(run: RunDirectory) -> Iterator[None]:
+    """Give ``run`` its config, result, record and patch back if the block fails."""
     files = (run.config, run.result, run.record, run.diff)
     before = {path: path.read_bytes() if path.exists() else None for path in files}
     try:
@@ -136,8 +137,9 @@ def _put_back_on_failure(run: RunDirectory) -> Iterator[None]:
         raise
 
 
-def _stop_if_interrupted(signals: list[signal.Signals]) -> None:
-    if not _ENDINGS.isdisjoint(signals):
+def stop_if_interrupted(signals: list[signal.Signals]) -> None:
+    """Raise KeyboardInterrupt if one of ``signals`` wants this command to end."""
+    if not ENDINGS.isdisjoint(signals):
         raise KeyboardInterrupt("nothing was submitted")
 
 

@@ -3,6 +3,7 @@
 import argparse
 import re
 import shlex
+from pathlib import Path
 from typing import Any
 
 from hpcrun.api.chosen import FLAGS, Wish
@@ -13,6 +14,24 @@ from hpcrun.tasks import BUILTIN
 
 # Where the schema wants a number; an account may be called 0123.
 _COUNTS = ("nodes", "gpus", "tasks_per_node", "cpus_per_task")
+
+
+def add_sweep(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a sweep: many runs of one config, or of one command with {lr} in it."""
+    sweep = parser.add_argument_group("many runs at once")
+    sweep.add_argument(
+        "--sweep",
+        action="append",
+        default=[],
+        metavar="KEY=VALUES",
+        help="one run a value: train.lr=1e-4,3e-4 or seed=0:5 (0 to 4); several: all combinations",
+    )
+    sweep.add_argument(
+        "--sweep-file", type=Path, metavar="FILE", help="YAML: grid, zip, list, random, where"
+    )
+    sweep.add_argument(
+        "--max-parallel", metavar="N", help="runs of the sweep at the same time, at most"
+    )
 
 
 def wish_of(arguments: argparse.Namespace) -> Wish:

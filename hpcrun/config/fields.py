@@ -156,8 +156,8 @@ def _check_sbatch_option(option: str) -> str:
     # sbatch accepts the first letters of a long option.
     if option.startswith("-a") or (name.startswith("--ar") and "--array".startswith(name)):
         raise ValueError(
-            f"{value_text(option)}: an array would start the same run several times in parallel; use one "
-            "run per element, as sbatch/sweep_array.sbatch does"
+            f"{value_text(option)}: an array would start the same run several times in parallel; "
+            "submit several runs with --sweep KEY=VALUES"
         )
     return option
 

@@ -35,7 +35,7 @@ def resolve(layers: Iterable[Layer]) -> Config:
         known = list(known_keys(Config))
         found = [([key], text) for key, text in (words(it, known) for it in error.errors())]
     else:
-        found = list(_contradictions(config))
+        found = list(contradictions(config))
         meant = None if found else config
         found += [
             ([one.key], one.text)
@@ -135,7 +135,7 @@ def _line_order(problem: Problem) -> tuple[str, int]:
     return (match["file"], int(match["line"])) if match else (problem.place, 0)
 
 
-def _contradictions(config: Config) -> Iterator[tuple[list[str], str]]:
+def contradictions(config: Config) -> Iterator[tuple[list[str], str]]:
     """Yield contradictions between valid keys: the keys, starting with the key to change, and the text."""
     job, train = config.job, config.train
     parts = job.world_size * (train.accumulation if train.micro_batch is None else 1)

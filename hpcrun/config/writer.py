@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -39,13 +41,36 @@ def to_yaml(config: Config, *, mask: bool = False) -> str:
         mask: for a screen: mask the values that are secrets.
     """
     values = config.model_dump()
-    return yaml.dump(
-        masked_values(values) if mask else values,
-        Dumper=_Dumper,
-        sort_keys=False,
-        allow_unicode=True,
-        width=100,
-    )
+    return _dumped(masked_values(values) if mask else values)
+
+
+def yaml_parts(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the text of each key; one after the other they are the text of the mapping."""
+    return {
+        name: f"{name}: {_number(value)}\n" if _is_number(value) else _dumped({name: value})
+        for name, value in values.items()
+    }
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is int or (type(value) is float and math.isfinite(value))
+
+
+def _number(value: float) -> str:
+    """Return the number as PyYAML writes numbers, in a tenth of its time."""
+    text = repr(value)
+    return text.replace("e", ".0e", 1) if "e" in text and "." not in text else text
+
+
+def section_text(name: str, parts: Mapping[str, str]) -> str:
+    """Return the text of a section from those of its keys (see `yaml_parts`)."""
+    lines = (line for text in parts.values() for line in text.splitlines(keepends=True))
+    # An indented empty line would be another text inside a block of literal text.
+    return f"{name}:\n" + "".join(f"  {line}" if line.strip() else line for line in lines)
+
+
+def _dumped(content: dict[str, Any]) -> str:
+    return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
 
 
 def json_schema() -> dict[str, Any]:

@@ -34,6 +34,7 @@ from hpcrun.run.events import record_event
 from hpcrun.run.io.files import write_atomic
 
 if TYPE_CHECKING:
+    from hpcrun.launch.local.job_files import JobRequest
     from hpcrun.launch.slurm_executor import RequeueingSlurmExecutor
 
 # sbatch's words when the request has certainly not arrived, so that asking again is safe.
@@ -96,8 +97,13 @@ def local_devices(config: Config) -> list[str] | None:
             f"{wanted} ranks, but this machine shows {available} GPUs: ask for at most {available} "
             "(--nodes 1 --gpus N), or train on the CPU with --cpu"
         )
+    return visible_devices()[:wanted]
+
+
+def visible_devices() -> list[str]:
+    """Return the names of all GPUs that this process sees, as CUDA_VISIBLE_DEVICES has them."""
     named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    return (named or [str(index) for index in range(available)])[:wanted]
+    return named or [str(index) for index in range(visible_gpus(os.environ))]
 
 
 def _refuse_task_counts(job: Job) -> None:
@@ -282,7 +288,7 @@ def submit_array(
     """Submit the elements ``array`` of the sweep in ``folder`` as one job array. No event is logged.
 
     Args:
-        config: the config of any element: all have the same ``job`` section.
+        config: the config of any element, fitted to the cluster: all have the same ``job`` section.
         interrupted: returns True when to stop asking a controller that does not answer.
 
     Raises:
@@ -308,11 +314,9 @@ def _submit_slurm(
         )
     _say_what_sbatch_is_spared()
     give_up = time.monotonic() + _PATIENCE
-    # Without an answer the request cannot be fitted to the nodes of the cluster.
-    fits = not config.job.cpu and wanted_cluster(config.job) is None
-    while fits and _is_away() and time.monotonic() < give_up:
-        _wait_for_controller(interrupted)
-    wanted, bad = fitted_to_slurm(config), _bad_nodes(config.job)
+    # The elements of a sweep have been fitted once for all.
+    wanted = fitted_with_patience(config, interrupted) if array is None else config
+    bad = _bad_nodes(config.job)
     executor = _executor(run, wanted, bad, array)
     while True:
         try:
@@ -335,6 +339,21 @@ def _submit_slurm(
                 _take_back(run, handed, error)
             raise
         _wait_for_controller(interrupted)
+
+
+def fitted_with_patience(config: Config, interrupted: Callable[[], bool]) -> Config:
+    """Return ``config`` as :func:`fitted_to_slurm` does; wait some time for a controller that is away.
+
+    Raises:
+        LaunchError: no node has what is asked for.
+        KeyboardInterrupt: ``interrupted`` said so.
+    """
+    give_up = time.monotonic() + _PATIENCE
+    # Without an answer the request cannot be fitted to the nodes of the cluster.
+    fits = not config.job.cpu and wanted_cluster(config.job) is None
+    while fits and _is_away() and time.monotonic() < give_up:
+        _wait_for_controller(interrupted)
+    return fitted_to_slurm(config)
 
 
 def _is_away() -> bool:
@@ -396,11 +415,50 @@ def _preflight(run: RunDirectory, job: Job) -> list[str]:
     return command if job.preflight else []
 
 
-def _submit_local(run: RunDirectory, config: Config, after: Sequence[RunDirectory]) -> Submitted:
+def submit_local_sweep(
+    folder: Path,
+    runs: Sequence[tuple[RunDirectory, Config]],
+    after: Sequence[RunDirectory],
+    at_once: int | None,
+) -> list[str]:
+    """Give the elements of a sweep to this machine, ``at_once`` at a time; return the id of each job.
+
+    Raises:
+        LaunchError: the process that starts them does not begin.
+        OSError: the disk refuses.
+    """
+    from hpcrun.launch.local.executor import start_queue
+    from hpcrun.launch.local.job_files import JobRequest
+
+    requests: list[JobRequest] = []
+    for run, config in runs:
+        _submit_local(run, config, after, start=requests.append)
+    devices = visible_devices() if requests[0].devices is not None else []
+    limit = at_once or _sane_limit(requests[0], len(devices))
+    start_queue(folder, requests, limit, devices)
+    return [request.job_id for request in requests]
+
+
+def _sane_limit(request: "JobRequest", devices: int) -> int:
+    """Return how many elements have GPUs of their own, or on the CPU a core for each process."""
+    if request.devices:
+        return max(1, devices // len(request.devices))
+    processes = request.nodes * request.tasks_per_node * (request.cpus_per_task or 1)
+    return max(1, (os.cpu_count() or 1) // processes)
+
+
+def _submit_local(
+    run: RunDirectory,
+    config: Config,
+    after: Sequence[RunDirectory],
+    start: "Callable[[JobRequest], None] | None" = None,
+) -> Submitted:
     from hpcrun.launch.local.executor import LocalClusterExecutor
 
     job = config.job
     executor = LocalClusterExecutor(submitit_folder(run), python=job.python)
+    if start is not None:
+        executor.start = start
     seconds = job.time_seconds
     executor.update_parameters(
         nodes=job.nodes,

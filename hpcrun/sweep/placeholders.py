@@ -46,7 +46,7 @@ def _key_of(name: str, keys: Sequence[str]) -> str:
             f"after --: {{{name}}} may be {' or '.join(same)}; write the whole key: {{{same[0]}}}"
         )
     known = [*keys, *(key.rpartition(".")[2] for key in keys)]
-    near = difflib.get_close_matches(name, known, n=1)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {{{near[0]}}}?" if near else f"the sweep has {', '.join(keys)};"
     raise UserError(
         f"after --: {{{name}}} is no key of the sweep; {hint} for plain braces write {{{{{name}}}}}"

@@ -9,6 +9,7 @@ on this machine: nodes x gpus processes, each believing that it is a Slurm task.
   hpcrun submit task=my_module:MyTask train.steps=500
   hpcrun submit --nodes 2 --gpus 4 -- python train.py --its-own-arguments
   hpcrun submit --nodes 2 --gpus 4 --launcher torchrun -- train.py
+  hpcrun submit -c gpt.yaml --sweep train.lr=1e-4,3e-4 --sweep seed=0:5
 
 With --prepare it makes the run directory and stops: for people who submit
 a batch script themselves (sbatch/train.sbatch), or start the ranks with
@@ -24,7 +25,7 @@ from hpcrun.api.places import handle
 from hpcrun.api.plan import Plan, plan_submission, refuse_live_if_replaced
 from hpcrun.cli.output import print_json
 from hpcrun.cli.run_arguments import add_runs_dir, runs_dir
-from hpcrun.cli.submit_arguments import wish_of
+from hpcrun.cli.submit_arguments import add_sweep, wish_of
 from hpcrun.config import Config, masked_values, to_yaml
 from hpcrun.errors import UserError
 from hpcrun.launch import submission
@@ -43,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--name", help="the run's name (default: the config's or task's)")
     what.add_argument("overrides", nargs="*", metavar="key.sub=value", help="config overrides")
     add_runs_dir(what)
+    add_sweep(parser)
     where = parser.add_argument_group("where to run it")
     where.add_argument("--nodes", metavar="N", help="number of nodes")
     where.add_argument(
@@ -120,6 +122,10 @@ def add_continuing(parser: argparse._ActionsContainer) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Submit, and follow where wanted; the exit code is the run's when it was followed."""
     require_one_way(arguments)
+    if arguments.sweep or arguments.sweep_file or arguments.max_parallel is not None:
+        from hpcrun.cli.sweep import run_sweep
+
+        return run_sweep(arguments)
     if arguments.prepare and arguments.follow:
         raise UserError("--prepare submits nothing; omit --follow")
     plan = plan_submission(

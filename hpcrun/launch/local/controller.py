@@ -27,6 +27,7 @@ from hpcrun.launch.local.job_files import (
     WARN,
     JobRequest,
     State,
+    is_withdrawn,
     own_status,
     write_status,
 )
@@ -267,6 +268,8 @@ class NodeSetupFailed(Exception):
 def run_job(request: JobRequest, orders: _Orders) -> tuple[State, int]:
     """Run attempts until the last; return the job's final state and its number of restarts."""
     restart = 0
+    if is_withdrawn(Path(request.folder)):
+        return "CANCELLED", 0
     if request.wait_for:
         # The imports of this command are heavy, and no other controller needs them.
         from hpcrun.launch.dependencies import wait_for_runs

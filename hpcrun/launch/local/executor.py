@@ -10,6 +10,8 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,6 +22,7 @@ from hpcrun.cluster.environment import scrub
 from hpcrun.launch.errors import LaunchError
 from hpcrun.launch.local import job_files
 from hpcrun.launch.local.job_files import JobRequest
+from hpcrun.run.io.files import write_json
 
 _START_TIMEOUT = 20.0
 
@@ -110,6 +113,7 @@ class LocalClusterExecutor(core.PicklingExecutor):
     ) -> None:
         super().__init__(folder, max_num_timeout, max_pickle_size_gb)
         self.python = shlex.quote(sys.executable) if python is None else python
+        self.start: Callable[[JobRequest], None] = _start_controller
 
     @classmethod
     def name(cls) -> str:
@@ -161,7 +165,7 @@ class LocalClusterExecutor(core.PicklingExecutor):
             after=list(wanted["after"]),
             wait_for=list(wanted["wait_for"]),
         )
-        _start_controller(request)
+        self.start(request)
         tasks = list(range(self._num_tasks()))
         LocalClusterJob.watcher.folders[job_id] = folder
         return LocalClusterJob(folder=self.folder, job_id=job_id, tasks=tasks)
@@ -191,24 +195,54 @@ def _new_job_folder(parent: Path) -> tuple[str, Path]:
 
 
 def _start_controller(request: JobRequest) -> None:
-    path = request.write()
-    with (Path(request.folder) / "controller.log").open("ab") as log:
-        controller = subprocess.Popen(
-            [sys.executable, "-m", "hpcrun.launch.local.controller", str(path)],
+    request.write()
+    log = Path(request.folder) / "controller.log"
+    words = [sys.executable, "-m", "hpcrun.launch.local.controller", str(request.path)]
+    _start(words, log, [request])
+
+
+def start_queue(
+    folder: Path, requests: Sequence[JobRequest], at_once: int, devices: Sequence[str]
+) -> None:
+    """Start the process that runs the jobs one after the other, ``at_once`` at a time.
+
+    Args:
+        folder: where the process keeps its list and its log.
+        devices: the GPUs to hand out.
+
+    Raises:
+        LaunchError: the process does not begin.
+        OSError: the disk refuses.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    name = f"local-{requests[0].job_id}-{os.getpid()}"
+    path = folder / f"{name}.json"
+    jobs = [asdict(request) for request in requests]
+    write_json(path, {"at_once": at_once, "devices": list(devices), "jobs": jobs})
+    words = [sys.executable, "-m", "hpcrun.launch.local.queue", str(path)]
+    _start(words, folder / f"{name}.log", requests)
+
+
+def _start(words: Sequence[str], log_file: Path, requests: Sequence[JobRequest]) -> None:
+    """Start a process that outlives this one, and wait until each job has a first state."""
+    with log_file.open("ab") as log:
+        process = subprocess.Popen(
+            words,
             env=scrub(os.environ),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
         )
-    deadline = time.monotonic() + _START_TIMEOUT
-    while job_files.read_status(Path(request.folder)) is None:
-        if controller.poll() is not None or time.monotonic() > deadline:
-            controller.kill()
-            words = Path(log.name).read_text(errors="replace").strip().splitlines()
-            raise LaunchError(
-                f"the local cluster did not start job {request.job_id}: "
-                f"{words[-1] if words else 'its controller printed nothing'}; check the free space and "
-                f"the processes of this machine"
-            )
-        time.sleep(0.02)
+    deadline = time.monotonic() + _START_TIMEOUT + 0.1 * len(requests)
+    for request in requests:
+        while job_files.read_status(Path(request.folder)) is None:
+            if process.poll() is not None or time.monotonic() > deadline:
+                process.kill()
+                words_left = log_file.read_text(errors="replace").strip().splitlines()
+                raise LaunchError(
+                    f"the local cluster did not start job {request.job_id}: "
+                    f"{words_left[-1] if words_left else 'its controller printed nothing'}; check the "
+                    "free space and the processes of this machine"
+                )
+            time.sleep(0.02)

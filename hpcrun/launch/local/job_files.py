@@ -19,6 +19,9 @@ ENDED = ("COMPLETED", "FAILED", "CANCELLED")
 CANCEL, KILL = signal.SIGTERM, signal.SIGQUIT
 PREEMPT, WARN = signal.SIGUSR1, signal.SIGUSR2
 
+WITHDRAWN = "withdrawn"
+"""The file by which a job is cancelled that waits in a queue."""
+
 
 @dataclass(frozen=True)
 class JobRequest:
@@ -55,9 +58,13 @@ class JobRequest:
 
     def write(self) -> Path:
         """Write the request where the controller reads it; raises OSError if it cannot be written."""
-        path = Path(self.folder) / "request.json"
-        write_json(path, asdict(self))
-        return path
+        write_json(self.path, asdict(self))
+        return self.path
+
+    @property
+    def path(self) -> Path:
+        """The file of the request."""
+        return Path(self.folder) / "request.json"
 
     @classmethod
     def read(cls, path: Path) -> "JobRequest":
@@ -70,7 +77,10 @@ class JobRequest:
 
 @dataclass(frozen=True)
 class JobStatus:
-    """The controller's last state. ``pid`` and ``pid_created`` together identify its process."""
+    """The controller's last state. ``pid`` and ``pid_created`` together identify its process.
+
+    ``queued``: the job has no controller yet; the process is the queue that will start it.
+    """
 
     job_id: str
     state: State
@@ -78,6 +88,7 @@ class JobStatus:
     pid: int
     pid_created: float
     tasks: Sequence[int]
+    queued: bool = False
 
 
 def write_status(folder: Path, status: JobStatus) -> None:
@@ -115,11 +126,24 @@ def send(folder: Path, number: signal.Signals) -> None:
     status = read_status(folder)
     if status is None or status.state in ENDED or not is_alive(status):
         raise LaunchError(f"job {folder.name}: is not running on this machine")
+    if status.queued:
+        # The queue runs other jobs too. The job may get its controller just now, which looks once more.
+        (folder / WITHDRAWN).touch()
+        status = read_status(folder)
+        if status is None or status.queued or status.state in ENDED:
+            return
     os.kill(status.pid, number)
 
 
-def own_status(request: JobRequest, state: State, restart: int, tasks: Sequence[int]) -> JobStatus:
-    """Return the status that the calling controller process writes."""
+def is_withdrawn(folder: Path) -> bool:
+    """Return whether a person cancelled the job while it waited in the queue."""
+    return (folder / WITHDRAWN).exists()
+
+
+def own_status(
+    request: JobRequest, state: State, restart: int, tasks: Sequence[int], *, queued: bool = False
+) -> JobStatus:
+    """Return the status that the calling process writes: the controller of the job, or the queue."""
     import psutil
 
     return JobStatus(
@@ -129,4 +153,5 @@ def own_status(request: JobRequest, state: State, restart: int, tasks: Sequence[
         os.getpid(),
         psutil.Process().create_time(),
         list(tasks),
+        queued,
     )

@@ -1,0 +1,233 @@
+"""The config of each element of a sweep, checked, and its text.
+
+A sweep may have a thousand elements, and a whole resolution takes milliseconds. Only the sections that
+the sweep changes are checked and written again for each element.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BaseModel, TypeAdapter
+
+from hpcrun.api.chosen import Wish, config_layers, with_task
+from hpcrun.config import Config, Layer, flag_layer, resolve
+from hpcrun.config.idle import idle_keys
+from hpcrun.config.layers import merge
+from hpcrun.config.resolve import contradictions
+from hpcrun.config.shape import kind_at, known_keys
+from hpcrun.config.writer import section_text, yaml_parts
+from hpcrun.sweep.placeholders import filled, keys_of, names_in
+from hpcrun.sweep.rows import Row, SweepWish, canonical, refusal, text_of
+
+# They decide where and how a run is kept, for all elements alike.
+_NOT_SWEPT = ("name", "command", "job.executor", "job.cluster")
+# What a command of the user's own leaves to hpcrun.
+_OF_ALL_RUNS = ("job", "restarts")
+_TASK = frozenset({"task", "model", "data"})
+"""The sections whose options depend on the task."""
+
+
+@dataclass(frozen=True)
+class Element:
+    """An element that is to run: its values by dotted key, its config, and the text of the config."""
+
+    values: dict[str, Any]
+    config: Config
+    text: str
+
+
+def element_configs(wish: Wish, sweep: SweepWish, rows: Sequence[Row]) -> list[Element]:
+    """Return the elements of ``rows``, in their order.
+
+    Raises:
+        UserError: a key is none, has no effect, or may not differ between elements; a value is wrong; or two
+            elements are equal.
+    """
+    keys = list(rows[0])
+    if "task" in keys and wish.file is None:
+        raise refusal(sweep.place_of("task"), "task", "needs a config for all tasks; give it with -c")
+    layers = config_layers(wish)
+    places = {key: sweep.place_of(key) for key in keys}
+    _refuse_fixed(keys, places, layers)
+    placeholders = keys_of(names_in(wish.command), keys)
+    if wish.command:
+        _refuse_unused(keys, places, placeholders)
+    made = _Maker(layers, wish.command, placeholders, places)
+    elements = [made.element(row) for row in rows]
+    _refuse_equal(elements, places)
+    return elements
+
+
+class _Maker:
+    """Makes the config of one row after the other; remembers the sections that rows share."""
+
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        command: Sequence[str],
+        placeholders: dict[str, str],
+        places: dict[str, str],
+    ) -> None:
+        self._layers, self._command = [*layers], [*command]
+        self._placeholders, self._places = placeholders, places
+        self._known = set(known_keys(Config))
+        self._sections: dict[tuple[str, str], Any] = {}
+        self._texts: dict[tuple[str, str], str] = {}
+        self._parts: dict[str, dict[str, str]] = {}
+        self._adapters: dict[str, TypeAdapter[Any]] = {}
+        self._base: Config | None = None
+        self._base_text: dict[str, str] = {}
+
+    def element(self, row: Row) -> Element:
+        """Return the element of ``row``; raises UserError as :func:`element_configs` does."""
+        values = {key: given.value for key, given in row.items()}
+        if self._base is None:
+            self._base = self._resolved(row)
+            self._base_text = yaml_parts(self._base.model_dump())
+        update = {name: self._section(name, row) for name in self._touched(row)}
+        config = self._base.model_copy(update=update)
+        if next(contradictions(config), None) or self._idle(config, values):
+            # The slow way has the words.
+            self._resolved(row)
+        texts = {name: self._text(name, config, row) for name in update}
+        return Element(values, config, "".join((self._base_text | texts).values()))
+
+    def _idle(self, config: Config, values: dict[str, Any]) -> bool:
+        return next(idle_keys(config, values), None) is not None
+
+    def _touched(self, row: Row) -> list[str]:
+        """Return the sections that the row changes; those of a task belong together."""
+        found = {key.partition(".")[0] for key in row if self._in_config(key)}
+        if found & _TASK:
+            found |= _TASK
+        if self._placeholders:
+            found.add("command")
+        return [name for name in Config.model_fields if name in found]
+
+    def _in_config(self, key: str) -> bool:
+        return not self._command or key.partition(".")[0] in self._known
+
+    def _mark(self, name: str, row: Row) -> tuple[str, str]:
+        """Return what the section depends on: equal for rows that have the section in common."""
+        if name == "command":
+            return name, repr([given.text for given in row.values()])
+        group = _TASK if name in _TASK else {name}
+        mine = {k: given.value for k, given in row.items() if k.partition(".")[0] in group}
+        return name, canonical(mine)
+
+    def _section(self, name: str, row: Row) -> Any:
+        mark = self._mark(name, row)
+        if mark not in self._sections:
+            self._sections[mark] = self._checked(name, row)
+        return self._sections[mark]
+
+    def _checked(self, name: str, row: Row) -> Any:
+        """Return one section for ``row``, by the schema of that section alone where that is enough."""
+        assert self._base is not None
+        section = getattr(self._base, name)
+        if name == "command":
+            return filled(self._command, row, self._placeholders)
+        keys = [key for key in row if key.partition(".")[0] == name]
+        if keys == [name] and name not in _TASK:
+            return self._scalar(name, row)
+        if name in _TASK or any(key.count(".") != 1 for key in keys):
+            return getattr(self._resolved(row), name)
+        given = {key.partition(".")[2]: row[key].value for key in keys}
+        try:
+            return type(section).model_validate(section.model_dump() | given)
+        except ValueError:
+            return getattr(self._resolved(row), name)
+
+    def _scalar(self, name: str, row: Row) -> Any:
+        field = Config.model_fields[name]
+        kind: Any = field.annotation
+        for limit in field.metadata:
+            kind = Annotated[kind, limit]
+        if name not in self._adapters:
+            self._adapters[name] = TypeAdapter(kind)
+        try:
+            return self._adapters[name].validate_python(row[name].value)
+        except ValueError:
+            return getattr(self._resolved(row), name)
+
+    def _text(self, name: str, config: Config, row: Row) -> str:
+        mark = self._mark(name, row)
+        if mark not in self._texts:
+            self._texts[mark] = self._written(name, getattr(config, name))
+        return self._texts[mark]
+
+    def _written(self, name: str, section: Any) -> str:
+        """Return the text of a section; only the keys that differ from the first row's are written anew."""
+        if not isinstance(section, BaseModel):
+            return yaml_parts({name: section})[name]
+        before = getattr(self._base, name).model_dump()
+        values = section.model_dump()
+        if not values:
+            return yaml_parts({name: values})[name]
+        if name not in self._parts:
+            self._parts[name] = yaml_parts(before)
+        new = {
+            key: value for key, value in values.items() if key not in before or value != before[key]
+        }
+        old = {key: self._parts[name][key] for key in values if key not in new}
+        parts = old | yaml_parts(new)
+        return section_text(name, {key: parts[key] for key in values})
+
+    def _resolved(self, row: Row) -> Config:
+        """Return the whole config of ``row`` by the way of a single run.
+
+        Raises:
+            UserError: a line for each thing that is wrong.
+        """
+        given = {
+            key: (value.value, self._places[key])
+            for key, value in row.items()
+            if self._in_config(key)
+        }
+        layers = [*self._layers, flag_layer(given)]
+        if self._placeholders:
+            words = filled(self._command, row, self._placeholders)
+            layers.append(flag_layer({"command": (words, "after --")}))
+        config = resolve(layers)
+        for idle in idle_keys(config, given):
+            raise refusal(
+                self._places[idle.key], idle.key, f"{idle.text}, or exclude it by `where`"
+            )
+        return with_task(config, layers)
+
+
+def _refuse_fixed(keys: Sequence[str], places: dict[str, str], layers: Sequence[Layer]) -> None:
+    for key in keys:
+        if key in _NOT_SWEPT:
+            raise refusal(places[key], key, "is the same for all runs of a sweep; give it once")
+        if kind_at(key.split(".")) == "section":
+            raise refusal(places[key], key, "is a section; name a key of it, such as train.lr")
+    given = merge(layers).where
+    for key in keys:
+        if given.get(key) == "command line" or given.get(key, "").startswith("--"):
+            raise refusal(places[key], key, "is also given for all runs; remove one of the two")
+
+
+def _refuse_unused(
+    keys: Sequence[str], places: dict[str, str], placeholders: dict[str, str]
+) -> None:
+    for key in keys:
+        section = key.partition(".")[0]
+        if key in placeholders.values() or section in _OF_ALL_RUNS:
+            continue
+        last = key.rpartition(".")[2]
+        raise refusal(
+            places[key], key, f"has no effect: the command does not use it; write {{{last}}} in it"
+        )
+
+
+def _refuse_equal(elements: Sequence[Element], places: dict[str, str]) -> None:
+    seen: dict[str, Element] = {}
+    for element in elements:
+        same = seen.setdefault(element.text, element)
+        if same is not element:
+            differing = [k for k in element.values if element.values[k] != same.values[k]]
+            key = differing[0] if differing else next(iter(element.values))
+            told = f"{text_of(same.values[key])} and {text_of(element.values[key])}"
+            raise refusal(places[key], key, f"{told} give the same run; remove one of the two")

@@ -1,0 +1,136 @@
+"""The folder of a sweep on disk: many run directories at once, whole or not at all.
+
+A run directory of its own is fsynced file by file. A thousand of them would take half a minute so: here all
+files are written first, and the file system is asked once to make them durable, before any is visible.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcrun.run import directory
+from hpcrun.run.directory import RunDirectory, RunError
+from hpcrun.run.io.files import finite, sync_directory
+from hpcrun.run.leftovers import make_staged
+from hpcrun.run.leftovers import sweep as remove_abandoned
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class NewRun:
+    """A run directory to make: its name, the text of its config, and its batch script if it has one."""
+
+    name: str
+    config: str
+    script: str | None = None
+
+
+@contextmanager
+def made_folder(folder: Path) -> Iterator[None]:
+    """Make the folder of a sweep if it is not there; remove it again if the block fails and it is empty.
+
+    Raises:
+        RunError: something else has the name, or the folder cannot be made.
+    """
+    run = RunDirectory(folder)
+    if run.exists():
+        raise RunError(f"{folder}: is a single run; choose another --name for the sweep")
+    missing = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(
+            f"{folder}: cannot be made: {error.strerror}; choose a writable place with --runs-dir"
+        ) from error
+    directory.refuse_if_writable_by_others(run)
+    try:
+        yield
+    except BaseException:
+        directory.remove_if_empty(missing)
+        raise
+
+
+@contextmanager
+def new_runs(
+    folder: Path, runs: Iterable[NewRun], record: Mapping[str, Any], diff: str
+) -> Iterator[None]:
+    """Make run directories in ``folder``, visible all at once; remove them if the block fails.
+
+    Args:
+        record: the content of each ``run.json``.
+        diff: the uncommitted changes; each run has a link to one file in ``folder``.
+
+    Raises:
+        OSError: the disk refuses; nothing is left.
+    """
+    runs, published = list(runs), list[Path]()
+    text = json.dumps(finite(record), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    content = text.encode(errors="backslashreplace")
+    staged = make_staged(folder / "sweep")
+    try:
+        remove_abandoned(staged)
+        patch = _write_diff(folder, diff) if runs and diff else None
+        for run in runs:
+            _fill(RunDirectory(staged / run.name), run, content, patch)
+        sync_file_system(folder)
+        for run in runs:
+            (staged / run.name).rename(folder / run.name)
+            published.append(folder / run.name)
+        sync_directory(folder)
+        yield
+    except BaseException:
+        for path in published:
+            shutil.rmtree(path, ignore_errors=True)
+        raise
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+
+
+def _write_diff(folder: Path, diff: str) -> str:
+    """Write the uncommitted changes once for all runs; return the link to them from a run directory."""
+    number = 1
+    while (path := folder / f"uncommitted-{number:03d}.patch").exists():
+        number += 1
+    path.write_text(diff, errors="surrogateescape")
+    return f"../{path.name}"
+
+
+def _fill(run: RunDirectory, new: NewRun, record: bytes, patch: str | None) -> None:
+    for path in (run.path, run.checkpoints, run.logs):
+        path.mkdir(mode=0o700)
+    _write(run.config, new.config.encode())
+    _write(run.record, record)
+    if new.script is not None:
+        _write(run.batch_script, new.script.encode())
+    if patch is not None:
+        run.diff.symlink_to(patch)
+
+
+def _write(path: Path, content: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "wb") as stream:  # noqa: PTH123  (a descriptor, so that the mode holds)
+        stream.write(content)
+
+
+def sync_file_system(folder: Path) -> None:
+    """Make all that was written in the file system of ``folder`` durable (syncfs(2)).
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if _libc.syncfs(descriptor) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), str(folder))
+    finally:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)

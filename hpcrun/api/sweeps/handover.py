@@ -1,0 +1,370 @@
+"""Giving the elements of a sweep to jobs, all or nothing: a failure on the way leaves no half-made sweep."""
+
+import contextlib
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hpcrun.api.code import compared
+from hpcrun.api.continuing import renewed
+from hpcrun.api.handover import ENDINGS, put_back_on_failure, stop_if_interrupted
+from hpcrun.api.interrupts import noted
+from hpcrun.api.sweeps.folder import NewRun, made_folder, new_runs, sync_file_system
+from hpcrun.api.sweeps.plan import Planned, SweepPlan
+from hpcrun.cluster import slurm
+from hpcrun.config import Config
+from hpcrun.launch import jobs, submission
+from hpcrun.launch.array import ArrayTasks, arrays, max_array_size
+from hpcrun.launch.batch_script import batch_script
+from hpcrun.launch.dependencies import with_dependency
+from hpcrun.launch.sbatch_options import job_name, wanted_cluster
+from hpcrun.launch.submission import Submitted
+from hpcrun.printing import say_aside
+from hpcrun.run import directory, record
+from hpcrun.run.code.snapshot import Snapshot, take_snapshot
+from hpcrun.run.directory import RunDirectory, RunError
+from hpcrun.run.io.files import append_line, read_json, write_atomic, write_json
+from hpcrun.run.owner import SubmissionLock
+from hpcrun.run.sweep_file import NAME, Sweep, SweepSubmission, write_sweep
+
+
+@dataclass(frozen=True)
+class SubmittedSweep:
+    """What a submission has done: the decision on each element, and the jobs."""
+
+    planned: Sequence[Planned]
+    jobs: Sequence[Submitted]
+
+
+@dataclass(frozen=True)
+class _Given:
+    """The job of one element."""
+
+    planned: Planned
+    job: Submitted
+    name: str | None
+
+
+def submit_sweep(
+    plan: SweepPlan, after: Sequence[RunDirectory] = (), *, trust_owner: bool = False
+) -> SubmittedSweep:
+    """Submit what is missing or failed of the sweep.
+
+    Args:
+        after: runs that have to finish first.
+        trust_owner: continue elements of another user.
+
+    Raises:
+        UserError: somebody else submits it now, an element is a run of another config, the folder cannot be
+            written, or the scheduler refuses; nothing has changed.
+        KeyboardInterrupt: Ctrl-C or SIGTERM meanwhile; nothing has changed, or the text says which jobs stay.
+    """
+    given: list[_Given] = []
+    with noted(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+        with (
+            _disk_errors(plan.folder),
+            made_folder(plan.folder),
+            SubmissionLock(RunDirectory(plan.folder)),
+        ):
+            sweep, planned = plan.decided()
+            wanted = [one for one in planned if one.submitted]
+            if wanted:
+                _submit(plan, sweep, wanted, after, trust_owner, signals, given)
+        handed = _distinct([one.job for one in given])
+        if given and not ENDINGS.isdisjoint(signals):
+            told = ", ".join(job.job_id for job in handed[:3])
+            raise KeyboardInterrupt(f"job {told} is submitted and stays; `scancel` ends it")
+    for number in signals:
+        signal.raise_signal(number)
+    return SubmittedSweep(planned, handed)
+
+
+def _submit(
+    plan: SweepPlan,
+    sweep: Sweep,
+    wanted: Sequence[Planned],
+    after: Sequence[RunDirectory],
+    trust_owner: bool,
+    signals: list[signal.Signals],
+    given: list[_Given],
+) -> None:
+    """Make and submit ``wanted``; add the job of each to ``given``."""
+
+    def interrupted() -> bool:
+        return not ENDINGS.isdisjoint(signals)
+
+    fitted = _fitted(plan, wanted, interrupted)
+    new = [one for one in wanted if one.action == "new"]
+    again = [one for one in wanted if one.action == "again"]
+    with ExitStack() as stack:
+        stack.enter_context(_sweep_file(sweep))
+        snapshot = stack.enter_context(_snapshot(plan, again))
+        identity = _identity(plan)
+        for one in again:
+            stack.enter_context(_admitted(one, snapshot, identity, plan.snapshot, trust_owner))
+        facts = identity[0] | {"snapshot": plan.snapshot, "code": _shared(plan.folder, snapshot)}
+        made = [_new_run(one, fitted) for one in new]
+        stack.enter_context(new_runs(plan.folder, made, facts, identity[1]))
+        stop_if_interrupted(signals)
+        stack.enter_context(_no_new_logs_on_failure(plan.folder))
+        stack.enter_context(_withdrawn_on_failure(given))
+        # Asked first: the events have to follow the submission without a pause.
+        cluster = slurm.cluster_name() if plan.executor == "slurm" else None
+        if plan.executor == "slurm":
+            _to_slurm(plan, wanted, fitted, after, interrupted, given)
+        else:
+            _to_this_machine(plan, wanted, after, given)
+        _record(plan, sweep, given, after, cluster)
+        if signal.SIGINT in signals:
+            stop_if_interrupted(signals)
+
+
+@contextmanager
+def _disk_errors(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"{error.filename or folder}: cannot be written: {error.strerror or error}; free some space "
+            "there, or choose another place with --runs-dir"
+        ) from error
+
+
+@contextmanager
+def _sweep_file(sweep: Sweep) -> Iterator[None]:
+    """Write the new elements to ``sweep.json`` first: after a crash the missing ones are known."""
+    path = sweep.folder / NAME
+    before = path.read_bytes() if path.exists() else None
+    write_sweep(sweep)
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            if before is None:
+                path.unlink(missing_ok=True)
+            else:
+                write_atomic(path, before)
+        raise
+
+
+@contextmanager
+def _snapshot(plan: SweepPlan, again: Sequence[Planned]) -> Iterator[Snapshot | None]:
+    """Copy the code once for all elements; remove the copy if the block fails."""
+    snapshot, words = None, "--no-snapshot keeps none"
+    if plan.snapshot:
+        before = read_json(again[0].run.record) if again else None
+        source = Path(str((before or {}).get("folder") or Path.cwd()))
+        snapshot, words = take_snapshot(RunDirectory(plan.folder), source)
+        if words:
+            say_aside(f"hpcrun: {words}")
+    if snapshot is None and plan.config.job.same_code:
+        why = words or "there is no git work tree"
+        raise RunError(
+            f"job.same_code: no copy of the code can be compared: {why}; submit from a git work tree, or set "
+            "job.same_code=false"
+        )
+    try:
+        yield snapshot
+    except BaseException:
+        if snapshot is not None:
+            shutil.rmtree(snapshot.root, ignore_errors=True)
+            directory.remove_if_empty([snapshot.root.parent])
+        raise
+
+
+def _shared(folder: Path, snapshot: Snapshot | None) -> dict[str, Any] | None:
+    """Return the record of the snapshot in a new element."""
+    if snapshot is None:
+        return None
+    return {
+        "root": f"../{snapshot.root.relative_to(folder)}",
+        "source": str(snapshot.source),
+        "progress": 0,
+        "trained": None,
+        "changed": [],
+    }
+
+
+def _identity(plan: SweepPlan) -> tuple[dict[str, Any], str]:
+    folder = Path.cwd()
+    facts = record.describe([*sys.orig_argv], plan.executor, folder)
+    return facts, record.uncommitted_diff(folder)
+
+
+@contextmanager
+def _admitted(
+    one: Planned,
+    snapshot: Snapshot | None,
+    identity: tuple[dict[str, Any], str],
+    keeps_code: bool,
+    trust_owner: bool,
+) -> Iterator[None]:
+    """Prepare an element that has run before for another start; put it back if the block fails.
+
+    Raises:
+        RunError: it is a run of another config, or of another user.
+    """
+    run, config = one.run, one.element.config
+    directory.refuse_if_writable_by_others(run)
+    if not trust_owner:
+        directory.refuse_foreign(run)
+    with put_back_on_failure(run), renewed(run, config, lambda: identity):
+        facts = read_json(run.record) or {}
+        before = facts.get("code")
+        code = None if snapshot is None else compared(run, config, snapshot, before)
+        write_json(run.record, facts | {"snapshot": keeps_code, "code": code})
+        write_atomic(run.config, one.element.text)
+        run.result.unlink(missing_ok=True)
+        yield
+
+
+def _fitted(
+    plan: SweepPlan, wanted: Sequence[Planned], interrupted: Callable[[], bool]
+) -> dict[str, Config]:
+    """Return a config for each job section among ``wanted``, with what this cluster decides filled in."""
+    if plan.executor != "slurm":
+        return {}
+    found: dict[str, Config] = {}
+    for one in wanted:
+        config = one.element.config
+        if (key := _job_key(config)) not in found:
+            found[key] = submission.fitted_with_patience(config, interrupted)
+    return found
+
+
+def _job_key(config: Config) -> str:
+    return config.job.model_dump_json()
+
+
+def _new_run(one: Planned, fitted: dict[str, Config]) -> NewRun:
+    """Return the run directory to make; its script continues the run where Slurm forbids a requeue."""
+    script = None
+    if fitted:
+        config = fitted[_job_key(one.element.config)]
+        script = batch_script(submission.batch_request(one.run, config))
+    return NewRun(one.run.name, one.element.text, script)
+
+
+@contextmanager
+def _no_new_logs_on_failure(folder: Path) -> Iterator[None]:
+    """Remove the folder of the batch scripts again if the block fails and made it."""
+    logs = RunDirectory(folder).logs
+    there = logs.exists()
+    try:
+        yield
+    except BaseException:
+        if not there:
+            shutil.rmtree(logs, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def _withdrawn_on_failure(given: list[_Given]) -> Iterator[None]:
+    """End the jobs that were submitted before a failure."""
+    try:
+        yield
+    except BaseException:
+        # The number of an array ends all its tasks.
+        whole = {_whole(one.job): one for one in given}
+        for job, one in whole.items():
+            jobs.withdraw(one.planned.run, job.executor, job.job_id, job.cluster)
+        given.clear()
+        raise
+
+
+def _to_slurm(
+    plan: SweepPlan,
+    wanted: Sequence[Planned],
+    fitted: dict[str, Config],
+    after: Sequence[RunDirectory],
+    interrupted: Callable[[], bool],
+    given: list[_Given],
+) -> None:
+    """Submit ``wanted`` as one array for each job section, or several where there are too many for one."""
+    largest = max_array_size(wanted_cluster(plan.config.job))
+    folder, before = RunDirectory(plan.folder), None
+    by_name = {one.run.name: one for one in wanted}
+    for key, config in fitted.items():
+        numbers = [one.number for one in wanted if _job_key(one.element.config) == key]
+        for array in arrays(numbers, largest, plan.at_once):
+            asked = with_dependency(config, after)
+            if plan.at_once is not None and before is not None:
+                # Slurm limits each array; a limit for all of them needs them one after the other.
+                asked = _after_array(config, before)
+            job = submission.submit_array(folder, asked, array, interrupted)
+            before = job.job_id
+            given += _tasks(array, job, by_name, job_name(folder, config.job))
+
+
+def _after_array(config: Config, before: str) -> Config:
+    options = [*config.job.sbatch_args, f"--dependency=afterany:{before}"]
+    return config.model_copy(update={"job": config.job.model_copy(update={"sbatch_args": options})})
+
+
+def _tasks(
+    array: ArrayTasks, job: Submitted, by_name: dict[str, Planned], name: str
+) -> list[_Given]:
+    return [
+        _Given(by_name[element], replace(job, job_id=f"{job.job_id}_{index}"), name)
+        for element, index in zip(array.names, array.indices, strict=True)
+    ]
+
+
+def _to_this_machine(
+    plan: SweepPlan,
+    wanted: Sequence[Planned],
+    after: Sequence[RunDirectory],
+    given: list[_Given],
+) -> None:
+    runs = [(one.run, one.element.config) for one in wanted]
+    logs = RunDirectory(plan.folder).logs
+    ids = submission.submit_local_sweep(logs, runs, after, plan.at_once)
+    for one, job in zip(wanted, ids, strict=True):
+        given.append(_Given(one, Submitted("local", job), None))
+
+
+def _record(
+    plan: SweepPlan,
+    sweep: Sweep,
+    given: Sequence[_Given],
+    after: Sequence[RunDirectory],
+    here: str | None,
+) -> None:
+    """Log the submission in each element and in ``sweep.json``; raises OSError where the disk refuses."""
+    now = round(time.time(), 3)
+    facts: dict[str, Any] = {"after": [str(run.path) for run in after]} if after else {}
+    for one in given:
+        job = one.planned.element.config.job
+        cluster = one.job.cluster or here
+        line = {
+            "time": now,
+            "event": "submitted",
+            "executor": plan.executor,
+            "job": one.job.job_id,
+            "nodes": job.nodes,
+            "gpus": job.gpus,
+            **facts,
+            **({"cluster": cluster} if cluster else {}),
+            **({"name": one.name} if one.name else {}),
+        }
+        append_line(one.planned.run.events, line)
+    names = [one.planned.run.name for one in given]
+    ids = [job.job_id for job in _distinct([one.job for one in given])]
+    sent = SweepSubmission(now, plan.executor, ids, names)
+    write_sweep(replace(sweep, submissions=[*sweep.submissions, sent]))
+    sync_file_system(plan.folder)
+
+
+def _distinct(given: Sequence[Submitted]) -> list[Submitted]:
+    """Return the jobs, and for the tasks of an array the array once."""
+    return list(dict.fromkeys(map(_whole, given)))
+
+
+def _whole(job: Submitted) -> Submitted:
+    return replace(job, job_id=job.job_id.partition("_")[0])

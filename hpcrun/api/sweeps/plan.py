@@ -1,0 +1,158 @@
+"""The plan of a sweep: its elements, their names, and which of them are to be submitted."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hpcrun.api.chosen import Wish, idle_on_this_machine
+from hpcrun.api.nccl_warning import warn_of
+from hpcrun.api.packages import require_packages
+from hpcrun.api.places import runs_folder
+from hpcrun.api.plan import finished_result
+from hpcrun.api.sweeps.configs import Element, element_configs
+from hpcrun.command.checks import check_command
+from hpcrun.config import Config
+from hpcrun.errors import UserError
+from hpcrun.launch import jobs, submission
+from hpcrun.launch.array import element_name
+from hpcrun.launch.submission import ExecutorName
+from hpcrun.printing import say_aside
+from hpcrun.run.directory import RunDirectory, RunError
+from hpcrun.run.sweep_file import Sweep, SweepRun, read_sweep
+from hpcrun.sweep.expand import expand
+from hpcrun.sweep.rows import SweepWish, canonical
+
+Action = Literal["new", "again", "running", "finished"]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """An element with its run directory.
+
+    ``action``: ``new`` has no run directory yet, ``again`` has failed or stopped; both are submitted.
+    ``word``: the state of a run that is there.
+    """
+
+    run: RunDirectory
+    element: Element
+    action: Action
+    word: str
+
+    @property
+    def number(self) -> int:
+        """The number of the element."""
+        return int(self.run.name)
+
+    @property
+    def submitted(self) -> bool:
+        """True where the element is to be submitted."""
+        return self.action in ("new", "again")
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """A sweep that is checked and not begun. Nothing is written yet.
+
+    ``at_once``: elements that may run at the same time; None: as many as there is room for. ``snapshot``:
+    keep a copy of the code.
+    """
+
+    folder: Path
+    executor: ExecutorName
+    elements: Sequence[Element]
+    at_once: int | None = None
+    snapshot: bool = True
+
+    @property
+    def config(self) -> Config:
+        """The config of the first element; the ``job`` section of others may differ."""
+        return self.elements[0].config
+
+    def decided(self) -> tuple[Sweep, list[Planned]]:
+        """Return the sweep with its new elements, and what happens to each element of this plan.
+
+        An element that the folder has keeps its name; new elements get the next numbers.
+
+        Raises:
+            RunError: ``sweep.json`` is damaged, or the folder holds something else.
+        """
+        before = read_sweep(self.folder) or Sweep(self.folder, self.folder.name, {}, [])
+        known = {canonical(run.values): run.name for run in before.runs}
+        number = max((int(run.name) for run in before.runs), default=-1)
+        named: list[tuple[str, Element]] = []
+        runs = [*before.runs]
+        for element in self.elements:
+            name = known.get(canonical(element.values))
+            if name is None:
+                number += 1
+                name = element_name(number)
+                runs.append(SweepRun(name, element.values))
+            named.append((name, element))
+        axes = _axes(before, self.elements)
+        sweep = Sweep(self.folder, before.name, axes, runs, before.submissions)
+        return sweep, self._planned(named)
+
+    def _planned(self, named: Sequence[tuple[str, Element]]) -> list[Planned]:
+        runs = [RunDirectory(self.folder / name) for name, _ in named]
+        there = [run for run in runs if run.exists()]
+        states = dict(zip(there, jobs.states(there), strict=True)) if there else {}
+        planned = []
+        for run, (_, element) in zip(runs, named, strict=True):
+            if run not in states:
+                planned.append(Planned(run, element, "new", "new"))
+                continue
+            now = states[run]
+            action: Action = "running" if now.live else "again"
+            if not now.live and finished_result(run) is not None:
+                action = "finished"
+            planned.append(Planned(run, element, action, now.word))
+        return planned
+
+
+def plan_sweep(
+    wish: Wish, sweep: SweepWish, *, at_once: int | None = None, snapshot: bool = True
+) -> SweepPlan:
+    """Return the plan for ``sweep`` over the config of ``wish``.
+
+    Args:
+        at_once: elements that may run at the same time.
+        snapshot: keep a copy of the code, one for all elements.
+
+    Raises:
+        UserError: an axis, a value or the config is wrong, or a single run has the name of the sweep.
+    """
+    elements = element_configs(wish, sweep, expand(sweep))
+    config = elements[0].config
+    assert config.name is not None
+    warn_of(config.job.env)
+    folder = (wish.runs or runs_folder()) / config.name
+    if RunDirectory(folder).exists():
+        raise RunError(f"{folder}: is a single run; choose another --name for the sweep")
+    check_command(config, Path.cwd())
+    executor = submission.choose_executor(config)
+    if executor == "debug":
+        raise UserError(
+            "--executor debug runs one rank in this process; run one element of the sweep with it, or use "
+            "--executor local"
+        )
+    require_packages(config)
+    idle = idle_on_this_machine(wish) if executor == "local" else []
+    if idle:
+        say_aside(
+            f"hpcrun: {', '.join(idle)}: no effect on this machine (job.executor is {executor})"
+        )
+    return SweepPlan(folder, executor, elements, at_once, snapshot)
+
+
+def _axes(before: Sweep, elements: Sequence[Element]) -> dict[str, list[Any]]:
+    """Return each key with all its values, in the order in which the sweep got them."""
+    axes = {key: list(values) for key, values in before.axes.items()}
+    seen = {(key, canonical({"": value})) for key, values in axes.items() for value in values}
+    for element in elements:
+        for key, value in element.values.items():
+            mark = (key, canonical({"": value}))
+            if mark not in seen:
+                seen.add(mark)
+                axes.setdefault(key, []).append(value)
+    return axes

@@ -1,0 +1,172 @@
+"""The part of ``hpcrun submit`` that submits a sweep, or prints the table of its runs."""
+
+import argparse
+import dataclasses
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from hpcrun.api.places import handle, runs_folder
+from hpcrun.api.sweeps.handover import SubmittedSweep, submit_sweep
+from hpcrun.api.sweeps.plan import Planned, SweepPlan, plan_sweep
+from hpcrun.cli.output import print_json
+from hpcrun.cli.run_arguments import runs_dir
+from hpcrun.cli.submit_arguments import wish_of
+from hpcrun.errors import UserError
+from hpcrun.launch import submission
+from hpcrun.launch.array import arrays, max_array_size
+from hpcrun.launch.batch_script import batch_script
+from hpcrun.launch.dependencies import still_to_wait_for
+from hpcrun.launch.sbatch_options import wanted_cluster
+from hpcrun.printing import say
+from hpcrun.run import directory
+from hpcrun.run.directory import RunDirectory
+from hpcrun.sweep.axes import read_axes
+from hpcrun.sweep.file import read_sweep_file
+from hpcrun.sweep.rows import SweepWish, text_of
+
+# Options of a single run, which have no meaning for many.
+_SINGLE = {
+    "from_scratch": "--from-scratch: begin one run anew with `hpcrun resume SWEEP/003 --from-scratch`",
+    "prepare": "--prepare: prepares single runs; leave it out, or prepare each run by its name",
+    "follow": "--follow: watches one run; submit, then `hpcrun logs -f SWEEP/000`",
+}
+_WORDS = {
+    "new": "to submit",
+    "again": "to submit again",
+    "running": "running",
+    "finished": "finished",
+}
+
+
+def run_sweep(arguments: argparse.Namespace) -> int:
+    """Submit the sweep of a command line, or print its runs."""
+    for option, line in _SINGLE.items():
+        if getattr(arguments, option):
+            raise UserError(line)
+    plan = plan_sweep(
+        wish_of(arguments),
+        _wish_of_sweep(arguments),
+        at_once=_at_once(arguments.max_parallel),
+        snapshot=not arguments.no_snapshot,
+    )
+    named = [directory.find(name, runs_dir(arguments)) for name in arguments.after]
+    after = still_to_wait_for(named, plan.executor, wanted_cluster(plan.config.job))
+    if arguments.dry_run:
+        return _show(plan, arguments.json)
+    done = submit_sweep(plan, after, trust_owner=arguments.trust_owner)
+    if arguments.json:
+        print_json(_as_json(plan, done.planned) | {"jobs": [vars(job) for job in done.jobs]})
+    else:
+        say(*_told(plan, done))
+    return 0
+
+
+def _wish_of_sweep(arguments: argparse.Namespace) -> SweepWish:
+    wish = read_sweep_file(arguments.sweep_file) if arguments.sweep_file else SweepWish()
+    blocks = [*wish.blocks, *read_axes(arguments.sweep)]
+    if not blocks:
+        raise UserError("--max-parallel: is of a sweep; name its axes with --sweep KEY=VALUES")
+    return dataclasses.replace(wish, blocks=blocks)
+
+
+def _at_once(given: str | None) -> int | None:
+    if given is None:
+        return None
+    if not given.isascii() or not given.isdecimal() or int(given) < 1:
+        raise UserError(f"--max-parallel {given}: should be a whole number, 1 or more")
+    return int(given)
+
+
+def _show(plan: SweepPlan, as_json: bool) -> int:
+    _, planned = plan.decided()
+    wanted = [one for one in planned if one.submitted]
+    script = _script(plan, wanted) if wanted and plan.executor == "slurm" else None
+    if as_json:
+        print_json(_as_json(plan, planned) | {"script": script})
+        return 0
+    say("# dry run: nothing is submitted or written", f"# sweep folder: {plan.folder}")
+    say(f"# executor: {plan.executor}; {_counted(planned)}", "")
+    say(*_table(planned))
+    if script is not None:
+        say("", *script.rstrip("\n").split("\n"))
+    return 0
+
+
+def _script(plan: SweepPlan, wanted: Sequence[Planned]) -> str:
+    """Return the script of the first array that a submission would send."""
+    config = submission.fitted_to_slurm(wanted[0].element.config)
+    job = wanted[0].element.config.job
+    numbers = [one.number for one in wanted if one.element.config.job == job]
+    first = arrays(numbers, max_array_size(wanted_cluster(job)), plan.at_once)[0]
+    return batch_script(submission.batch_request(RunDirectory(plan.folder), config, array=first))
+
+
+def _table(planned: Sequence[Planned]) -> list[str]:
+    """Return a line for each run: name, values, and what a submission does with it."""
+    keys = list(dict.fromkeys(key for one in planned for key in one.element.values))
+    rows = [["run", *keys, ""]]
+    for one in planned:
+        values = one.element.values
+        shown = [text_of(values[key]) if key in values else "" for key in keys]
+        rows.append([one.run.name, *shown, _state(one)])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def _state(one: Planned) -> str:
+    word = _WORDS[one.action]
+    return f"{word} ({one.word})" if one.action == "again" else word
+
+
+def _counted(planned: Sequence[Planned]) -> str:
+    counts = Counter(_WORDS[one.action] for one in planned)
+    told = ", ".join(f"{counts[word]} {word}" for word in _WORDS.values() if counts[word])
+    return f"{len(planned)} {'run' if len(planned) == 1 else 'runs'}: {told}"
+
+
+def _as_json(plan: SweepPlan, planned: Sequence[Planned]) -> dict[str, Any]:
+    return {
+        "sweep": str(plan.folder),
+        "executor": plan.executor,
+        "runs": [
+            {
+                "run": str(one.run.path),
+                "values": one.element.values,
+                "action": one.action,
+                "state": one.word,
+            }
+            for one in planned
+        ],
+    }
+
+
+def _told(plan: SweepPlan, done: SubmittedSweep) -> list[str]:
+    name = plan.folder.name
+    sent = sum(one.submitted for one in done.planned)
+    if not sent:
+        return [f"hpcrun: {name}: nothing to submit; {_counted(done.planned)}"]
+    left = len(done.planned) - sent
+    rest = f"; {left} left as they are" if left else ""
+    first = next(one for one in done.planned if one.submitted)
+    told = f"hpcrun: {name}: {sent} {'run' if sent == 1 else 'runs'} submitted{rest}"
+    if plan.executor == "slurm":
+        numbers = ", ".join(job.job_id for job in done.jobs)
+        told += f", as job {'array' if len(done.jobs) == 1 else 'arrays'} {numbers} (slurm)"
+    else:
+        told += " (local)"
+    one = handle(first.run)
+    short = plan.folder.parent == runs_folder()
+    folder = shlex.quote(name if short else str(plan.folder))
+    return [
+        told,
+        f"  sweep folder   {plan.folder}",
+        f"  follow one     hpcrun logs -f {one}",
+        f"  stop one       hpcrun cancel {one}",
+        f"  continue one   hpcrun resume {one}",
+        f"  compare        hpcrun aggregate {folder}",
+    ]

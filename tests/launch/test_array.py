@@ -1,0 +1,71 @@
+"""Job arrays of a sweep: names, indices, several arrays above MaxArraySize, and the batch script."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hpcrun.config import Job
+from hpcrun.launch.array import ArrayTasks, arrays, element_name
+from hpcrun.launch.batch_script import BatchRequest, batch_script
+from hpcrun.launch.errors import LaunchError
+
+
+@pytest.mark.parametrize("largest", [10, 11, 100, 101, 999, 1000, 1001, 4096, 10001, 100001])
+def test_every_element_is_in_one_array_under_its_name(largest: int) -> None:
+    numbers = [*range(0, 2300, 7), 9_999, 12_345]
+    found = arrays(numbers, largest)
+    assert sorted(name for one in found for name in one.names) == sorted(map(element_name, numbers))
+    assert all(0 <= index < largest for one in found for index in one.indices)
+    assert all(len(set(one.indices)) == len(one.indices) for one in found)
+
+
+def test_a_sweep_of_a_thousand_is_one_array_by_default() -> None:
+    (only,) = arrays(range(1000), 1001)
+    assert only.option == "0-999"
+    assert arrays(range(1001), 1001)[1] == ArrayTasks("1", 3, [0])
+
+
+def test_the_option_has_spans_and_the_limit() -> None:
+    assert ArrayTasks("", 3, [0, 1, 2, 5, 7, 8], 4).option == "0-2,5,7-8%4"
+
+
+def test_a_cluster_without_arrays_is_refused() -> None:
+    with pytest.raises(LaunchError, match="MaxArraySize of this cluster is 1"):
+        arrays([0], 1)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "width", "name"), [("", 3, "007"), ("1", 3, "1007"), ("0", 2, "007")]
+)
+def test_the_script_finds_the_run_directory_of_its_task(
+    tmp_path: Path, prefix: str, width: int, name: str
+) -> None:
+    folder = tmp_path / "a sweep"
+    (folder / name).mkdir(parents=True)
+    array = ArrayTasks(prefix, width, [7], 2)
+    text = batch_script(BatchRequest(folder, Job(), "/bin/echo", array))
+    assert "#SBATCH --array=7%2\n" in text
+    assert f"{prefix}%{width}a/logs/batch-%A_%a.log" in text
+    # The interpreter is echo: it prints the arguments, and removes no file of tries.
+    lines = text.replace("sleep $pause", "break")
+    done = subprocess.run(
+        ["bash", "-c", lines.replace("scontrol", "echo scontrol")],
+        env={
+            "SLURM_ARRAY_JOB_ID": "12",
+            "SLURM_ARRAY_TASK_ID": "7",
+            "SLURM_JOB_ID": "19",
+            "PATH": "/bin",
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == f"-m hpcrun batch {folder}/{name}\n"
+    assert (folder / name / ".unstarted-19").exists()
+
+
+def test_a_requeue_by_the_script_names_the_task_and_not_the_array() -> None:
+    text = batch_script(BatchRequest(Path("/r/s"), Job(), "python", ArrayTasks("", 3, [0, 1])))
+    assert text.count('"${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"') == 2
+    assert 'show job "$SLURM_JOB_ID"' not in text

@@ -1,0 +1,139 @@
+"""A sweep on the real Slurm: one array, each element with its own end, budget and requeue."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.sweep_file import read_sweep
+from tests import jobs
+
+from .cluster import SlurmCluster
+from .scripts import ENDED, Bench
+
+pytestmark = pytest.mark.slurm
+
+# What an element does is in a file that has its values as its name; without one it finishes.
+ELEMENT = """\
+echo "element $*"
+kind=$(cat "kind-$1-$2-$3" 2>/dev/null)
+[ "$kind" = crash ] && { echo no luck >&2; exit 3; }
+[ "$kind" = preempted ] && [ "$HPCRUN_RESTART" != 0 ] && kind=
+[ -z "$kind" ] && exit 0
+trap 'exit 143' TERM USR1 USR2
+echo waits
+while :; do sleep 0.1; done
+"""
+SHAPE = ("--nodes", "1", "--gpus", "1", "--cpu", "--executor", "slurm", "--no-snapshot")
+
+
+@pytest.fixture
+def bench(slurm: SlurmCluster) -> Bench:
+    place = Bench(slurm)
+    place.write("element.sh", ELEMENT)
+    return place
+
+
+def line(name: str, axes: dict[str, list[str]], *more: str) -> list[str]:
+    """The command line of a sweep of the script."""
+    options = [f"--sweep={key}={','.join(values)}" for key, values in axes.items()]
+    words = ["sh", "element.sh", "{lr}", "{wd}", "{seed}"]
+    return ["submit", "--name", name, *SHAPE, "restarts.crash=1", *options, *more, "--", *words]
+
+
+def run_of(bench: Bench, name: str, number: int) -> RunDirectory:
+    return RunDirectory(bench.folder / "runs" / name / f"{number:03d}")
+
+
+def waits(run: RunDirectory) -> bool:
+    logs = run.logs.glob("*/restart-0/rank-00000.log")
+    return any("waits" in path.read_text() for path in logs)
+
+
+def wait_until_it_waits(bench: Bench, run: RunDirectory) -> None:
+    bench.slurm.wait_until(lambda: waits(run), ENDED, lambda: bench.told(run))
+
+
+def sweep_with_four_ends(bench: Bench, name: str, axes: dict[str, list[str]]) -> None:
+    """Preempt the last element and the one before, crash one, cancel one; all others finish."""
+    values = list(itertools.product(*axes.values()))
+    count = len(values)
+    kinds = dict.fromkeys(range(count), "")
+    kinds |= {count - 1: "preempted", count - 2: "preempted", 0: "crash", 1: "cancelled"}
+    for number, kind in kinds.items():
+        if kind:
+            bench.write(f"kind-{'-'.join(values[number])}", kind)
+    bench.hpcrun(*line(name, axes))
+    runs = {number: run_of(bench, name, number) for number in kinds}
+    for number, kind in kinds.items():
+        if kind not in ("preempted", "cancelled"):
+            continue
+        wait_until_it_waits(bench, runs[number])
+        bench.hpcrun("preempt" if kind == "preempted" else "cancel", f"{name}/{number:03d}")
+
+    def over() -> bool:
+        return all(run.result.exists() for run in runs.values())
+
+    bench.slurm.wait_until(over, ENDED, lambda: "\n".join(map(bench.told, runs.values())))
+    found = {number: jobs.result(run).get("state") for number, run in runs.items()}
+    expected = {"": "finished", "preempted": "finished", "crash": "failed", "cancelled": "stopped"}
+    assert found == {number: expected[kind] for number, kind in kinds.items()}
+    causes = [event.cause for event in jobs.events(runs[count - 1], "ended")]
+    assert causes == ["preemption", "finished"]
+    assert [event.cause for event in jobs.events(runs[0], "ended")] == ["crash", "crash"]
+    told = bench.hpcrun("aggregate", f"runs/{name}")
+    assert f"{count} runs (1 failed, {count - 2} finished, 1 stopped)" in told
+    # One array for all of them, whose tasks have the numbers of the elements.
+    given = {number: jobs.events(run, "submitted") for number, run in runs.items()}
+    ids = {number: one[0].attempt.job for number, one in given.items() if one[0].attempt}
+    array = ids[0].partition("_")[0]
+    assert ids == {number: f"{array}_{number}" for number in kinds}
+
+
+def test_each_element_of_a_sweep_has_its_own_end(bench: Bench) -> None:
+    sweep_with_four_ends(
+        bench, "small", {"lr": ["1e-4", "3e-4"], "wd": ["0"], "seed": ["0", "1", "2"]}
+    )
+    told = bench.hpcrun("logs", "small/005")
+    assert "element 3e-4 0 2" in told
+    # The same line again submits the two that did not finish, and a further value gets a new number.
+    (bench.folder / "kind-1e-4-0-0").unlink()
+    (bench.folder / "kind-1e-4-0-1").unlink()
+    grown = {"lr": ["1e-4", "3e-4", "5e-4"], "wd": ["0"], "seed": ["0", "1", "2"]}
+    told = bench.hpcrun(*line("small", grown, "--dry-run", "--json"))
+    shown = json.loads(told[told.index("{") :])
+    actions = [one["action"] for one in shown["runs"]]
+    assert actions == ["again", "again", *["finished"] * 4, *["new"] * 3]
+    bench.hpcrun(*line("small", grown, "--max-parallel", "2"))
+    runs = [run_of(bench, "small", number) for number in range(9)]
+    bench.slurm.wait_until(
+        lambda: all(jobs.result(run).get("state") == "finished" for run in runs),
+        ENDED,
+        lambda: "\n".join(map(bench.told, runs)),
+    )
+    sweep = read_sweep(bench.folder / "runs" / "small")
+    assert sweep is not None
+    assert [sorted(one.elements) for one in sweep.submissions] == [
+        [f"{number:03d}" for number in range(6)],
+        ["000", "001", "006", "007", "008"],
+    ]
+    again = bench.hpcrun(*line("small", grown))
+    assert "nothing to submit; 9 runs: 9 finished" in again
+
+
+@pytest.mark.slow
+def test_24_runs_of_a_sweep_end_each_in_its_own_way(bench: Bench) -> None:
+    axes = {"lr": ["1e-4", "3e-4", "1e-3", "3e-3"], "wd": ["0", "0.1"], "seed": ["0", "1", "2"]}
+    sweep_with_four_ends(bench, "grid", axes)
+
+
+def test_a_refused_sweep_leaves_nothing(bench: Bench) -> None:
+    axes = {"lr": ["1"], "wd": ["0"], "seed": ["0", "1"]}
+    told = bench.hpcrun(*line("nowhere", axes, "--partition", "nope"), check=False)
+    assert told.startswith("hpcrun: sbatch refused: ")
+    assert "nvalid partition" in told
+    assert told.count("\n") == 1
+    assert not (bench.folder / "runs" / "nowhere").exists()

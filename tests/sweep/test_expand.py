@@ -1,0 +1,120 @@
+"""Axes, blocks and conditions: which runs a sweep has, in which order, and what is refused."""
+
+from typing import Any
+
+import pytest
+
+from hpcrun.config import ConfigError
+from hpcrun.sweep.axes import read_axes
+from hpcrun.sweep.expand import expand
+from hpcrun.sweep.rows import Condition, SweepWish, canonical
+
+
+def values(wish: SweepWish) -> list[dict[str, Any]]:
+    return [{key: given.value for key, given in row.items()} for row in expand(wish)]
+
+
+def axes(*options: str) -> SweepWish:
+    return SweepWish(read_axes(options))
+
+
+def test_a_grid_has_all_combinations_and_the_last_axis_changes_fastest() -> None:
+    assert values(axes("train.lr=1e-4,3e-4", "seed=0:2")) == [
+        {"train.lr": 1e-4, "seed": 0},
+        {"train.lr": 1e-4, "seed": 1},
+        {"train.lr": 3e-4, "seed": 0},
+        {"train.lr": 3e-4, "seed": 1},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        ("seed=0:5", [0, 1, 2, 3, 4]),
+        ("seed=0:10:4", [0, 4, 8]),
+        ("seed=3:0:-1", [3, 2, 1]),
+        ("seed=0:2,7", [0, 1, 7]),
+        ("optim.betas=[0.9,0.95],[0.8,0.9]", [[0.9, 0.95], [0.8, 0.9]]),
+        ("optim.name=adamw,sgd", ["adamw", "sgd"]),
+        ("words='a,b',c", ["a,b", "c"]),
+        ("job.time=1:00:00,2:00:00", ["1:00:00", "2:00:00"]),
+        ("train.compile=true,false", [True, False]),
+    ],
+)
+def test_the_values_of_an_axis(option: str, expected: list[Any]) -> None:
+    (key,) = {key for row in values(axes(option)) for key in row}
+    assert [row[key] for row in values(axes(option))] == expected
+
+
+def test_a_value_keeps_the_users_text() -> None:
+    (block,) = read_axes(["lr=1e-4,3e-4"])
+    assert [row["lr"].text for row in block.rows] == ["1e-4", "3e-4"]
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["seed"], "write an axis as KEY=VALUES"),
+        (["=1"], "write an axis as KEY=VALUES"),
+        (["seed="], "has no values"),
+        (["seed=5:5"], "empty range"),
+        (["seed=0:5:0"], "step 0"),
+        (["seed=0:99999999"], "more than 100000 numbers"),
+        (["seed=1", "seed=2"], "is given twice; write all its values"),
+        (["seed=1,1"], "seed=1: is given twice"),
+        (["lr=1,1.0"], "is given twice"),
+        (["a=0:1000", "b=0:1000"], "1000000 runs are more than 100000"),
+        (["lr=[1,2"], "not valid YAML"),
+    ],
+)
+def test_a_wrong_axis_is_one_line(options: list[str], line: str) -> None:
+    with pytest.raises(ConfigError, match=line) as refused:
+        expand(axes(*options))
+    assert len(refused.value.lines) == 1
+    assert refused.value.lines[0].startswith("--sweep")
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("lr > 1", [2, 3]),
+        ("lr * 2 <= 4 and not lr == 1", [2]),
+        ("lr in [1, 3]", [1, 3]),
+        ("1 < lr < 3", [2]),
+        ("lr == 1 or lr / 0 > 1", None),
+        ("lr - 1 == -lr + 3", [2]),
+    ],
+)
+def test_a_condition_chooses_elements(text: str, kept: list[int] | None) -> None:
+    wish = SweepWish(read_axes(["lr=1,2,3"]), [Condition(text, "sweep.yaml:4")])
+    if kept is None:
+        with pytest.raises(ConfigError, match="cannot be computed: division by zero"):
+            expand(wish)
+        return
+    assert [row["lr"] for row in values(wish)] == kept
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("lr >", "is no expression"),
+        ("__import__('os').system('true')", "is not allowed"),
+        ("lr.real > 1", "lr.real is no key of the sweep; it has lr"),
+        ("rl > 1", "rl is no key"),
+        ("'a' * 1000000000", "only numbers"),
+        ("lr is 1", "compare with == or !="),
+        ("lr > 'a'", "cannot be computed"),
+        ("lr > 9", "no run is left"),
+        ("2 ** 99999999 > lr", "is not allowed"),
+    ],
+)
+def test_a_wrong_condition_is_one_line(text: str, line: str) -> None:
+    wish = SweepWish(read_axes(["lr=1,2"]), [Condition(text, "sweep.yaml:4")])
+    with pytest.raises(ConfigError, match=line) as refused:
+        expand(wish)
+    assert len(refused.value.lines) == 1
+
+
+def test_equal_values_have_one_canonical_text() -> None:
+    assert canonical({"a": 1, "b": [2]}) == canonical({"b": [2], "a": 1.0})
+    assert canonical({"a": True}) != canonical({"a": 1})
