@@ -212,6 +212,8 @@ def find(run: str, runs_dir: Path) -> RunDirectory:
             raise RunError(f"{path}: no permission to read; ask its owner {_owner(path)}")
         if os.path.lexists(directory.record):
             raise RunError(f"{path}: is {_describe(path)}; {_FREE_IT}")
+        if run and os.path.isfile(path / "sweep.json"):  # noqa: PTH113
+            raise RunError(f"{path}: is a sweep; name one of its runs, such as {path.name}/000")
     known = [entry.parent.name for entry in runs_dir.glob("*/run.json")]
     if not known:
         raise RunError(f"{run}: no such run; {runs_dir} has no runs (set it with --runs-dir)")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from hpcrun.launch import jobs as run_jobs
 from hpcrun.run.directory import RunDirectory
+from hpcrun.run.owner import SubmissionLock
 from hpcrun.run.sweep_file import read_sweep
 from tests import jobs
 
@@ -107,6 +108,28 @@ def test_what_cannot_be_submitted_leaves_nothing(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
         assert line in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_two_submissions_of_one_sweep_exclude_each_other(tmp_path: Path) -> None:
+    line = ("submit", *SHAPE, "--name", "s", "--sweep", "seed=0:2", "--", "echo", "{seed}")
+    folder = tmp_path / "runs" / "s"
+    folder.mkdir(parents=True)
+    with SubmissionLock(RunDirectory(folder)):
+        done = jobs.hpcrun(*line, cwd=tmp_path)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert "somebody is submitting it right now" in done.stderr
+        assert [path.name for path in folder.iterdir()] == ["submitting.lock"]
+    done = jobs.hpcrun(*line, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    # A resume of an element takes the lock of the sweep.
+    jobs.wait_for(lambda: set(states(tmp_path).values()) == {"finished"})
+    runs_of(tmp_path)["000"].result.unlink()
+    with SubmissionLock(RunDirectory(folder)):
+        done = jobs.hpcrun("resume", "s/000", "--detach", cwd=tmp_path)
+        assert "somebody is submitting it right now" in done.stderr
+    named = jobs.hpcrun("resume", "s", cwd=tmp_path)
+    assert named.returncode == 2
+    assert "is a sweep; name one of its runs, such as s/000" in named.stderr
 
 
 def test_a_single_run_and_a_sweep_do_not_share_a_name(tmp_path: Path) -> None:

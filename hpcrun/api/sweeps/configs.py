@@ -20,9 +20,9 @@ from hpcrun.config.writer import section_text, yaml_parts
 from hpcrun.sweep.placeholders import filled, keys_of, names_in
 from hpcrun.sweep.rows import Row, SweepWish, canonical, refusal, text_of
 
-# They decide where and how a run is kept, for all elements alike.
+# They decide where and how a run is kept, for all elements.
 _NOT_SWEPT = ("name", "command", "job.executor", "job.cluster")
-# What a command of the user's own leaves to hpcrun.
+# What hpcrun does for a command.
 _OF_ALL_RUNS = ("job", "restarts")
 _TASK = frozenset({"task", "model", "data"})
 """The sections whose options depend on the task."""
@@ -46,7 +46,9 @@ def element_configs(wish: Wish, sweep: SweepWish, rows: Sequence[Row]) -> list[E
     """
     keys = list(rows[0])
     if "task" in keys and wish.file is None:
-        raise refusal(sweep.place_of("task"), "task", "needs a config for all tasks; give it with -c")
+        raise refusal(
+            sweep.place_of("task"), "task", "needs a config for all tasks; give it with -c"
+        )
     layers = config_layers(wish)
     places = {key: sweep.place_of(key) for key in keys}
     _refuse_fixed(keys, places, layers)
@@ -123,7 +125,7 @@ class _Maker:
         return self._sections[mark]
 
     def _checked(self, name: str, row: Row) -> Any:
-        """Return one section for ``row``, by the schema of that section alone where that is enough."""
+        """Return one section for ``row``, by the schema of that section where that is enough."""
         assert self._base is not None
         section = getattr(self._base, name)
         if name == "command":
@@ -158,7 +160,7 @@ class _Maker:
         return self._texts[mark]
 
     def _written(self, name: str, section: Any) -> str:
-        """Return the text of a section; only the keys that differ from the first row's are written anew."""
+        """Return the text of a section; only the keys that differ from the first row's are written again."""
         if not isinstance(section, BaseModel):
             return yaml_parts({name: section})[name]
         before = getattr(self._base, name).model_dump()

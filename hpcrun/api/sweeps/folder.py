@@ -1,7 +1,7 @@
 """The folder of a sweep on disk: many run directories at once, whole or not at all.
 
-A run directory of its own is fsynced file by file. A thousand of them would take half a minute so: here all
-files are written first, and the file system is asked once to make them durable, before any is visible.
+A single run directory is fsynced file by file. For a thousand of them that takes half a minute. Here all
+files are written first, then one syncfs(2) makes them durable, and then they become visible.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ def made_folder(folder: Path) -> Iterator[None]:
 def new_runs(
     folder: Path, runs: Iterable[NewRun], record: Mapping[str, Any], diff: str
 ) -> Iterator[None]:
-    """Make run directories in ``folder``, visible all at once; remove them if the block fails.
+    """Make run directories in ``folder``, visible together; remove them if the block fails.
 
     Args:
         record: the content of each ``run.json``.

@@ -63,7 +63,8 @@ def submit_sweep(
     Raises:
         UserError: somebody else submits it now, an element is a run of another config, the folder cannot be
             written, or the scheduler refuses; nothing has changed.
-        KeyboardInterrupt: Ctrl-C or SIGTERM meanwhile; nothing has changed, or the text says which jobs stay.
+        KeyboardInterrupt: Ctrl-C or SIGTERM during the call; nothing has changed, or the text names the
+            jobs that stay.
     """
     given: list[_Given] = []
     with noted(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
