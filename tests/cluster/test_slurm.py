@@ -323,3 +323,14 @@ def test_the_clusters_name_is_read_from_its_configuration() -> None:
     assert (
         slurm.parse_cluster_name("Unable to contact slurm controller (connect failure)\n") is None
     )
+
+
+def test_the_record_of_one_task_is_found_among_those_of_its_array() -> None:
+    text = (
+        "JobId=120 ArrayJobId=120 ArrayTaskId=2-3 JobName=s\n   JobState=PENDING Restarts=0\n\n"
+        "JobId=12 ArrayJobId=120 ArrayTaskId=0 JobName=s\n   JobState=RUNNING Restarts=4\n\n"
+        "JobId=121 ArrayJobId=120 ArrayTaskId=1 JobName=s\n   JobState=COMPLETED Restarts=1\n"
+    )
+    found = [slurm.parse_show_job(text, job)["Restarts"] for job in ("120", "12", "121")]
+    assert found == ["0", "4", "1"]
+    assert slurm.parse_show_job(text, "99") == slurm.parse_show_job(text)
