@@ -1,19 +1,24 @@
 """The logs of the ranks of a run's newest attempt."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hpcrun.errors import UserError
 from hpcrun.launch import jobs
 from hpcrun.printing import logged
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, read_events
+from hpcrun.run.events import Attempt, Event, read_events
 from hpcrun.run.io.files import read_json
 
 
 def last_attempt(run: RunDirectory) -> Attempt | None:
     """The newest attempt that has begun, or None."""
-    for event in reversed(read_events(run)):
+    return newest_attempt(read_events(run))
+
+
+def newest_attempt(events: Sequence[Event]) -> Attempt | None:
+    """Return the newest attempt in ``events`` that has begun, or None."""
+    for event in reversed(events):
         if event.attempt is not None and event.what != "submitted":
             return event.attempt
     return None

@@ -4,7 +4,7 @@ import contextlib
 import shutil
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,8 +17,9 @@ from hpcrun.launch.local import job_files
 from hpcrun.launch.poll_interval import pauses
 from hpcrun.launch.slurm_jobs import PATIENCE, Answer, has_opened, kill_steps, slurm_states
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, read_events, record_event, was_cancelled
+from hpcrun.run.events import Attempt, Event, read_events, record_event, was_cancelled
 from hpcrun.run.io.files import read_json
+from hpcrun.run.recent import Reader
 
 _SUSPENDED = "SUSPENDED"
 _SUSPENDED_WORDS = (
@@ -36,9 +37,10 @@ class RunState:
     """The state of a run. ``word`` is one of new, pending, running, suspended, finished, stopped, failed,
     lost.
 
-    ``detail`` explains the state; ``live``: a job holds the run now. ``cluster``: the cluster of the
+    ``detail`` says more in plain words; ``live``: a job holds the run now. ``cluster``: the cluster of the
     job, if Slurm's commands do not reach it from here. ``through``: the cluster to name in these commands
-    (``--clusters``), if it is not this host's: two clusters may use the same number for two jobs.
+    (``--clusters``), if it is not this host's: two clusters may use the same number for two jobs. ``starts``: when
+    Slurm expects a waiting job to start, in Unix seconds. ``asked``: False where Slurm did not answer.
     """
 
     word: str
@@ -48,15 +50,17 @@ class RunState:
     job: str | None
     cluster: str | None = None
     through: str | None = None
+    starts: float | None = None
+    asked: bool = True
 
 
-def current_job(run: RunDirectory) -> tuple[str, str] | None:
+def current_job(run: RunDirectory, read: Reader = read_events) -> tuple[str, str] | None:
     """Return the (executor, job id) to which the run was last submitted, or None.
 
     A job that a person submitted without hpcrun is known from the moment when it opens the run.
     """
     executors: dict[str, str] = {}
-    for event in read_events(run):
+    for event in read(run):
         if event.attempt is None or "executor" not in event.fields:
             continue
         job, executor = event.attempt.job, str(event.fields["executor"])
@@ -68,30 +72,39 @@ def current_job(run: RunDirectory) -> tuple[str, str] | None:
     return next(((executor, job) for job, executor in reversed(executors.items())), None)
 
 
-def waited_for(run: RunDirectory) -> list[RunDirectory]:
+def waited_for(run: RunDirectory, read: Reader = read_events) -> list[RunDirectory]:
     """Return the runs for which the newest submission of ``run`` waits."""
-    told = [event.fields for event in read_events(run) if event.what == "submitted"]
+    told = [event.fields for event in read(run) if event.what == "submitted"]
     named = told[-1].get("after", []) if told else []
     return [RunDirectory(Path(path)) for path in named if Path(path).is_dir()]
 
 
-def states(runs: Iterable[RunDirectory]) -> list[RunState]:
-    """Return the state of each run, with one call to squeue and one to sacct for each cluster."""
-    jobs = [(run, current_job(run)) for run in runs]
+def states(
+    runs: Iterable[RunDirectory],
+    read: Reader = read_events,
+    known: Callable[[RunDirectory], bool] | None = None,
+) -> list[RunState]:
+    """Return the state of each run, with one squeue, and at most one sacct, for all jobs of a cluster.
+
+    Args:
+        read: returns the events of a run.
+        known: True for a run that has ended, as its files show: Slurm is not asked for its job.
+    """
+    jobs = [(run, current_job(run, read)) for run in runs]
     on: dict[str | None, list[tuple[RunDirectory, str]]] = {}
     for run, (executor, job) in _given(jobs):
-        if executor == "slurm":
-            on.setdefault(_cluster(run, executor, job), []).append((run, job))
+        if executor == "slurm" and not (known and known(run)):
+            on.setdefault(_cluster(run, executor, job, read), []).append((run, job))
     here = slurm.cluster_name(PATIENCE) if any(on) else None
     # Without an answer it is unknown which jobs are on other clusters.
     local = [
         pair for name, pairs in on.items() if here in (None, name) or name is None for pair in pairs
     ]
-    answers: dict[str | None, Answer] = {None: slurm_states(local)}
+    answers: dict[str | None, Answer] = {None: slurm_states(local, read=read)}
     if here is not None:
         for name in on.keys() - {None, here}:
-            answers[name] = slurm_states(on[name], name)
-    return [_state_of(run, job, here, answers) for run, job in jobs]
+            answers[name] = slurm_states(on[name], name, read)
+    return [_state_of(run, job, here, answers, read) for run, job in jobs]
 
 
 def _state_of(
@@ -99,34 +112,34 @@ def _state_of(
     job: tuple[str, str] | None,
     here: str | None,
     answers: dict[str | None, Answer],
+    read: Reader,
 ) -> RunState:
     """Return the state of one run, from the answer of its job's cluster."""
-    cluster = None if job is None else _cluster(run, *job)
+    cluster = None if job is None else _cluster(run, *job, read)
     if job is None or cluster in (None, here) or cluster not in answers:
-        return _state(run, job, answers[None])
+        return _state(run, job, answers[None], read)
     if not answers[cluster].answered:
-        return _elsewhere(run, job, str(cluster))
-    return replace(_state(run, job, answers[cluster]), through=cluster)
+        return _elsewhere(run, job, str(cluster), read)
+    return replace(_state(run, job, answers[cluster], read), through=cluster)
 
 
-def _cluster(run: RunDirectory, executor: str, job: str) -> str | None:
+def _cluster(run: RunDirectory, executor: str, job: str, read: Reader) -> str | None:
     """Return the cluster to which the job was submitted, if known."""
     if executor != "slurm":
         return None
-    told = [
-        event.fields for event in read_events(run) if event.attempt and event.attempt.job == job
-    ]
+    told = [event.fields for event in read(run) if event.attempt and event.attempt.job == job]
     return next((str(fields["cluster"]) for fields in reversed(told) if "cluster" in fields), None)
 
 
-def _elsewhere(run: RunDirectory, job: tuple[str, str], cluster: str) -> RunState:
+def _elsewhere(run: RunDirectory, job: tuple[str, str], cluster: str, read: Reader) -> RunState:
     """Return the state of a run with a job on an unreachable cluster, as far as its files show."""
     ended = _by_result(read_json(run.result), *job)
     if ended is not None:
         return ended
-    if was_cancelled(read_events(run), job[1]):
+    events = read(run)
+    if was_cancelled(events, job[1]):
         return RunState("stopped", "cancelled; `hpcrun resume` continues it", False, *job)
-    return RunState(_by_events(run), f"on cluster {cluster}; ask there", True, *job, cluster)
+    return RunState(_by_events(events), f"on cluster {cluster}; ask there", True, *job, cluster)
 
 
 def _given(
@@ -298,6 +311,7 @@ def _state(
     run: RunDirectory,
     job: tuple[str, str] | None,
     slurm_knows: Answer,
+    read: Reader,
 ) -> RunState:
     result = read_json(run.result)
     if job is None:
@@ -310,41 +324,43 @@ def _state(
         here = result is None and _is_process(job_id)
         word, detail = ("RUNNING", "in its own terminal") if here else ("", "")
     elif executor == "direct":
-        word, detail = unscheduled.process_state(run)
+        word, detail = unscheduled.process_state(run, read)
     else:
         word, detail = slurm_knows.known.get(job_id, ("", ""))
     if word and not is_over(word):
         shown = "pending" if word in WAITING else "running"
         if word == _SUSPENDED:
             shown, detail = "suspended", _SUSPENDED_WORDS
-        return RunState(shown, detail, True, executor, job_id)
+        starts = slurm_knows.starts.get(job_id) if executor == "slurm" else None
+        return RunState(shown, detail, True, executor, job_id, starts=starts)
     ended = _by_result(result, executor, job_id)
     if ended is not None:
         return ended
-    if word == "CANCELLED" or (not word and was_cancelled(read_events(run), job_id)):
-        return RunState("stopped", _why_cancelled(run, job_id), False, executor, job_id)
+    if word == "CANCELLED" or (not word and was_cancelled(read(run), job_id)):
+        return RunState("stopped", _why_cancelled(run, job_id, read), False, executor, job_id)
     if word == "COMPLETED":
         detail = "its result.json is gone or damaged; `hpcrun resume` writes it again"
         return RunState("lost", detail, False, executor, job_id)
     if executor == "slurm" and not word and not slurm_knows.answered:
-        return RunState(_by_events(run), "Slurm does not answer now", True, executor, job_id)
+        told = _by_events(read(run))
+        return RunState(told, "Slurm does not answer now", True, executor, job_id, asked=False)
     if word:
         return RunState("failed", f"{word}; `hpcrun resume` continues it", False, executor, job_id)
-    if executor == "slurm" and _by_events(run) == "pending":
+    if executor == "slurm" and _by_events(read(run)) == "pending":
         gone = "its job left Slurm while it waited; `hpcrun resume` continues it"
         return RunState("stopped", gone, False, executor, job_id)
     detail = detail or "ended without an exit record; `hpcrun resume` continues it"
     return RunState("lost", detail, False, executor, job_id)
 
 
-def _why_cancelled(run: RunDirectory, job: str) -> str:
+def _why_cancelled(run: RunDirectory, job: str, read: Reader) -> str:
     opened = any(
         event.what == "opened" and event.attempt is not None and event.attempt.job == job
-        for event in read_events(run)
+        for event in read(run)
     )
     missing = [
         other.name
-        for other in ([] if opened else waited_for(run))
+        for other in ([] if opened else waited_for(run, read))
         # A run without a result may still be running, so it is not the reason.
         if (read_json(other.result) or {}).get("state", "finished") != "finished"
     ]
@@ -366,16 +382,12 @@ def _is_process(job: str) -> bool:
         return False
 
 
-def _last_event(run: RunDirectory) -> str | None:
-    # A refusal of another job belongs to no attempt.
-    words = [event.what for event in read_events(run) if event.attempt is not None]
-    return words[-1] if words else None
-
-
-def _by_events(run: RunDirectory) -> str:
+def _by_events(events: Sequence[Event]) -> str:
     """Return pending or running, as far as the run directory shows."""
-    waits = ("submitted", "ended", "requeue-failed", "excluded", None)
-    return "pending" if _last_event(run) in waits else "running"
+    # A refusal of another job belongs to no attempt.
+    words = [event.what for event in events if event.attempt is not None]
+    waits = ("submitted", "ended", "requeue-failed", "excluded")
+    return "pending" if not words or words[-1] in waits else "running"
 
 
 def _by_result(

@@ -1,53 +1,85 @@
 """The states of several runs' jobs, with as few calls to Slurm as possible."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcrun.cluster import slurm
 from hpcrun.cluster.slurm.job_states import WAITING
 from hpcrun.cluster.slurm.reasons import reason_in_words
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import read_events
+from hpcrun.run.events import Event, read_events
+from hpcrun.run.recent import Reader
 
 # squeue itself would try for 18 s; a person is waiting.
 PATIENCE = 6.0
 
 
+# One argument of a program holds 128 KiB (MAX_ARG_STRLEN, execve(2)): job ids of ten digits and a comma.
+_MOST_JOBS = 10_000
+
+
 @dataclass(frozen=True)
 class Answer:
-    """The (state, reason for waiting) of each job that Slurm knows, and whether it answered at all."""
+    """The (state, reason for waiting) of each job that Slurm knows, and whether it answered at all.
+
+    ``starts``: the expected start of a job that waits, in Unix seconds.
+    """
 
     known: dict[str, tuple[str, str]]
     answered: bool
+    starts: Mapping[str, float] = field(default_factory=dict)
 
 
-def slurm_states(asked: Sequence[tuple[RunDirectory, str]], cluster: str | None = None) -> Answer:
-    """Ask this host's cluster, or ``cluster``, for the jobs of these runs."""
+def slurm_states(
+    asked: Sequence[tuple[RunDirectory, str]],
+    cluster: str | None = None,
+    read: Reader = read_events,
+) -> Answer:
+    """Ask this host's cluster, or ``cluster``, for the jobs of these runs.
+
+    Args:
+        read: returns the events of a run.
+    """
     if not asked:
         return Answer({}, True)
-    job_ids = [job for _, job in asked]
+    runs = {job: run for run, job in asked}
     found: dict[str, tuple[str, str]] = {}
-    listed = slurm.run(slurm.squeue_command(job_ids, cluster), timeout=PATIENCE)
+    starts: dict[str, float] = {}
     others: set[str] = set()
-    if listed.returncode == 0:
-        runs = {job: run for run, job in asked}
+    answered = True
+    for jobs in _in_calls(runs):
+        listed = slurm.run(slurm.squeue_command(jobs, cluster), timeout=PATIENCE)
+        answered &= listed.returncode == 0 or slurm.is_unknown_job(listed)
+        if listed.returncode != 0:
+            continue
         for job, info in slurm.parse_squeue(listed.stdout).items():
             waits = info.state in WAITING
             # A heterogeneous job is asked for by its leader's id, and listed by component.
             leader = job.removesuffix("+0")
-            if leader in runs and _is_of_another(runs[leader], leader, info.name, cluster):
+            if leader not in runs:
+                continue
+            if _is_of_another(read(runs[leader]), runs[leader], leader, info.name, cluster):
                 others.add(leader)
                 continue
             found[leader] = (info.state, reason_in_words(info.reason) if waits else "")
-    answered = listed.returncode == 0 or slurm.is_unknown_job(listed)
-    missing = [job for job in job_ids if job not in found and job not in others]
-    if missing:
-        recorded = slurm.run(slurm.sacct_command(missing, cluster), timeout=PATIENCE)
+            if waits and info.start_time is not None:
+                starts[leader] = info.start_time
+    missing = [job for job in runs if job not in found and job not in others]
+    for jobs in _in_calls(missing):
+        recorded = slurm.run(slurm.sacct_command(jobs, cluster), timeout=PATIENCE)
         if recorded.returncode == 0:
             for row in slurm.parse_sacct(recorded.stdout):
-                found[row.job_id.removesuffix("+0")] = (row.state, "")
-    return Answer(found, answered)
+                if (job := row.job_id.removesuffix("+0")) in runs:
+                    found[job] = (row.state, "")
+    return Answer(found, answered, starts)
+
+
+def _in_calls(jobs: Iterable[str]) -> Iterator[list[str]]:
+    """Yield ids to ask for together: an array's id stands for all its tasks."""
+    ids = list(dict.fromkeys(job.partition("_")[0] for job in jobs))
+    for begin in range(0, len(ids), _MOST_JOBS):
+        yield ids[begin : begin + _MOST_JOBS]
 
 
 def has_opened(run: RunDirectory, job: str, cluster: str | None = None) -> bool:
@@ -79,7 +111,9 @@ def kill_steps(job: str, cluster: str | None = None) -> bool:
     return any(answer.returncode == 0 for answer in killed)
 
 
-def _is_of_another(run: RunDirectory, job: str, name: str, cluster: str | None) -> bool:
+def _is_of_another(
+    events: Sequence[Event], run: RunDirectory, job: str, name: str, cluster: str | None
+) -> bool:
     """Return whether the id now belongs to another job, as after a new installation of the cluster.
 
     Our job has the name that it was submitted with. One that a person has renamed still runs the script
@@ -87,7 +121,7 @@ def _is_of_another(run: RunDirectory, job: str, name: str, cluster: str | None) 
     """
     names = [
         event.fields.get("name")
-        for event in read_events(run)
+        for event in events
         if event.what == "submitted" and event.attempt is not None and event.attempt.job == job
     ]
     if not name or not names or names[-1] in (None, name):

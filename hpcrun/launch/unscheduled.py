@@ -7,27 +7,28 @@ process, and the only request is a signal, which rank 0 passes to the other rank
 import os
 import signal
 import socket
+from collections.abc import Sequence
 
 import psutil
 
 from hpcrun.launch.errors import LaunchError
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Event, read_events
+from hpcrun.run.recent import Reader
 
 # The clocks of a process's start and of the event log may differ by this many seconds.
 _SLACK = 2.0
 
 
-def process_state(run: RunDirectory) -> tuple[str, str]:
+def process_state(run: RunDirectory, read: Reader = read_events) -> tuple[str, str]:
     """Return ``RUNNING`` or nothing, and a detail, for the attempt that opened ``run`` last."""
-    opened = _opened(run)
+    events = read(run)
+    opened = _opened(events)
     if opened is None:
         return "", ""
     host = opened.fields.get("host")
     if host != socket.gethostname():
-        ended = any(
-            event.what == "ended" and event.attempt == opened.attempt for event in read_events(run)
-        )
+        ended = any(event.what == "ended" and event.attempt == opened.attempt for event in events)
         return ("", "") if ended else ("RUNNING", f"on {host}, according to its files")
     return ("RUNNING", "started by hand") if _process(opened) else ("", "")
 
@@ -38,7 +39,7 @@ def send(run: RunDirectory, number: signal.Signals) -> None:
     Raises:
         LaunchError: rank 0 runs on another host, or has ended.
     """
-    opened = _opened(run)
+    opened = _opened(read_events(run))
     host = opened.fields.get("host") if opened else None
     if host is not None and host != socket.gethostname():
         raise LaunchError(f"{run.name}: was started by hand on {host}; run the command there")
@@ -48,8 +49,8 @@ def send(run: RunDirectory, number: signal.Signals) -> None:
     os.kill(process.pid, number)
 
 
-def _opened(run: RunDirectory) -> Event | None:
-    opened = [event for event in read_events(run) if event.what == "opened"]
+def _opened(events: Sequence[Event]) -> Event | None:
+    opened = [event for event in events if event.what == "opened"]
     return opened[-1] if opened else None
 
 

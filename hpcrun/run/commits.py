@@ -45,6 +45,23 @@ def newest_commit(run: RunDirectory) -> Commit | None:
     return None
 
 
+def has_commit(run: RunDirectory) -> bool:
+    """Return whether a checkpoint has a manifest, which is not read: that of many ranks is long."""
+    try:
+        names = [path.name for path in run.checkpoints.iterdir()]
+    except OSError:
+        return False
+    manifests = (run.checkpoints / f"step-{step:09d}" / "manifest.json" for step in _steps(names))
+    return any(_has_content(path) for path in manifests)
+
+
+def _has_content(path: Path) -> bool:
+    try:
+        return path.is_file() and path.stat().st_size > 0
+    except OSError:
+        return False
+
+
 def steps_listed_anew(run: RunDirectory) -> list[int]:
     """Return the committed steps, newest first, from a listing that bypasses this node's cache.
 

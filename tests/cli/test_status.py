@@ -1,7 +1,12 @@
 """The table of runs."""
 
+import json
+import re
+import shutil
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,47 +14,308 @@ from hpcrun.cli.main import guarded
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, record_event
 from hpcrun.run.io.files import append_line, write_json
+from tests.cli.terminal import Terminal
+
+NOW = 10_000.0
 
 
 def run_of(folder: Path, name: str, state: str, ended: float) -> RunDirectory:
     """A run of two jobs that ended in ``state``; ``ended``: the time of its last metrics."""
-    run = create(folder / "runs" / name, "x", {"created": 1.0})
+    run = create(folder / "runs" / name, "command: []\ntrain:\n  steps: 12\n", {"created": 1.0})
     for job in ("1", "2"):
         record_event(run, "opened", attempt=Attempt(job, 0), executor="local")
-    append_line(run.metrics, {"step": 3, "time": ended, "loss": 1.0})
+    append_line(run.metrics, {"step": 3, "time": ended, "loss": 1.0, "tokens_per_second": 1500.0})
     write_json(run.result, {"state": state, "reason": f"why {name}"})
     return run
+
+
+def on_slurm(folder: Path, name: str, *events: dict[str, Any]) -> RunDirectory:
+    """A run with a job on Slurm, and ``events`` after its submission."""
+    run = create(folder / "runs" / name, "x\n", {})
+    base = {"job": "7", "restart": 0, "time": NOW}
+    append_line(run.events, base | {"event": "submitted", "executor": "slurm", "name": name})
+    for event in events:
+        append_line(run.events, base | event)
+    return run
+
+
+def squeue_says(folder: Path, monkeypatch: pytest.MonkeyPatch, *lines: str) -> Path:
+    """Put programs that answer in the place of Slurm's; return the file with their calls."""
+    programs = folder / "bin"
+    programs.mkdir(exist_ok=True)
+    (programs / "answer").write_text("".join(f"{line}\n" for line in lines))
+    for name in ("squeue", "sacct", "scontrol"):
+        answer = f"cat {programs}/answer" if name == "squeue" else "true"
+        (programs / name).write_text(f"#!/bin/sh\necho {name} >> {folder}/calls\n{answer}\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    return folder / "calls"
+
+
+def rows(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
+    """What ``hpcrun status --json`` says."""
+    capsys.readouterr()
+    assert guarded(["status", "--json", *words]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
 def test_the_table_has_all_attempts_the_age_of_the_last_step_and_a_filter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("time.time", lambda: 10_000.0)
+    monkeypatch.setattr("time.time", lambda: NOW)
     run_of(tmp_path, "good", "finished", 9_958.0)
     run_of(tmp_path, "bad", "failed", 2_000.0)
     assert guarded(["status"]) == 0
-    heading, *rows = capsys.readouterr().out.splitlines()
-    assert heading.split()[4:7] == ["loss", "last", "attempts"]
-    cells = {row.split()[0]: row.split() for row in rows}
-    assert cells["good"][5:9] == ["42", "s", "ago", "2"]
-    assert cells["bad"][5:9] == ["2", "h", "ago", "2"]
-    assert guarded(["status", "--state", "failed"]) == 0
-    told = capsys.readouterr().out
-    assert "bad" in told
-    assert "good" not in told
+    heading, *lines = capsys.readouterr().out.splitlines()
+    assert heading.split()[:7] == ["name", "state", "step", "done", "loss", "ETA", "speed"]
+    told = {line.split()[0]: line for line in lines}
+    assert re.search(
+        r"^good +finished: why good +3/12 +25% +1\.0000 +- +1\.5k tokens/s ", told["good"]
+    )
+    assert re.search(r" 42 s ago +2 +2 +local$", told["good"])
+    assert re.search(r" 2 h ago +2 +2 +local$", told["bad"])
+    assert guarded(["status", "--state", "failed,lost"]) == 0
+    shown = capsys.readouterr().out
+    assert "bad" in shown
+    assert "why good" not in shown
     assert guarded(["status", "--state", "running"]) == 0
     assert capsys.readouterr().out.startswith("hpcrun: no runs are running in ")
 
 
-def test_where_details_do_not_fit_the_table_comes_last(
+def test_runs_are_chosen_by_name_and_activity_and_sorted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, loss in (("gpt-a", 3.0), ("gpt-b", 1.0), ("bdh", 2.0)):
+        append_line(run_of(tmp_path, name, "finished", 1.0).metrics, {"step": 4, "loss": loss})
+    assert {row["name"] for row in rows(capsys, "--name", "gpt-*")} == {"gpt-a", "gpt-b"}
+    by_loss = [row["name"] for row in rows(capsys, "--sort", "loss")]
+    assert by_loss == ["gpt-b", "bdh", "gpt-a"]
+    assert len(rows(capsys, "--since", "1h")) == 3
+    monkeypatch.setattr("time.time", lambda: 4_000_000_000.0)
+    assert rows(capsys, "--since", "2d") == []
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--state", "running,dead"], "--state dead: invalid choice; choose from new, pending"),
+        (["--since", "yesterday"], "--since yesterday: give a number with s, m, h, d or w"),
+        (["--watch"], "--watch: redraws a terminal, and the output is none"),
+        (["--watch", "--json"], "--watch --json: give one of them"),
+    ],
+)
+def test_bad_options_of_status_get_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    told: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert guarded(["status", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert told in line
+
+
+def test_a_terminal_gets_the_first_columns_and_a_named_run_all_of_its_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "60")
-    run_of(tmp_path, "good", "finished", 9_958.0)
+    run = run_of(tmp_path, "good", "finished", 9_958.0)
+    write_json(run.result, {"state": "failed", "reason": "größe 模型 " * 9})
     assert guarded(["status"]) == 0
-    first, heading, _row = capsys.readouterr().out.splitlines()
-    assert first == "good: why good"
-    assert heading.startswith("name")
+    heading, line, *_ = capsys.readouterr().out.splitlines()
+    assert heading.split()[:2] == ["name", "state"]
+    assert "…" in line
+    assert max(len(heading), len(line)) <= 60
+    assert guarded(["status", "good"]) == 0
+    assert f"good: failed: {'größe 模型 ' * 9}".rstrip() in capsys.readouterr().out
+
+
+PENDING = "7|PENDING||N/A,{start}|1:00|{reason}|{name}"
+ENDED = {"event": "ended", "cause": "preemption", "restart_allowed": True}
+
+
+@pytest.mark.parametrize(
+    ("events", "start", "reason", "says"),
+    [
+        ((), "N/A", "Priority", "waiting: higher-priority jobs"),
+        ((), "{soon}", "Priority", "waiting: higher-priority jobs, starts {clock}"),
+        ((), "1000", "Resources", "waiting: for enough free nodes; it is next in line"),
+        ((ENDED,), "{soon}", "BeginTime", "requeued after preemption, starts {clock}"),
+        (
+            (ENDED,),
+            "N/A",
+            "Priority",
+            "requeued after preemption; waiting: higher-priority jobs",
+        ),
+    ],
+)
+def test_a_waiting_run_tells_what_for_and_until_when(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    events: tuple[dict[str, Any], ...],
+    start: str,
+    reason: str,
+    says: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # Noon: a start in ten minutes is on the same day.
+    noon = time.mktime((2026, 11, 22, 12, 0, 0, 0, 0, -1))
+    monkeypatch.setattr("time.time", lambda: noon)
+    soon = str(int(noon + 600))
+    run = on_slurm(tmp_path, "waits", *events)
+    line = PENDING.format(start=start.format(soon=soon), reason=reason, name="waits")
+    squeue_says(tmp_path, monkeypatch, line)
+    (row,) = rows(capsys)
+    assert (row["state"], row["says"]) == ("pending", says.format(clock="12:10"))
+    assert row["restarts"] == ({"preemption": 1} if events else {})
+    assert row["directory"] == str(run.path)
+
+
+def test_a_hundred_runs_on_slurm_take_one_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    base = {"restart": 0, "time": NOW}
+    for number in range(100):
+        run = create(tmp_path / "runs" / f"r{number}", "x\n", {})
+        job = f"9_{number}" if number < 50 else str(1000 + number)
+        event = {"event": "submitted", "executor": "slurm", "job": job, "name": "r"}
+        append_line(run.events, base | event)
+    known = [f"9_{number}|RUNNING||N/A,N/A|1:00|None|r" for number in range(50)]
+    known += [f"{1000 + number}|RUNNING||N/A,N/A|1:00|None|r" for number in range(50, 100)]
+    calls = squeue_says(tmp_path, monkeypatch, *known)
+    assert {row["state"] for row in rows(capsys)} == {"running"}
+    assert calls.read_text().split() == ["squeue"]
+
+
+def test_without_an_answer_of_slurm_the_table_shows_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    on_slurm(tmp_path, "waits")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert guarded(["status"]) == 0
+    _heading, line, note = capsys.readouterr().out.splitlines()
+    assert re.match(r"waits +waiting; Slurm does not answer now ", line)
+    assert note.startswith("hpcrun: the scheduler gives no answer")
+
+
+def test_of_a_long_event_log_only_the_end_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    opened = {"event": "opened", "executor": "slurm"}
+    run = on_slurm(tmp_path, "long", ENDED, opened, opened | {"restart": 1})
+    saved = b'{"time":10001.0,"event":"saved","job":"7","restart":1,"step":5}\n'
+    run.events.write_bytes(run.events.read_bytes() + saved * 5_000)
+    other = on_slurm(tmp_path, "short", opened)
+    squeue_says(tmp_path, monkeypatch, "7|RUNNING||N/A,N/A|1:00|None|long")
+    found = {row["name"]: row for row in rows(capsys)}
+    assert (found["long"]["state"], found["long"]["whole_history"]) == ("running", False)
+    assert found["long"]["job"] == "7"
+    assert found["short"]["whole_history"] is True
+    (whole,) = rows(capsys, "long")
+    assert (whole["whole_history"], whole["restarts"]) == (True, {"preemption": 1})
+    # Where the beginning is of another attempt, more of the end is read.
+    begun = json.dumps(opened | {"job": "8", "restart": 0, "time": NOW}).encode()
+    run.events.write_bytes(
+        run.events.read_bytes() + begun + b"\n" + saved.replace(b"7", b"8") * 5_000
+    )
+    assert {row["name"]: row["job"] for row in rows(capsys)}["long"] == "8"
+    assert other.exists()
+
+
+def test_a_run_that_cannot_be_read_does_not_hide_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_of(tmp_path, "good", "finished", 1.0)
+    run = run_of(tmp_path, "bad", "finished", 1.0)
+    run.events.unlink()
+    run.events.mkdir()
+    found = {row["name"]: row for row in rows(capsys)}
+    assert found["good"]["state"] == "finished"
+    assert found["bad"]["says"].startswith(f"unreadable: {run.events}: Is a directory")
+    assert guarded(["status"]) == 0
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a sweep of four runs, one of which nobody has submitted yet, and a run."""
+    monkeypatch.chdir(tmp_path)
+    run_of(tmp_path, "alone", "finished", 1.0)
+    for number, state in enumerate(("finished", "finished", "failed")):
+        run_of(tmp_path, f"lrs/00{number}", state, 1.0)
+    listed = [{"name": f"00{n}", "values": {"optim.lr": 10.0**-n}} for n in range(4)]
+    write_json(tmp_path / "runs" / "lrs" / "sweep.json", {"version": 1, "runs": listed})
+    return tmp_path
+
+
+def test_a_sweep_is_one_line_until_it_is_named(
+    sweep: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = {row["name"]: row for row in rows(capsys)}
+    assert found.keys() == {"alone", "lrs"}
+    told = "4 runs: 2 finished, 1 not submitted, 1 failed"
+    assert (found["lrs"]["kind"], found["lrs"]["says"]) == ("sweep", told)
+    assert found["lrs"]["counts"] == {"finished": 2, "failed": 1, "new": 1}
+    assert [row["name"] for row in rows(capsys, "--state", "failed")] == ["lrs"]
+    assert guarded(["status", "lrs"]) == 0
+    heading, *lines = capsys.readouterr().out.splitlines()
+    assert heading.split()[:3] == ["name", "values", "state"]
+    assert re.match(r"lrs/000 +optim\.lr=1\.0 +finished: why", lines[0])
+    assert re.match(r"lrs/003 +optim\.lr=0\.001 +not submitted yet", lines[3])
+    assert f"lrs: {told}" in lines
+    assert [row["name"] for row in rows(capsys, "lrs/001")] == ["lrs/001"]
+    assert [row["name"] for row in rows(capsys, "--name", "lrs/*")] == ["lrs"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", '{"runs": 3}', '{"runs": [3, {"name": "../x"}, {"name": 4}, {"name": ""}]}'],
+)
+def test_a_damaged_sweep_is_told_in_one_line(
+    sweep: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    (sweep / "runs" / "lrs" / "sweep.json").write_text(text)
+    assert [row["name"] for row in rows(capsys)] == ["alone"]
+    assert guarded(["status", "lrs"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "sweep.json: lists no runs" in line
+
+
+_ALT, _MAIN = "\x1b[?1049h", "\x1b[?1049l"
+
+
+def test_watch_redraws_in_place_and_ctrl_c_leaves_the_terminal_clean(tmp_path: Path) -> None:
+    run = run_of(tmp_path, "good", "finished", time.time())
+    screen = Terminal(tmp_path, "status", "--watch")
+    try:
+        screen.read_until(re.escape(_ALT))
+        screen.read_until(r"good +finished: why good")
+        screen.read_until("Ctrl-C ends the watching")
+        write_json(run.result, {"state": "failed", "reason": "\x1b[2Jevil\n"})
+        screen.read_until(r"good +failed: \\x1b\[2Jevil\\n")
+        shutil.copytree(run.path, run.path.with_name("newer"))
+        screen.read_until(r"newer +failed")
+        screen.press_ctrl_c()
+        assert screen.end() == 0
+    finally:
+        screen.kill()
+    rest = screen.text
+    assert _MAIN in rest
+    assert "\x1b[?25h" in rest
+    assert "Traceback" not in rest
+
+
+def test_a_terminal_that_cannot_move_its_cursor_is_not_watched(tmp_path: Path) -> None:
+    screen = Terminal(tmp_path, "status", "--watch", term="dumb")
+    assert screen.end() == 2
+    assert "--watch: redraws a terminal" in screen.text

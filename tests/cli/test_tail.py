@@ -37,4 +37,6 @@ def test_logs_shows_the_last_words_without_a_line_end_and_why_there_are_no_logs(
     )
     (folder / "rank-00000.log").write_text("begun\nbad address 0x0")
     assert guarded(["logs", str(run.path)]) == 0
-    assert capsys.readouterr().out == "begun\nbad address 0x0\n"
+    opening, *lines = capsys.readouterr().out.splitlines()
+    assert "run    | attempt 7-0 begins, " in opening
+    assert lines == [f"{'':8} rank 0 | {text}" for text in ("begun", "bad address 0x0")]

@@ -173,7 +173,7 @@ def test_a_pending_job_is_canceled_by_scancel_or_hpcrun_and_never_lost(bench):
     assert told.count("stopped") == 2
     assert "lost" not in told
     bench.hpcrun("resume", "ours")
-    assert "pending" in bench.hpcrun("status", "ours").stdout
+    assert "waiting" in bench.hpcrun("status", "ours").stdout
 
 
 @pytest.mark.slow
@@ -185,7 +185,7 @@ def test_a_pending_requeued_job_is_canceled_permanently(unhurried):
         bench.hpcrun("preempt", "again")
     bench.slurm.wait_state(bench.job(run), "PENDING")
     assert "restart 1 after preemptions" in str(jobs.events(run, "ended")[0].fields["decision"])
-    assert "pending" in bench.hpcrun("status", "again").stdout
+    assert "waiting" in bench.hpcrun("status", "again").stdout
     told = bench.hpcrun("cancel", "again").stdout
     assert "cancelled while it waited" in told
     assert f"is stopped at step {jobs.events(run, 'stopped')[0].step}" in told

@@ -1,43 +1,82 @@
-"""Show the output of a run's ranks: the newest log of rank 0, of another rank,
-or of all.
+"""Show the output of a run's ranks: all ranks and attempts, merged in time order.
 
-With -f it follows the run across restarts; Ctrl-C ends the watching, not the
-run. Control characters are shown as escapes, and of a progress bar the last
-state; the files in the run's folder logs/ have the raw bytes.
+Each line has its rank and, after a restart, the number of the restart; lines of
+`run` report starts and ends. A line has a time where its text has one, or where
+it reports a step. Ranks write no other times: a line without a time stays
+behind the line before it in its rank's file. With -f it follows the run across
+restarts, and a line gets the time at which it was read; Ctrl-C ends the
+watching, not the run. Control characters are shown as escapes, and of a
+progress bar the last state; the files in the run's folder logs/ have the raw
+bytes. Under torchrun and accelerate the file of a node holds all its ranks:
+lines that do not name their rank are marked with the node.
 """
 
 import argparse
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from hpcrun.api.log_files import last_attempt_logs, log_files, marked, require_log, up_to
+from hpcrun.api.log_files import require_log, up_to
+from hpcrun.api.merged_log import (
+    MergedLine,
+    RankLog,
+    StepTimes,
+    attempts_of,
+    event_lines,
+    file_lines,
+    merged,
+    of_attempt,
+    rank_files,
+)
 from hpcrun.cli.run_arguments import add_run, find_run
 from hpcrun.cli.tail import Tail
 from hpcrun.config import load_resolved
+from hpcrun.diagnose.finding import Finding, find_cause
+from hpcrun.diagnose.run_lines import lines_of_attempt, nodes_of
 from hpcrun.errors import UserError
 from hpcrun.launch import jobs
 from hpcrun.printing import say, say_aside
 from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Attempt, Event, read_events
 
 _POLL = 0.3
 _ASK = 5.0
+_CHUNK = 1000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_run(parser)
-    parser.add_argument("-f", "--follow", action="store_true", help="follow it as it grows")
-    parser.add_argument("--rank", default="0", metavar="K", help="a rank, or all (default: 0)")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on as the logs grow")
+    parser.add_argument("--rank", default="all", metavar="K", help="one rank, or all (default)")
+    parser.add_argument(
+        "-n", "--tail", type=_count, metavar="LINES", help="begin with the last lines only"
+    )
+    parser.add_argument(
+        "--grep", metavar="REGEX", help="only lines that match, as Python's re has it"
+    )
+    parser.add_argument(
+        "--errors",
+        action="store_true",
+        help="only the lines that `hpcrun doctor` takes for the cause of the newest failure",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the log, and follow it where wanted."""
     rank = _rank(arguments.rank)
+    pattern = _pattern(arguments.grep)
+    if arguments.errors and arguments.follow:
+        raise UserError("--errors --follow: give one of them; --errors looks at what is there")
     directory = find_run(arguments)
-    _require_log(directory, rank, arguments.follow)
+    if arguments.errors:
+        return _print_errors(directory)
+    reader = _Reader(directory, rank, pattern)
+    _require_log(directory, rank, reader, arguments.follow)
     try:
-        _print_lines(directory, rank, arguments.follow)
+        reader.print(arguments.follow, arguments.tail)
     except KeyboardInterrupt:
         if jobs.state(directory).live:
             say_aside(f"hpcrun: {directory.name} runs on")
@@ -45,18 +84,157 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _print_lines(directory: RunDirectory, rank: int | None, follow: bool) -> None:
-    tails: dict[Path, Tail] = {}
-    asked = time.monotonic()
-    live = follow and jobs.state(directory).live
-    while True:
-        read = Tail.read if live else Tail.last
-        say(*_new_lines(directory, rank, tails, read))
-        if not live:
-            return
-        time.sleep(_POLL)
-        if time.monotonic() - asked > _ASK:
-            asked, live = time.monotonic(), jobs.state(directory).live
+class _Reader:
+    """What has been read of a run's logs, attempt by attempt."""
+
+    def __init__(
+        self, run: RunDirectory, rank: int | None, pattern: "re.Pattern[str] | None"
+    ) -> None:
+        self._run, self._rank, self._pattern = run, rank, pattern
+        self.per_file = _ranks_of_a_file(run)
+        self._steps = StepTimes(run.metrics)
+        self._logs: dict[Path, tuple[RankLog, Tail]] = {}
+        self._told = 0
+        self._width = 0
+
+    def print(self, follow: bool, tail: int | None) -> None:
+        """Print what there is, or of it the last ``tail`` lines, and go on while the run lives."""
+        live = follow and jobs.state(self._run).live
+        events = read_events(self._run)
+        attempts = attempts_of(events)
+        # The logs of the newest attempt may grow: they are read from where the last look has ended.
+        newest = list(attempts)[-1:] if live else []
+        lines = (
+            line
+            for attempt in attempts
+            if attempt not in newest
+            for line in self._history(events, attempt, attempts[attempt])
+        )
+        chosen = self._chosen(lines)
+        first = self._chosen(self._new_lines(events, Tail.read)) if live else iter(())
+        if tail is None:
+            self._say(chosen)
+            self._say(first)
+        else:
+            last = deque(chosen, tail)
+            last.extend(first)
+            self._say(last)
+        asked = time.monotonic()
+        while live:
+            time.sleep(_POLL)
+            if time.monotonic() - asked > _ASK:
+                asked, live = time.monotonic(), jobs.state(self._run).live
+            read = Tail.read if live else Tail.last
+            now = time.time()
+            self._say(self._chosen(self._new_lines(read_events(self._run), read, now)))
+
+    def _history(
+        self, events: Sequence[Event], attempt: Attempt, began: float
+    ) -> Iterator[MergedLine]:
+        """The lines of an attempt that is over."""
+        mine = of_attempt(events, attempt)
+        streams = [event_lines(mine)]
+        streams += [
+            self._log(path, attempt, began).keyed(file_lines(path)) for path in self._files(attempt)
+        ]
+        return merged(streams)
+
+    def _new_lines(
+        self,
+        events: Sequence[Event],
+        read: Callable[[Tail], Iterator[bytes]],
+        now: float | None = None,
+    ) -> Iterator[MergedLine]:
+        """The lines that are new since the last look, of the attempts that were followed, and of newer ones.
+
+        Args:
+            now: the time for lines without a time of their own; None: they get none.
+        """
+        attempts = attempts_of(events)
+        newest = list(attempts)[-1:]
+        over = [path for path, (log, _) in self._logs.items() if log.attempt not in newest]
+        for attempt in newest:
+            for path in self._files(attempt):
+                if path not in self._logs:
+                    log = self._log(path, attempt, attempts[attempt])
+                    self._logs[path] = log, Tail(path)
+        # At the first look only the newest attempt's: the others are told as history.
+        since = events[self._told :] if self._told else _from_opening(events, newest)
+        self._told = len(events)
+        streams: list[Iterator[tuple[float, MergedLine]]] = [event_lines(since)]
+        for path, (log, tail) in self._logs.items():
+            # Nobody ends the last line of an attempt that is over.
+            streams.append(log.keyed((Tail.last if path in over else read)(tail), now))
+        for path in over:
+            del self._logs[path]
+        return merged(streams)
+
+    def _log(self, path: Path, attempt: Attempt, began: float) -> RankLog:
+        return RankLog(path, attempt, began, self._steps, launched=self.per_file > 1)
+
+    def _files(self, attempt: Attempt) -> list[Path]:
+        files = rank_files(self._run, attempt)
+        if files:
+            most = int(files[-1].stem.removeprefix("rank-")) * self.per_file
+            self._width = max(self._width, len(f"rank {most}"))
+        if self._rank is None:
+            return files
+        wanted = f"rank-{self._rank // self.per_file:05d}.log"
+        return [path for path in files if path.name == wanted]
+
+    def _chosen(self, lines: Iterable[MergedLine]) -> Iterator[MergedLine]:
+        for line in lines:
+            if self._rank is not None and line.rank not in (None, self._rank):
+                continue
+            if self._pattern is None or self._pattern.search(line.text):
+                yield line
+
+    def _say(self, lines: Iterable[MergedLine]) -> None:
+        shown: list[str] = []
+        for line in lines:
+            shown.append(line.shown(self._width))
+            if len(shown) >= _CHUNK:
+                say(*shown)
+                shown.clear()
+        say(*shown)
+
+
+def _print_errors(run: RunDirectory) -> int:
+    """Print the lines that show the cause of the newest failure, and the doctor's words on it."""
+    events = read_events(run)
+    for attempt in reversed(attempts_of(events)):
+        lines = lines_of_attempt(run, attempt, events)
+        finding = find_cause(lines, nodes_of(events, attempt))
+        if finding is not None:
+            say(*_error_lines(finding, attempt))
+            say(f"hpcrun: doctor: {finding.line}", f"hpcrun: remedy: {finding.remedy}")
+            return 0
+    say(f"hpcrun: {run.name}: no failure found")
+    return 0
+
+
+def _error_lines(finding: Finding, attempt: Attempt) -> Iterator[str]:
+    for line in finding.evidence:
+        told = MergedLine(line.time, attempt.restart, line.rank, None, f"{line.place}: {line.text}")
+        yield told.shown()
+
+
+def _from_opening(events: Sequence[Event], newest: Sequence[Attempt]) -> Sequence[Event]:
+    """The events from the opening of the ``newest`` attempt on; none before the first."""
+    for index in range(len(events) - 1, -1, -1):
+        if events[index].what == "opened" and events[index].attempt in newest:
+            return events[index:]
+    return ()
+
+
+def _ranks_of_a_file(run: RunDirectory) -> int:
+    """Return how many ranks a launcher has started in each task; 1 where each rank has its own log."""
+    try:
+        config = load_resolved(run.config)
+    except UserError:
+        # The logs of a run with a damaged config are still to be read.
+        return 1
+    return config.job.gpus if config.command and config.job.launcher else 1
 
 
 def _rank(text: str) -> int | None:
@@ -67,24 +245,27 @@ def _rank(text: str) -> int | None:
     return int(text)
 
 
-def _require_log(run: RunDirectory, rank: int | None, following: bool) -> None:
+def _pattern(text: str | None) -> "re.Pattern[str] | None":
+    if text is None:
+        return None
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise UserError(f"--grep {text}: no regular expression: {error}") from None
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text}: give a number of lines")
+    return int(text)
+
+
+def _require_log(run: RunDirectory, rank: int | None, reader: _Reader, following: bool) -> None:
     if following and jobs.state(run).live:
-        ranks = load_resolved(run.config).job.world_size
+        ranks = load_resolved(run.config).job.world_size * reader.per_file
         if rank is not None and rank >= ranks:
             raise UserError(f"--rank {rank}: {run.name} has {up_to(ranks)}")
         return
-    require_log(run, rank)
-
-
-def _new_lines(
-    run: RunDirectory,
-    rank: int | None,
-    tails: dict[Path, Tail],
-    read: Callable[[Tail], Iterator[bytes]],
-) -> Iterator[str]:
-    folder = last_attempt_logs(run)
-    if folder is None:
+    if rank is None and any(rank_files(run, attempt) for attempt in attempts_of(read_events(run))):
         return
-    for path in log_files(folder, rank):
-        tail = tails.setdefault(path, Tail(path))
-        yield from marked(path, read(tail), rank)
+    require_log(run, None if rank is None else rank // reader.per_file)

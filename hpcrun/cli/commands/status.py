@@ -1,84 +1,175 @@
-"""Show the state of runs: state, step, job, and why.
+"""Show runs and sweeps: state, step, loss, speed, ETA, restarts and cause.
 
-Asks the scheduler once for all of them; without it, the run directories show
-what they contain. `last` is the age of the newest line of metrics. Of one run
-it also shows where the time went. With --json, one object a line.
-Of a failed run it gives the verdict of `hpcrun doctor`.
+One line for each run, and one for a sweep; `hpcrun status SWEEP` lists its
+runs. The scheduler is asked once for all of them; without it, the run directories
+show what they contain. `ETA` is the time to the last step at the present pace,
+`goodput` the share of the time that went into steps that were kept, `last` the
+age of the newest line of metrics. A failed run gets the verdict of `hpcrun
+doctor`. Of a single run it also shows where the time went.
 """
 
 import argparse
 import shutil
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hpcrun.api.standing import row_of
+from hpcrun.api.overview import Overview
+from hpcrun.api.sweep_rows import folded
+from hpcrun.cli.choosing_runs import (
+    SORTS,
+    Selection,
+    everything,
+    fold,
+    in_order,
+    named,
+    narrowed,
+    period,
+    wanted_states,
+)
 from hpcrun.cli.output import print_json
-from hpcrun.cli.run_arguments import add_runs_dir, all_runs, runs_dir
-from hpcrun.launch import jobs
+from hpcrun.cli.run_arguments import add_runs_dir, runs_dir
+from hpcrun.cli.runs_table import UNLIMITED, Row, cells_wide, table_lines
+from hpcrun.cli.watching import require_terminal, watch
+from hpcrun.errors import UserError
 from hpcrun.printing import escaped, say
-from hpcrun.run.directory import find
+from hpcrun.run.directory import RunError
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-_COLUMNS = ("name", "state", "step", "saved", "loss", "last", "attempts", "job", "executor")
-_KEYS = {"saved": "committed", "last": "progress_seconds"}
-_STATES = ("new", "pending", "running", "suspended", "finished", "stopped", "failed", "lost")
-_WIDE = 2000
+_SILENT = "the scheduler gives no answer; what is shown comes from the run directories"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument(
-        "runs", nargs="*", metavar="RUN", help="names or directories (default: all)"
+        "runs", nargs="*", metavar="RUN", help="names or directories of runs, or a sweep"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object a run, a line each")
+    parser.add_argument("--watch", action="store_true", help="redraw the table until Ctrl-C")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument(
         "--state",
-        choices=_STATES,
-        metavar="STATE",
-        help=f"only the runs in this state: {', '.join(_STATES)}",
+        metavar="STATE,…",
+        help="only these states: new, pending, running, suspended, finished, stopped, failed, lost",
+    )
+    parser.add_argument(
+        "--name", metavar="GLOB", help="only names that fit, such as 'gpt-*' or 'sweep/*'"
+    )
+    parser.add_argument(
+        "--since", metavar="TIME", help="only runs active within this time: 30m, 12h, 2d"
+    )
+    parser.add_argument(
+        "--sort", choices=tuple(SORTS), metavar="KEY", help=f"sort by {', '.join(SORTS)}"
     )
     add_runs_dir(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print a table, or JSON lines."""
-    folder = runs_dir(arguments)
-    runs = [find(name, folder) for name in arguments.runs] or all_runs(arguments)
-    found = zip(runs, jobs.states(runs), strict=True)
-    wanted: str | None = arguments.state
-    rows = [row_of(one, state) for one, state in found if wanted in (None, state.word)]
+    """Print a table, or JSON lines, or watch the table."""
+    wanted = wanted_states(arguments.state)
+    period(arguments.since)
+    if arguments.watch:
+        if arguments.json:
+            raise UserError("--watch --json: give one of them; --json prints once")
+        require_terminal()
+        table = _Table(arguments)
+        return watch(lambda: (table.look(), table.notes()))
+    table = _Table(arguments)
+    rows = table.look()
     if arguments.json:
         for row in rows:
             print_json(row)
     elif not rows:
-        what = f"no runs are {wanted}" if wanted and runs else "there are no runs"
-        say(f"hpcrun: {what} in {folder}; `hpcrun submit` starts one")
+        what = f"no runs are {' or '.join(sorted(wanted))}" if wanted else "there are no runs"
+        fits = " that fit --name and --since" if arguments.name or arguments.since else ""
+        say(f"hpcrun: {what}{fits} in {runs_dir(arguments)}; `hpcrun submit` starts one")
     else:
-        _print_table(rows)
-        if len(arguments.runs) == 1 and rows[0]["goodput"]["wall"]:
-            say(_where_the_time_went(rows[0]))
-        say(*(f"{row['name']}: doctor: {row['verdict']}" for row in rows if row["verdict"]))
+        _print(rows, arguments)
+        say(*table.notes())
     return 0
 
 
-def _print_table(rows: list[dict[str, Any]]) -> None:
-    """One line a run; details that do not fit into it are printed before the table."""
-    from rich.cells import cell_len
+class _Table:
+    """The rows that the arguments ask for, as they are at each look."""
 
-    lines = _table_lines(rows, [*_COLUMNS, "detail"])
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDE
-    if max(map(cell_len, lines)) <= columns:
-        say(*lines)
-        return
-    # The table is last, so that it stays visible below many details.
-    say(*(f"{row['name']}: {row['detail']}" for row in rows if row["detail"]))
-    say(*_table_lines(rows, _COLUMNS))
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._arguments = arguments
+        self._states = wanted_states(arguments.state)
+        self._since = period(arguments.since)
+        self._selection = self._selected()
+        self._overview = Overview(self._selection.entries, whole=len(arguments.runs) == 1)
+        self._notes: list[str] = []
+
+    def look(self) -> list[dict[str, Any]]:
+        """Return the rows, filtered, folded and sorted."""
+        if not self._arguments.runs:
+            self._look_for_new_runs()
+        rows = self._overview.look()
+        self._notes = [] if self._overview.answered else [f"hpcrun: {_SILENT}"]
+        self._notes = [*self._sums(rows), *self._notes]
+        if self._selection.folders:
+            rows = [row for row in fold(rows, self._selection.folders) if self._fits(row)]
+        else:
+            rows = [row for row in rows if self._fits(row)]
+        return in_order(rows, self._arguments.sort)
+
+    def notes(self) -> list[str]:
+        """Return what is to be said below the table of the last look."""
+        return self._notes
+
+    def _fits(self, row: dict[str, Any]) -> bool:
+        if self._states is None:
+            return True
+        found = row["counts"] if row["kind"] == "sweep" else (row["state"],)
+        return any(state in self._states for state in found)
+
+    def _sums(self, rows: Sequence[dict[str, Any]]) -> list[str]:
+        """One line for each sweep whose runs are listed."""
+        sweeps: dict[str, list[dict[str, Any]]] = {}
+        for row in rows:
+            if row["sweep"] and row["sweep"] not in self._selection.folders:
+                sweeps.setdefault(row["sweep"], []).append(row)
+        one_run = len(rows) == 1
+        return [
+            f"{name}: {folded(name, found, runs_dir(self._arguments))['says']}"
+            for name, found in sweeps.items()
+            if not one_run
+        ]
+
+    def _selected(self) -> Selection:
+        folder = runs_dir(self._arguments)
+        if self._arguments.runs:
+            chosen = named(self._arguments.runs, folder)
+        else:
+            if self._arguments.runs_dir is not None and not folder.is_dir():
+                raise RunError(
+                    f"{folder}: no such directory; name one that holds runs with --runs-dir"
+                )
+            chosen = everything(folder)
+        return narrowed(chosen, self._arguments.name, self._since)
+
+    def _look_for_new_runs(self) -> None:
+        self._selection = self._selected()
+        self._overview.entries = self._selection.entries
 
 
-def _where_the_time_went(row: dict[str, Any]) -> str:
+def _print(rows: Sequence[Row], arguments: argparse.Namespace) -> None:
+    """The table, and below it what a cell has no room for."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else UNLIMITED
+    lines = table_lines(rows, width)
+    say(*lines)
+    # The runs of a sweep would be as many lines again.
+    if len(rows) == len(arguments.runs):
+        say(*(f"{row['name']}: {row['says']}" for row in rows if _is_cut(row, lines)))
+    if len(arguments.runs) == 1 and len(rows) == 1 and rows[0]["goodput"]["wall"]:
+        say(_where_the_time_went(rows[0]))
+    say(*(f"{row['name']}: doctor: {row['verdict']}" for row in rows if row.get("verdict")))
+
+
+def _is_cut(row: Row, lines: Sequence[str]) -> bool:
+    text = escaped(str(row["says"]))
+    return not any(text in line for line in lines) and cells_wide(text) > 0
+
+
+def _where_the_time_went(row: Row) -> str:
     """One line: the parts of the wall time that are not empty, and the productive share."""
     account = dict(row["goodput"])
     ratio, wall = account.pop("ettr"), account.pop("wall")
@@ -96,46 +187,3 @@ def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02} h" if hours else f"{minutes}:{rest:02} min"
-
-
-def _table_lines(rows: list[dict[str, Any]], keys: Sequence[str]) -> list[str]:
-    from rich.console import Console
-
-    # The terminal wraps a line that is too long; rich would cut every column to make it fit.
-    console = Console(width=_WIDE, color_system=None, force_terminal=False)
-    with console.capture() as captured:
-        console.print(_table(rows, keys))
-    return [line.rstrip() for line in captured.get().splitlines()]
-
-
-def _table(rows: list[dict[str, Any]], keys: Sequence[str]) -> "Table":
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False)
-    for key in keys:
-        number = key in ("step", "saved", "loss", "last", "attempts")
-        table.add_column(key, justify="right" if number else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*(Text(escaped(_cell(key, row[_KEYS.get(key, key)]))) for key in keys))
-    return table
-
-
-def _cell(key: str, value: Any) -> str:
-    if key == "last" and value is not None:
-        return f"{_age(value)} ago"
-    return _shown(value)
-
-
-def _age(seconds: float) -> str:
-    """Return the largest unit: ``42 s``, ``5 min``, ``3 h``, ``12 d``."""
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds // size:.0f} {unit}"
-    return f"{seconds:.0f} s"
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.4f}" if isinstance(value, float) else str(value)

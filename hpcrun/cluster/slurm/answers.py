@@ -15,9 +15,10 @@ from hpcrun.cluster.slurm.values import JOB_ID, host_names, seconds, unix_time
 class JobInfo:
     """A job as the controller sees it now.
 
-    ``end_time`` (Unix seconds) is the end of the time limit while the job runs, and the end of the grace
-    period during a preemption; for a waiting job it is an estimate. ``time_left`` (seconds) does
-    not shrink at a preemption. Both are None if Slurm has no value. A ``name`` is cut at ``|``.
+    ``end_time`` (Unix seconds) is the end of the time limit while it runs, and the end of the grace
+    period once it is being preempted; of a waiting job it is a guess. ``time_left`` (seconds) does
+    not shrink at a preemption. ``start_time`` (Unix seconds) of a waiting job is when Slurm expects it to
+    start. A time is None where Slurm knows none. A ``name`` with a ``|`` is cut.
     """
 
     state: str
@@ -26,6 +27,7 @@ class JobInfo:
     end_time: float | None
     time_left: int | None
     name: str = ""
+    start_time: float | None = None
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,11 @@ def parse_squeue(text: str) -> dict[str, JobInfo]:
         fields = line.strip().split("|", 5)
         if len(fields) != 6 or not JOB_ID.fullmatch(fields[0]):
             continue
-        job_id, state, nodes, end, left, free = fields
+        job_id, state, nodes, times, left, free = fields
+        end, _, start = times.partition(",")
         reason, name = free.rsplit("|", 1) if "|" in free else (free, "")
         jobs[job_id] = JobInfo(
-            state, reason, host_names(nodes), unix_time(end), seconds(left), name
+            state, reason, host_names(nodes), unix_time(end), seconds(left), name, unix_time(start)
         )
     return jobs
 

@@ -10,8 +10,8 @@ from hpcrun.cluster.errors import ClusterError
 from hpcrun.cluster.slurm.values import JOB_ID
 
 _SIGNAL = re.compile(r"[A-Z0-9]+")
-# The reason and the name come last, because users and sites choose their text.
-_SQUEUE_FORMAT = "%i|%T|%N|%e|%L|%r|%j"
+# The reason and the name come last, because users and sites choose their text. %e and %S are times.
+_SQUEUE_FORMAT = "%i|%T|%N|%e,%S|%L|%r|%j"
 _SACCT_FORMAT = "JobID,State,ExitCode,Start,End,NodeList"
 SACCT_USAGE_FIELDS = (
     *("JobID", "State", "ElapsedRaw", "TimelimitRaw", "AllocCPUS", "TotalCPU", "NNodes"),

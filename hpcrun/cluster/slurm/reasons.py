@@ -19,7 +19,7 @@ _WAITING = {
     "Dependency": "for another job to end first",
     "JobArrayTaskLimit": "the array runs its allowed number of tasks",
     "Licenses": "for a license",
-    "Priority": "other jobs come first",
+    "Priority": "higher-priority jobs",
     "Prolog": "the nodes are being prepared",
     "SchedDefer": "Slurm considers new jobs at intervals here, and not yet this job",
     "Reservation": "for the reservation to begin",

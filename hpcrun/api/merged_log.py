@@ -1,0 +1,205 @@
+"""The logs of all ranks and the event log of a run, merged by time.
+
+The files of the ranks hold what the ranks print, and most lines have no time. A line gets a time where its
+text has one (``logging``, NCCL, glog), or where it reports a step whose time metrics.jsonl has. Each other
+line stays right behind the line before it in its file.
+"""
+
+import heapq
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcrun.diagnose.log_line import labelled
+from hpcrun.printing import logged
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Attempt, Event
+from hpcrun.run.io.files import read_lines
+
+_BLOCK = 1 << 16
+# The lines of `hpcrun.run.figures`: "step 12/100: loss …", "step 12: validation loss …".
+_STEP = re.compile(r"step (\d+)(?:/\d+)?: ")
+# Clocks of nodes differ, and a text may name any date: only times near the attempt count.
+_EARLY, _LATE = 3600.0, 3600.0
+_RANK_FILE = re.compile(r"rank-(\d+)\.log")
+
+
+@dataclass(frozen=True)
+class MergedLine:
+    """A line with its origin.
+
+    ``time``: Unix seconds, None where nothing tells it. ``rank``: None for an event of the run. ``node``: the
+    number of the node whose launcher has written the line, where its rank is not known.
+    """
+
+    time: float | None
+    restart: int
+    rank: int | None
+    node: int | None
+    text: str
+
+    @property
+    def origin(self) -> str:
+        """The writer in words, such as ``rank 3, restart 1``."""
+        if self.rank is not None:
+            name = f"rank {self.rank}"
+        else:
+            name = "run" if self.node is None else f"node {self.node}"
+        return f"{name}, restart {self.restart}" if self.restart else name
+
+    def shown(self, width: int = 0) -> str:
+        """Return the line as it is printed, with the origin in ``width`` columns."""
+        clock = "" if self.time is None else time.strftime("%H:%M:%S", time.localtime(self.time))
+        return f"{clock:8} {self.origin:{width}} | {self.text}"
+
+
+class StepTimes:
+    """The times of steps in metrics.jsonl, read when the first one is asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._times: dict[tuple[int, int], float] | None = None
+
+    def of(self, restart: int, step: int) -> float | None:
+        """Return when rank 0 logged ``step`` (Unix seconds), or None."""
+        if self._times is None or (restart, step) not in self._times:
+            self._times = dict(_step_times(read_lines(self._path)))
+        return self._times.get((restart, step))
+
+
+class RankLog:
+    """The log file of a rank, or of a node's launcher, whose lines get their times one after the other.
+
+    Args:
+        launched: the file is that of a launcher such as torchrun, with the lines of several ranks.
+        began: the start of the attempt, in Unix seconds.
+    """
+
+    def __init__(
+        self, path: Path, attempt: Attempt, began: float, steps: StepTimes, *, launched: bool
+    ) -> None:
+        self.path, self.attempt, self._began, self._steps = path, attempt, began, steps
+        self._launched = launched
+        found = _RANK_FILE.fullmatch(path.name)
+        self._number = int(found[1]) if found else 0
+        self._at = began
+
+    def keyed(
+        self, lines: Iterable[bytes], read_at: float | None = None
+    ) -> Iterator[tuple[float, MergedLine]]:
+        """Yield ``lines`` with the times by which they are merged, which never fall.
+
+        Args:
+            read_at: when the lines were read, while a person follows them: the time of lines without one.
+        """
+        for raw in lines:
+            # A launcher's file has no rank of its own; a label of torch names the rank of a line.
+            line = labelled(logged(raw), self.path.name, 0)
+            own = self._time(line.text, line.time)
+            if own is not None or read_at is not None:
+                own = own if own is not None else read_at
+                assert own is not None
+                self._at = max(self._at, own)
+            rank = line.rank if self._launched else self._number
+            node = self._number if self._launched and rank is None else None
+            text = line.text if self._launched and line.rank is not None else logged(raw)
+            yield self._at, MergedLine(own, self.attempt.restart, rank, node, text)
+
+    def _time(self, text: str, own: float | None) -> float | None:
+        if own is None and self._number == 0 and (step := _STEP.match(text)):
+            own = self._steps.of(self.attempt.restart, int(step[1]))
+        if own is None or not self._began - _EARLY <= own <= time.time() + _LATE:
+            return None
+        return own
+
+
+def merged(streams: Iterable[Iterable[tuple[float, MergedLine]]]) -> Iterator[MergedLine]:
+    """Yield the lines of all ``streams`` in the order of their times; lines of one stream keep theirs."""
+    for _, line in heapq.merge(*streams, key=lambda pair: pair[0]):
+        yield line
+
+
+def file_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file that may be large; it is open only while a block is read.
+
+    A run may have more ranks than a process may have open files.
+    """
+    offset, rest = 0, b""
+    while True:
+        try:
+            with path.open("rb") as stream:
+                stream.seek(offset)
+                block = stream.read(_BLOCK)
+        except FileNotFoundError:
+            return
+        if not block:
+            break
+        offset += len(block)
+        *lines, rest = (rest + block).split(b"\n")
+        yield from lines
+    if rest:
+        yield rest
+
+
+def attempts_of(events: Sequence[Event]) -> dict[Attempt, float]:
+    """Return the attempts that have opened the run, each with the time of its opening (Unix seconds)."""
+    return {
+        event.attempt: event.time for event in events if event.what == "opened" and event.attempt
+    }
+
+
+def event_lines(events: Iterable[Event]) -> Iterator[tuple[float, MergedLine]]:
+    """Yield what a person who reads the log should know of ``events``, in a line each."""
+    at = 0.0
+    for event in events:
+        words = _WORDS.get(event.what)
+        if words is None or event.attempt is None:
+            continue
+        at = max(at, event.time)
+        line = MergedLine(event.time, event.attempt.restart, None, None, words(event))
+        yield at, line
+
+
+def of_attempt(events: Iterable[Event], attempt: Attempt) -> list[Event]:
+    """Return the events of ``attempt``."""
+    return [event for event in events if event.attempt == attempt]
+
+
+def rank_files(run: RunDirectory, attempt: Attempt) -> list[Path]:
+    """Return the log files of the ranks of ``attempt``, in the order of ranks."""
+    return sorted(run.attempt_logs(attempt.job, attempt.restart).glob("rank-*.log"))
+
+
+def _step_times(lines: Iterable[Mapping[str, object]]) -> Iterator[tuple[tuple[int, int], float]]:
+    for line in lines:
+        step, when, restart = line.get("step"), line.get("time"), line.get("restart", 0)
+        if isinstance(step, int) and isinstance(when, int | float) and isinstance(restart, int):
+            yield (restart, step), float(when)
+
+
+def _opened(event: Event) -> str:
+    day = time.strftime("%Y-%m-%d", time.localtime(event.time))
+    nodes, attempt = event.fields.get("nodes"), event.attempt
+    assert attempt is not None
+    where = f" on {nodes} node{'s' * (nodes != 1)}" if isinstance(nodes, int) else ""
+    return f"attempt {attempt.owner} begins{where}, {day}"
+
+
+def _ended(event: Event) -> str:
+    reason = event.fields.get("reason")
+    told = f"attempt ends: {event.cause}" + (f": {reason}" if reason else "")
+    return f"{told}; it starts again" if event.fields.get("restart_allowed") else told
+
+
+_WORDS: Mapping[str, Callable[[Event], str]] = {
+    "opened": _opened,
+    "stopped": lambda event: f"stops at step {event.step}",
+    "suspended": lambda event: f"was suspended for {event.fields.get('seconds')} s",
+    "save-failed": lambda event: f"a checkpoint of step {event.step} could not be written",
+    "nonfinite": lambda event: f"gradients are not finite in step {event.step}",
+    "preempted": lambda _: "gets the warning of a preemption from a person",
+    "cancelled": lambda _: "is cancelled by a person",
+    "ended": _ended,
+}

@@ -1,0 +1,111 @@
+"""The state of a run in plain English, for a person who has not read Slurm's manual."""
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from hpcrun.launch.jobs import RunState
+from hpcrun.run.events import Event
+
+_CAUSES = {
+    "preemption": ("preemption", "preemptions"),
+    "time-limit": ("time limit", "time limits"),
+    "node-failure": ("node failure", "node failures"),
+    "crash": ("crash", "crashes"),
+    "hang": ("hang", "hangs"),
+    "continued": ("request to be continued", "requests to be continued"),
+}
+_DAY = 86_400
+
+
+def state_in_words(state: RunState, events: Sequence[Event], now: float) -> str:
+    """Return ``state`` as one clause, such as ``requeued after preemption, starts 14:02``.
+
+    Args:
+        events: of the run, oldest first; the newest are enough.
+        now: Unix seconds, with which a start is compared.
+    """
+    if state.word == "pending":
+        return _waiting(state, events, now)
+    if state.word == "running":
+        return _running(state, events)
+    if state.word == "new":
+        return "not submitted yet"
+    return _with_detail(state.word, state.detail)
+
+
+def restarts_by_cause(events: Sequence[Event]) -> dict[str, int]:
+    """Return how many restarts followed each cause, the most frequent first."""
+    counts = Counter(
+        event.cause
+        for event in events
+        if event.what == "ended" and event.cause and event.fields.get("restart_allowed")
+    )
+    return dict(counts.most_common())
+
+
+def restarts_in_words(restarts: Mapping[str, int]) -> str:
+    """Return ``2 preemptions, 1 crash``; a dash without any restart."""
+    told = [
+        f"{count} {_CAUSES.get(cause, (cause, cause))[count != 1]}"
+        for cause, count in restarts.items()
+    ]
+    return ", ".join(told) or "-"
+
+
+def clock(when: float, now: float) -> str:
+    """Return a time as ``14:02``, or ``Mon 14:02`` on another day within a week, or with its date."""
+    then = time.localtime(when)
+    if abs(when - now) < _DAY and then.tm_yday == time.localtime(now).tm_yday:
+        form = "%H:%M"
+    else:
+        form = "%a %H:%M" if abs(when - now) < 6 * _DAY else "%d %b %H:%M"
+    return time.strftime(form, then)
+
+
+def _waiting(state: RunState, events: Sequence[Event], now: float) -> str:
+    reason = state.detail or "waiting"
+    if not state.asked:
+        reason = f"waiting; {state.detail}"
+    elif not reason.startswith(("waiting", "stuck")):
+        reason = f"waiting: {reason}"
+    cause = _requeued_after(events)
+    known = state.starts is not None and state.starts > now
+    starts = f", starts {clock(state.starts, now)}" if known and state.starts is not None else ""
+    if cause is None:
+        return reason + starts
+    requeued = f"requeued after {_CAUSES.get(cause, (cause,))[0]}"
+    return requeued + starts if starts else f"{requeued}; {reason}"
+
+
+def _requeued_after(events: Sequence[Event]) -> str | None:
+    """The cause after which the waiting job is to start again; None where a person has submitted it."""
+    for event in reversed(events):
+        if event.what == "ended":
+            return event.cause if event.fields.get("restart_allowed") else None
+        # A follow-up job goes on for one that Slurm would not requeue.
+        if event.what == "submitted" and "continues" not in event.fields:
+            return None
+    return None
+
+
+def _running(state: RunState, events: Sequence[Event]) -> str:
+    # Of a restart a column tells.
+    detail = "" if state.detail.startswith("restart ") else state.detail
+    if not state.asked:
+        return f"running; {detail}"
+    newest = [event.what for event in events if event.what in ("opened", "started", "trained")]
+    if not detail and newest[-1:] == ["opened"] and not _script(events):
+        return "running: its ranks start"
+    return _with_detail("running", detail)
+
+
+def _script(events: Sequence[Event]) -> bool:
+    opened = [event for event in events if event.what == "opened"]
+    return bool(opened and opened[-1].fields.get("script"))
+
+
+def _with_detail(word: str, detail: str) -> str:
+    if not detail:
+        return word
+    return detail if detail.startswith(word) else f"{word}: {detail}"

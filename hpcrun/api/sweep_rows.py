@@ -1,0 +1,87 @@
+"""The runs of a sweep: read from its sweep.json, and told in one line."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.io.files import read_json
+
+SWEEP_FILE = "sweep.json"
+
+_WORDS = {"pending": "waiting", "new": "not submitted", "stopped": "cancelled"}
+_ORDER = (
+    *("finished", "running", "suspended", "pending", "new", "failed", "lost", "stopped"),
+    "unreadable",
+)
+# The state of a sweep is the first of these that one of its runs has.
+_LEADING = ("running", "suspended", "pending", "failed", "lost", "unreadable", "stopped", "new")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A run of the table. ``name``: as it is shown; ``sweep`` and ``values``: of a sweep's run."""
+
+    name: str
+    run: RunDirectory
+    sweep: str | None = None
+    values: Mapping[str, Any] | None = None
+
+
+def sweep_entries(folder: Path) -> list[Entry]:
+    """Return the runs of the sweep in ``folder``, in the order of the file; none where it is damaged.
+
+    Raises:
+        OSError: the file is there and cannot be read.
+    """
+    listed = (read_json(folder / SWEEP_FILE) or {}).get("runs")
+    entries = []
+    for item in listed if isinstance(listed, list) else []:
+        name = item.get("name") if isinstance(item, dict) else None
+        if not isinstance(name, str) or not name or "/" in name or name in (".", ".."):
+            continue
+        values = item.get("values")
+        known = values if isinstance(values, dict) else {}
+        run = RunDirectory(folder / name)
+        entries.append(Entry(f"{folder.name}/{name}", run, folder.name, known))
+    return entries
+
+
+def folded(name: str, rows: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, Any]:
+    """Return one row for the sweep ``name`` whose runs have ``rows``."""
+    counts = Counter(row["state"] for row in rows)
+    restarts: Counter[str] = Counter()
+    for row in rows:
+        restarts.update(row["restarts"])
+    shares = [row["percent"] for row in rows if row["percent"] is not None]
+    left = [row["eta_seconds"] for row in rows if row["eta_seconds"] is not None]
+    return {
+        "name": name,
+        "kind": "sweep",
+        "state": next((word for word in _LEADING if counts[word]), "finished"),
+        "says": counts_in_words(counts),
+        "runs": len(rows),
+        "counts": dict(counts),
+        # A run without a step has done nothing yet.
+        "percent": round(sum(shares) / len(rows), 1) if shares else None,
+        "eta_seconds": max(left, default=None),
+        "restarts": dict(restarts.most_common()),
+        "ettr": _share(rows),
+        "directory": str(folder),
+    }
+
+
+def counts_in_words(counts: Mapping[str, int]) -> str:
+    """Return ``20 runs: 12 finished, 5 running, 3 waiting``."""
+    told = [f"{counts[word]} {_WORDS.get(word, word)}" for word in _ORDER if counts.get(word)]
+    number = sum(counts.values())
+    return f"{number} run{'s' * (number != 1)}: {', '.join(told)}" if told else "no runs"
+
+
+def _share(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """The productive share of the time in which the runs were wanted."""
+    productive = sum(row["goodput"]["productive"] for row in rows)
+    wanted = sum(row["goodput"]["wall"] - row["goodput"]["idle"] for row in rows)
+    return round(productive / wanted, 4) if wanted > 0 else None
