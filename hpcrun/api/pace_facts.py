@@ -70,7 +70,10 @@ def facts(lines: Sequence[dict[str, Any]], total: int | None) -> PaceFacts:
         # A loss that is not finite is null in the file.
         loss=(math.nan if losses else None) if loss is None else _number(loss),
         speed=_speed(lines),
-        latest=_number(last.get("time")),
+        # The line of a validation has no time.
+        latest=next(
+            (when for line in reversed(lines) if (when := _number(line.get("time")))), None
+        ),
         seconds_per_step=_seconds_per_step(lines),
     )
 

@@ -177,7 +177,7 @@ def test_status_asks_squeue_once_for_all_runs_and_works_without_a_controller(ben
     path = bench.slurm.run(["sh", "-c", "echo $PATH"]).stdout.strip()
     counting = {"PATH": f"{counted}:{path}"}
     told = bench.hpcrun("status", env=counting).stdout
-        assert told.count("it is held") == 3
+    assert told.count("it is held") == 3
     assert (bench.folder / "asked").read_text().split() == ["squeue"]
     # This cluster has no accounting, so sacct does not answer.
     bench.slurm.stop_daemon("slurmctld")

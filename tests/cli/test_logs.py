@@ -1,0 +1,130 @@
+"""The logs of all ranks and attempts, merged."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from hpcrun.cli.main import guarded
+from hpcrun.run.directory import RunDirectory, create
+from hpcrun.run.io.files import append_line
+from tests.cli.terminal import Terminal
+
+BEGAN = time.mktime((2026, 11, 22, 14, 0, 0, 0, 0, -1))
+
+
+def attempt(run: RunDirectory, restart: int, began: float, **logs: str) -> None:
+    """Add an attempt whose ranks ``r0``, ``r1`` … have printed ``logs``."""
+    place = {"job": "7", "restart": restart}
+    append_line(run.events, {"time": began, "event": "opened", "executor": "local", **place})
+    folder = run.attempt_logs("7", restart)
+    folder.mkdir(parents=True)
+    for name, text in logs.items():
+        (folder / f"rank-{int(name[1:]):05d}.log").write_text(text)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
+    """A run of two ranks that was preempted once."""
+    monkeypatch.chdir(tmp_path)
+    run = create(tmp_path / "runs" / "a", "{}\n", {})
+    attempt(
+        run,
+        0,
+        BEGAN,
+        r0="begun\n2026-11-22 14:00:05 loading\nstep 2/9: loss 0.5\n",
+        r1="begun\n2026-11-22 14:00:03,250 ready\nTraceback\n  of 1\n2026-11-22 14:00:09 bye",
+    )
+    append_line(run.metrics, {"step": 2, "time": BEGAN + 7, "restart": 0, "loss": 0.5})
+    ended = {"time": BEGAN + 60, "event": "ended", "cause": "preemption", "reason": "why\x1b[2J"}
+    append_line(run.events, ended | {"job": "7", "restart": 0, "restart_allowed": True})
+    attempt(run, 1, BEGAN + 120, r0="again\n", r1="forged\rrun    | attempt ends\n")
+    return run
+
+
+def shown(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    capsys.readouterr()
+    assert guarded(["logs", "a", *words]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_all_ranks_and_attempts_are_merged_by_the_times_that_lines_have(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blank = " " * 8
+    assert shown(capsys) == [
+        "14:00:00 run    | attempt 7-0 begins, 2026-11-22",
+        f"{blank} rank 0 | begun",
+        f"{blank} rank 1 | begun",
+        "14:00:03 rank 1 | 2026-11-22 14:00:03,250 ready",
+        f"{blank} rank 1 | Traceback",
+        f"{blank} rank 1 |   of 1",
+        "14:00:05 rank 0 | 2026-11-22 14:00:05 loading",
+        "14:00:07 rank 0 | step 2/9: loss 0.5",
+        "14:00:09 rank 1 | 2026-11-22 14:00:09 bye",
+        r"14:01:00 run    | attempt ends: preemption: why\x1b[2J; it starts again",
+        "14:02:00 run, restart 1 | attempt 7-1 begins, 2026-11-22",
+        f"{blank} rank 0, restart 1 | again",
+        f"{blank} rank 1, restart 1 | … run    | attempt ends",
+    ]
+
+
+def test_lines_are_chosen_by_rank_pattern_and_number(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert [line[9:] for line in shown(capsys, "--rank", "1", "--grep", "ready|again$")] == [
+        "rank 1 | 2026-11-22 14:00:03,250 ready",
+        r"run    | attempt ends: preemption: why\x1b[2J; it starts again",
+    ]
+    assert [line[9:] for line in shown(capsys, "-n", "1")] == [
+        "rank 1, restart 1 | … run    | attempt ends"
+    ]
+    assert guarded(["logs", "a", "--grep", "("]) == 2
+    assert "--grep (: no regular expression" in capsys.readouterr().err
+    assert guarded(["logs", "a", "--errors", "-f"]) == 2
+    assert guarded(["logs", "a", "--rank", "5"]) == 2
+
+
+def test_errors_shows_what_the_doctor_takes_for_the_cause(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = run.attempt_logs("7", 1) / "rank-00001.log"
+    log.write_text("fine\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n")
+    line, verdict, remedy = shown(capsys, "--errors")
+    assert line.startswith(f"{'':8} rank 1, restart 1 | logs/7/restart-1/rank-00001.log:2: ")
+    assert "CUDA out of memory" in line
+    assert verdict.startswith("hpcrun: doctor: rank 1: ")
+    assert remedy.startswith("hpcrun: remedy: ")
+
+
+def test_under_torchrun_a_line_has_the_rank_that_it_names_or_the_node(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = {"launcher": "torchrun", "nodes": 2, "gpus": 2}
+    run.config.write_text(json.dumps({"command": ["python", "train.py"], "job": job}))
+    log = run.attempt_logs("7", 1) / "rank-00001.log"
+    log.write_text("loss 0.25\n[rank3]: ValueError\n[rank2]: IndexError\n")
+    told = [line[9:] for line in shown(capsys, "--grep", "loss 0.25|Error")]
+    assert told == [
+        "node 1, restart 1 | loss 0.25",
+        "rank 3, restart 1 | ValueError",
+        "rank 2, restart 1 | IndexError",
+    ]
+    told = [line[9:] for line in shown(capsys, "--rank", "3", "--grep", "loss 0.25|Error")]
+    assert told == ["node 1, restart 1 | loss 0.25", "rank 3, restart 1 | ValueError"]
+
+
+def test_an_older_attempt_is_shown_where_the_newest_has_no_log(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attempt(run, 2, BEGAN + 200)
+    assert any("rank 1 | Traceback" in line for line in shown(capsys))
+
+
+def test_following_a_run_that_has_ended_prints_all_and_ends(
+    run: RunDirectory, tmp_path: Path
+) -> None:
+    screen = Terminal(tmp_path, "logs", "-f", "a")
+    assert screen.end() == 0
+    assert "rank 0, restart 1 | again" in screen.text
