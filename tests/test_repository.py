@@ -46,7 +46,9 @@ def test_the_unit_tests_run_on_every_supported_python() -> None:
 
 def test_the_lint_job_runs_the_checks_of_the_test_script() -> None:
     script = (ROOT / "tools" / "test.sh").read_text(encoding="utf-8")
-    checks = re.findall(r"^(?:python tools/prose|codespell|ruff|mypy|lint-imports).*$", script, re.MULTILINE)
+    checks = re.findall(
+        r"^(?:python tools/prose|codespell|ruff|mypy|lint-imports).*$", script, re.MULTILINE
+    )
     assert checks == commands("lint")[1:]
 
 
