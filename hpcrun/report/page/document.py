@@ -203,7 +203,7 @@ def _efficiency(content: Content, page: _Page) -> Markup:
     if content.sacct_note:
         parts.append(element("p", f"Without accounting: {content.sacct_note}."))
     words = (
-        f"Asked against used, of {several(began, 'run')} that began. Unknown: there is no measurement. “≤”: peaks "
+        f"Asked against used, of {several(began, 'run')} that began. Unknown: not measured. “≤”: peaks "
         "of tasks added, which may come at different times. A next request leaves a quarter above the "
         "highest use."
     )
