@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     reader = _Reader(directory, rank, pattern)
     _require_log(directory, rank, reader, arguments.follow)
     try:
-        reader.print(arguments.follow, arguments.tail)
+        reader.tell(arguments.follow, arguments.tail)
     except KeyboardInterrupt:
         if jobs.state(directory).live:
             say_aside(f"hpcrun: {directory.name} runs on")
@@ -97,7 +97,7 @@ class _Reader:
         self._told = 0
         self._width = 0
 
-    def print(self, follow: bool, tail: int | None) -> None:
+    def tell(self, follow: bool, tail: int | None) -> None:
         """Print what there is, or of it the last ``tail`` lines, and go on while the run lives."""
         live = follow and jobs.state(self._run).live
         events = read_events(self._run)
