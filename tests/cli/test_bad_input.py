@@ -88,7 +88,7 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     ),
     "several tasks for one training": (
         ["submit", "--gpus", "2", "--tasks-per-node", "1"],
-        ["--tasks-per-node: job.tasks_per_node", "one task a GPU"],
+        ["--tasks-per-node: job.tasks_per_node", "one task per GPU"],
     ),
     "a name with spaces": (["submit", "--name", "a b"], ["--name", "'a b'", "try a-b"]),
     "a name with a quote": (["submit", "--name", "it's"], ["--name", "it's", "try it-s"]),
@@ -99,7 +99,7 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "an empty name": (["submit", "--name", ""], ["--name", "try run-1"]),
     "both to follow and not": (["submit", "--follow", "--detach"], ["exclude each other"]),
     "a time that is none": (["submit", "--time", "soon"], ["--time", "HH:MM:SS"]),
-    "no such run": (["logs", "nope"], ["nope", "there are no runs", "--runs-dir"]),
+    "no such run": (["logs", "nope"], ["nope", "has no runs", "--runs-dir"]),
     "no such folder of runs": (["status", "--runs-dir", "nope"], ["nope", "--runs-dir"]),
     "a run's name beyond any file's": (["status", "a" * 400], ["no such run"]),
     "no run named": (["resume"], ["RUN", "--help"]),

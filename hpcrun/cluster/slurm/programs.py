@@ -82,7 +82,7 @@ def configured(timeout: float = 3.0) -> bool:
 def cluster_name(timeout: float = 6.0) -> str | None:
     """Return the name of this host's cluster; None if no controller answers.
 
-    The file that $SLURM_CONF names is the configuration of Slurm's programs (slurm.conf(5)): no query is necessary.
+    Slurm's programs use the file that $SLURM_CONF names (slurm.conf(5)): then no query is necessary.
     """
     named = os.environ.get("SLURM_CONF")
     return (named and _name_in(Path(named))) or parse_cluster_name(
