@@ -40,7 +40,7 @@ class RunState:
     ``detail`` says more in plain words; ``live``: a job holds the run now. ``cluster``: the cluster of the
     job, if Slurm's commands do not reach it from here. ``through``: the cluster to name in these commands
     (``--clusters``), if it is not this host's: two clusters may use the same number for two jobs.
-    ``starts``: the expected start of a waiting job, in Unix seconds. ``asked``: False if Slurm did not answer.
+    ``starts``: the expected start of a waiting job, in Unix seconds. ``asked``: Slurm has answered.
     """
 
     word: str

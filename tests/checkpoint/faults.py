@@ -48,7 +48,7 @@ class Watched(FileSystem):
 
 
 def failing_at(number: int, code: int) -> Watched:
-    """A file system whose call ``number`` fails with ``code`` and has no effect."""
+    """A file system: call ``number`` fails with ``code`` and has no effect."""
 
     def fail(count: int) -> None:
         if count == number:

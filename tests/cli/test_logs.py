@@ -15,7 +15,7 @@ BEGAN = time.mktime((2026, 11, 22, 14, 0, 0, 0, 0, -1))
 
 
 def attempt(run: RunDirectory, restart: int, began: float, **logs: str) -> None:
-    """Add an attempt whose ranks ``r0``, ``r1`` … have printed ``logs``."""
+    """Add an attempt of the ranks ``r0``, ``r1`` … that have printed ``logs``."""
     place = {"job": "7", "restart": restart}
     append_line(run.events, {"time": began, "event": "opened", "executor": "local", **place})
     folder = run.attempt_logs("7", restart)

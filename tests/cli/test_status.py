@@ -53,7 +53,7 @@ def squeue_says(folder: Path, monkeypatch: pytest.MonkeyPatch, *lines: str) -> P
 
 
 def rows(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
-    """What ``hpcrun status --json`` says."""
+    """Return the output of ``hpcrun status --json``."""
     capsys.readouterr()
     assert guarded(["status", "--json", *words]) == 0
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -248,7 +248,7 @@ def test_a_run_that_cannot_be_read_does_not_hide_the_others(
 
 @pytest.fixture
 def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a sweep of four runs, one of which nobody has submitted yet, and a run."""
+    """A folder with a run and a sweep of four runs. Run 3 of the sweep is not submitted yet."""
     monkeypatch.chdir(tmp_path)
     run_of(tmp_path, "alone", "finished", 1.0)
     for number, state in enumerate(("finished", "finished", "failed")):

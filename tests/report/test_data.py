@@ -1,4 +1,4 @@
-"""What plots and reports compute, against hand-made numbers."""
+"""Numbers of plots and reports, against hand-made numbers."""
 
 from pathlib import Path
 

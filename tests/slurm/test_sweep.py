@@ -86,7 +86,7 @@ def sweep_with_four_ends(bench: Bench, name: str, axes: dict[str, list[str]]) ->
     assert [event.cause for event in jobs.events(runs[0], "ended")] == ["crash", "crash"]
     told = bench.hpcrun("aggregate", f"runs/{name}")
     assert f"{count} runs (1 failed, {count - 2} finished, 1 stopped)" in told
-    # One array for all of them, whose tasks have the numbers of the elements.
+    # A single array: its tasks have the numbers of the elements.
     given = {number: jobs.events(run, "submitted") for number, run in runs.items()}
     ids = {number: one[0].attempt.job for number, one in given.items() if one[0].attempt}
     array = ids[0].partition("_")[0]

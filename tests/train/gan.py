@@ -1,4 +1,4 @@
-"""Adversarial training of two nets, whose losses use both: with plain torch, and with two trainers."""
+"""Adversarial training of two nets. Each loss uses both nets: with plain torch, and with two trainers."""
 
 import torch
 from torch import nn

@@ -185,7 +185,7 @@ def unused_parameters(rank):
 
 
 class Choosy(Net):
-    """A model whose used parts depend on the pass and the rank: ``choose(pass, rank)`` names unused parts."""
+    """A model: its used parts depend on the pass and the rank: ``choose(pass, rank)`` names unused parts."""
 
     def __init__(self, choose):
         super().__init__()
@@ -318,7 +318,7 @@ def every_optimiser(rank):
 
 
 class OwnCompiler(Net):
-    """Blocks that compile themselves, and whose graphs must not break."""
+    """Blocks that compile themselves; their graphs must not break."""
 
     def __init__(self, dropout=0.0):
         super().__init__(dropout)

@@ -183,7 +183,7 @@ def test_a_micro_batch_of_weight_zero_with_a_nan_loss_is_named(tmp_path, capsys,
     step(least=1)
     assert capsys.readouterr().err == ""
     named = f"micro-batch 1 of rank 0 on {node_name()} has weight 0 and a non-finite loss"
-    # Under fp16 it may as well be an overflow, beside a loss that does without a gradient there.
+    # Under fp16 the cause may also be an overflow, besides a loss that gives no gradient there.
     with contextlib.nullcontext() if dtype == "fp16" else pytest.raises(NotFinite) as stopped:
         step(least=0)
     assert named in capsys.readouterr().err

@@ -60,7 +60,7 @@ def started(run: RunDirectory, logs: Path) -> tuple[int, str]:
 
 
 def kept(run: RunDirectory) -> list[int]:
-    """Return the steps of the present checkpoints, all of which must be valid."""
+    """Return the steps of the present checkpoints, after a check that all are valid."""
     store = CheckpointStore(run.checkpoints, "test-0")
     for step in store.steps():
         store.check(step)

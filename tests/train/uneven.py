@@ -51,7 +51,7 @@ class Plain(Task):
 
 
 class Tokens(Dataset):
-    """Rows of six tokens, of which 0 to 6 have a target."""
+    """Rows of six tokens. 0 to 6 tokens have a target."""
 
     def __len__(self):
         return SIZE
