@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.sweep_file import full_name, is_element
+from hpcrun.run.sweep_file import is_element
 
 
 def runs_folder(given: str | os.PathLike[str] | None = None) -> Path:
@@ -22,5 +22,5 @@ def handle(run: RunDirectory) -> str:
     if run.path.parent == folder:
         return shlex.quote(run.name)
     if run.path.parent.parent == folder and is_element(run):
-        return shlex.quote(full_name(run))
+        return shlex.quote(run.name)
     return shlex.quote(str(run.path))

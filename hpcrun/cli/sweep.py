@@ -110,7 +110,7 @@ def _table(planned: Sequence[Planned]) -> list[str]:
     for one in planned:
         values = one.element.values
         shown = [text_of(values[key]) if key in values else "" for key in keys]
-        rows.append([one.run.name, *shown, _state(one)])
+        rows.append([one.run.path.name, *shown, _state(one)])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -6,7 +6,6 @@ from hpcrun.cluster.slurm.options import given_option
 from hpcrun.config import Job
 from hpcrun.launch.array import ArrayTasks
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.sweep_file import full_name
 
 
 def sbatch_lines(folder: Path, job: Job, array: ArrayTasks | None = None) -> list[str]:
@@ -17,7 +16,7 @@ def sbatch_lines(folder: Path, job: Job, array: ArrayTasks | None = None) -> lis
     """
     run = RunDirectory(folder)
     options: dict[str, object] = {
-        "job-name": full_name(run),
+        "job-name": run.name,
         "array": array.option if array is not None else None,
         "nodes": job.nodes,
         "ntasks-per-node": job.tasks_on_node,
@@ -69,7 +68,7 @@ def _gpu_options(job: Job) -> dict[str, object]:
 
 def job_name(run: RunDirectory, job: Job) -> str:
     """Return the name under which Slurm lists the job."""
-    return given_option(job.sbatch_args, "job-name", "J") or full_name(run)
+    return given_option(job.sbatch_args, "job-name", "J") or run.name
 
 
 def wanted_cluster(job: Job) -> str | None:

@@ -31,8 +31,10 @@ class RunDirectory:
 
     @property
     def name(self) -> str:
-        """Name of the run, which is the name of its folder."""
-        return self.path.name
+        """Name of the run: the name of its folder, or ``SWEEP/003`` for a run of a sweep."""
+        folder = self.path.parent
+        in_sweep = os.path.isfile(folder / "sweep.json")  # noqa: PTH113
+        return f"{folder.name}/{self.path.name}" if in_sweep else self.path.name
 
     @property
     def config(self) -> Path:

@@ -60,11 +60,6 @@ def is_element(run: RunDirectory) -> bool:
     return is_sweep(run.path.parent)
 
 
-def full_name(run: RunDirectory) -> str:
-    """Return ``SWEEP/003`` for an element of a sweep, and the name of every other run."""
-    return f"{run.path.parent.name}/{run.name}" if is_element(run) else run.name
-
-
 def read_sweep(folder: Path) -> Sweep | None:
     """Return the sweep of ``folder``, or None where there is no ``sweep.json``.
 

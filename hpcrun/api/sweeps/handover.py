@@ -249,7 +249,7 @@ def _new_run(one: Planned, fitted: dict[str, Config]) -> NewRun:
     if fitted:
         config = fitted[_job_key(one.element.config)]
         script = batch_script(submission.batch_request(one.run, config))
-    return NewRun(one.run.name, one.element.text, script)
+    return NewRun(one.run.path.name, one.element.text, script)
 
 
 @contextmanager
@@ -290,7 +290,7 @@ def _to_slurm(
     """Submit ``wanted`` as one array for each job section, or several where there are too many for one."""
     largest = max_array_size(wanted_cluster(plan.config.job))
     folder, before = RunDirectory(plan.folder), None
-    by_name = {one.run.name: one for one in wanted}
+    by_name = {one.run.path.name: one for one in wanted}
     for key, config in fitted.items():
         numbers = [one.number for one in wanted if _job_key(one.element.config) == key]
         for array in arrays(numbers, largest, plan.at_once):
@@ -355,7 +355,7 @@ def _record(
             **({"name": one.name} if one.name else {}),
         }
         append_line(one.planned.run.events, line)
-    names = [one.planned.run.name for one in given]
+    names = [one.planned.run.path.name for one in given]
     ids = [job.job_id for job in _distinct([one.job for one in given])]
     sent = SweepSubmission(now, plan.executor, ids, names)
     write_sweep(replace(sweep, submissions=[*sweep.submissions, sent]))

@@ -42,7 +42,7 @@ class Planned:
     @property
     def number(self) -> int:
         """The number of the element."""
-        return int(self.run.name)
+        return int(self.run.path.name)
 
     @property
     def submitted(self) -> bool:
