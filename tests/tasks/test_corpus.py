@@ -177,7 +177,7 @@ def test_two_concurrent_packings_leave_one_complete_corpus(library: Path, packed
 
 def test_a_place_that_cannot_be_written_is_answered_in_one_line(library: Path, tmp_path: Path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(corpus.CorpusError, match=r"cannot be written.*XDG_CACHE_HOME") as caught:
+    with pytest.raises(corpus.CorpusError, match=r"cannot write the corpus.*XDG_CACHE_HOME") as caught:
         corpus.pack(library, tmp_path / "file" / "corpus.h5", 10**6, 0.3)
     assert "\n" not in str(caught.value)
 
@@ -214,7 +214,7 @@ def test_a_cap_that_leaves_no_two_files_is_refused_with_the_remedy(
     library: Path, tmp_path: Path, max_bytes: int, fitting: int
 ):
     with pytest.raises(
-        corpus.CorpusError, match=rf"room for {fitting} of .*; raise data\.max_bytes"
+        corpus.CorpusError, match=rf"is enough for {fitting} of .*; raise data\.max_bytes"
     ):
         corpus.pack(library, tmp_path / "b.h5", max_bytes, 0.3)
     assert not (tmp_path / "b.h5").exists()

@@ -208,7 +208,7 @@ def test_the_whole_copy_of_an_unsharded_model_is_the_model():
 
 
 CONTRADICTIONS = [
-    (["train.parallel=dp", "job.gpus=2"], "train.parallel: dp is for one process, and 1 x 2"),
+    (["train.parallel=dp", "job.gpus=2"], "train.parallel: dp is for one process, but 1 x 2"),
     (["train.parallel=dp", "train.compile=true"], "train.compile: dp copies the model"),
     (["train.parallel=fsdp", "train.compression=bf16"], "train.compression: bf16 is a hook of DDP"),
     (["train.parallel=fsdp", "train.channels_last=true"], "fsdp does not support channels_last"),

@@ -130,8 +130,8 @@ def test_metrics_have_the_learning_rate_of_the_step(runs):
 def test_auto_logs_its_estimate_once(runs):
     (line,) = (line for line in runs.said("calm").splitlines() if "train.parallel=auto" in line)
     # 65 weights of four bytes: with gradients and two moments four times as much.
-    assert "takes ddp: " in line
-    assert "= 1.0 kB a rank" in line
+    assert "chooses ddp: " in line
+    assert "= 1.0 kB per rank" in line
     assert "train.parallel=auto" not in runs.said("calm", rank=1) + runs.said("calm-fsdp")
     for name, parallel in (("calm", "ddp"), ("stopped-fsdp", "fsdp")):
         started = [event for event in read_events(runs.run(name)) if event.what == "started"]

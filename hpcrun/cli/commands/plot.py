@@ -41,10 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the plots, and write the file."""
-    from hpcrun.report.errors import require_matplotlib
-    from hpcrun.report.plotting import default_metrics, require_place, save_plot, terminal_lines
-    from hpcrun.report.runs import read_runs
-    from hpcrun.report.source import open_results
+    from hpcrun.reporting.errors import require_matplotlib
+    from hpcrun.reporting.plotting import default_metrics, require_place, save_plot, terminal_lines
+    from hpcrun.reporting.runs import read_runs
+    from hpcrun.reporting.source import open_results
     from hpcrun.results.groups import known_metrics
 
     if not 3 <= arguments.height <= 100:

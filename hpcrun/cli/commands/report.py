@@ -59,10 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the report."""
-    from hpcrun.report.content import Wish
-    from hpcrun.report.errors import require_matplotlib
-    from hpcrun.report.source import open_results
-    from hpcrun.report.writing import require_place, write_figures, write_report
+    from hpcrun.reporting.content import Wish
+    from hpcrun.reporting.errors import require_matplotlib
+    from hpcrun.reporting.source import open_results
+    from hpcrun.reporting.writing import require_place, write_figures, write_report
 
     if arguments.at not in ("last", "best") and not arguments.at.isdigit():
         raise UserError(f"--at {arguments.at}: should be last, best or a step")

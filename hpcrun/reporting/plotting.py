@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from hpcrun.report.errors import ReportError
-from hpcrun.report.figures.canvas import save_as
-from hpcrun.report.runs import Run
-from hpcrun.report.terminal import LETTERS, Curve, bar, plot
+from hpcrun.reporting.errors import ReportError
+from hpcrun.reporting.figures.canvas import save_as
+from hpcrun.reporting.runs import Run
+from hpcrun.reporting.terminal import LETTERS, Curve, bar, plot
 
 FORMATS = (".png", ".pdf", ".svg")
 _BAR = 24
@@ -35,7 +35,7 @@ def terminal_lines(
     runs: Sequence[Run], metrics: Sequence[str], width: int, height: int
 ) -> list[str]:
     """Return the plots of ``metrics`` and the goodput of each run as lines of text."""
-    from hpcrun.report.figures.curves import metric_label
+    from hpcrun.reporting.figures.curves import metric_label
 
     lines: list[str] = []
     if len(runs) > 1:
@@ -58,7 +58,7 @@ def save_plot(runs: Sequence[Run], metrics: Sequence[str], path: Path) -> None:
         ReportError: no run has anything to draw.
         OSError: the disk refused.
     """
-    from hpcrun.report.figures.panels import panels_figure
+    from hpcrun.reporting.figures.panels import panels_figure
 
     figure = panels_figure(runs, metrics)
     if figure is None:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcrun.report.content import Wish, collect
-from hpcrun.report.drawings import draw
-from hpcrun.report.errors import ReportError
-from hpcrun.report.failures import counts
-from hpcrun.report.figures.canvas import Drawing, save
-from hpcrun.report.page.document import document
+from hpcrun.reporting.content import Wish, collect
+from hpcrun.reporting.drawings import draw
+from hpcrun.reporting.errors import ReportError
+from hpcrun.reporting.failures import counts
+from hpcrun.reporting.figures.canvas import Drawing, save
+from hpcrun.reporting.page.document import document
 from hpcrun.results.store import Store
 from hpcrun.run.io.files import write_atomic
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcrun.report.figures.canvas import (
+from hpcrun.reporting.figures.canvas import (
     BLUE,
     INK,
     MUTED,
@@ -22,9 +22,9 @@ from hpcrun.report.figures.canvas import (
     new_figure,
     style,
 )
-from hpcrun.report.figures.curves import metric_label
-from hpcrun.report.runs import Run
-from hpcrun.report.sweep import Sensitivity, number, several, shown
+from hpcrun.reporting.figures.curves import metric_label
+from hpcrun.reporting.runs import Run
+from hpcrun.reporting.sweep import Sensitivity, number, several, shown
 
 _MOST_AXES = 8
 _MOST_TICKS = 9

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 
-from hpcrun.report.page.html import Markup, element
+from hpcrun.reporting.page.html import Markup, element
 
 UNKNOWN = element("span", "unknown", class_="unknown")
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from hpcrun.report import timeline as history
-from hpcrun.report.figures.canvas import (
+from hpcrun.reporting import timeline as history
+from hpcrun.reporting.figures.canvas import (
     BLUE,
     GREEN,
     INK,
@@ -21,8 +21,8 @@ from hpcrun.report.figures.canvas import (
     label,
     style,
 )
-from hpcrun.report.runs import Run
-from hpcrun.report.timeline import Timeline, timeline
+from hpcrun.reporting.runs import Run
+from hpcrun.reporting.timeline import Timeline, timeline
 
 ROWS = 40
 """Runs of one figure."""

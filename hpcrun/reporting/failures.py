@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpcrun.diagnose.finding import Finding, find_cause
 from hpcrun.diagnose.run_lines import lines_of_attempt, nodes_of
-from hpcrun.report.runs import Run
+from hpcrun.reporting.runs import Run
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hpcrun.report.content import Content
-from hpcrun.report.efficiency import Efficiency
-from hpcrun.report.page.html import Markup, element, table, text
-from hpcrun.report.page.words import UNKNOWN, duration, figure, moment, share, size
-from hpcrun.report.runs import Run
-from hpcrun.report.sweep import Sensitivity, number, shown
+from hpcrun.reporting.content import Content
+from hpcrun.reporting.efficiency import Efficiency
+from hpcrun.reporting.page.html import Markup, element, table, text
+from hpcrun.reporting.page.words import UNKNOWN, duration, figure, moment, share, size
+from hpcrun.reporting.runs import Run
+from hpcrun.reporting.sweep import Sensitivity, number, shown
 from hpcrun.results.statistics import Interval, describe
 
 _MOST_KEYS = 6

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from hpcrun.diagnose.catalogue import RETRY_WORDS
 from hpcrun.diagnose.finding import Finding
-from hpcrun.report.content import Content
-from hpcrun.report.failures import Verdict
-from hpcrun.report.page.html import Markup, element, table, text
-from hpcrun.report.page.tables import state_mark
+from hpcrun.reporting.content import Content
+from hpcrun.reporting.failures import Verdict
+from hpcrun.reporting.page.html import Markup, element, table, text
+from hpcrun.reporting.page.tables import state_mark
 
 _MOST_ARTICLES = 40
 _LONGEST_LINE = 400

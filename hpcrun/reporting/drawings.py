@@ -6,12 +6,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpcrun.report.content import Content
-from hpcrun.report.figures.canvas import Drawing
-from hpcrun.report.figures.curves import Entry, curve_figure, entries_of, single_entries
-from hpcrun.report.figures.sweeps import parallel_figure, sensitivity_figure
-from hpcrun.report.figures.times import goodput_figures, timeline_figures
-from hpcrun.report.runs import Run
+from hpcrun.reporting.content import Content
+from hpcrun.reporting.figures.canvas import Drawing
+from hpcrun.reporting.figures.curves import Entry, curve_figure, entries_of, single_entries
+from hpcrun.reporting.figures.sweeps import parallel_figure, sensitivity_figure
+from hpcrun.reporting.figures.times import goodput_figures, timeline_figures
+from hpcrun.reporting.runs import Run
 
 MOST_PANELS = 12
 """Parameters with a panel each; all parameters are in the table of relations."""

@@ -6,11 +6,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hpcrun.report.efficiency import Efficiency, ask_sacct, efficiencies
-from hpcrun.report.errors import ReportError
-from hpcrun.report.failures import Verdict, interruptions, verdicts
-from hpcrun.report.runs import Run, read_runs
-from hpcrun.report.sweep import Sensitivity, sensitivities, swept_keys
+from hpcrun.reporting.efficiency import Efficiency, ask_sacct, efficiencies
+from hpcrun.reporting.errors import ReportError
+from hpcrun.reporting.failures import Verdict, interruptions, verdicts
+from hpcrun.reporting.runs import Run, read_runs
+from hpcrun.reporting.sweep import Sensitivity, sensitivities, swept_keys
 from hpcrun.results.errors import ResultsError
 from hpcrun.results.groups import (
     Group,

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from hpcrun.report.bands import band, members, thinned, wants_log
-from hpcrun.report.figures.canvas import (
+from hpcrun.reporting.bands import band, members, thinned, wants_log
+from hpcrun.reporting.figures.canvas import (
     OTHERS,
     SERIES,
     Drawing,
@@ -19,7 +19,7 @@ from hpcrun.report.figures.canvas import (
     new_figure,
     style,
 )
-from hpcrun.report.runs import Run
+from hpcrun.reporting.runs import Run
 from hpcrun.results.groups import Group
 
 _MOST_LINES = 24

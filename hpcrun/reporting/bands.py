@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcrun.report.runs import Run
+from hpcrun.reporting.runs import Run
 from hpcrun.results.groups import Group
 from hpcrun.results.statistics import CONFIDENCE, t_quantile
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcrun.report.bands import wants_log
+from hpcrun.reporting.bands import wants_log
 
 # The bits of a braille pattern by column and row (Unicode chapter 21.1).
 _BITS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))

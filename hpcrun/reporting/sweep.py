@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcrun.report.runs import Run
+from hpcrun.reporting.runs import Run
 from hpcrun.results.statistics import Interval, mean_interval
 
 # They change where a run works and how often it saves, not what it computes.

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from hpcrun.cluster.slurm import parse_sacct_usage, sacct_usage_command
-from hpcrun.report.bands import band, thinned
-from hpcrun.report.efficiency import efficiency, memory_bytes
-from hpcrun.report.failures import verdicts
-from hpcrun.report.runs import Run, read_runs
-from hpcrun.report.source import open_results
-from hpcrun.report.sweep import rank_correlation, sensitivities, swept_keys
-from hpcrun.report.terminal import Curve, bar, plot
-from hpcrun.report.timeline import FINISHED, LOST, PREEMPTED, QUEUED, RUNNING, SAVED, timeline
+from hpcrun.reporting.bands import band, thinned
+from hpcrun.reporting.efficiency import efficiency, memory_bytes
+from hpcrun.reporting.failures import verdicts
+from hpcrun.reporting.runs import Run, read_runs
+from hpcrun.reporting.source import open_results
+from hpcrun.reporting.sweep import rank_correlation, sensitivities, swept_keys
+from hpcrun.reporting.terminal import Curve, bar, plot
+from hpcrun.reporting.timeline import FINISHED, LOST, PREEMPTED, QUEUED, RUNNING, SAVED, timeline
 
 from .conftest import START, MakeRun
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from hpcrun.cluster import slurm
 from hpcrun.cluster.slurm import Usage
 from hpcrun.config.fields import time_seconds
-from hpcrun.report.runs import Run
-from hpcrun.report.sweep import number
+from hpcrun.reporting.runs import Run
+from hpcrun.reporting.sweep import number
 
 GIB = 1 << 30
 _MARGIN = 1.25

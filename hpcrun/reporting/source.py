@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from hpcrun.report.errors import ReportError
+from hpcrun.reporting.errors import ReportError
 from hpcrun.results.aggregate import Source, aggregate
 from hpcrun.results.find import find_runs
 from hpcrun.results.store import Store

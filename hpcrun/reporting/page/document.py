@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 
-from hpcrun.report.content import Content
-from hpcrun.report.drawings import MOST_PANELS, MOST_ROWS, Figures
-from hpcrun.report.failures import counts
-from hpcrun.report.figures.canvas import Drawing, as_svg
-from hpcrun.report.figures.curves import capitalized, metric_label
-from hpcrun.report.page.failed import failures_section
-from hpcrun.report.page.html import Markup, element, table, text
-from hpcrun.report.page.tables import (
+from hpcrun.reporting.content import Content
+from hpcrun.reporting.drawings import MOST_PANELS, MOST_ROWS, Figures
+from hpcrun.reporting.failures import counts
+from hpcrun.reporting.figures.canvas import Drawing, as_svg
+from hpcrun.reporting.figures.curves import capitalized, metric_label
+from hpcrun.reporting.page.failed import failures_section
+from hpcrun.reporting.page.html import Markup, element, table, text
+from hpcrun.reporting.page.tables import (
     config_table,
     efficiency_table,
     groups_table,
@@ -23,8 +23,8 @@ from hpcrun.report.page.tables import (
     relations_table,
     runs_table,
 )
-from hpcrun.report.page.words import UNKNOWN, duration, moment, share
-from hpcrun.report.sweep import several, shown
+from hpcrun.reporting.page.words import UNKNOWN, duration, moment, share
+from hpcrun.reporting.sweep import several, shown
 
 # The page loads nothing: no script, no font, no picture from elsewhere.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -96,7 +96,7 @@ def _version() -> str:
 
 
 def _style() -> str:
-    return files("hpcrun.report.page").joinpath("report.css").read_text(encoding="utf-8")
+    return files("hpcrun.reporting.page").joinpath("report.css").read_text(encoding="utf-8")
 
 
 def _header(content: Content) -> Markup:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from hpcrun.report.bands import thinned, wants_log
-from hpcrun.report.figures.canvas import OTHERS, SERIES, count_axis, label, log_axis, style
-from hpcrun.report.figures.curves import metric_label
-from hpcrun.report.figures.times import PARTS
-from hpcrun.report.runs import Run
+from hpcrun.reporting.bands import thinned, wants_log
+from hpcrun.reporting.figures.canvas import OTHERS, SERIES, count_axis, label, log_axis, style
+from hpcrun.reporting.figures.curves import metric_label
+from hpcrun.reporting.figures.times import PARTS
+from hpcrun.reporting.runs import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
