@@ -165,8 +165,10 @@ def _told(plan: SweepPlan, done: SubmittedSweep) -> list[str]:
     return [
         told,
         f"  sweep folder   {plan.folder}",
+        f"  watch all      hpcrun status --watch {folder}",
         f"  follow one     hpcrun logs -f {one}",
         f"  stop one       hpcrun cancel {one}",
+        f"  stop all       hpcrun cancel {folder}",
         f"  continue one   hpcrun resume {one}",
         f"  compare        hpcrun aggregate {folder}",
     ]

@@ -184,7 +184,7 @@ def _check_notify(target: str) -> str:
     """No message shows the value: the URL of a webhook is a secret."""
     _check_text(target)
     if not target.strip():
-        raise ValueError("is empty; give a URL, a command or env:VARIABLE, or leave the key out")
+        raise ValueError("is empty; give a URL, a command or env:VARIABLE, or omit the key")
     if target.startswith("env:"):
         _check_env_name(target.removeprefix("env:"))
     elif target.lower().startswith(("http://", "https://")):

@@ -160,7 +160,7 @@ def _from_here(path: str | None) -> str | None:
     if path is None:
         return None
     if not path:
-        raise ValueError("is empty; leave the key out, or write null")
+        raise ValueError("is empty; omit the key, or write null")
     # The job may start in another folder, so relative paths become absolute here.
     return str(Path(path).expanduser().absolute())
 

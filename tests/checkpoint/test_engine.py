@@ -69,7 +69,7 @@ def test_a_resumed_ddp_training_has_the_bits_of_an_undisturbed_one(played):
 @pytest.mark.parametrize(
     ("scenario", "culprit", "why"),
     [
-        ("one_rank_full", "rank 2 (", "No space left on device (ENOSPC); it needs 1."),
+        ("one_rank_full", "rank 2 (", "No space left on device (ENOSPC); the file needs 1."),
         ("rank_0_cannot_begin", "rank 0 (", "cannot begin a checkpoint: Permission denied"),
         ("rank_0_cannot_commit", "rank 0 (", "cannot be committed: Input/output error"),
     ],
@@ -235,7 +235,10 @@ def test_saving_a_step_twice_keeps_the_first(root):
 def test_tensors_of_another_shape_are_refused_but_not_damage(tmp_path):
     root = tmp_path / "checkpoints"
     assert single.save(single.engine(root, "7-0"), 1).ok
-    with pytest.raises(CheckpointError, match=r"step 1: rank 0 .*: model/b: is \(7,\) there"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"step 1: rank 0 .*: model/b: \(7,\) in the checkpoint, but \(3,\) here",
+    ):
         single.engine(root, "7-1").restore(lambda *_: {"model": {"b": torch.zeros(3)}})
 
 

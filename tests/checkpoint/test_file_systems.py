@@ -33,7 +33,7 @@ def test_too_little_space_is_reported_with_figures_before_any_write(
     assert not outcome.ok
     figures = re.search(
         r"a checkpoint needs (\S+) kB \((\S+) kB of tensors, (\S+) kB of other state\), 50\.0 kB are "
-        r"free; (\S+) kB too little; free some space, or lower checkpoint\.keep$",
+        r"free, (\S+) kB too little; free some space, or lower checkpoint\.keep$",
         outcome.error,
     )
     needs, tensors, other, missing = map(float, figures.groups())

@@ -87,8 +87,8 @@ def test_a_new_schedule_and_a_new_scaler_start_fresh_with_a_note(tmp_path):
     ckpt = Checkpointer(tmp_path / "checkpoints", model=model, optimizer=optimizer, **more)
     assert ckpt.restore() == 1
     assert [note[:43] for note in ckpt.notes] == [
-        "the checkpoint has no state of a scaler: it",
-        "the checkpoint has no state of a scheduler:",
+        "the checkpoint has no state of a scaler; it",
+        "the checkpoint has no state of a scheduler;",
     ]
 
 
@@ -183,7 +183,7 @@ def test_element_types_are_not_converted_silently(tmp_path):
     model = Odd(torch.bfloat16)
     ckpt = Checkpointer(tmp_path / "checkpoints", model=model, optimizer=model.groups("ab", "c"))
     with pytest.raises(
-        CheckpointError, match=r"a is float32 in the checkpoint, bfloat16 in the model"
+        CheckpointError, match=r"a is float32 in the checkpoint, but bfloat16 in the model"
     ):
         ckpt.restore()
 

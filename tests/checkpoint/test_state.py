@@ -153,7 +153,9 @@ def test_the_choice_of_kernel_is_not_restored(steps):
 
 def test_a_checkpoint_of_another_model_is_refused_by_the_name_that_differs():
     shared = Training().capture()
-    with pytest.raises(CheckpointError, match=r"frozen has shape \(8,\) in the checkpoint, but \(6,\)"):
+    with pytest.raises(
+        CheckpointError, match=r"frozen has shape \(8,\) in the checkpoint, but \(6,\)"
+    ):
         Training(width=6).apply(shared)
     del shared["model"]["norm.weight"]
     with pytest.raises(

@@ -205,7 +205,7 @@ def test_a_full_disk_is_reported_with_figures_and_the_next_save_works(small_disk
     with pytest.raises(CheckpointError) as refusal:
         fill()
     text = str(refusal.value)
-    assert "No space left on device (ENOSPC); it needs 5.0 MB, 8" in text
+    assert "No space left on device (ENOSPC); the file needs 5.0 MB, of which 8" in text
     assert "0 B are free now; free some space, or lower checkpoint.keep" in text
     store.abandon(draft)
     assert store.newest_valid().step == 1
@@ -225,7 +225,9 @@ def test_a_leftover_that_cannot_be_removed_is_named_and_the_rest_is_removed(root
 
     for step in (3, 4):
         CheckpointStore(root, "6-0").begin(step)
-    with pytest.raises(CheckpointError, match=r"step-000000003\.tmp-6-0: cannot be swept: .*EMPTY"):
+    with pytest.raises(
+        CheckpointError, match=r"step-000000003\.tmp-6-0: cannot be removed: .*EMPTY"
+    ):
         CheckpointStore(root, "7-0", fs=Busy()).sweep()
     assert names(root) == ["step-000000003.tmp-6-0"]
 

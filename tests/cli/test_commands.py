@@ -32,7 +32,7 @@ def test_status_shows_no_run_one_run_and_many_runs(finished_copy: Path, tmp_path
     (tmp_path / "empty").mkdir()
     none = jobs.hpcrun("status", cwd=tmp_path / "empty")
     assert (none.returncode, none.stderr) == (0, "")
-    assert " has no runs (set it with --runs-dir)" in none.stdout
+    assert "there are no runs in " in none.stdout
     assert jobs.hpcrun("status", "--json", cwd=tmp_path / "empty").stdout == ""
     runs = finished_copy / "runs"
     for number in range(12):

@@ -140,3 +140,18 @@ def test_a_single_run_and_a_sweep_do_not_share_a_name(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert "is a single run; choose another --name" in done.stderr
+
+
+def test_a_cancelled_sweep_ends_its_running_and_its_waiting_runs(tmp_path: Path) -> None:
+    submit(
+        tmp_path, "--sweep", "kind=wait", "--sweep", "seed=0:3", "--max-parallel", "1", "--detach"
+    )
+    jobs.wait_for(lambda: (tmp_path / "running-0").exists())
+    done = jobs.hpcrun("cancel", "s", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [line.split(":")[1].strip() for line in done.stdout.splitlines()] == [
+        f"s/00{number}" for number in range(3)
+    ]
+    assert set(states(tmp_path).values()) == {"stopped"}
+    again = jobs.hpcrun("cancel", "s", cwd=tmp_path)
+    assert (again.returncode, again.stdout) == (0, "hpcrun: s: no run of the sweep has a job\n")

@@ -55,7 +55,7 @@ def test_gpus_that_are_not_there_fail(tmp_path: Path) -> None:
         ([], "--local 2"),
         (["--local", "0"], "1 to 64"),
         (["--local", "1", "--gpus", "-1"], "at least 0"),
-        (["nowhere", "--local", "1"], "no run is there"),
+        (["nowhere", "--local", "1"], "there is no such run"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path: Path, words: list[str], expected: str) -> None:

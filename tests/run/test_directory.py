@@ -163,7 +163,11 @@ def test_an_owner_file_that_stays_unreadable_raises_and_a_missing_one_supersedes
 
 def test_two_submissions_of_one_run_exclude_each_other(tmp_path: Path) -> None:
     run = create(tmp_path / "a", "x", {})
-    with SubmissionLock(run), pytest.raises(RunError, match="right now"), SubmissionLock(run):
+    with (
+        SubmissionLock(run),
+        pytest.raises(RunError, match="another process is submitting this run"),
+        SubmissionLock(run),
+    ):
         pass
     with SubmissionLock(run):
         assert run.submitting.exists()
@@ -249,7 +253,7 @@ def test_the_age_of_a_lock_is_by_the_file_server_s_clock(
     with SubmissionLock(run):
         # This host's clock is an hour ahead of the server's.
         monkeypatch.setattr(time, "time", lambda: now + 3600)
-        with pytest.raises(RunError, match="right now"):
+        with pytest.raises(RunError, match="another process is submitting this run"):
             SubmissionLock(run).__enter__()
 
 

@@ -177,7 +177,9 @@ def test_two_concurrent_packings_leave_one_complete_corpus(library: Path, packed
 
 def test_a_place_that_cannot_be_written_is_answered_in_one_line(library: Path, tmp_path: Path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(corpus.CorpusError, match=r"cannot write the corpus.*XDG_CACHE_HOME") as caught:
+    with pytest.raises(
+        corpus.CorpusError, match=r"cannot write the corpus.*XDG_CACHE_HOME"
+    ) as caught:
         corpus.pack(library, tmp_path / "file" / "corpus.h5", 10**6, 0.3)
     assert "\n" not in str(caught.value)
 

@@ -248,7 +248,7 @@ def resumed(ranks, make, *, settle=True, described=None, accumulation=1):
 
     def begin():
         trainer = ranks.trainer(make, adam=True, clip_norm=1.0, described=described)
-        trainer._buckets_settled = not settle
+        trainer._buckets_final = not settle
         return trainer
 
     data = ranks.batches(0, 6, accumulation=accumulation)

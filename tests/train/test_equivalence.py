@@ -156,9 +156,7 @@ def test_every_optimiser_takes_the_same_steps_sharded_with_the_kernels_it_has(re
 
 def test_unused_parameters_are_named_before_a_rank_waits_for_their_gradients(results):
     everywhere, on_one = zip(*results["unused_parameters"], strict=True)
-    line = (
-        "train.find_unused_parameters: the loss does not depend on spare.weight, spare.bias, and"
-    )
+    line = "train.find_unused_parameters: the loss does not depend on spare.weight, spare.bias, and"
     assert everywhere[0].startswith(f"KnownToAll: {line}")
     assert everywhere[1].startswith(f"ToldByRankZero: {line}")
     assert on_one[0].startswith("KnownToAll: rank 1 (")

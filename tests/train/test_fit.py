@@ -48,7 +48,7 @@ def test_only_rank_0_reports_an_error_of_all_ranks():
 
 
 def test_single_with_several_ranks_is_refused_before_anything_is_submitted():
-    with pytest.raises(ConfigError, match=r"train.parallel: single is for one rank, and 2 x 1"):
+    with pytest.raises(ConfigError, match=r"train.parallel: single is for one rank, but 2 x 1"):
         config("train.parallel=single", "job.nodes=2")
 
 

@@ -116,7 +116,10 @@ def test_a_tasks_optimizer_must_have_the_trained_parameters():
     model, other = nn.Linear(2, 2), nn.Linear(2, 2)
     sgd = torch.optim.SGD
     for make, line in (
-        (lambda model: model.parameters(), "gave a generator; return a torch.optim.Optimizer, or"),
+        (
+            lambda model: model.parameters(),
+            "returned a generator; return a torch.optim.Optimizer, or",
+        ),
         (
             lambda model: torch.optim.LBFGS(model.parameters()),
             "training_step cannot supply the argument of",

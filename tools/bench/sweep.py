@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the submission of a large sweep costs beyond sbatch; prints both times, CPU time and the difference.
+"""Cost of the submission of a large sweep beyond sbatch: both times, CPU time and the difference.
 
     tools/bench/sweep.py [ELEMENTS [ROUNDS]]        (as root; see docs/devcluster.md)
 

@@ -99,10 +99,10 @@ class StoreReader(StorageReader):
                 saved = (
                     "not in the checkpoint" if entry is None else f"{entry.shape} in the checkpoint"
                 )
-                raise CheckpointError(f"{name}: {saved}, {tuple(value.shape)} here")
+                raise CheckpointError(f"{name}: {saved}, but {tuple(value.shape)} here")
             if _dtype(entry.dtype) != value.dtype:  # a silent conversion could lose precision
                 raise CheckpointError(
-                    f"{name}: {entry.dtype} in the checkpoint, {value.dtype} here"
+                    f"{name}: {entry.dtype} in the checkpoint, but {value.dtype} here"
                 )
             if not covered(entry):
                 raise self._store.damaged(self._step, f"{INDEX}: {name}: parts of it are missing")

@@ -1,11 +1,12 @@
 """Show runs and sweeps: state, step, loss, speed, ETA, restarts and cause.
 
-One line for each run, and one for a sweep; `hpcrun status SWEEP` lists its
-runs. The scheduler is asked once for all of them; without it, the run directories
-show what they contain. `ETA` is the time to the last step at the present pace,
-`goodput` the share of the time that went into steps that were kept, `last` the
-age of the newest line of metrics. A failed run gets the verdict of `hpcrun
-doctor`. Of a single run it also shows where the time went.
+One line for each run, and a line for a sweep; `hpcrun status SWEEP` lists its
+runs. The scheduler is asked once for all of them; if it does not answer, the
+table comes from the run directories. `ETA` is the time to the last step at the
+present pace, `goodput` the share of the time in which steps were computed that
+a checkpoint kept, `last` the age of the newest line of metrics. A failed run
+gets the verdict of `hpcrun doctor`. Of a single run it also shows where the
+time went.
 """
 
 import argparse

@@ -72,12 +72,16 @@ class LockFile:
         try:
             # Read again, now that no other process can replace the lock: the first answer may be old.
             token, age, dead = _holder(lock, now=claim.stat().st_mtime)
-            if token != stale or not (dead or age > self._stale_after):
-                return False
-            claim.replace(lock)
-        finally:
+            replaceable = token == stale and (dead or age > self._stale_after)
+            if replaceable:
+                claim.replace(lock)
+        except BaseException:
             claim.unlink(missing_ok=True)
-        return True
+            raise
+        # After the rename, a file of this name is the claim of another process.
+        if not replaceable:
+            claim.unlink(missing_ok=True)
+        return replaceable
 
     def _write(self, path: Path) -> None:
         """Create ``path`` with this process's name; raises FileExistsError if it exists."""
