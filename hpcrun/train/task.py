@@ -98,9 +98,8 @@ class Task(ABC):
         The schedule and ``train.lr_scaling`` multiply each group's own learning rate.
 
         Args:
-            model: the model of :meth:`build_model`, on its device, with the parameters to train: under FSDP
-            they
-                are sharded already. Blocks with activation checkpointing are wrapped;
+            model: the model of :meth:`build_model`, on its device, with the parameters to train. With FSDP
+                they are sharded already. Blocks with activation checkpointing are wrapped;
                 ``hpcrun.checkpoint.state.names.named_parameters(model)`` gives the names without
                 ``_checkpoint_wrapped_module.``.
         """
