@@ -117,7 +117,7 @@ def test_two_submissions_of_one_sweep_exclude_each_other(tmp_path: Path) -> None
     with SubmissionLock(RunDirectory(folder)):
         done = jobs.hpcrun(*line, cwd=tmp_path)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-        assert "somebody is submitting it right now" in done.stderr
+        assert "another process is submitting this run" in done.stderr
         assert [path.name for path in folder.iterdir()] == ["submitting.lock"]
     done = jobs.hpcrun(*line, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -126,7 +126,7 @@ def test_two_submissions_of_one_sweep_exclude_each_other(tmp_path: Path) -> None
     runs_of(tmp_path)["000"].result.unlink()
     with SubmissionLock(RunDirectory(folder)):
         done = jobs.hpcrun("resume", "s/000", "--detach", cwd=tmp_path)
-        assert "somebody is submitting it right now" in done.stderr
+        assert "another process is submitting this run" in done.stderr
     named = jobs.hpcrun("resume", "s", cwd=tmp_path)
     assert named.returncode == 2
     assert "is a sweep; name one of its runs, such as s/000" in named.stderr
