@@ -60,13 +60,21 @@ class StepTimes:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._times: dict[tuple[int, int], float] | None = None
+        self._times: dict[tuple[int, int], float] = {}
+        self._size = -1
 
     def of(self, restart: int, step: int) -> float | None:
         """Return when rank 0 logged ``step`` (Unix seconds), or None."""
-        if self._times is None or (restart, step) not in self._times:
-            self._times = dict(_step_times(read_lines(self._path)))
+        # A program may print steps that are in no line of metrics: the file is read again only if it grew.
+        if (restart, step) not in self._times and (size := self._length()) != self._size:
+            self._times, self._size = dict(_step_times(read_lines(self._path))), size
         return self._times.get((restart, step))
+
+    def _length(self) -> int:
+        try:
+            return self._path.stat().st_size
+        except OSError:
+            return 0
 
 
 class RankLog:
@@ -169,7 +177,8 @@ def of_attempt(events: Iterable[Event], attempt: Attempt) -> list[Event]:
 
 def rank_files(run: RunDirectory, attempt: Attempt) -> list[Path]:
     """Return the log files of the ranks of ``attempt``, in the order of ranks."""
-    return sorted(run.attempt_logs(attempt.job, attempt.restart).glob("rank-*.log"))
+    files = run.attempt_logs(attempt.job, attempt.restart).glob("rank-*.log")
+    return sorted(path for path in files if _RANK_FILE.fullmatch(path.name))
 
 
 def _step_times(lines: Iterable[Mapping[str, object]]) -> Iterator[tuple[tuple[int, int], float]]:

@@ -50,9 +50,8 @@ class Overview:
             except OSError as error:
                 errors[entry.run.path] = error
         readable = [entry.run for entry in self.entries if entry.run.path not in errors]
-        found = jobs.states(readable, recent, _has_settled)
-        states = dict(zip((run.path for run in readable), found, strict=True))
-        self.answered = all(state.asked for state in found)
+        states = _states(readable, recent, errors)
+        self.answered = all(state.asked for state in states.values())
         rows = []
         for entry in self.entries:
             state = states.get(entry.run.path)
@@ -109,6 +108,22 @@ def _has_settled(run: RunDirectory) -> bool:
         return time.time() - run.result.stat().st_mtime > _SETTLED
     except OSError:
         return False
+
+
+def _states(
+    runs: Sequence[RunDirectory], recent: RecentEvents, errors: dict[Path, OSError]
+) -> dict[Path, RunState]:
+    """Return the state of each run by its path; a run that cannot be read is in ``errors`` instead."""
+    try:
+        found = jobs.states(runs, recent, _has_settled)
+        return dict(zip((run.path for run in runs), found, strict=True))
+    except OSError as error:
+        if len(runs) == 1:
+            errors[runs[0].path] = error
+            return {}
+    # A file of one run cannot be read. Halves find the run with few questions to Slurm.
+    half = len(runs) // 2
+    return _states(runs[:half], recent, errors) | _states(runs[half:], recent, errors)
 
 
 def _unreadable(run: RunDirectory, error: OSError) -> dict[str, Any]:

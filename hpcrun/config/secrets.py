@@ -17,6 +17,8 @@ def masked(text: str) -> str:
     Anyone who knows the URL of a webhook can write to its channel. A user name and password are also
     removed.
     """
+    if text.lower().startswith(("http://", "https://")) and " " not in text.strip():
+        return _host(text)
     return _URL.sub(lambda found: _host(found[0]), text)
 
 

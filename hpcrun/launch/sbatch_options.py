@@ -16,7 +16,7 @@ def sbatch_lines(folder: Path, job: Job, array: ArrayTasks | None = None) -> lis
     """
     run = RunDirectory(folder)
     options: dict[str, object] = {
-        "job-name": run.name,
+        "job-name": run.name.replace("/", "-"),
         "array": array.option if array is not None else None,
         "nodes": job.nodes,
         "ntasks-per-node": job.tasks_on_node,
@@ -68,7 +68,7 @@ def _gpu_options(job: Job) -> dict[str, object]:
 
 def job_name(run: RunDirectory, job: Job) -> str:
     """Return the name under which Slurm lists the job."""
-    return given_option(job.sbatch_args, "job-name", "J") or run.name
+    return given_option(job.sbatch_args, "job-name", "J") or run.name.replace("/", "-")
 
 
 def wanted_cluster(job: Job) -> str | None:

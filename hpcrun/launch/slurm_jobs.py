@@ -10,6 +10,7 @@ from hpcrun.cluster.slurm.reasons import reason_in_words
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Event, read_events
 from hpcrun.run.recent import Reader
+from hpcrun.run.sweep_file import is_element
 
 # squeue itself would try for 18 s; a person is waiting.
 PATIENCE = 6.0
@@ -128,4 +129,6 @@ def _is_of_another(
         return False
     shown = slurm.run(slurm.scontrol_show_job_command(job, cluster), timeout=PATIENCE)
     script = Path(slurm.parse_show_job(shown.stdout).get("Command", ""))
-    return shown.returncode == 0 and not script.resolve().is_relative_to(run.path.resolve())
+    # The script of an array is in the folder of its sweep.
+    folder = run.path.parent if is_element(run) else run.path
+    return shown.returncode == 0 and not script.resolve().is_relative_to(folder.resolve())

@@ -334,3 +334,11 @@ def test_the_record_of_one_task_is_found_among_those_of_its_array() -> None:
     found = [slurm.parse_show_job(text, job)["Restarts"] for job in ("120", "12", "121")]
     assert found == ["0", "4", "1"]
     assert slurm.parse_show_job(text, "99") == slurm.parse_show_job(text)
+
+
+def test_the_waiting_tasks_of_an_array_are_named_by_the_number_of_the_array():
+    line = "123_[0-5%2]|afterok:7(unfulfilled)|/runs/s/logs/script"
+    (waiting,) = slurm.parse_dependents(f"{line}\nno dependency||x\n")
+    assert waiting.job == "123"
+    assert waiting.waits_for("afterok", "7")
+    assert slurm.scontrol_depend_command(waiting.job, waiting.retargeted("afterok", "7", "9"))

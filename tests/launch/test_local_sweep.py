@@ -149,9 +149,30 @@ def test_a_cancelled_sweep_ends_its_running_and_its_waiting_runs(tmp_path: Path)
     jobs.wait_for(lambda: (tmp_path / "running-0").exists())
     done = jobs.hpcrun("cancel", "s", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert [line.split(":")[1].strip() for line in done.stdout.splitlines()] == [
-        f"s/00{number}" for number in range(3)
-    ]
+    # The waiting runs come first: no run may start in the place of a cancelled run.
+    named = [line.split(":")[1].strip() for line in done.stdout.splitlines()]
+    assert named == ["s/001", "s/002", "s/000"]
     assert set(states(tmp_path).values()) == {"stopped"}
     again = jobs.hpcrun("cancel", "s", cwd=tmp_path)
     assert (again.returncode, again.stdout) == (0, "hpcrun: s: no run of the sweep has a job\n")
+
+
+def test_finished_runs_of_another_command_do_not_count_as_runs_of_the_sweep(tmp_path: Path) -> None:
+    line = ("submit", *SHAPE, "--name", "s", "--sweep", "seed=0:2", "--")
+    first = jobs.hpcrun(*line, "echo", "{seed}", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    jobs.wait_for(lambda: set(states(tmp_path).values()) == {"finished"})
+    other = jobs.hpcrun(*line, "printf", "{seed}", cwd=tmp_path)
+    assert (other.returncode, other.stderr.count("\n")) == (2, 1), other.stderr
+    assert "is a run of another config" in other.stderr
+
+
+def test_a_sweep_hides_the_url_of_its_webhook(tmp_path: Path) -> None:
+    secret = "https://hooks.example.org/T0/secret"
+    given = (f"watch.notify={secret}", "--sweep", "seed=0:1", "--", "echo", "{seed}")
+    done = jobs.hpcrun("submit", *SHAPE, "--name", "s", *given, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (run,) = runs_of(tmp_path).values()
+    assert "/secret" not in run.record.read_text()
+    assert "/secret" not in (tmp_path / "runs" / "s" / "sweep.json").read_text()
+    jobs.wait_for(lambda: set(states(tmp_path).values()) == {"finished"})

@@ -52,7 +52,7 @@ def test_the_second_of_two_jobs_with_one_number_leaves_the_run_alone(
         second = bench.sbatch(*arguments)
         assert first == second == str(number)
         bench.wait_for_end(second, "FAILED")
-        assert f"cluster {other.name} has started a job {number} for it" in bench.told(run)
+        assert f"job {number} of cluster {other.name} already used this number" in bench.told(run)
     other.wait_until(
         lambda: other.state(first) == "COMPLETED",
         ENDED,

@@ -29,7 +29,7 @@ class Saving:
     def __init__(self, run):
         self._run, self.found = run, {}
 
-    def look(self):
+    def poll(self):
         pass
 
     def due(self, done):
@@ -65,7 +65,7 @@ def test_metrics_are_written_before_every_save(tmp_path, monkeypatch, last):
         early=EarlyStopping(None, 0.0),
         metrics=MetricsLog(config, task, trainer, batching, measured, sinks, group=None, restart=0),
         saver=saver,
-        nonfinite=SimpleNamespace(look=lambda _: None, settle=lambda: None),
+        nonfinite=SimpleNamespace(check=lambda _: None, finish=lambda: None),
         profile=SimpleNamespace(before=lambda _: None, close=lambda _: None),
         position=position,
     )

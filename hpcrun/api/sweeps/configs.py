@@ -21,7 +21,7 @@ from hpcrun.sweep.placeholders import filled, keys_of, names_in
 from hpcrun.sweep.rows import Row, SweepWish, canonical, refusal, text_of
 
 # They decide where and how a run is kept, for all elements.
-_NOT_SWEPT = ("name", "command", "job.executor", "job.cluster")
+_NOT_SWEPT = ("name", "command", "job.executor", "job.cluster", "watch.notify")
 # What hpcrun does for a command.
 _OF_ALL_RUNS = ("job", "restarts")
 _TASK = frozenset({"task", "model", "data"})

@@ -18,7 +18,7 @@ from hpcrun.api.interrupts import noted
 from hpcrun.api.sweeps.folder import NewRun, made_folder, new_runs, sync_file_system
 from hpcrun.api.sweeps.plan import Planned, SweepPlan
 from hpcrun.cluster import slurm
-from hpcrun.config import Config
+from hpcrun.config import Config, masked_words
 from hpcrun.launch import jobs, submission
 from hpcrun.launch.array import ArrayTasks, arrays, max_array_size
 from hpcrun.launch.batch_script import batch_script
@@ -108,7 +108,9 @@ def _submit(
         snapshot = stack.enter_context(_snapshot(plan, again))
         identity = _identity(plan)
         for one in again:
-            stack.enter_context(_admitted(one, snapshot, identity, plan.snapshot, trust_owner))
+            stack.enter_context(
+                _admitted(one, snapshot, identity, plan.snapshot, trust_owner, fitted)
+            )
         facts = identity[0] | {"snapshot": plan.snapshot, "code": _shared(plan.folder, snapshot)}
         made = [_new_run(one, fitted) for one in new]
         stack.enter_context(new_runs(plan.folder, made, facts, identity[1]))
@@ -194,7 +196,7 @@ def _shared(folder: Path, snapshot: Snapshot | None) -> dict[str, Any] | None:
 
 def _identity(plan: SweepPlan) -> tuple[dict[str, Any], str]:
     folder = Path.cwd()
-    facts = record.describe([*sys.orig_argv], plan.executor, folder)
+    facts = record.describe(masked_words([*sys.orig_argv]), plan.executor, folder)
     return facts, record.uncommitted_diff(folder)
 
 
@@ -205,6 +207,7 @@ def _admitted(
     identity: tuple[dict[str, Any], str],
     keeps_code: bool,
     trust_owner: bool,
+    fitted: dict[str, Config],
 ) -> Iterator[None]:
     """Prepare an element that has run before for another start; put it back if the block fails.
 
@@ -221,6 +224,9 @@ def _admitted(
         code = None if snapshot is None else compared(run, config, snapshot, before)
         write_json(run.record, facts | {"snapshot": keeps_code, "code": code})
         write_atomic(run.config, one.element.text)
+        if (script := _script(one, fitted)) is not None:
+            run.batch_script.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(run.batch_script, script)
         run.result.unlink(missing_ok=True)
         yield
 
@@ -244,12 +250,15 @@ def _job_key(config: Config) -> str:
 
 
 def _new_run(one: Planned, fitted: dict[str, Config]) -> NewRun:
-    """Return the run directory to make; its script continues the run where Slurm forbids a requeue."""
-    script = None
-    if fitted:
-        config = fitted[_job_key(one.element.config)]
-        script = batch_script(submission.batch_request(one.run, config))
-    return NewRun(one.run.path.name, one.element.text, script)
+    """Return the run directory to make."""
+    return NewRun(one.run.path.name, one.element.text, _script(one, fitted))
+
+
+def _script(one: Planned, fitted: dict[str, Config]) -> str | None:
+    """Return the batch script that continues the run where Slurm forbids a requeue; None on this machine."""
+    if not fitted:
+        return None
+    return batch_script(submission.batch_request(one.run, fitted[_job_key(one.element.config)]))
 
 
 @contextmanager
@@ -271,12 +280,28 @@ def _withdrawn_on_failure(given: list[_Given]) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        # The number of an array ends all its tasks.
-        whole = {_whole(one.job): one for one in given}
-        for job, one in whole.items():
-            jobs.withdraw(one.planned.run, job.executor, job.job_id, job.cluster)
+        for job, run in _to_withdraw(given):
+            if not jobs.withdraw(run, job.executor, job.job_id, job.cluster):
+                end = (
+                    f"scancel {job.job_id}"
+                    if job.executor == "slurm"
+                    else f"hpcrun cancel {run.path}"
+                )
+                say_aside(
+                    f"hpcrun: job {job.job_id} is submitted and still there; end it with `{end}`"
+                )
         given.clear()
         raise
+
+
+def _to_withdraw(given: Sequence[_Given]) -> list[tuple[Submitted, RunDirectory]]:
+    """Return each job with a run of it: an array once, and on this machine the job of every element.
+
+    The number of an array ends all its tasks. Local job ids are unique only within a run.
+    """
+    if any(one.job.executor == "local" for one in given):
+        return [(one.job, one.planned.run) for one in given]
+    return list({_whole(one.job): one.planned.run for one in given}.items())
 
 
 def _to_slurm(
@@ -304,7 +329,15 @@ def _to_slurm(
 
 
 def _after_array(config: Config, before: str) -> Config:
-    options = [*config.job.sbatch_args, f"--dependency=afterany:{before}"]
+    """Return ``config`` with a job that also waits for the end of the array ``before``."""
+    head, mine = "--dependency=", f"afterany:{before}"
+    options = [*config.job.sbatch_args]
+    at = next((at for at, option in enumerate(options) if option.startswith(head)), None)
+    # sbatch obeys only the last --dependency.
+    if at is None:
+        options.append(head + mine)
+    else:
+        options[at] += f",{mine}"
     return config.model_copy(update={"job": config.job.model_copy(update={"sbatch_args": options})})
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hpcrun.api.chosen import Wish, idle_on_this_machine
+from hpcrun.api.continuing import compare
 from hpcrun.api.nccl_warning import warn_of
 from hpcrun.api.packages import require_packages
 from hpcrun.api.places import runs_folder
@@ -106,6 +107,9 @@ class SweepPlan:
             action: Action = "running" if now.live else "again"
             if not now.live and finished_result(run) is not None:
                 action = "finished"
+            if action != "again":
+                # An element of another config must not count as an element of this sweep.
+                compare(run, element.config)
             planned.append(Planned(run, element, action, now.word))
         return planned
 

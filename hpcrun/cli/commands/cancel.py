@@ -12,8 +12,8 @@ from pathlib import Path
 from hpcrun.api.cancelling import note_end, time_to_end
 from hpcrun.cli.run_arguments import add_run, find_run, runs_dir
 from hpcrun.cli.run_summary import print_end
+from hpcrun.errors import UserError
 from hpcrun.launch import jobs
-from hpcrun.launch.errors import LaunchError
 from hpcrun.printing import say, say_aside
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.sweep_file import is_sweep, read_sweep
@@ -50,13 +50,13 @@ def _cancel_sweep(folder: Path, arguments: argparse.Namespace) -> int:
     sweep = read_sweep(folder)
     runs = [run for run in (sweep.directories.values() if sweep else ()) if run.exists()]
     cancelled, refused = [], 0
-    for run, state in zip(runs, jobs.states(runs), strict=True):
-        if not state.live:
-            continue
+    found = [pair for pair in zip(runs, jobs.states(runs), strict=True) if pair[1].live]
+    # Waiting runs first: Slurm would start a waiting run in the place of a cancelled run.
+    for run, _ in sorted(found, key=lambda pair: pair[1].word == "running"):
         try:
             say(f"hpcrun: {run.name}: {(jobs.kill if arguments.now else jobs.cancel)(run)}")
             cancelled.append(run)
-        except LaunchError as error:
+        except (UserError, OSError) as error:
             # A run may end between the two calls. The other runs must be cancelled all the same.
             say_aside(f"hpcrun: {error}")
             refused += 1

@@ -32,4 +32,9 @@ class Dependent:
 def parse_dependents(text: str) -> list[Dependent]:
     """Return the jobs for which squeue prints a dependency; lines of another format are ignored."""
     lines = (line.strip().split("|", 2) for line in text.splitlines())
-    return [Dependent(*fields) for fields in lines if len(fields) == 3 and ":" in fields[1]]
+    # squeue shows the waiting tasks of an array in one line, as 123_[0-5]; scontrol takes the array's number.
+    return [
+        Dependent(fields[0].partition("_[")[0], *fields[1:])
+        for fields in lines
+        if len(fields) == 3 and ":" in fields[1]
+    ]

@@ -5,6 +5,7 @@ again like every job. Until then its state is PENDING, under the pid of the queu
 hpcrun.launch.local.queue FILE``, in a session of its own.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -45,10 +46,13 @@ class Queue:
         for request in self._waiting:
             write_status(Path(request.folder), own_status(request, "PENDING", 0, [], queued=True))
         while self._waiting or self._slots:
-            self._free_slots()
-            self._drop_withdrawn()
-            while self._waiting and len(self._slots) < self._at_once:
-                self._start(self._waiting.pop(0))
+            # A full disk or a busy process table may pass: the next look tries again.
+            with contextlib.suppress(OSError):
+                self._free_slots()
+                self._drop_withdrawn()
+                while self._waiting and len(self._slots) < self._at_once:
+                    self._start(self._waiting[0])
+                    self._waiting.pop(0)
             time.sleep(_TICK)
 
     def _free_slots(self) -> None:
