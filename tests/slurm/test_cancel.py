@@ -173,7 +173,7 @@ def test_a_pending_job_is_canceled_by_scancel_or_hpcrun_and_never_lost(bench):
     assert told.count("stopped") == 2
     assert "lost" not in told
     bench.hpcrun("resume", "ours")
-    assert "waiting" in bench.hpcrun("status", "ours").stdout
+    assert "it is held" in bench.hpcrun("status", "ours").stdout
 
 
 @pytest.mark.slow

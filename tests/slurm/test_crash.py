@@ -53,7 +53,7 @@ def test_two_exceptions_at_one_step_end_the_run_with_the_reason(bench):
     told = bench.hpcrun("status", "crashing").stdout
     assert "failed" in told
     assert "rank 1 on node2: ValueError" in told
-    assert "hpcrun: crash: rank 1 on node1: ValueError: the data of call 9" in bench.batch_log(run)
+    assert "hpcrun: crash: rank 1 on node2: ValueError: the data of call 9" in bench.batch_log(run)
 
 
 @pytest.mark.slow

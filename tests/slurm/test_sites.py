@@ -223,7 +223,7 @@ def test_a_job_on_another_cluster_can_be_followed_and_canceled_from_here(
     run = RunDirectory(big.shared / "runs" / "far")
     (submitted,) = jobs.events(run, "submitted")
     assert (submitted.fields["cluster"], submitted.fields["name"]) == (big.name, "far")
-    assert "waiting" in hpcrun(big, "status", "far", env=front).stdout
+    assert "it is held" in hpcrun(big, "status", "far", env=front).stdout
     told = hpcrun(big, "cancel", "far", env=front).stdout
     assert f"job {job}: cancelled while it waited" in told
     assert big.state(job) == "CANCELLED"
@@ -243,7 +243,7 @@ def test_the_default_cluster_of_the_shell_is_used_and_affects_no_query(big: Slur
     job = submit(big, "near", "job.sbatch_args=[--hold]")
     # An unknown cluster: squeue would ask it and find no job.
     wrong = {"SLURM_CLUSTERS": "nowhere"}
-    assert "waiting" in hpcrun(big, "status", "near", env=wrong).stdout
+    assert "it is held" in hpcrun(big, "status", "near", env=wrong).stdout
     assert hpcrun(big, "cancel", "near", env=wrong).returncode == 0
     assert big.state(job) == "CANCELLED"
 
@@ -253,14 +253,14 @@ def test_another_job_with_the_same_id_is_neither_shown_nor_canceled(typed: Slurm
     run = RunDirectory(Path(typed.shared / "runs" / "reused"))
     typed.run(["scontrol", "update", f"jobid={job}", "jobname=renamed"])
     # A person may rename a job; it still runs the script of the run.
-    assert "waiting" in hpcrun(typed, "status", "reused").stdout
+    assert "it is held" in hpcrun(typed, "status", "reused").stdout
     typed.run(["scancel", job])
     typed.wait_state(job)
     stranger = typed.sbatch("--hold", "--job-name=other", "--wrap=true")
     # As after a new installation of the cluster, which counts job ids from 1 again.
     log = run.events.read_text().replace(f'"{job}"', f'"{stranger}"')
     typed.run(["tee", str(run.events)], stdin=log)
-    assert "waiting" not in hpcrun(typed, "status", "reused").stdout
+    assert "it is held" not in hpcrun(typed, "status", "reused").stdout
     refused = hpcrun(typed, "cancel", "reused", check=False)
     assert refused.returncode != 0
     assert "is not running" in refused.stderr

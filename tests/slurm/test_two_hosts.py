@@ -210,6 +210,6 @@ def test_a_job_of_another_cluster_is_not_confused_with_the_same_id_here(bench):
     assert bench.slurm.state(theirs) == "PENDING"
     bench.hpcrun("resume", "away")
     assert bench.job(run) != theirs
-    assert "waiting" in bench.hpcrun("status", "away").stdout
+    assert "it is held" in bench.hpcrun("status", "away").stdout
     bench.hpcrun("cancel", "away")
     bench.slurm.run(["scancel", theirs])
