@@ -72,7 +72,7 @@ def test_no_gpu_is_requested_without_a_gpu_gres(plain: SlurmCluster) -> None:
         plain, "submit", "--name", "typed", "--gpus", "a100:2", "--", "env", check=False
     )
     assert refused.returncode == 2
-    assert "are not known to Slurm; leave a100 out" in refused.stderr
+    assert "are not known to Slurm; omit a100" in refused.stderr
     assert not (plain.shared / "runs" / "typed").exists()
 
 
