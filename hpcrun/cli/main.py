@@ -99,13 +99,22 @@ def guarded(arguments: Sequence[str]) -> int:
         say_aside(": ".join(["hpcrun: interrupted", *map(str, interrupt.args)]))
         return _INTERRUPTED
     except BrokenPipeError:
-        # The reader (head, less) has closed the pipe; Python would print another error at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader (head, less) has closed the pipe.
+        _drop_output()
         return 0
     except OSError as error:
         if os.environ.get("HPCRUN_TRACEBACK"):
             raise
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _drop_output()
         return _refuse(_in_a_line(error))
+
+
+def _drop_output() -> None:
+    """Discard what is left of the output: Python would print another error at exit, and exit with 120."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def run_command(arguments: Sequence[str]) -> int:

@@ -4,6 +4,7 @@ The folder ``runs/SWEEP`` holds this file and a run directory for each element: 
 An element keeps its name for good: a later submission adds elements and renames none.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -52,7 +53,8 @@ class Sweep:
 
 def is_sweep(folder: Path) -> bool:
     """Return whether ``folder`` is the folder of a sweep."""
-    return (folder / NAME).is_file()
+    # Path.is_file() raises for a folder that must not be read.
+    return os.path.isfile(folder / NAME)  # noqa: PTH113
 
 
 def is_element(run: RunDirectory) -> bool:

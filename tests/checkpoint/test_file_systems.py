@@ -32,7 +32,7 @@ def test_too_little_space_is_reported_with_figures_before_any_write(
     outcome = save(saving, 1)
     assert not outcome.ok
     figures = re.search(
-        r"a checkpoint needs (\S+) kB \((\S+) kB of tensors, (\S+) kB of other state\), 50\.0 kB are "
+        r"a checkpoint needs (\S+) kB \((\S+) kB of tensors, (\S+) kB of other state\); 50\.0 kB are "
         r"free, (\S+) kB too little; free some space, or lower checkpoint\.keep$",
         outcome.error,
     )

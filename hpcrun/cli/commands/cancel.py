@@ -1,7 +1,7 @@
 """Save, then stop: send SIGTERM to every rank; the run checkpoints and ends.
 
-`hpcrun resume` continues the run. Of a sweep, every run with a job is cancelled;
-the command that submitted the sweep continues its runs.
+`hpcrun resume` continues the run. Given a sweep, the command cancels every run
+that has a job; the command that submitted the sweep continues its runs.
 """
 
 import argparse
