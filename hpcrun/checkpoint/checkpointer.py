@@ -44,6 +44,7 @@ from hpcrun.checkpoint.storage.lock import FolderLock
 from hpcrun.checkpoint.storage.retention import Retention, tidying
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.control.making import new_control_group
+from hpcrun.device.accelerator import is_accelerator
 
 _PATIENCE = 60.0
 """Seconds that a rank which fails waits for its save: another rank may never take part in the save."""
@@ -117,7 +118,7 @@ class Checkpointer:
         self._claimed = bool(every) or minutes is not None or failure_hours is not None
         if self._claimed:
             self._together.from_rank_0(self._claim)
-        pinned = any(parameter.is_cuda for parameter in model.parameters())
+        pinned = any(is_accelerator(parameter.device) for parameter in model.parameters())
         self._engine = CheckpointEngine(
             store,
             rank=rank,

@@ -8,9 +8,11 @@ import json
 import sys
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Mapping
 
 import torch
+
+from hpcrun.device import accelerator, vendor
 
 _SIZE = 512
 # Large enough that the launch of a kernel does not count.
@@ -20,25 +22,16 @@ _TIMED_SIZE, _TIMED, _WARM = 4096, 20, 5
 def main() -> None:
     """Multiply on each visible GPU, or on the CPU where there is none or the argument is ``cpu``."""
     torch.set_num_threads(1)
-    cuda = torch.cuda.is_available() and sys.argv[1:] != ["cpu"]
-    nccl = _nccl_version()
-    _say({"torch": torch.__version__, "cuda": torch.version.cuda, "nccl": nccl})
-    names = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if cuda else ["cpu"]
+    gpus = 0 if sys.argv[1:] == ["cpu"] else accelerator.count()
+    _say(vendor.versions())
+    devices = [accelerator.device(index) for index in range(gpus)] or [torch.device("cpu")]
     left, right = _matrix(7, 13), _matrix(5, 11)
     expected = left.double() @ right.double()
-    for name in names:
+    for device in devices:
         try:
-            _say({"device": name, **_multiply(torch.device(name), left, right, expected)})
+            _say({"device": str(device), **_multiply(device, left, right, expected)})
         except RuntimeError as error:
-            _say({"device": name, "problem": " ".join(str(error).split())[:300]})
-
-
-def _nccl_version() -> str | None:
-    """Return NCCL's version, or None where torch was built without NCCL."""
-    if not (torch.distributed.is_available() and torch.distributed.is_nccl_available()):
-        return None
-    version: Callable[[], tuple[int, ...]] = torch.cuda.nccl.version
-    return ".".join(map(str, version()))
+            _say({"device": str(device), "problem": " ".join(str(error).split())[:300]})
 
 
 def _matrix(row: int, column: int) -> torch.Tensor:
@@ -54,8 +47,8 @@ def _multiply(
     product = (left.to(device) @ right.to(device)).cpu()
     seconds = time.perf_counter() - began
     name = "cpu"
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
+    if accelerator.is_accelerator(device):
+        name = accelerator.name(device)
         seconds = _timed(device)
     return {
         "name": name,
@@ -70,15 +63,15 @@ def _timed(device: torch.device) -> float:
     large = torch.ones(_TIMED_SIZE, _TIMED_SIZE, device=device, dtype=torch.bfloat16)
     for _ in range(_WARM):
         large @ large
-    torch.cuda.synchronize(device)
+    accelerator.synchronize(device)
     began = time.perf_counter()
     for _ in range(_TIMED):
         large @ large
-    torch.cuda.synchronize(device)
+    accelerator.synchronize(device)
     return (time.perf_counter() - began) / _TIMED
 
 
-def _say(record: dict[str, object]) -> None:
+def _say(record: Mapping[str, object]) -> None:
     print(json.dumps(record), flush=True)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import torch.utils.deterministic
 
+from hpcrun.device import vendor
 from hpcrun.errors import UserError
 from hpcrun.train.errors import NotDeterministic
 
@@ -49,8 +50,7 @@ def choose_kernels(wanted: Literal[True, False, "warn"]) -> None:
     keeps the faster kernels of both.
     """
     if wanted:
-        # cuBLAS reads the variable at its first use; older torch refuses cuBLAS without it.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        vendor.fix_workspace()
     torch.use_deterministic_algorithms(wanted is not False, warn_only=wanted == "warn")
     # By default torch would fill all new memory, so that a kernel that reads uninitialized memory gives the
     # same result. That matters only for a wrong kernel, and every step pays for it.

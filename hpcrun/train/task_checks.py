@@ -17,10 +17,10 @@ _ONE_VALUE = "Expected more than 1 value per channel when training"
 """Torch's error text for a batch norm with a single sample."""
 
 
-def require_model(model: Any, task: Task, config: Config, *, ranks: int, cuda: bool) -> None:
+def require_model(model: Any, task: Task, config: Config, *, ranks: int, gpu: bool) -> None:
     """Raise UserError if the result of ``task.build_model()`` cannot be trained with ``config``.
 
-    ``cuda``: True if each of the ``ranks`` has a GPU.
+    ``gpu``: True if each of the ``ranks`` has a GPU.
     """
     where = f"{type(task).__name__}.build_model()"
     if not isinstance(model, nn.Module):
@@ -45,13 +45,13 @@ def require_model(model: Any, task: Task, config: Config, *, ranks: int, cuda: b
             f"let {where} return float32 weights, or set amp.dtype=fp32"
         )
     waits = [name for name, part in model.named_modules() if isinstance(part, nn.SyncBatchNorm)]
-    if waits and ranks > 1 and not cuda:
+    if waits and ranks > 1 and not gpu:
         raise UserError(
             f"{where}: torch supports SyncBatchNorm on GPUs only ({shortened(waits)}); use BatchNorm on the "
             "CPU, or a single rank"
         )
     sparse = sparse_weights(model)
-    if sparse and ranks > 1 and cuda:
+    if sparse and ranks > 1 and gpu:
         raise UserError(
             f"{where}: the gradients of {shortened(sparse)} are sparse, which several GPUs cannot sum; build "
             "the embedding with sparse=False, or use a single rank"

@@ -186,7 +186,7 @@ def test_a_torch_without_cuda_is_reported_on_a_node_with_gpus(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    monkeypatch.setattr(gpus.torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(gpus.accelerator, "count", lambda: 0)
     wanted = config(0, backend="nccl", device_ids=(0,))
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", None)
@@ -196,6 +196,6 @@ def test_a_torch_without_cuda_is_reported_on_a_node_with_gpus(
     with pytest.raises(ClusterError, match=r"built for ROCm 6\.2.*--rocm"):
         require_gpu_build(wanted)
     require_gpu_build(config(0))
-    monkeypatch.setattr(gpus.torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(gpus.accelerator, "count", lambda: 2)
     require_gpu_build(wanted)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"

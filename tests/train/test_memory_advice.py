@@ -26,7 +26,7 @@ USAGE = Usage(
     checkpointing="none",
     dtype="fp32",
     cpu_offload=False,
-    cuda=True,
+    gpu=True,
 )
 
 
@@ -68,7 +68,7 @@ def test_a_run_can_resume_with_the_advised_settings(settings: list[str]) -> None
     begun = ["job.gpus=2", "train.batch_size=32", *settings]
     config = resolve([override_layer(begun)])
     batching = Batching(32, 2, accumulation_of(config.train, 2))
-    now = usage(config, batching, ranks=2, parallel="ddp", cuda=True)
+    now = usage(config, batching, ranks=2, parallel="ddp", gpu=True)
     followed = set()
     for line in advice(now):
         keys = [word for word in line.split() if re.fullmatch(r"[a-z]+\.\w+=\w+", word)]
@@ -87,7 +87,7 @@ def test_settings_that_compression_forbids_are_advised_for_a_new_run() -> None:
 
 
 def test_one_sample_on_one_rank_with_everything_on_still_gets_advice() -> None:
-    left = told(micro_batch=1, ranks=1, checkpointing="full", dtype="bf16", cuda=False)
+    left = told(micro_batch=1, ranks=1, checkpointing="full", dtype="bf16", gpu=False)
     assert "more GPUs" in left
 
 

@@ -12,6 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 
 from hpcrun.config import Config
+from hpcrun.device import accelerator
 from hpcrun.errors import UserError
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.io.files import read_lines, write_json
@@ -74,7 +75,7 @@ class Event:
 
     now = 0.0
 
-    def __init__(self, enable_timing: bool) -> None:
+    def __init__(self, device: torch.device, *, timing: bool) -> None:
         self.at = 0.0
 
     def record(self) -> None:
@@ -88,6 +89,8 @@ class Event:
 def clock_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reset the loss: after a NaN batch it would stay NaN."""
     monkeypatch.setattr(Event, "now", 0.0)
+    monkeypatch.setattr(accelerator, "event", Event)
+    monkeypatch.setattr(accelerator, "record", lambda event, _: event.record())
 
 
 class Training:
@@ -126,7 +129,6 @@ class Training:
 def test_a_gpu_measures_the_forward_passes_of_each_logged_step(
     monkeypatch: pytest.MonkeyPatch, every: int, logged: list[int]
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "Event", Event)
     training = Training("cuda", steps=7, log_every=every)
     lap, own = training.watch.lap, []
 
@@ -144,7 +146,6 @@ def test_a_gpu_measures_the_forward_passes_of_each_logged_step(
 def test_a_gpu_has_its_last_measurement_at_an_early_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "Event", Event)
     training = Training("cuda", steps=7, log_every=3)
     for step in range(1, 5):
         training.step(step)
@@ -201,8 +202,7 @@ def test_a_line_is_the_mean_over_its_samples_even_across_a_stop() -> None:
 def test_one_process_for_all_gpus_has_the_sum_of_their_peaks(
     monkeypatch: pytest.MonkeyPatch, parallel: str, peak: float
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(accelerator, "count", lambda: 4)
     config = Config.model_validate({"train": {"parallel": parallel}, "watch": {"peak_flops": 2e9}})
     task = SimpleNamespace(loss=None, flops_per_sample=1.0)
     assert measure(config, task, nn.Identity(), torch.device("cuda")).peak == peak

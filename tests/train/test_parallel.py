@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import override_layer, resolve
 from hpcrun.config.training import FSDP
+from hpcrun.device import accelerator
 from hpcrun.errors import UserError
 from hpcrun.train.model.unused_parameters import unreached
 from hpcrun.train.parallel import choose, fsdp
@@ -112,9 +113,9 @@ def test_dp_on_the_cpu_trains_as_one_process_and_says_so(capsys):
 def test_dp_suggests_ddp_for_the_present_gpus(monkeypatch, capsys):
     class OnAGpu(nn.Module):
         def parameters(self, recurse=True):
-            yield SimpleNamespace(is_cuda=True)
+            yield SimpleNamespace(device=torch.device("cuda"))
 
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(accelerator, "count", lambda: 1)
     module = OnAGpu()
     assert DataParallelStrategy().wrap(module, None) is module
     (line,) = capsys.readouterr().out.splitlines()

@@ -54,7 +54,7 @@ class Scalar(nn.Module):
 def refusal(model, *overrides, ranks=1, task=Given):
     config = resolve([override_layer(overrides)])
     with pytest.raises(UserError) as refused:
-        require_model(model, task(), config, ranks=ranks, cuda=False)
+        require_model(model, task(), config, ranks=ranks, gpu=False)
     assert "\n" not in str(refused.value)
     return str(refused.value)
 
@@ -95,7 +95,7 @@ def test_an_unsupported_precision_or_device_is_refused():
         (nn.Linear(2, 2), 2, "amp.dtype=fp16"),
     ):
         config = resolve([override_layer([key])])
-        require_model(model, Given(), config, ranks=ranks, cuda=False)
+        require_model(model, Given(), config, ranks=ranks, gpu=False)
 
 
 def test_sparse_gradients_are_refused_with_a_remedy_that_trains():
@@ -108,9 +108,9 @@ def test_sparse_gradients_are_refused_with_a_remedy_that_trains():
     joined = refusal(model, *SPARSE_KEYS, "train.uneven=join")
     assert joined.startswith("train.uneven: the gradients of 0.weight are sparse, ")
     config = resolve([override_layer(SPARSE_KEYS)])
-    require_model(model, Given(), config, ranks=1, cuda=False)
+    require_model(model, Given(), config, ranks=1, gpu=False)
     with pytest.raises(UserError, match=r"sparse=False, or use a single rank$"):
-        require_model(model, Given(), config, ranks=2, cuda=True)
+        require_model(model, Given(), config, ranks=2, gpu=True)
     optimizer = build_optimizer(model, config)
     before = model[0].weight.detach().clone()
     model(torch.tensor([1, 1, 4])).sum().backward()

@@ -15,29 +15,24 @@ import torch
 
 from hpcrun.checkpoint.host_memory import available_memory
 from hpcrun.checkpoint.sharded.plan import Part
+from hpcrun.device import accelerator, vendor
 from hpcrun.printing import say_aside
 
 _PAGE = 1 << 21
-_PORTABLE = 1  # cudaHostRegisterPortable: for all devices
 
-Pin = Callable[[int, int], Callable[[], None] | None]
+Pin = Callable[[int, int], Callable[[], object] | None]
 """Function that locks the pages of (address, bytes); returns the unlock function, or None on failure."""
 
 
-def pin_for_cuda(address: int, size: int) -> Callable[[], None] | None:
-    """Lock pages for CUDA (or HIP). If the driver refuses, print a note; copies are then slower.
-
-    torch's allocator of page-locked memory rounds up to a power of two and keeps every block.
-    """
-    cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    code = int(cudart.cudaHostRegister(address, size, _PORTABLE))
+def pin(address: int, size: int) -> Callable[[], object] | None:
+    """Lock pages for the GPUs. If the driver refuses, print a note; copies are then slower."""
+    unlock, code = vendor.lock_pages(address, size)
     if code:
         say_aside(
             f"hpcrun: {size / 1e9:.1f} GB of host memory cannot be page-locked (CUDA error {code}); "
             "snapshots take longer"
         )
-        return None
-    return lambda: cudart.cudaHostUnregister(address)
+    return unlock
 
 
 class Staging:
@@ -47,7 +42,7 @@ class Staging:
         limit: maximum size in bytes; None: half of the machine's available memory, divided by
             ``ranks_on_host``.
         ranks_on_host: number of ranks that share this host.
-        pinned: use page-locked memory, to which CUDA copies at full speed and asynchronously.
+        pinned: use page-locked memory, to which GPUs copy at full speed and asynchronously.
         pin: function that locks the pages of a buffer.
     """
 
@@ -57,7 +52,7 @@ class Staging:
         limit: int | None = None,
         ranks_on_host: int = 1,
         pinned: bool = False,
-        pin: Pin = pin_for_cuda,
+        pin: Pin = pin,
     ) -> None:
         self._limit = limit
         self._ranks_on_host = ranks_on_host
@@ -123,10 +118,10 @@ def copy_in(buffer: torch.Tensor, parts: Iterable[Part], values: Iterable[torch.
     for part, value in zip(parts, values, strict=True):
         place = buffer[part.position : part.position + part.length]
         place.view(value.dtype).view(part.sizes).copy_(value.detach(), non_blocking=True)
-        if value.is_cuda:
+        if accelerator.is_accelerator(value.device):
             devices.add(value.device)
     for device in devices:  # not only the current device
-        torch.cuda.current_stream(device).synchronize()
+        accelerator.synchronize_stream(device)
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:

@@ -35,6 +35,7 @@ from hpcrun.checkpoint.state.names import bare, named_parameters
 from hpcrun.checkpoint.state.tree import join
 from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.checkpoint.storage.index import TensorEntry
+from hpcrun.device import accelerator, vendor
 
 _LEAVES = (type(None), bool, int, float, str, bytes)
 # Bits of an integer that `weights_only` reads again (pickle's LONG1 has 255 bytes, one bit is the sign).
@@ -173,11 +174,10 @@ def left_out(shared: dict[str, Any], *, scaler: Any = None, scheduler: Any = Non
 
 
 def capture_rank() -> dict[str, Any]:
-    """Return this rank's random states: of python, numpy, torch and its CUDA device."""
+    """Return this rank's random states: of python, numpy, torch and its accelerators."""
     own: dict[str, Any] = {"python": random.getstate(), "cpu": torch.get_rng_state()}
     own["numpy"] = _capture_numpy()
-    in_use = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    own["cuda"] = torch.cuda.get_rng_state() if in_use else None
+    own["accelerators"] = accelerator.generator_states()
     return own
 
 
@@ -194,14 +194,17 @@ def apply_rank(own: dict[str, Any]) -> list[str]:
         import numpy as np
 
         np.random.set_state(_to_numpy(own["numpy"]))
-    if own["cuda"] is not None:
-        if torch.cuda.is_available():
-            torch.cuda.set_rng_state(own["cuda"])
-        else:
-            notes.append(
-                "the CUDA generator's state was not restored, because this machine has no GPU"
-            )
+    devices = own.get("accelerators") or _of_older_checkpoint(own)
+    if devices is not None:
+        note = accelerator.restore_generators(devices)
+        notes += [] if note is None else [note]
     return notes
+
+
+def _of_older_checkpoint(own: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the generator of the current device as checkpoints had it before they had those of all."""
+    state = own.get(vendor.KIND)
+    return None if state is None else {"kind": vendor.KIND, "states": [state]}
 
 
 def _capture_optimizer(

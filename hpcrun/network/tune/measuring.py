@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from hpcrun.device import accelerator
 from hpcrun.network.check.agent import own_addresses
 
 _WARM = 2
@@ -80,8 +81,7 @@ class Ranks:
 
     def finish(self) -> None:
         """Wait for what the device computes."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        accelerator.synchronize(self.device)
 
 
 def _reduced(tensor: torch.Tensor) -> None:
@@ -195,8 +195,8 @@ def run_trial(
         warnings.simplefilter("ignore", FutureWarning)
         device = torch.device("cpu")
         if order["backend"] == "nccl":
-            device = torch.device("cuda", int(os.environ["HPCRUN_TUNE_LOCAL"]))
-            torch.cuda.set_device(device)
+            device = accelerator.device(int(os.environ["HPCRUN_TUNE_LOCAL"]))
+            accelerator.make_current(device)
         dist.init_process_group(
             order["backend"],
             store=PrefixStore("tune", meet(order, rank, world, store)),
@@ -215,11 +215,3 @@ def run_trial(
         )
     else:
         say({"type": "done"})
-
-
-def nccl_version() -> str | None:
-    """Return NCCL's version, or None where torch was built without NCCL."""
-    if not dist.is_nccl_available():
-        return None
-    version: Callable[[], tuple[int, ...]] = torch.cuda.nccl.version
-    return ".".join(map(str, version()))

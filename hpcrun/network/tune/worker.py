@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.cluster.network.interfaces import own_interfaces
+from hpcrun.device import vendor
 from hpcrun.network.tune import measuring
 from hpcrun.run.endings import node_name
 
@@ -47,7 +48,7 @@ class Worker:
                 "host": node_name(),
                 "interfaces": sorted(own_interfaces()),
                 "rdma": devices.is_dir() and any(devices.iterdir()),
-                "nccl": measuring.nccl_version(),
+                "nccl": vendor.nccl_version(),
             }
         )
 

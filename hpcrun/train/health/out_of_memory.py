@@ -4,11 +4,12 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import torch
 
 from hpcrun.config import Config
+from hpcrun.device import vendor
 from hpcrun.run.io.files import make_log_folder
 from hpcrun.train.data.batching import Batching, accumulation_for
 from hpcrun.train.parallel.choose import only_ddp
@@ -39,7 +40,7 @@ class Usage:
     checkpointing: str
     dtype: str
     cpu_offload: bool
-    cuda: bool
+    gpu: bool
     accumulation: int = 1
     compression: str = "none"
     only_ddp: str | None = None
@@ -47,7 +48,7 @@ class Usage:
 
 
 def usage(
-    config: Config, batching: Batching | None, *, ranks: int, parallel: str, cuda: bool
+    config: Config, batching: Batching | None, *, ranks: int, parallel: str, gpu: bool
 ) -> Usage:
     """Collect the settings; ``batching``: None before the first step; ``parallel``: as resolved."""
     return Usage(
@@ -58,7 +59,7 @@ def usage(
         checkpointing=config.train.activation_checkpointing,
         dtype=config.amp.dtype,
         cpu_offload=config.fsdp.cpu_offload,
-        cuda=cuda,
+        gpu=gpu,
         accumulation=config.train.accumulation,
         compression=config.train.compression,
         only_ddp=only_ddp(config),
@@ -80,7 +81,7 @@ def advice(now: Usage) -> Iterator[str]:
             f"train.parallel=fsdp{other} keeps 1/{now.ranks} of weights, gradients and optimizer state "
             f"on each rank; {now.parallel} keeps all of them on each{without}"
         )
-    if now.parallel == "fsdp" and not now.cpu_offload and now.cuda:
+    if now.parallel == "fsdp" and not now.cpu_offload and now.gpu:
         yield "fsdp.cpu_offload=true keeps weights and optimizer state on the CPU, but is much slower"
     if now.micro_batch <= 1 and (now.ranks == 1 or now.parallel == "fsdp"):
         least = (
@@ -100,7 +101,7 @@ def _smaller_activations(now: Usage) -> Iterator[str]:
             f"train.micro_batch={half}{instead} computes {half} samples at a time instead of "
             f"{now.micro_batch}, in {parts} micro-batches per step; the batch stays {now.batch_size}"
         )
-    if now.dtype in ("fp32", "tf32") and now.cuda:
+    if now.dtype in ("fp32", "tf32") and now.gpu:
         yield "amp.dtype=bf16 halves the activations, on GPUs since 2020; in a new run"
     # PowerSGD keeps its error per bucket, and a resume needs the same buckets.
     where = "; in a new run" if now.compression == "powersgd" else ""
@@ -133,7 +134,7 @@ def explaining(now: Usage, folder: Path, rank: int) -> Iterator[None]:
 
 
 def explained(error: Exception, now: Usage, folder: Path, rank: int) -> OutOfMemory:
-    """Return the error to raise instead of ``error``; writes CUDA's allocator state to ``folder``."""
+    """Return the error to raise instead of ``error``; writes the GPU allocator's state to ``folder``."""
     first, *_ = str(error).strip().splitlines() or [type(error).__name__]
     lines = [*advice(now), _HOW, *_snapshot(folder, rank)]
     return OutOfMemory("\n  ".join([first, *lines])).with_traceback(error.__traceback__)
@@ -141,13 +142,13 @@ def explained(error: Exception, now: Usage, folder: Path, rank: int) -> OutOfMem
 
 def _snapshot(folder: Path, rank: int) -> Iterator[str]:
     """Write the allocator's state for https://pytorch.org/memory_viz, and its summary."""
-    cuda: Any = torch.cuda
-    if not cuda.is_initialized():
-        return
+    summary = folder / f"memory-rank-{rank:05d}.txt"
+
+    def file() -> Path:
+        make_log_folder(folder)
+        return summary
+
     # The process may be too damaged for this; the error must be reported anyway.
     with contextlib.suppress(Exception):
-        make_log_folder(folder)
-        summary = folder / f"memory-rank-{rank:05d}.txt"
-        summary.write_text(cuda.memory_summary())
-        cuda.memory._dump_snapshot(str(summary.with_suffix(".pickle")))
-        yield f"memory summary in {summary}; next to it a .pickle file for pytorch.org/memory_viz"
+        if vendor.write_memory_report(file):
+            yield f"memory summary in {summary}; next to it a .pickle file for pytorch.org/memory_viz"

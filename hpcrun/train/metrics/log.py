@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from hpcrun.config import Config
+from hpcrun.device import accelerator
 from hpcrun.run.endings import node_name
 from hpcrun.train.data.batching import Batching
 from hpcrun.train.metrics.loss_window import LossWindow
@@ -48,8 +49,8 @@ def measure(config: Config, task: Task, model: nn.Module, device: torch.device) 
     """Wrap the task's loss with measurements; call before ``model`` is moved, prepared or wrapped."""
     watch = Stopwatch(device)
     peak = peak_here(device, config.amp.dtype, config.watch.peak_flops)
-    if peak is not None and device.type == "cuda" and config.train.parallel == "dp":
-        peak *= torch.cuda.device_count()
+    if peak is not None and accelerator.is_accelerator(device) and config.train.parallel == "dp":
+        peak *= accelerator.count()
     flops = FlopCounter(None if peak is None else twin(model), task.flops_per_sample)
     return Measured(watch, flops, watch.timed(flops.counting(task.loss)), peak)
 
@@ -197,8 +198,8 @@ def _hosts(group: Any) -> list[str]:
 
 def _memory(device: torch.device) -> float:
     """Return this process's peak memory in bytes: tensors on a GPU, or the resident set on the CPU."""
-    if device.type == "cuda":
-        return float(torch.cuda.max_memory_allocated(device))
+    if accelerator.is_accelerator(device):
+        return float(accelerator.peak_memory(device))
     # Linux reports kB (getrusage(2)).
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
 

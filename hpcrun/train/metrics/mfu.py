@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from hpcrun.checkpoint.state import capture
+from hpcrun.device import accelerator
 from hpcrun.train.step.to_device import to_device
 
 _BACKWARD = 2
@@ -53,9 +54,9 @@ def peak_of(device_name: str, dtype: str) -> float | None:
 
 def peak_here(device: torch.device, dtype: str, given: float | None) -> float | None:
     """Return ``given``, the config's value, or else the known peak of ``device``."""
-    if given is not None or device.type != "cuda":
+    if given is not None or not accelerator.is_accelerator(device):
         return given
-    return peak_of(torch.cuda.get_device_name(device), dtype)
+    return peak_of(accelerator.name(device), dtype)
 
 
 def twin(module: nn.Module) -> nn.Module | None:

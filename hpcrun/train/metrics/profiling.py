@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from hpcrun.device import accelerator
 from hpcrun.run.directory import RunDirectory
 from hpcrun.train.metrics.timing import Stopwatch
 from hpcrun.train.phase import Position
@@ -38,7 +39,7 @@ class Profile:
     ) -> None:
         """``window``: as in the config; ``start``: the first step of this process."""
         self._folder, self._rank = run.profile, rank
-        self._cuda, self._watch, self._position = device.type == "cuda", watch, position
+        self._device, self._watch, self._position = device, watch, position
         steps = steps_of(window)
         self._last = steps.stop
         self._next = max(steps.start, start) if start < steps.stop else _NEVER
@@ -55,6 +56,10 @@ class Profile:
         if self._profiler is not None:
             self._turn(done)
 
+    @property
+    def _on_gpu(self) -> bool:
+        return accelerator.is_accelerator(self._device)
+
     def _turn(self, done: int) -> None:
         with self._position.at("profiling"), self._watch.paused():
             if self._profiler is None:
@@ -63,20 +68,18 @@ class Profile:
                 self._end(done)
 
     def _begin(self) -> None:
-        kinds = torch.profiler.ProfilerActivity
         self._profiler = torch.profiler.profile(
-            activities=[kinds.CPU, *([kinds.CUDA] if self._cuda else [])], record_shapes=True
+            activities=accelerator.profiled(self._device), record_shapes=True
         )
         self._profiler.start()
         self._next = self._last
 
     def _end(self, done: int) -> None:
         profiler, self._profiler, self._next = self._profiler, None, _NEVER
-        if self._cuda:
-            torch.cuda.synchronize()
+        accelerator.synchronize(self._device)
         profiler.stop()
         operations = profiler.key_averages()
-        kind = "self_device_time_total" if self._cuda else "self_cpu_time_total"
+        kind = "self_device_time_total" if self._on_gpu else "self_cpu_time_total"
         name = f"rank-{self._rank:05d}"
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
@@ -92,7 +95,7 @@ class Profile:
         times = {it.key: getattr(it, kind) for it in operations}
         total = sum(times.values()) or 1.0
         top = sorted(times.items(), key=lambda item: -item[1])[:_SHOWN]
-        where = "GPU" if self._cuda else "CPU"
+        where = "GPU" if self._on_gpu else "CPU"
         first = self._first + 1
         # The profiled steps, not the requested window: an attempt may start or end within it.
         steps = f"step {done}" if done == first else f"steps {first}-{done}"

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hpcrun.device import accelerator
 from hpcrun.train.data.batches import Steps
 from hpcrun.train.step.trainer import LossFunction
 
@@ -33,11 +34,12 @@ class Stopwatch:
     def __init__(self, device: torch.device) -> None:
         self._since = time.perf_counter()
         self._waited = self._forward = self._sampled = 0.0
-        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+        self._device = device
+        self._events: tuple[torch.Event, torch.Event] | None = None
         self._passes = 0
-        if device.type == "cuda":
-            event: Any = torch.cuda.Event
-            self._events = event(enable_timing=True), event(enable_timing=True)
+        if accelerator.is_accelerator(device):
+            start, end = (accelerator.event(device, timing=True) for _ in range(2))
+            self._events = start, end
         # The first step may be a logged step.
         self._sampling = True
 
@@ -54,7 +56,7 @@ class Stopwatch:
         self._waited += seconds
 
     def sample(self, wanted: bool) -> None:
-        """CUDA: set whether to time the forward passes of the next step. The CPU times all of them."""
+        """GPU: set whether to time the forward passes of the next step. The CPU times all of them."""
         self._sampling = wanted
         if wanted:
             self._passes = 0
@@ -73,15 +75,15 @@ class Stopwatch:
         return timed
 
     def _timed_on_device(
-        self, loss: LossFunction, start: torch.cuda.Event, end: torch.cuda.Event
+        self, loss: LossFunction, start: torch.Event, end: torch.Event
     ) -> LossFunction:
         def timed(model: nn.Module, batch: Any) -> Tensor:
             if not self._sampling:
                 return loss(model, batch)
             self._passes += 1
-            start.record()
+            accelerator.record(start, self._device)
             value = loss(model, batch)
-            end.record()
+            accelerator.record(end, self._device)
             return value
 
         return timed
@@ -100,7 +102,7 @@ class Stopwatch:
         if self._events is not None:
             if self._passes:
                 start, end = self._events
-                self._sampled = start.elapsed_time(end) / 1e3 * self._passes
+                self._sampled = accelerator.milliseconds(start, end) / 1e3 * self._passes
             # After an early end, the last measured step is used.
             forward = self._sampled
         data = self._waited / steps

@@ -10,6 +10,7 @@ from hpcrun.checkpoint.host_memory import total_memory
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import AMPConfig, Config
 from hpcrun.config.training import FSDP
+from hpcrun.device import accelerator
 from hpcrun.train.parallel import memory_estimate
 from hpcrun.train.parallel.fsdp import FILLS_UNUSED, FSDPStrategy
 from hpcrun.train.parallel.strategies import DataParallelStrategy, DDPStrategy, Strategy
@@ -128,7 +129,7 @@ def need(config: Config, model: nn.Module) -> memory_estimate.Need:
 def _device_memory(distributed: DistributedConfig) -> int:
     """Return the bytes of this rank's device in total; free memory may differ at the next start."""
     if distributed.device_ids:
-        return torch.cuda.mem_get_info(distributed.device_ids[0])[1]
+        return accelerator.memory(accelerator.device(distributed.device_ids[0]))[1]
     return total_memory() // distributed.num_gpus_per_node
 
 

@@ -22,6 +22,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config.training import FSDP
+from hpcrun.device import accelerator, vendor
 from hpcrun.errors import UserError
 from hpcrun.train.errors import NotTrainable
 from hpcrun.train.model.blocks import blocks, by_class, by_size, kind, unshared
@@ -38,9 +39,6 @@ FILLS_UNUSED = hasattr(FSDPModule, "set_reduce_scatter_unused_params")
 
 _MIXED = "got mixed torch.Tensor and DTensor"
 """Torch's error text for a shard combined with an unsharded tensor."""
-
-# CUDA graphs replay fixed addresses, but FSDP gathers weights at new addresses each time.
-_COMPILE_MODES = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
 
 
 class FSDPStrategy(Strategy):
@@ -76,10 +74,10 @@ class FSDPStrategy(Strategy):
 
     def wrap(self, module: nn.Module, mode: CompileMode | None) -> nn.Module:
         """Compile and shard the units from the inside out, then the rest of ``module``."""
-        if mode in _COMPILE_MODES and self._distributed.rank == 0:
+        if mode in vendor.WITHOUT_GRAPHS and self._distributed.rank == 0:
             print(
                 f"hpcrun: train.compile_mode={mode} replays graphs at fixed addresses, but fsdp gathers "
-                f"weights at new ones; using compile mode {_COMPILE_MODES[mode]}",
+                f"weights at new ones; using compile mode {vendor.WITHOUT_GRAPHS[mode]}",
                 flush=True,
             )
         unfit, remedy = unshardable(module)
@@ -101,11 +99,11 @@ class FSDPStrategy(Strategy):
                 and part in parts
                 and not any(other in parts for other in part.modules() if other is not part)
             ):
-                compile_in_place(part, mode=_COMPILE_MODES.get(mode, mode))
+                compile_in_place(part, mode=vendor.WITHOUT_GRAPHS.get(mode, mode))
             self._from_rank_zero(part)
             fully_shard(part, **{**options, **below, **(in_full if part in norms else {})})
         if mode is not None and not parts:
-            compile_in_place(module, mode=_COMPILE_MODES.get(mode, mode))
+            compile_in_place(module, mode=vendor.WITHOUT_GRAPHS.get(mode, mode))
         self._from_rank_zero(module)
         fully_shard(module, **options, **at_root)
         self._compiled = mode is not None
@@ -164,7 +162,7 @@ class FSDPStrategy(Strategy):
             ) from self._shape
         plain = with_weights(self._shape, values)
         size = sum(value.numel() * value.element_size() for value in values.values())
-        if device.type == "cuda" and 2 * size < torch.cuda.mem_get_info(device)[0]:
+        if accelerator.is_accelerator(device) and 2 * size < accelerator.memory(device)[0]:
             plain.to(device)
         return plain
 
@@ -284,7 +282,7 @@ def _mesh(distributed: DistributedConfig, options: FSDP, device: torch.device) -
         places: list[Any] = [None] * distributed.world_size
         dist.all_gather_object(places, (distributed.node_rank, distributed.local_rank))
         ranks, names = layout(places), ("copies", "shard")
-    if not (options.cpu_offload and device.type == "cuda"):
+    if not (options.cpu_offload and accelerator.is_accelerator(device)):
         return DeviceMesh(device.type, ranks, mesh_dim_names=names)
     # The norm of offloaded gradients is reduced on the CPU, which NCCL does not support.
     return mesh_over(torch.tensor(ranks), names, device.type, f"cpu:gloo,{device.type}:nccl")

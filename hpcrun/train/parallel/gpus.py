@@ -9,6 +9,7 @@ import torch
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.cluster.errors import ClusterError
 from hpcrun.cluster.hardware.devices import lists_mig, visible_gpus
+from hpcrun.device import accelerator, vendor
 from hpcrun.train.errors import NotTrainable
 
 
@@ -19,19 +20,18 @@ def require_gpu_build(config: DistributedConfig) -> None:
         NotTrainable: torch is built for CPUs; with the remedy.
         ClusterError: torch sees none of the GPUs; with the remedy.
     """
-    if config.backend != "nccl" or torch.cuda.device_count():
+    if config.backend != "nccl" or accelerator.count():
         return
     where = f"{socket.gethostname()}: the node has {visible_gpus(os.environ)} GPU(s) for rank {config.rank}"
-    built = torch.version.cuda or torch.version.hip
+    built = vendor.build()
     if built is None:
         # The build is the same on all nodes, so another start cannot help.
         raise NotTrainable(
             f"{where}, but torch {torch.__version__} is built without CUDA and ROCm; install a build with "
             "one of them (https://pytorch.org/get-started), or train on CPUs (--cpu)"
         )
-    kind = "CUDA" if torch.version.cuda else "ROCm"
     raise ClusterError(
-        f"{where}, but torch (built for {kind} {built}) sees none; in a container pass the GPUs through "
+        f"{where}, but torch (built for {' '.join(built)}) sees none; in a container pass the GPUs through "
         "(apptainer: --nv, or --rocm); otherwise check that the driver is new enough for this build and "
         "that CUDA_VISIBLE_DEVICES names the right GPUs; or train on CPUs (--cpu)"
     )
@@ -80,7 +80,7 @@ _MIG = (
 
 def gpu_identity(device: int) -> str:
     """Return a name of the physical GPU, unique on its host; empty if the driver gives none."""
-    properties: Any = torch.cuda.get_device_properties(device)
+    properties = accelerator.properties(accelerator.device(device))
     uuid = str(getattr(properties, "uuid", ""))
     # Consumer cards under ROCm have no UUID.
     known = uuid.strip("0-") and uuid != "None"

@@ -18,6 +18,7 @@ from hpcrun.cluster.hardware.devices import require_given_gpus
 from hpcrun.cluster.network.ports import wanted_ports
 from hpcrun.control.making import new_control_group
 from hpcrun.control.tree_group import TreeGroup
+from hpcrun.device import accelerator
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 from hpcrun.run.rendezvous import MeetingBoard
@@ -47,7 +48,7 @@ def setup_distributed(
         config = DistributedConfig.from_env()
     require_same_group(config)
     require_gpu_build(config)
-    config.validate(visible_devices=torch.cuda.device_count())
+    config.validate(visible_devices=accelerator.count())
     select_device(config)
     if config.world_size > 1 and not dist.is_initialized():
         os.environ.update(config.to_env_dict())
@@ -102,7 +103,7 @@ def join_run(
     """
     require_gpu_build(config)
     meets = config.launch_method in ("slurm", "local") and config.world_size > 1
-    config.validate(visible_devices=torch.cuda.device_count(), check_address=not meets)
+    config.validate(visible_devices=accelerator.count(), check_address=not meets)
     select_device(config)
     if config.world_size == 1:
         # No group, but the same variables, for tasks that read RANK or WORLD_SIZE.
@@ -230,8 +231,8 @@ def select_device(config: DistributedConfig) -> torch.device:
     """Make this rank's device the current device and return it: its GPU, or the CPU."""
     if not config.device_ids:
         return torch.device("cpu")
-    device = torch.device("cuda", config.device_ids[0])
-    torch.cuda.set_device(device)
+    device = accelerator.device(config.device_ids[0])
+    accelerator.make_current(device)
     return device
 
 

@@ -14,6 +14,7 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.device import accelerator
 from hpcrun.train.model.prepare import CompileMode, compile_in_place, of_torch
 
 # torch 2.13 deprecates the old name; earlier versions have only the old name.
@@ -82,13 +83,15 @@ class DataParallelStrategy(Strategy):
     """One process for all GPUs that it sees (torch.nn.DataParallel); without GPUs, one process on the CPU."""
 
     def wrap(self, module: nn.Module, mode: CompileMode | None) -> nn.Module:
-        if not any(parameter.is_cuda for parameter in module.parameters()):
+        if not any(
+            accelerator.is_accelerator(parameter.device) for parameter in module.parameters()
+        ):
             print(
                 "hpcrun: parallel=dp finds no GPUs; it trains on the CPU, as with `single`",
                 flush=True,
             )
             return module
-        devices = torch.cuda.device_count()
+        devices = accelerator.count()
         print(
             "hpcrun: parallel=dp uses all GPUs from one process, for quick tries; ddp with one rank per "
             f"GPU ({devices} here) is faster",

@@ -9,6 +9,7 @@ import torch
 
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import Config
+from hpcrun.device.accelerator import is_accelerator
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 from hpcrun.train.data.batching import Batching
@@ -42,7 +43,7 @@ class Context:
         self, batching: Batching | None, parallel: Parallel, device: torch.device
     ) -> AbstractContextManager[None]:
         """Add advice to an out-of-memory error in the block; ``batching``: None before the first step."""
-        ranks, cuda = self.distributed.world_size, device.type == "cuda"
-        used = usage(self.config, batching, ranks=ranks, parallel=parallel, cuda=cuda)
+        ranks, gpu = self.distributed.world_size, is_accelerator(device)
+        used = usage(self.config, batching, ranks=ranks, parallel=parallel, gpu=gpu)
         logs = self.run.attempt_logs(self.attempt.job, self.attempt.restart)
         return explaining(used, logs, self.distributed.rank)

@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass
 
+from hpcrun.device import accelerator
 from hpcrun.train.data.batches import Steps, training_steps
 from hpcrun.train.data.batching import accumulation_of
 from hpcrun.train.data.workers import worker_processes
@@ -31,7 +32,7 @@ def build_batches(context: Context, opened: OpenedTask, resumed: Resumed, steps:
             accumulation=accumulation_of(config.train, distributed.world_size),
             seed=config.seed,
             workers=worker_processes(config, os.environ),
-            pin_memory=resumed.trainer.device.type == "cuda",
+            pin_memory=accelerator.is_accelerator(resumed.trainer.device),
             saved=resumed.stream_state(),
             uneven=config.train.uneven,
             prefetch=config.data.prefetch,
@@ -78,7 +79,7 @@ def build_validation(
         same_count=trainer.forward_is_collective,
         workers=worker_processes(config, os.environ),
         prefetch=config.data.prefetch,
-        pin_memory=trainer.device.type == "cuda",
+        pin_memory=accelerator.is_accelerator(trainer.device),
         collate=opened.collate,
     )
     return Validation(context, opened, trainer, data)

@@ -61,8 +61,8 @@ def _open(task: Task, config: Config, distributed: DistributedConfig) -> OpenedT
     # The same seed on every rank, so that all ranks start with the same weights.
     seed_alike(config.seed)
     model = task.build_model()
-    ranks, cuda = distributed.world_size, bool(distributed.device_ids)
-    require_model(model, task, config, ranks=ranks, cuda=cuda)
+    ranks, gpu = distributed.world_size, bool(distributed.device_ids)
+    require_model(model, task, config, ranks=ranks, gpu=gpu)
     dataset, validation_set = task.train_dataset(), task.validation_dataset()
     require_trainable(dataset, ranks, worker_processes(config, os.environ))
     if validation_set is not None:

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.config import AMPConfig
+from hpcrun.device.accelerator import default_device
 from hpcrun.train.parallel.strategies import Strategy
 from hpcrun.train.step.checkpointing import Checkpointing
 from hpcrun.train.step.ema import WeightAverage
@@ -65,7 +66,7 @@ class AMPTrainer(Checkpointing):
         device: torch.device | str | None = None,
         ema: float | None = None,
     ) -> None:
-        """Move ``model`` to ``device`` (default: the current CUDA device, or the CPU).
+        """Move ``model`` to ``device`` (default: the current GPU, or the CPU).
 
         Args:
             optimizer: the optimizer, or a function that makes it from the wrapped model. FSDP needs the
@@ -81,7 +82,7 @@ class AMPTrainer(Checkpointing):
                 function makes are checked when they are made.
         """
         if device is None:
-            device = "cuda" if torch.cuda.is_available() else "cpu"
+            device = default_device()
         self.device = torch.device(device)
         self.amp = amp or AMPConfig()
         self._strategy = self._choose_strategy()

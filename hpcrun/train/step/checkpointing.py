@@ -23,6 +23,7 @@ from hpcrun.checkpoint.state.buffers import apply_buffers, capture_buffers
 from hpcrun.checkpoint.storage.index import TensorEntry
 from hpcrun.checkpoint.storage.retention import Retention, tidying
 from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.device.accelerator import is_accelerator
 from hpcrun.train.step.ema import WeightAverage
 from hpcrun.train.step.gate import StepGate
 
@@ -249,7 +250,7 @@ def folder_engine(
         tidy=tidying(store, Retention()),
         staging=Staging(
             ranks_on_host=together.on_this_host(),
-            pinned=device is not None and device.type == "cuda",
+            pinned=device is not None and is_accelerator(device),
         ),
     )
 

@@ -6,7 +6,7 @@ before the check, so all ranks reach the same decision without further communica
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import cache
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hpcrun.config import AMPConfig
+from hpcrun.device import accelerator
 
 SCALES_KEPT = 1000
 """Number of loss-scale changes to remember: some million steps at the usual growth interval."""
@@ -52,7 +53,7 @@ class StepGate:
     the same on every rank.
     """
 
-    late_on = frozenset({"cuda"})
+    late_on: Container[object] = accelerator.KINDS
     """Device types on which reading a number waits for all queued work. There the fused optimizer reads the
     decision on the device, and the host reads it one step later."""
 
@@ -195,10 +196,10 @@ class _Readback:
     """Asynchronous copy of the decision and the loss scale from the device to the host."""
 
     def __init__(self, device: torch.device) -> None:
-        on_gpu = device.type == "cuda"
-        self._host = torch.zeros(2, pin_memory=on_gpu)
+        self._host = accelerator.host_zeros(2, device)
         self._found, self._scale = self._host.unbind()
-        self._event = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
+        on_gpu = accelerator.is_accelerator(device)
+        self._event = accelerator.event(device) if on_gpu else None
 
     def send(self, found: Tensor, scale: Tensor | None) -> None:
         """Start the copy; ``found`` may change afterwards."""
@@ -207,7 +208,7 @@ class _Readback:
             self._scale.copy_(scale, non_blocking=True)
         if self._event is not None:
             # On the stream of the copies: the trainer's device may not be the current device.
-            self._event.record(torch.cuda.current_stream(found.device))
+            accelerator.record(self._event, found.device)
 
     def read(self) -> tuple[float, float]:
         """Wait for the copy; return both numbers."""

@@ -18,6 +18,7 @@ from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import AMPConfig
 from hpcrun.config.training import FSDP
+from hpcrun.device import accelerator
 from hpcrun.train.model.prepare import Preparation, prepare
 from hpcrun.train.parallel import process_group
 from hpcrun.train.parallel.choose import Parallel, strategy
@@ -81,7 +82,7 @@ class DistributedAMPTrainer(AMPTrainer):
             raise ValueError("gradient compression uses DDP's hooks, which FSDP does not have")
         if device is None:
             ids = self.distributed.device_ids
-            device = torch.device("cuda", ids[0]) if ids else torch.device("cpu")
+            device = accelerator.device(ids[0]) if ids else torch.device("cpu")
         super().__init__(
             model,
             optimizer,

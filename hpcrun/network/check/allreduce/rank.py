@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from hpcrun.cluster.network.interfaces import gloo_interface
 from hpcrun.cluster.network.ports import listen, wanted_ports
+from hpcrun.device import accelerator
 from hpcrun.network.check.allreduce.busbw import MIB, SIZES, bus_bandwidth
 
 _REPEATS = 5
@@ -26,7 +27,7 @@ _REPEATS = 5
 def main() -> None:
     """Report the resources of this process, wait for the order, and carry it out."""
     torch.set_num_threads(1)
-    gpus = torch.cuda.device_count() if dist.is_nccl_available() else 0
+    gpus = accelerator.count() if dist.is_nccl_available() else 0
     listener = listen([*wanted_ports(os.environ, f"netcheck {os.getpid()}"), 0])
     _say(stage="here", gpus=gpus, port=listener.getsockname()[1])
     line = sys.stdin.readline()
@@ -51,7 +52,7 @@ def _measured(order: Mapping[str, Any], listening: int | None) -> dict[str, Any]
     """Join the group and return the all-reduce's figures."""
     limit = datetime.timedelta(seconds=order["limit"])
     if order["backend"] == "nccl":
-        torch.cuda.set_device(order["local"])
+        accelerator.make_current(accelerator.device(order["local"]))
     os.environ.update(gloo_interface(os.environ, order["peers"]))
     store = TCPStore(
         order["address"],
@@ -69,7 +70,8 @@ def _measured(order: Mapping[str, Any], listening: int | None) -> dict[str, Any]
         world_size=order["ranks"],
         timeout=limit,
     )
-    device = torch.device("cuda" if order["backend"] == "nccl" else "cpu")
+    on_gpu = order["backend"] == "nccl"
+    device = accelerator.default_device() if on_gpu else torch.device("cpu")
     _sum(torch.ones(1, device=device), order["ranks"])
     _say(stage="joined")
     size = SIZES[0]
@@ -94,8 +96,7 @@ def _timed(size: int, ranks: int, device: torch.device, repeats: int) -> float:
     begun = time.perf_counter()
     for _ in range(repeats):
         dist.all_reduce(tensor)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    accelerator.synchronize(device)
     longest = torch.tensor([(time.perf_counter() - begun) / repeats], device=device)
     dist.all_reduce(longest, op=dist.ReduceOp.MAX)
     _sum(torch.ones(MIB // 4, device=device), ranks)

@@ -1,0 +1,1 @@
+"""The devices of a rank, of any vendor. No other package names CUDA: see ``accelerator`` and ``vendor``."""

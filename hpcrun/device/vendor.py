@@ -1,0 +1,97 @@
+"""What only NVIDIA's CUDA and AMD's HIP have. In torch both have the device type ``cuda``.
+
+The switches do nothing on other devices, so that callers need no case for them.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+KIND = "cuda"
+"""The device type of NVIDIA's and AMD's GPUs."""
+
+WITHOUT_GRAPHS = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
+"""The modes of torch.compile that capture CUDA graphs, each with a similar mode that captures none."""
+
+_HAS_TF32 = (8, 0)
+"""Compute capability of Ampere, the first architecture with TensorFloat-32."""
+
+_PORTABLE = 1  # cudaHostRegisterPortable: for all devices
+
+
+def build() -> tuple[str, str] | None:
+    """Return the platform that torch is built for and its version; None for a build without either."""
+    if torch.version.cuda:
+        return "CUDA", torch.version.cuda
+    return ("ROCm", torch.version.hip) if torch.version.hip else None
+
+
+def versions() -> dict[str, str | None]:
+    """Return the versions of torch, CUDA and NCCL by name; None for what torch is built without."""
+    return {"torch": torch.__version__, "cuda": torch.version.cuda, "nccl": nccl_version()}
+
+
+def nccl_version() -> str | None:
+    """Return NCCL's version, or None where torch was built without NCCL."""
+    if not (torch.distributed.is_available() and torch.distributed.is_nccl_available()):
+        return None
+    version: Callable[[], tuple[int, ...]] = torch.cuda.nccl.version
+    return ".".join(map(str, version()))
+
+
+def fix_workspace() -> None:
+    """Let cuBLAS use a workspace with which it is deterministic, unless the user has chosen another."""
+    # cuBLAS reads the variable at its first use; older torch refuses cuBLAS without it.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def allow_tf32(device: torch.device) -> None:
+    """Allow TensorFloat-32 for the fp32 matrix products of the whole process.
+
+    Uses the one switch that torch 2.6 and 2.13 both have and torch.compile reads. Torch refuses to mix it
+    with the newer ``torch.backends.cuda.matmul.fp32_precision``.
+    """
+    if device.type == KIND:
+        torch.set_float32_matmul_precision("high")
+
+
+def has_tf32(device: torch.device) -> bool:
+    """Return True if ``device`` is a GPU with TensorFloat-32."""
+    return device.type == KIND and torch.cuda.get_device_capability(device) >= _HAS_TF32
+
+
+def lock_pages(address: int, size: int) -> tuple[Callable[[], object] | None, int]:
+    """Lock pages of host memory, to which all GPUs then copy at full speed and asynchronously.
+
+    torch's allocator of page-locked memory rounds up to a power of two and keeps every block.
+
+    Returns:
+        The function that unlocks the pages, or None if there is no GPU or the driver refuses; and the
+        driver's error code, or 0.
+    """
+    if not torch.cuda.is_available():
+        return None, 0
+    cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    code = int(cudart.cudaHostRegister(address, size, _PORTABLE))
+    return None if code else lambda: cudart.cudaHostUnregister(address), code
+
+
+def write_memory_report(summary: Callable[[], Path]) -> bool:
+    """Write the allocator's summary, and next to it its state as .pickle for https://pytorch.org/memory_viz.
+
+    Args:
+        summary: returns the file; called only if this process has used a GPU.
+
+    Returns:
+        False if it has used none.
+    """
+    cuda: Any = torch.cuda
+    if not cuda.is_initialized():
+        return False
+    path = summary()
+    path.write_text(cuda.memory_summary())
+    cuda.memory._dump_snapshot(str(path.with_suffix(".pickle")))
+    return True
