@@ -95,6 +95,40 @@ def test_a_step_that_is_not_finite_changes_nothing(amp, clip, optimizer):
     assert (trainer.gate.skipped, trainer.gate.skipped_in_row) == (1, 0)
 
 
+class Library(torch.optim.SGD):
+    """A fused optimizer of another library: it claims to know the decision, and does not read it."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, lr=0.1, momentum=0.9)
+        self._step_supports_amp_scaling = True
+
+
+class Obeying(torch.optim.AdamW):
+    """A user's subclass of a fused optimizer of torch."""
+
+
+@pytest.mark.usefixtures("late")
+@pytest.mark.parametrize("amp", [AMPConfig(), AMPConfig(dtype="bf16"), FP16])
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda model: Library(model.parameters()),
+        lambda model: Obeying(model.parameters(), lr=0.1, fused=True),
+    ],
+    ids=["library", "subclass"],
+)
+def test_an_optimizer_of_another_library_takes_no_step_that_is_not_finite(amp, clip, optimizer):
+    trainer = make(optimizer, amp=amp, clip_norm=clip)
+    good, bad = batches(2, 1)
+    trainer.training_step(good, loss)
+    before = everything(trainer)
+    result = trainer.training_step(bad, loss)
+    assert not trainer.gate.pending
+    assert result.skipped
+    assert same(before[:3], everything(trainer)[:3])
+
+
 @pytest.mark.parametrize("amp", [AMPConfig(), FP16])
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("optimizer", [adamw, sgd, plain_sgd])

@@ -173,7 +173,7 @@ class StepGate:
             found.device.type in self.late_on
             and not self.at_once
             and bool(optimizer.state)
-            and getattr(optimizer, "_step_supports_amp_scaling", False)
+            and reads_decision(optimizer)
         )
 
     def _update(self) -> None:
@@ -190,6 +190,19 @@ class StepGate:
             factor, self._scale = scale / self._scale, scale
             self.scales.append((self.steps, scale))
         self._after(skipped, factor)
+
+
+def reads_decision(optimizer: Optimizer) -> bool:
+    """Return True for torch's own fused optimizers: their kernels read the attribute ``found_inf``.
+
+    Optimizers of other libraries have the flag ``_step_supports_amp_scaling`` too, but Apex and
+    TransformerEngine read the decision from an argument of ``step``, and some read it nowhere.
+    """
+    return (
+        type(optimizer).__module__.startswith("torch.optim.")
+        and getattr(optimizer, "_step_supports_amp_scaling", False)
+        and all(group.get("fused") for group in optimizer.param_groups)
+    )
 
 
 class _Readback:
