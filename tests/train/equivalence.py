@@ -3,6 +3,7 @@
 ``python -m tests.train.equivalence FOLDER [slow]`` writes ``results-WORLD-RANK.json`` into the folder.
 """
 
+import contextlib
 import itertools
 import json
 import sys
@@ -16,6 +17,7 @@ import torch.distributed.fsdp
 
 from hpcrun.train.step.trainer import AMPTrainer
 from tests.train.forks import fork_ranks
+from tests.train.nccl_rules import nccl_rules
 from tests.train.sharing import Net, Way, adamw, batches, flat, loss, trainer
 from tests.train.sharing_scenarios import SCENARIOS
 
@@ -158,7 +160,8 @@ def joined(play, folder, rank, ranks):
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=300)
         )
-    found = play(rank, ranks)
+    with nccl_rules() if ranks > 1 else contextlib.nullcontext():
+        found = play(rank, ranks)
     (folder / f"results-{ranks}-{rank}.json").write_text(json.dumps(found))
     if ranks > 1:
         dist.destroy_process_group()

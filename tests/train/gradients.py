@@ -24,6 +24,7 @@ from hpcrun.train.parallel.gradient_compression import compression
 from hpcrun.train.step.gate import StepGate
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 from tests.train.forks import fork_ranks
+from tests.train.nccl_rules import nccl_rules
 from tests.train.sharing import Net, loss
 
 FP16 = AMPConfig(dtype="fp16", init_scale=1024.0, growth_interval=3)
@@ -253,11 +254,12 @@ def play(rank, folder):
         "gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=300)
     )
     results = {}
-    for scenario in SCENARIOS:
-        place = folder / scenario.__name__
-        place.mkdir(exist_ok=True)
-        results[scenario.__name__] = scenario(rank, place)
-        dist.barrier()
+    with nccl_rules():
+        for scenario in SCENARIOS:
+            place = folder / scenario.__name__
+            place.mkdir(exist_ok=True)
+            results[scenario.__name__] = scenario(rank, place)
+            dist.barrier()
     (folder / f"results-{rank}.json").write_text(json.dumps(results))
     dist.destroy_process_group()
 

@@ -9,6 +9,7 @@ import json
 import random
 import sys
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,6 +29,7 @@ from hpcrun.train.parallel import process_group
 from hpcrun.train.parallel.collective import together
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 from tests.train.forks import fork_ranks
+from tests.train.nccl_rules import nccl_rules
 
 
 class Pairs(torch.utils.data.Dataset):
@@ -339,6 +341,38 @@ def validation(ranks):
     return found
 
 
+class Bank(nn.Module):
+    """A model with buffers in a layout and a dtype that NCCL refuses, different on each rank."""
+
+    def __init__(self, rank, dtype):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
+        self.register_buffer("bank", torch.arange(18.0).reshape(3, 6).T + rank)
+        self.register_buffer("table", torch.arange(6, dtype=dtype) + rank)
+
+    def forward(self, inputs):
+        for block in self.blocks:
+            inputs = block(inputs)
+        return (inputs + self.table) @ self.bank
+
+
+def buffers_that_nccl_refuses(ranks):
+    """Return each rank's loss of a validation, and its buffers, with DDP and FSDP."""
+    found = {}
+    # DDP itself sends int16 buffers as they are.
+    for parallel, dtype in (("ddp", torch.int32), ("fsdp", torch.int16)):
+        trainer = ranks.trainer(partial(Bank, ranks.rank, dtype), parallel=parallel)
+        task = Mean()
+        task.loss = lambda model, batch: model(batch[0]).square().mean()
+        trainer.training_step(ranks.batches(0, 1)[0], task.loss)
+        value = validate(
+            trainer, task, [(ranks.batches(0, 1)[0][0], 4)], group=dist.new_group(backend="gloo")
+        )
+        buffers = [buffer.tolist() for buffer in trainer.module.buffers()]
+        found[parallel] = [buffers, value, trainer.module.bank.stride()]
+    return found
+
+
 def gathered(value):
     values = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
@@ -346,7 +380,7 @@ def gathered(value):
 
 
 def failing_together(ranks):
-    group = dist.group.WORLD
+    group = dist.new_group(backend="gloo")
 
     def attempt(compute):
         try:
@@ -400,6 +434,7 @@ SCENARIOS = {
         resumed_with_unused_parameters,
         resumed_with_buffers_of_its_own,
         validation,
+        buffers_that_nccl_refuses,
         failing_together,
         questions,
     ],
@@ -416,11 +451,12 @@ def play(world_size, rank, folder):
         "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=300)
     )
     results = {}
-    for scenario in SCENARIOS[world_size]:
-        place = folder / f"{scenario.__name__}-{world_size}"
-        place.mkdir(exist_ok=True)
-        results[scenario.__name__] = scenario(Ranks(rank, world_size, place))
-        dist.barrier()
+    with nccl_rules():
+        for scenario in SCENARIOS[world_size]:
+            place = folder / f"{scenario.__name__}-{world_size}"
+            place.mkdir(exist_ok=True)
+            results[scenario.__name__] = scenario(Ranks(rank, world_size, place))
+            dist.barrier()
     (folder / f"results-{world_size}-{rank}.json").write_text(json.dumps(results))
     dist.destroy_process_group()
 

@@ -126,6 +126,15 @@ def test_validation_leaves_buffers_and_modes_as_they_were(results):
         assert rank["modes"] == [True, True, True, False, True]
 
 
+def test_buffers_in_any_layout_are_rank_0s_on_all_ranks(results):
+    bank, table = torch.arange(18.0).reshape(3, 6).T.tolist(), list(range(6))
+    for rank in results["buffers_that_nccl_refuses", 4]:
+        for parallel in ("ddp", "fsdp"):
+            buffers, loss, strides = rank[parallel]
+            assert (buffers, strides) == ([bank, table], [1, 6])
+            assert loss == results["buffers_that_nccl_refuses", 4][0][parallel][1]
+
+
 def test_an_error_of_one_rank_stops_all_ranks_and_is_reported_once(results):
     ranks = results["failing_together", 4]
     assert [rank["nobody"] for rank in ranks] == ["fine"] * 4

@@ -27,6 +27,7 @@ from hpcrun.train.evaluation.validation_data import ValidationData
 from hpcrun.train.step.micro_batches import MicroBatchStep
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 from tests.train.forks import fork_ranks
+from tests.train.nccl_rules import nccl_rules
 from tests.train.ranks import Pairs, digest, gathered, loss, small
 
 WORLD = 3
@@ -326,12 +327,13 @@ def play(rank, folder):
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=WORLD, timeout=timedelta(seconds=300)
     )
-    results = {scenario.__name__: scenario(rank) for scenario in COMPARED}
-    for name, options in RESUMED.items():
-        results[f"resumed-{name}"] = resumed(rank, folder / name, **options)
-    results["validated"] = validated(rank)
-    results["fewer"] = resumed_on_fewer_ranks(rank, folder / "fewer")
-    results["averaged"] = averaged_in_shards(rank, folder / "averaged")
+    with nccl_rules():
+        results = {scenario.__name__: scenario(rank) for scenario in COMPARED}
+        for name, options in RESUMED.items():
+            results[f"resumed-{name}"] = resumed(rank, folder / name, **options)
+        results["validated"] = validated(rank)
+        results["fewer"] = resumed_on_fewer_ranks(rank, folder / "fewer")
+        results["averaged"] = averaged_in_shards(rank, folder / "averaged")
     (folder / f"results-{rank}.json").write_text(json.dumps(results))
     dist.destroy_process_group()
 

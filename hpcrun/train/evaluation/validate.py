@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from hpcrun.train.metrics.log import mean_over_ranks
 from hpcrun.train.model.no_side_effects import evaluating, kept_buffers, kept_generators
+from hpcrun.train.parallel.from_rank_zero import copy_from_rank_zero
 from hpcrun.train.step.to_device import to_device
 from hpcrun.train.step.trainer import AMPTrainer
 from hpcrun.train.task import Task
@@ -38,7 +38,7 @@ def validate(
     with trainer.averaged(), evaluating(module), kept_buffers(module), kept_generators():
         if group is not None:
             for buffer in trainer.module.buffers():
-                dist.broadcast(buffer, src=0)
+                copy_from_rank_zero(buffer)
         for batch, samples in data:
             with trainer.autocast():
                 loss = task.loss(trainer.module, to_device(batch, trainer.device))

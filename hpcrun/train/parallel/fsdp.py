@@ -27,6 +27,7 @@ from hpcrun.errors import UserError
 from hpcrun.train.errors import NotTrainable
 from hpcrun.train.model.blocks import blocks, by_class, by_size, kind, unshared
 from hpcrun.train.model.prepare import CompileMode, compile_in_place
+from hpcrun.train.parallel.from_rank_zero import copy_from_rank_zero
 from hpcrun.train.parallel.fsdp_check import ShardedUse
 from hpcrun.train.parallel.strategies import Strategy
 from hpcrun.train.parallel.unsharded_copy import with_weights, without_weights
@@ -217,7 +218,7 @@ class FSDPStrategy(Strategy):
         for value in [*part.parameters(), *part.buffers()]:
             if not isinstance(value, DTensor):
                 value.data = value.data.to(self._device)
-                dist.broadcast(value.data, src=0)
+                copy_from_rank_zero(value.data)
 
 
 def _fill_unused(module: nn.Module) -> None:

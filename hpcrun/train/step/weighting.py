@@ -7,6 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hpcrun.train.parallel.from_rank_zero import copy_from_rank_zero
+
 Weight = float | Tensor
 
 
@@ -74,14 +76,14 @@ def share_gradients(
 ) -> None:
     """Broadcast rank 0's gradients; only ranks with ``receives`` take them. Collective."""
     has = torch.tensor([parameter.grad is not None for parameter in parameters], device=device)
-    dist.broadcast(has, src=0)
+    copy_from_rank_zero(has)
     for parameter, there in zip(parameters, has.tolist(), strict=True):
         if not there:
             continue
         gradient = parameter.grad
         if receives or gradient is None:
             gradient = torch.empty_like(parameter, requires_grad=False)
-        dist.broadcast(gradient, src=0)
+        copy_from_rank_zero(gradient)
         if receives:
             parameter.grad = gradient
 

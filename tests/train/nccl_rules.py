@@ -1,0 +1,173 @@
+"""NCCL's rules, imposed on gloo groups: gloo accepts calls that NCCL refuses or that hang with it.
+
+Inside ``nccl_rules()`` every collective passes a check, whoever calls it: hpcrun, DDP's reducer in C++,
+FSDP2 and DTensor. The check is a kernel of the c10d operations for a key that torch's dispatcher looks up
+before it chooses the kernel of the device. It looks at the arguments and then calls the CPU kernel.
+
+Groups that are made with an explicit gloo backend are control groups and are exempt.
+"""
+
+import contextlib
+import itertools
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+_PACKAGE = str(Path(__file__).parents[2] / "hpcrun")
+_TORCH = str(Path(torch.__file__).parent)
+
+# torch/csrc/distributed/c10d/NCCLUtils.cpp; complex numbers travel as pairs.
+_DTYPES = {
+    *(torch.uint8, torch.int8, torch.int32, torch.int64, torch.bool),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    *(torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64, torch.complex128),
+}
+
+# The calls of hpcrun on the gradients' groups, where tensors must be on the GPU. Gloo cannot tell, since all
+# tensors of these tests are on the CPU: a person has to look at each new place.
+_PLACES = {
+    "train/parallel/from_rank_zero.py:copy_from_rank_zero",
+    "train/parallel/fsdp.py:_mesh",  # Torch moves objects to the GPU.
+    "train/parallel/fsdp_check.py:drop_unused_gradients",
+    "train/step/weighting.py:loss_factors",
+}
+
+# Ranks may give these operations different tensors.
+_OWN_SHAPES = {"gather_", "scatter_", "alltoall_", "alltoall_base_"}
+_BETWEEN_TWO = {"send", "recv_", "recv_any_source_"}
+
+
+class BreaksNCCL(AssertionError):
+    """A collective that NCCL refuses, or that hangs or mixes up numbers with NCCL."""
+
+
+class Rules:
+    """The collectives of this rank so far, by the name of the device group."""
+
+    def __init__(self):
+        self.calls = {}
+        self.exempt = set()
+        self.off = False
+
+    def check(self, operation, arguments):
+        """Raise BreaksNCCL if NCCL would refuse this call of a c10d operation."""
+        group = _group(arguments)
+        if self.off or group is None or group.group_name in self.exempt:
+            return
+        tensors = [*_tensors(arguments)]
+        for tensor in tensors:
+            if not tensor.is_contiguous():
+                raise BreaksNCCL(
+                    f"{operation}: NCCL needs contiguous tensors, not the strides {tensor.stride()} "
+                    f"of the shape {tuple(tensor.shape)}"
+                )
+            if tensor.dtype not in _DTYPES or tensor.is_sparse:
+                raise BreaksNCCL(f"{operation}: NCCL knows no {tensor.dtype}, {tensor.layout}")
+        place = _place()
+        if place is not None and place not in _PLACES:
+            raise BreaksNCCL(
+                f"{operation}: {place} calls a collective on the group of the gradients. NCCL takes tensors "
+                "on the GPU only; use the control group for decisions, or check the device and add the place"
+            )
+        if operation not in _BETWEEN_TWO:
+            sizes = [] if operation in _OWN_SHAPES else [[*tensor.shape] for tensor in tensors]
+            line = f"{operation} {sizes} {sorted({str(tensor.dtype) for tensor in tensors})}"
+            self.calls.setdefault(group.group_name, []).append(line)
+
+    def compare(self):
+        """Raise BreaksNCCL if ranks of a group have made different collectives. Collective."""
+        self.off = True
+        everything = [None] * dist.get_world_size()
+        dist.all_gather_object(everything, self.calls)
+        require_same_order(everything)
+
+
+def require_same_order(everything):
+    """Raise BreaksNCCL if the calls of two ranks in one group differ; ``everything``: calls by rank."""
+    for name in {name for calls in everything for name in calls}:
+        ranks = [rank for rank, calls in enumerate(everything) if name in calls]
+        lines = [everything[rank][name] for rank in ranks]
+        for number, calls in enumerate(itertools.zip_longest(*lines)):
+            if len(set(calls)) > 1:
+                told = "; ".join(f"rank {r}: {c}" for r, c in zip(ranks, calls, strict=True))
+                raise BreaksNCCL(f"group {name}, collective {number}: {told}")
+
+
+@contextlib.contextmanager
+def nccl_rules():
+    """Check every collective of the block, and at its end that all ranks made the same ones. Collective.
+
+    The process group exists already. Yields the Rules; raises BreaksNCCL in the call that breaks a rule.
+    """
+    rules = Rules()
+    library, new_group = torch.library.Library("c10d", "IMPL"), dist.new_group
+
+    def noted_group(*arguments, backend=None, **options):
+        made = new_group(*arguments, backend=backend, **options)
+        if backend is not None and isinstance(made, dist.ProcessGroup):
+            rules.exempt.add(made.group_name)
+        return made
+
+    dist.new_group = noted_group
+    try:
+        for operation in _operations():
+            _check(library, operation, rules)
+        yield rules
+        rules.compare()
+    finally:
+        dist.new_group = new_group
+        library._destroy()
+
+
+def _check(library, operation, rules):
+    overload = getattr(torch.ops.c10d, operation).default
+    device = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+
+    def checked(_, *arguments):
+        rules.check(operation, arguments)
+        # Releases the interpreter's lock, for which gloo's threads may wait while they hold their own lock.
+        return overload.redispatch(device, *arguments)
+
+    library.impl(operation, checked, "BackendSelect", with_keyset=True)
+
+
+def _operations():
+    registered = torch._C._dispatch_get_registrations_for_dispatch_key("CPU")
+    names = {name.removeprefix("c10d::") for name in registered if name.startswith("c10d::")}
+    return sorted(names - {"check_for_nan", "monitored_barrier_"})
+
+
+def _group(arguments):
+    """Return the process group among the arguments, which may hold a reduction's operator too."""
+    for value in arguments:
+        if isinstance(value, torch.ScriptObject):
+            with contextlib.suppress(RuntimeError):
+                return dist.ProcessGroup.unbox(value)
+    return None
+
+
+def _tensors(value):
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _tensors(part)
+
+
+def _place():
+    """Return ``file:function`` of hpcrun's direct call of torch.distributed; None for other callers."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        inside = code.co_filename == __file__ or code.co_filename.startswith("<")
+        if not inside and not (
+            code.co_filename.startswith(_TORCH)
+            and Path(code.co_filename).name in ("distributed_c10d.py", "c10d_logger.py", "_ops.py")
+        ):
+            if not code.co_filename.startswith(_PACKAGE):
+                return None
+            return f"{Path(code.co_filename).relative_to(_PACKAGE)}:{code.co_name}"
+        frame = frame.f_back
+    return None
