@@ -124,9 +124,9 @@ class Train(Section):
     channels_last: bool = Field(
         default=False, description="Store images as NHWC, which is faster for convolutions on GPUs."
     )
-    deterministic: Literal[True, False, "warn"] = Field(
+    deterministic: Literal[True, False, "warn", "strict"] = Field(
         default=True,
-        description="Use only deterministic kernels; warn: torch warns about others; false: any kernel.",
+        description="Deterministic kernels; strict: refuse other bits on resume; warn, false: any kernel.",
     )
     timeout: Positive = Field(
         default=600.0,

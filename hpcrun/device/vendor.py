@@ -42,6 +42,26 @@ def nccl_version() -> str | None:
     return ".".join(map(str, version()))
 
 
+def libraries() -> dict[str, str]:
+    """Return the versions of the libraries that compute and communicate on GPUs, by name."""
+    cudnn = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None  # type: ignore[no-untyped-call]
+    found = {
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "cudnn": cudnn,
+        "nccl": nccl_version(),
+    }
+    return {name: str(version) for name, version in found.items() if version is not None}
+
+
+def capability(device: torch.device) -> dict[str, str]:
+    """Return the compute capability of a GPU, for example ``{"capability": "9.0"}``; nothing for others."""
+    if device.type != KIND:
+        return {}
+    major, minor = torch.cuda.get_device_capability(device)
+    return {"capability": f"{major}.{minor}"}
+
+
 def fix_workspace() -> None:
     """Let cuBLAS use a workspace with which it is deterministic, unless the user has chosen another."""
     # cuBLAS reads the variable at its first use; older torch refuses cuBLAS without it.

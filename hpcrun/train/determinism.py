@@ -20,6 +20,20 @@ from hpcrun.device import vendor
 from hpcrun.errors import UserError
 from hpcrun.train.errors import NotDeterministic
 
+Deterministic = Literal[True, False, "warn", "strict"]
+
+NCCL_ORDER = {
+    "NCCL_NVLS_ENABLE": "0",
+    "NCCL_COLLNET_ENABLE": "0",
+    "NCCL_ALGO": "Ring",
+    "NCCL_PROTO": "Simple",
+}
+"""Variables with which NCCL adds over ranks in an order that only topology and number of ranks decide.
+
+Sums in switches (NVLS, CollNet) may differ between two calls (https://github.com/NVIDIA/nccl/issues/1497).
+Only Ring exists for every collective; NCCL since 2.24 fails at a collective without an algorithm.
+"""
+
 _REFUSED = re.compile(r"(?P<kernel>\w[\w ]*) does not have a deterministic implementation, but")
 _PLACE = re.compile(r'^ *File "([^"\n]+)", line (\d+)', re.MULTILINE)
 _CUBLAS = "not deterministic because it uses CuBLAS"
@@ -43,18 +57,38 @@ def seed_rank(seed: int, rank: int, step: int) -> None:
     seed_alike(int(mixed[0]) << 31 ^ int(mixed[1]))
 
 
-def choose_kernels(wanted: Literal[True, False, "warn"]) -> None:
-    """Apply ``train.deterministic`` to this process; call it before using a GPU.
+def choose_kernels(wanted: Deterministic) -> None:
+    """Apply ``train.deterministic`` to this process; call it before using a GPU or NCCL.
 
-    With True, attention's backward pass is deterministic and cuDNN's attention is off. With "warn", torch
-    keeps the faster kernels of both.
+    With True and "strict", attention's backward pass is deterministic, cuDNN's attention is off, and NCCL
+    adds over ranks in one order (``NCCL_ORDER``). With "warn", torch and NCCL keep the faster ways.
     """
+    if wanted in (True, "strict"):
+        # NCCL reads the variables when it makes its first group.
+        for name, value in NCCL_ORDER.items():
+            os.environ.setdefault(name, value)
     if wanted:
         vendor.fix_workspace()
     torch.use_deterministic_algorithms(wanted is not False, warn_only=wanted == "warn")
     # By default torch would fill all new memory, so that a kernel that reads uninitialized memory gives the
     # same result. That matters only for a wrong kernel, and every step pays for it.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def announce_order(wanted: Deterministic) -> None:
+    """Print a line if the user gave other values to variables of ``NCCL_ORDER``; hpcrun keeps these."""
+    if wanted not in (True, "strict"):
+        return
+    kept = {name: os.environ.get(name, value) for name, value in NCCL_ORDER.items()}
+    other = {name: value for name, value in kept.items() if value != NCCL_ORDER[name]}
+    if other:
+        theirs = " ".join(f"{name}={value}" for name, value in other.items())
+        ours = " ".join(f"{name}={NCCL_ORDER[name]}" for name in other)
+        print(
+            f"hpcrun: train.deterministic: {theirs}, as set in the environment, instead of {ours}: NCCL may "
+            "add over ranks in another order after an interruption",
+            flush=True,
+        )
 
 
 @contextlib.contextmanager

@@ -33,6 +33,10 @@ class NotDeterministic(NotTrainable):
     """A kernel is not deterministic, which train.deterministic forbids."""
 
 
+class NotSameBits(NotTrainable):
+    """A resume would change the last bits, which train.deterministic=strict forbids."""
+
+
 # Missing or closed files, missing names, and code that Python cannot read.
 _TO_CORRECT = (
     *(FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError),

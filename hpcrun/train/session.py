@@ -12,7 +12,7 @@ from hpcrun.lifecycle.signals import StopFlag, StopReason
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 from hpcrun.train.checkpoint_setup import build_engine
-from hpcrun.train.determinism import choose_kernels, explain_refusals
+from hpcrun.train.determinism import announce_order, choose_kernels, explain_refusals
 from hpcrun.train.evaluation.best import Weights, put_best_back
 from hpcrun.train.health import flight_recorder
 from hpcrun.train.health.watchdog import watching
@@ -58,6 +58,8 @@ def train(
     distributed = process_group.join_run(
         distributed, run, attempt, timeout=config.train.timeout, interface=config.job.interface
     )
+    if distributed.backend == "nccl" and distributed.rank == 0:
+        announce_order(config.train.deterministic)
     group = process_group.control_group(distributed)
     with watching(run, attempt, config, distributed, position) as at:
         context = Context(run, attempt, config, distributed, group, at)

@@ -57,6 +57,7 @@ RUNS = {
     "stopped": ["task=Regression", "model.stop_at=5"],
     "calm-exact": ["task=Exact"],
     "other-way": ["task=Exact", "model.stop_at=5"],
+    "strict": ["task=Exact", "model.stop_at=5", "train.deterministic=strict"],
     "calm-loaders": [
         *("task=Regression", "data.workers=2", "train.accumulation=2"),
         *("optim.schedule=wsd", "optim.decay_steps=2"),
@@ -161,6 +162,9 @@ LATER = {
     ],
 }
 
+# Runs that a restart moves to another environment.
+ELSEWHERE = ("stopped", "strict")
+
 # Started with two ranks, although the config was checked for another number.
 MISFITS = {
     "single": ["task=Regression", "job.gpus=1", "train.parallel=single"],
@@ -190,6 +194,8 @@ def play(rank: int, run: Path, restart: int) -> None:
         "SLURM_RESTART_COUNT": str(restart),
         "OMP_NUM_THREADS": "1",
     }
+    if restart and run.name in ELSEWHERE:
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"
     STOP.install()
     leave(run_rank(run, STOP))
 

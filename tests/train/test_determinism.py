@@ -9,13 +9,17 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from hpcrun.errors import UserError
-from hpcrun.train.determinism import choose_kernels, explain_refusals
+from hpcrun.network.nccl.lint import lint
+from hpcrun.network.nccl.settings import Setting
+from hpcrun.train.determinism import NCCL_ORDER, announce_order, choose_kernels, explain_refusals
 from hpcrun.train.errors import NotDeterministic
 
 
 @pytest.fixture(autouse=True)
 def torch_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
+    for name, value in NCCL_ORDER.items():
+        monkeypatch.setenv(name, value)
     yield
     torch.use_deterministic_algorithms(False)
     torch.utils.deterministic.fill_uninitialized_memory = True
@@ -46,7 +50,36 @@ def test_cublas_gets_a_fixed_workspace_unless_the_user_sets_one(wanted, fixed, m
 
 
 @pytest.mark.parametrize(
-    ("wanted", "mode"), [(True, "error"), ("warn", "warn"), (False, "default")]
+    ("wanted", "expected"), [(True, NCCL_ORDER), ("strict", NCCL_ORDER), ("warn", {}), (False, {})]
+)
+def test_nccl_gets_one_order_of_addition_and_keeps_what_the_user_has_set(
+    wanted, expected, monkeypatch, capsys
+):
+    for name in NCCL_ORDER:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    choose_kernels(wanted)
+    assert {name: os.environ[name] for name in NCCL_ORDER if name in os.environ} == expected
+    announce_order(wanted)
+    assert capsys.readouterr().out == ""
+    monkeypatch.setenv("NCCL_ALGO", "Tree")
+    choose_kernels(wanted)
+    assert os.environ["NCCL_ALGO"] == "Tree"
+    announce_order(wanted)
+    told = (
+        "train.deterministic: NCCL_ALGO=Tree, as set in the environment, instead of NCCL_ALGO=Ring:"
+    )
+    assert (told in capsys.readouterr().out) is bool(expected)
+
+
+def test_the_linter_accepts_the_order_that_nccl_gets():
+    settings = [Setting(name, value, "here") for name, value in NCCL_ORDER.items()]
+    assert "error" not in {finding.level for finding in lint(settings)}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "mode"),
+    [(True, "error"), ("strict", "error"), ("warn", "warn"), (False, "default")],
 )
 def test_torch_refuses_warns_or_accepts_and_does_not_fill_memory(wanted, mode):
     choose_kernels(wanted)

@@ -84,6 +84,19 @@ def test_a_resume_may_compute_the_same_sums_in_another_way(runs):
     assert "different from when" not in runs.said("stopped")
 
 
+def test_a_resume_in_another_environment_says_so_and_strict_refuses_it(runs):
+    change = "CUBLAS_WORKSPACE_CONFIG: :4096:8 -> :16:8"
+    (line,) = (line for line in runs.said("stopped").splitlines() if "another environment" in line)
+    assert line.startswith(
+        f"hpcrun: another environment than that of step 6: {change}; the last bits"
+    )
+    assert "another environment" not in runs.said("other-way")
+    assert runs.codes("strict") == [[75, 75], [2, 2]]
+    refused = runs.said("strict").splitlines()[-1]
+    assert "train.deterministic=strict: different from when step 6 was saved: " + change in refused
+    assert refused.endswith("with train.deterministic=true")
+
+
 def test_the_report_is_of_the_best_weights_and_the_last_stay_the_newest(runs):
     assert runs.codes("best") == DONE
     result = read_json(runs.run("best").result)

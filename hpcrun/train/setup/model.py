@@ -7,13 +7,14 @@ import torch
 
 from hpcrun.checkpoint.outcome import Restored
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
-from hpcrun.config import Config
+from hpcrun.config import Config, differing, ways
 from hpcrun.run.commits import newest_commit
 from hpcrun.run.events import read_events
 from hpcrun.train.build import build_trainer
 from hpcrun.train.checkpoint_setup import restore
 from hpcrun.train.data.streams import StreamState
 from hpcrun.train.determinism import seed_rank
+from hpcrun.train.drift import changed, environment, require_same
 from hpcrun.train.evaluation.early_stopping import EarlyStopping
 from hpcrun.train.parallel.choose import resolve_parallel
 from hpcrun.train.setup.context import Context
@@ -23,10 +24,17 @@ from hpcrun.train.step.trainer import DistributedAMPTrainer
 
 @dataclass(frozen=True)
 class Resumed:
-    """A trainer, and the checkpoint that it restored; None for a new training."""
+    """A trainer, the checkpoint that it restored (None for a new training), and this environment.
+
+    ``ways``: the keys of the config that may change bits, and that differ from those of the checkpoint.
+    ``drift``: the parts of the environment that differ from those of the checkpoint.
+    """
 
     trainer: DistributedAMPTrainer
     checkpoint: Restored | None
+    environment: dict[str, str]
+    ways: list[str]
+    drift: list[str]
 
     @property
     def start(self) -> int:
@@ -57,7 +65,8 @@ def build_model(
     """Choose the parallelism, wrap the model, and restore the newest checkpoint. Collective.
 
     Raises:
-        UserError: the model does not fit the config, or no checkpoint can be loaded.
+        UserError: the model does not fit the config, no checkpoint can be loaded, or train.deterministic is
+            strict and something has changed that decides bits.
         OutOfMemory: the model does not fit the device.
     """
     config, distributed = context.config, context.distributed
@@ -68,7 +77,13 @@ def build_model(
             trainer = build_trainer(config, opened.task, opened.model, distributed, parallel)
         with context.at("restoring"):
             restored = restore(context.run, config, trainer, engine)
-    resumed = Resumed(trainer, restored)
+    here = environment(device, distributed, context.group)
+    meta = {} if restored is None else restored.meta
+    other = differing(meta["ways"], ways(config)) if "ways" in meta else []
+    drift = [] if restored is None else changed(meta, here)
+    resumed = Resumed(trainer, restored, here, other, drift)
+    if config.train.deterministic == "strict":
+        context.together(lambda: require_same([*other, *drift], resumed.start))
     opened.task._reached(resumed.start)
     if restored is None or restored.own is None:
         seed_rank(config.seed, distributed.rank, resumed.start)

@@ -1,9 +1,7 @@
 """Make the parts that watch a training: announcement, metrics, checkpoints, non-finite gradients, profile."""
 
-import torch
-
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
-from hpcrun.config import differing, training_fingerprint, ways
+from hpcrun.config import training_fingerprint, ways
 from hpcrun.run.events import note
 from hpcrun.train.checkpoint_setup import build_interval
 from hpcrun.train.data.batches import Steps
@@ -31,11 +29,17 @@ def announce(context: Context, resumed: Resumed, batching: Batching) -> None:
         lines.append(
             "the random states are derived from seed, rank and step; the order of samples is unchanged"
         )
-    changed = differing(restored.meta.get("ways", {}), ways(context.config)) if restored else []
-    if restored is not None and "ways" in restored.meta and changed:
+    if resumed.ways:
         lines.append(
-            f"different from when step {start} was saved: {'; '.join(changed)}; the samples and the sums "
-            "over them stay the same, but not their last bits, nor random draws such as dropout's"
+            f"different from when step {start} was saved: {'; '.join(resumed.ways)}; the samples and the "
+            "sums over them stay the same, but not their last bits, nor random draws such as dropout's"
+        )
+    told = any(line.startswith("CPU threads") for line in lines)
+    drift = [line for line in resumed.drift if not (told and line.startswith("threads:"))]
+    if drift:
+        lines.append(
+            f"another environment than that of step {start}: {'; '.join(drift)}; the last bits may differ "
+            "from those of a training without the interruption"
         )
     ranks = trainer.distributed.world_size
     where = f"resumed from step {start}" if restored else "starting at step 0"
@@ -108,7 +112,7 @@ def build_saver(
         metrics=metrics,
         meta={
             "fingerprint": training_fingerprint(config),
-            "torch": torch.__version__,
+            "environment": resumed.environment,
             "ways": ways(config),
         },
         saved=resumed.checkpoint.step if resumed.checkpoint else None,

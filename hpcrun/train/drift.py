@@ -1,0 +1,148 @@
+"""Environment of a training: what decides the last bits besides the config. A checkpoint records it.
+
+A requeue may land on other GPUs, or find another torch or NCCL. The training goes on, but its sums may
+round in another way.
+"""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.config import differing
+from hpcrun.device import accelerator, vendor
+from hpcrun.run.endings import node_name
+from hpcrun.train.errors import NotSameBits
+
+VARIABLES = (
+    "CUBLAS_WORKSPACE_CONFIG",
+    "NCCL_ALGO",
+    "NCCL_BUFFSIZE",
+    "NCCL_COLLNET_ENABLE",
+    "NCCL_MAX_CTAS",
+    "NCCL_MAX_NCHANNELS",
+    "NCCL_MIN_CTAS",
+    "NCCL_MIN_NCHANNELS",
+    "NCCL_NTHREADS",
+    "NCCL_NVLS_ENABLE",
+    "NCCL_PROTO",
+)
+"""Environment variables that choose a kernel, or the order of a sum over ranks."""
+
+_ONLY_RECORDED = frozenset({"driver"})
+"""Keys that help to explain a difference, but decide no bits."""
+
+_NVIDIA, _AMD = Path("/proc/driver/nvidia/version"), Path("/sys/module/amdgpu/version")
+_CPU_MODEL = re.compile(r"^model name\s*:\s*(.+)$", re.MULTILINE)
+
+
+def environment(device: torch.device, distributed: DistributedConfig, group: Any) -> dict[str, str]:
+    """Return the environment of all ranks, the same on every rank. Collective.
+
+    Keys: ``device`` (name of the GPU, or the CPU's model), ``capability`` (of the GPU, or the instruction
+    set that torch uses on the CPU), ``threads`` (CPU only), ``driver``, ``torch``, ``cuda`` or ``hip``,
+    ``cudnn``, ``nccl``, ``ranks``, ``ranks_per_node`` (GPUs only), and those of ``VARIABLES`` that are set.
+
+    Args:
+        group: a control group of all ranks; None for a single rank.
+    """
+    own = _own(device) | libraries(device) | variables(os.environ)
+    everywhere: list[Any] = [(node_name(), own)]
+    if group is not None:
+        everywhere = [None] * distributed.world_size
+        dist.all_gather_object(everywhere, (node_name(), own), group=group)
+    return of_ranks(everywhere, gpus=device.type != "cpu")
+
+
+def of_ranks(ranks: list[tuple[str, dict[str, str]]], *, gpus: bool) -> dict[str, str]:
+    """Return the environment of ranks, each with its node and its own values."""
+    found = {"ranks": str(len(ranks))}
+    if gpus:
+        # Gloo's order of addition depends on the number of ranks only.
+        on_node = Counter(node for node, _ in ranks)
+        found["ranks_per_node"] = _values([str(count) for count in on_node.values()])
+    for key in {key for _, values in ranks for key in values}:
+        found[key] = _values([values.get(key, "none") for _, values in ranks])
+    return dict(sorted(found.items()))
+
+
+def changed(meta: Mapping[str, Any], now: Mapping[str, str]) -> list[str]:
+    """Return what decides bits and differs from the checkpoint with ``meta``: ``device: A100 -> H100``.
+
+    An earlier version of hpcrun recorded the version of torch only; the rest then counts as unchanged.
+    """
+    before = meta.get("environment")
+    if before is None:
+        before = {**now, **({"torch": meta["torch"]} if "torch" in meta else {})}
+    return [line for line in differing(before, now) if line.partition(":")[0] not in _ONLY_RECORDED]
+
+
+def require_same(lines: list[str], step: int) -> None:
+    """Raise NotSameBits if ``lines`` names anything that has changed since ``step`` was saved."""
+    if lines:
+        raise NotSameBits(
+            f"train.deterministic=strict: different from when step {step} was saved: {'; '.join(lines)}; "
+            "restore what was there (job.gpu_type, job.constraint, job.setup, the number of nodes), or "
+            "accept other last bits: repeat the command of this run with train.deterministic=true"
+        )
+
+
+def libraries(device: torch.device) -> dict[str, str]:
+    """Return the versions of torch and of the libraries that compute on ``device``."""
+    found = {"torch": str(torch.__version__)}
+    return found if device.type == "cpu" else {**found, **vendor.libraries()}
+
+
+def variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return those of ``VARIABLES`` that are set."""
+    return {name: environ[name] for name in VARIABLES if environ.get(name)}
+
+
+def driver(nvidia: Path = _NVIDIA, amd: Path = _AMD) -> str | None:
+    """Return the version of the GPU's driver, from the files of the kernel modules; None without one."""
+    try:
+        # "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar ..."
+        found = re.search(r"Module\S*\s.*?(\d+\.[\d.]+)", nvidia.read_text())
+        return found[1] if found else None
+    except OSError:
+        pass
+    try:
+        return amd.read_text().strip() or None
+    except OSError:
+        return None
+
+
+def _own(device: torch.device) -> dict[str, str]:
+    """Return the values of this rank's device."""
+    if device.type == "cpu":
+        return {
+            "device": _cpu_model(),
+            "capability": torch.backends.cpu.get_cpu_capability(),
+            "threads": str(torch.get_num_threads()),
+        }
+    found = {"device": accelerator.name(device), **vendor.capability(device)}
+    version = driver()
+    return found if version is None else {**found, "driver": version}
+
+
+def _cpu_model(path: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the CPU's model, or its architecture where the kernel does not tell the model (ARM)."""
+    try:
+        found = _CPU_MODEL.search(path.read_text())
+    except OSError:
+        found = None
+    return found[1] if found else os.uname().machine
+
+
+def _values(values: list[str]) -> str:
+    """Return the value of all ranks; of several values, each with its number: ``A100 x 4, H100 x 4``."""
+    counts = Counter(values)
+    if len(counts) == 1:
+        return values[0]
+    return ", ".join(f"{value} x {count}" for value, count in sorted(counts.items()))
