@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 TRAINING = "training"
+COMPILING = "compiling"
 PREPARING = "preparing the data"
 
 

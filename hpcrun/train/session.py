@@ -14,7 +14,7 @@ from hpcrun.run.events import Attempt
 from hpcrun.train.checkpoint_setup import build_engine
 from hpcrun.train.determinism import announce_order, choose_kernels, explain_refusals
 from hpcrun.train.evaluation.best import Weights, put_best_back
-from hpcrun.train.health import flight_recorder
+from hpcrun.train.health import compilation, flight_recorder
 from hpcrun.train.health.watchdog import watching
 from hpcrun.train.loop import Loop
 from hpcrun.train.metrics.log import measure
@@ -109,7 +109,11 @@ def _train(context: Context, flag: StopFlag, position: Position) -> int:
         profile=build_profile(context, resumed, measured, position),
         position=position,
     )
-    with context.explain_memory(batches.batching, trainer.parallel, device), at(TRAINING):
+    with (
+        context.explain_memory(batches.batching, trainer.parallel, device),
+        at(TRAINING),
+        compilation.shown_in(position, wanted=config.train.compile),
+    ):
         measured.watch.start()
         try:
             stop = loop.run()

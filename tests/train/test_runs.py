@@ -393,6 +393,12 @@ def test_a_rank_out_of_memory_prints_advice(runs):
         ("hangs-holding-lock", -signal.SIGKILL, r"rank 1 on \S+ does not answer"),
     ],
 )
+def test_a_recompilation_in_a_later_step_is_no_hang(runs):
+    assert runs.codes("recompiles") == DONE
+    assert "no progress" not in runs.said("recompiles") + runs.said("recompiles", rank=1)
+    assert runs.seconds("recompiles") > 8
+
+
 def test_a_rank_that_hangs_is_named_its_stack_kept_and_the_run_ended_to_start_again(
     runs, name, code, told
 ):

@@ -11,10 +11,11 @@ import torch.distributed as dist
 
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.train.health import compilation
 from hpcrun.train.health.hang_diagnosis import Answer, judge_hang
-from hpcrun.train.health.watchdog import Limits
+from hpcrun.train.health.watchdog import Limits, Watchdog
 from hpcrun.train.parallel import process_group
-from hpcrun.train.phase import PREPARING, TRAINING, Position
+from hpcrun.train.phase import COMPILING, PREPARING, TRAINING, Position
 
 HOSTS = ["n0", "n0", "n1", "n1"]
 
@@ -138,6 +139,43 @@ def test_a_first_step_a_save_and_a_validation_may_take_longer() -> None:
             assert limits.allowed(position) == 1800
         assert limits.allowed(position) == 300
     assert limits.allowed(position) == 1800
+
+
+def test_a_step_in_which_some_rank_compiles_may_take_longer(tmp_path: Path) -> None:
+    store, limits = dist.HashStore(), Limits.of(300.0, 1800.0, 1e6)
+    position = Position(step=41, doing=TRAINING, start=40)
+    watchdog = Watchdog(
+        position, limits, tmp_path, rank=0, world_size=2, store=store, on_exit=lambda: None
+    )
+    assert not watchdog._stuck(299)
+    assert watchdog._stuck(301)
+    store.add("compiling", 1)
+    assert not watchdog._stuck(301)
+    assert watchdog._stuck(1801)
+    store.add("compiling", -1)
+    assert watchdog._stuck(301)
+    position.doing = COMPILING
+    assert not watchdog._stuck(301)
+
+
+def test_torch_shows_when_it_compiles() -> None:
+    position, seen = Position(step=41, doing=TRAINING), []
+
+    def backend(graph: Any, _: Any) -> Any:
+        seen.append(position.doing)
+        return graph.forward
+
+    with compilation.shown_in(position, wanted=True):
+        double = torch.compile(lambda x: 2 * x, backend=backend, dynamic=False)
+        double(torch.ones(2))
+        assert position.doing == TRAINING
+        double(torch.ones(2))
+        double(torch.ones(3))
+        with position.at("validating"):
+            double(torch.ones(4))
+    assert seen == [COMPILING, COMPILING, "validating"]
+    double(torch.ones(5))
+    assert seen[3] == TRAINING
 
 
 def test_preparing_may_take_a_day_and_collectives_wait_for_it() -> None:

@@ -400,6 +400,18 @@ class HangsOnRank1(Regression):
             time.sleep(600)
 
 
+class RecompilesOnRank1(Regression):
+    """A task that compiles something at the fourth call for longer than a step may take."""
+
+    def mishap(self):
+        def slowly(graph, _):
+            time.sleep(8)
+            return graph.forward
+
+        if self.calls == 4 and get_rank() == 1:
+            torch.compile(torch.sin, backend=slowly)(torch.ones(2))
+
+
 class UploadsSlowly(Regression):
     """A stand-in for W&B with a slow connection; rank 1 records when it leaves."""
 

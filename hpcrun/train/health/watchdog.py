@@ -35,7 +35,7 @@ from hpcrun.run.stacks import Mailbox
 from hpcrun.train.health import flight_recorder
 from hpcrun.train.health.hang_diagnosis import Answer, judge_hang
 from hpcrun.train.parallel import process_group
-from hpcrun.train.phase import PREPARING, TRAINING, Position
+from hpcrun.train.phase import COMPILING, PREPARING, TRAINING, Position
 
 _TORCH = f"{os.sep}torch{os.sep}"
 _PREPARES = 48
@@ -179,6 +179,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         seen, since = self._place(), time.monotonic()
+        told = False
         while True:
             # Time of a suspension does not count.
             since += self._put_off()
@@ -186,10 +187,20 @@ class Watchdog:
             place = self._place()
             if place != seen:
                 seen, since = place, now
-            if now - since >= self._limits.allowed(self._position) or self._asked("alarm"):
+            compiles = place[1] == COMPILING
+            if compiles != told:
+                told = compiles
+                self._count("compiling", 1 if compiles else -1)
+            if self._stuck(now - since) or self._asked("alarm"):
                 self._end(now - since)
             if self._over.wait(self._limits.tick):
                 return
+
+    def _stuck(self, idle: float) -> bool:
+        """Return True after too long without progress; a step also waits for a rank that compiles."""
+        if idle < self._limits.allowed(self._position):
+            return False
+        return idle >= self._limits.other or not self._count("compiling", 0)
 
     def _place(self) -> tuple[int | None, str]:
         return self._position.step, self._position.doing
@@ -242,13 +253,7 @@ class Watchdog:
 
     def _raise_alarm(self) -> bool:
         """Raise the alarm; return True if this rank is the first, or has no store."""
-        if self._store is None:
-            return True
-        try:
-            return self._store.add("alarm", 1) == 1
-        except RuntimeError:
-            self._store = None
-            return True
+        return self._count("alarm", 1) in (1, None)
 
     def _judge(self, mine: Answer, idle: float) -> None:
         ranks = range(self._world_size)
@@ -271,6 +276,16 @@ class Watchdog:
         silent = [stacks_path(self._folder, rank) for rank in ranks if rank not in answers]
         while time.monotonic() < until and not all(_written(path) for path in silent):
             time.sleep(self._limits.tick)
+
+    def _count(self, key: str, more: int) -> int | None:
+        """Add to a number that the ranks share, and return it; None without a store."""
+        if self._store is None:
+            return None
+        try:
+            return self._store.add(key, more)
+        except RuntimeError:
+            self._store = None
+            return None
 
     def _write(self, key: str, value: str) -> None:
         if self._store is not None:
