@@ -63,6 +63,12 @@ def _of_fsdp(config: Config) -> Iterator[Contradiction]:
             "reduce-overhead replays graphs at fixed addresses, but fsdp gathers weights at new addresses; "
             "use default or max-autotune",
         )
+    if config.fsdp.cpu_offload and config.amp.dtype == "fp16" and not job.cpu:
+        yield (
+            ["amp.dtype", "fsdp.cpu_offload"],
+            "torch's loss scaler reads a factor for offloaded gradients before its copy to the CPU has "
+            "ended; use bf16, or fsdp.cpu_offload=false",
+        )
     if config.fsdp.shard == "hybrid" and job.nodes == 1:
         yield (
             ["fsdp.shard", "job.nodes"],

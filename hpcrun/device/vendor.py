@@ -13,7 +13,10 @@ import torch
 KIND = "cuda"
 """The device type of NVIDIA's and AMD's GPUs."""
 
-WITHOUT_GRAPHS = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
+WITHOUT_GRAPHS: dict[str, Any] = {
+    "reduce-overhead": "default",
+    "max-autotune": "max-autotune-no-cudagraphs",
+}
 """The modes of torch.compile that capture CUDA graphs, each with a similar mode that captures none."""
 
 _HAS_TF32 = (8, 0)
@@ -76,6 +79,23 @@ def allow_tf32(device: torch.device) -> None:
     """
     if device.type == KIND:
         torch.set_float32_matmul_precision("high")
+
+
+def forbid_tf32(device: torch.device) -> None:
+    """Compute fp32 convolutions and recurrent layers of the whole process in fp32.
+
+    torch allows TensorFloat-32 there by default, unlike in matrix products.
+    """
+    if device.type == KIND:
+        torch.backends.cudnn.allow_tf32 = False
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Return True if ``device`` is a GPU whose matrix products in bfloat16 are faster than in fp32."""
+    if device.type != KIND:
+        return False
+    # AMD's CDNA GPUs have it, since MI100; NVIDIA's since Ampere.
+    return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= _HAS_TF32
 
 
 def has_tf32(device: torch.device) -> bool:

@@ -218,6 +218,10 @@ CONTRADICTIONS = [
         "train.compile_mode: reduce-overhead replays",
     ),
     (["train.parallel=fsdp", "fsdp.shard=hybrid"], "fsdp.shard: hybrid keeps a copy on each"),
+    (
+        ["train.parallel=fsdp", "fsdp.cpu_offload=true", "amp.dtype=fp16"],
+        "amp.dtype: torch's loss scaler reads a factor for offloaded gradients",
+    ),
     (["fsdp.classes=[Block]"], "fsdp.classes: have no effect with fsdp.wrap=blocks"),
     (["fsdp.wrap=classes"], "fsdp.classes: fsdp.wrap=classes needs names of module classes"),
     (["fsdp.param_dtype=fp16", "amp.dtype=bf16"], "fsdp.param_dtype: gradients in fp16 need"),
@@ -236,4 +240,5 @@ def test_compatible_keys_are_accepted():
     config("train.parallel=fsdp", "fsdp.shard=hybrid", "job.nodes=2")
     config("train.parallel=fsdp", "amp.dtype=fp16", "fsdp.reduce_dtype=fp16", "train.compile=true")
     config("train.parallel=fsdp", "train.find_unused_parameters=true")
+    config("train.parallel=fsdp", "fsdp.cpu_offload=true", "amp.dtype=fp16", "job.cpu=true")
     config("train.parallel=dp", "job.gpus=1")

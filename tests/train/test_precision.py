@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from hpcrun.config import AMPConfig
+from hpcrun.device import accelerator, vendor
 from hpcrun.train.step import precision
 from hpcrun.train.step.gate import SCALES_KEPT, StepGate, not_finite
 from hpcrun.train.step.trainer import AMPTrainer
@@ -220,6 +221,28 @@ def test_every_kind_of_gradient_is_checked(value):
         parameter.grad[1] = 1.0
     table.weight.grad._values()[0] = value
     assert not_finite(optimizer) == 1.0
+
+
+@pytest.mark.parametrize(("dtype", "allowed"), [("fp32", False), ("tf32", True), ("bf16", True)])
+def test_fp32_is_fp32_for_convolutions_too(monkeypatch, dtype, allowed):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda _: None)
+    precision.choose_matmul(AMPConfig(dtype=dtype), torch.device("cuda"))
+    assert torch.backends.cudnn.allow_tf32 is allowed
+
+
+def test_a_gpu_with_bf16_that_trains_in_fp32_gets_a_hint(monkeypatch):
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(vendor.torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(accelerator, "name", lambda _: "NVIDIA H100 80GB HBM3")
+    told = precision.faster(AMPConfig(), gpu)
+    assert told.startswith(
+        "amp.dtype=fp32: NVIDIA H100 80GB HBM3 computes many times faster in bf16; "
+    )
+    assert precision.faster(AMPConfig(dtype="tf32"), gpu) is None
+    assert precision.faster(AMPConfig(), torch.device("cpu")) is None
+    monkeypatch.setattr(vendor.torch.cuda, "get_device_capability", lambda _: (7, 0))
+    assert precision.faster(AMPConfig(), gpu) is None
 
 
 def test_tf32_is_fp32_on_the_cpu_and_says_so():

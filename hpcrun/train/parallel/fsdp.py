@@ -53,7 +53,7 @@ class FSDPStrategy(Strategy):
         """``precision``: an ``AMPConfig.dtype``, the default of ``options.param_dtype``."""
         self._distributed, self._options = distributed, options
         self._precision = options.param_dtype or precision
-        self._autocast = precision in ("bf16", "fp16")
+        self._autocast, self._scaled = precision in ("bf16", "fp16"), precision == "fp16"
         self._shape: nn.Module | Exception | None = None
         self._syncs = True
         self._may_differ = distributed.find_unused_parameters
@@ -172,6 +172,11 @@ class FSDPStrategy(Strategy):
         if self._options.cpu_offload and not offload and self._distributed.rank == 0:
             print(
                 "hpcrun: fsdp.cpu_offload: the ranks are on the CPU; nothing to offload", flush=True
+            )
+        if offload and self._scaled:
+            raise UserError(
+                "fsdp.cpu_offload: torch's loss scaler for fp16 reads a factor for offloaded gradients "
+                "before its copy to the CPU has ended; use bf16, or fsdp.cpu_offload=false"
             )
         low = {None, "fp32", "tf32"}
         reduce = self._options.reduce_dtype or self._precision

@@ -17,6 +17,7 @@ from hpcrun.train.saving import Saver
 from hpcrun.train.setup.context import Context
 from hpcrun.train.setup.model import Resumed
 from hpcrun.train.setup.task import OpenedTask
+from hpcrun.train.step.precision import faster
 
 
 def announce(context: Context, resumed: Resumed, batching: Batching) -> None:
@@ -41,6 +42,8 @@ def announce(context: Context, resumed: Resumed, batching: Batching) -> None:
             f"another environment than that of step {start}: {'; '.join(drift)}; the last bits may differ "
             "from those of a training without the interruption"
         )
+    if restored is None and (hint := faster(context.config.amp, trainer.device)) is not None:
+        lines.append(hint)
     ranks = trainer.distributed.world_size
     where = f"resumed from step {start}" if restored else "starting at step 0"
     lines.append(f"{context.run.name}: {where}, {ranks} {'rank' if ranks == 1 else 'ranks'}")

@@ -14,9 +14,21 @@ def autocast_dtype(amp: AMPConfig) -> torch.dtype | None:
 
 
 def choose_matmul(amp: AMPConfig, device: torch.device) -> None:
-    """Allow TensorFloat-32 for the fp32 matrix products of the whole process, if ``amp`` asks for it."""
+    """Allow or forbid TensorFloat-32 in the whole process, as ``amp`` asks for tf32 or fp32."""
     if amp.dtype == "tf32":
         vendor.allow_tf32(device)
+    elif amp.dtype == "fp32":
+        vendor.forbid_tf32(device)
+
+
+def faster(amp: AMPConfig, device: torch.device) -> str | None:
+    """Return a hint if the device has a much faster precision than fp32, else None."""
+    if amp.dtype != "fp32" or not vendor.has_bf16(device):
+        return None
+    return (
+        f"amp.dtype=fp32: {accelerator.name(device)} computes many times faster in bf16; set amp.dtype=bf16, "
+        "or tf32 to keep fp32 outside matrix products and convolutions"
+    )
 
 
 def shortfall(amp: AMPConfig, device: torch.device) -> str | None:
