@@ -4,9 +4,11 @@ from torch import nn
 
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import Config
+from hpcrun.device import vendor
 from hpcrun.errors import UserError
+from hpcrun.train.data.batching import accumulation_of
 from hpcrun.train.errors import known_to_all
-from hpcrun.train.model.prepare import Preparation
+from hpcrun.train.model.prepare import CompileMode, Preparation
 from hpcrun.train.optimizer import build_schedule, optimizer_of
 from hpcrun.train.parallel.choose import Parallel
 from hpcrun.train.parallel.gradient_compression import compression
@@ -45,7 +47,7 @@ def build_trainer(
         preparation=Preparation(
             checkpointing=wanted.activation_checkpointing,
             every=wanted.checkpoint_blocks,
-            compile=wanted.compile_mode if wanted.compile else None,
+            compile=_compile_mode(config, distributed, parallel),
             channels_last=wanted.channels_last,
         ),
     )
@@ -59,3 +61,29 @@ def build_trainer(
         # The model is the same on every rank, so every rank has this error.
         raise known_to_all(str(error), distributed.rank) from error
     return trainer
+
+
+def _compile_mode(
+    config: Config, distributed: DistributedConfig, parallel: Parallel
+) -> CompileMode | None:
+    """Return the mode of torch.compile, or None; without CUDA graphs if a step has several micro-batches.
+
+    A graph's memory holds the gradients of its last replay only, and the second micro-batch adds to those of
+    the first (https://github.com/pytorch/pytorch/issues/169545). FSDP replaces such modes itself.
+    """
+    train = config.train
+    if not train.compile:
+        return None
+    mode = train.compile_mode
+    parts = accumulation_of(train, distributed.world_size)
+    graphs = mode in vendor.WITHOUT_GRAPHS and bool(distributed.device_ids)
+    if parts == 1 or parallel == "fsdp" or not graphs:
+        return mode
+    other: CompileMode = vendor.WITHOUT_GRAPHS[mode]
+    if distributed.rank == 0:
+        print(
+            f"hpcrun: train.compile_mode={mode} captures CUDA graphs, which cannot add the gradients of "
+            f"{parts} micro-batches; using compile mode {other}",
+            flush=True,
+        )
+    return other

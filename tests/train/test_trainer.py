@@ -10,10 +10,12 @@ import torch
 from torch import nn
 
 from hpcrun.checkpoint.storage.errors import CheckpointError
-from hpcrun.config import AMPConfig
+from hpcrun.config import AMPConfig, override_layer, resolve
+from hpcrun.train.build import _compile_mode
 from hpcrun.train.evaluation.validate import validate
+from hpcrun.train.model.prepare import Preparation
 from hpcrun.train.step import checkpointing
-from hpcrun.train.step.trainer import AMPTrainer
+from hpcrun.train.step.trainer import AMPTrainer, DistributedAMPTrainer
 from tests.train import gan
 
 FP16 = AMPConfig(dtype="fp16", init_scale=1024.0, growth_interval=1000)
@@ -32,6 +34,61 @@ def batch(samples, seed=1):
 
 def loss(model, batch):
     return (model(batch["inputs"]).float() - batch["targets"]).square().mean()
+
+
+class Replayed(nn.Module):
+    """A model that returns its loss in the same memory every time, as a CUDA graph does."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.out = nn.Parameter(torch.ones(())), torch.zeros(())
+
+    def forward(self, x):
+        value = self.weight * x
+        self.out.copy_(value.detach())
+        value.data = self.out
+        return value
+
+
+def test_a_loss_in_the_memory_of_a_cuda_graph_is_kept_until_it_is_logged():
+    made = DistributedAMPTrainer(
+        Replayed(),
+        lambda model: torch.optim.SGD(model.parameters(), lr=0.0),
+        device="cpu",
+        preparation=Preparation(compile="reduce-overhead"),
+    )
+    results = [
+        made.training_step([torch.tensor(x)], lambda model, batch: model(batch), weights=[1.0])
+        for x in (1.0, 2.0)
+    ]
+    assert [result.loss.item() for result in results] == [1.0, 2.0]
+    assert [result.weighted[0][0].item() for result in results] == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("keys", "parallel", "mode"),
+    [
+        ("train.accumulation=2", "ddp", "default"),
+        ("train.micro_batch=4", "ddp", "default"),
+        (
+            "train.compile_mode=max-autotune train.accumulation=2",
+            "ddp",
+            "max-autotune-no-cudagraphs",
+        ),
+        ("train.accumulation=1", "ddp", "reduce-overhead"),
+        ("train.accumulation=2", "fsdp", "reduce-overhead"),
+        ("train.compile=false", "ddp", None),
+    ],
+)
+def test_several_micro_batches_are_compiled_without_cuda_graphs(keys, parallel, mode, capsys):
+    common = ["train.compile=true", "train.compile_mode=reduce-overhead", "train.batch_size=16"]
+    config = resolve([override_layer([*common, *keys.split()])])
+    gpus = SimpleNamespace(world_size=2, rank=0, device_ids=(0,))
+    assert _compile_mode(config, gpus, parallel) == mode
+    changed = mode in ("default", "max-autotune-no-cudagraphs")
+    assert ("captures CUDA graphs" in capsys.readouterr().out) is changed
+    on_cpu = SimpleNamespace(world_size=2, rank=0, device_ids=())
+    assert _compile_mode(config, on_cpu, parallel) in (config.train.compile_mode, None)
 
 
 def sgd(model):

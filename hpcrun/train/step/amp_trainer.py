@@ -111,6 +111,11 @@ class AMPTrainer(Checkpointing):
         self._begun: set[CheckpointEngine] = set()
 
     @property
+    def _replays_graphs(self) -> bool:
+        """True if the compiled model captures CUDA graphs, so that its outputs live in reused memory."""
+        return False
+
+    @property
     def is_distributed(self) -> bool:
         """True if gradients are averaged over ranks."""
         return False
@@ -260,6 +265,8 @@ class AMPTrainer(Checkpointing):
             with self._strategy.micro_batch(self.model, last=index == parts - 1):
                 with self.autocast():
                     value = loss(self.model, to_device(batch, self.device))
+                    if self._replays_graphs:
+                        value = value.clone()  # The next replay overwrites the model's outputs.
                     if factors is not None:
                         self._weighted_losses.append((value.detach(), factors[index]))
                         value = weighted(value, factors[index])

@@ -18,7 +18,7 @@ from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import AMPConfig
 from hpcrun.config.training import FSDP
-from hpcrun.device import accelerator
+from hpcrun.device import accelerator, vendor
 from hpcrun.train.model.prepare import Preparation, prepare
 from hpcrun.train.parallel import process_group
 from hpcrun.train.parallel.choose import Parallel, strategy
@@ -104,6 +104,10 @@ class DistributedAMPTrainer(AMPTrainer):
     def is_distributed(self) -> bool:
         """True if there is more than one rank."""
         return self.distributed.world_size > 1
+
+    @property
+    def _replays_graphs(self) -> bool:
+        return self._preparation.compile in vendor.WITHOUT_GRAPHS
 
     @property
     def is_main_process(self) -> bool:
