@@ -6,14 +6,17 @@ The switches do nothing on other devices, so that callers need no case for them.
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 KIND = "cuda"
 """The device type of NVIDIA's and AMD's GPUs."""
 
-WITHOUT_GRAPHS: dict[str, Any] = {
+CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+"""Modes of torch.compile."""
+
+WITHOUT_GRAPHS: dict[str, CompileMode] = {
     "reduce-overhead": "default",
     "max-autotune": "max-autotune-no-cudagraphs",
 }

@@ -5,10 +5,11 @@ from torch import nn
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import Config
 from hpcrun.device import vendor
+from hpcrun.device.vendor import CompileMode
 from hpcrun.errors import UserError
 from hpcrun.train.data.batching import accumulation_of
 from hpcrun.train.errors import known_to_all
-from hpcrun.train.model.prepare import CompileMode, Preparation
+from hpcrun.train.model.prepare import Preparation
 from hpcrun.train.optimizer import build_schedule, optimizer_of
 from hpcrun.train.parallel.choose import Parallel
 from hpcrun.train.parallel.gradient_compression import compression

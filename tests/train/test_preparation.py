@@ -5,18 +5,20 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch._higher_order_ops.flex_attention import flex_attention
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     CheckpointWrapper,
     checkpoint_wrapper,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy
 
 from hpcrun.checkpoint.state.names import named_parameters
 from hpcrun.errors import UserError
 from hpcrun.train.errors import NotTrainable
 from hpcrun.train.model.activation_checkpointing import Buffers
 from hpcrun.train.model.blocks import blocks, by_class, by_size, unshared
-from hpcrun.train.model.prepare import Preparation, compile_in_place, prepare
+from hpcrun.train.model.prepare import Preparation, _keep_costly, compile_in_place, prepare
 from hpcrun.train.step.trainer import AMPTrainer, DistributedAMPTrainer
 from tests.train.sharing import Block, Net, adamw, flat, loss
 
@@ -144,6 +146,37 @@ def test_selective_checkpointing_computes_no_matrix_product_twice():
 
     assert products(Preparation("selective")) == products(Preparation())
     assert products(Preparation("full")) > products(Preparation())
+
+
+@torch.library.custom_op("flash_attn::_flash_attn_forward", mutates_args=())
+def attention(x: torch.Tensor) -> torch.Tensor:
+    """Stand in for attention of another library; counts its calls."""
+    CALLS.append(1)
+    return x.clone()
+
+
+CALLS: list[int] = []
+attention.register_autograd(lambda _, gradient: gradient)
+
+
+@pytest.mark.parametrize(("checkpointing", "calls"), [("selective", 2), ("full", 4)])
+def test_selective_checkpointing_computes_attention_of_other_libraries_once(checkpointing, calls):
+    class Attending(nn.Linear):
+        def forward(self, x):
+            return attention(super().forward(x).tanh()).sin()
+
+    net = nn.Sequential(Attending(3, 3), Attending(3, 3))
+    prepare(net, Preparation(checkpointing))
+    CALLS.clear()
+    net(torch.ones(2, 3)).sum().backward()
+    assert len(CALLS) == calls
+
+
+def test_selective_checkpointing_keeps_flex_attention_and_scaled_products():
+    scaled = torch.ops.aten._scaled_mm.default
+    kept = CheckpointPolicy.MUST_SAVE
+    assert _keep_costly(None, flex_attention) is _keep_costly(None, scaled) is kept
+    assert _keep_costly(None, torch.ops.aten.tanh.default) is CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def test_names_in_a_checkpoint_do_not_show_recomputation():

@@ -5,9 +5,10 @@ them. DDP compiles the whole model after wrapping, so that the graph is split wh
 names in a checkpoint do not depend on the preparation.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from types import FunctionType
 from typing import Any, Literal
 
@@ -17,11 +18,10 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
+from hpcrun.device.vendor import CompileMode
 from hpcrun.errors import UserError
 from hpcrun.train.model.activation_checkpointing import keeping_buffers
 from hpcrun.train.model.blocks import blocks
-
-CompileMode = Literal["default", "reduce-overhead", "max-autotune"]
 
 _aten: Any = torch.ops.aten
 # Matrix products and attention take most of a forward pass; recomputing the rest is cheap.
@@ -37,8 +37,18 @@ _COSTLY = frozenset(
         "_scaled_dot_product_efficient_attention",
         "_scaled_dot_product_cudnn_attention",
         "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_fused_attention_overrideable",
+        "_flash_attention_forward",
+        "_efficient_attention_forward",
+        "_scaled_mm",
+        "_scaled_grouped_mm",
+        "_grouped_mm",
     )
     if hasattr(_aten, name)
+)
+# Attention of other libraries: FlashAttention 2 and 3, xFormers, Transformer Engine; flex_attention of torch.
+_COSTLY_ELSEWHERE = re.compile(
+    r"(flash_attn|xformers|transformer_engine).*(fwd|forward)|flex_attention$"
 )
 
 
@@ -124,8 +134,12 @@ def _has_statistics(part: nn.Module) -> bool:
 
 
 def _keep_costly(_context: Any, operation: Any, *_args: Any, **_options: Any) -> CheckpointPolicy:
-    costly = operation in _COSTLY
-    return CheckpointPolicy.MUST_SAVE if costly else CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE if _costly(operation) else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+@cache
+def _costly(operation: Any) -> bool:
+    return operation in _COSTLY or _COSTLY_ELSEWHERE.match(operation.name()) is not None
 
 
 def _replace(module: nn.Module, other: Callable[[nn.Module], nn.Module | None]) -> None:

@@ -23,10 +23,11 @@ from torch.nn.modules.batchnorm import _NormBase
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config.training import FSDP
 from hpcrun.device import accelerator, vendor
+from hpcrun.device.vendor import CompileMode
 from hpcrun.errors import UserError
 from hpcrun.train.errors import NotTrainable
 from hpcrun.train.model.blocks import blocks, by_class, by_size, kind, unshared
-from hpcrun.train.model.prepare import CompileMode, compile_in_place
+from hpcrun.train.model.prepare import compile_in_place
 from hpcrun.train.parallel.from_rank_zero import copy_from_rank_zero
 from hpcrun.train.parallel.fsdp_check import ShardedUse
 from hpcrun.train.parallel.strategies import Strategy

@@ -15,7 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.device import accelerator
-from hpcrun.train.model.prepare import CompileMode, compile_in_place, of_torch
+from hpcrun.device.vendor import CompileMode
+from hpcrun.train.model.prepare import compile_in_place, of_torch
 
 # torch 2.13 deprecates the old name; earlier versions have only the old name.
 _ddp_arguments = inspect.signature(DistributedDataParallel.__init__).parameters
