@@ -223,13 +223,35 @@ def test_one_process_for_all_gpus_has_the_sum_of_their_peaks(
         ("NVIDIA GB200", 2500e12),
         ("AMD Instinct MI300X", 1307e12),
         ("NVIDIA L40S", 362e12),
-        ("NVIDIA L40", None),
-        ("NVIDIA A10G", None),
+        ("NVIDIA L40", 181e12),
+        ("NVIDIA A10", 125e12),
+        ("NVIDIA A10G", 70e12),
+        ("NVIDIA A800-SXM4-80GB", 312e12),
+        ("NVIDIA H20", 148e12),
+        ("NVIDIA H800", 989e12),
+        ("NVIDIA B300 SXM6 AC", 2250e12),
+        ("NVIDIA GB300", 2500e12),
+        ("NVIDIA RTX A6000", 154.8e12),
+        ("NVIDIA RTX 6000 Ada Generation", 364e12),
+        ("NVIDIA GeForce RTX 4090", 165.2e12),
+        ("NVIDIA GeForce RTX 4090 D", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("AMD Instinct MI325X", 1307e12),
+        ("AMD Instinct MI355X", 2516e12),
+        ("AMD Instinct MI250X / MI250", 191.5e12),
+        ("AMD Instinct MI210", None),
         ("Tesla V100-SXM2-16GB", None),
     ],
 )
 def test_peaks_match_the_whole_device_name(name: str, peak: float | None) -> None:
     assert peak_of(name, "bf16") == peak
+
+
+def test_a_peak_depends_on_the_precision() -> None:
+    assert peak_of("Tesla V100S-PCIE-32GB", "fp16") == 130e12
+    assert peak_of("Tesla V100-SXM3-32GB", "fp32") == 15.7e12
+    assert peak_of("AMD Instinct MI300X", "tf32") == 653e12
+    assert peak_of("AMD Instinct MI250", "tf32") is None
 
 
 def test_an_unknown_device_has_no_peak_unless_the_config_gives_one() -> None:

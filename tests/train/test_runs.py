@@ -88,12 +88,12 @@ def test_a_resume_in_another_environment_says_so_and_strict_refuses_it(runs):
     change = "CUBLAS_WORKSPACE_CONFIG: :4096:8 -> :16:8"
     (line,) = (line for line in runs.said("stopped").splitlines() if "another environment" in line)
     assert line.startswith(
-        f"hpcrun: another environment than that of step 6: {change}; the last bits"
+        f"hpcrun: another environment than that of step 5: {change}; the last bits"
     )
     assert "another environment" not in runs.said("other-way")
     assert runs.codes("strict") == [[75, 75], [2, 2]]
     refused = runs.said("strict").splitlines()[-1]
-    assert "train.deterministic=strict: different from when step 6 was saved: " + change in refused
+    assert "train.deterministic=strict: different from when step 5 was saved: " + change in refused
     assert refused.endswith("with train.deterministic=true")
 
 

@@ -17,27 +17,53 @@ _BACKWARD = 2
 """FLOPs of a backward pass in forward passes: gradients of the inputs, and of the weights."""
 
 # Peak FLOP/s of dense matrix products by part of torch's device name, more specific names first.
-# From the vendors' data sheets (GB200 and B200: 2025, A100: 2021, H100: 2023, H200: 2024, L40S and L4: 2023,
-# A40, A30: 2021, V100: 2020, T4: 2019, MI300X: 2023); figures given with sparsity are halved.
+# From the vendors' data sheets; figures given with sparsity are halved. NVIDIA: GB300 and B300 2025, GB200
+# and B200 2025, H200 2024, H100 and H800 2023, H20 2024, A100 and A800 2021, L40S, L40 and L4 2023, A40, A30
+# and A10 2021, A10G 2022, RTX 6000 Ada 2023, RTX A6000 2021, GeForce RTX 4090 (Ada white paper, fp32
+# accumulation) 2022, V100 and V100S 2020, T4 2019. AMD: MI355X and MI350X 2025, MI325X 2024, MI300X and
+# MI300A 2023, MI250X and MI250 2022. torch sees each half of an MI250 as a device. AMD's fp32 is that of the
+# matrix cores.
 _T = 1e12
-_PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
-    ("GB200", {"bf16": 2500 * _T, "fp16": 2500 * _T, "tf32": 1250 * _T, "fp32": 80 * _T}),
-    ("B200", {"bf16": 2250 * _T, "fp16": 2250 * _T, "tf32": 1100 * _T, "fp32": 75 * _T}),
-    ("GH200", {"bf16": 989 * _T, "fp16": 989 * _T, "tf32": 494 * _T, "fp32": 67 * _T}),
-    ("H200 NVL", {"bf16": 835 * _T, "fp16": 835 * _T, "tf32": 417 * _T, "fp32": 60 * _T}),
-    ("H200", {"bf16": 989 * _T, "fp16": 989 * _T, "tf32": 494 * _T, "fp32": 67 * _T}),
-    ("H100 PCIe", {"bf16": 756 * _T, "fp16": 756 * _T, "tf32": 378 * _T, "fp32": 51 * _T}),
-    ("H100 NVL", {"bf16": 835 * _T, "fp16": 835 * _T, "tf32": 417 * _T, "fp32": 60 * _T}),
-    ("H100", {"bf16": 989 * _T, "fp16": 989 * _T, "tf32": 494 * _T, "fp32": 67 * _T}),
-    ("A100", {"bf16": 312 * _T, "fp16": 312 * _T, "tf32": 156 * _T, "fp32": 19.5 * _T}),
-    ("A40", {"bf16": 149.7 * _T, "fp16": 149.7 * _T, "tf32": 74.8 * _T, "fp32": 37.4 * _T}),
-    ("A30", {"bf16": 165 * _T, "fp16": 165 * _T, "tf32": 82 * _T, "fp32": 10.3 * _T}),
-    ("L40S", {"bf16": 362 * _T, "fp16": 362 * _T, "tf32": 183 * _T, "fp32": 91.6 * _T}),
-    ("L4", {"bf16": 121 * _T, "fp16": 121 * _T, "tf32": 60 * _T, "fp32": 30.3 * _T}),
-    ("V100-SXM2", {"fp16": 125 * _T, "fp32": 15.7 * _T}),
-    ("V100-PCIE", {"fp16": 112 * _T, "fp32": 14 * _T}),
-    ("T4", {"fp16": 65 * _T, "fp32": 8.1 * _T}),
-    ("MI300X", {"bf16": 1307 * _T, "fp16": 1307 * _T, "fp32": 163 * _T}),
+_PRECISIONS = ("bf16", "fp16", "tf32", "fp32")
+_PEAKS: tuple[tuple[str, tuple[float, float, float, float]], ...] = (
+    # TFLOP/s in the order of _PRECISIONS; 0: the device lacks this precision.
+    ("GB300", (2500, 2500, 1250, 80)),
+    ("B300", (2250, 2250, 1100, 75)),
+    ("GB200", (2500, 2500, 1250, 80)),
+    ("B200", (2250, 2250, 1100, 75)),
+    ("GH200", (989, 989, 494, 67)),
+    ("H200 NVL", (835, 835, 417, 60)),
+    ("H200", (989, 989, 494, 67)),
+    ("H100 PCIe", (756, 756, 378, 51)),
+    ("H100 NVL", (835, 835, 417, 60)),
+    ("H100", (989, 989, 494, 67)),
+    ("H800 PCIe", (756, 756, 378, 51)),
+    ("H800", (989, 989, 494, 67)),
+    ("H20", (148, 148, 74, 44)),
+    ("A100", (312, 312, 156, 19.5)),
+    ("A800", (312, 312, 156, 19.5)),
+    ("A40", (149.7, 149.7, 74.8, 37.4)),
+    ("A30", (165, 165, 82, 10.3)),
+    ("A10G", (70, 70, 35, 35)),
+    ("A10", (125, 125, 62.5, 31.2)),
+    ("L40S", (362, 362, 183, 91.6)),
+    ("L40", (181, 181, 90.5, 90.5)),
+    ("L4", (121, 121, 60, 30.3)),
+    ("RTX 6000 Ada Generation", (364, 364, 182, 91.1)),
+    ("RTX A6000", (154.8, 154.8, 77.4, 38.7)),
+    # Not the 4090 D, and not that of laptops.
+    (r"RTX 4090(?! D| Laptop)", (165.2, 165.2, 82.6, 82.6)),
+    ("V100S-PCIE", (0, 130, 0, 16.4)),
+    ("V100-SXM[23]", (0, 125, 0, 15.7)),
+    ("V100-PCIE", (0, 112, 0, 14)),
+    ("T4", (0, 65, 0, 8.1)),
+    ("MI355X", (2516, 2516, 0, 157)),
+    ("MI350X", (2307, 2307, 0, 144)),
+    ("MI325X", (1307, 1307, 653, 163)),
+    ("MI300X", (1307, 1307, 653, 163)),
+    ("MI300A", (980, 980, 490, 122)),
+    ("MI250X", (191.5, 191.5, 0, 47.9)),
+    ("MI250", (181, 181, 0, 45.3)),
 )
 
 
@@ -48,7 +74,7 @@ def peak_of(device_name: str, dtype: str) -> float | None:
     for name, peaks in _PEAKS:
         # As a whole word: an A10G is not an A10, and an L40 is not an L4.
         if re.search(rf"\b{name}\b", device_name):
-            return peaks.get(dtype)
+            return dict(zip(_PRECISIONS, peaks, strict=True)).get(dtype, 0) * _T or None
     return None
 
 
