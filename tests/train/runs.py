@@ -144,6 +144,7 @@ RUNS = {
     "out-of-memory": ["task=RunsOutOfMemory"],
     "hangs": ["task=HangsOnRank1", "train.hang_after=5"],
     "hangs-holding-lock": ["task=HangsOnRank1", "train.hang_after=5", "model.holds_lock=true"],
+    "peer-fails": ["task=FailsWhileAPeerIsBlind", "train.hang_after=12"],
     "recompiles": ["task=RecompilesOnRank1", "train.hang_after=5"],
     "few-samples": ["task=FewSamples", "train.batch_size=16"],
     "kernel-prepare": ["task=RefusedKernel", "model.at=prepare"],

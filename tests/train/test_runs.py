@@ -393,6 +393,13 @@ def test_a_rank_out_of_memory_prints_advice(runs):
         ("hangs-holding-lock", -signal.SIGKILL, r"rank 1 on \S+ does not answer"),
     ],
 )
+def test_a_rank_that_waits_for_a_failed_rank_ends_in_seconds(runs):
+    assert runs.codes("peer-fails") == [[exitcodes.FAILED, exitcodes.FAILED]]
+    assert "rank 0 waits for a rank that has failed; it ends" in runs.said("peer-fails")
+    assert "no progress" not in runs.said("peer-fails")
+    assert {rank: it.kind for rank, it in runs.failures("peer-fails").items()} == {1: "ValueError"}
+
+
 def test_a_recompilation_in_a_later_step_is_no_hang(runs):
     assert runs.codes("recompiles") == DONE
     assert "no progress" not in runs.said("recompiles") + runs.said("recompiles", rank=1)

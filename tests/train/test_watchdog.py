@@ -13,7 +13,8 @@ from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.train.health import compilation
 from hpcrun.train.health.hang_diagnosis import Answer, judge_hang
-from hpcrun.train.health.watchdog import Limits, Watchdog
+from hpcrun.train.health.limits import Limits
+from hpcrun.train.health.watchdog import Watchdog
 from hpcrun.train.parallel import process_group
 from hpcrun.train.phase import COMPILING, PREPARING, TRAINING, Position
 

@@ -412,6 +412,16 @@ class RecompilesOnRank1(Regression):
             torch.compile(torch.sin, backend=slowly)(torch.ones(2))
 
 
+class FailsWhileAPeerIsBlind(Regression):
+    """A task that fails on rank 1, while rank 0 waits as for a GPU: without noticing that rank 1 has gone."""
+
+    def mishap(self):
+        if self.calls == 4:
+            if get_rank() == 1:
+                raise ValueError("a failure of rank 1")
+            time.sleep(600)
+
+
 class UploadsSlowly(Regression):
     """A stand-in for W&B with a slow connection; rank 1 records when it leaves."""
 

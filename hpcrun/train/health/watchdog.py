@@ -5,6 +5,9 @@ ranks' key-value store. Every rank's thread then writes its stacks and reports i
 diagnoses the hang, and all ranks end. Code that holds the interpreter's lock blocks the thread. Against
 this, a separate watchdog process next to each rank (the sentry) writes the stacks and ends the rank unless
 the thread keeps postponing it. Time in which the job is suspended does not count.
+
+A rank that fails says so in the store. Ranks that wait for it on a GPU do not see its broken connections,
+so their threads end them.
 """
 
 import contextlib
@@ -15,7 +18,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NoReturn, Protocol
 
@@ -34,13 +36,11 @@ from hpcrun.run.io.files import make_log_folder
 from hpcrun.run.stacks import Mailbox
 from hpcrun.train.health import flight_recorder
 from hpcrun.train.health.hang_diagnosis import Answer, judge_hang
+from hpcrun.train.health.limits import Limits
 from hpcrun.train.parallel import process_group
-from hpcrun.train.phase import COMPILING, PREPARING, TRAINING, Position
+from hpcrun.train.phase import COMPILING, TRAINING, Position
 
 _TORCH = f"{os.sep}torch{os.sep}"
-_PREPARES = 48
-"""Multiple of ``hang_start`` for ``Task.prepare``, which may download for hours; a day by default."""
-
 At = Callable[[str], contextlib.AbstractContextManager[None]]
 """Context for a part of the work: it names the part, and raises the timeout of collectives in the block."""
 
@@ -57,55 +57,6 @@ class Store(Protocol):
     def check(self, keys: list[str], /) -> bool: ...
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Maximum seconds without progress: in a step, in work outside steps, and in ``Task.prepare``."""
-
-    step: float
-    other: float
-    prepare: float
-
-    @classmethod
-    def of(cls, hang_after: float, hang_start: float, timeout: float) -> "Limits":
-        """Make the limits; a step gets at most half of the collectives' ``timeout``."""
-        step = min(hang_after, timeout / 2)
-        other = max(step, hang_start)
-        return cls(step, other, max(other, _PREPARES * hang_start))
-
-    def allowed(self, position: Position) -> float:
-        """Return the limit at ``position``; the first step may compile, so it is not limited as a step."""
-        moving = position.step is not None and position.step > position.start
-        return self.step if moving and position.doing == TRAINING else self.around(position.doing)
-
-    def around(self, work: str) -> float:
-        """Return the limit for ``work`` outside steps."""
-        return self.prepare if work == PREPARING else self.other
-
-    @property
-    def tick(self) -> float:
-        """Seconds between two checks."""
-        return min(5.0, self.step / 10)
-
-    @property
-    def answer(self) -> float:
-        """Seconds that the ranks have to answer an alarm."""
-        return min(10.0, max(0.2, self.step / 4))
-
-    def end(self, work: str) -> float:
-        """Return the seconds after which a process without progress in ``work`` has ended in any case."""
-        return self.around(work) + self.unheard + self.alarm
-
-    @property
-    def unheard(self) -> float:
-        """Seconds beyond the limit after which the sentry considers the thread blocked."""
-        return self.answer + 3 * self.tick
-
-    @property
-    def alarm(self) -> float:
-        """Maximum seconds from an alarm to the end of the process."""
-        return 4 * self.answer + 12 * self.tick
-
-
 class Watchdog:
     """Context manager that watches this rank. Training only updates its position, which costs nothing."""
 
@@ -120,6 +71,7 @@ class Watchdog:
         store: Store | None,
         on_exit: Callable[[], None],
         resumed: Callable[[float], None] = lambda _: None,
+        blind: bool = False,
     ) -> None:
         """Watch ``position``.
 
@@ -128,10 +80,13 @@ class Watchdog:
             store: this rank's own connection to the shared store; None: watch this rank only.
             on_exit: called before the watchdog ends the process, after everything is written.
             resumed: called after a suspension of this rank, with its seconds.
+            blind: a rank sees a peer's failure in the store only, so rank 0, which has the store, stays a
+                little longer.
         """
         self._position, self._limits = position, limits
         self._folder, self._rank, self._world_size = folder, rank, world_size
         self._store, self._on_exit, self._resumed = store, on_exit, resumed
+        self._blind = blind
         self._host = node_name()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="hpcrun-watchdog", daemon=True)
@@ -165,8 +120,12 @@ class Watchdog:
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._over.set()
+        if kind is not None and not self._alarmed:
+            self._write("failed", str(self._rank))
+            if self._blind and self._rank == 0 and self._store is not None:
+                time.sleep(1.5 * self._limits.tick)
         # During an alarm, wait: the failure here is a consequence of the hang, and the thread ends the
         # process. Otherwise do not wait: the thread may wait for the store of a stopped rank.
         self._thread.join(None if self._alarmed else self._limits.answer)
@@ -179,7 +138,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         seen, since = self._place(), time.monotonic()
-        told = False
+        told, failed = False, None
         while True:
             # Time of a suspension does not count.
             since += self._put_off()
@@ -191,10 +150,24 @@ class Watchdog:
             if compiles != told:
                 told = compiles
                 self._count("compiling", 1 if compiles else -1)
+            failed = self._see_failure(failed, now)
             if self._stuck(now - since) or self._asked("alarm"):
                 self._end(now - since)
             if self._over.wait(self._limits.tick):
                 return
+
+    def _see_failure(self, since: float | None, now: float) -> float | None:
+        """Return when a peer's failure was first seen in a step; end a rank that still waits for the peer."""
+        if self._position.doing != TRAINING or (since is None and not self._asked("failed")):
+            return None
+        if since is not None and now - since >= self._limits.answer:
+            print(
+                f"hpcrun: rank {self._rank} waits for a rank that has failed; it ends",
+                file=sys.stderr,
+                flush=True,
+            )
+            self._leave()
+        return now if since is None else since
 
     def _stuck(self, idle: float) -> bool:
         """Return True after too long without progress; a step also waits for a rank that compiles."""
@@ -243,10 +216,14 @@ class Watchdog:
             self._write("judged", "")
         else:
             self._wait_for(["judged"], 2 * self._limits.answer + 6 * self._limits.tick)
+        self._leave()
+
+    def _leave(self) -> NoReturn:
+        """End the process."""
         with contextlib.suppress(Exception):
             self._on_exit()
         if self._rank == 0:
-            # The store is in this process; the other ranks still need to read "judged".
+            # The store is in this process; the other ranks still need to read it.
             time.sleep(self._limits.tick)
         kill_helpers()
         os._exit(exitcodes.FAILED)
@@ -361,6 +338,7 @@ def watching(
         store=process_group.second_store(distributed, f"hang-{attempt.owner}"),
         on_exit=on_exit,
         resumed=resumed,
+        blind=distributed.backend == "nccl",
     )
 
     @contextlib.contextmanager

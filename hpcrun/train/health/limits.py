@@ -1,0 +1,57 @@
+"""Limits of the watchdog: how long a rank may make no progress, and the times of an alarm."""
+
+from dataclasses import dataclass
+
+from hpcrun.train.phase import PREPARING, TRAINING, Position
+
+_PREPARES = 48
+"""Multiple of ``hang_start`` for ``Task.prepare``, which may download for hours; a day by default."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Maximum seconds without progress: in a step, in work outside steps, and in ``Task.prepare``."""
+
+    step: float
+    other: float
+    prepare: float
+
+    @classmethod
+    def of(cls, hang_after: float, hang_start: float, timeout: float) -> "Limits":
+        """Make the limits; a step gets at most half of the collectives' ``timeout``."""
+        step = min(hang_after, timeout / 2)
+        other = max(step, hang_start)
+        return cls(step, other, max(other, _PREPARES * hang_start))
+
+    def allowed(self, position: Position) -> float:
+        """Return the limit at ``position``; the first step may compile, so it is not limited as a step."""
+        moving = position.step is not None and position.step > position.start
+        return self.step if moving and position.doing == TRAINING else self.around(position.doing)
+
+    def around(self, work: str) -> float:
+        """Return the limit for ``work`` outside steps."""
+        return self.prepare if work == PREPARING else self.other
+
+    @property
+    def tick(self) -> float:
+        """Seconds between two checks."""
+        return min(5.0, self.step / 10)
+
+    @property
+    def answer(self) -> float:
+        """Seconds that the ranks have to answer an alarm."""
+        return min(10.0, max(0.2, self.step / 4))
+
+    def end(self, work: str) -> float:
+        """Return the seconds after which a process without progress in ``work`` has ended in any case."""
+        return self.around(work) + self.unheard + self.alarm
+
+    @property
+    def unheard(self) -> float:
+        """Seconds beyond the limit after which the sentry considers the thread blocked."""
+        return self.answer + 3 * self.tick
+
+    @property
+    def alarm(self) -> float:
+        """Maximum seconds from an alarm to the end of the process."""
+        return 4 * self.answer + 12 * self.tick
