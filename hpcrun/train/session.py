@@ -63,6 +63,9 @@ def train(
     group = process_group.control_group(distributed)
     with watching(run, attempt, config, distributed, position) as at:
         context = Context(run, attempt, config, distributed, group, at)
+        if distributed.backend == "nccl":
+            with at("connecting the GPUs"):
+                process_group.connect(process_group.select_device(distributed))
         code = _train(context, flag, position)
         # Leave together: srun ends all tasks as soon as one exits with a code other than 0.
         with at("leaving"):

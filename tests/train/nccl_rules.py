@@ -31,6 +31,7 @@ _PLACES = {
     "train/parallel/from_rank_zero.py:copy_from_rank_zero",
     "train/parallel/fsdp.py:_mesh",  # Torch moves objects to the GPU.
     "train/parallel/fsdp_check.py:drop_unused_gradients",
+    "train/parallel/process_group.py:connect",
     "train/step/weighting.py:loss_factors",
 }
 

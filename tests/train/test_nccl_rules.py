@@ -6,6 +6,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcrun.control.making import new_control_group
+from hpcrun.train.parallel import process_group
 from hpcrun.train.parallel.choose import _least
 from hpcrun.train.parallel.from_rank_zero import copy_from_rank_zero
 from tests.train.nccl_rules import BreaksNCCL, nccl_rules, require_same_order
@@ -47,6 +48,11 @@ def test_control_groups_are_exempt(rules):
     dist.broadcast(torch.zeros(4)[::2], src=0, group=group)
     assert _least(1, group) == 1
     assert rules.calls == {}
+
+
+def test_the_first_collective_connects_the_group_of_the_gradients(rules):
+    process_group.connect(torch.device("cpu"))
+    assert rules.calls == {"0": ["allreduce_ [[1]] ['torch.float32']"]}
 
 
 def test_collectives_that_c_code_of_ddp_starts_are_seen(rules):

@@ -129,6 +129,17 @@ def join_run(
     return config
 
 
+def connect(device: torch.device) -> None:
+    """Make the first collective between the GPUs, so that a broken network shows before a step. Collective.
+
+    ``device_id`` of ``init_process_group`` would connect them before the watchdog watches. It also lets
+    every rank outside a new gloo group wait in NCCL for the ranks inside (torch 2.13).
+    """
+    if dist.is_initialized():
+        dist.all_reduce(torch.zeros(1, device=device))
+        accelerator.synchronize(device)
+
+
 def control_group(config: DistributedConfig) -> Any:
     """Make a CPU group of all ranks for decisions, separate from the gradients' collectives. Collective.
 
