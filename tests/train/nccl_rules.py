@@ -10,6 +10,7 @@ Groups that are made with an explicit gloo backend are control groups and are ex
 import contextlib
 import itertools
 import sys
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -74,8 +75,8 @@ class Rules:
             )
         if operation not in _BETWEEN_TWO:
             sizes = [] if operation in _OWN_SHAPES else [[*tensor.shape] for tensor in tensors]
-            line = f"{operation} {sizes} {sorted({str(tensor.dtype) for tensor in tensors})}"
-            self.calls.setdefault(group.group_name, []).append(line)
+            kinds = sorted({str(tensor.dtype) for tensor in tensors})
+            self.calls.setdefault(group.group_name, []).append(f"{operation} {sizes} {kinds}")
 
     def compare(self):
         """Raise BreaksNCCL if ranks of a group have made different collectives. Collective."""
@@ -161,14 +162,18 @@ def _place():
     """Return ``file:function`` of hpcrun's direct call of torch.distributed; None for other callers."""
     frame = sys._getframe(1)
     while frame is not None:
-        code = frame.f_code
-        inside = code.co_filename == __file__ or code.co_filename.startswith("<")
-        if not inside and not (
-            code.co_filename.startswith(_TORCH)
-            and Path(code.co_filename).name in ("distributed_c10d.py", "c10d_logger.py", "_ops.py")
-        ):
-            if not code.co_filename.startswith(_PACKAGE):
-                return None
-            return f"{Path(code.co_filename).relative_to(_PACKAGE)}:{code.co_name}"
+        inside, here = _known(frame.f_code.co_filename)
+        if not inside:
+            return here and f"{here}:{frame.f_code.co_name}"
         frame = frame.f_back
     return None
+
+
+@cache
+def _known(file):
+    """Return if a file is between a caller and its collective, and its path in hpcrun, or None."""
+    if file == __file__ or file.startswith("<"):
+        return True, None
+    if file.startswith(_TORCH):
+        return file.endswith(("distributed_c10d.py", "c10d_logger.py", "_ops.py")), None
+    return False, file.removeprefix(f"{_PACKAGE}/") if file.startswith(_PACKAGE) else None
