@@ -147,6 +147,34 @@ def test_a_decision_one_step_later_changes_no_bit(monkeypatch, amp, clip, optimi
     assert same(everything(prompt), everything(other))
 
 
+def test_a_group_whose_first_gradient_is_not_finite_keeps_no_momentum_of_it(monkeypatch):
+    def train():
+        torch.manual_seed(0)
+        parts = nn.ModuleList([nn.Linear(64, 64), nn.Linear(64, 64)])
+        groups = [{"params": part.parameters()} for part in parts]
+        trainer = AMPTrainer(
+            parts, torch.optim.SGD(groups, lr=0.1, momentum=0.9, fused=True), device="cpu"
+        )
+
+        def of_two_parts(model, batch):
+            parts_used, factor = batch
+            values = torch.ones(4, 64)
+            for part in model[:parts_used]:
+                values = part(values)
+            return (values * factor).square().mean()
+
+        # Memory that the momentum may get holds other numbers than zero.
+        dirty = [torch.full((64, 64), 7.0) for _ in range(50)]
+        for step in ((1, 1.0), (2, torch.inf), (2, 1.0)):
+            del dirty[:10]
+            trainer.training_step([step], of_two_parts)
+        return trainer.module.state_dict()
+
+    prompt = train()
+    monkeypatch.setattr(StepGate, "late_on", frozenset({"cpu"}))
+    assert same(dict(prompt), dict(train()))
+
+
 @pytest.mark.usefixtures("late")
 def test_a_checkpoint_waits_for_the_decision_and_resumes_with_the_same_bits(tmp_path):
     calm, first = make(amp=FP16), make(amp=FP16)

@@ -168,12 +168,11 @@ class StepGate:
         return norm.isfinite().logical_not().to(torch.float32)
 
     def _late(self, optimizer: Optimizer, found: Tensor) -> bool:
-        # Not for the first step: torch's fused SGD does not initialize its momentum in a skipped step.
         return (
             found.device.type in self.late_on
             and not self.at_once
-            and bool(optimizer.state)
             and reads_decision(optimizer)
+            and _started(optimizer)
         )
 
     def _update(self) -> None:
@@ -202,6 +201,17 @@ def reads_decision(optimizer: Optimizer) -> bool:
         type(optimizer).__module__.startswith("torch.optim.")
         and getattr(optimizer, "_step_supports_amp_scaling", False)
         and all(group.get("fused") for group in optimizer.param_groups)
+    )
+
+
+def _started(optimizer: Optimizer) -> bool:
+    """Return True if every group with gradients has taken a step before.
+
+    torch's fused SGD does not initialize the momentum of a group in a skipped step.
+    """
+    return all(
+        next((p in optimizer.state for p in group["params"] if p.grad is not None), True)
+        for group in optimizer.param_groups
     )
 
 
