@@ -7,7 +7,7 @@ round in another way.
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from hpcrun.device import accelerator, vendor
 from hpcrun.run.endings import node_name
 from hpcrun.train.errors import NotSameBits
 
-VARIABLES = (
+ON_GPUS = (
     "CUBLAS_WORKSPACE_CONFIG",
     "NCCL_ALGO",
     "NCCL_BUFFSIZE",
@@ -35,6 +35,14 @@ VARIABLES = (
 )
 """Environment variables that choose a kernel, or the order of a sum over ranks."""
 
+ON_CPUS = (
+    "DNNL_MAX_CPU_ISA",
+    "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "ONEDNN_MAX_CPU_ISA",
+)
+"""Environment variables that choose kernels of oneDNN and MKL."""
+
 _ONLY_RECORDED = frozenset({"driver"})
 """Keys that help to explain a difference, but decide no bits."""
 
@@ -47,12 +55,14 @@ def environment(device: torch.device, distributed: DistributedConfig, group: Any
 
     Keys: ``device`` (name of the GPU, or the CPU's model), ``capability`` (of the GPU, or the instruction
     set that torch uses on the CPU), ``threads`` (CPU only), ``driver``, ``torch``, ``cuda`` or ``hip``,
-    ``cudnn``, ``nccl``, ``ranks``, ``ranks_per_node`` (GPUs only), and those of ``VARIABLES`` that are set.
+    ``cudnn``, ``nccl``, ``ranks``, ``ranks_per_node`` (GPUs only), and those of ``ON_GPUS`` or ``ON_CPUS``
+    that are set.
 
     Args:
         group: a control group of all ranks; None for a single rank.
     """
-    own = _own(device) | libraries(device) | variables(os.environ)
+    wanted = ON_CPUS if device.type == "cpu" else ON_GPUS
+    own = _own(device) | libraries(device) | variables(os.environ, wanted)
     everywhere: list[Any] = [(node_name(), own)]
     if group is not None:
         everywhere = [None] * distributed.world_size
@@ -99,9 +109,9 @@ def libraries(device: torch.device) -> dict[str, str]:
     return found if device.type == "cpu" else {**found, **vendor.libraries()}
 
 
-def variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return those of ``VARIABLES`` that are set."""
-    return {name: environ[name] for name in VARIABLES if environ.get(name)}
+def variables(environ: Mapping[str, str], wanted: Iterable[str]) -> dict[str, str]:
+    """Return those of the ``wanted`` variables that are set."""
+    return {name: environ[name] for name in wanted if environ.get(name)}
 
 
 def driver(nvidia: Path = _NVIDIA, amd: Path = _AMD) -> str | None:

@@ -13,14 +13,17 @@ HERE = {"device": "NVIDIA H100 80GB HBM3", "torch": "2.13.0", "driver": "550.54.
 
 
 def test_the_environment_of_a_rank_on_the_cpu(monkeypatch):
+    monkeypatch.setenv("MKL_CBWR", "AVX2")
     monkeypatch.setenv("NCCL_ALGO", "Tree")
-    monkeypatch.delenv("NCCL_PROTO", raising=False)
     found = drift.environment(torch.device("cpu"), SimpleNamespace(world_size=1), None)
     assert found["torch"] == torch.__version__
     assert found["capability"] == torch.backends.cpu.get_cpu_capability()
     assert found["threads"] == str(torch.get_num_threads())
-    assert (found["ranks"], found["NCCL_ALGO"]) == ("1", "Tree")
-    assert not {"NCCL_PROTO", "ranks_per_node", "cuda", "driver"} & found.keys()
+    assert (found["ranks"], found["MKL_CBWR"]) == ("1", "AVX2")
+    assert not {"NCCL_ALGO", "ranks_per_node", "cuda", "driver"} & found.keys()
+    assert drift.variables({"NCCL_ALGO": "Tree", "NCCL_PROTO": ""}, drift.ON_GPUS) == {
+        "NCCL_ALGO": "Tree"
+    }
 
 
 def test_ranks_with_different_devices_are_counted():
