@@ -385,14 +385,6 @@ def test_a_rank_out_of_memory_prints_advice(runs):
     assert "restarts.same_step" in verdict.decision.reason
 
 
-@pytest.mark.parametrize(
-    ("name", "code", "told"),
-    [
-        ("hangs", exitcodes.FAILED, r"rank 1 on \S+ is behind, training at zoo\.py:\d+ in mishap"),
-        # No thread of this process can end it; the watchdog process does.
-        ("hangs-holding-lock", -signal.SIGKILL, r"rank 1 on \S+ does not answer"),
-    ],
-)
 def test_a_rank_that_waits_for_a_failed_rank_ends_in_seconds(runs):
     assert runs.codes("peer-fails") == [[exitcodes.FAILED, exitcodes.FAILED]]
     assert "rank 0 waits for a rank that has failed; it ends" in runs.said("peer-fails")
@@ -406,6 +398,14 @@ def test_a_recompilation_in_a_later_step_is_no_hang(runs):
     assert runs.seconds("recompiles") > 8
 
 
+@pytest.mark.parametrize(
+    ("name", "code", "told"),
+    [
+        ("hangs", exitcodes.FAILED, r"rank 1 on \S+ is behind, training at zoo\.py:\d+ in mishap"),
+        # No thread of this process can end it; the watchdog process does.
+        ("hangs-holding-lock", -signal.SIGKILL, r"rank 1 on \S+ does not answer"),
+    ],
+)
 def test_a_rank_that_hangs_is_named_its_stack_kept_and_the_run_ended_to_start_again(
     runs, name, code, told
 ):
