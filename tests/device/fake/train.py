@@ -1,0 +1,228 @@
+"""Program of ``test_fake_gpus.py``: the trainer on fake CUDA tensors, as rank 0 of a world of fake ranks.
+
+``python -m tests.device.fake.train WAY CASES`` prints a line of JSON for each case. WAY is one of ``WAYS``,
+and CASES is ``few`` or ``all``. The last case has a planted mistake.
+"""
+
+import itertools
+import json
+import sys
+import traceback
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import _disable_current_modes
+
+from hpcrun.checkpoint.state import capture
+from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.config import AMPConfig
+from hpcrun.config.training import FSDP
+from hpcrun.tasks.gpt import GPT
+from hpcrun.tasks.options import LanguageModelShape
+from hpcrun.train.parallel import fsdp
+from hpcrun.train.parallel.strategies import DDPStrategy
+from hpcrun.train.step import gate
+from hpcrun.train.step.trainer import DistributedAMPTrainer
+from tests.device.fake import device
+
+# The world, the parallelism and the sharding of each way.
+WAYS: dict[str, tuple[int, str, str]] = {
+    "single": (1, "single", "full"),
+    "ddp": (64, "ddp", "full"),
+    "fsdp": (64, "fsdp", "full"),
+    "hsdp": (512, "fsdp", "hybrid"),
+}
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+STEPS = 2  # The first reads its decision at once, the later ones read it late.
+wrap_plain = DDPStrategy.wrap
+SCALE = 65536.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """Settings that lead through different parts of a step."""
+
+    precision: str
+    clip: bool
+    accumulation: bool
+    ema: bool
+    fused: bool
+
+
+def cases(which: str) -> Iterator[Case]:
+    """Yield every combination, or eight combinations in which each pair of settings occurs."""
+    if which == "all":
+        for values in itertools.product(PRECISIONS, *[(False, True)] * 4):
+            yield Case(*values)
+        return
+    # An orthogonal array of strength 2 with one column of four levels and four of two (L8, Taguchi).
+    for a, b, c in itertools.product((False, True), repeat=3):
+        yield Case(PRECISIONS[2 * a + b], c, a ^ c, b ^ c, a ^ b ^ c)
+
+
+def loss(model: nn.Module, batch: Tensor) -> Tensor:
+    return F.cross_entropy(model(batch[:, :-1]).float().flatten(0, 1), batch[:, 1:].flatten())
+
+
+def trainer(way: str, case: Case) -> DistributedAMPTrainer:
+    """Make the trainer of rank 0 and wrap its model."""
+    world, parallel, shard = WAYS[way]
+    shape = LanguageModelShape(layers=1, width=64, heads=4, context=32, dropout=0.1)
+    model = GPT(shape)
+    if parallel == "fsdp":
+        # Sharding moves a weight by assigning to its data, which does not change a fake tensor's device.
+        model = model.to(torch.device("cuda:0"))
+    made = DistributedAMPTrainer(
+        model,
+        lambda model: torch.optim.AdamW(
+            model.parameters(), lr=1e-3, fused=case.fused, foreach=not case.fused
+        ),
+        distributed=DistributedConfig(
+            world_size=world,
+            backend="nccl",
+            device_ids=(0,),
+            num_gpus_per_node=min(world, device.DEVICES),
+            num_nodes=max(1, world // device.DEVICES),
+        ),
+        parallel=parallel,
+        fsdp=FSDP(shard=shard),
+        amp=AMPConfig(dtype=case.precision),
+        clip_norm=1.0 if case.clip else None,
+        scheduler=lambda optimizer: torch.optim.lr_scheduler.ConstantLR(optimizer),
+        ema=0.99 if case.ema else None,
+    )
+    made.wrap_model()
+    return made
+
+
+def train(way: str, case: Case) -> dict[str, Any]:
+    """Take some steps; return where the results are and what the host has read."""
+    with device.fake_tensors() as reads:
+        made = trainer(way, case)
+        batches = [torch.randint(0, 256, (2, 17)) for _ in range(1 + case.accumulation)]
+        weights = [3.0, torch.tensor(2.0, device="cuda")][: len(batches)]
+        for _ in range(STEPS):
+            read = len(reads.devices)
+            result = made.training_step(batches, loss, weights, total=100.0)
+        devices = {p.device.type for p in made.module.parameters()}
+        return {
+            "loss": result.loss.device.type,
+            "weights": sorted(devices),
+            "state": sorted(
+                {
+                    value.device.type
+                    for moments in made.optimizer.state.values()
+                    for value in moments.values()
+                }
+            ),
+            "read": reads.devices[read:],
+            "skipped": result.skipped,
+        }
+
+
+def answer() -> None:
+    """Give the answers of the other ranks: their places, and agreement about the parts that they use."""
+
+    def places(found: list[Any], mine: Any, group: Any = None) -> None:
+        found[:] = [divmod(rank, device.DEVICES) for rank in range(len(found))]
+
+    def mesh(*arguments: Any) -> Any:
+        # A mesh computes with the numbers of the ranks.
+        with _disable_current_modes():
+            return made(*arguments)
+
+    made, fsdp._mesh = fsdp._mesh, mesh
+    dist.all_gather_object = places
+    # DDP's C++ code would read the shapes of fake tensors, and the values to broadcast.
+    DDPStrategy.wrap = wrap
+    # numpy cannot take its state back from a fake tensor.
+    capture._capture_numpy = lambda: None
+    dist._verify_params_across_processes = lambda *_: None
+    dist._broadcast_coalesced = lambda *_: None
+    fsdp.FSDPStrategy.compare = lambda *_: None
+    DistributedAMPTrainer.control_group = lambda *_: None
+
+
+def wrap(self: DDPStrategy, module: nn.Module, mode: Any) -> nn.Module:
+    """Wrap the module, with an all-reduce of buckets that is done at once: a fake group returns no tensor."""
+    wrapped = wrap_plain(self, module, mode)
+
+    def done(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        result: torch.futures.Future[Tensor] = torch.futures.Future()
+        result.set_result(bucket.buffer())
+        return result
+
+    wrapped.register_comm_hook(None, done)
+    wrapped.reducer = _Reducer(wrapped.reducer)
+    wrapped.logger = SimpleNamespace(set_runtime_stats_and_log=lambda: None)
+    return wrapped
+
+
+class _Reducer:
+    """DDP's reducer in C++, without what reads values: the new order of buckets of all ranks."""
+
+    def __init__(self, reducer: Any) -> None:
+        self._reducer = reducer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reducer, name)
+
+    def _rebuild_buckets(self) -> bool:
+        return False
+
+
+def read_back(self: gate._Readback) -> tuple[float, float]:
+    """Wait as the original does, and return the decision and the loss scale of a finite step."""
+    assert self._host.device.type == "cpu"
+    assert self._event is not None
+    self._event.synchronize()
+    return 0.0, SCALE
+
+
+def misplaced(optimizer: torch.optim.Optimizer) -> Tensor:
+    """Check the gradients as ``gate.not_finite`` does, with the result on the CPU: a mistake on a GPU."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    found = torch.zeros(())
+    torch._amp_foreach_non_finite_check_and_unscale_(
+        [p.grad for p in parameters], found, torch.ones((), device="cuda")
+    )
+    return found
+
+
+def main() -> None:
+    way, which = sys.argv[1:]
+    device.install()
+    gate._Readback.read = read_back
+    torch.amp.GradScaler.get_scale = lambda self: SCALE if self.is_enabled() else 1.0
+    world = WAYS[way][0]
+    if world > 1:
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+        answer()
+    for case in cases(which):
+        report(way, case, planted=False)
+    gate.not_finite = misplaced
+    report(way, Case("bf16", clip=False, accumulation=True, ema=False, fused=True), planted=True)
+
+
+def report(way: str, case: Case, *, planted: bool) -> None:
+    """Train, and print the result or the error."""
+    try:
+        told = train(way, case)
+    except Exception as error:
+        frames = [
+            f"{frame.name}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)
+        ]
+        text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        told = {"error": f"{text} in {' '.join(frames[-8:])}"}
+    print(json.dumps({**asdict(case), "planted": planted, **told}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
