@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from hpcrun.api.log_files import newest_attempt
 from hpcrun.api.pace_facts import PaceFacts, pace_of
 from hpcrun.api.state_words import restarts_by_cause, state_in_words
 from hpcrun.diagnose.finding import find_cause
-from hpcrun.diagnose.run_lines import lines_of_attempt, nodes_of
+from hpcrun.diagnose.run_lines import attempt_to_diagnose, lines_of_attempt, nodes_of
 from hpcrun.launch.jobs import RunState
 from hpcrun.lifecycle.goodput import goodput
 from hpcrun.lifecycle.history import all_lives, last_committed, of_script
@@ -75,7 +74,7 @@ def row_of(
 
 def verdict_of(run_directory: RunDirectory, events: Sequence[Event]) -> str | None:
     """Return the doctor's words for the newest attempt; None where the logs show no cause."""
-    attempt = newest_attempt(events)
+    attempt = attempt_to_diagnose(events)
     if attempt is None:
         return None
     lines = lines_of_attempt(

@@ -63,6 +63,22 @@ def lines_of_attempt(
             yield LogLine(text, "sacct", node=node, time=record.end)
 
 
+def attempt_to_diagnose(events: Sequence[Event]) -> Attempt | None:
+    """Return the newest attempt that has begun, or None.
+
+    An attempt that the restart policy refused has no cause of its own: the attempt before has the cause.
+    """
+    refused = {
+        event.attempt
+        for event in events
+        if event.what == "refused" or (event.what == "ended" and event.cause == "exhausted")
+    }
+    begun = [event.attempt for event in events if event.attempt and event.what != "submitted"]
+    allowed = [attempt for attempt in begun if attempt not in refused]
+    newest = allowed or begun
+    return newest[-1] if newest else None
+
+
 def nodes_of(events: Iterable[Event], attempt: Attempt) -> int:
     """Return the number of nodes of ``attempt``; 0 if the event log does not contain it."""
     opened = [one for one in events if one.what == "opened" and one.attempt == attempt]

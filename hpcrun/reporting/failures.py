@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcrun.diagnose.finding import Finding, find_cause
-from hpcrun.diagnose.run_lines import lines_of_attempt, nodes_of
+from hpcrun.diagnose.run_lines import attempt_to_diagnose, lines_of_attempt, nodes_of
 from hpcrun.reporting.runs import Run
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
@@ -45,14 +45,8 @@ def interruptions(runs: Iterable[Run]) -> Mapping[str, int]:
     return dict(found.most_common())
 
 
-def last_attempt(run: Run) -> Attempt | None:
-    """Return the newest attempt that opened the run, or None."""
-    opened = [event.attempt for event in run.events if event.what == "opened" and event.attempt]
-    return opened[-1] if opened else None
-
-
 def _verdict(run: Run) -> Verdict:
-    attempt = last_attempt(run)
+    attempt = attempt_to_diagnose(run.events)
     directory = RunDirectory(Path(run.path))
     if attempt is None:
         return Verdict(run, None, "no attempt has begun")

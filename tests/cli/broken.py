@@ -151,6 +151,26 @@ def model() -> None:
     torch.nn.Linear(3, 4).load_state_dict(torch.nn.Linear(3, 5).state_dict())
 
 
+def loopback() -> None:
+    """Let gloo use the address of the host name."""
+    import torch.distributed as dist
+
+    os.environ.pop("GLOO_SOCKET_IFNAME", None)
+    dist.init_process_group("gloo", timeout=FEW_SECONDS)
+
+
+def sleep() -> None:
+    """Work until the job ends."""
+    time.sleep(600)
+
+
+def greedy() -> None:
+    """Use more memory than the job has."""
+    taken = bytes([1]) * (500 << 20)
+    time.sleep(60)
+    print(len(taken))
+
+
 def _another_port() -> int:
     return int(os.environ["MASTER_PORT"]) + 1
 

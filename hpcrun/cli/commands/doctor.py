@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcrun.api.log_files import last_attempt
 from hpcrun.cli.output import print_json
 from hpcrun.cli.run_arguments import add_runs_dir, runs_dir
 from hpcrun.cli.verdict import as_data, report
@@ -19,7 +18,13 @@ from hpcrun.diagnose.finding import find_cause
 from hpcrun.diagnose.flight_recorder import Dumps, analysed, laggards, read_dumps
 from hpcrun.diagnose.log_line import LogLine
 from hpcrun.diagnose.reading import read_log, read_stream
-from hpcrun.diagnose.run_lines import LOGS, accounting_of, lines_of_attempt, nodes_of
+from hpcrun.diagnose.run_lines import (
+    LOGS,
+    accounting_of,
+    attempt_to_diagnose,
+    lines_of_attempt,
+    nodes_of,
+)
 from hpcrun.errors import UserError
 from hpcrun.launch import jobs
 from hpcrun.printing import say
@@ -99,17 +104,17 @@ def _of_files(files: list[Path]) -> Iterator[LogLine]:
 
 def _of_run(directory: RunDirectory) -> tuple[Iterator[LogLine], list[Path], int]:
     result = read_json(directory.result) or {}
-    attempt = last_attempt(directory)
+    events = read_events(directory)
+    attempt = attempt_to_diagnose(events)
     if attempt is None:
         raise UserError(
             f"{directory.name}: no attempt has begun ({jobs.state(directory).word}); look again later"
         )
     if result.get("state") == "finished":
         return iter(()), [], 0
-    events = read_events(directory)
     current = jobs.current_job(directory)
     on_slurm = current is not None and current[0] == "slurm"
-    accounting = accounting_of(attempt.job)[-1:] if on_slurm else []
+    accounting = accounting_of(attempt.job)[attempt.restart :][:1] if on_slurm else []
     folder = directory.attempt_logs(attempt.job, attempt.restart)
     lines = lines_of_attempt(directory, attempt, events, accounting=accounting)
     return lines, [folder], nodes_of(events, attempt)
