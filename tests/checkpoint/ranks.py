@@ -34,6 +34,7 @@ from hpcrun.checkpoint.storage.filesystem import FileSystem
 from hpcrun.checkpoint.storage.index import INDEX, Place, decode, encode
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.run.owner import Superseded
+from tests.checkpoint import shared_reading
 from tests.train.forks import fork_ranks
 
 
@@ -426,6 +427,7 @@ SCENARIOS = [
     all_are_damaged,
     code_in_a_checkpoint,
     a_stage_on_some_nodes,
+    *shared_reading.SCENARIOS,
 ]
 
 
@@ -434,6 +436,9 @@ def fewer_ranks(ranks):
     saved_by_four = Ranks(ranks.rank, ranks.world_size, ranks.folder.parent / "save_prune_restore")
     writer = saved_by_four.writer(owner="7-2")
     return saved_by_four.restore(writer), ranks.save(writer, 9), saved_by_four.restore(writer)
+
+
+FEWER = [fewer_ranks, shared_reading.on_fewer_ranks]
 
 
 def play(scenarios, rank, world_size, folder):
@@ -455,7 +460,7 @@ def play(scenarios, rank, world_size, folder):
 def main(folder):
     """Run all scenarios; the exit status is 0 only if every rank succeeds."""
     codes = []
-    for scenarios, world_size in ((SCENARIOS, 4), ([fewer_ranks], 2)):
+    for scenarios, world_size in ((SCENARIOS, 4), (FEWER, 2)):
 
         def rank_of(rank, scenarios=scenarios, world_size=world_size):
             play(scenarios, rank, world_size, folder)

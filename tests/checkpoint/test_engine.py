@@ -11,6 +11,7 @@ import torch
 from hpcrun.checkpoint.storage.errors import CheckpointError
 
 from . import single
+from .shared_reading import LARGE, content, matrices
 
 ROOT = Path(__file__).parents[2]
 
@@ -142,7 +143,6 @@ def test_damage_that_any_rank_finds_makes_all_fall_back_together(played):
         assert first.startswith("step 3 skipped: rank 3 (")
         assert "rank-00003.bin: its content differs from the written content" in first
         assert second.startswith("step 2 skipped: rank 0 (")
-        assert second.endswith("(and 3 more)")
     for restored in played["the_manifest_is_damaged"]:
         assert restored["step"] == 1
         assert "manifest.json" in restored["notes"][0]
@@ -204,6 +204,58 @@ def test_fewer_ranks_resume_with_the_shared_state_and_a_note(played):
         assert saved["ok"]
         assert again["own"] == {"rank": rank, "step": 9}
         assert again["notes"] == []
+
+
+def size(values):
+    """Return the bytes of the large tensors, whose reads the scenarios count."""
+    return sum(value.nbytes for value in values.values() if value.nbytes > LARGE)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "values"), [("replicated_state", content), ("copies_of_shards", matrices)]
+)
+def test_the_ranks_together_read_each_byte_once(played, scenario, values):
+    result = agreed(played[scenario])
+    assert result["equal"]
+    assert sum(result["read"]) == size(values(result["step"]))
+    # Every rank reads a part, so that all of them read at the same time.
+    assert min(result["read"]) > 0
+
+
+def test_fewer_ranks_read_each_byte_once(played):
+    whole, shards = agreed(played["on_fewer_ranks"])
+    assert whole["equal"]
+    assert shards["equal"]
+    assert sum(whole["read"]) == size(matrices(1))
+
+
+def test_ranks_that_hold_different_tensors_read_for_themselves(played):
+    result = agreed(played["ranks_that_hold_different_tensors"])
+    assert result["equal"]
+    assert result["read"] == [size(content(1))] * 4
+
+
+def test_damage_that_only_the_reader_sees_makes_all_fall_back(played):
+    result = agreed(played["a_tensor_of_one_reader_is_damaged"])
+    assert (result["step"], result["equal"]) == (1, True)
+    (note,) = result["notes"]
+    assert note.startswith("step 2 skipped: rank ")
+    assert note.endswith("its content differs from the written content (hash)")
+
+
+@pytest.mark.parametrize(
+    ("scenario", "why"),
+    [
+        ("one_reader_is_refused", "Input/output error (EIO); the checkpoint is kept"),
+        ("one_reader_reads_other_bytes", "reads the same files without damage"),
+    ],
+)
+def test_a_failure_of_the_reader_is_the_same_failure_on_all_ranks(played, scenario, why):
+    for rank, result in enumerate(played[scenario]):
+        assert result["read failure"]
+        assert result["here"] == (rank == 2)
+        assert result["error"].startswith("step 1: rank 2 (")
+        assert why in result["error"]
 
 
 def test_one_rank_needs_no_process_group(root):

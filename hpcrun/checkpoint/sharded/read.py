@@ -124,6 +124,13 @@ class StoreReader(StorageReader):
                 "loaded; check who wrote it, and move it away to resume from the previous checkpoint"
             ) from error
 
+    def position(self, name: str) -> tuple[str, int]:
+        """Return the file of the first piece of ``name``, and its position in bytes."""
+        places = [
+            (piece.place.file, piece.place.position) for piece in self.index.tensors[name].pieces
+        ]
+        return min(places, default=("", 0))
+
     def empty(self, name: str) -> torch.Tensor:
         """Return an uninitialized CPU tensor for the whole of ``name``."""
         entry = self.index.tensors[name]

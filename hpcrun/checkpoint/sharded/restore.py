@@ -10,6 +10,7 @@ import torch
 
 from hpcrun.checkpoint.outcome import Restored
 from hpcrun.checkpoint.sharded.collective import Together, first_of, one_line
+from hpcrun.checkpoint.sharded.copies import Copies
 from hpcrun.checkpoint.sharded.rank_file import own_name
 from hpcrun.checkpoint.sharded.read import StoreReader
 from hpcrun.checkpoint.sharded.second_look import require_whole
@@ -42,10 +43,11 @@ def restore(
 ) -> Restored | None:
     """Restore the newest checkpoint that every rank can read; None if there is none. Collective.
 
-    Rank 0 reads the manifest and the index for all ranks. Each rank compares its content with the hashes.
-    If a rank finds damage and rank 0 confirms it, all ranks fall back to the previous checkpoint. No other
-    problem causes a fallback: the newest checkpoint stays the newest. Tensors of ``template`` are filled in
-    place; other tensors are loaded whole on the CPU.
+    Rank 0 reads the manifest and the index for all ranks. Of the ranks that hold a tensor, one
+    reads it and compares it with its hash. Only after all ranks have read their part without trouble, they
+    broadcast it. If a rank finds damage and rank 0 confirms it, all ranks fall back to the previous
+    checkpoint. No other problem causes a fallback: the newest checkpoint stays the newest. Tensors of
+    ``template`` are filled in place; other tensors are loaded whole on the CPU.
 
     Args:
         skip: steps to ignore.
@@ -73,14 +75,16 @@ def restore(
         # Another process may train here: this may be an evaluation job, or a stale process of this run.
         with hold(store.root, manifest.step) if together.rank == 0 else nullcontext():
             load = _Load(store, together, manifest, index, template)
-            for work in (load.prepare, load.fill):
-                reports = together.gather(_report(work, together, store.path(manifest.step)))
-                if any(report.trouble for report in reports):
-                    break
+            path = store.path(manifest.step)
+            reports = together.gather(_report(load.prepare, together, path))
+            if not any(report.trouble for report in reports):
+                load.divide()
+                reports = together.gather(_report(load.read, together, path))
             misfits = [report.misfit for report in reports if report.misfit]
             if misfits:
                 raise CheckpointError(f"step {manifest.step}: {first_of(misfits)}")
             if not any(report.trouble for report in reports):
+                load.spread()
                 return load.restored(notes)
             failed = together.from_rank_0(
                 partial(_at_fault, store, together, manifest.step, reports)
@@ -200,7 +204,10 @@ def _none_whole(
 
 
 class _Load:
-    """A rank's part of a restore: ``prepare`` can refuse without side effects, ``fill`` changes tensors."""
+    """A rank's part of a restore: ``prepare`` can refuse without side effects, ``read`` changes tensors.
+
+    ``divide`` and ``spread`` are collective: each tensor is read by one of the ranks that hold it.
+    """
 
     def __init__(
         self,
@@ -213,6 +220,7 @@ class _Load:
         self._store, self._together = store, together
         self._manifest, self._index, self._template = manifest, index, template
         self._tensors: dict[str, torch.Tensor] = {}
+        self._mine: dict[str, torch.Tensor] = {}
         self._skeleton: Any = None
         self._own: dict[str, Any] | None = None
 
@@ -228,10 +236,22 @@ class _Load:
             name: here[name] if name in here else reader.empty(name) for name in entries
         }
         reader.require_fit(self._tensors)
+        self._copies = Copies(self._tensors, self._together, reader.position)
+        self._mine = self._tensors
 
-    def fill(self) -> None:
-        """Load the tensors."""
-        self._reader.load(self._tensors)
+    def divide(self) -> None:
+        """Divide the reading among the ranks that hold the same tensors. Collective."""
+        # The ranks of another program, such as the stages of a pipeline, may hold different tensors.
+        if len(set(self._together.gather(self._copies.key))) == 1:
+            self._mine = self._copies.divide()
+
+    def read(self) -> None:
+        """Load this rank's part of the tensors."""
+        self._reader.load(self._mine)
+
+    def spread(self) -> None:
+        """Bring the tensors that other ranks have read. Collective."""
+        self._copies.spread()
 
     def restored(self, notes: list[str]) -> Restored:
         """Return the restored state."""

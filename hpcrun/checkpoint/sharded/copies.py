@@ -1,0 +1,198 @@
+"""Tensors that several ranks hold: one rank reads each of them, and broadcasts it to the other ranks.
+
+DDP holds every tensor on every rank, and HSDP every shard once per copy of the model. If each rank read all
+that it holds, 512 ranks would read a checkpoint 512 times from the shared disk. Here the ranks divide the
+bytes, so each byte leaves the disk once, and all ranks read at the same time. The broadcasts use the groups
+of the training, so on GPUs the bytes take NCCL's path between the devices.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+import xxhash
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from hpcrun.checkpoint.sharded.collective import Together
+
+# Bytes. Small tensors travel together, since each broadcast has a latency.
+_LEAST = 1 << 20
+_BUCKET = 32 << 20
+# Bytes of one broadcast: a limit for counters in backends, and for their buffers.
+_CHUNK = 256 << 20
+_ALIGNED = 16
+
+
+class _Holders(NamedTuple):
+    """The ranks that hold the same values: a name that is the same on all ranks, and the group."""
+
+    name: str
+    group: Any
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    """Tensors of one reader: their local parts, the reader's global rank, and the group of the holders."""
+
+    names: tuple[str, ...]
+    parts: tuple[Tensor, ...]
+    reader: int
+    group: Any
+
+
+class Copies:
+    """A division of the reading of ``tensors`` among the ranks that hold the same values. Not collective.
+
+    Args:
+        tensors: the tensors to load into, by name; the same names on every rank.
+        position: function that returns the place of a tensor in the checkpoint; neighbors are read together.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        together: Together,
+        position: Callable[[str], tuple[str, int]],
+    ) -> None:
+        self._tensors, self._rank = tensors, together.rank
+        holders = {
+            name: _holders(value, together) if together.world_size > 1 else None
+            for name, value in tensors.items()
+        }
+        self._by_holders: dict[_Holders, list[str]] = {}
+        for name in sorted(tensors, key=lambda each: (position(each), each)):
+            found = holders[name]
+            if found is not None:
+                self._by_holders.setdefault(found, []).append(name)
+        kinds = [
+            (name, tuple(value.shape), str(value.dtype), found and found.name)
+            for (name, value), found in zip(tensors.items(), holders.values(), strict=True)
+        ]
+        self.key = xxhash.xxh3_128_hexdigest(repr(kinds).encode())
+        """Hash of the division. The ranks may divide the reading only if their keys are equal."""
+        self._buckets: list[_Bucket] = []
+
+    def divide(self) -> dict[str, Tensor]:
+        """Return the tensors that this rank reads; :meth:`spread` brings the others."""
+        # All ranks use the groups in one order, so that no two ranks wait for each other in two groups.
+        self._buckets = [
+            bucket
+            for holders in sorted(self._by_holders, key=lambda each: each.name)
+            for bucket in self._fill(holders, self._by_holders[holders])
+        ]
+        others = {
+            name for bucket in self._buckets if bucket.reader != self._rank for name in bucket.names
+        }
+        return {name: value for name, value in self._tensors.items() if name not in others}
+
+    def spread(self) -> None:
+        """Broadcast every tensor from its reader to the ranks that hold it, in place. Collective.
+
+        An error is raised at once, without a report to the other ranks: they wait in a broadcast for this
+        rank, and must see the end of its connections.
+        """
+        for bucket in self._buckets:
+            _broadcast(bucket, self._rank == bucket.reader)
+
+    def _fill(self, holders: _Holders, names: Iterable[str]) -> Iterable[_Bucket]:
+        """Yield buckets of neighbors in the checkpoint, each for the rank with the fewest bytes so far."""
+        ranks = dist.get_process_group_ranks(holders.group)
+        # A tree of control groups broadcasts from rank 0 only without a detour.
+        loads = dict.fromkeys(ranks[:1] if holders.name == _CONTROL else ranks, 0)
+        parts = [(name, _local(self._tensors[name])) for name in names]
+        share = sum(part.nbytes for _, part in parts) // len(loads)
+        for group in _grouped(parts, max(_LEAST, min(share, _BUCKET))):
+            reader = min(loads, key=lambda rank: (loads[rank], rank))
+            loads[reader] += sum(part.nbytes for _, part in group)
+            yield _Bucket(
+                tuple(name for name, _ in group),
+                tuple(part for _, part in group),
+                reader,
+                holders.group,
+            )
+
+
+_CONTROL = "control"
+
+
+def _holders(value: Tensor, together: Together) -> _Holders | None:
+    """Return the ranks that hold the same part of ``value``; None if this rank reads it itself."""
+    device = value.device.type
+    if isinstance(value, DTensor):
+        mesh = value.device_mesh
+        dimensions = [
+            (mesh.size(number), -number)
+            for number, placement in enumerate(value.placements)
+            if placement.is_replicate() and mesh.size(number) > 1
+        ]
+        if not dimensions:
+            return None
+        number = -max(dimensions)[1]
+        group = mesh.get_group(number)
+        shape = "x".join(map(str, mesh.shape))
+        return _Holders(f"mesh {shape} {number} {device}", group) if _takes(group, device) else None
+    whole = dist.group.WORLD
+    if whole is None or dist.get_world_size() != together.world_size:
+        return None
+    if _takes(whole, device):
+        return _Holders(f"all {device}", whole)
+    if device == "cpu" and together.group is not None:
+        return _Holders(_CONTROL, together.group)
+    return None
+
+
+def _takes(group: Any, device: str) -> bool:
+    return any(each.type == device for each in group._device_types)
+
+
+def _grouped(parts: Iterable[tuple[str, Tensor]], limit: int) -> Iterable[list[tuple[str, Tensor]]]:
+    """Yield ``parts`` in order, in lists of one part or of at most ``limit`` bytes."""
+    found: list[tuple[str, Tensor]] = []
+    size = 0
+    for name, part in parts:
+        if found and size + part.nbytes > limit:
+            yield found
+            found, size = [], 0
+        found.append((name, part))
+        size += part.nbytes
+    if found:
+        yield found
+
+
+def _broadcast(bucket: _Bucket, sends: bool) -> None:
+    parts = [part for part in bucket.parts if part.numel()]
+    if len(parts) == 1 and parts[0].is_contiguous():
+        for chunk in _chunks(_bytes(parts[0])):
+            dist.broadcast(chunk, bucket.reader, group=bucket.group)
+        return
+    if not parts:
+        return
+    starts, size = [], 0
+    for part in parts:
+        starts.append(size)
+        size += -(-part.nbytes // _ALIGNED) * _ALIGNED
+    packed = torch.empty(size, dtype=torch.uint8, device=parts[0].device)
+    places = [packed[at : at + part.nbytes] for at, part in zip(starts, parts, strict=True)]
+    if sends:
+        for place, part in zip(places, parts, strict=True):
+            place.copy_(_bytes(part.contiguous()))
+    for chunk in _chunks(packed):
+        dist.broadcast(chunk, bucket.reader, group=bucket.group)
+    if not sends:
+        for place, part in zip(places, parts, strict=True):
+            part.copy_(place.view(part.dtype).view(part.shape))
+
+
+def _chunks(flat: Tensor) -> Iterable[Tensor]:
+    return (flat[start : start + _CHUNK] for start in range(0, flat.numel(), _CHUNK))
+
+
+def _bytes(value: Tensor) -> Tensor:
+    return value.reshape(-1).view(torch.uint8)
+
+
+def _local(value: Tensor) -> Tensor:
+    return (value.to_local() if isinstance(value, DTensor) else value).detach()
