@@ -119,7 +119,9 @@ class Ranks:
     def __init__(self, rank, world_size, folder):
         self.rank, self.world_size, self.folder = rank, world_size, folder
 
-    def writer(self, fs=None, *, on=0, owner="7-0", still_mine=not_fenced, keep=3, stage=None):
+    def writer(
+        self, fs=None, *, on=0, owner="7-0", still_mine=not_fenced, keep=3, stage=None, group=None
+    ):
         """Return an engine with the file system ``fs`` on rank ``on``, and a normal one on other ranks."""
         whole = fs is None or self.rank != on
         store = CheckpointStore(
@@ -134,7 +136,7 @@ class Ranks:
             store,
             rank=self.rank,
             world_size=self.world_size,
-            group=None,
+            group=group,
             still_mine=still_mine,
             tidy=tidy,
             stage=stage,

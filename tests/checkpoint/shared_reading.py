@@ -3,15 +3,18 @@
 import errno
 import os
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+from hpcrun.checkpoint.sharded import copies
 from hpcrun.checkpoint.storage.errors import CheckpointError, ReadFailure
 from hpcrun.checkpoint.storage.filesystem import FileSystem
 from hpcrun.checkpoint.storage.index import INDEX, decode
 from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.control import making
 
 LARGE = 100_000
 """Bytes: reads of tensors in these scenarios are longer, all other reads are shorter."""
@@ -71,10 +74,10 @@ def save(ranks, step, values):
     assert outcome.ok, outcome.error
 
 
-def attempt(ranks, into, *, fault=None, on=0, whole=content):
+def attempt(ranks, into, *, fault=None, on=0, whole=content, group=None):
     """Restore into ``into``; return the error or step, equality of the values, notes, and all bytes read."""
     counting = Counting(fault if ranks.rank == on else None)
-    writer = ranks.writer(counting, on=ranks.rank)
+    writer = ranks.writer(counting, on=ranks.rank, group=group)
     result = {}
     try:
         restored = writer.restore(lambda *_: {"weights": into})
@@ -153,8 +156,21 @@ def one_reader_reads_other_bytes(ranks):
     return attempt(ranks, blank(content(1)), fault=flip, on=2)
 
 
+def through_the_control_group(ranks):
+    """Share tensors that the group of the training does not take, as NCCL does not take the CPU's."""
+    save(ranks, 1, content(1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(making, "FAN_OUT", 2)
+        group = making.new_control_group()
+        patch.setattr(copies, "_takes", lambda group, _: group is not dist.group.WORLD)
+        result = attempt(ranks, blank(content(1)), group=group)
+    dist.destroy_process_group(group)
+    return result
+
+
 SCENARIOS = [
     replicated_state,
+    through_the_control_group,
     copies_of_shards,
     ranks_that_hold_different_tensors,
     a_tensor_of_one_reader_is_damaged,

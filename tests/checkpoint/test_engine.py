@@ -222,6 +222,12 @@ def test_the_ranks_together_read_each_byte_once(played, scenario, values):
     assert min(result["read"]) > 0
 
 
+def test_rank_0_reads_what_only_the_control_group_can_carry(played):
+    result = agreed(played["through_the_control_group"])
+    assert result["equal"]
+    assert result["read"] == [size(content(1)), 0, 0, 0]
+
+
 def test_fewer_ranks_read_each_byte_once(played):
     whole, shards = agreed(played["on_fewer_ranks"])
     assert whole["equal"]
