@@ -13,7 +13,7 @@ _MAY_CHANGE = frozenset({"name", "job", "restarts", "checkpoint", "watch"})
 # Keys with no effect on the weights; two of them can end a run, but do not change a run that ends well.
 _MAY_CHANGE_IN_TRAIN = frozenset(
     {
-        *("timeout", "hang_after", "hang_start", "profile", "affinity"),
+        *("timeout", "hang_after", "hang_start", "profile", "affinity", "compile_cache"),
         *("log_every", "stop_check_every", "nonfinite", "nonfinite_limit"),
     }
 )

@@ -39,7 +39,7 @@ _RULES: tuple[_Rule, ...] = (
         lambda it: it != "powersgd",
         "powersgd",
     ),
-    (("train.compile_mode",), "train.compile", lambda it: not it, "true"),
+    (("train.compile_mode", "train.compile_cache"), "train.compile", lambda it: not it, "true"),
     (
         ("train.checkpoint_blocks",),
         "train.activation_checkpointing",

@@ -13,6 +13,7 @@ from hpcrun.train.health.nonfinite import NonFiniteWatch
 from hpcrun.train.metrics.log import MetricsLog
 from hpcrun.train.metrics.profiling import Profile
 from hpcrun.train.metrics.timing import TimedSteps
+from hpcrun.train.model.compile_cache import CompileCache
 from hpcrun.train.phase import Position
 from hpcrun.train.saving import Saver
 from hpcrun.train.step.trainer import StepResult
@@ -35,6 +36,7 @@ class Loop:
     nonfinite: NonFiniteWatch
     profile: Profile
     position: Position
+    compiled: CompileCache
 
     def run(self) -> StopReason:
         """Train to the end, or until all ranks agree to stop; return the reason (NONE: the end).
@@ -55,6 +57,7 @@ class Loop:
             micro_batches = next(self.batches)
             result = self.take(step, micro_batches)
             done = step + 1
+            self.compiled.after_step()
             self.metrics.step(done, result)
             self.nonfinite.check(result)
             best = self._validate(done)
@@ -77,6 +80,7 @@ class Loop:
         """Flush the metrics before a save, so that all lines up to its step are written."""
         with self.position.at("saving"), self.metrics.paused():
             self.metrics.flush()
+            self.compiled.save()
             yield
 
     def _validate(self, done: int) -> bool:

@@ -29,6 +29,7 @@ from hpcrun.train.setup.observers import (
     build_metrics,
     build_profile,
     build_saver,
+    open_compile_cache,
     watch_gradients,
 )
 from hpcrun.train.setup.stop import stop_reason
@@ -92,6 +93,7 @@ def _train(context: Context, flag: StopFlag, position: Position) -> int:
     take = context.together(
         lambda: MicroBatchStep(trainer, opened.task, batches.batching, measured.loss)
     )
+    compiled = open_compile_cache(context, device)
     # Only here, since the data may refuse to resume.
     announce(context, resumed, batches.batching)
     metrics = build_metrics(context, opened, resumed, batches.batching, measured)
@@ -111,6 +113,7 @@ def _train(context: Context, flag: StopFlag, position: Position) -> int:
         nonfinite=watch_gradients(context, opened, resumed, batches.batching),
         profile=build_profile(context, resumed, measured, position),
         position=position,
+        compiled=compiled,
     )
     with (
         context.explain_memory(batches.batching, trainer.parallel, device),

@@ -89,6 +89,7 @@ FREE = {
     *("checkpoint.every", "checkpoint.minutes", "checkpoint.auto", "checkpoint.keep"),
     *("checkpoint.keep_every", "checkpoint.host_memory", "checkpoint.stage_dir"),
     *("train.timeout", "train.hang_after", "train.hang_start", "train.profile", "train.affinity"),
+    "train.compile_cache",
     *("train.log_every", "train.stop_check_every", "train.nonfinite", "train.nonfinite_limit"),
 }
 # Free unless validation decides when training ends or which weights are best:

@@ -19,6 +19,7 @@ from hpcrun.train.metrics.log import Measured, MetricsLog
 from hpcrun.train.metrics.mfu import FlopCounter
 from hpcrun.train.metrics.sinks import JsonLines, Sinks
 from hpcrun.train.metrics.timing import Stopwatch
+from hpcrun.train.model.compile_cache import open_cache
 from hpcrun.train.phase import Position
 from hpcrun.train.step.amp_trainer import AMPTrainer
 
@@ -68,6 +69,7 @@ def test_metrics_are_written_before_every_save(tmp_path, monkeypatch, last):
         nonfinite=SimpleNamespace(check=lambda _: None, finish=lambda: None),
         profile=SimpleNamespace(before=lambda _: None, close=lambda _: None),
         position=position,
+        compiled=open_cache(None, trainer.device, rank=0, local_rank=0),
     )
     loop.run()
     sinks.close()

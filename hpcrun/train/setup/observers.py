@@ -1,4 +1,4 @@
-"""Make the parts that watch a training: announcement, metrics, checkpoints, non-finite gradients, profile."""
+"""Make the parts around a training: announcement, metrics, checkpoints, compiled code, gradients, profile."""
 
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.config import training_fingerprint, ways
@@ -11,6 +11,7 @@ from hpcrun.train.health.nonfinite import NonFiniteWatch, samples_of
 from hpcrun.train.metrics.log import Measured, MetricsLog
 from hpcrun.train.metrics.profiling import Profile
 from hpcrun.train.metrics.sinks import build_sinks
+from hpcrun.train.model.compile_cache import CompileCache, open_cache
 from hpcrun.train.optimizer import learning_rate_lines
 from hpcrun.train.phase import Position
 from hpcrun.train.saving import Saver
@@ -137,6 +138,21 @@ def watch_gradients(
         group=context.group,
         samples=samples_of(opened.dataset, batching, context.config.seed),
     )
+
+
+def open_compile_cache(context: Context, device: torch.device) -> CompileCache:
+    """Load the code that earlier attempts have compiled, and keep that of this attempt. Collective."""
+    train, at = context.config.train, context.distributed
+    kept = train.compile and train.compile_cache
+    path = context.run.compile_cache if kept else None
+    cache = open_cache(path, device, rank=at.rank, local_rank=at.local_rank)
+    if kept:
+        with context.at("loading compiled code"):
+            # Collective, since the ranks of a node share the folder that the first of them fills.
+            line = context.together(cache.load)
+        if at.rank == 0 and line is not None:
+            print(f"hpcrun: {line}", flush=True)
+    return cache
 
 
 def build_profile(

@@ -1,0 +1,174 @@
+"""Keep the results of torch.compile in the run directory, so that a restart does not compile again.
+
+A requeue often lands on nodes that have never compiled this model. torch's own cache is a folder of many
+small files on the node's disk, which a network file system handles badly. torch can pack the entries that a
+process has used into one string of bytes (``torch.compiler.save_cache_artifacts``), which is one file here.
+An entry's name is a hash of the graph and of torch's settings, so an entry never serves another model.
+"""
+
+import json
+import os
+import platform
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+
+from hpcrun.device import accelerator
+from hpcrun.run.io.files import write_atomic
+
+_FORMAT = 1
+_HEADER_LIMIT = 4096
+
+
+class CompileCache:
+    """The file of the compiled code, and the entries of it that this process has seen.
+
+    Args:
+        path: the file; a missing file is normal.
+        writes: write the file; True on rank 0.
+        loads: unpack the file into torch's cache folder on this node; True on one rank of each node.
+        device: the device of the model.
+    """
+
+    def __init__(self, path: Path, device: torch.device, *, writes: bool, loads: bool) -> None:
+        self._path, self._writes, self._loads = path, writes, loads
+        self._made_by = _environment(device)
+        self._known: set[tuple[str, str]] = set()
+        self._fresh = True
+
+    def load(self) -> str | None:
+        """Unpack the file for the compiler; return a line about the result, or None without a file.
+
+        A file that is damaged, or written by another torch or device, changes nothing.
+        """
+        if not self._loads:
+            return None
+        try:
+            raw = self._path.read_bytes()
+            open_to_all = self._path.stat().st_mode & stat.S_IWOTH
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            return self._ignored(f"cannot be read: {error.strerror}")
+        # Entries are pickled, and run when they are used.
+        if open_to_all:
+            return self._ignored(f"everybody may write to it; run `chmod o-w {self._path}`")
+        content = _content(raw, self._made_by)
+        if isinstance(content, str):
+            return self._ignored(content)
+        try:
+            found = torch.compiler.load_cache_artifacts(content)
+        except Exception as error:  # of any type: the cache is only a shortcut
+            return self._ignored(f"torch cannot load it: {type(error).__name__}: {error}")
+        if found is None:
+            return self._ignored("torch cannot load it")
+        self._known = set(_entries(found))
+        return (
+            f"compiled code of an earlier start: {len(self._known)} entries, "
+            f"{len(content) / 1e6:.1f} MB"
+        )
+
+    def after_step(self) -> None:
+        """Save the code that the first step of this process has compiled."""
+        if self._fresh:
+            self._fresh = False
+            self.save()
+
+    def save(self) -> None:
+        """Write the file if this process has compiled something that the file lacks."""
+        if not self._writes:
+            return
+        packed = torch.compiler.save_cache_artifacts()
+        if packed is None:
+            return
+        content, info = packed
+        entries = set(_entries(info))
+        if entries <= self._known:
+            return
+        self._known |= entries
+        header = {
+            "format": _FORMAT,
+            "made_by": self._made_by,
+            "size": len(content),
+            "xxh3": xxhash.xxh3_128_hexdigest(content),
+        }
+        try:
+            write_atomic(self._path, json.dumps(header).encode() + b"\n" + content)
+        except OSError as error:
+            line = f"{self._path}: cannot be written: {error.strerror}; a restart compiles again"
+            print(f"hpcrun: {line}", file=sys.stderr, flush=True)
+
+    def _ignored(self, why: str) -> str:
+        return f"{self._path}: {why}; the model is compiled again"
+
+
+def open_cache(
+    path: Path | None, device: torch.device, *, rank: int, local_rank: int
+) -> CompileCache:
+    """Return the cache of a rank; ``path``: None if the training keeps no file.
+
+    A user who names a folder for torch's cache has chosen a place that outlives a job: such a rank uses no
+    file.
+    """
+    kept = (
+        path is not None
+        and not _chosen_by_user(os.environ.get("TORCHINDUCTOR_CACHE_DIR"))
+        and hasattr(torch.compiler, "load_cache_artifacts")
+    )
+    return CompileCache(
+        path or Path(os.devnull), device, writes=kept and rank == 0, loads=kept and local_rank == 0
+    )
+
+
+def _chosen_by_user(folder: str | None) -> bool:
+    # The import of torch's compiler sets the variable to torch's own folder, on the disk of this node.
+    if folder is None:
+        return False
+    own = Path(folder).name.startswith("torchinductor_")
+    return not (own and Path(folder).parent == Path(tempfile.gettempdir()))
+
+
+def _content(raw: bytes, here: dict[str, str]) -> bytes | str:
+    """Return the packed entries of a file, or the reason for which they are not used."""
+    line, _, content = raw[:_HEADER_LIMIT].partition(b"\n")
+    content = raw[len(line) + 1 :]
+    try:
+        header: Any = json.loads(line)
+        made_by = header["made_by"]
+        whole = (header["format"], header["size"], header["xxh3"]) == (
+            _FORMAT,
+            len(content),
+            xxhash.xxh3_128_hexdigest(content),
+        )
+    except (ValueError, KeyError, TypeError):
+        return "is damaged"
+    if made_by != here:
+        key = next(key for key in here if made_by.get(key) != here[key])
+        return f"was written with {key} {made_by.get(key)}, but this is {here[key]}"
+    return content if whole else "is damaged"
+
+
+def _environment(device: torch.device) -> dict[str, str]:
+    """Return what the compiled code depends on."""
+    gpu = accelerator.is_accelerator(device)
+    return {
+        "torch": torch.__version__,
+        "Python": platform.python_version(),
+        "device": accelerator.name(device) if gpu else _processor(),
+    }
+
+
+def _processor() -> str:
+    return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _entries(info: Any) -> Iterator[tuple[str, str]]:
+    for kind, keys in info.artifacts.items():
+        for key in keys:
+            yield kind, key

@@ -1,0 +1,162 @@
+"""Compiled code survives a restart on another node, in a file that never does harm."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._inductor.runtime import cache_dir_utils
+
+from hpcrun.config import override_layer, resolve, to_yaml
+from hpcrun.run.directory import RunDirectory, create
+from hpcrun.train.model.compile_cache import CompileCache, open_cache
+
+ROOT = Path(__file__).parents[2]
+
+
+def start(file: Path, node: Path) -> dict[str, Any]:
+    """Compile in a process whose node has the cache folder ``node``."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.train.compiling", str(file)],
+        cwd=ROOT,
+        env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(node)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """Return the file of a first start, and what that start counted."""
+    folder = tmp_path_factory.mktemp("made")
+    return folder / "cache.bin", start(folder / "cache.bin", folder / "node-1")
+
+
+def test_a_start_on_another_node_compiles_nothing(
+    made: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    file, first = made
+    assert (first["line"], first["hits"]) == (None, 0)
+    assert first["misses"] > 0
+    assert not first["written again"]
+    second = start(file, tmp_path / "node-2")
+    assert (second["hits"], second["misses"]) == (first["misses"], 0)
+    assert second["line"].startswith("compiled code of an earlier start: ")
+
+
+def flip(raw: bytes) -> bytes:
+    middle = len(raw) // 2
+    return raw[:middle] + bytes([raw[middle] ^ 16]) + raw[middle + 1 :]
+
+
+def of_another_torch(raw: bytes) -> bytes:
+    return raw.replace(torch.__version__.encode(), b"2.6.0", 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (flip, "is damaged"),
+        (lambda raw: raw[:-1], "is damaged"),
+        (lambda raw: raw[:100], "is damaged"),
+        (lambda _: b"", "is damaged"),
+        (lambda raw: b"[1]\n" + raw, "is damaged"),
+        (of_another_torch, "was written with torch 2.6.0, but this is " + torch.__version__),
+    ],
+)
+def test_a_damaged_or_foreign_file_is_one_line(
+    made: tuple[Path, dict[str, Any]], tmp_path: Path, change: Callable[[bytes], bytes], why: str
+) -> None:
+    file = tmp_path / "cache.bin"
+    file.write_bytes(change(made[0].read_bytes()))
+    cache = CompileCache(file, torch.device("cpu"), writes=True, loads=True)
+    assert cache.load() == f"{file}: {why}; the model is compiled again"
+
+
+def test_a_file_that_everybody_may_write_is_not_loaded(
+    made: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    file = tmp_path / "cache.bin"
+    file.write_bytes(made[0].read_bytes())
+    file.chmod(0o666)
+    cache = CompileCache(file, torch.device("cpu"), writes=True, loads=True)
+    assert "everybody may write to it; run `chmod o-w" in str(cache.load())
+
+
+@pytest.mark.parametrize(
+    ("folder", "loads"), [(None, True), ("/scratch/me", False), ("torch's own", True)]
+)
+def test_the_user_s_own_folder_wins(
+    made: tuple[Path, dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    folder: str | None,
+    loads: bool,
+) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    if folder == "torch's own":
+        assert cache_dir_utils.cache_dir() == os.environ["TORCHINDUCTOR_CACHE_DIR"]
+    elif folder is not None:
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", folder)
+    cache = open_cache(made[0], torch.device("cpu"), rank=0, local_rank=0)
+    assert (cache.load() is not None) == loads
+
+
+def attempt(run: RunDirectory, node: Path) -> tuple[list[int], str]:
+    """Start two ranks of ``run`` on ``node``; return their exit codes and the output of rank 0."""
+    node.mkdir()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    ranks = []
+    for rank in ("0", "1"):
+        environ = os.environ | {
+            **{"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"},
+            **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"},
+            **{"TMPDIR": str(node), "OMP_NUM_THREADS": "1"},
+        }
+        environ.pop("TORCHINDUCTOR_CACHE_DIR", None)
+        command = [sys.executable, "-m", "hpcrun.worker", str(run.path)]
+        ranks.append(
+            subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=environ,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    said = [rank.communicate(timeout=800)[0] for rank in ranks]
+    return [rank.returncode for rank in ranks], said[0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_an_interrupted_run_finds_its_code_on_another_node(tmp_path: Path) -> None:
+    layer = override_layer(
+        [
+            *("task=tests.train.zoo:Exact", "model.stop_at=4", "job.gpus=2", "job.cpu=true"),
+            *("train.compile=true", "train.steps=5", "train.batch_size=8"),
+        ]
+    )
+    run = create(tmp_path / "run", to_yaml(resolve([layer])), {"folder": str(ROOT)})
+    codes, said = attempt(run, tmp_path / "node-1")
+    assert codes == [75, 75], said
+    assert "compiled code" not in said
+    made = run.compile_cache.stat().st_mtime_ns
+    codes, said = attempt(run, tmp_path / "node-2")
+    assert codes == [0, 0], said
+    assert "hpcrun: compiled code of an earlier start: " in said
+    # This start has compiled nothing that the file lacks.
+    assert run.compile_cache.stat().st_mtime_ns == made
