@@ -17,7 +17,7 @@ from hpcrun.api.interrupts import noted
 from hpcrun.api.places import handle
 from hpcrun.config import Config, to_yaml
 from hpcrun.launch import jobs, submission
-from hpcrun.launch.submission import ExecutorName, Submitted
+from hpcrun.launch.submitted import ExecutorName, Submitted
 from hpcrun.printing import say_aside
 from hpcrun.run import directory
 from hpcrun.run.directory import RunDirectory, RunError

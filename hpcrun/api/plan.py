@@ -25,7 +25,7 @@ from hpcrun.config import Config, load_resolved, masked_words, to_yaml
 from hpcrun.launch import jobs, submission
 from hpcrun.launch.dependencies import still_to_wait_for
 from hpcrun.launch.sbatch_options import wanted_cluster
-from hpcrun.launch.submission import ExecutorName, Submitted
+from hpcrun.launch.submitted import ExecutorName, Submitted
 from hpcrun.printing import say_aside
 from hpcrun.run import directory, record
 from hpcrun.run.directory import RunDirectory

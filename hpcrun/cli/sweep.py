@@ -14,7 +14,7 @@ from hpcrun.cli.output import print_json
 from hpcrun.cli.run_arguments import runs_dir
 from hpcrun.cli.submit_arguments import wish_of
 from hpcrun.errors import UserError
-from hpcrun.launch import submission
+from hpcrun.launch import slurm_submission
 from hpcrun.launch.array import arrays, max_array_size
 from hpcrun.launch.batch_script import batch_script
 from hpcrun.launch.dependencies import still_to_wait_for
@@ -96,11 +96,13 @@ def _show(plan: SweepPlan, as_json: bool) -> int:
 
 def _script(plan: SweepPlan, wanted: Sequence[Planned]) -> str:
     """Return the script of the first array that a submission would send."""
-    config = submission.fitted_to_slurm(wanted[0].element.config)
+    config = slurm_submission.fitted_to_slurm(wanted[0].element.config)
     job = wanted[0].element.config.job
     numbers = [one.number for one in wanted if one.element.config.job == job]
     first = arrays(numbers, max_array_size(wanted_cluster(job)), plan.at_once)[0]
-    return batch_script(submission.batch_request(RunDirectory(plan.folder), config, array=first))
+    return batch_script(
+        slurm_submission.batch_request(RunDirectory(plan.folder), config, array=first)
+    )
 
 
 def _table(planned: Sequence[Planned]) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from hpcrun.config import Config
 from hpcrun.launch.batch_script import BatchRequest
 from hpcrun.launch.sbatch_options import sbatch_lines
-from hpcrun.launch.submission import batch_request, fitted_to_slurm
+from hpcrun.launch.slurm_submission import batch_request, fitted_to_slurm
 from hpcrun.run.directory import RunDirectory
 
 _PACKAGE = Path(__file__).resolve().parents[1]

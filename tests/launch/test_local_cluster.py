@@ -15,8 +15,8 @@ from hpcrun.launch.errors import LaunchError
 from hpcrun.launch.local import job_files
 from hpcrun.launch.local.executor import LocalClusterJob
 from hpcrun.launch.local.job_files import JobRequest, JobStatus
+from hpcrun.launch.local.submission import local_devices
 from hpcrun.launch.local.task_environment import step_environment
-from hpcrun.launch.submission import local_devices
 from hpcrun.run.endings import read_exits, read_failures
 from tests import jobs
 from tests.launch.functions import say_which, slurm_variables, wait_for_signal

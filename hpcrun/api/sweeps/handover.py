@@ -1,9 +1,6 @@
 """Giving the elements of a sweep to jobs, all or nothing: a failure on the way leaves no half-made sweep."""
 
-import contextlib
-import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -11,27 +8,35 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hpcrun.api.code import compared
-from hpcrun.api.continuing import renewed
-from hpcrun.api.handover import ENDINGS, put_back_on_failure, stop_if_interrupted
+from hpcrun.api.handover import ENDINGS, stop_if_interrupted
 from hpcrun.api.interrupts import noted
-from hpcrun.api.sweeps.folder import NewRun, made_folder, new_runs, sync_file_system
+from hpcrun.api.sweeps.elements import (
+    admitted,
+    code_copy,
+    fitted_configs,
+    identity_of,
+    job_key,
+    new_run,
+    no_new_logs_on_failure,
+    shared_code,
+    written_sweep_file,
+)
+from hpcrun.api.sweeps.folder import made_folder, new_runs, sync_file_system
 from hpcrun.api.sweeps.plan import Planned, SweepPlan
 from hpcrun.cluster import slurm
-from hpcrun.config import Config, masked_words
-from hpcrun.launch import jobs, submission
+from hpcrun.config import Config
+from hpcrun.launch import jobs
 from hpcrun.launch.array import ArrayTasks, arrays, max_array_size
-from hpcrun.launch.batch_script import batch_script
 from hpcrun.launch.dependencies import with_dependency
+from hpcrun.launch.local.submission import submit_local_sweep
 from hpcrun.launch.sbatch_options import job_name, wanted_cluster
-from hpcrun.launch.submission import Submitted
+from hpcrun.launch.slurm_submission import submit_array
+from hpcrun.launch.submitted import Submitted
 from hpcrun.printing import say_aside
-from hpcrun.run import directory, record
-from hpcrun.run.code.snapshot import Snapshot, take_snapshot
 from hpcrun.run.directory import RunDirectory, RunError
-from hpcrun.run.io.files import append_line, read_json, write_atomic, write_json
+from hpcrun.run.io.files import append_line
 from hpcrun.run.owner import SubmissionLock
-from hpcrun.run.sweep_file import NAME, Sweep, SweepSubmission, write_sweep
+from hpcrun.run.sweep_file import Sweep, SweepSubmission, write_sweep
 
 
 @dataclass(frozen=True)
@@ -100,22 +105,25 @@ def _submit(
     def interrupted() -> bool:
         return not ENDINGS.isdisjoint(signals)
 
-    fitted = _fitted(plan, wanted, interrupted)
+    fitted = fitted_configs(plan, wanted, interrupted)
     new = [one for one in wanted if one.action == "new"]
     again = [one for one in wanted if one.action == "again"]
     with ExitStack() as stack:
-        stack.enter_context(_sweep_file(sweep))
-        snapshot = stack.enter_context(_snapshot(plan, again))
-        identity = _identity(plan)
+        stack.enter_context(written_sweep_file(sweep))
+        snapshot = stack.enter_context(code_copy(plan, again))
+        identity = identity_of(plan)
         for one in again:
             stack.enter_context(
-                _admitted(one, snapshot, identity, plan.snapshot, trust_owner, fitted)
+                admitted(one, snapshot, identity, plan.snapshot, trust_owner, fitted)
             )
-        facts = identity[0] | {"snapshot": plan.snapshot, "code": _shared(plan.folder, snapshot)}
-        made = [_new_run(one, fitted) for one in new]
+        facts = identity[0] | {
+            "snapshot": plan.snapshot,
+            "code": shared_code(plan.folder, snapshot),
+        }
+        made = [new_run(one, fitted) for one in new]
         stack.enter_context(new_runs(plan.folder, made, facts, identity[1]))
         stop_if_interrupted(signals)
-        stack.enter_context(_no_new_logs_on_failure(plan.folder))
+        stack.enter_context(no_new_logs_on_failure(plan.folder))
         stack.enter_context(_withdrawn_on_failure(given))
         # Asked first: the events have to follow the submission without a pause.
         cluster = slurm.cluster_name() if plan.executor == "slurm" else None
@@ -137,141 +145,6 @@ def _disk_errors(folder: Path) -> Iterator[None]:
             f"{error.filename or folder}: cannot be written: {error.strerror or error}; free some space "
             "there, or choose another place with --runs-dir"
         ) from error
-
-
-@contextmanager
-def _sweep_file(sweep: Sweep) -> Iterator[None]:
-    """Write the new elements to ``sweep.json`` first: after a crash the missing ones are known."""
-    path = sweep.folder / NAME
-    before = path.read_bytes() if path.exists() else None
-    write_sweep(sweep)
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(OSError):
-            if before is None:
-                path.unlink(missing_ok=True)
-            else:
-                write_atomic(path, before)
-        raise
-
-
-@contextmanager
-def _snapshot(plan: SweepPlan, again: Sequence[Planned]) -> Iterator[Snapshot | None]:
-    """Copy the code once for all elements; remove the copy if the block fails."""
-    snapshot, words = None, "--no-snapshot keeps none"
-    if plan.snapshot:
-        before = read_json(again[0].run.record) if again else None
-        source = Path(str((before or {}).get("folder") or Path.cwd()))
-        snapshot, words = take_snapshot(RunDirectory(plan.folder), source)
-        if words:
-            say_aside(f"hpcrun: {words}")
-    if snapshot is None and plan.config.job.same_code:
-        why = words or "there is no git work tree"
-        raise RunError(
-            f"job.same_code: no copy of the code can be compared: {why}; submit from a git work tree, or set "
-            "job.same_code=false"
-        )
-    try:
-        yield snapshot
-    except BaseException:
-        if snapshot is not None:
-            shutil.rmtree(snapshot.root, ignore_errors=True)
-            directory.remove_if_empty([snapshot.root.parent])
-        raise
-
-
-def _shared(folder: Path, snapshot: Snapshot | None) -> dict[str, Any] | None:
-    """Return the record of the snapshot in a new element."""
-    if snapshot is None:
-        return None
-    return {
-        "root": f"../{snapshot.root.relative_to(folder)}",
-        "source": str(snapshot.source),
-        "progress": 0,
-        "trained": None,
-        "changed": [],
-    }
-
-
-def _identity(plan: SweepPlan) -> tuple[dict[str, Any], str]:
-    folder = Path.cwd()
-    facts = record.describe(masked_words([*sys.orig_argv]), plan.executor, folder)
-    return facts, record.uncommitted_diff(folder)
-
-
-@contextmanager
-def _admitted(
-    one: Planned,
-    snapshot: Snapshot | None,
-    identity: tuple[dict[str, Any], str],
-    keeps_code: bool,
-    trust_owner: bool,
-    fitted: dict[str, Config],
-) -> Iterator[None]:
-    """Prepare an element that has run before for another start; put it back if the block fails.
-
-    Raises:
-        RunError: it is a run of another config, or of another user.
-    """
-    run, config = one.run, one.element.config
-    directory.refuse_if_writable_by_others(run)
-    if not trust_owner:
-        directory.refuse_foreign(run)
-    with put_back_on_failure(run), renewed(run, config, lambda: identity):
-        facts = read_json(run.record) or {}
-        before = facts.get("code")
-        code = None if snapshot is None else compared(run, config, snapshot, before)
-        write_json(run.record, facts | {"snapshot": keeps_code, "code": code})
-        write_atomic(run.config, one.element.text)
-        if (script := _script(one, fitted)) is not None:
-            run.batch_script.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(run.batch_script, script)
-        run.result.unlink(missing_ok=True)
-        yield
-
-
-def _fitted(
-    plan: SweepPlan, wanted: Sequence[Planned], interrupted: Callable[[], bool]
-) -> dict[str, Config]:
-    """Return a config for each job section among ``wanted``, with what this cluster decides filled in."""
-    if plan.executor != "slurm":
-        return {}
-    found: dict[str, Config] = {}
-    for one in wanted:
-        config = one.element.config
-        if (key := _job_key(config)) not in found:
-            found[key] = submission.fitted_with_patience(config, interrupted)
-    return found
-
-
-def _job_key(config: Config) -> str:
-    return config.job.model_dump_json()
-
-
-def _new_run(one: Planned, fitted: dict[str, Config]) -> NewRun:
-    """Return the run directory to make."""
-    return NewRun(one.run.path.name, one.element.text, _script(one, fitted))
-
-
-def _script(one: Planned, fitted: dict[str, Config]) -> str | None:
-    """Return the batch script that continues the run where Slurm forbids a requeue; None on this machine."""
-    if not fitted:
-        return None
-    return batch_script(submission.batch_request(one.run, fitted[_job_key(one.element.config)]))
-
-
-@contextmanager
-def _no_new_logs_on_failure(folder: Path) -> Iterator[None]:
-    """Remove the folder of the batch scripts again if the block fails and made it."""
-    logs = RunDirectory(folder).logs
-    there = logs.exists()
-    try:
-        yield
-    except BaseException:
-        if not there:
-            shutil.rmtree(logs, ignore_errors=True)
-        raise
 
 
 @contextmanager
@@ -317,13 +190,13 @@ def _to_slurm(
     folder, before = RunDirectory(plan.folder), None
     by_name = {one.run.path.name: one for one in wanted}
     for key, config in fitted.items():
-        numbers = [one.number for one in wanted if _job_key(one.element.config) == key]
+        numbers = [one.number for one in wanted if job_key(one.element.config) == key]
         for array in arrays(numbers, largest, plan.at_once):
             asked = with_dependency(config, after)
             if plan.at_once is not None and before is not None:
                 # Slurm limits each array; a limit for all of them needs them one after the other.
                 asked = _after_array(config, before)
-            job = submission.submit_array(folder, asked, array, interrupted)
+            job = submit_array(folder, asked, array, interrupted)
             before = job.job_id
             given += _tasks(array, job, by_name, job_name(folder, config.job))
 
@@ -358,7 +231,7 @@ def _to_this_machine(
 ) -> None:
     runs = [(one.run, one.element.config) for one in wanted]
     logs = RunDirectory(plan.folder).logs
-    ids = submission.submit_local_sweep(logs, runs, after, plan.at_once)
+    ids = submit_local_sweep(logs, runs, after, plan.at_once)
     for one, job in zip(wanted, ids, strict=True):
         given.append(_Given(one, Submitted("local", job), None))
 

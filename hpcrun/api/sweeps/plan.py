@@ -17,7 +17,7 @@ from hpcrun.config import Config
 from hpcrun.errors import UserError
 from hpcrun.launch import jobs, submission
 from hpcrun.launch.array import element_name
-from hpcrun.launch.submission import ExecutorName
+from hpcrun.launch.submitted import ExecutorName
 from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.sweep_file import Sweep, SweepRun, read_sweep

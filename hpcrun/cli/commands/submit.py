@@ -31,7 +31,7 @@ from hpcrun.errors import UserError
 from hpcrun.launch import submission
 from hpcrun.launch.dependencies import with_dependency
 from hpcrun.launch.raw_script import not_in_the_script, raw_command
-from hpcrun.launch.submission import Submitted
+from hpcrun.launch.submitted import Submitted
 from hpcrun.printing import say, say_aside
 from hpcrun.run.directory import RunDirectory
 

@@ -1,0 +1,150 @@
+"""The submission of a run, or of the elements of a sweep, to this machine."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcrun.cluster.hardware.devices import visible_gpus
+from hpcrun.cluster.slurm.options import given_option
+from hpcrun.config import Config, Job
+from hpcrun.launch.errors import LaunchError
+from hpcrun.launch.submitted import Submitted, submitit_folder
+from hpcrun.printing import say_aside
+from hpcrun.run.directory import RunDirectory
+
+if TYPE_CHECKING:
+    from hpcrun.launch.local.job_files import JobRequest
+
+# Options of srun and sbatch that say how many tasks there are, long and short.
+_TASK_COUNTS = (
+    ("ntasks-per-node", None),
+    ("ntasks", "n"),
+    ("nodes", "N"),
+    ("ntasks-per-gpu", None),
+    ("ntasks-per-socket", None),
+    ("ntasks-per-core", None),
+)
+
+
+def local_devices(config: Config) -> list[str] | None:
+    """The GPUs that a local job of ``config`` uses, node after node; None when it runs on the CPU.
+
+    Raises:
+        LaunchError: there are GPUs, but fewer than the job asks for.
+    """
+    available = visible_gpus(os.environ)
+    if config.job.cpu or not available:
+        return None
+    wanted = config.job.nodes * config.job.gpus
+    if available < wanted:
+        raise LaunchError(
+            f"{wanted} ranks, but this machine shows {available} GPUs: ask for at most {available} "
+            "(--nodes 1 --gpus N), or train on the CPU with --cpu"
+        )
+    return visible_devices()[:wanted]
+
+
+def visible_devices() -> list[str]:
+    """Return the names of all GPUs that this process sees, as CUDA_VISIBLE_DEVICES has them."""
+    named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return named or [str(index) for index in range(visible_gpus(os.environ))]
+
+
+def refuse_task_counts(job: Job) -> None:
+    """Refuse options that change the number of tasks: the local cluster has no srun.
+
+    Raises:
+        LaunchError: an option of srun's, or of sbatch's, says how many tasks there are.
+    """
+    for key in ("srun_args", "sbatch_args"):
+        for option in getattr(job, key):
+            if any(given_option([option], long, short) is not None for long, short in _TASK_COUNTS):
+                raise LaunchError(
+                    f"job.{key}: {option}: the local cluster has no srun; say it with --nodes, --gpus and "
+                    "--tasks-per-node"
+                )
+    if job.srun_args:
+        say_aside(
+            f"hpcrun: job.srun_args: the local cluster has no srun and ignores {' '.join(job.srun_args)}"
+        )
+
+
+def submit_local(
+    run: RunDirectory,
+    config: Config,
+    after: Sequence[RunDirectory],
+    start: "Callable[[JobRequest], None] | None" = None,
+) -> Submitted:
+    from hpcrun.launch.local.executor import LocalClusterExecutor
+
+    job = config.job
+    executor = LocalClusterExecutor(submitit_folder(run), python=job.python)
+    if start is not None:
+        executor.start = start
+    seconds = job.time_seconds
+    executor.update_parameters(
+        nodes=job.nodes,
+        tasks_per_node=job.tasks_on_node,
+        cpus_per_task=job.cpus_of_task,
+        timeout_min=None if seconds is None else seconds / 60,
+        devices=local_devices(config),
+        signal_lead=float(job.signal_lead),
+        warn_signal=config.warn_signal,
+        grace=job.grace,
+        requeue_delay=job.requeue_delay,
+        setup=job.setup,
+        node_setup=job.node_setup,
+        preflight=_preflight(run, job),
+        env=job.env,
+        after=[sys.executable, "-m", "hpcrun", "finalize", str(run.path)],
+        entry=worker(run, job),
+        log_folder=str(run.logs),
+        wait_for=[str(other.path) for other in after],
+    )
+    return Submitted("local", str(executor.submit(str, run.path).job_id))
+
+
+def worker(run: RunDirectory, job: Job) -> list[str]:
+    """Return the command of each task of the local cluster."""
+    python = job.python or sys.executable
+    return [*job.container, python, "-u", "-m", "hpcrun.worker", str(run.path)]
+
+
+def _preflight(run: RunDirectory, job: Job) -> list[str]:
+    """The command that checks this machine before the ranks of a local job, where the config wants it."""
+    command = [sys.executable, "-m", "hpcrun", "preflight", str(run.path), "--before-ranks"]
+    return command if job.preflight else []
+
+
+def submit_local_sweep(
+    folder: Path,
+    runs: Sequence[tuple[RunDirectory, Config]],
+    after: Sequence[RunDirectory],
+    at_once: int | None,
+) -> list[str]:
+    """Give the elements of a sweep to this machine, ``at_once`` at a time; return the id of each job.
+
+    Raises:
+        LaunchError: the process that starts them does not begin.
+        OSError: the disk refuses.
+    """
+    from hpcrun.launch.local.executor import start_queue
+    from hpcrun.launch.local.job_files import JobRequest
+
+    requests: list[JobRequest] = []
+    for run, config in runs:
+        submit_local(run, config, after, start=requests.append)
+    devices = visible_devices() if requests[0].devices is not None else []
+    limit = at_once or _sane_limit(requests[0], len(devices))
+    start_queue(folder, requests, limit, devices)
+    return [request.job_id for request in requests]
+
+
+def _sane_limit(request: "JobRequest", devices: int) -> int:
+    """Return how many elements have GPUs of their own, or on the CPU a core for each process."""
+    if request.devices:
+        return max(1, devices // len(request.devices))
+    processes = request.nodes * request.tasks_per_node * (request.cpus_per_task or 1)
+    return max(1, (os.cpu_count() or 1) // processes)

@@ -1,0 +1,39 @@
+"""A job that has been handed over to Slurm or to this machine."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from hpcrun.launch import jobs
+from hpcrun.launch.errors import LaunchError
+from hpcrun.run.directory import RunDirectory
+
+ExecutorName = Literal["slurm", "local", "debug", "prepared"]
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A job that has been handed over; ``cluster``: which one has it, where sbatch said so."""
+
+    executor: ExecutorName
+    job_id: str
+    cluster: str | None = None
+
+
+def take_back(run: RunDirectory, handed: Submitted, error: OSError) -> None:
+    """End a job that the event log does not know of, which could be neither found nor stopped.
+
+    Raises:
+        LaunchError: it cannot be ended either.
+    """
+    if not jobs.withdraw(run, handed.executor, handed.job_id, handed.cluster):
+        where = f"--clusters={handed.cluster} " if handed.cluster else ""
+        raise LaunchError(
+            f"job {handed.job_id} is submitted, but {run.path} cannot be written ({error.strerror}); "
+            f"end it with `scancel {where}{handed.job_id}`"
+        ) from error
+
+
+def submitit_folder(run: RunDirectory) -> Path:
+    """Return the folder of submitit's pickles, which are never read: the tasks get the run's path."""
+    return run.logs / "submitit"
