@@ -15,6 +15,7 @@ from hpcrun.api.code import keep_code
 from hpcrun.api.continuing import shortened
 from hpcrun.api.interrupts import noted
 from hpcrun.api.places import handle
+from hpcrun.api.sweeps.unrecorded import record_unrecorded
 from hpcrun.config import Config, to_yaml
 from hpcrun.launch import jobs, submission
 from hpcrun.launch.submitted import ExecutorName, Submitted
@@ -23,6 +24,7 @@ from hpcrun.run import directory
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.io.files import write_atomic
 from hpcrun.run.owner import SubmissionLock
+from hpcrun.run.sweep_file import is_element
 
 # SIGINT and SIGTERM end this command; SIGHUP (a closed terminal) does not.
 ENDINGS = frozenset({signal.SIGINT, signal.SIGTERM})
@@ -63,6 +65,8 @@ def hand_over(
         if not trust_owner:
             directory.refuse_foreign(run)
         with SubmissionLock(run):
+            if is_element(run):
+                record_unrecorded(run.path.parent)
             refuse_live(run)
             with put_back_on_failure(run), admit() as replaced:
                 keep_code(run, config, snapshot)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcrun.api.sweeps.unrecorded import is_unrecorded, record_killed_submission
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.io.files import read_json
 
@@ -33,10 +34,15 @@ class Entry:
 def sweep_entries(folder: Path) -> list[Entry]:
     """Return the runs of the sweep in ``folder``, in the order of the file; none where it is damaged.
 
+    Arrays of a killed submission are recorded first.
+
     Raises:
         OSError: the file is there and cannot be read.
     """
-    listed = (read_json(folder / SWEEP_FILE) or {}).get("runs")
+    content = read_json(folder / SWEEP_FILE) or {}
+    if is_unrecorded(content):
+        record_killed_submission(folder)
+    listed = content.get("runs")
     entries = []
     for item in listed if isinstance(listed, list) else []:
         name = item.get("name") if isinstance(item, dict) else None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.api.sweep_rows import SWEEP_FILE, Entry, folded, sweep_entries
+from hpcrun.api.sweeps.unrecorded import record_killed_submission
 from hpcrun.errors import UserError
 from hpcrun.run.directory import RunDirectory, RunError, find
 
@@ -160,6 +161,7 @@ def _value(row: dict[str, Any], key: str) -> Any:
 def _entry(run: RunDirectory) -> Entry:
     folder = run.path.parent
     if (folder / SWEEP_FILE).is_file():
+        record_killed_submission(folder)
         return Entry(f"{folder.name}/{run.path.name}", run, folder.name)
     return Entry(run.path.name, run)
 

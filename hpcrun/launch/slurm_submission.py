@@ -218,7 +218,8 @@ def _executor(
     request = batch_request(run, config, avoid, array)
     run.logs.mkdir(mode=0o700, exist_ok=True)
     write_atomic(run.batch_script, batch_script(request))
-    return RequeueingSlurmExecutor(submitit_folder(run), request)
+    first = "" if array is None else array.names[0]
+    return RequeueingSlurmExecutor(submitit_folder(run, first), request)
 
 
 def _refusal(words: str) -> str:

@@ -34,6 +34,10 @@ def take_back(run: RunDirectory, handed: Submitted, error: OSError) -> None:
         ) from error
 
 
-def submitit_folder(run: RunDirectory) -> Path:
-    """Return the folder of submitit's pickles, which are never read: the tasks get the run's path."""
-    return run.logs / "submitit"
+def submitit_folder(run: RunDirectory, first: str = "") -> Path:
+    """Return the folder of submitit's scripts and pickles; a task gets the run's path and reads no pickle.
+
+    Args:
+        first: the first element of an array: the path of its script identifies the array.
+    """
+    return run.logs / "submitit" / first

@@ -27,12 +27,17 @@ class SweepRun:
 
 @dataclass(frozen=True)
 class SweepSubmission:
-    """One call of sbatch, or several: when (Unix seconds), to whom, as which jobs, which elements."""
+    """One call of sbatch, or several: when (Unix seconds), to whom, as which jobs, which elements.
+
+    Without ``jobs``: one array that is being submitted, or whose submission was killed. ``tasks``: the index
+    of each of its elements in the array.
+    """
 
     time: float
     executor: str
     jobs: Sequence[str]
     elements: Sequence[str]
+    tasks: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -103,9 +108,17 @@ def write_sweep(sweep: Sweep) -> None:
             "name": sweep.name,
             "axes": {key: list(values) for key, values in sweep.axes.items()},
             "runs": [{"name": run.name, "values": dict(run.values)} for run in sweep.runs],
-            "submissions": [asdict(one) for one in sweep.submissions],
+            "submissions": [_content(one) for one in sweep.submissions],
         },
     )
+
+
+def _content(one: SweepSubmission) -> dict[str, Any]:
+    content = asdict(one)
+    if one.jobs:
+        # The events of the elements name their tasks.
+        del content["tasks"]
+    return content
 
 
 def _submission(content: Mapping[str, Any]) -> SweepSubmission:
@@ -114,4 +127,5 @@ def _submission(content: Mapping[str, Any]) -> SweepSubmission:
         str(content["executor"]),
         [str(job) for job in content["jobs"]],
         [str(name) for name in content["elements"]],
+        [int(number) for number in content.get("tasks", ())],
     )

@@ -23,6 +23,7 @@ from hpcrun.api.sweeps.elements import (
 )
 from hpcrun.api.sweeps.folder import made_folder, new_runs, sync_file_system
 from hpcrun.api.sweeps.plan import Planned, SweepPlan
+from hpcrun.api.sweeps.unrecorded import record_unrecorded
 from hpcrun.cluster import slurm
 from hpcrun.config import Config
 from hpcrun.launch import jobs
@@ -78,6 +79,7 @@ def submit_sweep(
             made_folder(plan.folder),
             SubmissionLock(RunDirectory(plan.folder)),
         ):
+            record_unrecorded(plan.folder)
             sweep, planned = plan.decided()
             wanted = [one for one in planned if one.submitted]
             if wanted:
@@ -106,10 +108,13 @@ def _submit(
         return not ENDINGS.isdisjoint(signals)
 
     fitted = fitted_configs(plan, wanted, interrupted)
+    parts = _arrays(plan, wanted, fitted)
     new = [one for one in wanted if one.action == "new"]
     again = [one for one in wanted if one.action == "again"]
     with ExitStack() as stack:
-        stack.enter_context(written_sweep_file(sweep))
+        # Before sbatch: an array that a killed submission leaves can be found again.
+        begun = replace(sweep, submissions=[*sweep.submissions, *map(_unrecorded, parts)])
+        stack.enter_context(written_sweep_file(begun))
         snapshot = stack.enter_context(code_copy(plan, again))
         identity = identity_of(plan)
         for one in again:
@@ -127,13 +132,16 @@ def _submit(
         stack.enter_context(_withdrawn_on_failure(given))
         # Asked first: the events have to follow the submission without a pause.
         cluster = slurm.cluster_name() if plan.executor == "slurm" else None
+        begin: Callable[[], None] | None = None
         if plan.executor == "slurm":
-            _to_slurm(plan, wanted, fitted, after, interrupted, given)
+            _to_slurm(plan, wanted, parts, after, interrupted, given)
         else:
-            _to_this_machine(plan, wanted, after, given)
+            begin = _to_this_machine(plan, wanted, after, given)
         _record(plan, sweep, given, after, cluster)
         if signal.SIGINT in signals:
             stop_if_interrupted(signals)
+        if begin is not None:
+            begin()
 
 
 @contextmanager
@@ -177,28 +185,44 @@ def _to_withdraw(given: Sequence[_Given]) -> list[tuple[Submitted, RunDirectory]
     return list({_whole(one.job): one.planned.run for one in given}.items())
 
 
+def _arrays(
+    plan: SweepPlan, wanted: Sequence[Planned], fitted: dict[str, Config]
+) -> list[tuple[Config, ArrayTasks]]:
+    """Return one array for each job section, or several where there are too many elements for one."""
+    if plan.executor != "slurm":
+        return []
+    largest = max_array_size(wanted_cluster(plan.config.job))
+    found = []
+    for key, config in fitted.items():
+        numbers = [one.number for one in wanted if job_key(one.element.config) == key]
+        found += [(config, array) for array in arrays(numbers, largest, plan.at_once)]
+    return found
+
+
+def _unrecorded(part: tuple[Config, ArrayTasks]) -> SweepSubmission:
+    """Return the entry of ``sweep.json`` for an array that sbatch has not accepted yet."""
+    return SweepSubmission(round(time.time(), 3), "slurm", [], part[1].names, part[1].indices)
+
+
 def _to_slurm(
     plan: SweepPlan,
     wanted: Sequence[Planned],
-    fitted: dict[str, Config],
+    parts: Sequence[tuple[Config, ArrayTasks]],
     after: Sequence[RunDirectory],
     interrupted: Callable[[], bool],
     given: list[_Given],
 ) -> None:
-    """Submit ``wanted`` as one array for each job section, or several where there are too many for one."""
-    largest = max_array_size(wanted_cluster(plan.config.job))
+    """Submit ``wanted`` as the arrays ``parts``."""
     folder, before = RunDirectory(plan.folder), None
     by_name = {one.run.path.name: one for one in wanted}
-    for key, config in fitted.items():
-        numbers = [one.number for one in wanted if job_key(one.element.config) == key]
-        for array in arrays(numbers, largest, plan.at_once):
-            asked = with_dependency(config, after)
-            if plan.at_once is not None and before is not None:
-                # Slurm limits each array; a limit for all of them needs them one after the other.
-                asked = _after_array(config, before)
-            job = submit_array(folder, asked, array, interrupted)
-            before = job.job_id
-            given += _tasks(array, job, by_name, job_name(folder, config.job))
+    for config, array in parts:
+        asked = with_dependency(config, after)
+        if plan.at_once is not None and before is not None:
+            # Slurm limits each array; a limit for all of them needs them one after the other.
+            asked = _after_array(config, before)
+        job = submit_array(folder, asked, array, interrupted)
+        before = job.job_id
+        given += _tasks(array, job, by_name, job_name(folder, config.job))
 
 
 def _after_array(config: Config, before: str) -> Config:
@@ -228,12 +252,14 @@ def _to_this_machine(
     wanted: Sequence[Planned],
     after: Sequence[RunDirectory],
     given: list[_Given],
-) -> None:
+) -> Callable[[], None]:
+    """Give ``wanted`` to the queue of this machine; return the function that lets the queue begin."""
     runs = [(one.run, one.element.config) for one in wanted]
     logs = RunDirectory(plan.folder).logs
-    ids = submit_local_sweep(logs, runs, after, plan.at_once)
+    ids, begin = submit_local_sweep(logs, runs, after, plan.at_once)
     for one, job in zip(wanted, ids, strict=True):
         given.append(_Given(one, Submitted("local", job), None))
+    return begin
 
 
 def _record(

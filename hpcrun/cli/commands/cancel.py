@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpcrun.api.cancelling import note_end, time_to_end
+from hpcrun.api.sweeps.unrecorded import record_killed_submission
 from hpcrun.cli.run_arguments import add_run, find_run, runs_dir
 from hpcrun.cli.run_summary import print_end
 from hpcrun.errors import UserError
 from hpcrun.launch import jobs
 from hpcrun.printing import say, say_aside
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.sweep_file import is_sweep, read_sweep
+from hpcrun.run.sweep_file import is_element, is_sweep, read_sweep
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +33,8 @@ def run(arguments: argparse.Namespace) -> int:
         if is_sweep(folder):
             return _cancel_sweep(folder.absolute(), arguments)
     directory = find_run(arguments)
+    if is_element(directory):
+        record_killed_submission(directory.path.parent)
     done = jobs.kill(directory) if arguments.now else jobs.cancel(directory)
     say(f"hpcrun: {done}")
     if arguments.no_wait:
@@ -47,6 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _cancel_sweep(folder: Path, arguments: argparse.Namespace) -> int:
     """Cancel every run of the sweep that has a job, and wait for the end of all of them."""
+    record_killed_submission(folder)
     sweep = read_sweep(folder)
     runs = [run for run in (sweep.directories.values() if sweep else ()) if run.exists()]
     cancelled, refused = [], 0

@@ -28,9 +28,10 @@ from hpcrun.cluster.slurm.commands import (
     sinfo_command,
     squeue_command,
     squeue_dependents_command,
+    squeue_scripts_command,
     squeue_steps_command,
 )
-from hpcrun.cluster.slurm.dependents import Dependent, parse_dependents
+from hpcrun.cluster.slurm.dependents import Dependent, parse_dependents, parse_scripts
 from hpcrun.cluster.slurm.programs import (
     NOT_FOUND,
     TIMED_OUT,
@@ -64,6 +65,7 @@ __all__ = [
     "parse_sacct",
     "parse_sacct_usage",
     "parse_sbatch",
+    "parse_scripts",
     "parse_show_job",
     "parse_sinfo",
     "parse_squeue",
@@ -84,6 +86,7 @@ __all__ = [
     "sinfo_command",
     "squeue_command",
     "squeue_dependents_command",
+    "squeue_scripts_command",
     "squeue_steps_command",
     "unix_time",
 ]

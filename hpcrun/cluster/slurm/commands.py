@@ -44,6 +44,14 @@ def squeue_dependents_command() -> list[str]:
     return ["squeue", "--noheader", "--me", "--states=PENDING", "--format=%i|%E|%o"]
 
 
+def squeue_scripts_command(cluster: str | None = None) -> list[str]:
+    """Build the query for the user's jobs that have not ended, with their batch scripts.
+
+    An array is one job here.
+    """
+    return ["squeue", *_of(cluster), "--noheader", "--me", "--format=%F|%o"]
+
+
 def sacct_command(job_ids: Sequence[str], cluster: str | None = None) -> list[str]:
     """Build the query for every attempt of these jobs; without --duplicates only the last shows."""
     jobs = ",".join(_checked(job_id) for job_id in job_ids)

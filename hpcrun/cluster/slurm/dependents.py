@@ -1,4 +1,4 @@
-"""Jobs that wait for another job, as squeue lists them."""
+"""Jobs that wait for another job, and the batch scripts of jobs, as squeue lists them."""
 
 import re
 from dataclasses import dataclass
@@ -38,3 +38,19 @@ def parse_dependents(text: str) -> list[Dependent]:
         for fields in lines
         if len(fields) == 3 and ":" in fields[1]
     ]
+
+
+def parse_scripts(text: str) -> list[tuple[str, str, str | None]]:
+    """Return id, path of the batch script, and cluster of each job; the cluster only if squeue names it.
+
+    An array has several lines in squeue and one entry here.
+    """
+    found: dict[tuple[str, str, str | None], None] = {}
+    cluster = None
+    for line in text.splitlines():
+        job, bar, script = line.strip().partition("|")
+        if bar and job.isdecimal():
+            found[job, script, cluster] = None
+        elif job.startswith("CLUSTER: "):
+            cluster = job.removeprefix("CLUSTER: ").strip()
+    return list(found)

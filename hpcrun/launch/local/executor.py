@@ -5,6 +5,7 @@ mechanism (entry point group ``submitit``), so ``submitit.AutoExecutor(folder, c
 runs any function on it.
 """
 
+import contextlib
 import os
 import shlex
 import subprocess
@@ -21,7 +22,7 @@ from submitit.slurm.slurm import SlurmJobEnvironment
 from hpcrun.cluster.environment import scrub
 from hpcrun.launch.errors import LaunchError
 from hpcrun.launch.local import job_files
-from hpcrun.launch.local.job_files import JobRequest
+from hpcrun.launch.local.job_files import BEGIN, JobRequest, Limits
 from hpcrun.run.io.files import write_json
 
 _START_TIMEOUT = 20.0
@@ -201,14 +202,14 @@ def _start_controller(request: JobRequest) -> None:
     _start(words, log, [request])
 
 
-def start_queue(
-    folder: Path, requests: Sequence[JobRequest], at_once: int, devices: Sequence[str]
-) -> None:
-    """Start the process that runs the jobs one after the other, ``at_once`` at a time.
+def start_queue(folder: Path, requests: Sequence[JobRequest], limits: Limits) -> Callable[[], None]:
+    """Start the process that runs the jobs one after the other, as many at a time as ``limits`` allow.
+
+    The process waits for the call of the returned function before its first job. If the calling process
+    ends without the call, no job begins, and all jobs are cancelled: nobody may know of them.
 
     Args:
         folder: where the process keeps its list and its log.
-        devices: the GPUs to hand out.
 
     Raises:
         LaunchError: the process does not begin.
@@ -218,18 +219,31 @@ def start_queue(
     name = f"local-{requests[0].job_id}-{os.getpid()}"
     path = folder / f"{name}.json"
     jobs = [asdict(request) for request in requests]
-    write_json(path, {"at_once": at_once, "devices": list(devices), "jobs": jobs})
+    write_json(path, {"limits": asdict(limits), "jobs": jobs})
     words = [sys.executable, "-m", "hpcrun.launch.local.queue", str(path)]
-    _start(words, folder / f"{name}.log", requests)
+    queue = _start(words, folder / f"{name}.log", requests, stdin=subprocess.PIPE)
+
+    def begin() -> None:
+        assert queue.stdin is not None
+        # A queue that has ended has cancelled its jobs.
+        with contextlib.suppress(BrokenPipeError), queue.stdin as pipe:
+            pipe.write(BEGIN)
+
+    return begin
 
 
-def _start(words: Sequence[str], log_file: Path, requests: Sequence[JobRequest]) -> None:
+def _start(
+    words: Sequence[str],
+    log_file: Path,
+    requests: Sequence[JobRequest],
+    stdin: int = subprocess.DEVNULL,
+) -> "subprocess.Popen[bytes]":
     """Start a process that outlives this one, and wait until each job has a first state."""
     with log_file.open("ab") as log:
         process = subprocess.Popen(
             words,
             env=scrub(os.environ),
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=log,
             stderr=log,
             start_new_session=True,
@@ -246,3 +260,4 @@ def _start(words: Sequence[str], log_file: Path, requests: Sequence[JobRequest])
                     "free space and the processes of this machine"
                 )
             time.sleep(0.02)
+    return process

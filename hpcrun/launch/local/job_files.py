@@ -1,5 +1,6 @@
 """A job of the local cluster as files in the run's logs: request, state, and the controller's pid."""
 
+import contextlib
 import os
 import signal
 from collections.abc import Sequence
@@ -19,8 +20,14 @@ ENDED = ("COMPLETED", "FAILED", "CANCELLED")
 CANCEL, KILL = signal.SIGTERM, signal.SIGQUIT
 PREEMPT, WARN = signal.SIGUSR1, signal.SIGUSR2
 
+BEGIN = b"begin\n"
+"""What a submission writes to its queue once the jobs are on record."""
+
 WITHDRAWN = "withdrawn"
 """The file by which a job is cancelled that waits in a queue."""
+
+LOOK = signal.SIGHUP
+"""The signal after which a queue looks for that file."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,18 @@ class JobRequest:
         if value is None:
             raise LaunchError(f"{path}: no request of a job; submit the run again")
         return cls(**value)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The room for the jobs of a queue.
+
+    ``at_once``: jobs at the same time. ``share``: jobs on one of the GPUs ``devices``.
+    """
+
+    at_once: int
+    devices: Sequence[str] = ()
+    share: int = 1
 
 
 @dataclass(frozen=True)
@@ -129,6 +148,8 @@ def send(folder: Path, number: signal.Signals) -> None:
     if status.queued:
         # The queue runs other jobs too. The job may get its controller just now, which looks once more.
         (folder / WITHDRAWN).touch()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(status.pid, LOOK)
         status = read_status(folder)
         if status is None or status.queued or status.state in ENDED:
             return

@@ -2,15 +2,18 @@
 
 Each job gets a controller of its own when its turn comes, so that it is canceled, preempted and started
 again like every job. Until then its state is PENDING, under the pid of the queue. Run as ``python -m
-hpcrun.launch.local.queue FILE``, in a session of its own.
+hpcrun.launch.local.queue FILE``, in a session of its own. The first job begins after a word on standard
+input; without the word, the submission has died before its record, and all jobs are cancelled.
 """
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +23,10 @@ from hpcrun.cluster.environment import scrub
 from hpcrun.launch.errors import LaunchError
 from hpcrun.launch.local.controller import tell
 from hpcrun.launch.local.job_files import (
+    BEGIN,
+    LOOK,
     JobRequest,
+    Limits,
     is_withdrawn,
     own_status,
     read_status,
@@ -32,51 +38,73 @@ _TICK = 0.1
 
 
 class Queue:
-    """The jobs that wait and those that run, each in a slot with its own GPUs."""
+    """The jobs that wait and those that run, each with GPUs.
 
-    def __init__(self, waiting: Sequence[JobRequest], at_once: int, devices: Sequence[str]) -> None:
-        self._waiting = list(waiting)
-        self._devices = list(devices)
-        self._slots: dict[int, tuple[JobRequest, subprocess.Popen[bytes]]] = {}
-        self._at_once = at_once
-        self.stopping = False
+    ``begun``: the submission is on record. ``stopping``: no further job begins. ``withdrawing``: a person
+    has cancelled a waiting job.
+    """
+
+    def __init__(self, waiting: Sequence[JobRequest], limits: Limits) -> None:
+        self._waiting = deque(waiting)
+        self._limits = limits
+        self._running: list[tuple[JobRequest, subprocess.Popen[bytes]]] = []
+        self.begun = self.stopping = False
+        self.withdrawing = True
 
     def run(self) -> None:
-        """Run until no job is left; after ``stopping`` no further job begins."""
+        """Run until no job is left."""
         for request in self._waiting:
             write_status(Path(request.folder), own_status(request, "PENDING", 0, [], queued=True))
-        while self._waiting or self._slots:
+        while self._waiting or self._running:
             # A full disk or a busy process table may pass: the next look tries again.
             with contextlib.suppress(OSError):
-                self._free_slots()
+                if not self.begun:
+                    self._listen()
+                self._reap()
                 self._drop_withdrawn()
-                while self._waiting and len(self._slots) < self._at_once:
+                while self.begun and self._waiting and self._has_room(self._waiting[0]):
                     self._start(self._waiting[0])
-                    self._waiting.pop(0)
+                    self._waiting.popleft()
             time.sleep(_TICK)
 
-    def _free_slots(self) -> None:
-        for slot, (request, controller) in list(self._slots.items()):
+    def _listen(self) -> None:
+        """Read the word of the submission, if it is there; its end without the word cancels all jobs."""
+        if select.select([sys.stdin], [], [], 0)[0]:
+            self.begun = os.read(sys.stdin.fileno(), len(BEGIN)) == BEGIN
+            self.stopping = self.stopping or not self.begun
+
+    def _reap(self) -> None:
+        running, self._running = self._running, []
+        for request, controller in running:
             if controller.poll() is None:
+                self._running.append((request, controller))
                 continue
-            del self._slots[slot]
             status = read_status(Path(request.folder))
             if status is not None and status.queued:
                 # The controller did not begin; its log says why.
                 tell(request, "FAILED", 0)
 
     def _drop_withdrawn(self) -> None:
-        gone = [one for one in self._waiting if self.stopping or is_withdrawn(Path(one.folder))]
-        for request in gone:
-            self._waiting.remove(request)
-            tell(request, "CANCELLED", 0)
+        """Cancel the waiting jobs that a person has cancelled.
+
+        The looks at a thousand folders take time, so each follows a signal.
+        """
+        if not self.stopping and not self.withdrawing:
+            return
+        # Before the looks: a later signal leads to further looks.
+        self.withdrawing = False
+        waiting, self._waiting = self._waiting, deque[JobRequest]()
+        for request in waiting:
+            if self.stopping or is_withdrawn(Path(request.folder)):
+                tell(request, "CANCELLED", 0)
+            else:
+                self._waiting.append(request)
 
     def _start(self, request: JobRequest) -> None:
         if not Path(request.folder).is_dir():
             # Somebody has deleted the run.
             return
-        slot = next(number for number in range(self._at_once) if number not in self._slots)
-        mine = replace(request, devices=self._devices_of(slot, request))
+        mine = replace(request, devices=self._devices_of(request))
         mine.write()
         with (Path(request.folder) / "controller.log").open("ab") as log:
             controller = subprocess.Popen(
@@ -87,15 +115,28 @@ class Queue:
                 stderr=log,
                 start_new_session=True,
             )
-        self._slots[slot] = mine, controller
+        self._running.append((mine, controller))
 
-    def _devices_of(self, slot: int, request: JobRequest) -> Sequence[str] | None:
-        """Return the GPUs of a slot; slots share them where there are more slots than GPUs."""
-        if request.devices is None or not self._devices:
-            return request.devices
-        wanted = len(request.devices)
-        first = slot * wanted
-        return [self._devices[(first + number) % len(self._devices)] for number in range(wanted)]
+    def _has_room(self, request: JobRequest) -> bool:
+        if len(self._running) >= self._limits.at_once:
+            return False
+        free = [device for device, used in self._use().items() if used < self._limits.share]
+        return len(free) >= len(request.devices or ())
+
+    def _use(self) -> dict[str, int]:
+        """Return the number of jobs on each GPU."""
+        used = dict.fromkeys(self._limits.devices, 0)
+        for request, _ in self._running:
+            for device in request.devices or ():
+                used[device] += 1
+        return used
+
+    def _devices_of(self, request: JobRequest) -> Sequence[str] | None:
+        """Return the GPUs for a job: those with the fewest jobs."""
+        if request.devices is None:
+            return None
+        used = self._use()
+        return sorted(used, key=lambda device: used[device])[: len(request.devices)]
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -104,14 +145,17 @@ def main(arguments: Sequence[str]) -> None:
     if content is None:
         raise LaunchError(f"{arguments[0]}: no list of jobs; submit the sweep again")
     jobs = [JobRequest(**job) for job in content["jobs"]]
-    queue = Queue(jobs, int(content["at_once"]), content["devices"])
+    queue = Queue(jobs, Limits(**content["limits"]))
 
     def stop(_number: int, _frame: object) -> None:
         queue.stopping = True
 
+    def look(_number: int, _frame: object) -> None:
+        queue.withdrawing = True
+
     signal.signal(signal.SIGTERM, stop)
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: None)
+    signal.signal(LOOK, look)
+    signal.signal(signal.SIGINT, lambda *_: None)
     queue.run()
 
 

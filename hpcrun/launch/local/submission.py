@@ -123,28 +123,32 @@ def submit_local_sweep(
     runs: Sequence[tuple[RunDirectory, Config]],
     after: Sequence[RunDirectory],
     at_once: int | None,
-) -> list[str]:
-    """Give the elements of a sweep to this machine, ``at_once`` at a time; return the id of each job.
+) -> tuple[list[str], Callable[[], None]]:
+    """Give the elements of a sweep to this machine, ``at_once`` at a time.
+
+    Returns:
+        The id of each job, and the function that lets the first jobs begin. Without its call, no job
+        begins, and the end of this process cancels all of them.
 
     Raises:
         LaunchError: the process that starts them does not begin.
         OSError: the disk refuses.
     """
     from hpcrun.launch.local.executor import start_queue
-    from hpcrun.launch.local.job_files import JobRequest
+    from hpcrun.launch.local.job_files import JobRequest, Limits
 
     requests: list[JobRequest] = []
     for run, config in runs:
         submit_local(run, config, after, start=requests.append)
-    devices = visible_devices() if requests[0].devices is not None else []
-    limit = at_once or _sane_limit(requests[0], len(devices))
-    start_queue(folder, requests, limit, devices)
-    return [request.job_id for request in requests]
+    devices = visible_devices() if any(request.devices for request in requests) else []
+    limits = Limits(at_once or _sane_limit(requests), devices)
+    begin = start_queue(folder, requests, limits)
+    return [request.job_id for request in requests], begin
 
 
-def _sane_limit(request: "JobRequest", devices: int) -> int:
-    """Return how many elements have GPUs of their own, or on the CPU a core for each process."""
-    if request.devices:
-        return max(1, devices // len(request.devices))
-    processes = request.nodes * request.tasks_per_node * (request.cpus_per_task or 1)
+def _sane_limit(requests: "Sequence[JobRequest]") -> int:
+    """Return how many elements may run at once: on the CPU, one for each core; the GPUs are a limit too."""
+    if all(request.devices for request in requests):
+        return len(requests)
+    processes = max(it.nodes * it.tasks_per_node * (it.cpus_per_task or 1) for it in requests)
     return max(1, (os.cpu_count() or 1) // processes)

@@ -1,0 +1,132 @@
+"""Job arrays without a record: their submission was killed between sbatch and the events of the elements.
+
+A submission first writes each array into ``sweep.json``, without a job. The batch script of an array is in a
+folder of its own (:func:`hpcrun.launch.submitted.submitit_folder`), and Slurm reports the script of each job.
+So the next command finds the array, and records what the killed submission did not record.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hpcrun.cluster import slurm
+from hpcrun.config import load_resolved
+from hpcrun.errors import UserError
+from hpcrun.launch.sbatch_options import job_name, wanted_cluster
+from hpcrun.launch.submitted import submitit_folder
+from hpcrun.run.directory import RunDirectory, RunError
+from hpcrun.run.events import read_events
+from hpcrun.run.io.files import append_line, read_json
+from hpcrun.run.owner import SubmissionLock
+from hpcrun.run.sweep_file import NAME, Sweep, SweepSubmission, read_sweep, write_sweep
+
+_PATIENCE = 6.0
+
+
+def is_unrecorded(content: Mapping[str, Any]) -> bool:
+    """Return whether the ``content`` of a ``sweep.json`` has an array without a job."""
+    sent = content.get("submissions")
+    entries = sent if isinstance(sent, list) else []
+    return any(isinstance(one, dict) and not one.get("jobs") for one in entries)
+
+
+def record_killed_submission(folder: Path) -> None:
+    """Record the arrays of a killed submission of the sweep in ``folder``; do nothing if there is none.
+
+    For a command that only reads: a folder that cannot be written, a running submission and a silent Slurm
+    leave everything as it is.
+    """
+    with contextlib.suppress(UserError, OSError):
+        if is_unrecorded(read_json(folder / NAME) or {}):
+            with SubmissionLock(RunDirectory(folder)):
+                record_unrecorded(folder)
+
+
+def record_unrecorded(folder: Path) -> None:
+    """Record the arrays that a killed submission left in ``folder``; the caller holds the submission lock.
+
+    Raises:
+        RunError: Slurm does not answer, the sbatch of the killed submission still runs, or ``sweep.json`` is
+            damaged.
+        OSError: the sweep folder cannot be written.
+    """
+    sweep = read_sweep(folder)
+    if sweep is None or all(one.jobs for one in sweep.submissions):
+        return
+    _refuse_running_sbatch(sweep.folder)
+    recorded = {job for one in sweep.submissions for job in one.jobs}
+    known = []
+    for one in sweep.submissions:
+        if one.jobs:
+            known.append(one)
+            continue
+        found = [job for job in _jobs_of(sweep.folder, one) if job[0] not in recorded]
+        if found:
+            # The newest: a submission that failed may have left a cancelled array with the same first run.
+            job, cluster = max(found, key=lambda pair: int(pair[0]))
+            _record(sweep, one, job, cluster)
+            known.append(replace(one, jobs=[job]))
+    write_sweep(replace(sweep, submissions=known))
+
+
+def _jobs_of(folder: Path, one: SweepSubmission) -> list[tuple[str, str | None]]:
+    """Return the arrays that Slurm has for the submission, each with its cluster if Slurm names it."""
+    # The element may be missing: the submission was killed before its run directory was made.
+    config = RunDirectory(folder / one.elements[0]).config
+    cluster = wanted_cluster(load_resolved(config).job) if config.exists() else None
+    listed = slurm.run(slurm.squeue_scripts_command(cluster), timeout=_PATIENCE)
+    if listed.returncode != 0:
+        raise RunError(
+            f"{folder}: the submission before was killed, and Slurm does not say whether it left an array "
+            f"({' '.join(listed.stderr.split())}); submit again when Slurm answers"
+        )
+    scripts = submitit_folder(RunDirectory(folder), one.elements[0]).resolve()
+    return [
+        (job, place)
+        for job, script, place in slurm.parse_scripts(listed.stdout)
+        if Path(script).parent.resolve() == scripts
+    ]
+
+
+def _record(sweep: Sweep, one: SweepSubmission, job: str, cluster: str | None) -> None:
+    """Log the submission in each element that does not have it."""
+    here = cluster or slurm.cluster_name()
+    now = round(time.time(), 3)
+    for run, number in _tasks(sweep, one):
+        task = f"{job}_{number}"
+        if any(event.attempt and event.attempt.job == task for event in read_events(run)):
+            continue
+        config = load_resolved(run.config).job
+        line = {
+            "time": now,
+            "event": "submitted",
+            "executor": "slurm",
+            "job": task,
+            "nodes": config.nodes,
+            "gpus": config.gpus,
+            "name": job_name(RunDirectory(sweep.folder), config),
+            **({"cluster": here} if here else {}),
+        }
+        append_line(run.events, line)
+
+
+def _tasks(sweep: Sweep, one: SweepSubmission) -> Iterator[tuple[RunDirectory, int]]:
+    for name, number in zip(one.elements, one.tasks, strict=False):
+        yield RunDirectory(sweep.folder / name), number
+
+
+def _refuse_running_sbatch(folder: Path) -> None:
+    """Raise RunError while the sbatch of a killed submission runs here: its array may appear at any time."""
+    import psutil
+
+    scripts = str(submitit_folder(RunDirectory(folder)))
+    for process in psutil.process_iter(["cmdline", "pid"]):
+        words: Sequence[str] = process.info["cmdline"] or ()
+        if any(word.startswith(f"{scripts}/") for word in words):
+            raise RunError(
+                f"{folder}: sbatch of a killed submission still runs (process {process.pid}); wait for its "
+                "end, or end it"
+            )

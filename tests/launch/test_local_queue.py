@@ -1,0 +1,51 @@
+"""The queue of the local cluster gives each job GPUs of its own, whatever number the jobs ask for."""
+
+from pathlib import Path
+
+from hpcrun.launch.local.executor import start_queue
+from hpcrun.launch.local.job_files import ENDED, JobRequest, Limits, read_status
+from tests import jobs
+
+# Takes its GPUs by making a folder for each; a GPU that is taken already is a clash.
+JOB = """
+for gpu in ${CUDA_VISIBLE_DEVICES//,/ }; do mkdir "$0/gpu-$gpu" || echo "$gpu" >> "$0/clashes"; done
+echo "$CUDA_VISIBLE_DEVICES" >> "$0/seen"
+sleep 0.5
+for gpu in ${CUDA_VISIBLE_DEVICES//,/ }; do rmdir "$0/gpu-$gpu"; done
+"""
+
+
+def request(folder: Path, number: int, gpus: int) -> JobRequest:
+    place = folder / str(number)
+    place.mkdir()
+    return JobRequest(
+        job_id=str(number),
+        folder=str(place),
+        command=["bash", "-c", JOB, str(folder)],
+        nodes=1,
+        tasks_per_node=1,
+        cpus_per_task=None,
+        devices=[str(number) for number in range(gpus)],
+        time_limit=None,
+        signal_lead=90.0,
+        grace=5.0,
+        requeue_delay=1.0,
+        setup=[],
+        env={},
+        after=[],
+    )
+
+
+def test_jobs_with_different_numbers_of_gpus_do_not_share_a_gpu(tmp_path: Path) -> None:
+    requests = [request(tmp_path, number, gpus) for number, gpus in enumerate((1, 2, 1, 1))]
+    start_queue(tmp_path, requests, Limits(len(requests), ["a", "b"]))()
+
+    def over() -> bool:
+        found = [read_status(Path(one.folder)) for one in requests]
+        return all(status is not None and status.state in ENDED for status in found)
+
+    jobs.wait_for(over)
+    seen = (tmp_path / "seen").read_text().split()
+    assert sorted(map(len, seen)) == [1, 1, 1, 3]
+    assert {gpu for word in seen for gpu in word.split(",")} == {"a", "b"}
+    assert not (tmp_path / "clashes").exists()
