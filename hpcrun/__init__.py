@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from hpcrun.api.run import Run
     from hpcrun.api.run import open_run as open
     from hpcrun.api.submitting import submit
+    from hpcrun.api.sweeps.handle import Sweep
     from hpcrun.checkpoint.checkpointer import Checkpointer
     from hpcrun.checkpoint.state.names import named_parameters
     from hpcrun.checkpoint.storage.errors import CheckpointError, CheckpointWarning
@@ -53,6 +54,7 @@ __all__ = [
     "Retention",
     "Run",
     "StopAgreement",
+    "Sweep",
     "Task",
     "UserError",
     "choose_kernels",
@@ -84,6 +86,7 @@ _HOMES = {
     "Retention": "hpcrun.checkpoint.storage.retention",
     "Run": "hpcrun.api.run",
     "STOP": "hpcrun.lifecycle.signals",
+    "Sweep": "hpcrun.api.sweeps.handle",
     "StopAgreement": "hpcrun.lifecycle.agreement",
     "Task": "hpcrun.train.task",
     "UserError": "hpcrun.errors",

@@ -28,6 +28,7 @@ NAMES = {
     "Retention",
     "Run",
     "StopAgreement",
+    "Sweep",
     "Task",
     "UserError",
     "choose_kernels",

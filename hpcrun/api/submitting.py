@@ -1,19 +1,79 @@
 """Submission from Python."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict, overload
 
 from hpcrun.api.chosen import Wish
 from hpcrun.api.places import runs_folder
 from hpcrun.api.plan import plan_submission
 from hpcrun.api.refusals import refusing
 from hpcrun.api.run import Run, carry_out
+from hpcrun.api.sweeps.handle import Sweep
+from hpcrun.api.sweeps.handover import submit_sweep
+from hpcrun.api.sweeps.plan import plan_sweep
+from hpcrun.api.sweeps.wish import sweep_wish
 from hpcrun.config import Layer, flag_layer
 from hpcrun.errors import UserError
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 _PLACE = "overrides"
+
+
+class _Options(TypedDict, total=False):
+    """The arguments of :func:`submit` for a run and for a sweep, for type checkers."""
+
+    task: str | None
+    command: Sequence[str | os.PathLike[str]] | None
+    overrides: Mapping[str, Any] | None
+    name: str | None
+    runs_dir: str | os.PathLike[str] | None
+    nodes: int | None
+    gpus: int | str | None
+    tasks_per_node: int | None
+    launcher: str | None
+    cpu: bool | None
+    time: str | int | None
+    cluster: str | None
+    partition: str | None
+    account: str | None
+    qos: str | None
+    constraint: str | None
+    reservation: str | None
+    exclude: str | None
+    exclusive: bool | None
+    mem: str | None
+    cpus_per_task: int | None
+    executor: str | None
+    after: Sequence[str | os.PathLike[str]]
+    profile: str | None
+    from_scratch: bool
+    snapshot: bool
+    trust_owner: bool
+    max_parallel: int | None
+
+
+@overload
+def submit(
+    config: str | os.PathLike[str] | None = None,
+    *,
+    sweep: None = None,
+    sweep_file: None = None,
+    **options: "Unpack[_Options]",
+) -> Run: ...
+
+
+@overload
+def submit(
+    config: str | os.PathLike[str] | None = None,
+    *,
+    sweep: Mapping[str, Iterable[Any]] | None = None,
+    sweep_file: str | os.PathLike[str] | None = None,
+    **options: "Unpack[_Options]",
+) -> Sweep: ...
 
 
 @refusing
@@ -47,12 +107,18 @@ def submit(
     from_scratch: bool = False,
     snapshot: bool = True,
     trust_owner: bool = False,
-) -> Run:
+    sweep: Mapping[str, Iterable[Any]] | None = None,
+    sweep_file: str | os.PathLike[str] | None = None,
+    max_parallel: int | None = None,
+) -> Run | Sweep:
     """Start a training, or continue it where it stopped, as ``hpcrun submit --detach`` does.
 
     The call returns after the submission: :meth:`Run.wait` waits for the end. With
     ``executor="debug"`` one rank trains in this process, and the call returns after the training. A finished
     run of that name stays as it is. Remarks go to standard error.
+
+    With ``sweep`` or ``sweep_file`` the call submits a run for each combination of values, and returns a
+    :class:`hpcrun.Sweep`. The same call again submits what is missing or failed.
 
     Args:
         config: a YAML or JSON file. Without a file, a task and a command: the quick start.
@@ -83,9 +149,13 @@ def submit(
         from_scratch: begin at step 0; checkpoints, metrics and events move to the old job's log folder.
         snapshot: run a copy of the code, so that later changes do not affect the job.
         trust_owner: continue a run of another user.
+        sweep: the values of each swept key, such as ``{"train.lr": [1e-4, 3e-4], "seed": range(3)}``.
+            ``command`` contains the keys as ``{lr}`` and ``{seed}``.
+        sweep_file: a YAML or JSON file with the blocks grid, zip, list, random and where.
+        max_parallel: runs of the sweep at the same time, at most.
 
     Returns:
-        The run.
+        The run, or the sweep.
 
     Raises:
         UserError: an argument or the config is wrong, a job has the run already, or the scheduler refuses;
@@ -122,10 +192,27 @@ def submit(
         profile=profile,
         runs=runs,
     )
+    if sweep is not None or sweep_file is not None:
+        if from_scratch:
+            raise UserError("from_scratch=: begin one run of a sweep anew with Run.resume")
+        plan_of_sweep = plan_sweep(
+            wish, sweep_wish(sweep, sweep_file), at_once=_at_once(max_parallel), snapshot=snapshot
+        )
+        waits_for = plan_of_sweep.waits_for(_words("after", after), runs)
+        submit_sweep(plan_of_sweep, waits_for, trust_owner=trust_owner)
+        return Sweep(plan_of_sweep.folder)
+    if max_parallel is not None:
+        raise UserError("max_parallel=: is of a sweep; give sweep= or sweep_file=")
     plan = plan_submission(wish, scratch=from_scratch, snapshot=snapshot)
     if plan.finished is None:
         carry_out(plan, _words("after", after), runs, trust_owner=trust_owner)
     return Run(plan.run)
+
+
+def _at_once(given: int | None) -> int | None:
+    if given is None or (isinstance(given, int) and not isinstance(given, bool) and given > 0):
+        return given
+    raise UserError(f"max_parallel={given!r}: should be a whole number, 1 or more")
 
 
 def _overrides(values: Mapping[str, Any] | None, task: str | None) -> Layer:

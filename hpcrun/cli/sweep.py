@@ -17,10 +17,8 @@ from hpcrun.errors import UserError
 from hpcrun.launch import slurm_submission
 from hpcrun.launch.array import arrays, max_array_size
 from hpcrun.launch.batch_script import batch_script
-from hpcrun.launch.dependencies import still_to_wait_for
 from hpcrun.launch.sbatch_options import wanted_cluster
 from hpcrun.printing import say
-from hpcrun.run import directory
 from hpcrun.run.directory import RunDirectory
 from hpcrun.sweep.axes import read_axes
 from hpcrun.sweep.file import read_sweep_file
@@ -51,8 +49,7 @@ def run_sweep(arguments: argparse.Namespace) -> int:
         at_once=_at_once(arguments.max_parallel),
         snapshot=not arguments.no_snapshot,
     )
-    named = [directory.find(name, runs_dir(arguments)) for name in arguments.after]
-    after = still_to_wait_for(named, plan.executor, wanted_cluster(plan.config.job))
+    after = plan.waits_for(arguments.after, runs_dir(arguments))
     if arguments.dry_run:
         return _show(plan, arguments.json)
     done = submit_sweep(plan, after, trust_owner=arguments.trust_owner)

@@ -17,8 +17,11 @@ from hpcrun.config import Config
 from hpcrun.errors import UserError
 from hpcrun.launch import jobs, submission
 from hpcrun.launch.array import element_name
+from hpcrun.launch.dependencies import still_to_wait_for
+from hpcrun.launch.sbatch_options import wanted_cluster
 from hpcrun.launch.submitted import ExecutorName
 from hpcrun.printing import say_aside
+from hpcrun.run import directory
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.sweep_file import Sweep, SweepRun, read_sweep
 from hpcrun.sweep.expand import expand
@@ -69,6 +72,19 @@ class SweepPlan:
     def config(self) -> Config:
         """The config of the first element; the ``job`` section of others may differ."""
         return self.elements[0].config
+
+    def waits_for(self, named: Sequence[str], runs: Path) -> list[RunDirectory]:
+        """Return those of the runs ``named`` that have to finish first.
+
+        Args:
+            named: names or paths of runs.
+            runs: the folder of the runs.
+
+        Raises:
+            UserError: a run is not there, or will never finish.
+        """
+        found = [directory.find(name, runs) for name in named]
+        return still_to_wait_for(found, self.executor, wanted_cluster(self.config.job))
 
     def decided(self) -> tuple[Sweep, list[Planned]]:
         """Return the sweep with its new elements, and what happens to each element of this plan.

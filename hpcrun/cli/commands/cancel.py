@@ -5,19 +5,16 @@ that has a job; the command that submitted the sweep continues its runs.
 """
 
 import argparse
-import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from hpcrun.api.cancelling import note_end, time_to_end
+from hpcrun.api.sweeps.cancelling import cancel_sweep, wait_for_ends
 from hpcrun.api.sweeps.unrecorded import record_killed_submission
 from hpcrun.cli.run_arguments import add_run, find_run, runs_dir
 from hpcrun.cli.run_summary import print_end
-from hpcrun.errors import UserError
 from hpcrun.launch import jobs
 from hpcrun.printing import say, say_aside
-from hpcrun.run.directory import RunDirectory
-from hpcrun.run.sweep_file import is_element, is_sweep, read_sweep
+from hpcrun.run.sweep_file import is_element, is_sweep
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,33 +47,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _cancel_sweep(folder: Path, arguments: argparse.Namespace) -> int:
     """Cancel every run of the sweep that has a job, and wait for the end of all of them."""
-    record_killed_submission(folder)
-    sweep = read_sweep(folder)
-    runs = [run for run in (sweep.directories.values() if sweep else ()) if run.exists()]
-    cancelled, refused = [], 0
-    found = [pair for pair in zip(runs, jobs.states(runs), strict=True) if pair[1].live]
-    # Waiting runs first: Slurm would start a waiting run in the place of a cancelled run.
-    for run, _ in sorted(found, key=lambda pair: pair[1].word == "running"):
-        try:
-            say(f"hpcrun: {run.name}: {(jobs.kill if arguments.now else jobs.cancel)(run)}")
-            cancelled.append(run)
-        except (UserError, OSError) as error:
-            # A run may end between the two calls. The other runs must be cancelled all the same.
-            say_aside(f"hpcrun: {error}")
-            refused += 1
-    if not cancelled and not refused:
+    found = []
+    for one in cancel_sweep(folder, now=arguments.now):
+        found.append(one)
+        (say if one.done else say_aside)(
+            f"hpcrun: {one.run.name}: {one.words}" if one.done else f"hpcrun: {one.words}"
+        )
+    if not found:
         say(f"hpcrun: {folder.name}: no run of the sweep has a job")
-    return 1 if refused or (not arguments.no_wait and not _all_ended(cancelled)) else 0
-
-
-def _all_ended(runs: Sequence[RunDirectory]) -> bool:
-    """Wait for the end of all jobs together, and record each end; return False if a job goes on."""
-    start, ended = time.monotonic(), True
-    for run in runs:
-        limit = start + time_to_end(run) - time.monotonic()
-        if jobs.wait_until_ended(run, max(limit, 1.0)):
-            note_end(run)
-        else:
+    live = []
+    if not arguments.no_wait:
+        live = wait_for_ends([one.run for one in found if one.done])
+        for run in live:
             say(f"hpcrun: {run.name}: the job has not ended; `hpcrun status` shows its state")
-            ended = False
-    return ended
+    return 0 if not live and all(one.done for one in found) else 1

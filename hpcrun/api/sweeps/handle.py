@@ -1,0 +1,194 @@
+"""A sweep as an object: its runs, their states and results, and the ways to end them."""
+
+import html
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcrun.api.overview import Overview
+from hpcrun.api.refusals import refusing
+from hpcrun.api.run import Run
+from hpcrun.api.sweep_rows import counts_in_words, sweep_entries
+from hpcrun.api.sweeps.cancelling import cancel_sweep, wait_for_ends
+from hpcrun.errors import UserError
+from hpcrun.launch import jobs
+from hpcrun.launch.poll_interval import pauses
+from hpcrun.printing import escaped
+from hpcrun.run.directory import RunDirectory, RunError
+from hpcrun.run.sweep_file import is_sweep
+
+if TYPE_CHECKING:
+    from hpcrun.results import Results
+
+_LOOK = 0.5
+_MOST_SHOWN = 50
+
+
+class Sweep:
+    """A sweep folder with its runs, which :func:`hpcrun.submit` with ``sweep=`` or ``sweep_file=`` returns.
+
+    An object contains a path and nothing else: each method reads the files again. An iteration yields a
+    :class:`hpcrun.Run` for each run, in the order of their numbers; ``sweep["003"]`` is one of them.
+
+    Args:
+        folder: the sweep folder, such as ``runs/gpt``.
+
+    Raises:
+        UserError: the folder is not a sweep folder.
+    """
+
+    @refusing
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._folder = Path(folder).absolute()
+        if not is_sweep(self._folder):
+            raise RunError(f"{self._folder}: is not the folder of a sweep; see `hpcrun status`")
+
+    @property
+    def path(self) -> Path:
+        """The absolute path of the sweep folder."""
+        return self._folder
+
+    @property
+    def name(self) -> str:
+        """The name of the sweep, which is the name of its folder."""
+        return self._folder.name
+
+    def __repr__(self) -> str:
+        return f"<hpcrun.Sweep {str(self.path)!r}>"
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    @refusing
+    def __iter__(self) -> Iterator[Run]:
+        return iter([Run(entry.run) for entry in sweep_entries(self.path)])
+
+    @refusing
+    def __len__(self) -> int:
+        return len(sweep_entries(self.path))
+
+    @refusing
+    def __getitem__(self, name: str) -> Run:
+        entries = {entry.run.path.name: entry for entry in sweep_entries(self.path)}
+        if name not in entries:
+            raise KeyError(f"{self.name} has no run {name!r}; names are such as '000'")
+        return Run(entries[name].run)
+
+    @property
+    def values(self) -> dict[str, Mapping[str, Any]]:
+        """The swept values of each run by dotted key, by the name of the run's folder (``000``)."""
+        return {entry.run.path.name: entry.values or {} for entry in sweep_entries(self.path)}
+
+    @refusing
+    def _repr_html_(self) -> str:
+        """Return a table for a notebook: values, state, step and loss of the first runs."""
+        rows = self.status()
+        keys = list(dict.fromkeys(key for row in rows for key in row["values"] or {}))
+        head = "".join(f"<th>{_as_html(word)}</th>" for word in ("run", *keys, *_COLUMNS))
+        lines = []
+        for row in rows[:_MOST_SHOWN]:
+            swept = row["values"] or {}
+            cells = [
+                row["name"],
+                *(swept.get(key) for key in keys),
+                *(row.get(k) for k in _COLUMNS),
+            ]
+            lines.append("".join(f"<td>{_as_html(cell)}</td>" for cell in cells))
+        told = counts_in_words(Counter(row["state"] for row in rows))
+        body = "".join(f"<tr>{line}</tr>" for line in lines)
+        return f"<p>{_as_html(self.name)}: {told}</p><table><tr>{head}</tr>{body}</table>"
+
+    @refusing
+    def status(self) -> list[dict[str, Any]]:
+        """Return the facts of each run as :meth:`hpcrun.Run.status` does, and its ``values``.
+
+        The scheduler is asked once for all runs. A run that cannot be read has the state ``unreadable``.
+
+        Raises:
+            UserError: the sweep folder cannot be read.
+        """
+        return Overview(sweep_entries(self.path)).look()
+
+    @refusing
+    def wait(self, timeout: float | None = None) -> dict[str, int]:
+        """Wait until no run has a job, restarts included; return the number of runs in each state.
+
+        Args:
+            timeout: the longest wait in seconds; None: no limit.
+
+        Raises:
+            TimeoutError: a run has not ended after ``timeout`` seconds; all continue.
+            UserError: the sweep folder cannot be read.
+        """
+        deadline = float("inf") if timeout is None else time.monotonic() + float(timeout)
+        runs = self._made()
+        ended: Counter[str] = Counter()
+        pause = None
+        while True:
+            states = dict(zip(runs, jobs.states(runs), strict=True))
+            ended.update(state.word for state in states.values() if not state.live)
+            runs = [run for run, state in states.items() if state.live]
+            if not runs:
+                return dict(ended)
+            if (left := deadline - time.monotonic()) <= 0:
+                raise TimeoutError(
+                    f"{self.name}: {len(runs)} runs have not ended after {timeout:g} s; they continue"
+                )
+            pause = pause or pauses(states[runs[0]].executor, _LOOK)
+            time.sleep(min(next(pause), left))
+
+    @refusing
+    def cancel(self, *, now: bool = False, wait: bool = True) -> None:
+        """End every job of the sweep: the ranks save a checkpoint and stop.
+
+        The same call of :func:`hpcrun.submit` continues the runs.
+
+        Args:
+            now: kill the ranks, without a checkpoint.
+            wait: return after the end of the jobs.
+
+        Raises:
+            UserError: the scheduler refuses, or a job has not ended after its grace time and a minute. All
+                other jobs are cancelled.
+        """
+        found = list(cancel_sweep(self.path, now=now))
+        refused = [one.words for one in found if not one.done]
+        if wait:
+            live = wait_for_ends([one.run for one in found if one.done])
+            refused += [f"{run.name}: the job has not ended; see `hpcrun status`" for run in live]
+        if refused:
+            raise UserError("\n".join(refused))
+
+    @refusing
+    def results(self) -> "Results":
+        """Return the results of all runs, with a tidy frame for runs, metrics and events.
+
+        The call writes ``results.h5`` in the sweep folder, or brings it up to date. ``runs()`` of the
+        returned object has a row for each run, with the config as columns.
+
+        Raises:
+            UserError: pandas is not installed, or the sweep folder cannot be written.
+        """
+        from hpcrun.results import load
+        from hpcrun.results.aggregate import Source, aggregate
+        from hpcrun.results.find import find_runs
+
+        output = self.path / "results.h5"
+        aggregate(Source(find_runs([str(self.path)], self.path.parent)), output, processes=0)
+        return load(output)
+
+    def _made(self) -> list[RunDirectory]:
+        return [entry.run for entry in sweep_entries(self.path) if entry.run.exists()]
+
+
+_COLUMNS = ("state", "step", "loss")
+
+
+def _as_html(value: object) -> str:
+    if value is None:
+        return ""
+    shown = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return html.escape(escaped(shown))

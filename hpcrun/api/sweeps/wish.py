@@ -1,0 +1,52 @@
+"""The sweep that a Python program asks for."""
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hpcrun.errors import UserError
+from hpcrun.sweep.file import read_sweep_file
+from hpcrun.sweep.rows import Block, SweepWish, plain
+
+_PLACE = "sweep="
+
+
+def sweep_wish(
+    axes: Mapping[str, Iterable[Any]] | None, file: str | os.PathLike[str] | None
+) -> SweepWish:
+    """Return the product of the sweep in ``file`` and of ``axes``: values by dotted key.
+
+    Raises:
+        UserError: an axis has no values, or the file is wrong.
+    """
+    wish = read_sweep_file(Path(file)) if file is not None else SweepWish()
+    if axes is not None and not isinstance(axes, Mapping):
+        raise UserError(f"{_PLACE}: give a dict, such as {_PLACE}{{'seed': range(3)}}")
+    blocks = [*wish.blocks, *(_block(key, values) for key, values in (axes or {}).items())]
+    if not blocks:
+        raise UserError(f"{_PLACE}: has no key; give values, such as {_PLACE}{{'seed': range(3)}}")
+    return SweepWish(blocks, wish.conditions)
+
+
+def _block(key: object, values: object) -> Block:
+    if not isinstance(key, str) or not all(part.strip() for part in key.split(".")):
+        raise UserError(f"{_PLACE}: {key!r} is not a key; write it as 'section.key'")
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        raise UserError(f"{_PLACE}: {key}: give a list of values, such as [1e-4, 3e-4]")
+    found = [_plain(key, value) for value in values]
+    if not found:
+        raise UserError(f"{_PLACE}: {key}: has no values; give at least one")
+    return Block([{key: plain(value)} for value in found], _PLACE)
+
+
+def _plain(key: str, value: Any) -> Any:
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    # A number of numpy.
+    known = value.item() if hasattr(value, "item") else value
+    if isinstance(known, list | tuple):
+        return [_plain(key, part) for part in known]
+    if known is None or isinstance(known, str | int | float | bool):
+        return known
+    raise UserError(f"{_PLACE}: {key}: {value!r} is not a value of a config; give text or a number")
