@@ -40,12 +40,12 @@ def terminal_lines(
     lines: list[str] = []
     if len(runs) > 1:
         names = (
-            f"  {LETTERS[at % len(LETTERS)]}  {run.key} ({run.state})"
+            f"  {LETTERS[at % len(LETTERS)]}  {run.label} ({run.state})"
             for at, run in enumerate(runs)
         )
         lines += ["runs", *names, ""]
     for metric in metrics:
-        curves = [Curve(run.key, *run.series(metric)) for run in runs]
+        curves = [Curve(run.label, *run.series(metric)) for run in runs]
         title = f"{metric_label(metric)} over steps"
         lines += [*plot(title, curves, width, height), *_without(metric, curves), ""]
     return [*lines, *_goodput_lines(runs)]
@@ -92,7 +92,7 @@ def _goodput_lines(runs: Sequence[Run]) -> list[str]:
     timed = [run for run in runs if run.events]
     if not timed:
         return ["goodput: no run has an event log"]
-    width = min(max(len(run.key) for run in timed), 40)
+    width = min(max(len(run.label) for run in timed), 40)
     lines = ["goodput: productive share of the time in which the run was wanted"]
     for run in timed:
         parts = run.goodput
@@ -103,6 +103,8 @@ def _goodput_lines(runs: Sequence[Run]) -> list[str]:
             if seconds[name] >= 0.5
         )
         share = f"{parts.ettr:4.0%}" if parts.ettr is not None else "   –"
-        lines.append(f"  {run.key[:width]:<{width}} {share} {bar(parts.ettr or 0.0, _BAR)} {rest}")
-    left = [run.key for run in runs if not run.events]
+        lines.append(
+            f"  {run.label[:width]:<{width}} {share} {bar(parts.ettr or 0.0, _BAR)} {rest}"
+        )
+    left = [run.label for run in runs if not run.events]
     return [*lines, *([f"  without events: {', '.join(left)}"] if left else [])]

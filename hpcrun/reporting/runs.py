@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from hpcrun.lifecycle.goodput import Goodput, goodput
 from hpcrun.results.config_text import flat
 from hpcrun.results.frames import config_of, fields
+from hpcrun.results.labels import labels
 from hpcrun.results.store import Store
 from hpcrun.results.summary import counted
 from hpcrun.run.events import Attempt, Event
@@ -33,6 +34,7 @@ class Run:
 
     Args:
         key: unique name in the file.
+        label: unique name for people.
         path: real path of the run directory, which may be gone.
         ended: Unix seconds of the end; None for a run without a result.
         seen: Unix seconds of the last sign of life.
@@ -41,6 +43,7 @@ class Run:
     """
 
     key: str
+    label: str
     name: str
     path: str
     state: str
@@ -96,16 +99,18 @@ class Run:
 def read_runs(store: Store, *metrics: str) -> list[Run]:
     """Return all runs of ``store`` in the order of their names, with the columns ``metrics``."""
     table = store.table("runs")
-    return [_run(store, row, metrics) for row in table]
+    known = labels(store)
+    return [_run(store, row, known[row["run"].decode()], metrics) for row in table]
 
 
-def _run(store: Store, row: Any, metrics: Sequence[str]) -> Run:
+def _run(store: Store, row: Any, label: str, metrics: Sequence[str]) -> Run:
     key = row["run"].decode()
     columns = _columns(store, key, metrics)
     events = _events(store, key)
     config = _with_options(flat(config_of(store, key)))
     return Run(
         key=key,
+        label=label,
         name=row["name"].decode(),
         path=row["path"].decode(),
         state=row["state"].decode(),

@@ -13,6 +13,8 @@ from hpcrun.sweep.rows import Block, Condition, Row, SweepWish, plain, refusal
 _PARTS = ("grid", "zip", "list", "random", "where")
 _DIGITS = 6
 _MOST_DRAWS = 100_000
+Place = Callable[[str], str]
+"""Returns file and line of a dotted key of the sweep file."""
 
 
 def read_sweep_file(path: Path) -> SweepWish:
@@ -35,7 +37,7 @@ def read_sweep_file(path: Path) -> SweepWish:
     for part in ("grid", "zip", "list", "random"):
         content = layer.values.get(part)
         if content:
-            blocks += _READERS[part](content, place(part))
+            blocks += _READERS[part](content, part, place)
     if not blocks:
         raise refusal(str(path), "", "has no values; write `grid:` with keys and lists of values")
     return SweepWish(blocks, _conditions(layer.values.get("where"), place("where")))
@@ -81,53 +83,60 @@ def _whole(parts: Sequence[Any]) -> bool:
     return all(isinstance(part, int) and not isinstance(part, bool) for part in parts)
 
 
-def _grid(content: Any, place: str) -> list[Block]:
-    axes = _section(content, "grid", place)
-    return [
-        Block([{key: plain(value)} for value in _listed(key, values, place)], place)
-        for key, values in axes.items()
-    ]
+def _grid(content: Any, part: str, place: Place) -> list[Block]:
+    blocks = []
+    for key, values in _section(content, part, place(part)).items():
+        line = place(f"{part}.{key}")
+        blocks.append(Block([{key: plain(value)} for value in _listed(key, values, line)], line))
+    return blocks
 
 
-def _zip(content: Any, place: str) -> list[Block]:
-    axes = {key: _listed(key, it, place) for key, it in _section(content, "zip", place).items()}
+def _zip(content: Any, part: str, place: Place) -> list[Block]:
+    axes = {
+        key: _listed(key, values, place(f"{part}.{key}"))
+        for key, values in _section(content, part, place(part)).items()
+    }
     counts = {key: len(values) for key, values in axes.items()}
     if len(set(counts.values())) > 1:
         told = ", ".join(f"{key} has {count}" for key, count in counts.items())
-        raise refusal(place, "zip", f"all keys need the same number of values: {told}")
+        raise refusal(place(part), part, f"all keys need the same number of values: {told}")
     rows = [
         {key: plain(value) for key, value in zip(axes, values, strict=True)}
         for values in zip(*axes.values(), strict=True)
     ]
-    return [Block(rows, place)]
+    return [Block(rows, place(part))]
 
 
-def _list(content: Any, place: str) -> list[Block]:
+def _list(content: Any, part: str, place: Place) -> list[Block]:
     if not isinstance(content, list) or not all(isinstance(row, dict) and row for row in content):
-        raise refusal(place, "list", "should be a list of runs such as {train.lr: 1e-4, seed: 0}")
+        raise refusal(
+            place(part), part, "should be a list of runs such as {train.lr: 1e-4, seed: 0}"
+        )
     rows: list[Row] = [{key: plain(value) for key, value in flat(row).items()} for row in content]
-    for number, row in enumerate(rows, 1):
+    for number, row in enumerate(rows):
         if row.keys() != rows[0].keys():
             missing = ", ".join(sorted(row.keys() ^ rows[0].keys()))
-            raise refusal(place, "list", f"run {number} and run 1 differ in their keys: {missing}")
-    return [Block(rows, place)]
+            told = f"run {number + 1} and run 1 differ in their keys: {missing}"
+            raise refusal(place(f"{part}.{number}"), part, told)
+    return [Block(rows, place(part))]
 
 
-def _random(content: Any, place: str) -> list[Block]:
-    axes = _section(content, "random", place)
+def _random(content: Any, part: str, place: Place) -> list[Block]:
+    axes = _section(content, part, place(part))
     seed, count = axes.pop("seed", None), axes.pop("count", None)
     if not _whole([seed, count]) or not 1 <= count <= _MOST_DRAWS:
-        raise refusal(place, "random", "needs whole numbers `seed:` and `count:`")
-    draws = {key: _draw(key, one, place) for key, one in axes.items()}
+        raise refusal(place(part), part, "needs whole numbers `seed:` and `count:`")
+    draws = {key: _draw(key, one, place(f"{part}.{key}")) for key, one in axes.items()}
     if not draws:
         raise refusal(
-            place, "random", "has no keys; write one such as lr: {log_uniform: [1e-5, 1]}"
+            place(part), part, "has no keys; write one such as lr: {log_uniform: [1e-5, 1]}"
         )
     source = random.Random(seed)
     # Row by row: a larger count keeps the rows of a smaller one.
     return [
         Block(
-            [{key: plain(draw(source)) for key, draw in draws.items()} for _ in range(count)], place
+            [{key: plain(draw(source)) for key, draw in draws.items()} for _ in range(count)],
+            place(part),
         )
     ]
 
@@ -170,7 +179,7 @@ def _rounded(number: float) -> float:
 
 _DRAWS = {"choice", "uniform", "log_uniform", "integer"}
 _KINDS = _DRAWS | {"range"}
-_READERS: dict[str, Callable[[Any, str], list[Block]]] = {
+_READERS: dict[str, Callable[[Any, str, Place], list[Block]]] = {
     "grid": _grid,
     "zip": _zip,
     "list": _list,

@@ -82,6 +82,13 @@ def test_random_draws_depend_on_the_seed_and_not_on_the_count(tmp_path: Path) ->
         ("random: {seed: 1, count: 3, a: {uniform: [1, 0]}}", "low < high"),
         ("random: {seed: 1, count: 3, a: {integer: [0.5, 1]}}", "needs whole numbers"),
         ("random: {seed: 1, count: 3, a: {log_uniform: [0, 1]}}", "above 0"),
+        ("grid:\n  seed: [0]\n  train.lr: 3\n", "sweep.yaml:3: train.lr: should be a list"),
+        ("zip:\n  a: [1]\n  b: 2\n", "sweep.yaml:3: b: should be a list"),
+        ("list:\n  - {seed: 1}\n  - {lr: 2}\n", "sweep.yaml:3: list: run 2 and run 1 differ"),
+        (
+            "random:\n  seed: 1\n  count: 2\n  lr: {uniform: 1}\n",
+            "sweep.yaml:4: lr: uniform needs a list",
+        ),
         ("grid: {a: [1]}\nzip: {a: [1]}", "sweep.yaml:2: a: .*sweep.yaml:1 gives it too"),
         ("grid: {a: [1]}\nwhere: 3", "list of expressions"),
         ("grid:\n  a: [1\n", "not valid YAML"),

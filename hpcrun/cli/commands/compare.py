@@ -10,7 +10,7 @@ runs are listed. The second table compares the groups with one group per seed.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,6 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the tables."""
     from hpcrun.results.groups import Question, default_metric, grouped, lower_is_better
+    from hpcrun.results.labels import labels
     from hpcrun.results.statistics import describe
     from hpcrun.results.store import Store
 
@@ -90,6 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
             by=arguments.by.split(",") if arguments.by else None,
         )
         groups = grouped(store, question)
+        known = labels(store)
     if not 1 <= arguments.against <= len(groups):
         raise UserError(f"--against {arguments.against}: there are rows 1 to {len(groups)}")
     spreads = [
@@ -106,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     at = f"at step {arguments.at}" if arguments.at.isdigit() else arguments.at
     say(f"{metric} ({at}, {goal} is best), {arguments.confidence:.0%} intervals")
-    say(*_table(_group_rows(groups, spreads, question.lower)))
+    say(*_table(_group_rows(groups, spreads, question.lower, known)))
     if not any(group.known for group in groups):
         say("no run has a config, so the runs form one group")
     if len(groups) > 1:
@@ -114,7 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
         say(*_table(_pair_rows(groups, pairs)))
         if len(groups) > 2:
             say(f"p is not corrected for {len(groups) - 1} comparisons")
-    say(*_left_out(groups))
+    say(*_left_out(groups, known))
     return 0
 
 
@@ -142,7 +144,10 @@ def _paired(base: "Group", group: "Group", lower: bool, confidence: float) -> "P
 
 
 def _group_rows(
-    groups: Sequence["Group"], spreads: Sequence["Spread | None"], lower: bool
+    groups: Sequence["Group"],
+    spreads: Sequence["Spread | None"],
+    lower: bool,
+    known: Mapping[str, str],
 ) -> list[list[str]]:
     rows = [
         [
@@ -170,7 +175,7 @@ def _group_rows(
                 *(str(number), str(spread.n), _number(spread.mean.value), _ends(spread.mean)),
                 *(_number(spread.std), _number(spread.median)),
                 *(_number(spread.iqm.value), _ends(spread.iqm)),
-                *(_number(best.best), str(best.best_step), best.run, group.label),
+                *(_number(best.best), str(best.best_step), known[best.run], group.label),
             ]
         )
     return rows
@@ -190,10 +195,10 @@ def _pair_rows(groups: Sequence["Group"], pairs: Sequence["Paired | None"]) -> l
     return rows if len(rows) > 1 else [["no seed is in both"]]
 
 
-def _left_out(groups: Sequence["Group"]) -> list[str]:
+def _left_out(groups: Sequence["Group"], known: Mapping[str, str]) -> list[str]:
     """Return a line for each run that does not count, and for the missing seeds."""
     found = [
-        f"  row {number}: {run}{'' if seed is None else f' (seed {seed})'}: {why}"
+        f"  row {number}: {known[run]}{'' if seed is None else f' (seed {seed})'}: {why}"
         for number, group in enumerate(groups, 1)
         for run, seed, why in group.left_out
     ]

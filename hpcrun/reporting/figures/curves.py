@@ -65,7 +65,7 @@ def entries_of(groups: Sequence[Group], runs: Sequence[Run], *, lower: bool = Tr
 
 def single_entries(runs: Sequence[Run]) -> list[Entry]:
     """Return an entry for each run."""
-    return [Entry(run.key, [run]) for run in runs]
+    return [Entry(run.label, [run]) for run in runs]
 
 
 def metric_label(metric: str) -> str:

@@ -69,7 +69,7 @@ def _goodput(axes: Any, runs: Sequence[Run]) -> None:
             )
             left += share
     size = 7 if len(runs) <= 14 else 5
-    axes.set_yticks(range(len(runs)), [label(run.key, 22) for run in runs], fontsize=size)
+    axes.set_yticks(range(len(runs)), [label(run.label, 22) for run in runs], fontsize=size)
     axes.set_ylim(max(len(runs), 3) - 0.4, -0.6)
     axes.set_xlim(0, 100)
     axes.grid(visible=False, axis="y")
@@ -83,7 +83,7 @@ def _names(figure: Any, runs: Sequence[Run]) -> None:
     handles = []
     for at, run in enumerate(runs[:_MOST_NAMES]):
         color, dash = _look(at)
-        name = f"{label(run.key, 60)} ({run.state})"
+        name = f"{label(run.label, 60)} ({run.state})"
         handles.append(Line2D([], [], color=color, ls=dash, label=name))
     if len(runs) > _MOST_NAMES:
         more = f"{len(runs) - _MOST_NAMES} more runs"
