@@ -54,6 +54,7 @@ class _Options(TypedDict, total=False):
     snapshot: bool
     trust_owner: bool
     max_parallel: int | None
+    pack: int | None
 
 
 @overload
@@ -110,6 +111,7 @@ def submit(
     sweep: Mapping[str, Iterable[Any]] | None = None,
     sweep_file: str | os.PathLike[str] | None = None,
     max_parallel: int | None = None,
+    pack: int | None = None,
 ) -> Run | Sweep:
     """Start a training, or continue it where it stopped, as ``hpcrun submit --detach`` does.
 
@@ -153,6 +155,7 @@ def submit(
             ``command`` contains the keys as ``{lr}`` and ``{seed}``.
         sweep_file: a YAML or JSON file with the blocks grid, zip, list, random and where.
         max_parallel: runs of the sweep at the same time, at most.
+        pack: small runs of the sweep that share one job and its GPU.
 
     Returns:
         The run, or the sweep.
@@ -196,23 +199,28 @@ def submit(
         if from_scratch:
             raise UserError("from_scratch=: begin one run of a sweep anew with Run.resume")
         plan_of_sweep = plan_sweep(
-            wish, sweep_wish(sweep, sweep_file), at_once=_at_once(max_parallel), snapshot=snapshot
+            wish,
+            sweep_wish(sweep, sweep_file),
+            at_once=_whole("max_parallel", max_parallel),
+            snapshot=snapshot,
+            pack=_whole("pack", pack) or 1,
         )
         waits_for = plan_of_sweep.waits_for(_words("after", after), runs)
         submit_sweep(plan_of_sweep, waits_for, trust_owner=trust_owner)
         return Sweep(plan_of_sweep.folder)
-    if max_parallel is not None:
-        raise UserError("max_parallel=: is of a sweep; give sweep= or sweep_file=")
+    for name_of_option, given in (("max_parallel", max_parallel), ("pack", pack)):
+        if given is not None:
+            raise UserError(f"{name_of_option}=: is of a sweep; give sweep= or sweep_file=")
     plan = plan_submission(wish, scratch=from_scratch, snapshot=snapshot)
     if plan.finished is None:
         carry_out(plan, _words("after", after), runs, trust_owner=trust_owner)
     return Run(plan.run)
 
 
-def _at_once(given: int | None) -> int | None:
+def _whole(option: str, given: int | None) -> int | None:
     if given is None or (isinstance(given, int) and not isinstance(given, bool) and given > 0):
         return given
-    raise UserError(f"max_parallel={given!r}: should be a whole number, 1 or more")
+    raise UserError(f"{option}={given!r}: should be a whole number, 1 or more")
 
 
 def _overrides(values: Mapping[str, Any] | None, task: str | None) -> Layer:

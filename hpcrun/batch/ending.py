@@ -6,6 +6,7 @@ The local cluster's controller finalizes an attempt in the same way, through `hp
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcrun.batch.notify.starting import NO_SENDER, Sender, start
@@ -142,6 +143,7 @@ def conclude(
     setup: str | None = None,
     end_time: float | None = None,
     own_script: bool = False,
+    packed: bool = False,
     clock: Clock | None = None,
 ) -> int:
     """Finalize the attempt, requeue its job if the policy allows it, return the batch script's exit code.
@@ -152,6 +154,7 @@ def conclude(
     Args:
         end_time: of the job, in Unix seconds; None without a limit.
         own_script: the batch script is a person's, which cannot be submitted again from here.
+        packed: other runs share the job, which is requeued after the end of all of them.
         clock: the time.
     """
     clock = clock or Clock()
@@ -189,7 +192,9 @@ def conclude(
         remember(run, judged.verdict)
         judged.sender.wait()
         return final_code(judged.verdict, exit_code)
-    code = _start_again(run, attempt, judged, end_time, own_script, clock)
+    code = exitcodes.UNFINISHED
+    if not packed:
+        code = _start_again(run, attempt, judged, end_time, own_script, clock)
     if judged is not None:
         # Slurm ends the sender with this script; the next attempt then sends again.
         judged.sender.wait(_SENDER_PATIENCE)
@@ -235,8 +240,7 @@ def _start_again(
     def asked() -> str | None:
         return _asked(run, attempt, judged)
 
-    now = clock.now()
-    until = max(now + _WITHOUT_LIMIT if end_time is None else end_time, now + _AT_LEAST)
+    until = _latest(end_time, clock)
     became = requeue(attempt, failed, asked, until=until, clock=clock)
     if became == "cancelled":
         return _cancelled_after_all(run, attempt, judged)
@@ -249,6 +253,38 @@ def _start_again(
         return exitcodes.UNFINISHED
     _keep_away(run, attempt, judged, attempt.job)
     return exitcodes.DONE
+
+
+def start_pack_again(runs: Sequence[RunDirectory], attempt: Attempt, end_time: float | None) -> int:
+    """Requeue the job that ``runs`` share, which are all to continue; return the batch script's exit code.
+
+    Args:
+        end_time: of the job, in Unix seconds; None without a limit.
+    """
+    clock = Clock()
+
+    def failed(kind: str, words: str) -> None:
+        for run in runs:
+            note(run, "requeue-failed", attempt, cause=kind, reason=words)
+        _complain(f"not requeued yet: {words}")
+
+    def asked() -> str | None:
+        found = (_asked(run, attempt, None) for run in runs)
+        return next((word for word in found if word is not None), None)
+
+    until = _latest(end_time, clock)
+    became = requeue(attempt, failed, asked, until=until, clock=clock)
+    if became == "cancelled":
+        return max(_cancelled_after_all(run, attempt, None) for run in runs)
+    if became == "forbidden":
+        return max(_go_on_in_another_job(run, attempt, None, False, until, clock) for run in runs)
+    return exitcodes.DONE if became == "requeued" else exitcodes.UNFINISHED
+
+
+def _latest(end_time: float | None, clock: Clock) -> float:
+    """Return when to give up a controller that does not answer, in Unix seconds."""
+    now = clock.now()
+    return max(now + _WITHOUT_LIMIT if end_time is None else end_time, now + _AT_LEAST)
 
 
 def _keep_away(run: RunDirectory, attempt: Attempt, judged: Judged | None, waiting: str) -> None:

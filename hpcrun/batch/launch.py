@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,25 @@ def read_wishes(run: RunDirectory) -> Wishes:
         )
     except (yaml.YAMLError, AttributeError, UnicodeDecodeError) as error:
         raise UserError(f"{run.config}: no config of a run; submit the run again") from error
+
+
+def sharing_node(run: RunDirectory, wishes: Wishes) -> Wishes:
+    """Return ``wishes`` for a run with one rank whose job has other runs on the same node.
+
+    The step takes all that the job has, and so do the steps of the other runs. Its name is that of the run.
+    """
+    shared = [
+        "--overlap",
+        *("--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--cpu-bind=none"),
+        f"--job-name={run.path.name}",
+    ]
+    # A script takes the port of this variable; all runs of the job would try the same port.
+    port = str(port_candidates(str(run.path), 1)[0])
+    return replace(
+        wishes,
+        srun_args=[*wishes.srun_args, *shared],
+        env={"MASTER_PORT": port} | dict(wishes.env),
+    )
 
 
 def srun_command(

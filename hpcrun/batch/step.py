@@ -14,6 +14,7 @@ from hpcrun.batch.launch import (
     node_setup_steps,
     preflight_steps,
     read_wishes,
+    sharing_node,
     srun_command,
     torchrun_command,
     torchrun_variables,
@@ -37,14 +38,20 @@ _MISSING_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Way:
-    """The kind of batch script. ``own_script``: a person's. ``torchrun``: one a node starts the ranks."""
+    """The kind of batch script. ``own_script``: a person's. ``torchrun``: one a node starts the ranks.
+
+    ``packed``: other runs share the job; this step does not requeue it.
+    """
 
     own_script: bool = False
     torchrun: bool = False
+    packed: bool = False
 
 
 @dataclass(frozen=True)
-class _Job:
+class BatchJob:
+    """The start of a job that a batch script belongs to. ``end_time``: in Unix seconds, if there is one."""
+
     attempt: Attempt
     end_time: float | None
 
@@ -60,10 +67,10 @@ def run_step(run: RunDirectory, way: Way, failed: str | None = None, code: int =
         UserError: this is no batch script, or there is no run.
     """
     # Slurm signals all processes of the batch script: this one has to outlive the ranks, who save.
-    _on_stop_signals(_go_on)
-    job = _take_over_variables()
+    on_stop_signals(go_on)
+    job = take_over_variables()
     # Before any refusal, which the batch script would take for an interpreter that does not start.
-    _forget_unstarted(run)
+    forget_unstarted(run)
     if not _exists(run):
         raise UserError(
             f"{run.path}: no run is there; make one with `hpcrun submit --prepare`, or look with "
@@ -87,7 +94,7 @@ def run_step(run: RunDirectory, way: Way, failed: str | None = None, code: int =
         print(f"hpcrun: {run.path} was deleted while the job ran; the job ends", flush=True)
         return exitcodes.FAILED
     # A signal that comes now has nothing left to stop, and must not end the programs that requeue the job.
-    _on_stop_signals(signal.SIG_IGN)
+    on_stop_signals(signal.SIG_IGN)
     from hpcrun.batch.ending import conclude
 
     return conclude(
@@ -97,6 +104,7 @@ def run_step(run: RunDirectory, way: Way, failed: str | None = None, code: int =
         setup=ended.failed,
         end_time=job.end_time,
         own_script=way.own_script,
+        packed=way.packed,
     )
 
 
@@ -112,6 +120,8 @@ def _send_left(run: RunDirectory) -> None:
 
 def _start(run: RunDirectory, attempt: Attempt, way: Way) -> Ended:
     wishes = Wishes() if way.own_script else read_wishes(run)
+    if way.packed:
+        wishes = sharing_node(run, wishes)
     environ: Mapping[str, str] = os.environ
     command = srun_command
     env = dict(wishes.env)
@@ -137,7 +147,7 @@ def _start(run: RunDirectory, attempt: Attempt, way: Way) -> Ended:
         return Ended(exitcodes.FAILED, None)
 
 
-def _take_over_variables() -> _Job:
+def take_over_variables() -> BatchJob:
     """Make this process's environment the job's own, and return which job and start that is."""
     number = os.environ.get("SLURM_JOB_ID")
     if number is None:
@@ -148,7 +158,7 @@ def _take_over_variables() -> _Job:
     os.environ.clear()
     os.environ.update(own)
     attempt = Attempt(job_id(own) or number, int(own.get("SLURM_RESTART_COUNT") or 0))
-    return _Job(attempt, slurm.unix_time(facts.get("EndTime", "Unknown")))
+    return BatchJob(attempt, slurm.unix_time(facts.get("EndTime", "Unknown")))
 
 
 def _has_own_number(run: RunDirectory, attempt: Attempt) -> bool:
@@ -174,7 +184,7 @@ def _prepare_logs(run: RunDirectory, attempt: Attempt) -> None:
         print(f"hpcrun: {run.logs}: {error.strerror}; Slurm's words are not read", flush=True)
 
 
-def _forget_unstarted(run: RunDirectory) -> None:
+def forget_unstarted(run: RunDirectory) -> None:
     """Remove the file by which the batch script sees that its interpreter does not start."""
     try:
         run.unstarted(os.environ["SLURM_JOB_ID"]).unlink(missing_ok=True)
@@ -226,10 +236,10 @@ def _is_finished(run: RunDirectory, attempt: Attempt) -> bool:
         return False
 
 
-def _go_on(number: int, frame: "FrameType | None") -> None:
+def go_on(number: int, frame: "FrameType | None") -> None:
     """Handle a signal that the ranks have received as well."""
 
 
-def _on_stop_signals(handler: "Callable[[int, FrameType | None], None] | signal.Handlers") -> None:
+def on_stop_signals(handler: "Callable[[int, FrameType | None], None] | signal.Handlers") -> None:
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, handler)

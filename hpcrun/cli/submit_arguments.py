@@ -32,6 +32,9 @@ def add_sweep(parser: argparse.ArgumentParser) -> None:
     sweep.add_argument(
         "--max-parallel", metavar="N", help="runs of the sweep at the same time, at most"
     )
+    sweep.add_argument(
+        "--pack", metavar="N", help="small runs of the sweep that share one job and its GPU"
+    )
 
 
 def wish_of(arguments: argparse.Namespace) -> Wish:

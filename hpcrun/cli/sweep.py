@@ -9,6 +9,7 @@ from typing import Any
 
 from hpcrun.api.places import handle, runs_folder
 from hpcrun.api.sweeps.handover import SubmittedSweep, submit_sweep
+from hpcrun.api.sweeps.packing import shared_job
 from hpcrun.api.sweeps.plan import Planned, SweepPlan, plan_sweep
 from hpcrun.cli.output import print_json
 from hpcrun.cli.run_arguments import runs_dir
@@ -46,7 +47,8 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     plan = plan_sweep(
         wish_of(arguments),
         _wish_of_sweep(arguments),
-        at_once=_at_once(arguments.max_parallel),
+        at_once=_whole("--max-parallel", arguments.max_parallel),
+        pack=_whole("--pack", arguments.pack) or 1,
         snapshot=not arguments.no_snapshot,
     )
     after = plan.waits_for(arguments.after, runs_dir(arguments))
@@ -64,15 +66,16 @@ def _wish_of_sweep(arguments: argparse.Namespace) -> SweepWish:
     wish = read_sweep_file(arguments.sweep_file) if arguments.sweep_file else SweepWish()
     blocks = [*wish.blocks, *read_axes(arguments.sweep)]
     if not blocks:
-        raise UserError("--max-parallel: is of a sweep; name its axes with --sweep KEY=VALUES")
+        option = "--max-parallel" if arguments.pack is None else "--pack"
+        raise UserError(f"{option}: is of a sweep; name its axes with --sweep KEY=VALUES")
     return dataclasses.replace(wish, blocks=blocks)
 
 
-def _at_once(given: str | None) -> int | None:
+def _whole(option: str, given: str | None) -> int | None:
     if given is None:
         return None
     if not given.isascii() or not given.isdecimal() or int(given) < 1:
-        raise UserError(f"--max-parallel {given}: should be a whole number, 1 or more")
+        raise UserError(f"{option} {given}: should be a whole number, 1 or more")
     return int(given)
 
 
@@ -93,10 +96,13 @@ def _show(plan: SweepPlan, as_json: bool) -> int:
 
 def _script(plan: SweepPlan, wanted: Sequence[Planned]) -> str:
     """Return the script of the first array that a submission would send."""
-    config = slurm_submission.fitted_to_slurm(wanted[0].element.config)
+    config = wanted[0].element.config
+    shared = config.model_copy(update={"job": shared_job(config.job, plan.pack)})
+    config = slurm_submission.fitted_to_slurm(shared)
     job = wanted[0].element.config.job
     numbers = [one.number for one in wanted if one.element.config.job == job]
-    first = arrays(numbers, max_array_size(wanted_cluster(job)), plan.at_once)[0]
+    largest = max_array_size(wanted_cluster(job))
+    first = arrays(numbers, largest, plan.tasks_at_once, plan.pack)[0]
     return batch_script(
         slurm_submission.batch_request(RunDirectory(plan.folder), config, array=first)
     )

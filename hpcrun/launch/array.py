@@ -20,17 +20,32 @@ _MAX_ARRAY = re.compile(r"^MaxArraySize\s*=\s*(\d+)\s*$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class ArrayTasks:
-    """One array. ``at_once``: tasks that may run at the same time; None: as many as Slurm starts."""
+    """One array. ``at_once``: tasks that may run at the same time; None: as many as Slurm starts.
+
+    ``packs``: the elements of each task, where several share it; the first of them gives the task its index.
+    """
 
     prefix: str
     width: int
     indices: Sequence[int]
     at_once: int | None = None
+    packs: Sequence[Sequence[str]] = ()
+
+    @property
+    def tasks(self) -> list[tuple[int, Sequence[str]]]:
+        """The index of each task with the names of its elements."""
+        names = [[f"{self.prefix}{index:0{self.width}d}"] for index in self.indices]
+        return list(zip(self.indices, self.packs or names, strict=True))
+
+    @property
+    def elements(self) -> list[tuple[str, int]]:
+        """The name of each element with the index of its task."""
+        return [(name, index) for index, names in self.tasks for name in names]
 
     @property
     def names(self) -> list[str]:
-        """The names of the elements, in the order of the indices."""
-        return [f"{self.prefix}{index:0{self.width}d}" for index in self.indices]
+        """The names of the elements."""
+        return [name for name, _ in self.elements]
 
     @property
     def option(self) -> str:
@@ -54,12 +69,15 @@ def element_name(number: int) -> str:
     return f"{number:0{DIGITS}d}"
 
 
-def arrays(numbers: Sequence[int], largest: int, at_once: int | None = None) -> list[ArrayTasks]:
+def arrays(
+    numbers: Sequence[int], largest: int, at_once: int | None = None, pack: int = 1
+) -> list[ArrayTasks]:
     """Return the arrays for the elements with these numbers.
 
     Args:
         largest: Slurm's MaxArraySize: all indices are below.
         at_once: see :class:`ArrayTasks`; it holds for each array.
+        pack: the most elements in a task.
 
     Raises:
         LaunchError: the cluster allows no arrays of ten tasks.
@@ -71,13 +89,21 @@ def arrays(numbers: Sequence[int], largest: int, at_once: int | None = None) -> 
         )
     digits = len(str(largest)) - 1
     found: dict[tuple[str, int], list[int]] = {}
-    for number in sorted(numbers):
+    packs: dict[tuple[str, int], list[list[str]]] = {}
+    ordered = sorted(numbers)
+    for at in range(0, len(ordered), pack):
+        number = ordered[at]
         name = element_name(number)
         # The first array has no prefix: its names may be longer than its width.
         whole = number < 10**digits and digits >= DIGITS
         prefix, width = ("", DIGITS) if whole else (name[:-digits], digits)
         found.setdefault((prefix, width), []).append(number % 10**digits)
-    return [ArrayTasks(*key, indices, at_once) for key, indices in found.items()]
+        names = [element_name(one) for one in ordered[at : at + pack]]
+        packs.setdefault((prefix, width), []).append(names)
+    return [
+        ArrayTasks(*key, indices, at_once, packs[key] if pack > 1 else ())
+        for key, indices in found.items()
+    ]
 
 
 def max_array_size(cluster: str | None = None) -> int:

@@ -14,6 +14,7 @@ from hpcrun.config import load_resolved
 from hpcrun.launch import unscheduled
 from hpcrun.launch.errors import LaunchError
 from hpcrun.launch.local import job_files
+from hpcrun.launch.packs import is_packed, signal_ranks
 from hpcrun.launch.poll_interval import pauses
 from hpcrun.launch.slurm_jobs import PATIENCE, Answer, has_opened, kill_steps, slurm_states
 from hpcrun.run.directory import RunDirectory
@@ -153,13 +154,22 @@ def state(run: RunDirectory) -> RunState:
     return states([run])[0]
 
 
-def cancel(run: RunDirectory) -> str:
+def cancel(run: RunDirectory, *, whole: bool = False) -> str:
     """End the run's job as ``scancel`` does: SIGTERM, time to save, no restart. Returns what was done.
+
+    Args:
+        whole: end the job also if other runs share it.
 
     Raises:
         LaunchError: it is not running, or the scheduler refused.
     """
     executor, job, waiting, through = _live_job(run)
+    if executor == "slurm" and not whole and is_packed(run, job):
+        _refuse_waiting_pack(run, job, waiting)
+        # Recorded first: the step may end before this program continues.
+        _note_cancelled(run, job)
+        signal_ranks(run, job, "TERM", through)
+        return f"job {job}: SIGTERM to the ranks of this run; the other runs of the job continue"
     if not _told_here(run, executor, job, job_files.CANCEL, signal.SIGTERM):
         _checked(slurm.scancel_command(job, cluster=through))
         _note_cancelled(run, job)
@@ -170,10 +180,26 @@ def cancel(run: RunDirectory) -> str:
     return f"job {job}: asked to save and stop after its current step"
 
 
-def kill(run: RunDirectory) -> str:
+def note_cancelled(run: RunDirectory, job: str) -> None:
+    """Record the end of a job that the cancellation of another of its runs has ended."""
+    _note_cancelled(run, job)
+
+
+def _refuse_waiting_pack(run: RunDirectory, job: str, waiting: bool) -> None:
+    if waiting:
+        raise LaunchError(
+            f"{run.name}: job {job} waits, and other runs share it; cancel this run once it runs, or the "
+            f"whole sweep with `hpcrun cancel {run.name.partition('/')[0]}`"
+        )
+
+
+def kill(run: RunDirectory, *, whole: bool = False) -> str:
     """End the run's job immediately, without a checkpoint. Returns a line that says what was done.
 
     A job on another cluster cannot be reached: it is written off, so that the run can continue here.
+
+    Args:
+        whole: end the job also if other runs share it.
 
     Raises:
         LaunchError: the run is not running, or the scheduler refused.
@@ -188,6 +214,11 @@ def kill(run: RunDirectory) -> str:
     executor, job, waiting, through = _live_job(run)
     if _told_here(run, executor, job, job_files.KILL, signal.SIGKILL):
         return f"job {job}: killed"
+    if executor == "slurm" and not whole and is_packed(run, job):
+        _refuse_waiting_pack(run, job, waiting)
+        _note_cancelled(run, job)
+        signal_ranks(run, job, "KILL", through)
+        return f"job {job}: the ranks of this run are killed; the other runs of the job continue"
     # Without ranks, the step belongs to a preflight: the batch script would continue and start the ranks.
     if waiting or not has_opened(run, job, through) or not kill_steps(job, through):
         _checked(slurm.scancel_command(job, cluster=through))
@@ -327,13 +358,16 @@ def _state(
         word, detail = unscheduled.process_state(run, read)
     else:
         word, detail = slurm_knows.known.get(job_id, ("", ""))
+    ended = _by_result(result, executor, job_id)
     if word and not is_over(word):
+        if ended is not None and executor == "slurm" and is_packed(run, job_id, read):
+            # The other runs of the job continue.
+            return ended
         shown = "pending" if word in WAITING else "running"
         if word == _SUSPENDED:
             shown, detail = "suspended", _SUSPENDED_WORDS
         starts = slurm_knows.starts.get(job_id) if executor == "slurm" else None
         return RunState(shown, detail, True, executor, job_id, starts=starts)
-    ended = _by_result(result, executor, job_id)
     if ended is not None:
         return ended
     if word == "CANCELLED" or (not word and was_cancelled(read(run), job_id)):

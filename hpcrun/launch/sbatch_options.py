@@ -51,6 +51,8 @@ def _output(run: RunDirectory, array: ArrayTasks | None) -> str:
     folder = str(run.path).replace("%", "%%")
     if array is None:
         return f"{folder}/{run.logs.name}/batch-%j.log"
+    if array.packs:
+        return f"{folder}/{run.logs.name}/pack-%A_%a.log"
     return f"{folder}/{array.pattern}/{run.logs.name}/batch-%A_%a.log"
 
 

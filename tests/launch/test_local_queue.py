@@ -15,13 +15,20 @@ for gpu in ${CUDA_VISIBLE_DEVICES//,/ }; do rmdir "$0/gpu-$gpu"; done
 """
 
 
-def request(folder: Path, number: int, gpus: int) -> JobRequest:
+# Ends once another job runs at the same time.
+MEETS = """
+touch "$0/met-$SLURM_JOB_ID"
+until [ "$(ls "$0" | grep -c met-)" -ge 2 ]; do sleep 0.05; done
+"""
+
+
+def request(folder: Path, number: int, gpus: int, script: str = JOB) -> JobRequest:
     place = folder / str(number)
     place.mkdir()
     return JobRequest(
         job_id=str(number),
         folder=str(place),
-        command=["bash", "-c", JOB, str(folder)],
+        command=["bash", "-c", script, str(folder)],
         nodes=1,
         tasks_per_node=1,
         cpus_per_task=None,
@@ -36,16 +43,22 @@ def request(folder: Path, number: int, gpus: int) -> JobRequest:
     )
 
 
+def ended(requests: list[JobRequest]) -> bool:
+    found = [read_status(Path(one.folder)) for one in requests]
+    return all(status is not None and status.state in ENDED for status in found)
+
+
 def test_jobs_with_different_numbers_of_gpus_do_not_share_a_gpu(tmp_path: Path) -> None:
     requests = [request(tmp_path, number, gpus) for number, gpus in enumerate((1, 2, 1, 1))]
     start_queue(tmp_path, requests, Limits(len(requests), ["a", "b"]))()
-
-    def over() -> bool:
-        found = [read_status(Path(one.folder)) for one in requests]
-        return all(status is not None and status.state in ENDED for status in found)
-
-    jobs.wait_for(over)
+    jobs.wait_for(lambda: ended(requests))
     seen = (tmp_path / "seen").read_text().split()
     assert sorted(map(len, seen)) == [1, 1, 1, 3]
     assert {gpu for word in seen for gpu in word.split(",")} == {"a", "b"}
     assert not (tmp_path / "clashes").exists()
+
+
+def test_packed_jobs_share_a_gpu(tmp_path: Path) -> None:
+    requests = [request(tmp_path, number, 1, MEETS) for number in range(2)]
+    start_queue(tmp_path, requests, Limits(len(requests), ["a"], share=2))()
+    jobs.wait_for(lambda: ended(requests), timeout=60.0)

@@ -12,6 +12,7 @@ from hpcrun.api.code import compared
 from hpcrun.api.continuing import renewed
 from hpcrun.api.handover import put_back_on_failure
 from hpcrun.api.sweeps.folder import NewRun
+from hpcrun.api.sweeps.packing import shared_job
 from hpcrun.api.sweeps.plan import Planned, SweepPlan
 from hpcrun.config import Config, masked_words
 from hpcrun.launch import slurm_submission
@@ -34,7 +35,9 @@ def fitted_configs(
     for one in wanted:
         config = one.element.config
         if (key := job_key(config)) not in found:
-            found[key] = slurm_submission.fitted_with_patience(config, interrupted)
+            job = shared_job(config.job, plan.pack)
+            shared = config.model_copy(update={"job": job})
+            found[key] = slurm_submission.fitted_with_patience(shared, interrupted)
     return found
 
 
@@ -144,9 +147,10 @@ def _script(one: Planned, fitted: dict[str, Config]) -> str | None:
     """Return the batch script that continues the run where Slurm forbids a requeue; None on this machine."""
     if not fitted:
         return None
-    return batch_script(
-        slurm_submission.batch_request(one.run, fitted[job_key(one.element.config)])
-    )
+    config, own = fitted[job_key(one.element.config)], one.element.config.job
+    job = config.job.model_copy(update={"tasks_per_node": own.tasks_per_node})
+    alone = config.model_copy(update={"job": job})
+    return batch_script(slurm_submission.batch_request(one.run, alone))
 
 
 @contextmanager

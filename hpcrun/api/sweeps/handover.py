@@ -195,13 +195,15 @@ def _arrays(
     found = []
     for key, config in fitted.items():
         numbers = [one.number for one in wanted if job_key(one.element.config) == key]
-        found += [(config, array) for array in arrays(numbers, largest, plan.at_once)]
+        found += [
+            (config, array) for array in arrays(numbers, largest, plan.tasks_at_once, plan.pack)
+        ]
     return found
 
 
 def _unrecorded(part: tuple[Config, ArrayTasks]) -> SweepSubmission:
     """Return the entry of ``sweep.json`` for an array that sbatch has not accepted yet."""
-    return SweepSubmission(round(time.time(), 3), "slurm", [], part[1].names, part[1].indices)
+    return SweepSubmission(round(time.time(), 3), "slurm", [], *zip(*part[1].elements, strict=True))
 
 
 def _to_slurm(
@@ -243,7 +245,7 @@ def _tasks(
 ) -> list[_Given]:
     return [
         _Given(by_name[element], replace(job, job_id=f"{job.job_id}_{index}"), name)
-        for element, index in zip(array.names, array.indices, strict=True)
+        for element, index in array.elements
     ]
 
 
@@ -256,7 +258,7 @@ def _to_this_machine(
     """Give ``wanted`` to the queue of this machine; return the function that lets the queue begin."""
     runs = [(one.run, one.element.config) for one in wanted]
     logs = RunDirectory(plan.folder).logs
-    ids, begin = submit_local_sweep(logs, runs, after, plan.at_once)
+    ids, begin = submit_local_sweep(logs, runs, after, plan.at_once, plan.pack)
     for one, job in zip(wanted, ids, strict=True):
         given.append(_Given(one, Submitted("local", job), None))
     return begin
@@ -283,6 +285,7 @@ def _record(
             "nodes": job.nodes,
             "gpus": job.gpus,
             **facts,
+            **({"pack": plan.pack} if plan.pack > 1 else {}),
             **({"cluster": cluster} if cluster else {}),
             **({"name": one.name} if one.name else {}),
         }

@@ -12,6 +12,7 @@ from hpcrun.api.packages import require_packages
 from hpcrun.api.places import runs_folder
 from hpcrun.api.plan import finished_result
 from hpcrun.api.sweeps.configs import Element, element_configs
+from hpcrun.api.sweeps.packing import require_packable
 from hpcrun.command.checks import check_command
 from hpcrun.config import Config
 from hpcrun.errors import UserError
@@ -59,7 +60,7 @@ class SweepPlan:
     """A sweep that is checked and not begun. Nothing is written yet.
 
     ``at_once``: elements that may run at the same time; None: as many as there is room for. ``snapshot``:
-    keep a copy of the code.
+    keep a copy of the code. ``pack``: elements that share a node and its GPUs.
     """
 
     folder: Path
@@ -67,6 +68,12 @@ class SweepPlan:
     elements: Sequence[Element]
     at_once: int | None = None
     snapshot: bool = True
+    pack: int = 1
+
+    @property
+    def tasks_at_once(self) -> int | None:
+        """The tasks of an array that may run at the same time."""
+        return None if self.at_once is None else self.at_once // self.pack
 
     @property
     def config(self) -> Config:
@@ -131,13 +138,19 @@ class SweepPlan:
 
 
 def plan_sweep(
-    wish: Wish, sweep: SweepWish, *, at_once: int | None = None, snapshot: bool = True
+    wish: Wish,
+    sweep: SweepWish,
+    *,
+    at_once: int | None = None,
+    snapshot: bool = True,
+    pack: int = 1,
 ) -> SweepPlan:
     """Return the plan for ``sweep`` over the config of ``wish``.
 
     Args:
         at_once: elements that may run at the same time.
         snapshot: keep a copy of the code, one for all elements.
+        pack: elements that share a node and its GPUs.
 
     Raises:
         UserError: an axis, a value or the config is wrong, or a single run has the name of the sweep.
@@ -157,12 +170,14 @@ def plan_sweep(
             "--executor local"
         )
     require_packages(config)
+    if pack > 1:
+        require_packable([element.config for element in elements], pack, at_once)
     idle = idle_on_this_machine(wish) if executor == "local" else []
     if idle:
         say_aside(
             f"hpcrun: {', '.join(idle)}: no effect on this machine (job.executor is {executor})"
         )
-    return SweepPlan(folder, executor, elements, at_once, snapshot)
+    return SweepPlan(folder, executor, elements, at_once, snapshot, pack)
 
 
 def _axes(before: Sweep, elements: Sequence[Element]) -> dict[str, list[Any]]:

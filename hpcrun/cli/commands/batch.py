@@ -17,7 +17,15 @@ from hpcrun.run.io.streams import outlive_full_disk
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("run", type=Path, metavar="RUN", help="the run directory")
+    parser.add_argument(
+        "runs", type=Path, nargs="+", metavar="RUN", help="run directories; several share the job"
+    )
+    parser.add_argument(
+        "--pack", action="store_true", help="the runs share the job, also if it is one run now"
+    )
+    parser.add_argument(
+        "--packed", action="store_true", help="other runs share the job; do not requeue it"
+    )
     parser.add_argument(
         "--own-script",
         action="store_true",
@@ -41,6 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the batch step of the job that this environment belongs to."""
     outlive_full_disk()
-    way = Way(own_script=arguments.own_script, torchrun=arguments.torchrun)
-    directory = RunDirectory(arguments.run.absolute())
-    return run_step(directory, way, arguments.failed, arguments.exit_code)
+    runs = [RunDirectory(path.absolute()) for path in arguments.runs]
+    if arguments.pack or len(runs) > 1:
+        from hpcrun.batch.pack import run_pack
+
+        return run_pack(runs)
+    way = Way(arguments.own_script, arguments.torchrun, arguments.packed)
+    return run_step(runs[0], way, arguments.failed, arguments.exit_code)

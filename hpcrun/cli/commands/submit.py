@@ -122,7 +122,8 @@ def add_continuing(parser: argparse._ActionsContainer) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Submit, and follow where wanted; the exit code is the run's when it was followed."""
     require_one_way(arguments)
-    if arguments.sweep or arguments.sweep_file or arguments.max_parallel is not None:
+    limits = (arguments.max_parallel, arguments.pack)
+    if arguments.sweep or arguments.sweep_file or limits != (None, None):
         from hpcrun.cli.sweep import run_sweep
 
         return run_sweep(arguments)

@@ -66,9 +66,14 @@ def parse_squeue(text: str) -> dict[str, JobInfo]:
     return jobs
 
 
-def parse_steps(text: str) -> list[int]:
-    """Return the numbers of the steps that srun has started; the batch script's step has none."""
-    ids = (line.strip().rpartition(".") for line in text.splitlines())
+def parse_steps(text: str, name: str | None = None) -> list[int]:
+    """Return the numbers of the steps that srun has started; the batch script's step has none.
+
+    Args:
+        name: only steps with this name; None: all.
+    """
+    lines = (line.strip().partition("|") for line in text.splitlines())
+    ids = (step.rpartition(".") for step, _, named in lines if name in (None, named))
     return sorted({int(step) for job, _, step in ids if job and step.isdecimal()})
 
 

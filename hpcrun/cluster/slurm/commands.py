@@ -34,9 +34,9 @@ def squeue_command(job_ids: Sequence[str], cluster: str | None = None) -> list[s
 
 
 def squeue_steps_command(job_id: str, cluster: str | None = None) -> list[str]:
-    """Build the query for the steps of one job that have not ended."""
+    """Build the query for the steps of one job that have not ended, with their names."""
     job = _checked(job_id)
-    return ["squeue", *_of(cluster), "--noheader", "--steps", "--format=%i", f"--jobs={job}"]
+    return ["squeue", *_of(cluster), "--noheader", "--steps", "--format=%i|%j", f"--jobs={job}"]
 
 
 def squeue_dependents_command() -> list[str]:

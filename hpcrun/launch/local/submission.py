@@ -123,8 +123,9 @@ def submit_local_sweep(
     runs: Sequence[tuple[RunDirectory, Config]],
     after: Sequence[RunDirectory],
     at_once: int | None,
+    pack: int = 1,
 ) -> tuple[list[str], Callable[[], None]]:
-    """Give the elements of a sweep to this machine, ``at_once`` at a time.
+    """Give the elements of a sweep to this machine, ``at_once`` at a time, ``pack`` of them on one GPU.
 
     Returns:
         The id of each job, and the function that lets the first jobs begin. Without its call, no job
@@ -141,7 +142,7 @@ def submit_local_sweep(
     for run, config in runs:
         submit_local(run, config, after, start=requests.append)
     devices = visible_devices() if any(request.devices for request in requests) else []
-    limits = Limits(at_once or _sane_limit(requests), devices)
+    limits = Limits(at_once or _sane_limit(requests) * pack, devices, pack)
     begin = start_queue(folder, requests, limits)
     return [request.job_id for request in requests], begin
 
