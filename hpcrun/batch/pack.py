@@ -27,8 +27,8 @@ def run_pack(runs: Sequence[RunDirectory]) -> int:
     attempt = job.attempt
     forget_unstarted(runs[0])
     print(f"hpcrun: attempt {attempt.owner} on {os.environ.get('SLURM_JOB_NODELIST')}", flush=True)
-    steps = {run: _started(run, attempt) for run in runs if not run.result.exists()}
-    codes = {run: step.wait() for run, step in steps.items()}
+    steps = [(run, _started(run, attempt)) for run in runs if not run.result.exists()]
+    codes = {run: step.wait() for run, step in steps if step is not None}
     for run, code in codes.items():
         print(f"hpcrun: {run.name} ended with exit code {code}", flush=True)
     # A signal that comes now has nothing left to stop, and must not end the programs that requeue the job.
@@ -41,7 +41,12 @@ def run_pack(runs: Sequence[RunDirectory]) -> int:
     return start_pack_again(again, attempt, job.end_time)
 
 
-def _started(run: RunDirectory, attempt: Attempt) -> "subprocess.Popen[bytes]":
+def _started(run: RunDirectory, attempt: Attempt) -> "subprocess.Popen[bytes] | None":
+    """Start the batch step of ``run``; None if it cannot start, which must not end the other runs."""
     command = [sys.executable, "-m", "hpcrun", "batch", "--packed", str(run.path)]
-    with (run.logs / f"batch-{attempt.job}.log").open("ab") as log:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    try:
+        with (run.logs / f"batch-{attempt.job}.log").open("ab") as log:
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    except OSError as error:
+        print(f"hpcrun: {run.path}: does not start: {error}", flush=True)
+        return None

@@ -14,7 +14,7 @@ from hpcrun.config import load_resolved
 from hpcrun.launch import unscheduled
 from hpcrun.launch.errors import LaunchError
 from hpcrun.launch.local import job_files
-from hpcrun.launch.packs import is_packed, signal_ranks
+from hpcrun.launch.packs import is_packed, signal_steps, steps_of
 from hpcrun.launch.poll_interval import pauses
 from hpcrun.launch.slurm_jobs import PATIENCE, Answer, has_opened, kill_steps, slurm_states
 from hpcrun.run.directory import RunDirectory
@@ -165,32 +165,19 @@ def cancel(run: RunDirectory, *, whole: bool = False) -> str:
     """
     executor, job, waiting, through = _live_job(run)
     if executor == "slurm" and not whole and is_packed(run, job):
-        _refuse_waiting_pack(run, job, waiting)
+        steps = steps_of(run, job, through)
         # Recorded first: the step may end before this program continues.
-        _note_cancelled(run, job)
-        signal_ranks(run, job, "TERM", through)
+        note_cancelled(run, job)
+        signal_steps(job, steps, "TERM", through)
         return f"job {job}: SIGTERM to the ranks of this run; the other runs of the job continue"
     if not _told_here(run, executor, job, job_files.CANCEL, signal.SIGTERM):
         _checked(slurm.scancel_command(job, cluster=through))
-        _note_cancelled(run, job)
+        note_cancelled(run, job)
     if waiting:
         return f"job {job}: cancelled while it waited"
     if load_resolved(run.config).command:
         return f"job {job}: SIGTERM to the script"
     return f"job {job}: asked to save and stop after its current step"
-
-
-def note_cancelled(run: RunDirectory, job: str) -> None:
-    """Record the end of a job that the cancellation of another of its runs has ended."""
-    _note_cancelled(run, job)
-
-
-def _refuse_waiting_pack(run: RunDirectory, job: str, waiting: bool) -> None:
-    if waiting:
-        raise LaunchError(
-            f"{run.name}: job {job} waits, and other runs share it; cancel this run once it runs, or the "
-            f"whole sweep with `hpcrun cancel {run.name.partition('/')[0]}`"
-        )
 
 
 def kill(run: RunDirectory, *, whole: bool = False) -> str:
@@ -206,7 +193,7 @@ def kill(run: RunDirectory, *, whole: bool = False) -> str:
     """
     now = state(run)
     if now.job is not None and now.cluster is not None:
-        _note_cancelled(run, now.job)
+        note_cancelled(run, now.job)
         return (
             f"job {now.job} on cluster {now.cluster} is written off, but not ended: if it still runs "
             "there, it stops writing once another job has the run"
@@ -215,14 +202,14 @@ def kill(run: RunDirectory, *, whole: bool = False) -> str:
     if _told_here(run, executor, job, job_files.KILL, signal.SIGKILL):
         return f"job {job}: killed"
     if executor == "slurm" and not whole and is_packed(run, job):
-        _refuse_waiting_pack(run, job, waiting)
-        _note_cancelled(run, job)
-        signal_ranks(run, job, "KILL", through)
+        steps = steps_of(run, job, through)
+        note_cancelled(run, job)
+        signal_steps(job, steps, "KILL", through)
         return f"job {job}: the ranks of this run are killed; the other runs of the job continue"
     # Without ranks, the step belongs to a preflight: the batch script would continue and start the ranks.
     if waiting or not has_opened(run, job, through) or not kill_steps(job, through):
         _checked(slurm.scancel_command(job, cluster=through))
-    _note_cancelled(run, job)
+    note_cancelled(run, job)
     return f"job {job}: killed"
 
 
@@ -251,7 +238,8 @@ def preempt(run: RunDirectory) -> str:
     saves = "" if config.command else "saves and "
     if executor == "direct":
         return f"{job}: SIG{name} to rank 0; it {saves}stops, and nothing restarts it"
-    return f"job {job}: SIG{name} to all ranks; it {saves}is requeued after their end"
+    of = " of all its runs" if is_packed(run, job) else ""
+    return f"job {job}: SIG{name} to all ranks{of}; it {saves}is requeued after their end"
 
 
 def withdraw(run: RunDirectory, executor: str, job: str, cluster: str | None = None) -> bool:
@@ -322,7 +310,7 @@ def _told_here(
     return True
 
 
-def _note_cancelled(run: RunDirectory, job: str) -> None:
+def note_cancelled(run: RunDirectory, job: str) -> None:
     """Record the cancellation: Slurm's own record may be lost together with the batch script."""
     record_event(run, "cancelled", attempt=Attempt(job, _restarts(run, job)))
 

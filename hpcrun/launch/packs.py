@@ -1,5 +1,7 @@
 """Runs of a sweep that share one job: the end of one of them leaves the others as they are."""
 
+from collections.abc import Sequence
+
 from hpcrun.cluster import slurm
 from hpcrun.launch.errors import LaunchError
 from hpcrun.run.directory import RunDirectory
@@ -18,20 +20,30 @@ def is_packed(run: RunDirectory, job: str, read: Reader = read_events) -> bool:
     )
 
 
-def signal_ranks(run: RunDirectory, job: str, name: str, cluster: str | None) -> None:
-    """Send the signal ``name`` to the ranks of ``run`` only.
+def steps_of(run: RunDirectory, job: str, cluster: str | None) -> list[int]:
+    """Return the numbers of the steps with the ranks of ``run``.
 
     Raises:
-        LaunchError: they have not started, or have ended.
+        LaunchError: the ranks have not started, or have ended.
     """
     listed = slurm.run(slurm.squeue_steps_command(job, cluster))
     steps = slurm.parse_steps(listed.stdout, run.path.name)
-    sent = [
-        slurm.run(slurm.scancel_command(job, signal=name, step=step, cluster=cluster))
-        for step in steps
-    ]
-    if not any(answer.returncode == 0 for answer in sent):
+    if not steps:
         raise LaunchError(
-            f"{run.name}: has no ranks in job {job} now; other runs share the job: try again, or cancel the "
-            f"whole sweep with `hpcrun cancel {run.name.partition('/')[0]}`"
+            f"{run.name}: has no ranks in job {job} now; other runs share the job: try again later, or "
+            f"cancel the whole sweep with `hpcrun cancel {run.name.partition('/')[0]}`"
         )
+    return steps
+
+
+def signal_steps(job: str, steps: Sequence[int], name: str, cluster: str | None) -> None:
+    """Send the signal ``name`` to ``steps`` of the job.
+
+    Raises:
+        LaunchError: Slurm refuses, in its own words.
+    """
+    for step in steps:
+        command = slurm.scancel_command(job, signal=name, step=step, cluster=cluster)
+        answer = slurm.run(command)
+        if answer.returncode != 0:
+            raise LaunchError(f"{command[0]}: {' '.join(answer.stderr.split())}")

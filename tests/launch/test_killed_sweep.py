@@ -223,3 +223,14 @@ def test_a_local_sweep_whose_submission_was_killed_begins_no_run(
     jobs.wait_for(lambda: all(run_jobs.state(run).word == "finished" for run in runs))
     # Each element has run once.
     assert sorted((tmp_path / "ran").read_text().split()) == ["0", "1", "2", "3"]
+
+
+@pytest.mark.slow
+def test_a_packed_array_is_recorded_with_its_packs(tmp_path: Path, slurm: Path) -> None:
+    (slurm / "kill-after-1").touch()
+    submit_killed_by_sbatch(tmp_path, "--pack", "2")
+    assert shown(tmp_path) == [("pending", f"1_{number}") for number in (0, 0, 2, 2)]
+    runs = [RunDirectory(tmp_path / "runs" / "s" / f"{number:03d}") for number in range(4)]
+    (first,) = {len(jobs.events(run, "submitted")) for run in runs}
+    assert first == 1
+    assert {jobs.events(run, "submitted")[0].fields["pack"] for run in runs} == {2}

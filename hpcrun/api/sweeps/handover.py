@@ -293,8 +293,9 @@ def _record(
     names = [one.planned.run.path.name for one in given]
     ids = [job.job_id for job in _distinct([one.job for one in given])]
     sent = SweepSubmission(now, plan.executor, ids, names)
-    write_sweep(replace(sweep, submissions=[*sweep.submissions, sent]))
+    # The events first: with its jobs, the entry says that they are all there.
     sync_file_system(plan.folder)
+    write_sweep(replace(sweep, submissions=[*sweep.submissions, sent]))
 
 
 def _distinct(given: Sequence[Submitted]) -> list[Submitted]:

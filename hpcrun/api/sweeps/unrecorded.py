@@ -7,6 +7,7 @@ So the next command finds the array, and records what the killed submission did 
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -95,6 +96,7 @@ def _record(sweep: Sweep, one: SweepSubmission, job: str, cluster: str | None) -
     """Log the submission in each element that does not have it."""
     here = cluster or slurm.cluster_name()
     now = round(time.time(), 3)
+    pack = max(Counter(one.tasks).values(), default=1)
     for run, number in _tasks(sweep, one):
         task = f"{job}_{number}"
         if any(event.attempt and event.attempt.job == task for event in read_events(run)):
@@ -108,6 +110,7 @@ def _record(sweep: Sweep, one: SweepSubmission, job: str, cluster: str | None) -
             "nodes": config.nodes,
             "gpus": config.gpus,
             "name": job_name(RunDirectory(sweep.folder), config),
+            **({"pack": pack} if pack > 1 else {}),
             **({"cluster": here} if here else {}),
         }
         append_line(run.events, line)
