@@ -11,6 +11,7 @@ import argparse
 from pathlib import Path
 
 from hpcrun.batch.step import Way, run_step
+from hpcrun.errors import UserError
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.io.streams import outlive_full_disk
 
@@ -50,7 +51,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the batch step of the job that this environment belongs to."""
     outlive_full_disk()
     runs = [RunDirectory(path.absolute()) for path in arguments.runs]
-    if arguments.pack or len(runs) > 1:
+    if len(runs) > 1 and not arguments.pack:
+        raise UserError(f"batch: {runs[1].path}: runs share a job only with --pack; name one run")
+    if arguments.pack:
         from hpcrun.batch.pack import run_pack
 
         return run_pack(runs)
