@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from hpcrun.reporting.efficiency import Efficiency, ask_sacct, efficiencies
 from hpcrun.reporting.errors import ReportError
 from hpcrun.reporting.failures import Verdict, interruptions, verdicts
 from hpcrun.reporting.runs import Run, read_runs
-from hpcrun.reporting.sweep import Sensitivity, sensitivities, swept_keys
+from hpcrun.reporting.sweep import Sensitivity, sensitivities, several, swept_keys
 from hpcrun.results.errors import ResultsError
 from hpcrun.results.groups import (
     Group,
@@ -21,6 +22,12 @@ from hpcrun.results.groups import (
     lower_is_better,
 )
 from hpcrun.results.store import Store
+
+# They say how a run went, not what it learned.
+_OF_THE_MACHINE = re.compile(
+    r"lr|learning_rate|mfu|memory_gb|step_time|data_wait|loss_scale|gradient_norm|skipped"
+    r"|gpu_.*|slowest_.*|fastest_.*|.*_per_second"
+)
 
 
 @dataclass(frozen=True)
@@ -87,7 +94,7 @@ def collect(store: Store, wish: Wish) -> Content:
     strongest = [one.key for one in relations]
     usage, note = ask_sacct(runs) if wish.sacct else ({}, "sacct was not asked (--no-sacct)")
     return Content(
-        title=wish.title or f"Report of {_many(len(runs))}",
+        title=wish.title or f"Report of {several(len(runs), 'run')}",
         runs=runs,
         metric=metric,
         lower=lower,
@@ -112,7 +119,8 @@ def _metric(store: Store) -> str | None:
         return default_metric(store)
     except ResultsError:
         known = known_metrics(store)
-        return known[0] if known else None
+        results = [name for name in known if not _OF_THE_MACHINE.fullmatch(name)]
+        return next(iter(results or known), None)
 
 
 def _groups(store: Store, metric: str | None, lower: bool, wish: Wish) -> list[Group]:
@@ -125,7 +133,3 @@ def _groups(store: Store, metric: str | None, lower: bool, wish: Wish) -> list[G
 def _problems(store: Store) -> list[tuple[str, str, str]]:
     rows = store.table("problems")
     return [(row["run"].decode(), row["file"].decode(), row["problem"].decode()) for row in rows]
-
-
-def _many(runs: int) -> str:
-    return "1 run" if runs == 1 else f"{runs:,} runs"

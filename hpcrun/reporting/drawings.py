@@ -65,7 +65,14 @@ def throughputs(runs: Sequence[Run]) -> list[str]:
 
 
 def _curves(metrics: Sequence[str], entries: Sequence[Entry]) -> list[Drawing]:
-    found = [curve_figure(f"curve-{file_name(metric)}", metric, entries) for metric in metrics]
+    found = []
+    names: set[str] = set()
+    for number, metric in enumerate(metrics, 1):
+        name = f"curve-{file_name(metric)}"
+        # Two metrics of another script than Latin have the same file name.
+        name = f"{name}-{number}" if name in names else name
+        names.add(name)
+        found.append(curve_figure(name, metric, entries))
     return [drawing for drawing in found if drawing is not None]
 
 

@@ -29,6 +29,8 @@ _JOBS_IN_A_QUERY = 200
 _PATIENCE = 30.0
 _MEMORY = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)B?", re.IGNORECASE)
 _FACTORS = {"": 1 << 20, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_CLOCKS = 600.0
+"""Seconds between the clocks of hosts, at most."""
 _SHORT_RUN = 60.0
 """Seconds: of a shorter attempt start-up is most, and its use says nothing of the next run."""
 
@@ -78,7 +80,7 @@ def efficiencies(runs: Sequence[Run], usage: Mapping[str, Sequence[Usage]]) -> l
 
 def efficiency(run: Run, usage: Mapping[str, Sequence[Usage]]) -> Efficiency:
     """Return the request, the use and the advice of one run."""
-    records = [one for job in jobs_of(run) for one in usage.get(job, ())]
+    records = [one for job in jobs_of(run) for one in usage.get(job, ()) if _is_of(one, run)]
     gpus = _gpus(run, records)
     on_cpu = gpus == 0
     ranks = number(run.config.get("job.gpus")) or 1
@@ -132,9 +134,20 @@ def ask_sacct(runs: Iterable[Run]) -> tuple[dict[str, list[Usage]], str]:
 
 
 def memory_bytes(text: object) -> float | None:
-    """Return the bytes of a request such as ``64G``; Slurm's unit without a letter is MiB."""
+    """Return the bytes of a request such as ``64G``; Slurm's unit without a letter is MiB.
+
+    None also for 0, which asks for all memory of a node.
+    """
     found = _MEMORY.fullmatch(str(text).strip()) if text is not None else None
-    return float(found[1]) * _FACTORS[found[2].upper()] if found else None
+    return float(found[1]) * _FACTORS[found[2].upper()] or None if found else None
+
+
+def _is_of(record: Usage, run: Run) -> bool:
+    """Return whether the job ran when the run did: another cluster has other jobs with the same ids."""
+    times = [event.time for event in run.events]
+    if record.start is None:
+        return True
+    return min(times) - _CLOCKS <= record.start <= max(times) + _CLOCKS
 
 
 def _gpus(run: Run, records: Sequence[Usage]) -> int | None:
@@ -143,10 +156,10 @@ def _gpus(run: Run, records: Sequence[Usage]) -> int | None:
     known = [one.gpus for one in records if one.gpus is not None]
     if known:
         return max(known)
-    if run.executor == "slurm":
-        # Without accounting: the ranks on a node without GPUs are counted by the same key.
-        return None
-    return None
+    nodes, each = number(run.config.get("job.nodes")), number(run.config.get("job.gpus"))
+    # A run on this machine takes the GPUs that are there, and a site may give whole nodes.
+    asks = run.executor == "slurm" and run.config.get("job.gpu_request") != "none"
+    return int(nodes * each) if asks and nodes is not None and each is not None else None
 
 
 def _cpus(run: Run, records: Sequence[Usage]) -> tuple[int | None, float | None]:
@@ -185,7 +198,11 @@ def _limit(run: Run, records: Sequence[Usage]) -> float | None:
     if known:
         return float(max(known))
     asked = run.config.get("job.time")
-    return float(time_seconds(asked)) if isinstance(asked, str) else None
+    try:
+        return float(time_seconds(asked)) if isinstance(asked, str) else None
+    except ValueError:
+        # The config of another program.
+        return None
 
 
 def _longest(run: Run) -> float | None:
@@ -196,7 +213,9 @@ def _longest(run: Run) -> float | None:
         if event.what == "opened":
             opened[event.attempt] = event.time
         elif event.what == "ended" and event.attempt in opened:
-            found.append(event.time - opened[event.attempt])
+            # An attempt that died is noted later.
+            last = number(event.fields.get("last_seen")) or event.time
+            found.append(last - opened[event.attempt])
     return max(found, default=None)
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from hpcrun.reporting.errors import ReportError
-from hpcrun.reporting.figures.canvas import save_as
+from hpcrun.reporting.figures.canvas import label, save_as
 from hpcrun.reporting.runs import Run
 from hpcrun.reporting.terminal import LETTERS, Curve, bar, plot
 
@@ -92,7 +92,8 @@ def _goodput_lines(runs: Sequence[Run]) -> list[str]:
     timed = [run for run in runs if run.events]
     if not timed:
         return ["goodput: no run has an event log"]
-    width = min(max(len(run.label) for run in timed), 40)
+    names = {run.key: label(run.label, 40) for run in timed}
+    width = max(map(len, names.values()))
     lines = ["goodput: productive share of the time in which the run was wanted"]
     for run in timed:
         parts = run.goodput
@@ -103,8 +104,6 @@ def _goodput_lines(runs: Sequence[Run]) -> list[str]:
             if seconds[name] >= 0.5
         )
         share = f"{parts.ettr:4.0%}" if parts.ettr is not None else "   –"
-        lines.append(
-            f"  {run.label[:width]:<{width}} {share} {bar(parts.ettr or 0.0, _BAR)} {rest}"
-        )
+        lines.append(f"  {names[run.key]:<{width}} {share} {bar(parts.ettr or 0.0, _BAR)} {rest}")
     left = [run.label for run in runs if not run.events]
     return [*lines, *([f"  without events: {', '.join(left)}"] if left else [])]

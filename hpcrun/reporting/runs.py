@@ -75,10 +75,15 @@ class Run:
     def series(
         self, metric: str, x: str = "step"
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the finite values of ``metric`` with the values of ``x``, in the order of ``x``."""
+        """Return the finite values of ``metric`` with the values of ``x``, in the order of ``x``.
+
+        Where ``x`` is absent or a text, the number of the row takes its place, as in the summary.
+        """
         column, along = self.columns.get(metric), self.columns.get(x)
-        if column is None or along is None or column.dtype.kind not in "iufb":
+        if column is None or column.dtype.kind not in "iufb":
             return np.empty(0), np.empty(0)
+        if along is None or along.dtype.kind not in "iuf":
+            along = np.arange(len(column))
         xs, ys = along.astype(np.float64), column.astype(np.float64)
         good = np.isfinite(xs) & np.isfinite(ys)
         order = np.argsort(xs[good], kind="stable")
@@ -157,24 +162,17 @@ def _event(row: Any) -> Event:
         attempt=Attempt(job, int(row["restart"])) if job else None,
         cause=row["cause"].decode() or None,
         step=int(row["step"]) if row["step"] >= 0 else None,
-        fields=_fields(row["fields"].decode()),
+        fields=json.loads(row["fields"].decode() or "{}"),
     )
 
 
-def _fields(text: str) -> dict[str, Any]:
-    """Return an event's other fields. A long event has all its values as text: these are read back."""
-    found = json.loads(text) if text else {}
-    return {key: _read_back(value) for key, value in found.items()}
-
-
-def _read_back(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    if value in _WORDS:
-        return _WORDS[value]
-    if re.fullmatch(r"-?\d+(\.\d+)?(e[-+]?\d+)?", value):
-        return float(value) if "." in value or "e" in value else int(value)
-    return value
+def _typed(word: str) -> Any:
+    """Return a word of a command as the number or the truth value that it stands for."""
+    if word in _WORDS:
+        return _WORDS[word]
+    if re.fullmatch(r"-?\d+(\.\d+)?(e[-+]?\d+)?", word):
+        return float(word) if "." in word or "e" in word else int(word)
+    return word
 
 
 def _document(store: Store, key: str, name: str) -> dict[str, Any]:
@@ -210,7 +208,8 @@ def _with_options(config: dict[str, Any]) -> dict[str, Any]:
             continue
         name, equals, value = word.partition("=")
         following = words[at + 1] if at + 1 < len(words) else "--"
-        config[name] = _read_back(
-            value if equals else True if following.startswith("--") else following
-        )
+        if equals:
+            config[name] = _typed(value)
+        else:
+            config[name] = True if following.startswith("--") else _typed(following)
     return config

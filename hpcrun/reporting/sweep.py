@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcrun.reporting.runs import Run
+from hpcrun.results.config_text import SAME_TRAINING
 from hpcrun.results.statistics import Interval, mean_interval
 
-# They change where a run works and how often it saves, not what it computes.
-_SAME_TRAINING = ("job.", "restarts.", "checkpoint.", "watch.")
 _NOT_SWEPT = ("name", "command")
 # A mean at each value needs runs that share the value.
 _MOST_MEANS = 12
@@ -58,7 +57,7 @@ def swept_keys(runs: Sequence[Run], seed_key: str = "seed") -> list[str]:
         key
         for key in found
         if key not in (*_NOT_SWEPT, seed_key, seed)
-        and not key.startswith(_SAME_TRAINING)
+        and not key.startswith(SAME_TRAINING)
         and len({shown(run.config.get(key)) for run in known}) > 1
     ]
 

@@ -65,7 +65,8 @@ def bar(share: float, width: int) -> str:
 def _range(values: Sequence[NDArray[np.float64]]) -> tuple[float, float]:
     low = min(float(one.min()) for one in values)
     high = max(float(one.max()) for one in values)
-    return (low, high) if high > low else (low - 0.5, high + 0.5)
+    half = abs(low) / 2 or 0.5
+    return (low, high) if high > low else (low - half, high + half)
 
 
 def _cells(

@@ -78,7 +78,11 @@ class _Walk:
     def go(self, until: float, state: str | None) -> None:
         """Close the span that began at the last event."""
         if self._at is not None and state is not None and until > self._at:
-            self.spans.append(Span(state, self._at, until))
+            start = self._at
+            # A save does not interrupt: ten thousand saves would be ten thousand spans.
+            if self.spans and self.spans[-1].kind == state and self.spans[-1].end == start:
+                start = self.spans.pop().start
+            self.spans.append(Span(state, start, until))
         self._at = until if self._at is None else max(self._at, until)
 
     def on(self, event: Event) -> None:

@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from hpcrun.reporting.content import Wish, collect
 from hpcrun.reporting.drawings import draw
 from hpcrun.reporting.errors import ReportError
 from hpcrun.reporting.failures import counts
 from hpcrun.reporting.figures.canvas import Drawing, save
 from hpcrun.reporting.page.document import document
+from hpcrun.reporting.sweep import several
 from hpcrun.results.store import Store
 from hpcrun.run.io.files import write_atomic
 
@@ -36,14 +39,17 @@ def write_report(store: Store, wish: Wish, output: Path) -> Written:
         ResultsError: no run has the metric.
         OSError: the disk refused; ``output`` is as before.
     """
-    content = collect(store, wish)
-    figures = draw(content)
+    # A diverged loss of 1e308 has an infinite mean, and the page says so.
+    with np.errstate(all="ignore"):
+        content = collect(store, wish)
+        figures = draw(content)
+        page = document(content, figures)
     # A link stays one: the file that it leads to is replaced. The umask decides who may read.
-    place = Path(os.path.realpath(output))
-    write_atomic(place, document(content, figures), mode=0o666)
+    write_atomic(Path(os.path.realpath(output)), page, mode=0o666)
     states = ", ".join(f"{count:,} {state}" for state, count in counts(content.runs).items())
     drawn = figures.all()
-    return Written(drawn, f"{len(content.runs):,} runs ({states}), {len(drawn)} figures")
+    count, drawings = several(len(content.runs), "run"), several(len(drawn), "figure")
+    return Written(drawn, f"{count} ({states}), {drawings}")
 
 
 def write_figures(drawings: Sequence[Drawing], folder: Path) -> list[Path]:

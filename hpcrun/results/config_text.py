@@ -10,6 +10,9 @@ from typing import Any
 from hpcrun.config import ConfigError
 from hpcrun.config.reader import read_yaml
 
+SAME_TRAINING = ("job.", "restarts.", "checkpoint.", "watch.")
+"""Sections that change where a run works and how often it saves, not what it computes."""
+
 _SECTION = re.compile(r"^(?=[A-Za-z_])", re.MULTILINE)
 # Aliases and documents join sections.
 _JOINED = re.compile(r"(?:^|\s)[&*][A-Za-z_]|^(?:---|\.\.\.|%)", re.MULTILINE)

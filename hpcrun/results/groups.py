@@ -12,14 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcrun.results.config_text import flat
+from hpcrun.results.config_text import SAME_TRAINING, flat
 from hpcrun.results.errors import ResultsError
 from hpcrun.results.frames import config_of, fields
 from hpcrun.results.store import Store
 from hpcrun.results.summary import NO_STEP, counted
 
-# Sections that change where a run works and how often it saves, not what it computes.
-_SAME_TRAINING = ("job.", "restarts.", "checkpoint.", "watch.")
 _MORE_IS_BETTER = re.compile(
     r"acc|auc|bleu|rouge|reward|return|score|precision|recall|_per_second|mfu|reached"
     r"|top[-_]?\d|psnr|ssim|success|win_?rate"
@@ -237,7 +235,7 @@ def _group_keys(values: dict[str, Any], question: Question) -> dict[str, Any]:
     kept = {
         key: value
         for key, value in values.items()
-        if key not in ("name", question.seed_key) and not key.startswith(_SAME_TRAINING)
+        if key not in ("name", question.seed_key) and not key.startswith(SAME_TRAINING)
     }
     command = kept.get("command")
     if isinstance(command, list):

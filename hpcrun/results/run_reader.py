@@ -205,15 +205,25 @@ def _event_table(events: Sequence[Event]) -> NDArray[Any]:
 
 
 def _fields(event: Event) -> str | None:
-    """Return the other fields of an event as JSON, with long texts cut so that it stays JSON."""
+    """Return the other fields of an event as JSON. Of a long event, texts are cut and lists left out."""
     if not event.fields:
         return None
     whole = json.dumps(event.fields, ensure_ascii=False, separators=(",", ":"))
     if len(whole) <= _LONGEST_FIELDS:
         return whole
-    short = {key: str(value)[:_LONGEST_FIELD] for key, value in event.fields.items()}
-    whole = json.dumps(short, ensure_ascii=False)
-    return whole if len(whole) <= _LONGEST_FIELDS else '{"cut":true}'
+    short: dict[str, Any] = {}
+    for key, value in event.fields.items():
+        if isinstance(value, str):
+            short[key] = value[:_LONGEST_FIELD]
+        elif not isinstance(value, list | dict):
+            short[key] = value
+    # Numbers and decisions matter more than texts.
+    plain = {key: value for key, value in short.items() if not isinstance(value, str)}
+    for fewer in (short | {"cut": True}, plain | {"cut": True}):
+        whole = json.dumps(fewer, ensure_ascii=False)
+        if len(whole) <= _LONGEST_FIELDS:
+            return whole
+    return '{"cut":true}'
 
 
 def _padded(values: Iterable[str | None]) -> NDArray[Any]:

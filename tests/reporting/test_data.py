@@ -19,10 +19,10 @@ from .conftest import START, MakeRun
 
 SACCT = """\
 banner of the site
-12|COMPLETED|3600|1440|8|01:30:00|2|billing=8,cpu=8,gres/gpu=4,mem=16G,node=2|||
-12.batch|COMPLETED|3600||4|00:00:01|1|cpu=4,mem=8G,node=1|1024K|1|cpu=00:00:01,mem=1024K
-12.0|COMPLETED|3590||8|01:29:59|2|cpu=8,mem=16G,node=2|2097152K|2|cpu=01:29:59,mem=4G,pages=0
-13|PENDING|0|UNLIMITED|0|00:00:00|1||||
+12|COMPLETED|3600|1440|8|01:30:00|2|billing=8,cpu=8,gres/gpu=4,mem=16G,node=2||||1700000010
+12.batch|COMPLETED|3600||4|00:00:01|1|cpu=4,mem=8G,node=1|1024K|1|cpu=00:00:01,mem=1024K|1700000010
+12.0|COMPLETED|3590||8|01:29:59|2|cpu=8,mem=16G,node=2|2097152K|2|cpu=01:29:59,mem=4G,pages=0|1700000020
+13|PENDING|0|UNLIMITED|0|00:00:00|1|||||Unknown
 """
 
 
@@ -111,10 +111,16 @@ def test_a_long_event_keeps_its_decision(make_run: MakeRun, tmp_path: Path) -> N
     with run.events.open("a") as stream:
         stream.write(
             f'{{"time":{START + 70},"event":"ended","job":"7","restart":1,"cause":"crash",'
-            f'"reason":"{"long " * 200}","restart_allowed":false}}\n'
+            f'"reason":"{"long " * 200}","restart_allowed":false,"last_seen":{START + 69},"exit":"12"}}\n'
         )
     (found,) = read(tmp_path / "runs")
-    assert found.events[-1].fields["restart_allowed"] is False
+    fields = found.events[-1].fields
+    assert (fields["restart_allowed"], fields["last_seen"], fields["exit"]) == (
+        False,
+        START + 69,
+        "12",
+    )
+    assert fields["reason"].startswith("long long")
 
 
 def test_sacct_adds_the_steps_of_each_attempt() -> None:
@@ -123,6 +129,7 @@ def test_sacct_adds_the_steps_of_each_attempt() -> None:
     assert (job.memory_asked, job.memory_used) == (16 << 30, 4 << 30)
     assert (job.elapsed, job.time_limit) == (3600, 86400)
     assert (waiting.cpu_seconds, waiting.memory_used, waiting.time_limit) == (None, None, None)
+    assert (job.start, waiting.start) == (1_700_000_010, None)
     assert "--duplicates" in sacct_usage_command(["12"])
 
 

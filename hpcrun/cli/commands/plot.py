@@ -45,6 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     from hpcrun.reporting.plotting import default_metrics, require_place, save_plot, terminal_lines
     from hpcrun.reporting.runs import read_runs
     from hpcrun.reporting.source import open_results
+    from hpcrun.reporting.sweep import several
     from hpcrun.results.groups import known_metrics
 
     if not 3 <= arguments.height <= 100:
@@ -69,5 +70,5 @@ def run(arguments: argparse.Namespace) -> int:
     say(*terminal_lines(runs[:_MOST_RUNS], metrics, width, arguments.height))
     if arguments.output is not None:
         save_plot(runs, metrics, arguments.output)
-        say(f"{arguments.output}: {len(runs)} runs")
+        say(f"{arguments.output}: {several(len(runs), 'run')}")
     return 0

@@ -15,7 +15,7 @@ _SQUEUE_FORMAT = "%i|%T|%N|%e,%S|%L|%r|%j"
 _SACCT_FORMAT = "JobID,State,ExitCode,Start,End,NodeList"
 SACCT_USAGE_FIELDS = (
     *("JobID", "State", "ElapsedRaw", "TimelimitRaw", "AllocCPUS", "TotalCPU", "NNodes"),
-    *("AllocTRES", "MaxRSS", "NTasks", "TRESUsageInTot"),
+    *("AllocTRES", "MaxRSS", "NTasks", "TRESUsageInTot", "Start"),
 )
 
 

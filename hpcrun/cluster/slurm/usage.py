@@ -27,6 +27,7 @@ class Usage:
         memory_asked: bytes, over all nodes.
         memory_used: bytes, over all nodes: the peaks of the tasks of one step, added. The peaks may come
             at different times, so the true peak is at most this.
+        start: Unix seconds; None: it has not begun.
     """
 
     job_id: str
@@ -39,6 +40,7 @@ class Usage:
     gpus: int | None
     memory_asked: int | None
     memory_used: int | None
+    start: int | None = None
 
 
 def parse_sacct_usage(text: str) -> list[Usage]:
@@ -72,6 +74,7 @@ def _usage(job: Sequence[str], steps: Sequence[Sequence[str]]) -> Usage:
         gpus=None if gpus is None else _whole(gpus),
         memory_asked=_bytes(allocated.get("mem", "")),
         memory_used=max(used, default=None),
+        start=_whole(job[11]),
     )
 
 

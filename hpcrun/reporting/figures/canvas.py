@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from hpcrun.printing import escaped
 from hpcrun.run.io.files import write_atomic
@@ -42,8 +45,12 @@ WIDTH = 4.6
 _FONT = "DejaVu Sans, Verdana, sans-serif"
 _LONGEST_NAME = 44
 _COLOR = re.compile(r"#[0-9a-f]{6}\b")
+# Of other scripts; matplotlib draws a box for a letter that no font has.
+_OTHER_FONTS = (
+    *("Noto Sans CJK JP", "Noto Sans CJK SC", "WenQuanYi Zen Hei", "IPAGothic", "Arial Unicode MS"),
+    *("Noto Emoji", "Symbola"),
+)
 _STYLE: Any = {
-    "font.family": "DejaVu Sans",
     "font.size": 8,
     "axes.titlesize": 8.5,
     "axes.titleweight": "bold",
@@ -103,8 +110,15 @@ class Drawing:
 def style() -> Iterator[None]:
     """Draw in the style of all figures."""
     import matplotlib
+    from matplotlib.font_manager import get_font_names
 
-    with matplotlib.rc_context(_STYLE):
+    here = set(get_font_names())
+    fonts = ["DejaVu Sans", *(font for font in _OTHER_FONTS if font in here)]
+    drawing = matplotlib.rc_context({**_STYLE, "font.family": fonts})
+    # The ticks of a loss of 1e308 overflow, without harm.
+    with drawing, warnings.catch_warnings(), np.errstate(all="ignore"):
+        # The page's text is text: the browser finds a font for it.
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
         yield
 
 
@@ -183,9 +197,8 @@ def _inline(text: str, drawing: Drawing) -> str:
     width, height = (box[1] if box else "0 0 100 100").split()[2:]
     body = re.sub(r"<style.*?</style>", "", body, count=1, flags=re.DOTALL)
     body = body.replace("xlink:href=", "href=")
-    body = re.sub(r'\b(id|clip-path|href)="(url\()?#?', lambda m: _prefixed(m, drawing.name), body)
-    body = re.sub(r"font: ([\d.]+px|[a-z]+ [\d.]+px)[^;\"]*", rf"font: \1 {_FONT}", body)
-    body = _COLOR.sub(_variable, body)
+    # A text of the figure may look like an attribute or a color.
+    body = re.sub(r"<[^>]*>", lambda found: _own_tag(found[0], drawing.name), body)
     for part, words in drawing.titles.items():
         mark = f'<g id="{drawing.name}-{part}">'
         body = body.replace(mark, f"{mark}<title>{escape(escaped(words))}</title>", 1)
@@ -196,10 +209,11 @@ def _inline(text: str, drawing: Drawing) -> str:
     )
 
 
-def _prefixed(found: re.Match[str], name: str) -> str:
-    """Return an attribute that names an id, with the figure's name in front of the id."""
-    opening = found[0]
-    return f"{opening}{name}-"
+def _own_tag(tag: str, name: str) -> str:
+    """Return a tag with the page's fonts and colors, and the figure's name in front of each id."""
+    tag = re.sub(r'\b(id|clip-path|href)="(url\()?#?', lambda found: f"{found[0]}{name}-", tag)
+    tag = re.sub(r"font: ([\d.]+px|[a-z]+ [\d.]+px)[^;\"]*", rf"font: \1 {_FONT}", tag)
+    return _COLOR.sub(_variable, tag)
 
 
 def _variable(found: re.Match[str]) -> str:

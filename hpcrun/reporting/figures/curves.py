@@ -111,7 +111,7 @@ def _drawn(name: str, metric: str, entries: Sequence[Entry]) -> Drawing:
         axes.set_ylim(found.min() / 1.3, found.max() * 1.3)
         log_axis(axes.yaxis)
     elif metric.endswith("_per_second"):
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.05 * max(float(one.max()) for one in values if len(one)) or 1)
         count_axis(axes.yaxis)
     count_axis(axes.xaxis)
     axes.set_xlabel("step")

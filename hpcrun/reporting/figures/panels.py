@@ -48,11 +48,14 @@ def _curves(axes: Any, runs: Sequence[Run], metric: str) -> None:
         x, y = thinned(*run.series(metric))
         color, dash = _look(at)
         axes.plot(x, y, color=color, ls=dash, lw=1.2, marker="o" if len(x) == 1 else None)
-    if wants_log([run.series(metric)[1] for run in runs]):
+    values = [run.series(metric)[1] for run in runs]
+    if wants_log(values):
         axes.set_yscale("log")
         log_axis(axes.yaxis)
     elif metric.endswith("_per_second"):
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(
+            0, 1.05 * max((float(one.max()) for one in values if len(one)), default=1) or 1
+        )
         count_axis(axes.yaxis)
     count_axis(axes.xaxis)
     axes.set_xlabel("step")

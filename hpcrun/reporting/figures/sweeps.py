@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcrun.reporting.bands import wants_log
 from hpcrun.reporting.figures.canvas import (
     BLUE,
     INK,
@@ -28,6 +29,7 @@ from hpcrun.reporting.sweep import Sensitivity, number, several, shown
 
 _MOST_AXES = 8
 _MOST_TICKS = 9
+_MOST_NAMES = 16
 _NOTHING = "not counted"
 _BEHIND = {"boxstyle": "square,pad=0.12", "facecolor": PAPER, "edgecolor": "none", "alpha": 0.8}
 
@@ -46,7 +48,7 @@ def sensitivity_figure(name: str, metric: str, one: Sensitivity, *, alone: bool)
                 axes.plot([at, at], [interval.low, interval.high], color=VERMILION, lw=1.2)
             axes.plot([at], [interval.value], "D", color=VERMILION, ms=4.5, mew=0)
         _scale_x(axes, one)
-        if (one.y > 0).all() and one.y.max() / one.y.min() > 30:
+        if wants_log([one.y]):
             axes.set_yscale("log")
             log_axis(axes.yaxis)
         axes.set_xlabel(label(one.key))
@@ -64,12 +66,13 @@ def _scale_x(axes: Any, one: Sensitivity) -> None:
             axes.set_xticks(values, [f"{value:g}" for value in values])
             axes.minorticks_off()
         return
-    names = [label(name, 18) for name in one.labels]
+    ticks = _few([(at, label(name, 18)) for at, name in enumerate(one.labels)], _MOST_NAMES)
+    places, names = zip(*ticks, strict=True)
     if sum(map(len, names)) > 48:
-        axes.set_xticks(range(len(names)), names, rotation=35, ha="right", rotation_mode="anchor")
+        axes.set_xticks(places, names, rotation=35, ha="right", rotation_mode="anchor")
     else:
-        axes.set_xticks(range(len(names)), names)
-    axes.set_xlim(-0.5, len(names) - 0.5)
+        axes.set_xticks(places, names)
+    axes.set_xlim(-0.5, len(one.labels) - 0.5)
 
 
 def _caption(one: Sensitivity, *, alone: bool) -> str:
@@ -189,7 +192,7 @@ def _metric_places(
     runs: Sequence[Run], values: Mapping[str, float]
 ) -> tuple[list[float], list[tuple[float, str]]]:
     found = np.array(list(values.values()))
-    log = bool(found.min() > 0 and found.max() / found.min() > 30)
+    log = wants_log([found])
     heights, ticks = _scaled(found, log=log)
     by_key = dict(zip(values, heights.tolist(), strict=True))
     missing = any(run.key not in by_key for run in runs)
@@ -205,10 +208,10 @@ def _metric_places(
     )
 
 
-def _few(ticks: list[tuple[float, str]]) -> list[tuple[float, str]]:
-    if len(ticks) <= _MOST_TICKS:
+def _few(ticks: list[tuple[float, str]], most: int = _MOST_TICKS) -> list[tuple[float, str]]:
+    if len(ticks) <= most:
         return ticks
-    index = np.unique(np.linspace(0, len(ticks) - 1, _MOST_TICKS).astype(int))
+    index = np.unique(np.linspace(0, len(ticks) - 1, most).astype(int))
     return [ticks[at] for at in index]
 
 

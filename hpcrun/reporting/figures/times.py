@@ -22,10 +22,12 @@ from hpcrun.reporting.figures.canvas import (
     style,
 )
 from hpcrun.reporting.runs import Run
+from hpcrun.reporting.sweep import several
 from hpcrun.reporting.timeline import Timeline, timeline
 
 ROWS = 40
 """Runs of one figure."""
+_MOST_SAVES = 400
 _ROW, _FRAME = 0.17, 1.15
 _ALIGN = 12.0
 """Runs that spread over more than so many times the longest run begin at a common zero."""
@@ -115,17 +117,21 @@ def _timeline(
 def _draw_marks(
     axes: Any, at: int, run: Run, one: Timeline, base: float, scale: float, titles: dict[str, str]
 ) -> None:
-    for place, mark in enumerate(one.marks):
+    saves = [(mark.time - base) / scale for mark in one.marks if mark.kind == history.SAVED]
+    if saves:
+        # More lines than the figure has pixels show nothing more.
+        wide = one.end is not None and (one.end - base) / scale / _MOST_SAVES
+        shown = sorted({int(x / wide): x for x in saves}.values()) if wide else saves[:1]
+        gid = f"run{at}-saves"
+        axes.vlines(shown, at - 0.31, at + 0.31, color=INK, lw=0.7, gid=gid)
+        titles[gid] = f"{run.key}: {several(len(saves), 'save')}"
+    ends = [mark for mark in one.marks if mark.kind != history.SAVED]
+    for place, mark in enumerate(ends):
         shape, color, words = _MARKS[mark.kind]
         gid, x = f"run{at}-mark{place}", (mark.time - base) / scale
         titles[gid] = f"{run.key}: {mark.cause or words}"
-        if mark.kind == history.SAVED:
-            axes.plot([x, x], [at - 0.31, at + 0.31], color=INK, lw=0.7, gid=gid)
-        else:
-            edge = {"markeredgecolor": INK, "markeredgewidth": 0.5}
-            axes.plot(
-                [x], [at], shape, color=color, ms=5.5, clip_on=False, zorder=4, gid=gid, **edge
-            )
+        edge = {"markeredgecolor": INK, "markeredgewidth": 0.5}
+        axes.plot([x], [at], shape, color=color, ms=5.5, clip_on=False, zorder=4, gid=gid, **edge)
 
 
 def goodput_figures(runs: Sequence[Run]) -> list[Drawing]:

@@ -20,6 +20,7 @@ from hpcrun.reporting.page.tables import (
     groups_table,
     left_out,
     left_out_table,
+    missing_table,
     relations_table,
     runs_table,
 )
@@ -154,6 +155,10 @@ def _what_ran(content: Content, page: _Page) -> Markup:
     if left_out(content):
         words = f"{several(len(left_out(content)), 'run')} not counted in means and intervals."
         parts.append(page.table(words, left_out_table(content)))
+    missing = missing_table(content)
+    if missing is not None:
+        words = "Seeds that other configs have, and for which these configs have no run at all."
+        parts.append(page.table(words, missing))
     parts.append(page.table("All runs.", runs_table(content)))
     common = _common(content)
     if common:
@@ -165,7 +170,7 @@ def _what_ran(content: Content, page: _Page) -> Markup:
 
 def _sensitivity(content: Content, figures: Figures, page: _Page) -> Markup:
     if not content.swept:
-        return element("p", "The runs differ in the seed only: no parameter was swept.")
+        return element("p", _without_sweep(content))
     if not content.relations:
         return element("p", "Too few finished runs differ in: ", ", ".join(content.swept), ".")
     metric = metric_label(content.metric or "")
@@ -187,6 +192,18 @@ def _sensitivity(content: Content, figures: Figures, page: _Page) -> Markup:
     if rest:
         parts.append(element("p", "Without two values among finished runs: ", ", ".join(rest), "."))
     return text(*parts)
+
+
+def _without_sweep(content: Content) -> str:
+    if len(content.runs) == 1:
+        return "There is one run only."
+    known = sum(bool(run.config) for run in content.runs)
+    if known < 2:
+        return "Fewer than two runs have a config, so it is unknown in what the runs differ."
+    commands = {str(run.config.get("command")) for run in content.runs}
+    if len(commands) > 1:
+        return "The runs differ in the words of their commands, and these have no names."
+    return "The configs of the runs are equal, except for the seed: no parameter was swept."
 
 
 def _throughput(content: Content, figures: Figures, page: _Page) -> Markup:

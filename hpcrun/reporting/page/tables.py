@@ -60,6 +60,16 @@ def left_out_table(content: Content) -> Markup:
     return table(("config", "run", "why it does not count"), rows, wide=(0, 1, 2))
 
 
+def missing_table(content: Content) -> Markup | None:
+    """Return a row for each config without a run of a seed that other configs have."""
+    rows = [
+        (element("code", group.label), ", ".join(map(str, group.missing)))
+        for group in content.groups
+        if group.missing
+    ]
+    return table(("config", "seeds without a run"), rows, wide=(0, 1)) if rows else None
+
+
 def runs_table(content: Content) -> Markup:
     """Return a row for each run, with the strongest swept parameters."""
     keys = content.swept[:_MOST_KEYS]
@@ -77,7 +87,7 @@ def runs_table(content: Content) -> Markup:
 
 
 def _run_row(content: Content, run: Run, keys: Sequence[str]) -> tuple[object, ...]:
-    value = _last(run, content)
+    value = _value(run, content)
     return (
         run.key,
         state_mark(run.state),
@@ -92,11 +102,18 @@ def _run_row(content: Content, run: Run, keys: Sequence[str]) -> tuple[object, .
     )
 
 
-def _last(run: Run, content: Content) -> float | None:
+def _value(run: Run, content: Content) -> float | None:
+    """Return the metric of a run, whether or not it counts."""
     if run.key in content.values:
         return content.values[run.key]
-    _, values = run.series(content.metric or "")
-    return float(values[-1]) if len(values) else None
+    steps, values = run.series(content.metric or "")
+    if content.at.isdigit():
+        values = values[steps == int(content.at)]
+    if not len(values):
+        return None
+    if content.at == "best":
+        return float(values.min() if content.lower else values.max())
+    return float(values[-1])
 
 
 def relations_table(relations: Sequence[Sensitivity]) -> Markup:

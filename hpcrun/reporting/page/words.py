@@ -47,4 +47,8 @@ def moment(seconds: float | None) -> str | Markup:
     """Return Unix seconds as date and time in UTC."""
     if seconds is None:
         return UNKNOWN
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
+    try:
+        return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
+    except (OverflowError, OSError, ValueError):
+        # A damaged record; a year beyond 9999 is no date of a run.
+        return UNKNOWN

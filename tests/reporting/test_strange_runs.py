@@ -1,0 +1,120 @@
+"""Reports of strange runs: none keeps the page from being written, and each is there."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcrun.cli.main import guarded
+from hpcrun.cluster.slurm import parse_sacct_usage
+from hpcrun.reporting.efficiency import efficiency
+from hpcrun.reporting.runs import Run, read_runs
+from hpcrun.reporting.source import open_results
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.io.files import append_line, write_json
+
+from .conftest import START, MakeRun, add_event
+from .page import Page
+
+# A letter without a glyph, an attribute, a color of the style, a reversal, mathematics.
+NAMES = ("実験 🚀", 'a id="b #0072b2 <b>', "x\u202ey", "_$x^2$")
+SACCT = "7|COMPLETED|3600|60|8|00:10:00|1|cpu=8,gres/gpu=4,mem=16G,node=1||||{start}\n"
+
+
+def read(folder: Path) -> list[Run]:
+    """Return the runs below ``folder``."""
+    with open_results([str(folder)], folder) as store:
+        return read_runs(store)
+
+
+def metrics(run: RunDirectory, rows: Sequence[dict[str, Any]]) -> None:
+    """Replace the metrics of a run."""
+    run.metrics.unlink()
+    for row in rows:
+        append_line(run.metrics, row)
+
+
+@pytest.mark.filterwarnings("error")
+def test_strange_runs_are_all_in_the_report(make_run: MakeRun, tmp_path: Path) -> None:
+    for seed, name in enumerate(NAMES):
+        make_run(name, seed=seed)
+    steps = range(1, 5)
+    metrics(make_run("text", seed=10), [{"step": f"s{at}", "loss": 1 / at} for at in steps])
+    metrics(make_run("nan", seed=11), [{"step": at, "loss": float("nan")} for at in steps])
+    metrics(make_run("huge", seed=12), [{"step": at, "loss": 1e308 / at} for at in steps])
+    odd = make_run("odd", seed=13, config={"job": {"cpu": True, "mem": "0"}})
+    write_json(odd.record, {"created": 1e20, "executor": "local"})
+    saving = make_run("saving", seed=14)
+    for at in range(2000):
+        add_event(saving, "saved", 92 + at, restart=1, step=40 + at, seconds=0.1)
+    page, figures = tmp_path / "r.html", tmp_path / "figures"
+    assert (
+        guarded(["report", str(tmp_path / "runs"), "-o", str(page), "--figures", str(figures)]) == 0
+    )
+    found = Page(page)
+    for run in read(tmp_path / "runs"):
+        assert found.words.count(run.key.replace("\u202e", r"\u202e")) >= 4, run.key
+    assert "saving: 2,002 saves" in found.source
+    assert len(found.source) < 400_000
+    assert "loss is not finite at step 4" in found.words
+    (tmp_path / "one").mkdir()
+    (tmp_path / "runs" / NAMES[0]).rename(tmp_path / "one" / "a")
+    assert guarded(["report", str(tmp_path / "one"), "-o", str(page)]) == 0
+    assert "There is one run only." in Page(page).words
+    assert "Report of 1 run" in Page(page).words
+
+
+def test_a_missing_seed_is_in_the_report(make_run: MakeRun, tmp_path: Path) -> None:
+    for rate, seed in ((0.1, 0), (0.1, 1), (0.2, 0)):
+        make_run(f"{rate}-{seed}", seed=seed, config={"train": {"lr": rate}})
+    assert guarded(["report", str(tmp_path / "runs"), "-o", str(tmp_path / "r.html")]) == 0
+    words = re.sub(r"\s+", " ", Page(tmp_path / "r.html").words)
+    assert "seeds without a runtrain.lr=0.21" in words
+
+
+def test_two_metrics_of_another_script_have_two_figures(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run("a")
+    rows = [{"step": at, "精度": at, "速度_per_second": 2.0 * at} for at in range(1, 5)]
+    metrics(run, [row | {"音_per_second": 1.0} for row in rows])
+    metrics(make_run("b"), [row | {"loss": 3.0} for row in rows])
+    page = tmp_path / "r.html"
+    assert guarded(["report", str(tmp_path / "runs"), "-o", str(page), "--metric", "精度"]) == 0
+    found = Page(page)
+    assert len(found.ids) == len(set(found.ids))
+
+
+@pytest.mark.parametrize(("at", "value"), [("last", "4"), ("best", "1"), ("2", "2")])
+def test_all_runs_have_the_value_at_the_same_moment(
+    make_run: MakeRun, tmp_path: Path, at: str, value: str
+) -> None:
+    rows = [{"step": step, "loss": step} for step in range(1, 5)]
+    metrics(make_run("counts"), rows)
+    metrics(make_run("failed", state="failed"), rows)
+    page = tmp_path / "r.html"
+    assert guarded(["report", str(tmp_path / "runs"), "-o", str(page), "--at", at]) == 0
+    row = re.search(r"All runs\..*?<td>failed</td>(.*?)</tr>", page.read_text())
+    assert row is not None
+    assert re.findall(r"<td[^>]*>([^<]*)</td>", row[1])[1] == value
+
+
+def test_accounting_of_another_job_with_the_same_id_is_ignored(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    make_run("a", config={"job": {"gpus": 2, "nodes": 3}})
+    (run,) = (replace(run, executor="slurm") for run in read(tmp_path / "runs"))
+    there = {"7": parse_sacct_usage(SACCT.format(start=int(START + 10)))}
+    other = {"7": parse_sacct_usage(SACCT.format(start=int(START - 86400)))}
+    assert (efficiency(run, there).gpus, efficiency(run, there).cpus) == (4, 8)
+    assert (efficiency(run, other).gpus, efficiency(run, other).cpus) == (6, None)
+
+
+def test_an_attempt_that_died_ends_at_its_last_sign(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run("a", state=None)
+    lost = {"cause": "node-failure", "restart_allowed": False, "last_seen": START + 70}
+    add_event(run, "ended", 9000, restart=1, **lost)
+    (found,) = read(tmp_path / "runs")
+    # The first attempt took 40 s.
+    assert efficiency(found, {}).longest == 40
