@@ -26,7 +26,7 @@ def find_runs(named: Iterable[str], runs_dir: Path) -> list[str]:
     for name in named:
         folder = _folder(name, runs_dir)
         # A link to a run is not a second run.
-        here = [os.path.realpath(path) for path in _below(str(folder), 0)]
+        here = _below(os.path.realpath(folder), 0)
         if not here:
             raise ResultsError(f"{folder}: holds no run directories; name one, or a folder of them")
         found |= dict.fromkeys(here)
@@ -44,14 +44,18 @@ def _folder(name: str, runs_dir: Path) -> Path:
 
 
 def _below(folder: str, depth: int) -> list[str]:
+    """Return the real paths of the runs in ``folder``, a real path."""
     if _is_run(folder):
         return [folder]
     if depth == _DEEPEST:
         return []
     try:
         with os.scandir(folder) as entries:
+            # The real path of a path asks for each part of it; of ten thousand runs only links need it.
             inner = sorted(
-                entry.path for entry in entries if not entry.name.startswith(".") and entry.is_dir()
+                os.path.realpath(entry.path) if entry.is_symlink() else entry.path
+                for entry in entries
+                if not entry.name.startswith(".") and entry.is_dir()
             )
     except OSError as error:
         if depth:
