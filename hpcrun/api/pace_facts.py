@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,17 +110,20 @@ def _speed(lines: Sequence[dict[str, Any]]) -> tuple[str, float] | None:
 def _seconds_per_step(lines: Sequence[dict[str, Any]]) -> float | None:
     """Return the pace over the lines of the last attempt, or None where fewer than two lines tell."""
     restart = lines[-1].get("restart")
-    points = [
-        (step, when)
-        for line in lines
-        if line.get("restart") == restart
-        if isinstance(step := line.get("step"), int)
-        if (when := _number(line.get("time"))) is not None
-    ]
-    if len(points) < 2:
+    oldest, newest = _point(lines, restart), _point(reversed(lines), restart)
+    if oldest is None or newest is None:
         return None
-    (first, began), (last, ended) = points[0], points[-1]
+    (first, began), (last, ended) = oldest, newest
     return (ended - began) / (last - first) if last > first and ended >= began else None
+
+
+def _point(lines: Iterable[dict[str, Any]], restart: Any) -> tuple[int, float] | None:
+    """Return step and time of the first of ``lines`` with both."""
+    for line in lines:
+        step, when = line.get("step"), _number(line.get("time"))
+        if line.get("restart") == restart and isinstance(step, int) and when is not None:
+            return step, when
+    return None
 
 
 def _number(value: Any) -> float | None:

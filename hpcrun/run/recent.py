@@ -1,5 +1,6 @@
 """The newest lines of files that only grow, so that a table of many runs reads no file whole."""
 
+import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,8 +38,19 @@ def last_lines(path: Path, size: int) -> LastLines:
     except (FileNotFoundError, NotADirectoryError):
         return LastLines((), True)
     # The first line is cut where the reading began within the file.
-    found = (parse_line(line) for line in lines[1 if begin else 0 :] if line)
-    return LastLines([value for value in found if value is not None], not begin)
+    return LastLines(_objects([line for line in lines[1 if begin else 0 :] if line]), not begin)
+
+
+def _objects(lines: Sequence[bytes]) -> list[dict[str, Any]]:
+    """Return the JSON objects of ``lines``, without damaged lines."""
+    try:
+        # A call for each line takes three times as long.
+        whole = json.loads(b"[" + b",".join(lines) + b"]")
+        if len(whole) == len(lines) and set(map(type, whole)) <= {dict}:
+            return list(whole)
+    except (ValueError, RecursionError):
+        pass
+    return [value for line in lines if (value := parse_line(line)) is not None]
 
 
 @dataclass(frozen=True)
