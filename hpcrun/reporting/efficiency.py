@@ -43,7 +43,7 @@ class Efficiency:
         gpus: asked, over all nodes; 0: a run on CPUs.
         gpu_busy: mean utilization in percent, as logged from NVML.
         mfu: share of the GPUs' peak arithmetic (0 to 1).
-        gpu_memory: highest memory of tensors on one GPU, in bytes.
+        gpu_memory: highest memory in use on one GPU, else of tensors, in bytes.
         cpus, cpus_used: asked CPUs and CPUs' worth of CPU time, over all nodes.
         memory, memory_used: bytes per node; the use is an upper bound where ``bound`` is true.
         time_limit, longest: seconds: the limit, and the longest attempt.
@@ -87,12 +87,13 @@ def efficiency(run: Run, usage: Mapping[str, Sequence[Usage]]) -> Efficiency:
     peak = _highest(run, "memory_gb")
     asked, used, bound = _memory(run, records, peak if on_cpu else None, ranks)
     cpus, cpus_used = _cpus(run, records)
+    used_on_gpu = _highest(run, "gpu_memory_gb") or peak
     found = Efficiency(
         run=run,
         gpus=gpus,
         gpu_busy=_mean(run, "gpu_utilization", "gpu_util"),
         mfu=run.median("mfu"),
-        gpu_memory=None if on_cpu or gpus is None or peak is None else peak * 1e9,
+        gpu_memory=None if on_cpu or gpus is None or used_on_gpu is None else used_on_gpu * 1e9,
         cpus=cpus,
         cpus_used=cpus_used,
         memory=asked,

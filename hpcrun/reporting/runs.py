@@ -23,7 +23,7 @@ from hpcrun.run.events import Attempt, Event
 # The columns that figures and tables read, besides the metric that a person names.
 _KEPT = re.compile(
     r"^(step|time|restart|loss|validation_loss|lr|learning_rate|mfu|memory_gb|step_time|data_wait"
-    r"|gpu_util(ization)?|.*_per_second)$"
+    r"|gpu_util(ization)?|gpu_memory_gb|.*_per_second)$"
 )
 _WORDS = {"True": True, "False": False, "None": None}
 

@@ -42,6 +42,8 @@ _UNITS = {
     "slowest_own_time": "s",
     "fastest_own_time": "s",
     "memory_gb": "GB",
+    "gpu_utilization": "%",
+    "gpu_memory_gb": "GB",
     "bytes": "B",
     "size": "B",
     "mtime_ns": "ns",

@@ -1,5 +1,6 @@
 """Numbers of plots and reports, against hand-made numbers."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -139,6 +140,21 @@ def test_what_nobody_measured_is_unknown(make_run: MakeRun, tmp_path: Path) -> N
     found = efficiency(run, {})
     assert (found.gpus, found.gpu_busy, found.cpus_used, found.memory) == (None, None, None, None)
     assert found.advice == ()
+
+
+def test_samples_of_nvml_are_in_the_table(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run("a", config={"job": {"gpus": 4}})
+    run.metrics.write_text(
+        "".join(
+            f'{{"step":{step},"gpu_utilization":{20 + step},"gpu_memory_gb":{step},"memory_gb":1}}\n'
+            for step in range(1, 4)
+        )
+    )
+    (one,) = (replace(one, executor="slurm") for one in read(tmp_path / "runs"))
+    found = efficiency(one, {})
+    assert (found.gpus, found.gpu_busy, found.gpu_memory) == (4, 22.0, 3e9)
+    assert found.advice == ("fewer GPUs, or larger batches (GPUs busy 22 %)",)
+    assert "NVML" in found.sources
 
 
 def test_use_near_the_request_asks_for_more_memory(make_run: MakeRun, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Log metrics of training: rank 0 writes a line every ``train.log_every`` steps."""
 
 import contextlib
+import math
 import resource
 import time
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from hpcrun.cluster.hardware.gpu_use import GpuUse, gpu_use
 from hpcrun.config import Config
 from hpcrun.device import accelerator
 from hpcrun.run.endings import node_name
@@ -83,6 +85,7 @@ class MetricsLog:
         self._unit, self._units_per_sample = task.unit, task.units_per_sample
         self._window = LossWindow(batching)
         self._hosts = _hosts(group)
+        self._gpu = _gpu_use(trainer.device)
         self._stragglers = StragglerWatch(self._hosts)
 
     def step(self, done: int, result: StepResult) -> None:
@@ -124,6 +127,8 @@ class MetricsLog:
 
     def close(self) -> None:
         """Close the sinks, which sends buffered lines, on rank 0; the last call."""
+        if self._gpu is not None:
+            self._gpu.close()
         if self._sinks is not None:
             self._sinks.close()
 
@@ -135,9 +140,13 @@ class MetricsLog:
         return done % self._every == 0 or done == self._end
 
     def _gather(self, loss: float, lap: Lap) -> list[list[float]] | None:
-        """Gather every rank's loss, seconds (step, data, own) and bytes on rank 0; None on other ranks."""
+        """Gather every rank's measurements on rank 0; None on other ranks.
+
+        They are the loss, seconds (step, data, own), bytes, and the GPU's utilization (percent) and bytes.
+        """
         memory = _memory(self._trainer.device)
-        measured = [loss, lap.step, lap.data, lap.own, memory]
+        gpu = (math.nan, math.nan) if self._gpu is None else self._gpu.read()
+        measured = [loss, lap.step, lap.data, lap.own, memory, *gpu]
         if self._group is None:
             return [measured]
         mine = torch.tensor(measured, dtype=torch.float64)
@@ -150,7 +159,7 @@ class MetricsLog:
 
     def _log(self, done: int, result: StepResult, samples: float, ranks: list[list[float]]) -> None:
         """Write the line, on rank 0; ``samples``: per step, over all ranks."""
-        losses, steps, waits, own, memory = (list(column) for column in zip(*ranks, strict=True))
+        losses, steps, waits, own, memory, busy, used = map(list, zip(*ranks, strict=True))
         step = max(steps)
         line: dict[str, Any] = {
             "step": done,
@@ -162,6 +171,7 @@ class MetricsLog:
             "step_time": _rounded(step),
             "data_wait": _rounded(max(waits)),
             "memory_gb": round(max(memory) / 1e9, 3),
+            **gpu_facts(busy, used),
         }
         if self._peak is not None and self._flops.per_sample is not None:
             achieved = self._flops.per_sample * samples / step
@@ -202,6 +212,26 @@ def _memory(device: torch.device) -> float:
         return float(accelerator.peak_memory(device))
     # Linux reports kB (getrusage(2)).
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+
+
+def _gpu_use(device: torch.device) -> GpuUse | None:
+    """Start to sample this rank's GPU; None on a CPU, and on AMD, which has no NVML."""
+    if device.type != "cuda" or not torch.cuda.is_available() or torch.version.hip:
+        return None
+    return gpu_use(str(torch.cuda.get_device_properties(device).uuid))
+
+
+def gpu_facts(busy: Sequence[float], used: Sequence[float]) -> dict[str, float]:
+    """Return the values of a metrics line from those of the ranks; empty where no rank has a sample.
+
+    Args:
+        busy: utilization of each rank's GPU in percent; NaN: unknown.
+        used: bytes in use on each rank's GPU; NaN: unknown.
+    """
+    known = [value for value in busy if not math.isnan(value)]
+    bytes_used = [value for value in used if not math.isnan(value)]
+    facts = {"gpu_utilization": round(sum(known) / len(known), 1)} if known else {}
+    return facts | ({"gpu_memory_gb": round(max(bytes_used) / 1e9, 3)} if bytes_used else {})
 
 
 def _rounded(value: float) -> float:
