@@ -19,6 +19,7 @@ from hpcrun.batch.notify import delivery
 from hpcrun.batch.notify.delivery import Undelivered, deliver
 from hpcrun.batch.notify.message import LINE_CHARACTERS, LINES, message
 from hpcrun.batch.notify.starting import start
+from hpcrun.cli.main import guarded
 from hpcrun.config import Watch
 from hpcrun.lifecycle.history import Cause
 from hpcrun.lifecycle.notification import KEY, due, notification_of
@@ -192,6 +193,7 @@ DECIDER = """
 import os, signal, sys
 from pathlib import Path
 from hpcrun.batch.notify.starting import start
+from hpcrun.cli.main import guarded
 from hpcrun.run.directory import RunDirectory
 from tests.batch.test_notify import end
 run = RunDirectory(Path(sys.argv[1]))
@@ -307,3 +309,24 @@ def test_a_target_that_hangs_does_not_hold_up_a_run(tmp_path: Path) -> None:
     assert jobs.result(run)["state"] == "finished"
     jobs.wait_for(lambda: bool(outcomes(run)))
     assert outcomes(run) == ["notify-failed"]
+
+
+def test_the_command_sends_a_test_message(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOOK", receiver.url)
+    assert guarded(["notify", "watch.notify=env:HOOK", "name=gpt"]) == 0
+    assert "delivered" in capsys.readouterr().out
+    (sent,) = receiver.received
+    assert (sent["event"], sent["name"]) == ("test", "gpt")
+    receiver.answers = [404]
+    assert guarded(["notify", f"watch.notify={receiver.url}"]) == 1
+    monkeypatch.delenv("HOOK")
+    assert guarded(["notify", "watch.notify=env:HOOK"]) == 1
+    assert guarded(["notify"]) == 2
+    refused, unset, absent = capsys.readouterr().err.splitlines()
+    assert "not delivered" in refused
+    assert "404" in refused
+    assert SECRET not in refused
+    assert "the environment variable HOOK is not set here" in unset
+    assert "watch.notify: is not set" in absent

@@ -1,11 +1,13 @@
 """The batch step, with substitutes for Slurm's programs that record their calls."""
 
+import json
 import os
 import shlex
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +34,9 @@ SHOWN = (
 class Desk:
     """A run and the programs of a Slurm that knows job 7."""
 
-    def __init__(self, folder: Path, **job: Any) -> None:
-        config = Config.model_validate({"job": job, "train": {"batch_size": 64}})
+    def __init__(self, folder: Path, *, watch: Mapping[str, Any] | None = None, **job: Any) -> None:
+        sections = {"job": job, "watch": watch or {}, "train": {"batch_size": 64}}
+        config = Config.model_validate(sections)
         self.run = create(folder / "a run", to_yaml(config), {})
         self.run.logs.mkdir(exist_ok=True)
         self.bin = folder / "bin"
@@ -355,6 +358,24 @@ def test_a_persons_own_script_that_may_not_be_requeued_says_what_to_do(desk: Des
     desk.answer("srun", "exit 1")
     assert desk.step("--own-script") == 75
     assert "no job continues a run: the batch script is your own" in desk.told()
+
+
+def test_a_run_that_no_job_continues_notifies_that_it_stopped(tmp_path: Path) -> None:
+    sent = tmp_path / "sent"
+    desk = Desk(tmp_path, watch={"notify": f"cat >> {sent}"})
+    desk.answer(
+        "scontrol",
+        f"if [ $1 = show ]; then printf '{SHOWN}'; else echo 'Access/permission denied' >&2; exit 1; fi",
+    )
+    open_attempt(desk.run, FIRST, Budgets())
+    desk.answer("srun", "exit 1")
+    assert desk.step("--own-script") == 75, desk.told()
+    (given_up,) = [event for event in read_events(desk.run) if event.what == "given-up"]
+    assert (given_up.attempt, given_up.cause) == (FIRST, "crash")
+    message = json.loads(sent.read_text())
+    assert (message["event"], message["cause"]) == ("stopped", "crash")
+    assert message["reason"].startswith("no job continues the run: the batch script is your own")
+    assert [event.what for event in read_events(desk.run)].count("notified") == 1
 
 
 @pytest.mark.parametrize(

@@ -128,3 +128,26 @@ def test_following_a_run_that_has_ended_prints_all_and_ends(
     screen = Terminal(tmp_path, "logs", "-f", "a")
     assert screen.end() == 0
     assert "rank 0, restart 1 | again" in screen.text
+
+
+def test_following_goes_on_across_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "work.sh").write_text(
+        'echo "begins $HPCRUN_RESTART"\n'
+        'while [ ! -e "go-$HPCRUN_RESTART" ]; do sleep 0.1; done\n'
+        'echo "ends $HPCRUN_RESTART"\n'
+        "exit $((3 - 3 * HPCRUN_RESTART))\n"
+    )
+    words = ("submit", "--name", "b", "--executor", "local", "--cpu", "--gpus", "1", "--detach")
+    shape = ("--no-snapshot", "restarts.crash=1", "--", "sh", str(tmp_path / "work.sh"))
+    assert guarded([*words, *shape]) == 0
+    screen = Terminal(tmp_path, "logs", "-f", "b")
+    screen.read_until(r"rank 0 +\| begins 0")
+    (tmp_path / "go-0").touch()
+    screen.read_until(r"rank 0 +\| ends 0")
+    screen.read_until(r"rank 0, restart 1 \| begins 1")
+    (tmp_path / "go-1").touch()
+    assert screen.end() == 0
+    assert screen.text.count("ends 1") == 1
