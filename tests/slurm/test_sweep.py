@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
+from collections import Counter
 
 import pytest
 
@@ -86,11 +88,37 @@ def sweep_with_four_ends(bench: Bench, name: str, axes: dict[str, list[str]]) ->
     assert [event.cause for event in jobs.events(runs[0], "ended")] == ["crash", "crash"]
     told = bench.hpcrun("aggregate", f"runs/{name}")
     assert f"{count} runs (1 failed, {count - 2} finished, 1 stopped)" in told
+    states = dict.fromkeys(range(count), "finished") | {0: "failed", 1: "stopped"}
+    preempted = {count - 1, count - 2}
+    assert told_by_status(bench, name) == (states, preempted)
+    assert told_by_report(bench, name) == (states, preempted)
     # A single array: its tasks have the numbers of the elements.
     given = {number: jobs.events(run, "submitted") for number, run in runs.items()}
     ids = {number: one[0].attempt.job for number, one in given.items() if one[0].attempt}
     array = ids[0].partition("_")[0]
     assert ids == {number: f"{array}_{number}" for number in kinds}
+
+
+def told_by_status(bench: Bench, name: str) -> tuple[dict[int, str], set[int]]:
+    """Return the state of each element, and the preempted elements, as `hpcrun status` tells them."""
+    lines = bench.hpcrun("status", name, "--json").splitlines()
+    rows = [json.loads(line) for line in lines if line.startswith("{")]
+    numbers = [int(row["name"].rpartition("/")[2]) for row in rows]
+    states = {number: row["state"] for number, row in zip(numbers, rows, strict=True)}
+    pairs = zip(numbers, rows, strict=True)
+    return states, {number for number, row in pairs if "preemption" in row["restarts"]}
+
+
+def told_by_report(bench: Bench, name: str) -> tuple[dict[int, str], set[int]]:
+    """Return the same as `hpcrun report` tells it, from the table of all runs and the timeline."""
+    bench.hpcrun("report", f"runs/{name}", "-o", f"{name}.html")
+    page = (bench.folder / f"{name}.html").read_text()
+    table = page[page.index("All runs.") : page.index("Origin of the runs.")]
+    rows = re.findall(r'<tr><td>(\d+)</td><td><span class="mark \w+">(\w+)</span>', table)
+    states = {int(number): state for number, state in rows}
+    for state, count in Counter(states.values()).items():
+        assert f"<dt>{state}</dt><dd>{count}</dd>" in page
+    return states, {int(number) for number in re.findall(r"<title>(\d+): preemption<", page)}
 
 
 def test_each_element_of_a_sweep_has_its_own_end(bench: Bench) -> None:
