@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -109,14 +110,19 @@ def _parse_lines(data: bytes) -> None:
             continue
 
 
-def measured(command: list[str]) -> tuple[float, float, float]:
-    """Run ``command``; return wall seconds, CPU seconds and the maximum memory in GB."""
-    begun, before = time.perf_counter(), os.times()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    peak = 0
-    while process.poll() is None:
-        peak = max(peak, _memory(process.pid))
-        time.sleep(0.1)
+def measured(command: list[str], printed: Path | None = None) -> tuple[float, float, float]:
+    """Run ``command``; return wall seconds, CPU seconds and the maximum memory in GB.
+
+    Args:
+        printed: the file that gets the output; None: nobody reads the output.
+    """
+    with (printed or Path(os.devnull)).open("wb") as output:
+        begun, before = time.perf_counter(), os.times()
+        process = subprocess.Popen(command, stdout=output)
+        peak = 0
+        while process.poll() is None:
+            peak = max(peak, _memory(process.pid))
+            time.sleep(0.1)
     if process.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
     after = os.times()
@@ -178,11 +184,21 @@ def _measure(scratch: Path, options: argparse.Namespace) -> None:
         program += ["--processes", str(options.processes)]
     parsing = [sys.executable, __file__, "--parse-only", str(folder)]
     base = _shown("parsing only", measured(parsing))
-    cold = _shown("cold", measured(program), base, "parsing only")
+    printed = scratch / "summary"
+    cold = _shown("cold", measured(program, printed), base, "parsing only")
+    _require_named(printed, torn + corrupt)
     _shown("warm", measured(program))
     changed = change(folder, 0.01)
     _shown(f"{changed} changed", measured(program), cold, "cold")
     print(f"results.h5: {output.stat().st_size / 1e9:.2f} GB", flush=True)
+
+
+def _require_named(printed: Path, bad: int) -> None:
+    """Check that the summary names the torn and the corrupt runs, which come first, and no others."""
+    found = {int(number) for number in re.findall(r"-(\d{5})/\w+\.\w+: ", printed.read_text())}
+    if found != set(range(bad)):
+        raise SystemExit(f"the summary names the runs {sorted(found)}, not the first {bad}")
+    print(f"the summary names all {bad} torn and corrupt files", flush=True)
 
 
 def _shown(

@@ -26,7 +26,7 @@ from hpcrun.printing import say
 if TYPE_CHECKING:
     from hpcrun.results.aggregate import Source, Summary
 
-_MOST_PROBLEMS = 20
+_MOST_PROBLEMS = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
