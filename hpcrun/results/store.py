@@ -235,17 +235,14 @@ def _copy(source: Path, target: Path) -> None:
     """Copy a file. A file system that can do so shares the blocks, which takes no time."""
     with source.open("rb") as old, target.open("wb") as new:
         left = os.fstat(old.fileno()).st_size
-        while left:
-            try:
-                done = os.copy_file_range(old.fileno(), new.fileno(), left)
-            except OSError as error:
-                if error.errno not in _NOT_BETWEEN_THESE:
-                    raise
-                shutil.copyfileobj(old, new, _COPIED)
-                return
-            if not done:
-                return
-            left -= done
+        try:
+            while left and (done := os.copy_file_range(old.fileno(), new.fileno(), left)):
+                left -= done
+        except OSError as error:
+            if error.errno not in _NOT_BETWEEN_THESE:
+                raise
+        # Also where a file system claims to have reached the end too early.
+        shutil.copyfileobj(old, new, _COPIED)
 
 
 def _utf8(kind: np.dtype[Any]) -> np.dtype[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from hpcrun.reporting.content import Content
 from hpcrun.reporting.efficiency import Efficiency
@@ -13,6 +14,7 @@ from hpcrun.reporting.sweep import Sensitivity, number, shown
 from hpcrun.results.statistics import Interval, describe
 
 _MOST_KEYS = 6
+_MOST_SEEDS = 12
 
 
 def state_mark(state: str) -> Markup:
@@ -63,11 +65,17 @@ def left_out_table(content: Content) -> Markup:
 def missing_table(content: Content) -> Markup | None:
     """Return a row for each config without a run of a seed that other configs have."""
     rows = [
-        (element("code", group.label), ", ".join(map(str, group.missing)))
+        (element("code", group.label), _few(group.missing))
         for group in content.groups
         if group.missing
     ]
     return table(("config", "seeds without a run"), rows, wide=(0, 1)) if rows else None
+
+
+def _few(seeds: Sequence[Any]) -> str:
+    """Name some seeds: of random configs with a seed each, every config lacks all other seeds."""
+    more = f" and {len(seeds) - _MOST_SEEDS:,} more" if len(seeds) > _MOST_SEEDS else ""
+    return f"{', '.join(map(str, seeds[:_MOST_SEEDS]))}{more}"
 
 
 def runs_table(content: Content) -> Markup:
