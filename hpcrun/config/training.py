@@ -174,6 +174,10 @@ class FSDP(Section):
     reshard_after_forward: bool = Field(
         default=True, description="Free gathered weights after the forward pass, to save memory."
     )
+    reduce_each_micro_batch: Literal["auto", True, False] = Field(
+        default="auto",
+        description="Reduce gradients in every micro-batch, to save memory; auto: from 2 GB of gradients.",
+    )
     cpu_offload: bool = Field(
         default=False, description="Keep shards and optimizer state on the CPU between uses."
     )

@@ -56,6 +56,16 @@ def test_settings_already_in_use_are_not_advised() -> None:
     assert "1/4 of weights" in everything
 
 
+def test_micro_batches_with_fsdp_come_without_unsharded_gradients() -> None:
+    each = "fsdp.reduce_each_micro_batch=true"
+    first, *_ = advice(replace(USAGE, parallel="fsdp"))
+    assert first.startswith(f"train.micro_batch=8 {each} computes 8 samples")
+    first, *_ = advice(replace(USAGE, parallel="fsdp", micro_batch=8))
+    assert first.startswith(f"{each} keeps no unsharded gradients")
+    assert each not in told(parallel="fsdp", micro_batch=8, reduces_each=True)
+    assert each not in told()
+
+
 @pytest.mark.parametrize(
     "settings",
     [

@@ -31,6 +31,7 @@ class Usage:
 
     ``micro_batch``: samples that a rank computes at a time; 0 before the first step, while the model moves
     to its device. ``accumulation``: as in the config. ``only_ddp``: a key that prevents sharding.
+    ``reduces_each``: FSDP reduces gradients in every micro-batch, as the config says.
     """
 
     batch_size: int
@@ -45,6 +46,7 @@ class Usage:
     compression: str = "none"
     only_ddp: str | None = None
     compile_mode: str | None = None
+    reduces_each: bool = False
 
 
 def usage(
@@ -64,6 +66,7 @@ def usage(
         compression=config.train.compression,
         only_ddp=only_ddp(config),
         compile_mode=config.train.compile_mode if config.train.compile else None,
+        reduces_each=config.fsdp.reduce_each_micro_batch is True,
     )
 
 
@@ -93,10 +96,16 @@ def advice(now: Usage) -> Iterator[str]:
 
 
 def _smaller_activations(now: Usage) -> Iterator[str]:
+    # Between micro-batches FSDP holds the gradients of all parameters, unless it reduces them each time.
+    each = "fsdp.reduce_each_micro_batch=true"
+    holds = now.parallel == "fsdp" and not now.reduces_each
+    if holds and accumulation_for(now.batch_size, now.ranks, now.micro_batch) > 1:
+        yield f"{each} keeps no unsharded gradients between micro-batches; gradients are sent more often"
     if now.micro_batch > 1:
         half = (now.micro_batch + 1) // 2
         parts = accumulation_for(now.batch_size, now.ranks, half)
         instead = " train.accumulation=1" if now.accumulation > 1 else ""
+        instead += f" {each}" if holds else ""
         yield (
             f"train.micro_batch={half}{instead} computes {half} samples at a time instead of "
             f"{now.micro_batch}, in {parts} micro-batches per step; the batch stays {now.batch_size}"

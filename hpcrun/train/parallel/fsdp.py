@@ -30,6 +30,7 @@ from hpcrun.train.model.blocks import blocks, by_class, by_size, kind, unshared
 from hpcrun.train.model.prepare import compile_in_place
 from hpcrun.train.parallel.from_rank_zero import copy_from_rank_zero
 from hpcrun.train.parallel.fsdp_check import ShardedUse
+from hpcrun.train.parallel.memory_estimate import MANY_GRADIENTS
 from hpcrun.train.parallel.strategies import Strategy
 from hpcrun.train.parallel.unsharded_copy import with_weights, without_weights
 from hpcrun.train.task_checks import unshardable
@@ -56,7 +57,8 @@ class FSDPStrategy(Strategy):
         self._precision = options.param_dtype or precision
         self._autocast, self._scaled = precision in ("bf16", "fp16"), precision == "fp16"
         self._shape: nn.Module | Exception | None = None
-        self._syncs = True
+        self._syncs = self._was_last = True
+        self._reduces_each = options.reduce_each_micro_batch is True
         self._may_differ = distributed.find_unused_parameters
         self._use: ShardedUse | None = None
         self._compiled = False
@@ -88,6 +90,8 @@ class FSDPStrategy(Strategy):
                 f"train.parallel: fsdp cannot shard the model: {unfit}; {remedy}, or use ddp"
             )
         parts = units(module, self._options)
+        if self._options.reduce_each_micro_batch == "auto":
+            self._reduces_each = self._unsharded_gradients(module) >= MANY_GRADIENTS
         _cast_buffers(module, self._options.buffer_dtype)
         options = self._sharding(_mesh(self._distributed, self._options, self._device))
         below: dict[str, Any] = {"reshard_after_forward": self._options.reshard_after_forward}
@@ -126,15 +130,17 @@ class FSDPStrategy(Strategy):
     def micro_batch(
         self, model: nn.Module, *, last: bool
     ) -> contextlib.AbstractContextManager[Any]:
-        if self._syncs != last and isinstance(model, FSDPModule):
-            model.set_requires_gradient_sync(last)
-            if not self._options.reshard_after_forward:
+        reduces = last or self._reduces_each
+        if isinstance(model, FSDPModule):
+            if self._syncs != reduces:
+                model.set_requires_gradient_sync(reduces)
+            if self._was_last != last and not self._options.reshard_after_forward:
                 # reshard_after_forward=false spends memory on gathered weights: keep them between
                 # micro-batches too.
                 model.set_reshard_after_backward(last)
-            self._syncs = last
+            self._syncs, self._was_last = reduces, last
         if self._use is not None:
-            self._use.begin(last=last)
+            self._use.begin(last=last, reduces=reduces)
         return self._passes(self._use if last and self._may_differ else None)
 
     def clip(self, parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
@@ -207,6 +213,12 @@ class FSDPStrategy(Strategy):
             ) from error
         if use is not None:
             use.drop_unused_gradients()
+
+    def _unsharded_gradients(self, module: nn.Module) -> int:
+        """Return the bytes of gradients on each rank if only the last micro-batch reduces them."""
+        dtype = _DTYPES.get(self._options.reduce_dtype or self._precision, torch.float32)
+        trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
+        return trained * dtype.itemsize
 
     def _running_norms(self, module: nn.Module) -> list[nn.Module]:
         """Return the norms with running statistics in fp32; their weights must stay in fp32 too."""

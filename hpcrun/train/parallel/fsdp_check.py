@@ -46,7 +46,7 @@ class ShardedUse:
         self._hooks: list[Any] = []
         self._group: Any = None
         self._rank = 0
-        self._forward = self._last = False
+        self._forward = self._last = self._reduces = False
         if may_differ:
             self._learn_parameters()
 
@@ -63,9 +63,9 @@ class ShardedUse:
             self._hooks.append(part.register_forward_pre_hook(given, with_kwargs=True))
             self._hooks.append(part.register_forward_hook(results))
 
-    def begin(self, *, last: bool) -> None:
-        """Start a micro-batch; ``last``: the last one of its step."""
-        self._forward, self._last = True, last
+    def begin(self, *, last: bool, reduces: bool) -> None:
+        """Start a micro-batch; ``last``: of its step; ``reduces``: its backward pass reduces gradients."""
+        self._forward, self._last, self._reduces = True, last, reduces
 
     def before_backward(self, value: Tensor) -> None:
         """Check the end of a forward pass with the loss ``value``. Collective while the ranks compare.
@@ -125,16 +125,18 @@ class ShardedUse:
     def _compare_gradients(self, value: Tensor) -> None:
         nodes = reached(value)
         self._reached |= self._whole.keys() - unreached(value, self._whole.items())
-        # Gradients are reduced in the last micro-batch, and any micro-batch of the step may produce them.
+        # A reduction takes the gradients of this micro-batch and of those before that had no reduction.
         missing = [
             name
             for name, parameter in self._whole.items()
-            if self._last and parameter.requires_grad and name not in self._reached
+            if self._reduces and parameter.requires_grad and name not in self._reached
         ]
         # A part in the backward pass takes part in collectives even if no parameter has a gradient.
         idle = [name for name, ends in self._results.items() if _apart(nodes, ends)]
         # If the gradient does not reach the part's inputs, the part reduces after the root, not before it.
-        late = [name for name, ends in self._given.items() if self._last and _apart(nodes, ends)]
+        late = [name for name, ends in self._given.items() if self._reduces and _apart(nodes, ends)]
+        if self._reduces:
+            self._reached.clear()
         words = self._gather_from_all((node_name(), idle, late, missing))
         hosts, *kinds = zip(*words, strict=True)
         idle_somewhere, late_somewhere, missing_somewhere = map(_not_on_all, kinds)

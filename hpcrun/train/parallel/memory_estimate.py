@@ -11,6 +11,12 @@ from hpcrun.checkpoint.storage.errors import amount
 HEADROOM = 0.4
 """The fraction of a device's memory reserved for activations, workspaces and fragmentation."""
 
+MANY_GRADIENTS = 2 * 10**9
+"""Bytes of unsharded gradients from which FSDP reduces gradients in every micro-batch by default.
+
+Not a part of the device's memory: another kind of GPU after a requeue would change the order of sums.
+"""
+
 
 @dataclass(frozen=True)
 class Need:
