@@ -24,7 +24,7 @@ _WAYS = (
     *("train.parallel", "train.find_unused_parameters", "train.gradient_as_bucket_view"),
     *("fsdp.shard", "fsdp.wrap", "fsdp.min_parameters", "fsdp.classes"),
     *("fsdp.reshard_after_forward", "fsdp.cpu_offload"),
-    "fsdp.reduce_each_micro_batch",
+    *("fsdp.deferred_init", "fsdp.reduce_each_micro_batch"),
     *("train.compile", "train.compile_mode", "train.deterministic", "optim.fused"),
     *("data.workers", "data.prefetch"),
 )

@@ -174,6 +174,10 @@ class FSDP(Section):
     reshard_after_forward: bool = Field(
         default=True, description="Free gathered weights after the forward pass, to save memory."
     )
+    deferred_init: Literal["auto", True, False] = Field(
+        default="auto",
+        description="Compute the weights after sharding; auto: if parallel=fsdp and the model allows.",
+    )
     reduce_each_micro_batch: Literal["auto", True, False] = Field(
         default="auto",
         description="Reduce gradients in every micro-batch, to save memory; auto: from 2 GB of gradients.",

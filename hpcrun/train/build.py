@@ -1,5 +1,6 @@
 """Build the trainer of a config and a task, with the wrapped model."""
 
+import torch
 from torch import nn
 
 from hpcrun.cluster.distributed import DistributedConfig
@@ -8,9 +9,12 @@ from hpcrun.device import vendor
 from hpcrun.device.vendor import CompileMode
 from hpcrun.errors import UserError
 from hpcrun.train.data.batching import accumulation_of
+from hpcrun.train.deferred.build import Deferred
+from hpcrun.train.deferred.fill import fill
 from hpcrun.train.errors import known_to_all
 from hpcrun.train.model.prepare import Preparation
 from hpcrun.train.optimizer import build_schedule, optimizer_of
+from hpcrun.train.parallel import process_group
 from hpcrun.train.parallel.choose import Parallel
 from hpcrun.train.parallel.gradient_compression import compression
 from hpcrun.train.step.precision import shortfall
@@ -24,8 +28,11 @@ def build_trainer(
     model: nn.Module,
     distributed: DistributedConfig,
     parallel: Parallel,
+    deferred: Deferred | None = None,
 ) -> DistributedAMPTrainer:
     """Build this rank's trainer with its optimizer. Collective.
+
+    ``deferred``: the recorded build of ``model``, if its weights are not computed yet.
 
     Raises:
         UserError: the model or the task's optimizer does not fit the config.
@@ -57,6 +64,19 @@ def build_trainer(
         print(f"hpcrun: {precision_note}", flush=True)
     try:
         trainer.wrap_model()
+        if deferred is not None:
+            place = torch.device("cpu") if config.fsdp.cpu_offload else trainer.device
+            at, group = trainer.device, trainer.control_group()
+            # The other ranks wait while rank 0 computes; a normal build has this time too.
+            with process_group.waiting_at_least(config.train.hang_start):
+                fill(
+                    deferred,
+                    trainer.module,
+                    device=at,
+                    place=place,
+                    rank=distributed.rank,
+                    group=group,
+                )
         _ = trainer.optimizer
     except UserError as error:
         # The model is the same on every rank, so every rank has this error.

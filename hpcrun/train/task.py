@@ -68,7 +68,11 @@ class Task(ABC):
 
     @abstractmethod
     def build_model(self) -> "nn.Module":
-        """Return the model, on the CPU. The generators have the same seed on every rank."""
+        """Return the model, on the CPU. The generators have the same seed on every rank.
+
+        With FSDP the call is recorded with tensors that have no memory; if that is not possible, there is a
+        second call: docs/training.md, "Models that do not fit a node's memory".
+        """
 
     @abstractmethod
     def train_dataset(self) -> "Dataset[Any]":

@@ -234,7 +234,7 @@ class FSDPStrategy(Strategy):
     def _from_rank_zero(self, part: nn.Module) -> None:
         """Broadcast rank 0's values of tensors that are not sharded yet, as DDP does."""
         for value in [*part.parameters(), *part.buffers()]:
-            if not isinstance(value, DTensor):
+            if not isinstance(value, DTensor) and not value.is_meta:
                 value.data = value.data.to(self._device)
                 copy_from_rank_zero(value.data)
 

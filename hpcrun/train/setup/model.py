@@ -74,7 +74,10 @@ def build_model(
     parallel = resolve_parallel(config, opened.model, distributed, context.group, earlier)
     with context.explain_memory(None, parallel, device):
         with context.at("wrapping the model"):
-            trainer = build_trainer(config, opened.task, opened.model, distributed, parallel)
+            opened = opened.for_parallel(parallel, config)
+            trainer = build_trainer(
+                config, opened.task, opened.model, distributed, parallel, opened.deferred
+            )
         with context.at("restoring"):
             restored = restore(context.run, config, trainer, engine)
     here = environment(device, distributed, context.group)

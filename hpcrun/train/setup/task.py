@@ -2,21 +2,25 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils.data import Dataset, default_collate
 
+from hpcrun.checkpoint.state import capture
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import Config
 from hpcrun.errors import UserError
 from hpcrun.train.data.batches import length, require_trainable
 from hpcrun.train.data.workers import worker_processes
-from hpcrun.train.determinism import seed_alike
+from hpcrun.train.deferred.build import Deferred
 from hpcrun.train.parallel import process_group
+from hpcrun.train.parallel.choose import Parallel
 from hpcrun.train.phase import PREPARING
 from hpcrun.train.setup.context import Context
+from hpcrun.train.setup.deferral import all_deferred, build_model, build_whole
 from hpcrun.train.task import Task, load_task
 from hpcrun.train.task_checks import require_model
 
@@ -32,6 +36,8 @@ class OpenedTask:
     model: nn.Module
     dataset: "Dataset[Any]"
     validation_set: "Dataset[Any] | None"
+    deferred: Deferred | None = None
+    """The recorded build of a model without weights."""
 
     @property
     def collate(self) -> Callable[[list[Any]], Any]:
@@ -39,6 +45,12 @@ class OpenedTask:
         # Not the task's method unless it is overridden: a loader process gets a copy of the whole task.
         overridden = type(self.task).collate is not Task.collate
         return self.task.collate if overridden else default_collate
+
+    def for_parallel(self, parallel: Parallel, config: Config) -> "OpenedTask":
+        """Return the task with the model that ``parallel`` needs: only FSDP takes a model without weights."""
+        if self.deferred is None or parallel == "fsdp":
+            return self
+        return replace(self, model=build_whole(self.task, config, self.deferred), deferred=None)
 
 
 def open_task(context: Context) -> OpenedTask:
@@ -54,16 +66,19 @@ def open_task(context: Context) -> OpenedTask:
     with process_group.waiting_at_least(_MAX_PREPARE), context.at(PREPARING):
         context.together(work)
     with context.at("building the model and its data"):
-        return context.together(lambda: _open(task, context.config, context.distributed))
+        opened = context.together(lambda: _open(task, context.config, context.distributed))
+        config, distributed = context.config, context.distributed
+        if all_deferred(opened.deferred, config, distributed, context.group):
+            return opened
+        # A rank that could not defer its build has the whole model, and so must all.
+        return opened.for_parallel("ddp", config)
 
 
 def _open(task: Task, config: Config, distributed: DistributedConfig) -> OpenedTask:
-    # The same seed on every rank, so that all ranks start with the same weights.
-    seed_alike(config.seed)
-    model = task.build_model()
+    model, deferred = build_model(task, config, distributed)
     ranks, gpu = distributed.world_size, bool(distributed.device_ids)
     require_model(model, task, config, ranks=ranks, gpu=gpu)
-    dataset, validation_set = task.train_dataset(), task.validation_dataset()
+    dataset, validation_set = _datasets(task, deferred)
     require_trainable(dataset, ranks, worker_processes(config, os.environ))
     if validation_set is not None:
         length(validation_set)
@@ -78,7 +93,17 @@ def _open(task: Task, config: Config, distributed: DistributedConfig) -> OpenedT
                 f"hpcrun: {key}: has no effect: {type(task).__name__} has no validation set",
                 flush=True,
             )
-    return OpenedTask(task, model, dataset, validation_set)
+    return OpenedTask(task, model, dataset, validation_set, deferred)
+
+
+def _datasets(task: Task, deferred: Deferred | None) -> "tuple[Dataset[Any], Dataset[Any] | None]":
+    before = capture.capture_rank()
+    datasets = task.train_dataset(), task.validation_dataset()
+    if deferred is not None and deferred.settle_generator():
+        # They drew random numbers (random_split), which follow those of the build.
+        capture.apply_rank({**before, "cpu": torch.get_rng_state()})
+        datasets = task.train_dataset(), task.validation_dataset()
+    return datasets
 
 
 def _validation_keys(config: Config) -> list[str]:

@@ -1,0 +1,261 @@
+"""Build a model on the meta device so that its weights can be computed later, with the same bits."""
+
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from hpcrun.errors import UserError
+from hpcrun.run.traces import place_of
+from hpcrun.train.deferred.generators import Generators
+from hpcrun.train.deferred.recording import Recording
+from hpcrun.train.deferred.tape import Tape, Unreplayable, View
+
+_CONTAINERS = (list, tuple, dict)
+_OF_MODULES = {"_parameters", "_buffers", "_modules"}
+
+
+@dataclass(frozen=True)
+class DeferredParameter:
+    """A parameter without content: its name, its place in the recorded build, its owners and attributes."""
+
+    name: str
+    view: View
+    owners: tuple[tuple[nn.Module, str], ...]
+
+
+@dataclass(frozen=True)
+class Deferred:
+    """A model on the meta device, except for its buffers, and the recording of its build.
+
+    ``reached``: the draw after which torch's default generator stands now; None if the build has drawn
+    nothing since the last seed.
+    """
+
+    model: nn.Module
+    parameters: tuple[DeferredParameter, ...]
+    tape: Tape
+    reached: int | None
+    state: Tensor
+    generators: Generators
+
+    def order(self) -> list[str]:
+        """Return the names of the parameters in the order of :meth:`compute`."""
+        places = self._by_storage()
+        return [each.name for key in self.tape.order(places) for each in places[key]]
+
+    def compute(self, take: Callable[[str, Tensor], None]) -> None:
+        """Compute all parameters, and pass each with its name to ``take``; only a few exist at a time."""
+        places = self._by_storage()
+
+        def deliver(key: int, content: torch.UntypedStorage) -> None:
+            for each in places[key]:
+                take(each.name, each.view.of(content))
+
+        self.tape.replay(places, deliver)
+
+    def settle_generator(self) -> bool:
+        """Set torch's default generator to its state after the build, if the program has used it since then.
+
+        Returns:
+            True if it was used: what the program drew since then is wrong.
+        """
+        if self.reached is None or torch.equal(torch.get_rng_state(), self.state):
+            return False
+        after = self.tape.replay((), _nowhere, after=[self.reached])
+        torch.set_rng_state(after[self.reached])
+        return True
+
+    def rebuild(self, make: Callable[[], nn.Module]) -> nn.Module:
+        """Return a model with weights from ``make``, which must start as the recorded build did.
+
+        The generators of the build stay as they are.
+        """
+        now = [(generator, generator.get_state()) for generator, _ in self.generators.living()]
+        self.generators.rewind()
+        try:
+            return make()
+        finally:
+            for generator, state in now:
+                generator.set_state(state)
+
+    def _by_storage(self) -> dict[int, list[DeferredParameter]]:
+        places: dict[int, list[DeferredParameter]] = {}
+        for each in self.parameters:
+            places.setdefault(each.view.storage, []).append(each)
+        return places
+
+
+def build_deferred(make: Callable[[], nn.Module]) -> Deferred:
+    """Run ``make`` without memory for the model's parameters.
+
+    Buffers, and tensors in other attributes of modules, are computed: they are small, and code may read them.
+    Python's and numpy's generators move as in a normal build; torch's default generator: see
+    :meth:`Deferred.settle_generator`.
+
+    Raises:
+        Unreplayable: the parameters cannot be computed later with the same bits. The generators are as they
+            were before.
+    """
+    recording = Recording()
+    try:
+        return _record(recording, make)
+    except (Unreplayable, UserError):
+        recording.generators.rewind()
+        raise
+
+
+def _record(recording: Recording, make: Callable[[], nn.Module]) -> Deferred:
+    try:
+        with recording:
+            model = make()
+    except UserError:
+        raise
+    except Exception as error:
+        where, _ = place_of(error)
+        reason = recording.refused or f"{type(error).__name__}: {error}".splitlines()[0]
+        raise Unreplayable(f"{reason}{f' at {where}' if where else ''}") from None
+    if recording.refused:
+        raise Unreplayable(recording.refused)
+    if not isinstance(model, nn.Module):
+        raise Unreplayable("it returns no module")
+    parameters = _Swap(recording, model).swap()
+    reached = _finish_generators(recording)
+    if recording.survivors():
+        gc.collect()
+    if recording.survivors():
+        raise Unreplayable(
+            f"{recording.survivors()} of its tensors are held outside parameters and buffers"
+        )
+    return Deferred(
+        model, parameters, recording.tape, reached, torch.get_rng_state(), recording.generators
+    )
+
+
+def _finish_generators(recording: Recording) -> int | None:
+    """Give the generators that live on their true states; return the draw of the default generator."""
+    marked = recording.generators.marked()
+    default = [number for generator, number in marked if generator is torch.default_generator]
+    others = [each for each in marked if each[0] is not torch.default_generator]
+    states = recording.tape.replay((), _nowhere, after=[number for _, number in others])
+    for generator, number in others:
+        generator.set_state(states[number])
+    return default[0] if default else None
+
+
+@dataclass
+class _Swap:
+    """Puts meta parameters and computed buffers in place of a recorded model's fake tensors."""
+
+    recording: Recording
+    model: nn.Module
+    _new: dict[int, Any] = field(default_factory=dict)
+    _views: dict[int, View] = field(default_factory=dict)
+
+    def swap(self) -> tuple[DeferredParameter, ...]:
+        """Replace all fake tensors of the model; return its parameters without content.
+
+        Raises:
+            Unreplayable: a tensor of the model has no content in the recording.
+        """
+        parameters = self._parameters()
+        deferred = {each.view.storage for each in parameters}
+        computed = self._others(deferred)
+        tape, contents = self.recording.tape, dict[int, torch.UntypedStorage]()
+        tape.replay({view.storage for view in computed.values()}, contents.__setitem__)
+        for key, view in computed.items():
+            self._new[key] = view.of(contents[view.storage])
+        for module in self.model.modules():
+            for name, value in list(module._buffers.items()):
+                if id(value) in self._new:
+                    module._buffers[name] = self._new[id(value)]
+            for name, value in _attributes(module):
+                if any(id(leaf) in self._new for leaf in tree_leaves(value)):
+                    changed = tree_map(lambda leaf: self._new.get(id(leaf), leaf), value)
+                    module.__dict__[name] = changed
+            for name, value in list(module._parameters.items()):
+                if id(value) in self._new:
+                    module._parameters[name] = self._new[id(value)]
+        return parameters
+
+    def _parameters(self) -> tuple[DeferredParameter, ...]:
+        plain = {*vars(self._blank())}
+        owners: dict[int, list[tuple[nn.Module, str]]] = {}
+        named: dict[int, tuple[str, Tensor]] = {}
+        for path, module in self.model.named_modules():
+            for name, value in module._parameters.items():
+                if value is not None and self._is_fake(value, full := _join(path, name)):
+                    owners.setdefault(id(value), []).append((module, name))
+                    named.setdefault(id(value), (full, value))
+        found = []
+        for key, (full, fake) in named.items():
+            hooks = fake._backward_hooks or getattr(fake, "_post_accumulate_grad_hooks", None)
+            if hooks or not fake.is_leaf or fake.grad is not None:
+                raise Unreplayable(f"{full} has a hook or a gradient")
+            view = self._view(full, fake)
+            meta = torch.empty_strided(view.size, view.stride, dtype=view.dtype, device="meta")
+            new = nn.Parameter(meta, requires_grad=fake.requires_grad)
+            vars(new).update({k: v for k, v in vars(fake).items() if k not in plain})
+            self._new[key] = new
+            found.append(DeferredParameter(full, view, tuple(owners[key])))
+        return tuple(found)
+
+    def _others(self, deferred: set[int]) -> dict[int, View]:
+        """Return the views of the fake tensors in buffers and attributes, by ``id``."""
+        found: dict[int, View] = {}
+        for path, module in self.model.named_modules():
+            for name, value in [*module._buffers.items(), *_attributes(module)]:
+                for leaf in tree_leaves(value):
+                    full = _join(path, name)
+                    if id(leaf) in self._new or not isinstance(leaf, Tensor):
+                        continue
+                    if self._is_fake(leaf, full):
+                        found[id(leaf)] = self._view(full, leaf)
+                        if found[id(leaf)].storage in deferred:
+                            raise Unreplayable(f"{full} shares the memory of a parameter")
+                        if leaf.grad_fn is not None:
+                            raise Unreplayable(f"{full} has a graph of gradients")
+        return found
+
+    def _view(self, name: str, fake: Tensor) -> View:
+        view = self.recording.view(fake)
+        if not self.recording.tape.written(view.storage):
+            raise Unreplayable(f"{name} is uninitialized memory")
+        return view
+
+    def _is_fake(self, value: Tensor, name: str) -> bool:
+        if type(value) is FakeTensor:
+            return True
+        if isinstance(value, FakeTensor) or value.is_meta or self.recording.owns(value):
+            raise Unreplayable(f"{name} is a {type(value).__name__} on the device {value.device}")
+        return False
+
+    def _blank(self) -> nn.Parameter:
+        with self.recording:
+            return nn.Parameter(torch.empty(1))
+
+
+def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of ``module`` that are tensors or hold tensors."""
+    for name, value in list(vars(module).items()):
+        if name not in _OF_MODULES and (
+            isinstance(value, Tensor)
+            or (
+                type(value) in _CONTAINERS
+                and any(isinstance(leaf, Tensor) for leaf in tree_leaves(value))
+            )
+        ):
+            yield name, value
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _nowhere(_: int, __: torch.UntypedStorage) -> None:
+    """Take no storage: the replay is for the states of generators."""

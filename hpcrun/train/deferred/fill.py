@@ -1,0 +1,86 @@
+"""Compute the weights of a sharded model whose build is deferred, and keep a shard of each on every rank."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from hpcrun.errors import UserError
+from hpcrun.train.deferred.build import Deferred, DeferredParameter
+from hpcrun.train.parallel.collective import together
+
+
+def fill(
+    deferred: Deferred,
+    module: nn.Module,
+    *,
+    device: torch.device,
+    place: torch.device,
+    rank: int,
+    group: Any,
+) -> None:
+    """Set the parameters of ``module``, sharded on the meta device. Collective.
+
+    Rank 0 computes the parameters one after another and broadcasts each, so that all ranks have the bits of
+    one machine. A rank holds its shards, the current parameter, and what the build needs for it. The
+    recording is used up.
+
+    Args:
+        device: of the collectives.
+        place: device of the shards.
+        group: a control group of all ranks.
+
+    Raises:
+        UserError: on all ranks, if the ranks have built different models.
+    """
+    root: Any = module
+    root._apply(lambda value: torch.empty_like(value, device=place) if value.is_meta else value)
+    parameters = {each.name: each for each in deferred.parameters}
+    described = [_described(parameters[name]) for name in deferred.order()]
+    words: list[Any] = [described]
+    dist.broadcast_object_list(words, src=0, group=group)
+    together(lambda: _require_same(words[0], described), rank=rank, group=group)
+
+    def share(name: str, value: Tensor) -> None:
+        whole = value.to(device).contiguous()
+        dist.broadcast(whole, src=0)
+        _keep(parameters[name], whole)
+
+    with torch.no_grad():
+        if rank == 0:
+            deferred.compute(share)
+        else:
+            for name, size, _ in described:
+                share(name, torch.empty(size, dtype=parameters[name].view.dtype, device=device))
+    deferred.tape.clear()
+
+
+def _described(parameter: DeferredParameter) -> tuple[str, tuple[int, ...], str]:
+    return parameter.name, parameter.view.size, str(parameter.view.dtype)
+
+
+def _require_same(first: list[Any], mine: list[Any]) -> None:
+    if first != mine:
+        here, there = next(
+            ((a, b) for a, b in zip(mine, first, strict=False) if a != b), ("more", "less")
+        )
+        raise UserError(
+            f"task: build_model() gives this rank another model than rank 0 ({here} instead of {there}); "
+            "build the same model on all ranks"
+        )
+
+
+def _keep(parameter: DeferredParameter, whole: Tensor) -> None:
+    """Copy this rank's shard of ``whole`` into the parameter."""
+    owner, name = parameter.owners[0]
+    current = owner._parameters[name]
+    assert isinstance(current, DTensor)
+    sizes, offsets = compute_local_shape_and_global_offset(
+        current.shape, current.device_mesh, current.placements
+    )
+    for dimension, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
+        whole = whole.narrow(dimension, min(offset, whole.shape[dimension]), size)
+    current.to_local().copy_(whole)

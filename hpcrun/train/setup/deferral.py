@@ -1,0 +1,75 @@
+"""Decide whether the task's model is built without memory for its weights, and build it either way."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from hpcrun.checkpoint.state import capture
+from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.config import Config
+from hpcrun.errors import UserError
+from hpcrun.train.deferred.build import Deferred, build_deferred
+from hpcrun.train.deferred.tape import Unreplayable
+from hpcrun.train.determinism import seed_alike
+from hpcrun.train.parallel.choose import only_ddp
+from hpcrun.train.task import Task
+
+
+def build_model(
+    task: Task, config: Config, distributed: DistributedConfig
+) -> tuple[Any, Deferred | None]:
+    """Return the result of ``task.build_model()``, and the recording of a model without weights.
+
+    Raises:
+        UserError: ``fsdp.deferred_init`` is true, and the build cannot be recorded.
+    """
+    # The same seed on every rank, so that all ranks start with the same weights.
+    seed_alike(config.seed)
+    if not _wanted(config, distributed):
+        return task.build_model(), None
+    generators = capture.capture_rank()
+    try:
+        deferred = build_deferred(task.build_model)
+    except Unreplayable as error:
+        where = f"fsdp.deferred_init: {type(task).__name__}.build_model()"
+        if config.fsdp.deferred_init is True:
+            raise UserError(
+                f"{where} cannot be deferred: {error}; change it, or set fsdp.deferred_init=false"
+            ) from None
+        if distributed.rank == 0:
+            print(f"hpcrun: {where} runs on every rank in full: {error}", flush=True)
+        capture.apply_rank(generators)
+        return task.build_model(), None
+    return deferred.model, deferred if deferred.parameters else None
+
+
+def build_whole(task: Task, config: Config, deferred: Deferred) -> nn.Module:
+    """Return the model with its weights, as a build that was never recorded; generators stay as they are."""
+    now = capture.capture_rank()
+    seed_alike(config.seed)
+    model = deferred.rebuild(task.build_model)
+    capture.apply_rank(now)
+    deferred.tape.clear()
+    return model
+
+
+def all_deferred(
+    deferred: Deferred | None, config: Config, distributed: DistributedConfig, group: Any
+) -> bool:
+    """Return True if all ranks have deferred the build. Collective."""
+    if not _wanted(config, distributed):
+        return False
+    least = torch.tensor([deferred is not None], dtype=torch.int32)
+    dist.all_reduce(least, op=dist.ReduceOp.MIN, group=group)
+    return bool(least.item())
+
+
+def _wanted(config: Config, distributed: DistributedConfig) -> bool:
+    if distributed.world_size == 1 or config.fsdp.deferred_init is False:
+        return False
+    if config.train.parallel == "auto":
+        # Most of these models fit a device; recording would delay every start.
+        return config.fsdp.deferred_init is True and only_ddp(config) is None
+    return config.train.parallel == "fsdp"
