@@ -83,6 +83,10 @@ class Train(Section):
     min_delta: NotNegative = Field(
         default=0.0, description="Minimum decrease of the validation loss that counts as better."
     )
+    init_from: Word | None = Field(
+        default=None,
+        description="File or folder of safetensors with the initial weights; null: as built.",
+    )
     ema: BelowOne | None = Field(
         default=None,
         description="Decay of the weights' moving average, used for validation; null: none.",

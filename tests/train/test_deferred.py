@@ -2,17 +2,20 @@
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import override_layer, resolve
+from hpcrun.errors import UserError
 from hpcrun.tasks import BUILTIN
 from hpcrun.tasks.finding import task_path
 from hpcrun.tasks.gpt import GPT
@@ -20,6 +23,7 @@ from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.train.deferred import tape
 from hpcrun.train.deferred.build import Deferred, build_deferred
 from hpcrun.train.deferred.tape import Unreplayable
+from hpcrun.train.model.initial_weights import load_initial_weights
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 from hpcrun.train.task import load_task
 
@@ -306,6 +310,49 @@ def test_a_build_that_cannot_be_deferred_is_refused_and_leaves_no_trace(
     assert states() == before
     assert OUTSIDE.tolist() == [1, 1, 1]
     KEPT.clear()
+
+
+def test_initial_weights_of_files_replace_those_of_the_build(tmp_path: Path) -> None:
+    class Filed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens, self.inner = nn.Embedding(7, 300), nn.Linear(300, 300)
+            self.out = nn.Linear(300, 7, bias=False)
+            self.out.weight = self.tokens.weight
+            self.norm = nn.BatchNorm1d(3)
+            self.register_buffer("turn", torch.ones(2), persistent=False)
+
+    torch.manual_seed(1)
+    wanted = {key: value + 1 for key, value in Filed().state_dict().items() if key != "out.weight"}
+    first = dict(list(wanted.items())[:3])
+    save_file(first, tmp_path / "1.safetensors")
+    rest = {key: value for key, value in wanted.items() if key not in first}
+    save_file(rest, tmp_path / "2.safetensors")
+
+    def make() -> nn.Module:
+        model = Filed()
+        load_initial_weights(model, str(tmp_path))
+        return model
+
+    require_same(make)
+    deferred = build_deferred(make)
+    for name, value in weights(deferred).items():
+        assert torch.equal(value, wanted[name]), name
+    assert torch.equal(deferred.model.norm.running_mean, wanted["norm.running_mean"])  # type: ignore[union-attr, arg-type]
+
+    def refused(change: dict[str, torch.Tensor]) -> str:
+        save_file({**rest, **change}, tmp_path / "2.safetensors")
+        with pytest.raises(UserError) as error:
+            build_deferred(make)
+        return str(error.value)
+
+    assert "has extra, which the model does not have" in refused({"extra": torch.ones(1)})
+    assert "norm.weight has the shape (4,)" in refused({"norm.weight": torch.ones(4)})
+    assert "tokens.weight is in" in refused({"tokens.weight": wanted["tokens.weight"]})
+    rest.pop("norm.bias")
+    assert "has no norm.bias (1 tensors are missing)" in refused({})
+    (tmp_path / "1.safetensors").write_bytes(b"no")
+    assert "cannot be read" in refused({})
 
 
 def test_a_rebuild_starts_as_the_recorded_build_did() -> None:

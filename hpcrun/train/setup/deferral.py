@@ -13,6 +13,7 @@ from hpcrun.errors import UserError
 from hpcrun.train.deferred.build import Deferred, build_deferred
 from hpcrun.train.deferred.tape import Unreplayable
 from hpcrun.train.determinism import seed_alike
+from hpcrun.train.model.initial_weights import load_initial_weights
 from hpcrun.train.parallel.choose import only_ddp
 from hpcrun.train.task import Task
 
@@ -28,10 +29,10 @@ def build_model(
     # The same seed on every rank, so that all ranks start with the same weights.
     seed_alike(config.seed)
     if not _wanted(config, distributed):
-        return task.build_model(), None
+        return _build(task, config), None
     generators = capture.capture_rank()
     try:
-        deferred = build_deferred(task.build_model)
+        deferred = build_deferred(lambda: _build(task, config))
     except Unreplayable as error:
         where = f"fsdp.deferred_init: {type(task).__name__}.build_model()"
         if config.fsdp.deferred_init is True:
@@ -41,7 +42,7 @@ def build_model(
         if distributed.rank == 0:
             print(f"hpcrun: {where} runs on every rank in full: {error}", flush=True)
         capture.apply_rank(generators)
-        return task.build_model(), None
+        return _build(task, config), None
     return deferred.model, deferred if deferred.parameters else None
 
 
@@ -49,7 +50,7 @@ def build_whole(task: Task, config: Config, deferred: Deferred) -> nn.Module:
     """Return the model with its weights, as a build that was never recorded; generators stay as they are."""
     now = capture.capture_rank()
     seed_alike(config.seed)
-    model = deferred.rebuild(task.build_model)
+    model = deferred.rebuild(lambda: _build(task, config))
     capture.apply_rank(now)
     deferred.tape.clear()
     return model
@@ -64,6 +65,14 @@ def all_deferred(
     least = torch.tensor([deferred is not None], dtype=torch.int32)
     dist.all_reduce(least, op=dist.ReduceOp.MIN, group=group)
     return bool(least.item())
+
+
+def _build(task: Task, config: Config) -> Any:
+    model = task.build_model()
+    source = config.train.init_from
+    if source is not None and isinstance(model, nn.Module):
+        load_initial_weights(model, source)
+    return model
 
 
 def _wanted(config: Config, distributed: DistributedConfig) -> bool:
