@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hpcrun.lifecycle.signals import STOP
     from hpcrun.run.reports import report
     from hpcrun.train.data.batches import training_steps
+    from hpcrun.train.data.mixture import Mixture
     from hpcrun.train.determinism import choose_kernels
     from hpcrun.train.model.prepare import Preparation
     from hpcrun.train.parallel.gradient_compression import compression
@@ -50,6 +51,7 @@ __all__ = [
     "ConfigError",
     "DistributedAMPTrainer",
     "DistributedConfig",
+    "Mixture",
     "Preparation",
     "Retention",
     "Run",
@@ -82,6 +84,7 @@ _HOMES = {
     "DistributedAMPTrainer": "hpcrun.train.step.trainer",
     "DistributedConfig": "hpcrun.cluster.distributed",
     "FSDP": "hpcrun.config",
+    "Mixture": "hpcrun.train.data.mixture",
     "Preparation": "hpcrun.train.model.prepare",
     "Retention": "hpcrun.checkpoint.storage.retention",
     "Run": "hpcrun.api.run",

@@ -12,7 +12,7 @@ import pytest
 
 from hpcrun.config import Config
 from hpcrun.config.shape import known_keys
-from hpcrun.tasks.options import LanguageModelData
+from hpcrun.tasks.options import LanguageModelData, TokenData
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
@@ -67,7 +67,8 @@ def test_every_program_prints_the_table_below_it() -> None:
 
 
 def test_every_key_that_the_page_names_exists() -> None:
-    known = {*known_keys(Config), *(f"data.{key}" for key in LanguageModelData.model_fields)}
+    own = (LanguageModelData, TokenData)
+    known = {*known_keys(Config), *(f"data.{key}" for kind in own for key in kind.model_fields)}
     named = set(re.findall(rf"(?<![\w/.-])((?:{SECTIONS})\.[a-z_]+)", PAGE))
     files = {"train.py", "job.env"}
     assert len(named) > 40

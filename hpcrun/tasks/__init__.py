@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 BUILTIN: dict[str, str] = {
     "language-model": "hpcrun.tasks.language_model:LanguageModel",
+    "token-model": "hpcrun.tasks.token_model:TokenModel",
     "classifier": "hpcrun.tasks.classifier:Classifier",
     "autoencoder": "hpcrun.tasks.autoencoder:Autoencoder",
 }
@@ -21,6 +22,7 @@ BUILTIN: dict[str, str] = {
 
 OPTIONS: dict[str, str] = {
     "language-model": "hpcrun.tasks.options:LANGUAGE_MODEL",
+    "token-model": "hpcrun.tasks.options:TOKEN_MODEL",
     "classifier": "hpcrun.tasks.options:CLASSIFIER",
     "autoencoder": "hpcrun.tasks.options:AUTOENCODER",
 }

@@ -27,12 +27,27 @@ from hpcrun.config import (
     with_task_options,
 )
 from hpcrun.run.directory import create
-from hpcrun.tasks import BUILTIN, autoencoder, classifier, language_model, options_for
+from hpcrun.tasks import (
+    BUILTIN,
+    autoencoder,
+    classifier,
+    language_model,
+    options_for,
+    token_model,
+)
+from hpcrun.tasks.tokens.__main__ import main as make_tokens
 from tests.train.forks import fork_ranks
 from tests.train.runs import play
 
 # What every rank would import after the fork.
-IMPORTED_ONCE = (autoencoder, classifier, language_model, sklearn.datasets, torch._dynamo)
+IMPORTED_ONCE = (
+    autoencoder,
+    classifier,
+    language_model,
+    token_model,
+    sklearn.datasets,
+    torch._dynamo,
+)
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -50,6 +65,11 @@ SMALL = {
     ],
     "autoencoder": ["model.hidden=16", "data.reconstructions=FOLDER/digits.h5"],
     "classifier": ["model.channels=4"],
+    "token-model": [
+        "model.layers=2", "model.heads=2", "model.width=32", "model.context=32",
+        "data.paths=[FOLDER/web, FOLDER/code]", "data.weights=[3, 1]", "data.boundaries=attention",
+        "train.micro_batch=null",
+    ],
 }
 # fmt: on
 
@@ -95,6 +115,9 @@ def run(folder: Path, name: str, config: Config) -> list[list[int]]:
 def main(folder: Path) -> None:
     """Run every config with every kind of parallelism, and one that is stopped on its way."""
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
+    for name, pattern in (("web", "*i*.py"), ("code", "*.py")):
+        texts = sorted(map(str, (CONFIGS.parent / "hpcrun" / "tasks").glob(pattern)))
+        assert make_tokens([str(folder / name), *texts, "--validation-fraction=0.2"]) == 0
     outcomes = {}
     for path in sorted(CONFIGS.glob("*.yaml")):
         for way, overrides in WAYS.items():

@@ -18,6 +18,7 @@ TOLD = {
     "language-model": {"unigram_entropy", "sample"},
     "autoencoder": {"test_loss", "test_squared_error", "reconstructions"},
     "classifier": {"test_accuracy", "confusion_matrix"},
+    "token-model": {"passes", "perplexity"},
 }
 
 

@@ -23,6 +23,9 @@ from hpcrun.train.data.workers import reseed, start_worker
 Places = list[Sequence[int]]
 """A micro-batch's samples: the sequence of their global positions, and of their dataset indices."""
 
+Order = Callable[[order.Indices], order.Indices]
+"""Function from global positions to dataset indices."""
+
 _PLACES_AT_ONCE = 4096
 
 
@@ -52,10 +55,8 @@ class Steps(Protocol):
 class _MicroBatches(Sampler[Places]):
     """Sampler of one rank's micro-batches: positions and dataset indices."""
 
-    def __init__(
-        self, dataset_size: int, steps: range, rank: int, batching: Batching, seed: int
-    ) -> None:
-        self._size, self._steps, self._seed = dataset_size, steps, seed
+    def __init__(self, ordered: Order, steps: range, rank: int, batching: Batching) -> None:
+        self._ordered, self._steps = ordered, steps
         self._rank, self._batching = rank, batching
 
     def __iter__(self) -> Iterator[Places]:
@@ -69,7 +70,7 @@ class _MicroBatches(Sampler[Places]):
                 for step in range(first, min(first + at_once, self._steps.stop))
                 for positions in self._batching.positions(step, self._rank)
             ]
-            indices = order.samples(np.concatenate(parts), self._size, self._seed)
+            indices = self._ordered(np.concatenate(parts))
             start = 0
             for part in parts:
                 # Convert late: thousands of Python integers at a time evict the step's data from caches.
@@ -181,7 +182,8 @@ def training_steps(
             f"train.uneven: drop would drop all of the {size} samples, which do not fill a batch of "
             f"{batch_size}; use a smaller train.batch_size, or another train.uneven"
         )
-    placed, places = Placed(dataset, seed), _MicroBatches(size, steps, rank, batching, seed)
+    ordered = order_of(dataset, size, seed)
+    placed, places = Placed(dataset, seed), _MicroBatches(ordered, steps, rank, batching)
     if not workers and not pin_memory:
         # Same as a DataLoader in this process, without its overhead.
         here = (collate(placed.__getitems__(batch)) for batch in places)
@@ -199,6 +201,15 @@ def training_steps(
         generator=torch.Generator().manual_seed(seed),
     )
     return _Indexed(_by_step(loader, steps, batching), batching)
+
+
+def order_of(dataset: Dataset[Any], size: int, seed: int) -> Order:
+    """Return the order of the samples: the dataset's own ``sample_order``, or a permutation per epoch."""
+    own: Callable[[order.Indices, int], order.Indices] | None
+    own = getattr(dataset, "sample_order", None)
+    if own is None:
+        return lambda positions: order.samples(positions, size, seed)
+    return lambda positions: own(positions, seed)
 
 
 def _of_stream(stream: IterableDataset[Any], batching: Batching) -> Batching:

@@ -1,0 +1,151 @@
+"""Task of a GPT on token shards: memory-mapped, packed, mixed by weights.
+
+The order of samples is exact as for every map-style dataset: any number of ranks takes the same samples, and
+a resume continues with the next.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import ConcatDataset, Dataset
+
+from hpcrun.config import Config
+from hpcrun.tasks.gpt import GPT
+from hpcrun.tasks.options import TokenData, TokenModelShape
+from hpcrun.tasks.tokens.shards import Source, TokenError, has_split, open_source
+from hpcrun.tasks.tokens.windows import TokenWindows
+from hpcrun.train.data.mixture import Mixture
+from hpcrun.train.task import Task
+
+Batch = dict[str, Tensor]
+
+
+class TokenModel(Task):
+    """Next-token prediction on one or more sources of token shards."""
+
+    unit = "tokens"
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.shape = TokenModelShape.model_validate(config.model.own)
+        self.options = TokenData.model_validate(config.data.own)
+        self.units_per_sample = self.shape.context
+
+    def prepare(self) -> None:
+        """Check the index of every shard, and with ``data.verify`` every hash. Raises TokenError."""
+        for source in (*self._sources, *self._held_out):
+            for shard in source.shards:
+                shard.check(hashes=self.options.verify)
+
+    def build_model(self) -> nn.Module:
+        return GPT(self.shape, seed=self.config.seed, vocabulary=self.vocabulary)
+
+    def train_dataset(self) -> Mixture:
+        windows = [self._windows(source) for source in self._sources]
+        return Mixture(windows, self.options.weights or [len(each) for each in windows])
+
+    def validation_dataset(self) -> Dataset[Batch] | None:
+        if not self._held_out:
+            return None
+        return ConcatDataset([self._windows(source) for source in self._held_out])
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the mean cross-entropy in nats per counted token."""
+        tokens, documents = batch["tokens"], batch.get("documents")
+        within = self.options.boundaries == "attention"
+        seen = documents[:, :-1] if documents is not None and within else None
+        logits = model(tokens[:, :-1], seen) if within else model(tokens[:, :-1])
+        # Under autocast the logits have half precision, too coarse for a mean over many tokens.
+        logits, targets = logits.float().flatten(0, 1), tokens[:, 1:].flatten().long()
+        if documents is None:
+            return F.cross_entropy(logits, targets)
+        counted = _counted(documents).flatten()
+        losses = F.cross_entropy(logits, targets, reduction="none")
+        return (losses * counted).sum() / counted.sum().clamp(min=1)
+
+    def weight(self, batch: Batch) -> Tensor | None:
+        """Return the number of counted tokens, or None if all count."""
+        documents = batch.get("documents")
+        return None if documents is None else _counted(documents).sum()
+
+    def report(self, model: nn.Module, validation_loss: float | None) -> dict[str, Any]:
+        """Return the passes over each source, and the validation loss in nats per token."""
+        mixture = self.train_dataset()
+        samples = self.step * self.config.train.batch_size
+        passes = {
+            str(source.path): round(samples * share / size, 4)
+            for source, share, size in zip(
+                self._sources, mixture.shares(), mixture.sizes, strict=True
+            )
+        }
+        found: dict[str, Any] = {"passes": passes, "vocabulary": self.vocabulary}
+        if validation_loss is not None:
+            found |= {"validation_loss": validation_loss, "perplexity": math.exp(validation_loss)}
+        return found
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens of the model; raises TokenError if the sources have more, or do not say."""
+        known = [source.vocabulary for source in self._sources if source.vocabulary is not None]
+        wanted = self.shape.vocabulary
+        if wanted is None and len(known) < len(self._sources):
+            raise TokenError(
+                "model.vocabulary: a flat file of tokens does not say its vocabulary; set the number of "
+                "tokens (GPT-2: 50257)"
+            )
+        if wanted is not None and wanted < max(known, default=0):
+            raise TokenError(
+                f"model.vocabulary: {wanted} is less than the {max(known)} of the tokens; raise it, or "
+                "leave it out"
+            )
+        return wanted or max(known)
+
+    @cached_property
+    def _sources(self) -> list[Source]:
+        sources = [open_source(path, "train", self.options.dtype) for path in self._paths]
+        _require_same_tokenizer([*sources, *self._held_out])
+        return sources
+
+    @cached_property
+    def _held_out(self) -> list[Source]:
+        """The validation tokens: those of ``data.validation``, or of the folders that have some."""
+        if self.options.validation is None:
+            paths = [path for path in self._paths if has_split(path, "validation")]
+        else:
+            paths = [Path(path) for path in self.options.validation]
+        return [open_source(path, "validation", self.options.dtype) for path in paths]
+
+    @property
+    def _paths(self) -> list[Path]:
+        return [Path(path) for path in self.options.paths]
+
+    def _windows(self, source: Source) -> TokenWindows:
+        return TokenWindows(
+            source,
+            self.shape.context,
+            self.vocabulary,
+            boundaries=self.options.boundaries != "cross",
+            end_token=self.options.end_token,
+        )
+
+
+def _counted(documents: Tensor) -> Tensor:
+    """Return which predictions stay within a document: bool [samples, context]."""
+    return torch.eq(documents[:, 1:], documents[:, :-1])
+
+
+def _require_same_tokenizer(sources: list[Source]) -> None:
+    named = [source for source in sources if source.tokenizer is not None]
+    other = next((it for it in named if it.tokenizer != named[0].tokenizer), None)
+    if other is not None:
+        raise TokenError(
+            f"{other.path}: its tokenizer is {other.tokenizer}, but {named[0].path} has "
+            f"{named[0].tokenizer}; tokenize all text with the same tokenizer"
+        )
