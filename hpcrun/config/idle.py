@@ -66,8 +66,9 @@ _RULES: tuple[_Rule, ...] = (
         "fsdp",
     ),
     (("fsdp.min_parameters",), "fsdp.wrap", lambda it: it != "size", "size"),
-    (("optim.betas", "optim.eps"), "optim.name", lambda it: it == "sgd", "adamw or adam"),
+    (("optim.betas", "optim.eps"), "optim.name", lambda it: it == "sgd", "adamw, adam or muon"),
     (("optim.momentum",), "optim.name", lambda it: it != "sgd", "sgd"),
+    (("optim.muon_momentum",), "optim.name", lambda it: it != "muon", "muon"),
     (("optim.decay_steps",), "optim.schedule", lambda it: it != "wsd", "wsd"),
     (
         ("optim.final_lr_fraction",),

@@ -26,6 +26,12 @@ def sharing_contradictions(config: Config) -> Iterator[Contradiction]:
         )
     if train.parallel == "fsdp":
         yield from _of_fsdp(config)
+    if config.optim.name == "muon" and config.fsdp.cpu_offload:
+        yield (
+            ["optim.name", "fsdp.cpu_offload"],
+            "muon gathers each matrix on its device, but cpu_offload keeps the shards on the CPU; use adamw, "
+            "or remove fsdp.cpu_offload",
+        )
     if config.fsdp.classes and config.fsdp.wrap != "classes":
         yield (
             ["fsdp.classes", "fsdp.wrap"],

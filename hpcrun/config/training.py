@@ -204,13 +204,17 @@ class FSDP(Section):
 class Optim(Section):
     """The optimizer and the schedule of its learning rate."""
 
-    name: Literal["adamw", "adam", "sgd"] = Field(default="adamw", description="Optimizer.")
+    name: Literal["adamw", "adam", "sgd", "muon"] = Field(
+        default="adamw",
+        description="Optimizer; muon: for the matrices of the layers, and adamw for the rest.",
+    )
     betas: tuple[BelowOne, BelowOne] = Field(
         default=(0.9, 0.95), description="Adam: decay of the two moment estimates."
     )
     eps: Positive = Field(default=1e-8, description="Adam: term added to the denominator.")
     weight_decay: NotNegative = Field(default=0.1, description="Weight decay.")
     momentum: BelowOne = Field(default=0.9, description="SGD: momentum.")
+    muon_momentum: BelowOne = Field(default=0.95, description="Muon: momentum.")
     fused: bool = Field(default=True, description="Use torch's fused kernel if available.")
     schedule: Literal["cosine", "linear", "constant", "wsd"] = Field(
         default="cosine",

@@ -12,6 +12,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from hpcrun.checkpoint.state.names import named_parameters
 from hpcrun.config import Config, decay_begins
 from hpcrun.errors import UserError
+from hpcrun.train.joint_optimizer import JointOptimizer
+from hpcrun.train.muon import build_muon
 from hpcrun.train.step.amp_trainer import require_plain_step
 from hpcrun.train.task import Task
 from hpcrun.train.task_checks import sparse_weights
@@ -23,19 +25,11 @@ def optimizer_of(task: Task, model: nn.Module, config: Config) -> Optimizer:
     Raises:
         UserError: the task's result is not an optimizer, or does not hold the trained parameters.
     """
-    own = task.build_optimizer(model)
-    if own is None:
+    made = task.build_optimizer(model)
+    if made is None:
         return build_optimizer(model, config)
     where = f"task: {type(task).__name__}.build_optimizer()"
-    if not isinstance(own, Optimizer):
-        raise UserError(
-            f"{where} returned a {type(own).__name__}; return a torch.optim.Optimizer, or None for the one "
-            "in optim"
-        )
-    try:
-        require_plain_step(own)
-    except ValueError as error:
-        raise UserError(f"{where}: {error}") from error
+    own = _joined(made, where)
     held = {id(parameter) for group in own.param_groups for parameter in group["params"]}
     for name, parameter in named_parameters(model):
         if parameter.requires_grad and id(parameter) not in held:
@@ -53,13 +47,46 @@ def optimizer_of(task: Task, model: nn.Module, config: Config) -> Optimizer:
     return own
 
 
+def _joined(made: Any, where: str) -> Optimizer:
+    """Return a task's optimizer, or its list, tuple or dict of optimizers as one; raises UserError."""
+    several: list[Any] = [made]
+    if made and isinstance(made, list | tuple | dict):
+        several = list(made.values() if isinstance(made, dict) else made)
+    for one in several:
+        if not isinstance(one, Optimizer):
+            raise UserError(
+                f"{where} returned a {type(one).__name__}; return a torch.optim.Optimizer, or a list or dict "
+                "of them, or None for the one in optim"
+            )
+        try:
+            require_plain_step(one)
+        except ValueError as error:
+            raise UserError(f"{where}: {error}") from error
+    if len(several) == 1:
+        alone: Optimizer = several[0]
+        return alone
+    try:
+        return JointOptimizer(several)
+    except ValueError as error:
+        raise UserError(
+            f"{where}: two of its optimizers have the same parameter; give each parameter to one of them"
+        ) from error
+
+
 def build_optimizer(model: nn.Module, config: Config) -> Optimizer:
     """Make the optimizer in ``config.optim``, at the peak learning rate, fused if torch supports it.
 
     Vectors (biases, norms) get no weight decay, as for GPT-3 (Brown et al. 2020, app. B).
+
+    Raises:
+        UserError: ``optim.name`` is muon, and this torch or the model does not allow it.
     """
     wanted = config.optim
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if wanted.name == "muon":
+        fused = wanted.fused and has_fused(AdamW, trained)
+        others: dict[str, Any] = {"fused": True} if fused else {}
+        return build_muon(model, config, peak_learning_rate(config), others)
     groups = [
         {"params": [p for p in trained if p.dim() > 1], "weight_decay": wanted.weight_decay},
         {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},

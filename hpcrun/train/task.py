@@ -2,6 +2,7 @@
 
 import importlib
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpcrun.config import Config
@@ -78,9 +79,9 @@ class Task(ABC):
     def train_dataset(self) -> "Dataset[Any]":
         """Return a map-style dataset or a stream; :meth:`collate` gets its items.
 
-        A stream is an ``IterableDataset`` with ``state_dict()`` and ``load_state_dict(state)``. Its attribute
         A map-style dataset may define its order: ``sample_order(positions, seed)`` returns the index at each
         global position (int64 arrays), and must depend on nothing else. ``hpcrun.Mixture`` has one.
+        A stream is an ``IterableDataset`` with ``state_dict()`` and ``load_state_dict(state)``. Its attribute
         ``shards_itself`` is True if each rank iterates its own samples: docs/checkpointing.md, Streams.
         """
 
@@ -98,10 +99,13 @@ class Task(ABC):
 
         return default_collate(samples)
 
-    def build_optimizer(self, model: "nn.Module") -> "Optimizer | None":
-        """Return your own optimizer, or None for the optimizer in ``optim``.
+    def build_optimizer(
+        self, model: "nn.Module"
+    ) -> "Optimizer | Sequence[Optimizer] | Mapping[str, Optimizer] | None":
+        """Return your own optimizer, or a list or a dict of several; None: the optimizer in ``optim``.
 
-        The schedule and ``train.lr_scaling`` multiply each group's own learning rate.
+        Several optimizers have different parameters and step one after the other. The schedule and
+        ``train.lr_scaling`` multiply each group's own learning rate.
 
         Args:
             model: the model of :meth:`build_model`, on its device, with the parameters to train. With FSDP

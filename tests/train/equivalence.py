@@ -18,7 +18,7 @@ import torch.distributed.fsdp
 from hpcrun.train.step.trainer import AMPTrainer
 from tests.train.forks import fork_ranks
 from tests.train.nccl_rules import nccl_rules
-from tests.train.sharing import Net, Way, adamw, batches, flat, loss, trainer
+from tests.train.sharing import BUILDERS, Net, Way, batches, flat, loss, trainer
 from tests.train.sharing_scenarios import SCENARIOS
 
 STEPS = 50
@@ -64,6 +64,7 @@ def interrupted_ways():
     yield Way("fsdp", 4, "fp32", True, "every", 2, wrap="classes")
     yield Way("fsdp", 2, "fp16", True, shard="hybrid")
     yield Way("fsdp", 2, "bf16", False, "selective", 2, reshard=False)
+    yield Way("fsdp", 2, "fp16", True, optimizer="muon")
 
 
 def more_interrupted_ways():
@@ -119,9 +120,9 @@ def local_state(made):
     return [value.to_local() if hasattr(value, "to_local") else value for value in values]
 
 
-def in_plain_hands(folder):
+def in_plain_hands(way, folder):
     """Return the weights of the newest checkpoint, as a single process without parallelism loads them."""
-    made = AMPTrainer(Net(0.3), adamw, device="cpu")
+    made = AMPTrainer(Net(0.3), BUILDERS[way.optimizer], device="cpu")
     made.load_checkpoint(folder)
     return flat(made.module)
 
@@ -140,7 +141,7 @@ def main(folder, slow):
             if way.ranks == ranks:
                 found[f"stopped {way.name}"] = interrupted(way, rank, folder / way.name)
             if ranks == 1:
-                found[f"plain {way.name}"] = in_plain_hands(folder / way.name)
+                found[f"plain {way.name}"] = in_plain_hands(way, folder / way.name)
         for scenario in SCENARIOS.get(ranks, ()):
             if not slow:
                 found[scenario.__name__] = scenario(rank)

@@ -6,10 +6,11 @@ import torch
 from torch import nn
 
 from hpcrun.cluster.distributed import DistributedConfig
-from hpcrun.config import AMPConfig
+from hpcrun.config import AMPConfig, override_layer, resolve
 from hpcrun.config.training import FSDP
 from hpcrun.train.data.batches import training_steps
 from hpcrun.train.model.prepare import Preparation
+from hpcrun.train.optimizer import build_optimizer
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 
 BATCH = 16
@@ -29,6 +30,7 @@ class Way:
     wrap: str = "blocks"
     shard: str = "full"
     reshard: bool = True
+    optimizer: str = "adamw"
 
     @property
     def name(self):
@@ -89,13 +91,21 @@ def adamw(model):
     return torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-6)
 
 
+def muon(model):
+    config = resolve([override_layer(["optim.name=muon", "train.lr=0.01"])])
+    return build_optimizer(model, config)
+
+
+BUILDERS = {"adamw": adamw, "muon": muon}
+
+
 def flat(module):
     """Return all weights as a vector."""
     return torch.cat([value.detach().flatten() for value in module.parameters()]).tolist()
 
 
 def trainer(
-    way, rank, *, make=Net, build=adamw, optimizer=None, dropout=0.0, seed=0, offload=False,
+    way, rank, *, make=Net, build=None, optimizer=None, dropout=0.0, seed=0, offload=False,
     unused=False, classes=("Block", "Linear"),
 ):  # fmt: skip
     """Return a wrapped trainer, with the ranks on two nodes."""
@@ -105,7 +115,7 @@ def trainer(
     module = make(dropout)
     made = DistributedAMPTrainer(
         module,
-        build if optimizer is None else optimizer(module.parameters()),
+        build or BUILDERS[way.optimizer] if optimizer is None else optimizer(module.parameters()),
         distributed=DistributedConfig(
             world_size=way.ranks,
             rank=rank,

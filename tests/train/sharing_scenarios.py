@@ -299,8 +299,10 @@ def unused_when_sharded(rank):
 
 OPTIMISERS = {
     name: [f"optim.name={name.partition(' ')[0]}", "train.lr=0.01", f"optim.momentum={momentum}"]
-    for name, momentum in (("adamw", 0.9), ("adam", 0.9), ("sgd", 0.9), ("sgd without", 0.0))
-}
+    for name, momentum in (
+        ("adamw", 0.9), ("adam", 0.9), ("sgd", 0.9), ("sgd without", 0.0), ("muon", 0.9),
+    )
+}  # fmt: skip
 
 
 def every_optimiser(rank):

@@ -1,11 +1,15 @@
 """The optimizer and the schedule of a config."""
 
+import sys
+
 import pytest
 import torch
 from torch import nn
 
 from hpcrun.config import override_layer, resolve
 from hpcrun.errors import UserError
+from hpcrun.train.joint_optimizer import JointOptimizer
+from hpcrun.train.muon import hidden_matrices
 from hpcrun.train.optimizer import (
     build_optimizer,
     build_schedule,
@@ -15,6 +19,7 @@ from hpcrun.train.optimizer import (
     optimizer_of,
     peak_learning_rate,
 )
+from hpcrun.train.step.trainer import AMPTrainer
 
 
 def config(*overrides):
@@ -129,6 +134,9 @@ def test_a_tasks_optimizer_must_have_the_trained_parameters():
             lambda model: sgd([*model.parameters(), other.bias]),
             "has parameters that are not in the model",
         ),
+        (lambda model: [sgd(model.parameters()), 5], "returned a int; return a torch.optim"),
+        (lambda model: [sgd([model.weight])] * 2, "two of its optimizers have the same parameter"),
+        (lambda _: [], "returned a list; return a torch.optim.Optimizer, or a list"),
     ):
         with pytest.raises(UserError) as refused:
             optimizer_of(Own(make), model, config())
@@ -138,6 +146,117 @@ def test_a_tasks_optimizer_must_have_the_trained_parameters():
     assert type(optimizer_of(Own(lambda _: None), model, config())) is torch.optim.AdamW
     model.bias.requires_grad = False
     optimizer_of(Own(lambda model: sgd([model.weight])), model, config())
+
+
+class Layers(nn.Module):
+    """An embedding, two layers in a list, and an output layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(7, 6)
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
+        self.output = nn.Linear(6, 7, bias=False)
+
+    def forward(self, x):
+        x = self.embedding(x)
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return self.output(x)
+
+
+def trained(make, *, reload_after=None, tmp_path=None):
+    """Return the weights after six steps; at ``reload_after`` a new trainer loads a checkpoint."""
+
+    def trainer():
+        torch.manual_seed(0)
+        wanted = config("train.steps=6", "optim.schedule=linear")
+        return AMPTrainer(
+            Layers(), make, device="cpu", ema=0.5, clip_norm=1.0,
+            scheduler=lambda optimizer: build_schedule(optimizer, wanted),
+        )  # fmt: skip
+
+    made = trainer()
+    for step in range(6):
+        if step == reload_after:
+            assert made.save_checkpoint(tmp_path, step).ok
+            made = trainer()
+            made.load_checkpoint(tmp_path)
+        batch = torch.arange(7).roll(step)
+        made.training_step([batch], lambda model, x: model(x).square().mean() - model(x).mean())
+    return made
+
+
+def optimizers(model):
+    """One optimizer for each kind of weight."""
+    return {
+        "embedding": torch.optim.SGD(model.embedding.parameters(), lr=0.1, momentum=0.9),
+        "rest": torch.optim.AdamW([*model.layers.parameters(), model.output.weight], lr=0.01),
+    }
+
+
+@pytest.mark.parametrize("reload_after", [None, 0, 3])
+def test_several_optimizers_take_the_steps_that_each_takes_alone(tmp_path, reload_after):
+    def joint(model):
+        return optimizer_of(Own(optimizers), model, config())
+
+    made = trained(joint, reload_after=reload_after, tmp_path=tmp_path)
+    torch.manual_seed(0)
+    model, wanted = Layers(), config("train.steps=6", "optim.schedule=linear")
+    apart = optimizers(model).values()
+    schedules = [build_schedule(each, wanted) for each in apart]
+    for step in range(6):
+        batch = torch.arange(7).roll(step)
+        (model(batch).square().mean() - model(batch).mean()).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for each in (*apart, *schedules):
+            each.step()
+        model.zero_grad()
+    for mine, other in zip(made.module.parameters(), model.parameters(), strict=True):
+        assert torch.equal(mine, other)
+    assert [group["lr"] for group in made.optimizer.param_groups] == [
+        group["lr"] for each in apart for group in each.param_groups
+    ]
+    assert list(made.optimizer.lines()) == [
+        "SGD: 1 tensors with 42 weights",
+        "AdamW: 5 tensors with 126 weights",
+    ]
+
+
+def test_muon_takes_the_matrices_of_the_layers_and_adamw_the_rest(tmp_path):
+    wanted = config("optim.name=muon", "optim.weight_decay=0.2", "train.lr=0.02")
+    made = trained(lambda model: build_optimizer(model, wanted), reload_after=2, tmp_path=tmp_path)
+
+    def by_hand(model):
+        matrices = [layer.weight for layer in model.layers]
+        others = [model.embedding.weight, model.output.weight]
+        vectors = {"params": [layer.bias for layer in model.layers], "weight_decay": 0.0}
+        return JointOptimizer(
+            [
+                torch.optim.Muon(
+                    matrices, lr=0.02, weight_decay=0.2, adjust_lr_fn="match_rms_adamw"
+                ),
+                torch.optim.AdamW(
+                    [{"params": others}, vectors], 0.02, (0.9, 0.95), weight_decay=0.2, fused=True
+                ),
+            ]
+        )
+
+    for mine, other in zip(
+        made.module.parameters(), trained(by_hand).module.parameters(), strict=True
+    ):
+        assert torch.equal(mine, other)
+    assert hidden_matrices(nn.Linear(3, 2))[0].shape == (2, 3)
+
+
+def test_muon_is_refused_without_a_matrix_or_on_an_old_torch(monkeypatch):
+    wanted = config("optim.name=muon")
+    with pytest.raises(
+        UserError, match=r"optim\.name: muon is for matrices, and the model has none"
+    ):
+        build_optimizer(nn.Embedding(3, 2), wanted)
+    monkeypatch.setitem(sys.modules, "torch.optim._muon", None)
+    with pytest.raises(UserError, match=r"optim\.name: muon needs torch 2\.9 or newer"):
+        build_optimizer(nn.Linear(2, 2), wanted)
 
 
 @pytest.mark.parametrize("name", ["adamw", "adam", "sgd"])

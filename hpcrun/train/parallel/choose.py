@@ -18,7 +18,8 @@ from hpcrun.train.task_checks import unshardable
 
 Parallel = Literal["single", "dp", "ddp", "fsdp"]
 
-_MOMENTS = {"adamw": 2, "adam": 2, "sgd": 1}
+# Muon keeps one for its matrices; embeddings and vectors have two.
+_MOMENTS = {"adamw": 2, "adam": 2, "sgd": 1, "muon": 2}
 
 
 def strategy(

@@ -8,6 +8,7 @@ from hpcrun.train.data.batches import Steps
 from hpcrun.train.data.batching import Batching
 from hpcrun.train.evaluation.early_stopping import EarlyStopping
 from hpcrun.train.health.nonfinite import NonFiniteWatch, samples_of
+from hpcrun.train.joint_optimizer import JointOptimizer
 from hpcrun.train.metrics.log import Measured, MetricsLog
 from hpcrun.train.metrics.profiling import Profile
 from hpcrun.train.metrics.sinks import build_sinks
@@ -59,7 +60,9 @@ def announce(context: Context, resumed: Resumed, batching: Batching) -> None:
         parallel=trainer.parallel,
     )
     rates = learning_rate_lines(context.config, trainer.optimizer)
-    for line in (*batching.lines(context.config.train.steps), *rates):
+    joint = trainer.optimizer
+    parts = joint.lines() if isinstance(joint, JointOptimizer) else ()
+    for line in (*batching.lines(context.config.train.steps), *rates, *parts):
         print(f"hpcrun: {line}", flush=True)
 
 
