@@ -54,7 +54,7 @@ _RULES: tuple[_Rule, ...] = (
         "ddp",
     ),
     (
-        ("train.find_unused_parameters",),
+        ("train.find_unused_parameters", "train.sync_batchnorm"),
         "train.parallel",
         lambda it: it in ("single", "dp"),
         "ddp or fsdp",

@@ -103,6 +103,10 @@ class Train(Section):
         default=True,
         description="DDP: copy rank 0's buffers to all ranks before every forward pass.",
     )
+    sync_batchnorm: bool = Field(
+        default=False,
+        description="Turn BatchNorm into SyncBatchNorm: statistics over all ranks; GPUs only.",
+    )
     gradient_as_bucket_view: bool = Field(
         default=True,
         description="DDP: let gradients share the memory of the communication buckets.",

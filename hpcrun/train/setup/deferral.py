@@ -14,6 +14,7 @@ from hpcrun.train.deferred.build import Deferred, build_deferred
 from hpcrun.train.deferred.tape import Unreplayable
 from hpcrun.train.determinism import seed_alike
 from hpcrun.train.model.initial_weights import load_initial_weights
+from hpcrun.train.model.sync_batchnorm import synchronized
 from hpcrun.train.parallel.choose import only_ddp
 from hpcrun.train.task import Task
 
@@ -29,10 +30,10 @@ def build_model(
     # The same seed on every rank, so that all ranks start with the same weights.
     seed_alike(config.seed)
     if not _wanted(config, distributed):
-        return _build(task, config), None
+        return _build(task, config, distributed), None
     generators = capture.capture_rank()
     try:
-        deferred = build_deferred(lambda: _build(task, config))
+        deferred = build_deferred(lambda: _build(task, config, distributed))
     except Unreplayable as error:
         where = f"fsdp.deferred_init: {type(task).__name__}.build_model()"
         if config.fsdp.deferred_init is True:
@@ -42,15 +43,17 @@ def build_model(
         if distributed.rank == 0:
             print(f"hpcrun: {where} runs on every rank in full: {error}", flush=True)
         capture.apply_rank(generators)
-        return _build(task, config), None
+        return _build(task, config, distributed), None
     return deferred.model, deferred if deferred.parameters else None
 
 
-def build_whole(task: Task, config: Config, deferred: Deferred) -> nn.Module:
+def build_whole(
+    task: Task, config: Config, distributed: DistributedConfig, deferred: Deferred
+) -> nn.Module:
     """Return the model with its weights, as a build that was never recorded; generators stay as they are."""
     now = capture.capture_rank()
     seed_alike(config.seed)
-    model = deferred.rebuild(lambda: _build(task, config))
+    model = deferred.rebuild(lambda: _build(task, config, distributed))
     capture.apply_rank(now)
     deferred.tape.clear()
     return model
@@ -67,8 +70,11 @@ def all_deferred(
     return bool(least.item())
 
 
-def _build(task: Task, config: Config) -> Any:
+def _build(task: Task, config: Config, distributed: DistributedConfig) -> Any:
     model = task.build_model()
+    if config.train.sync_batchnorm:
+        on_gpu = bool(distributed.device_ids)
+        model = synchronized(model, ranks=distributed.world_size, on_gpu=on_gpu)
     source = config.train.init_from
     if source is not None and isinstance(model, nn.Module):
         load_initial_weights(model, source)

@@ -74,7 +74,7 @@ def build_model(
     parallel = resolve_parallel(config, opened.model, distributed, context.group, earlier)
     with context.explain_memory(None, parallel, device):
         with context.at("wrapping the model"):
-            opened = opened.for_parallel(parallel, config)
+            opened = opened.for_parallel(parallel, config, distributed)
             trainer = build_trainer(
                 config, opened.task, opened.model, distributed, parallel, opened.deferred
             )

@@ -16,6 +16,7 @@ from hpcrun.errors import UserError
 from hpcrun.train.data.batches import length, require_trainable
 from hpcrun.train.data.workers import worker_processes
 from hpcrun.train.deferred.build import Deferred
+from hpcrun.train.model.sync_batchnorm import why_not_synchronized
 from hpcrun.train.parallel import process_group
 from hpcrun.train.parallel.choose import Parallel
 from hpcrun.train.phase import PREPARING
@@ -46,11 +47,14 @@ class OpenedTask:
         overridden = type(self.task).collate is not Task.collate
         return self.task.collate if overridden else default_collate
 
-    def for_parallel(self, parallel: Parallel, config: Config) -> "OpenedTask":
+    def for_parallel(
+        self, parallel: Parallel, config: Config, distributed: DistributedConfig
+    ) -> "OpenedTask":
         """Return the task with the model that ``parallel`` needs: only FSDP takes a model without weights."""
         if self.deferred is None or parallel == "fsdp":
             return self
-        return replace(self, model=build_whole(self.task, config, self.deferred), deferred=None)
+        model = build_whole(self.task, config, distributed, self.deferred)
+        return replace(self, model=model, deferred=None)
 
 
 def open_task(context: Context) -> OpenedTask:
@@ -71,12 +75,16 @@ def open_task(context: Context) -> OpenedTask:
         if all_deferred(opened.deferred, config, distributed, context.group):
             return opened
         # A rank that could not defer its build has the whole model, and so must all.
-        return opened.for_parallel("ddp", config)
+        return opened.for_parallel("ddp", config, distributed)
 
 
 def _open(task: Task, config: Config, distributed: DistributedConfig) -> OpenedTask:
     model, deferred = build_model(task, config, distributed)
     ranks, gpu = distributed.world_size, bool(distributed.device_ids)
+    if config.train.sync_batchnorm and distributed.rank == 0:
+        line = why_not_synchronized(model, ranks=ranks, on_gpu=gpu)
+        if line is not None:
+            print(f"hpcrun: {line}", flush=True)
     require_model(model, task, config, ranks=ranks, gpu=gpu)
     dataset, validation_set = _datasets(task, deferred)
     require_trainable(dataset, ranks, worker_processes(config, os.environ))
