@@ -27,6 +27,7 @@ from hpcrun.checkpoint.state.capture import apply_rank, capture_rank, require_pl
 from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.errors import UserError
 from hpcrun.train.data.batching import Batching
+from hpcrun.train.data.known_streams import require_exact
 from hpcrun.train.data.workers import reseed, start_worker
 
 _Item = tuple[Any, "bytes | None", "str | None"]
@@ -77,6 +78,7 @@ def require_stream(stream: IterableDataset[Any], ranks: int, workers: int) -> No
             f"data: {name} is a stream without {' and '.join(lacking)}, so training could not resume in it; "
             f"write state_dict() and load_state_dict(state) {_REMEDY}, or give a map-style dataset"
         )
+    require_exact(stream, workers)
     if ranks * max(1, workers) > 1 and _declared(stream) is None:
         raise UserError(
             f"data: {name} does not say how {ranks} ranks x {max(1, workers)} loader processes divide it; "
