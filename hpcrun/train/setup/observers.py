@@ -1,5 +1,7 @@
 """Make the parts around a training: announcement, metrics, checkpoints, compiled code, gradients, profile."""
 
+import torch
+
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.config import training_fingerprint, ways
 from hpcrun.run.events import note
