@@ -32,6 +32,7 @@ COMMANDS = {
     "report": "one HTML file about many runs",
     "verify": "read a run's checkpoints and compare every byte",
     "export": "write a run's model to one .safetensors or .pt file",
+    "estimate": "predict the memory on a GPU, without a GPU",
     "config": "show a resolved config, or the schema",
     "notify": "send a test message to the target of watch.notify",
     "preflight": "check the nodes of a job before it starts",

@@ -1,0 +1,89 @@
+"""Program of its own, since it imports torch: reads a request on standard input, writes the result.
+
+Everything that a task prints goes to standard error, so that standard output has the result only.
+"""
+
+import json
+import os
+import sys
+import time
+import warnings
+from dataclasses import asdict
+from typing import Any
+
+from hpcrun.config import Config
+from hpcrun.errors import UserError
+from hpcrun.estimate.gpus import needed
+from hpcrun.estimate.start import REFUSED
+from hpcrun.printing import say_aside
+
+
+def main() -> int:
+    """Answer the request on standard input and return the exit code."""
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    warnings.simplefilter("ignore")
+    request = json.load(sys.stdin)
+    code = 0
+    try:
+        answer = estimate(Config.model_validate(request["config"]), request["memory"])
+    except UserError as error:
+        answer, code = {"refused": error.lines}, REFUSED
+    except Exception as error:
+        if os.environ.get("HPCRUN_TRACEBACK"):
+            raise
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+        told = f"task: {request['config']['task']}: the fake run raised {reason}"
+        answer, code = {"refused": [f"{told} (HPCRUN_TRACEBACK=1 shows the traceback)"]}, REFUSED
+    except KeyboardInterrupt:
+        return 130
+    with os.fdopen(answers, "w") as stream:
+        json.dump(answer, stream)
+    return code
+
+
+def estimate(config: Config, memory: int) -> dict[str, Any]:
+    """Return the memory of a rank under ``config``, and settings that fit ``memory`` bytes if it does not."""
+    from hpcrun.estimate.fake_run import FakeRun, Untraceable
+    from hpcrun.estimate.remedies import remedies
+    from hpcrun.train.determinism import seed_alike
+    from hpcrun.train.task import load_task
+
+    begun = time.monotonic()
+    seed_alike(config.seed)
+    run = FakeRun(load_task(config), _tell)
+    ranks = config.job.world_size
+    _tell(f"a step of {'one rank' if ranks == 1 else f'one of {ranks} ranks'} on fake tensors")
+    try:
+        found = run.trace(config, memory)
+    except Untraceable as error:
+        return {
+            "untraceable": str(error),
+            "parallel": error.parallel,
+            "parameters": error.parameters,
+            "arithmetic": dict(error.arithmetic),
+        }
+    fits = needed(found.peak) <= memory
+    would = [] if fits else remedies(run, config, memory, found, _tell)
+    return {
+        **asdict(found),
+        "needed": needed(found.peak),
+        "fits": fits,
+        "would_fit": [
+            {"settings": one.settings, "peak": one.traced.peak, "needed": needed(one.traced.peak)}
+            for one in would
+        ],
+        "seconds": round(time.monotonic() - begun, 1),
+    }
+
+
+def _tell(line: str) -> None:
+    say_aside(f"hpcrun: estimate: {line}")
+
+
+if __name__ == "__main__":
+    sys.stdout.flush()
+    code = main()
+    sys.stderr.flush()
+    # Without interpreter shutdown: a fake process group may hang in it.
+    os._exit(code)

@@ -1,0 +1,342 @@
+"""Take a training step of one rank on fake tensors, and read the peak of its memory."""
+
+import contextlib
+import gc
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+)
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._pytree import tree_iter, tree_map_only
+
+from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.config import Config
+from hpcrun.errors import UserError
+from hpcrun.estimate.gpu_rules import GpuRules
+from hpcrun.estimate.live_storages import LiveStorages, storages
+from hpcrun.estimate.result import Parts, Traced
+from hpcrun.estimate.strategies import FakeDDP, fake_strategies, fsdp_parameters
+from hpcrun.train.build import build_trainer
+from hpcrun.train.data.batches import training_steps
+from hpcrun.train.data.batching import Batching, accumulation_of
+from hpcrun.train.parallel.choose import decide, need
+from hpcrun.train.parallel.memory_estimate import Need
+from hpcrun.train.step.gate import Verdict
+from hpcrun.train.step.trainer import DistributedAMPTrainer
+from hpcrun.train.task import Task
+from hpcrun.train.task_checks import require_model, unshardable
+
+_UNTRACEABLE = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+)
+
+
+class Untraceable(Exception):
+    """The step depends on data, so it has no peak without them; ``arithmetic``: what is known instead."""
+
+    def __init__(
+        self, reason: str, parallel: str, parameters: int, arithmetic: Mapping[str, int]
+    ) -> None:
+        super().__init__(reason)
+        self.parallel, self.parameters, self.arithmetic = parallel, parameters, arithmetic
+
+
+@dataclass
+class FakeRun:
+    """Fake runs of one task. ``tell`` takes a line about progress.
+
+    ``on_gpu``: tensors are as on a GPU; False: as on the CPU.
+    """
+
+    task: Task
+    tell: Callable[[str], None]
+    on_gpu: bool = True
+
+    def __post_init__(self) -> None:
+        self._batches: dict[int, Any] = {}
+        self._prepared = self._needs_data = False
+
+    def trace(self, config: Config, memory: int) -> Traced:
+        """Return the memory of a rank under ``config``; ``memory``: bytes of its GPU, for ``parallel=auto``.
+
+        Raises:
+            UserError: the task, its model or its data cannot be used.
+            Untraceable: the step depends on the values of its data.
+        """
+        job, ranks = config.job, config.job.world_size
+        accumulation = accumulation_of(config.train, ranks)
+        micro_batch = Batching(config.train.batch_size, ranks, accumulation).micro_batch
+        batch = self._batch(config, micro_batch)
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        model = self._model(config, mode)
+        require_model(model, self.task, config, ranks=ranks, cuda=False)
+        wanted = need(config, model)
+        parallel = self._parallel(config, model, wanted, memory)
+        count = sum(parameter.numel() for parameter in model.parameters())
+        sharded = parallel == "fsdp" and ranks > 1
+        arithmetic = _shares(config, wanted, sharded=sharded)
+        distributed = DistributedConfig(
+            world_size=ranks if sharded else 1,
+            num_nodes=job.nodes if sharded else 1,
+            num_gpus_per_node=job.gpus if sharded else 1,
+        )
+        # Compilation and unused parameters change the memory little, and read values.
+        changed = config.train.model_copy(
+            update={"compile": False, "find_unused_parameters": False, "compression": "none"}
+        )
+        config = config.model_copy(update={"train": changed})
+        with (
+            _fake_group(config, distributed) as mesh,
+            fake_strategies(config, parallel, mesh),
+            mode,
+            LiveStorages() as live,
+            GpuRules() if self.on_gpu else contextlib.nullcontext(),
+        ):
+            live.add(_values(model))
+            try:
+                with contextlib.redirect_stdout(io.StringIO()):
+                    trainer = build_trainer(config, self.task, model, distributed, parallel)
+                    del model
+                    parts = self._step(trainer, batch, min(accumulation, 2), live, mode)
+            except _UNTRACEABLE as error:
+                reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                raise Untraceable(reason, parallel, count, arithmetic) from error
+        offloaded = 0
+        if config.fsdp.cpu_offload and sharded:
+            offloaded = parts.weights + parts.gradients + parts.optimizer + parts.average
+        return Traced(
+            parallel=parallel,
+            ranks=ranks,
+            micro_batch=micro_batch,
+            accumulation=accumulation,
+            parameters=count,
+            peak=live.peak - offloaded,
+            offloaded=offloaded,
+            parts=parts,
+            arithmetic=arithmetic,
+        )
+
+    def _step(
+        self,
+        trainer: DistributedAMPTrainer,
+        batch: Any,
+        micro_batches: int,
+        live: LiveStorages,
+        mode: FakeTensorMode,
+    ) -> Parts:
+        """Take a step as later steps are: the optimizer has its state already."""
+        trainer._buckets_final = True  # No other rank answers.
+        optimizer = trainer.optimizer
+        trained = [p for group in optimizer.param_groups for p in group["params"]]
+        step = _local_step(optimizer, on_gpu=self.on_gpu)
+
+        def decided(*_: Any) -> tuple[None, Verdict]:
+            step()
+            return None, Verdict(trainer.gate)
+
+        changed: Any = trainer.gate
+        changed.step = decided  # No value decides on the step.
+        for parameter in trained:
+            parameter.grad = torch.zeros_like(parameter)
+        step()
+        batch = tree_map_only(Tensor, mode.from_tensor, batch)
+        live.add(tree_iter(batch))
+        gc.collect()
+        strategy = trainer._strategy
+        buckets = strategy.buckets if isinstance(strategy, FakeDDP) else []
+        average = trainer._average
+        weights = storages(_values(trainer.module))
+        # The average refers to the weights too.
+        averaged = storages(tree_iter(vars(average))) if average is not None else {}
+        kept = {
+            "weights": sum(weights.values()),
+            "optimizer": _bytes(tree_iter(list(optimizer.state.values()))),
+            "average": sum(size for key, size in averaged.items() if key not in weights),
+        }
+        records = list(fsdp_parameters(trainer.module))
+
+        def read() -> dict[str, int]:
+            gradients = storages([*(p.grad for p in trained), *buckets])
+            held = [record.unsharded_accumulated_grad for record in records]
+            whole = [getattr(record, "_unsharded_param", None) for record in records]
+            unsharded = storages([*held, *(None if one is None else one.grad for one in whole)])
+            return {
+                "gradients": sum(gradients.values()),
+                "unsharded": sum(unsharded.values()),
+                "gathered": live.sent_bytes({*weights, *gradients, *unsharded}),
+            }
+
+        live.read_parts = read
+        live.start()
+        trainer.training_step([batch] * micro_batches, self.task.loss)
+        found = Parts(**kept, **live.parts)
+        return found.with_rest(live.peak)
+
+    def _model(self, config: Config, mode: FakeTensorMode) -> nn.Module:
+        """Build the model without data; if it needs data to be built, with them, and forget them."""
+        try:
+            with mode:
+                model = self.task.build_model()
+        except Exception as error:
+            if not self._needs_data:
+                self.tell(
+                    f"build_model() needs real memory ({type(error).__name__}: "
+                    f"{' '.join(str(error).split())[:200]}); building the whole model"
+                )
+            self._needs_data = True
+            try:
+                model = self.task.build_model()
+            except Exception as real:
+                raise UserError(
+                    f"task: {type(self.task).__name__}.build_model() raised {type(real).__name__}: "
+                    f"{' '.join(str(real).split())}"
+                ) from real
+        if isinstance(model, nn.Module):
+            _forget_data(model, mode)
+        return model
+
+    def _parallel(self, config: Config, model: nn.Module, wanted: Need, memory: int) -> Any:
+        chosen = config.train.parallel
+        if config.job.world_size == 1:
+            return "single"
+        if chosen in ("single", "dp"):
+            raise UserError(
+                f"train.parallel: {chosen} works in one process only; with several ranks use ddp or fsdp"
+            )
+        if chosen != "auto":
+            return chosen
+        return decide(config, wanted, memory, unfit=unshardable(model)[0])[0]
+
+    def _batch(self, config: Config, size: int) -> Any:
+        """Return the first micro-batch of ``size`` samples."""
+        if size not in self._batches:
+            self._batches[size] = self._read(config, size)
+        return self._batches[size]
+
+    def _read(self, config: Config, size: int) -> Any:
+        try:
+            dataset = self.task.train_dataset()
+        except Exception:
+            if self._prepared:
+                raise
+            # Only then: the data may be there, and preparing them may take hours.
+            self._prepared = True
+            self.tell("preparing the data (Task.prepare)")
+            self.task.prepare()
+            return self._read(config, size)
+        steps = training_steps(
+            dataset,
+            range(1),
+            rank=0,
+            world_size=1,
+            batch_size=size,
+            accumulation=1,
+            seed=config.seed,
+            workers=0,
+            pin_memory=False,
+            collate=self.task.collate,
+        )
+        try:
+            (batch,) = next(steps)
+        finally:
+            steps.close()
+        return batch
+
+
+@contextlib.contextmanager
+def _fake_group(config: Config, distributed: DistributedConfig) -> Iterator[DeviceMesh | None]:
+    """Make a process group whose other ranks do not exist, and the mesh of FSDP in it."""
+    if distributed.world_size == 1:
+        yield None
+        return
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=distributed.world_size)
+    try:
+        ranks: Any = list(range(distributed.world_size))
+        names: tuple[str, ...] = ("shard",)
+        if config.fsdp.shard == "hybrid":
+            width = distributed.num_gpus_per_node
+            ranks = [ranks[start : start + width] for start in ranks[::width]]
+            names = ("copies", "shard")
+        yield DeviceMesh("cpu", ranks, mesh_dim_names=names)
+    finally:
+        dist.destroy_process_group()
+
+
+def _shares(config: Config, wanted: Need, *, sharded: bool) -> dict[str, int]:
+    """Return the parts of ``wanted`` on a rank."""
+    hybrid = config.fsdp.shard == "hybrid"
+    shards = 1 if not sharded else config.job.gpus if hybrid else config.job.world_size
+    return {name: size // shards for name, size in vars(wanted).items()}
+
+
+def _local_step(optimizer: Optimizer, *, on_gpu: bool) -> Callable[[], None]:
+    """Give ``optimizer`` this rank's shards as plain parameters; return its step with the gradients.
+
+    Torch's rules for lists of sharded tensors take minutes for hundreds of them, and need no memory.
+    """
+    pairs: list[tuple[Any, nn.Parameter]] = []
+    for group in optimizer.param_groups:
+        shards = [p._local_tensor if isinstance(p, DTensor) else p for p in group["params"]]
+        local = [
+            nn.Parameter(one.detach()) if isinstance(p, DTensor) else p
+            for one, p in zip(shards, group["params"], strict=True)
+        ]
+        pairs += zip(group["params"], local, strict=True)
+        group["params"] = local
+        # On a GPU torch takes this implementation by default, whose intermediate results are large.
+        if on_gpu and group.get("foreach", True) is None and not group.get("fused"):
+            group["foreach"] = True
+
+    def step() -> None:
+        for given, local in pairs:
+            gradient = given.grad
+            local.grad = gradient._local_tensor if isinstance(gradient, DTensor) else gradient
+        optimizer.step()
+        for given, local in pairs:
+            given.grad = local.grad = None
+
+    return step
+
+
+def _bytes(values: Iterable[Any]) -> int:
+    return sum(storages(values).values())
+
+
+def _values(model: nn.Module) -> Iterator[Tensor]:
+    yield from model.parameters()
+    yield from model.buffers()
+
+
+def _forget_data(model: nn.Module, mode: FakeTensorMode) -> None:
+    """Replace the tensors of ``model`` that have data by fake ones, shared tensors by shared ones."""
+    fake: dict[int, Any] = {}
+
+    def of(value: Tensor) -> Any:
+        if id(value) not in fake:
+            made: Tensor = mode.from_tensor(value.detach())
+            if isinstance(value, nn.Parameter):
+                made = nn.Parameter(made, requires_grad=value.requires_grad)
+            fake[id(value)] = made
+        return fake[id(value)]
+
+    for part in model.modules():
+        for kept in (part._parameters, part._buffers):
+            for name, value in kept.items():
+                if value is not None and not isinstance(value, FakeTensor | DTensor):
+                    kept[name] = of(value)

@@ -1,0 +1,101 @@
+"""Find settings with which a training fits: the advice for running out of memory, tried in fake runs."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import yaml
+
+from hpcrun.config import Config
+from hpcrun.config.resolve import contradictions
+from hpcrun.estimate.fake_run import FakeRun, Untraceable
+from hpcrun.estimate.gpus import FRAGMENTED, GIB, RESERVE_GIB, needed
+from hpcrun.estimate.result import Traced
+from hpcrun.train.data.batching import Batching, accumulation_of
+from hpcrun.train.health.out_of_memory import advice, usage
+
+SECONDS = 60.0
+"""Time after which the search begins no other fake run."""
+
+_LESS = 0.99
+"""A setting helps if it takes at most this fraction of the memory."""
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """Settings, as ``key=value``, with which the peak is that of ``traced``."""
+
+    settings: tuple[str, ...]
+    traced: Traced
+
+
+def remedies(
+    run: FakeRun, config: Config, memory: int, now: Traced, tell: Callable[[str], None]
+) -> list[Remedy]:
+    """Return the settings that fit, one list per alternative; empty if none was found in time.
+
+    A round tries each advice alone. If none suffices, the next round starts from the best.
+    """
+    end, given = time.monotonic() + SECONDS, dict[str, str]()
+    while True:
+        tried = []
+        for settings in _settings(config, now, memory):
+            if time.monotonic() > end:
+                tell(f"stopped looking for settings after {SECONDS:.0f} s")
+                break
+            changed = changed_by(config, settings)
+            if changed is None:
+                continue
+            tell(f"trying {' '.join([*given.values(), *settings])}")
+            try:
+                found = run.trace(changed, memory)
+            except Untraceable:
+                continue
+            keys = given | {setting.partition("=")[0]: setting for setting in settings}
+            tried.append((Remedy(tuple(keys.values()), found), changed, keys))
+        fitting = [one for one, _, _ in tried if needed(one.traced.peak) <= memory]
+        if fitting or not tried or time.monotonic() > end:
+            return fitting
+        best, config, given = min(tried, key=lambda one: one[0].traced.peak)
+        if best.traced.peak > _LESS * now.peak:
+            return []
+        now = best.traced
+
+
+def changed_by(config: Config, settings: Sequence[str]) -> Config | None:
+    """Return ``config`` with ``settings``; None if they contradict other keys."""
+    values = config.model_dump(mode="json")
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        section, _, name = key.partition(".")
+        values[section][name] = yaml.safe_load(value)
+    changed = Config.model_validate(values)
+    return None if any(contradictions(changed)) else changed
+
+
+def _settings(config: Config, now: Traced, memory: int) -> Iterator[list[str]]:
+    """Yield the settings of each advice for a training that ran out of memory."""
+    train, ranks = config.train, config.job.world_size
+    batching = Batching(train.batch_size, ranks, accumulation_of(train, ranks))
+    for line in advice(usage(config, batching, ranks=ranks, parallel=now.parallel, cuda=True)):
+        settings = _leading(line)
+        if settings and settings[0].startswith("train.micro_batch="):
+            half = int(settings[0].partition("=")[2])
+            settings[0] = f"train.micro_batch={min(half, _fitting_samples(now, memory))}"
+        if settings:
+            yield settings
+    if now.parallel == "fsdp" and config.fsdp.shard == "full":
+        yield [f"job.nodes={2 * config.job.nodes}"]
+
+
+def _leading(line: str) -> list[str]:
+    """Return the words at the start of an advice that set keys: all of them belong together."""
+    words = line.split()
+    count = next((at for at, word in enumerate(words) if "=" not in word), len(words))
+    return words[:count]
+
+
+def _fitting_samples(now: Traced, memory: int) -> int:
+    """Return the samples whose activations fit if activations grow with the samples; at least one."""
+    room = (memory - RESERVE_GIB * GIB) / (1 + FRAGMENTED) - (now.peak - now.parts.activations)
+    return max(1, int(now.micro_batch * room / max(1, now.parts.activations)))

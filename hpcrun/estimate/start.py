@@ -1,0 +1,52 @@
+"""Start the estimate in a process of its own, and read its answer. Imports no torch."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+from hpcrun.config import Config
+from hpcrun.errors import UserError
+
+REFUSED = 2
+"""Exit code with which the process refuses a config or a task."""
+
+
+class EstimateRefused(UserError):
+    """A config or a task that cannot be estimated: one line for each reason."""
+
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__("; ".join(lines))
+        self._lines = lines
+
+    @property
+    def lines(self) -> list[str]:
+        """One line for each problem."""
+        return self._lines
+
+
+def estimate(config: Config, memory: int) -> dict[str, Any]:
+    """Return the memory of a rank under ``config`` on GPUs of ``memory`` bytes.
+
+    Raises:
+        UserError: the config or its task cannot be estimated.
+    """
+    request = json.dumps({"config": config.model_dump(mode="json"), "memory": memory})
+    done = subprocess.run(
+        [sys.executable, "-m", "hpcrun.estimate"],
+        input=request,
+        stdout=subprocess.PIPE,
+        text=True,
+        # GPUs of this machine are not asked, even if there are some.
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""},
+        check=False,
+    )
+    if done.returncode not in (0, REFUSED):
+        raise UserError(
+            f"estimate: the fake run ended with exit code {done.returncode}; the lines above say why"
+        )
+    answer: dict[str, Any] = json.loads(done.stdout)
+    if done.returncode == REFUSED:
+        raise EstimateRefused(answer["refused"])
+    return answer

@@ -1,0 +1,97 @@
+"""Strategies of parallelism for a fake run: what torch's wrappers keep in memory, without other ranks."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+
+from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.config import Config
+from hpcrun.train.model.prepare import CompileMode
+from hpcrun.train.parallel import fsdp
+from hpcrun.train.parallel.fsdp import FSDPStrategy
+from hpcrun.train.parallel.strategies import Strategy
+from hpcrun.train.step import trainer as trainer_module
+
+
+class FakeSingle(Strategy):
+    """One rank. The model has no data to move."""
+
+    def place(self, module: nn.Module, device: torch.device) -> nn.Module:
+        return module
+
+
+class FakeDDP(FakeSingle):
+    """The memory of DistributedDataParallel: buckets as large as all gradients.
+
+    Torch's own wrapper reads real data when it is made. With ``view``, gradients move into the buckets as
+    they are complete, in a step's last micro-batch; before that they exist beside the buckets, as with
+    ``no_sync()``.
+    """
+
+    def __init__(self, *, view: bool) -> None:
+        self._view, self._last = view, True
+        self.buckets: list[Tensor] = []
+
+    def wrap(self, module: nn.Module, mode: CompileMode | None) -> nn.Module:
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                bucket = torch.empty_like(parameter, requires_grad=False)
+                self.buckets.append(bucket)
+                if self._view:
+                    hooked: Any = parameter
+                    hooked.register_post_accumulate_grad_hook(self._into(bucket))
+        return module
+
+    def _into(self, bucket: Tensor) -> Any:
+        def move(parameter: Tensor) -> None:
+            if self._last:
+                parameter.grad = bucket
+
+        return move
+
+    @contextlib.contextmanager
+    def micro_batch(self, model: nn.Module, *, last: bool) -> Iterator[None]:
+        self._last = last
+        yield
+
+
+@contextlib.contextmanager
+def fake_strategies(config: Config, parallel: str, mesh: DeviceMesh | None) -> Iterator[None]:
+    """Let trainers in the block take the strategies of this module, and FSDP take ``mesh``."""
+
+    def strategy(
+        _parallel: str, distributed: DistributedConfig, amp: Any, options: Any
+    ) -> Strategy:
+        if parallel == "fsdp" and distributed.world_size > 1:
+            return FSDPStrategy(distributed, options, amp.dtype)
+        if parallel == "ddp":
+            return FakeDDP(view=config.train.gradient_as_bucket_view)
+        return FakeSingle()
+
+    # A mesh asks all ranks for their places; here are no other ranks.
+    trainers: Any = trainer_module
+    sharding: Any = fsdp
+    before = trainers.strategy, sharding._mesh
+    trainers.strategy, sharding._mesh = strategy, lambda *_: mesh
+    try:
+        yield
+    finally:
+        trainers.strategy, sharding._mesh = before
+
+
+def fsdp_parameters(module: nn.Module) -> Iterator[Any]:
+    """Yield torch's record of each parameter that FSDP shards, or nothing if this torch hides them."""
+    for part in module.modules():
+        if not isinstance(part, FSDPModule):
+            continue
+        state: Any = part._get_fsdp_state()
+        groups = getattr(state, "_fsdp_param_groups", None) or [
+            getattr(state, "_fsdp_param_group", None)
+        ]
+        for group in groups:
+            yield from getattr(group, "fsdp_params", ())

@@ -1,0 +1,110 @@
+"""`hpcrun estimate`: its peaks against those of real steps, its verdicts, and its refusals."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcrun.errors import UserError
+from hpcrun.estimate.gpus import GIB, gpu_memory
+
+ROOT = Path(__file__).parents[2]
+
+USERS_TASK = """
+import torch
+from torch import nn
+import hpcrun
+
+class Half(hpcrun.Task):
+    def build_model(self):
+        model = nn.Sequential(*[nn.Linear(512, 512) for _ in range(4)])
+        assert model[0].weight.abs().max() > 0, "needs numbers"
+        return model
+
+    def train_dataset(self):
+        return torch.utils.data.TensorDataset(torch.zeros(64, 512))
+
+    def loss(self, model, batch):
+        return model(batch[0]).square().mean()
+
+class Chooses(Half):
+    def loss(self, model, batch):
+        value = model(batch[0]).square().mean()
+        return value * 2 if value > 1 else value
+
+class Wrong(Half):
+    def loss(self, model, batch):
+        return model(batch[0][:, :3]).sum()
+"""
+
+
+def program(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{folder}", "XDG_CACHE_HOME": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_peak_is_within_a_tenth_of_real_steps(tmp_path):
+    done = program(tmp_path, "-m", "tests.estimate.peaks", str(tmp_path))
+    assert done.returncode == 0, done.stderr[-3000:]
+    peaks = json.loads(done.stdout.splitlines()[-1])
+    assert len(peaks) == 6
+    off = {case: estimated / real - 1 for case, (real, estimated) in peaks.items()}
+    assert max(map(abs, off.values())) < 0.1, off
+
+
+def estimate(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    (folder / "users.py").write_text(USERS_TASK)
+    return program(folder, "-m", "hpcrun", "estimate", *words)
+
+
+def test_a_model_that_needs_numbers_is_built_for_real_and_what_fits_is_found(tmp_path):
+    words = ["task=users:Half", "train.batch_size=20000", "--gpu-memory", "2.2GiB", "--json"]
+    done = estimate(tmp_path, *words)
+    assert done.returncode == 1, done.stderr
+    assert "needs numbers" in done.stderr
+    found = json.loads(done.stdout)
+    assert not found["fits"]
+    assert found["parts"]["weights"] == found["arithmetic"]["weights"] == 4 * (512 * 512 + 512) * 4
+    smaller = [one for one in found["would_fit"] if "train.micro_batch" in one["settings"][0]]
+    assert smaller
+    assert smaller[0]["needed"] <= 2.2 * GIB < found["needed"]
+
+
+def test_a_step_that_depends_on_its_data_gets_the_arithmetic(tmp_path):
+    done = estimate(tmp_path, "task=users:Chooses", "--gpu", "h100")
+    assert done.returncode == 0, done.stderr
+    assert "depends on the values of its data" in done.stdout
+    assert "optimizer state" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ([], "name the GPU: --gpu h100"),
+        (["--gpu", "h1000"], "did you mean h100?"),
+        (["--gpu-memory", "many"], "many is no size"),
+        (["--gpu", "h100", "task=absent:Task"], "absent"),
+        (["--gpu", "h100", "task=users:Wrong"], "the fake run raised RuntimeError"),
+    ],
+)
+def test_a_mistake_is_one_line(tmp_path, words, line):
+    done = estimate(tmp_path, *words)
+    assert done.returncode == 2
+    assert line in done.stderr.splitlines()[-1]
+
+
+def test_sizes_and_names():
+    assert gpu_memory(None, "80GiB") == gpu_memory(None, "80") == 80 * GIB
+    assert gpu_memory(None, "80 GB") == 80 * 10**9
+    assert gpu_memory("H200", None) > gpu_memory("h100", None)
+    with pytest.raises(UserError):
+        gpu_memory(None, "0GiB")
