@@ -11,7 +11,8 @@ import torch
 
 from hpcrun.device import vendor
 
-_HOST = frozenset({"cpu", "meta"})
+# Apple's MPS has no process group, no fp64 and no pinned memory.
+_HOST = frozenset({"cpu", "meta", "mps"})
 
 
 class _Kinds:
@@ -26,7 +27,7 @@ KINDS = _Kinds()
 
 
 def is_accelerator(device: torch.device) -> bool:
-    """Return True if ``device`` is neither the CPU nor torch's meta device."""
+    """Return True if ``device`` is neither the CPU, nor Apple's MPS, nor torch's meta device."""
     return device.type in KINDS
 
 
@@ -36,7 +37,7 @@ def kind() -> str | None:
         found = torch.accelerator.current_accelerator()
     except RuntimeError:  # torch 2.6 raises where newer versions return None
         return None
-    return None if found is None else found.type
+    return None if found is None or found.type in _HOST else found.type
 
 
 def count() -> int:

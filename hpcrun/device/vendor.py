@@ -68,6 +68,13 @@ def capability(device: torch.device) -> dict[str, str]:
     return {"capability": f"{major}.{minor}"}
 
 
+def nvml_uuid(device: torch.device) -> str | None:
+    """Return the identifier of a GPU that NVML knows; None for AMD's GPUs and other devices."""
+    if device.type != KIND or not torch.cuda.is_available() or torch.version.hip:
+        return None
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
 def fix_workspace() -> None:
     """Let cuBLAS use a workspace with which it is deterministic, unless the user has chosen another."""
     # cuBLAS reads the variable at its first use; older torch refuses cuBLAS without it.

@@ -85,7 +85,7 @@ class FakeRun:
         batch = self._batch(config, micro_batch)
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         model = self._model(config, mode)
-        require_model(model, self.task, config, ranks=ranks, cuda=False)
+        require_model(model, self.task, config, ranks=ranks, gpu=False)
         wanted = need(config, model)
         parallel = self._parallel(config, model, wanted, memory)
         count = sum(parameter.numel() for parameter in model.parameters())

@@ -77,7 +77,7 @@ def _settings(config: Config, now: Traced, memory: int) -> Iterator[list[str]]:
     """Yield the settings of each advice for a training that ran out of memory."""
     train, ranks = config.train, config.job.world_size
     batching = Batching(train.batch_size, ranks, accumulation_of(train, ranks))
-    for line in advice(usage(config, batching, ranks=ranks, parallel=now.parallel, cuda=True)):
+    for line in advice(usage(config, batching, ranks=ranks, parallel=now.parallel, gpu=True)):
         settings = _leading(line)
         if settings and settings[0].startswith("train.micro_batch="):
             half = int(settings[0].partition("=")[2])

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import Config
-from hpcrun.train.model.prepare import CompileMode
+from hpcrun.device.vendor import CompileMode
 from hpcrun.train.parallel import fsdp
 from hpcrun.train.parallel.fsdp import FSDPStrategy
 from hpcrun.train.parallel.strategies import Strategy

@@ -1,4 +1,4 @@
-"""A simulated accelerator whose work happens as late as the program allows.
+"""Simulated accelerator: its work happens as late as the program allows.
 
 A tensor of the device ``late`` wraps a tensor of the host. Each operation on it is queued, as on a stream of
 a GPU, and runs only when the program waits: for the stream, for an event, or for a number. Until then the

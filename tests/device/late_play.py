@@ -24,7 +24,7 @@ from tests.device import late
 
 STEPS = 6
 OVERFLOWS = 2
-"""Step whose gradients are not finite: the gate skips it, and the host learns of it one step later."""
+"""Step with gradients that are not finite: the gate skips it, and the host learns of it one step later."""
 
 
 def trainer(device: str, seed: int = 0) -> AMPTrainer:
@@ -88,7 +88,7 @@ def resumed(device: str) -> Any:
 
 
 def mean_loss(device: str, hasty: bool = False) -> float:
-    """Return the mean loss of a metrics line; ``hasty``: read with copies for which nobody waits."""
+    """Return the mean loss of a metrics line; ``hasty``: read with copies without a wait."""
     trained, window = trainer(device), LossWindow(Batching(4, ranks=1))
     for step in range(OVERFLOWS):
         result = trained.training_step([batch(step)], loss)

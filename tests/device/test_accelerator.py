@@ -10,7 +10,7 @@ from hpcrun.device import accelerator, vendor
 
 
 class Module:
-    """What torch requires of the module of a device type, with generators that are numbers."""
+    """Functions that torch requires of the module of a device type, with generators that are numbers."""
 
     def __init__(self, count: int, current: int, generators: dict[int, int]) -> None:
         self._count, self._current, self.generators = count, current, generators
@@ -53,7 +53,7 @@ def test_the_cpu_is_the_default_where_torch_sees_no_accelerator(
         assert accelerator.count() == 0
         assert accelerator.default_device() == torch.device("cpu")
         assert accelerator.generator_states() is None
-        # A rank with a GPU of its own, before the check that torch sees the GPU.
+        # A rank with one GPU, before the check that torch sees the GPU.
         assert accelerator.device(3) == torch.device(vendor.KIND, 3)
 
 

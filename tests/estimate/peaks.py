@@ -91,7 +91,7 @@ def real(config: Config, task: Task, rank: int) -> int:
 
 
 def main(folder: Path) -> None:
-    """Measure every case in processes of its own."""
+    """Measure every case in separate processes."""
     torch.set_num_threads(1)
     os.environ["XDG_CACHE_HOME"] = str(folder)
     peaks: dict[str, list[int]] = {}

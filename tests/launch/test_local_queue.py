@@ -1,4 +1,4 @@
-"""The queue of the local cluster gives each job GPUs of its own, whatever number the jobs ask for."""
+"""The queue of the local cluster gives each job separate GPUs, for any number that the jobs ask for."""
 
 from pathlib import Path
 

@@ -78,7 +78,7 @@ def test_a_finished_job_used_what_it_computed(recorded: Recorded) -> None:
     assert (record.time_limit, record.memory_asked) == (600, 1024 << 20)
     assert record.memory_used is not None
     assert 128 << 20 < record.memory_used < 160 << 20
-    # Shorter than accounting's interval: nobody measured the memory.
+    # Shorter than accounting's interval: the memory is not measured.
     assert recorded.usage[recorded.jobs["failed"]][0].memory_used is None
 
 

@@ -150,7 +150,7 @@ def test_the_doctor_names_the_failure_of_a_job(
 
 @pytest.fixture
 def loopback_names(bench: Bench) -> Iterator[None]:
-    """Hosts whose own name resolves to their loopback address."""
+    """Hosts with a name that resolves to their loopback address."""
     text = bench.slurm.run(["cat", "/etc/hosts"]).stdout
     for node in bench.slurm.nodes:
         others = [line for line in text.splitlines() if line.split()[1:] != [node]]

@@ -100,7 +100,7 @@ def sweep_with_four_ends(bench: Bench, name: str, axes: dict[str, list[str]]) ->
 
 
 def told_by_status(bench: Bench, name: str) -> tuple[dict[int, str], set[int]]:
-    """Return the state of each element, and the preempted elements, as `hpcrun status` tells them."""
+    """Return the state of each element, and the preempted elements, as `hpcrun status` prints them."""
     lines = bench.hpcrun("status", name, "--json").splitlines()
     rows = [json.loads(line) for line in lines if line.startswith("{")]
     numbers = [int(row["name"].rpartition("/")[2]) for row in rows]
@@ -110,7 +110,7 @@ def told_by_status(bench: Bench, name: str) -> tuple[dict[int, str], set[int]]:
 
 
 def told_by_report(bench: Bench, name: str) -> tuple[dict[int, str], set[int]]:
-    """Return the same as `hpcrun report` tells it, from the table of all runs and the timeline."""
+    """Return the same as `hpcrun report` shows it, from the table of all runs and the timeline."""
     bench.hpcrun("report", f"runs/{name}", "-o", f"{name}.html")
     page = (bench.folder / f"{name}.html").read_text()
     table = page[page.index("All runs.") : page.index("Origin of the runs.")]

@@ -1,6 +1,6 @@
 """NCCL's rules, imposed on gloo groups: gloo accepts calls that NCCL refuses or that hang with it.
 
-Inside ``nccl_rules()`` every collective passes a check, whoever calls it: hpcrun, DDP's reducer in C++,
+Inside ``nccl_rules()`` every collective passes a check, from every caller: hpcrun, DDP's reducer in C++,
 FSDP2 and DTensor. The check is a kernel of the c10d operations for a key that torch's dispatcher looks up
 before it chooses the kernel of the device. It looks at the arguments and then calls the CPU kernel.
 
@@ -26,7 +26,7 @@ _DTYPES = {
     *(torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64, torch.complex128),
 }
 
-# The calls of hpcrun on the gradients' groups, where tensors must be on the GPU. Gloo cannot tell, since all
+# The calls of hpcrun on the gradients' groups, where tensors must be on the GPU. Gloo does not know, because all
 # tensors of these tests are on the CPU: a person has to look at each new place.
 _PLACES = {
     "train/parallel/from_rank_zero.py:copy_from_rank_zero",

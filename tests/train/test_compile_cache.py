@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def start(file: Path, node: Path) -> dict[str, Any]:
-    """Compile in a process whose node has the cache folder ``node``."""
+    """Compile in a process on a node with the cache folder ``node``."""
     ended = subprocess.run(
         [sys.executable, "-m", "tests.train.compiling", str(file)],
         cwd=ROOT,

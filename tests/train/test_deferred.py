@@ -165,7 +165,7 @@ def test_only_a_few_weights_exist_at_a_time() -> None:
         deferred.compute(lambda name, _: held.append(f"{name} after {len(living)}"))
     finally:
         torch.UntypedStorage = original  # type: ignore[misc]
-    # Eight draws that nobody needs move the generator first; then each weight is allocated and handed over.
+    # Eight unused draws move the generator first; then each weight is allocated and handed over.
     assert held == [f"layers.{place}.weight after {8 + place + 1}" for place in range(8)]
     assert sum(living) == 16 * 40_000
 
@@ -173,7 +173,7 @@ def test_only_a_few_weights_exist_at_a_time() -> None:
 def test_seven_billion_parameters_need_a_shard_and_one_parameter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Build for a world of 64 ranks whose collectives do nothing, and replay with sizes instead of memory."""
+    """Build for a world of 64 ranks with collectives that do nothing, and replay with sizes instead of memory."""
     world = 64
     shape = LanguageModelShape(width=4096, layers=35, heads=32, context=128)
     drawn: list[tape.Call] = []
@@ -182,7 +182,7 @@ def test_seven_billion_parameters_need_a_shard_and_one_parameter(
         tape.Call, "run", lambda call, content: drawn.append(call) or original(call, content)
     )
     deferred = build_deferred(lambda: GPT(shape))
-    # No large draw happens at the recording, though the model has a generator of its own.
+    # No large draw happens at the recording, though the model has a separate generator.
     assert not any(call.draw for call in drawn)
     sizes, whole = deferred.tape.sizes, sum(p.nbytes for p in deferred.model.parameters())
     assert whole > 28e9

@@ -14,7 +14,7 @@ from torch import nn
 
 from hpcrun.cluster.hardware.gpu_use import GpuUse, gpu_use
 from hpcrun.config import Config
-from hpcrun.device import accelerator
+from hpcrun.device import accelerator, vendor
 from hpcrun.run.endings import node_name
 from hpcrun.train.data.batching import Batching
 from hpcrun.train.metrics.loss_window import LossWindow
@@ -216,9 +216,8 @@ def _memory(device: torch.device) -> float:
 
 def _gpu_use(device: torch.device) -> GpuUse | None:
     """Start to sample this rank's GPU; None on a CPU, and on AMD, which has no NVML."""
-    if device.type != "cuda" or not torch.cuda.is_available() or torch.version.hip:
-        return None
-    return gpu_use(str(torch.cuda.get_device_properties(device).uuid))
+    uuid = vendor.nvml_uuid(device)
+    return None if uuid is None else gpu_use(uuid)
 
 
 def gpu_facts(busy: Sequence[float], used: Sequence[float]) -> dict[str, float]:

@@ -40,7 +40,7 @@ WAYS: dict[str, tuple[int, str, str]] = {
     "hsdp": (512, "fsdp", "hybrid"),
 }
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
-STEPS = 2  # The first reads its decision at once, the later ones read it late.
+STEPS = 2  # The first reads its decision immediately, the later steps read it late.
 wrap_plain = DDPStrategy.wrap
 SCALE = 65536.0
 
@@ -151,7 +151,7 @@ def answer() -> None:
 
 
 def wrap(self: DDPStrategy, module: nn.Module, mode: Any) -> nn.Module:
-    """Wrap the module, with an all-reduce of buckets that is done at once: a fake group returns no tensor."""
+    """Wrap the module, with an all-reduce of buckets that is done immediately: a fake group returns no tensor."""
     wrapped = wrap_plain(self, module, mode)
 
     def done(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
