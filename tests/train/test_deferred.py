@@ -173,7 +173,7 @@ def test_only_a_few_weights_exist_at_a_time() -> None:
 def test_seven_billion_parameters_need_a_shard_and_one_parameter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Build for a world of 64 ranks with collectives that do nothing, and replay with sizes instead of memory."""
+    """Build for a world of 64 ranks with collectives that do nothing, and replay sizes, not memory."""
     world = 64
     shape = LanguageModelShape(width=4096, layers=35, heads=32, context=128)
     drawn: list[tape.Call] = []
