@@ -61,7 +61,7 @@ _OF_SLURM = frozenset(
 
 
 @dataclass(frozen=True)
-class Wish:
+class SubmitRequest:
     """The wishes of a user for a submission, from a command line or from Python.
 
     ``flags``: a name of ``FLAGS`` to its value and to the words that gave it, such as ``--nodes``.
@@ -78,18 +78,18 @@ class Wish:
     runs: Path | None = None
 
 
-def choose_config(wish: Wish) -> Config:
+def choose_config(request: SubmitRequest) -> Config:
     """Return the resolved config, its task found and its task's options checked, without importing torch.
 
     Raises:
         ConfigError: a line for each thing that is wrong.
     """
-    layers = config_layers(wish)
+    layers = config_layers(request)
     try:
         config = resolve(layers)
     except ConfigError as error:
         # A validation rule that is newer than a run must not prevent its resume.
-        if error.meant is None or not _has_run(wish, error.meant):
+        if error.meant is None or not _has_run(request, error.meant):
             raise
         config = error.meant
     for line in idle_lines(config, layers):
@@ -97,22 +97,22 @@ def choose_config(wish: Wish) -> Config:
     return with_task(config, layers)
 
 
-def config_layers(wish: Wish) -> list[Layer]:
+def config_layers(request: SubmitRequest) -> list[Layer]:
     """Return the sources of the config, the later winning: defaults, profile, file, overrides, flags.
 
     Raises:
         ConfigError: a file or a value cannot be read.
     """
-    command, file, overrides = [*wish.command], wish.file, wish.overrides
+    command, file, overrides = [*request.command], request.file, request.overrides
     task = overrides.values.get("task", _QUICKSTART_TASK)
     # Its steps and data are chosen for its task: another task begins with the plain defaults.
     if file is None and not command and task in (_QUICKSTART_TASK, BUILTIN[_QUICKSTART_TASK]):
         file = quickstart()
     layers = [] if file is None else [file_layer(file)]
-    profile = profile_path(os.environ, wish.profile)
+    profile = profile_path(os.environ, request.profile)
     if profile is not None:
         layers.insert(0, profile_layer(profile))
-    elif line := undecided(os.environ, wish.profile):
+    elif line := undecided(os.environ, request.profile):
         say_aside(f"hpcrun: {line}")
     defaults = sbatch_defaults(os.environ)
     layers.insert(
@@ -121,11 +121,13 @@ def config_layers(wish: Wish) -> list[Layer]:
             {f"job.{key}": (os.environ[name], f"${name}") for name, key in defaults.items()}
         ),
     )
-    layers.insert(0, flag_layer({"name": _default_name(file, command, task, wish.command_place)}))
+    layers.insert(
+        0, flag_layer({"name": _default_name(file, command, task, request.command_place)})
+    )
     layers.append(overrides)
-    layers.append(flag_layer({FLAGS[flag]: given for flag, given in wish.flags.items()}))
+    layers.append(flag_layer({FLAGS[flag]: given for flag, given in request.flags.items()}))
     if command:
-        layers.append(flag_layer({"command": (command, wish.command_place)}))
+        layers.append(flag_layer({"command": (command, request.command_place)}))
     return layers
 
 
@@ -148,17 +150,17 @@ def with_task(config: Config, layers: Sequence[Layer]) -> Config:
     return config.model_copy(update={"task": path})
 
 
-def _has_run(wish: Wish, config: Config) -> bool:
+def _has_run(request: SubmitRequest, config: Config) -> bool:
     """Return whether a run of that name is there; whether it is a run of that config is not asked."""
-    if config.name is None or wish.runs is None:
+    if config.name is None or request.runs is None:
         return False
-    return RunDirectory(wish.runs / config.name).exists()
+    return RunDirectory(request.runs / config.name).exists()
 
 
-def idle_on_this_machine(wish: Wish) -> list[str]:
+def idle_on_this_machine(request: SubmitRequest) -> list[str]:
     """Return the options and keys of ``wish`` that only Slurm understands, as the user has written them."""
-    given = [place for flag, (_, place) in wish.flags.items() if FLAGS[flag] in _OF_SLURM]
-    return given + [key for key in wish.overrides.where if key in _OF_SLURM]
+    given = [place for flag, (_, place) in request.flags.items() if FLAGS[flag] in _OF_SLURM]
+    return given + [key for key in request.overrides.where if key in _OF_SLURM]
 
 
 def quickstart() -> Path:

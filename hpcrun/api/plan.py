@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcrun.api.chosen import Wish, choose_config, idle_on_this_machine
+from hpcrun.api.chosen import SubmitRequest, choose_config, idle_on_this_machine
 from hpcrun.api.continuing import (
     Standing,
     compare,
@@ -23,7 +23,7 @@ from hpcrun.api.places import runs_folder
 from hpcrun.command.checks import check_command
 from hpcrun.config import Config, load_resolved, masked_words, to_yaml
 from hpcrun.launch import jobs, submission
-from hpcrun.launch.dependencies import still_to_wait_for
+from hpcrun.launch.dependencies import unfinished_runs
 from hpcrun.launch.sbatch_options import wanted_cluster
 from hpcrun.launch.submitted import ExecutorName, Submitted
 from hpcrun.printing import say_aside
@@ -67,7 +67,7 @@ class Plan:
             if named is None
             else [directory.find(name, runs) for name in named]
         )
-        return still_to_wait_for(found, self.executor, wanted_cluster(self.config.job))
+        return unfinished_runs(found, self.executor, wanted_cluster(self.config.job))
 
     def carry_out(
         self, after: Sequence[RunDirectory] = (), *, trust_owner: bool = False
@@ -99,7 +99,7 @@ class Plan:
 
 
 def plan_submission(
-    wish: Wish, *, scratch: bool = False, prepare: bool = False, snapshot: bool = True
+    request: SubmitRequest, *, scratch: bool = False, prepare: bool = False, snapshot: bool = True
 ) -> Plan:
     """Return the plan for ``wish``.
 
@@ -111,15 +111,15 @@ def plan_submission(
     Raises:
         UserError: the config is wrong, or a run of the same name trains something else.
     """
-    config = choose_config(wish)
+    config = choose_config(request)
     assert config.name is not None
     warn_of(config.job.env)
-    run = RunDirectory((wish.runs or runs_folder()) / config.name)
+    run = RunDirectory((request.runs or runs_folder()) / config.name)
     standing = _standing(run, config, scratch)
     if standing is None or standing.finished is None:
         check_command(config, Path.cwd())
     executor: ExecutorName = "prepared" if prepare else submission.choose_executor(config)
-    idle = idle_on_this_machine(wish) if executor in ("local", "debug") else []
+    idle = idle_on_this_machine(request) if executor in ("local", "debug") else []
     if idle:
         say_aside(
             f"hpcrun: {', '.join(idle)}: no effect on this machine (job.executor is {executor})"

@@ -12,7 +12,7 @@ from hpcrun.diagnose.finding import find_cause
 from hpcrun.diagnose.run_lines import attempt_to_diagnose, lines_of_attempt, nodes_of
 from hpcrun.launch.jobs import RunState
 from hpcrun.lifecycle.goodput import goodput
-from hpcrun.lifecycle.history import all_lives, last_committed, of_script
+from hpcrun.lifecycle.history import all_histories, last_committed, of_script
 from hpcrun.run.commits import has_commit
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Event, read_events
@@ -59,7 +59,7 @@ def row_of(
         "starts": state.starts,
         "job": state.job,
         "executor": state.executor,
-        "attempts": len(all_lives(events)),
+        "attempts": len(all_histories(events)),
         "restarts": restarts_by_cause(events),
         # Of a long log only the end was read: there may have been more attempts and restarts.
         "whole_history": log.whole,
@@ -118,9 +118,9 @@ def _saved_step(run: RunDirectory, events: Sequence[Event]) -> int | None:
 
 def _reported_step(run_directory: RunDirectory, events: Sequence[Event]) -> int | None:
     """The step that a script has reported in its newest attempt with a report."""
-    for life in reversed(all_lives(events)):
+    for record in reversed(all_histories(events)):
         try:
-            logs = run_directory.attempt_logs(life.attempt.job, life.attempt.restart)
+            logs = run_directory.attempt_logs(record.attempt.job, record.attempt.restart)
             step = published(logs).step
         except OSError:
             continue

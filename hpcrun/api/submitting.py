@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, overload
 
-from hpcrun.api.chosen import Wish
+from hpcrun.api.chosen import SubmitRequest
 from hpcrun.api.places import runs_folder
 from hpcrun.api.plan import plan_submission
 from hpcrun.api.refusals import refusing
@@ -13,7 +13,7 @@ from hpcrun.api.run import Run, carry_out
 from hpcrun.api.sweeps.handle import Sweep
 from hpcrun.api.sweeps.handover import submit_sweep
 from hpcrun.api.sweeps.plan import plan_sweep
-from hpcrun.api.sweeps.wish import sweep_wish
+from hpcrun.api.sweeps.request import sweep_request
 from hpcrun.config import Layer, flag_layer
 from hpcrun.errors import UserError
 
@@ -186,7 +186,7 @@ def submit(
         "name": name,
     }
     runs = runs_folder(runs_dir)
-    wish = Wish(
+    request = SubmitRequest(
         file=None if config is None else Path(config),
         overrides=_overrides(overrides, task),
         flags={flag: (value, f"{flag}=") for flag, value in flags.items() if value is not None},
@@ -199,8 +199,8 @@ def submit(
         if from_scratch:
             raise UserError("from_scratch=: begin one run of a sweep anew with Run.resume")
         plan_of_sweep = plan_sweep(
-            wish,
-            sweep_wish(sweep, sweep_file),
+            request,
+            sweep_request(sweep, sweep_file),
             at_once=_whole("max_parallel", max_parallel),
             snapshot=snapshot,
             pack=_whole("pack", pack) or 1,
@@ -211,7 +211,7 @@ def submit(
     for name_of_option, given in (("max_parallel", max_parallel), ("pack", pack)):
         if given is not None:
             raise UserError(f"{name_of_option}=: is of a sweep; give sweep= or sweep_file=")
-    plan = plan_submission(wish, scratch=from_scratch, snapshot=snapshot)
+    plan = plan_submission(request, scratch=from_scratch, snapshot=snapshot)
     if plan.finished is None:
         carry_out(plan, _words("after", after), runs, trust_owner=trust_owner)
     return Run(plan.run)

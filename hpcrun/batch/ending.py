@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hpcrun.batch.notify.starting import NO_SENDER, Sender, start
 from hpcrun.batch.requeue import WORD_PATIENCE, is_cancelled, requeue, withdraw
 from hpcrun.batch.retries import Clock
-from hpcrun.batch.successor import Unsubmitted, submit_successor, take_over_dependents
+from hpcrun.batch.successor import ContinuationError, submit_successor, take_over_dependents
 from hpcrun.batch.unrecorded import Outcome, decide_unrecorded
 from hpcrun.config import Config, Job, load_resolved
 from hpcrun.diagnose.slurm_log import scheduler_word
@@ -25,7 +25,7 @@ from hpcrun.lifecycle.end.scheduler_view import (
     JobView,
     SchedulerWord,
     ending_of,
-    look_at,
+    query_job,
     reason_given,
 )
 from hpcrun.lifecycle.end.settle import Verdict, settle, write_final_word
@@ -44,7 +44,7 @@ _SENDER_PATIENCE = 3.0
 _AT_LEAST, _WITHOUT_LIMIT = 3600.0, 86400.0
 
 
-class NotOurs(Exception):
+class RunTakenOver(Exception):
     """The run belongs to another attempt, which the text names. ``code``: the batch script's exit code."""
 
     def __init__(self, words: str, code: int) -> None:
@@ -53,7 +53,7 @@ class NotOurs(Exception):
 
 
 @dataclass(frozen=True)
-class Judged:
+class EndedAttempt:
     """The verdict, the run's config, and the job as the controller saw it at the end of its ranks.
 
     ``sender``: the process that sends the notification of this end.
@@ -79,7 +79,7 @@ def judge(
     scheduler: SchedulerWord | None = None,
     limit_near: bool = False,
     setup: str | None = None,
-) -> "Judged":
+) -> "EndedAttempt":
     """Find the cause of the end, write it down and decide.
 
     Args:
@@ -88,23 +88,23 @@ def judge(
         setup: the command that failed before there were ranks.
 
     Raises:
-        NotOurs: another attempt or another job has the run.
+        RunTakenOver: another attempt or another job has the run.
         OSError: the run directory cannot be read or written.
     """
     newer = successor(read_events(run), attempt)
     if newer is not None:
         # Slurm has given this node up and started the job elsewhere.
         words = f"{newer.owner} has taken over; {attempt.owner} does nothing to the run"
-        raise NotOurs(words, exitcodes.FAILED)
+        raise RunTakenOver(words, exitcodes.FAILED)
     refused = refusal(run, attempt)
     if refused is not None:
-        raise NotOurs(refused, exitcodes.BAD_INPUT)
+        raise RunTakenOver(refused, exitcodes.BAD_INPUT)
     if setup is not None and on_slurm:
         # No rank has asked.
         try:
             require_free(run, attempt)
         except Occupied as taken:
-            raise NotOurs(str(taken), exitcodes.BAD_INPUT) from taken
+            raise RunTakenOver(str(taken), exitcodes.BAD_INPUT) from taken
     ending = Ending(None, scheduler, batch_log(run, attempt))
     if on_slurm:
         ending = ending_of(run, attempt)
@@ -121,7 +121,7 @@ def judge(
             scheduler=ending.word,
             batch_log=ending.log,
             limit_near=limit_near or ending.limit_near(float(config.job.signal_lead)),
-            nobody_asked=on_slurm and ending.nobody_asked,
+            was_not_requested=on_slurm and ending.was_not_requested,
             just_resumed=ending.just_resumed,
             warned_by_term=config.warn_signal == "TERM",
             setup=setup,
@@ -132,7 +132,7 @@ def judge(
         sender.release()
     _say(f"{verdict.cause.value}: {verdict.line}")
     _say(verdict.decision.reason)
-    return Judged(verdict, config, ending.view, sender)
+    return EndedAttempt(verdict, config, ending.view, sender)
 
 
 def conclude(
@@ -158,12 +158,12 @@ def conclude(
         clock: the time.
     """
     clock = clock or Clock()
-    judged: Judged | None = None
+    judged: EndedAttempt | None = None
     for number in range(1, _TRIES + 1):
         try:
             judged = judge(run, attempt, exit_code, on_slurm=True, setup=setup)
             break
-        except NotOurs as other:
+        except RunTakenOver as other:
             _say(str(other))
             return other.code
         except OSError as error:
@@ -213,7 +213,7 @@ def _notify_unrecorded(run: RunDirectory, attempt: Attempt, outcome: Outcome) ->
 
 
 def _notify_given_up(
-    run: RunDirectory, attempt: Attempt, judged: Judged | None, reason: str
+    run: RunDirectory, attempt: Attempt, judged: EndedAttempt | None, reason: str
 ) -> None:
     """Send the notification of a run that no job continues, though the policy had allowed a restart."""
     if judged is None or not judged.config.watch.notify:
@@ -227,7 +227,7 @@ def _notify_given_up(
 def _start_again(
     run: RunDirectory,
     attempt: Attempt,
-    judged: Judged | None,
+    judged: EndedAttempt | None,
     end_time: float | None,
     own_script: bool,
     clock: Clock,
@@ -248,7 +248,7 @@ def _start_again(
         _say("Slurm requeues it by itself, because it ends within the grace time of its preemption")
         return exitcodes.UNFINISHED
     if became == "forbidden":
-        return _go_on_in_another_job(run, attempt, judged, own_script, until, clock)
+        return _continue_in_another_job(run, attempt, judged, own_script, until, clock)
     if became == "refused":
         return exitcodes.UNFINISHED
     _keep_away(run, attempt, judged, attempt.job)
@@ -277,7 +277,9 @@ def start_pack_again(runs: Sequence[RunDirectory], attempt: Attempt, end_time: f
     if became == "cancelled":
         return max(_cancelled_after_all(run, attempt, None) for run in runs)
     if became == "forbidden":
-        return max(_go_on_in_another_job(run, attempt, None, False, until, clock) for run in runs)
+        return max(
+            _continue_in_another_job(run, attempt, None, False, until, clock) for run in runs
+        )
     return exitcodes.DONE if became == "requeued" else exitcodes.UNFINISHED
 
 
@@ -287,7 +289,9 @@ def _latest(end_time: float | None, clock: Clock) -> float:
     return max(now + _WITHOUT_LIMIT if end_time is None else end_time, now + _AT_LEAST)
 
 
-def _keep_away(run: RunDirectory, attempt: Attempt, judged: Judged | None, waiting: str) -> None:
+def _keep_away(
+    run: RunDirectory, attempt: Attempt, judged: EndedAttempt | None, waiting: str
+) -> None:
     """Record the failed node, and exclude nodes that fail often from the job ``waiting``.
 
     Slurm gives other nodes to a pending job only; a signal no longer ends this process.
@@ -297,7 +301,7 @@ def _keep_away(run: RunDirectory, attempt: Attempt, judged: Judged | None, waiti
         keep_away(run, attempt, judged.verdict, after=after, hours=hours, waiting=waiting)
 
 
-def _asked(run: RunDirectory, attempt: Attempt, judged: Judged | None) -> str | None:
+def _asked(run: RunDirectory, attempt: Attempt, judged: EndedAttempt | None) -> str | None:
     """Return the first reason to end the attempt from a person or Slurm, as far as files can be read."""
     try:
         return reason_given(run, attempt, judged.view if judged else None)
@@ -306,7 +310,7 @@ def _asked(run: RunDirectory, attempt: Attempt, judged: Judged | None) -> str | 
         return scheduler_word(batch_log(run, attempt))
 
 
-def _cancelled_after_all(run: RunDirectory, attempt: Attempt, judged: Judged | None) -> int:
+def _cancelled_after_all(run: RunDirectory, attempt: Attempt, judged: EndedAttempt | None) -> int:
     """Write the result of a run that was cancelled after its end was classified for another start."""
     _say("cancelled after its end: it is not started again")
     try:
@@ -323,10 +327,10 @@ def _cancelled_after_all(run: RunDirectory, attempt: Attempt, judged: Judged | N
     return exitcodes.TERMINATED
 
 
-def _go_on_in_another_job(
+def _continue_in_another_job(
     run: RunDirectory,
     attempt: Attempt,
-    judged: Judged | None,
+    judged: EndedAttempt | None,
     own_script: bool,
     until: float,
     clock: Clock,
@@ -339,18 +343,18 @@ def _go_on_in_another_job(
 
     try:
         if own_script:
-            raise Unsubmitted(
+            raise ContinuationError(
                 "the batch script is your own, and its options are not known here: submit it once more, or "
                 f"continue with `hpcrun resume {run.name}`"
             )
         job = submit_successor(run, attempt, failed, until=until, clock=clock)
-    except Unsubmitted as problem:
+    except ContinuationError as problem:
         note(run, "requeue-failed", attempt, cause="no-successor", reason=str(problem))
         _complain(f"no job continues {run.name}: {problem}")
         _notify_given_up(run, attempt, judged, f"no job continues the run: {problem}")
         return exitcodes.UNFINISHED
     _say(f"Slurm does not requeue this job: job {job} continues {run.name} after its end")
-    view = look_at(attempt.job)
+    view = query_job(attempt.job)
     asked = _asked(run, attempt, judged)
     if asked == "cancelled" or (
         view is not None

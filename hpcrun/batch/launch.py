@@ -23,7 +23,7 @@ _SURVIVE = (
 
 
 @dataclass(frozen=True)
-class Wishes:
+class LaunchOptions:
     """The part of the `job:` section that concerns the ranks; empty for a person's own script.
 
     ``gpus``: the ranks must not train on CPUs.
@@ -39,7 +39,7 @@ class Wishes:
     python: str | None = None
 
 
-def read_wishes(run: RunDirectory) -> Wishes:
+def read_launch_options(run: RunDirectory) -> LaunchOptions:
     """Read them from the resolved config, without the checks that it has passed already.
 
     Raises:
@@ -51,7 +51,7 @@ def read_wishes(run: RunDirectory) -> Wishes:
 
     try:
         job: Mapping[str, Any] = (yaml.safe_load(run.config.read_text()) or {}).get("job") or {}
-        return Wishes(
+        return LaunchOptions(
             gpus=not job.get("cpu"),
             setup=[str(line) for line in job.get("setup") or ()],
             node_setup=[str(line) for line in job.get("node_setup") or ()],
@@ -65,7 +65,7 @@ def read_wishes(run: RunDirectory) -> Wishes:
         raise UserError(f"{run.config}: no config of a run; submit the run again") from error
 
 
-def sharing_node(run: RunDirectory, wishes: Wishes) -> Wishes:
+def sharing_node(run: RunDirectory, wishes: LaunchOptions) -> LaunchOptions:
     """Return ``wishes`` for a run with one rank whose job has other runs on the same node.
 
     The step takes all that the job has, and so do the steps of the other runs. Its name is that of the run.
@@ -85,7 +85,7 @@ def sharing_node(run: RunDirectory, wishes: Wishes) -> Wishes:
 
 
 def srun_command(
-    run: RunDirectory, attempt: Attempt, wishes: Wishes, environ: Mapping[str, str]
+    run: RunDirectory, attempt: Attempt, wishes: LaunchOptions, environ: Mapping[str, str]
 ) -> list[str]:
     """Return the command that starts one task per rank."""
     cores = environ.get("SLURM_CPUS_PER_TASK")
@@ -111,7 +111,7 @@ def srun_command(
 
 
 def node_setup_steps(
-    run: RunDirectory, attempt: Attempt, wishes: Wishes, environ: Mapping[str, str]
+    run: RunDirectory, attempt: Attempt, wishes: LaunchOptions, environ: Mapping[str, str]
 ) -> list[list[str]]:
     """Return the srun that prepares the nodes of the ranks; none without ``node_setup`` in the config.
 
@@ -126,7 +126,7 @@ def node_setup_steps(
     return [node_setup_command(parts, wishes.node_setup, {}, folder)]
 
 
-def preflight_steps(run: RunDirectory, wishes: Wishes) -> list[list[str]]:
+def preflight_steps(run: RunDirectory, wishes: LaunchOptions) -> list[list[str]]:
     """Return the program that checks the nodes before the ranks; none without ``preflight``."""
     if not wishes.preflight:
         return []
@@ -144,7 +144,7 @@ def _surviving(container: Sequence[str]) -> list[str]:
 
 
 def torchrun_command(
-    run: RunDirectory, attempt: Attempt, wishes: Wishes, environ: Mapping[str, str]
+    run: RunDirectory, attempt: Attempt, wishes: LaunchOptions, environ: Mapping[str, str]
 ) -> list[str]:
     """Return the command that starts one torchrun per node; its ranks meet on the first node.
 

@@ -19,8 +19,8 @@ from hpcrun.cluster import slurm
 from hpcrun.lifecycle.end.scheduler_view import (
     JobView,
     cancelled_now,
-    look_at,
-    only_the_log_knows,
+    only_log_has_reason,
+    query_job,
     wait_for_word,
     word_of,
 )
@@ -59,7 +59,7 @@ def requeue(
     clock = clock or Clock()
     retries = Retries(failed, until, clock)
     while True:
-        view = look_at(attempt.job)
+        view = query_job(attempt.job)
         kind, words = "transient", "the controller does not answer"
         # Without a view a requeue could hit a newer start: Slurm may have started it.
         if view is not None:
@@ -90,7 +90,7 @@ def _refused_for_good(
     A new job makes no second job of the run: it waits for the end of this job, and it owns the run from
     its submission on. If this job starts again all the same, ``require_free`` refuses that start.
     """
-    view = look_at(attempt.job)
+    view = query_job(attempt.job)
     if view is None:
         return "refused"
     return _already(attempt, view, asked, patience) or "forbidden"
@@ -118,7 +118,7 @@ def is_cancelled(
     """
     if cancelled_now(view):
         return True
-    unknown = view.being_ended and only_the_log_knows(view, attempt)
+    unknown = view.being_ended and only_log_has_reason(view, attempt)
     given = wait_for_word(asked, patience if unknown else 0.0)
     return (given or word_of(view, attempt, "")) == "cancelled"
 

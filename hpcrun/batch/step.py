@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from hpcrun.batch.inherited import own_variables
 from hpcrun.batch.launch import (
-    Wishes,
+    LaunchOptions,
     link_batch_log,
     node_setup_steps,
     preflight_steps,
-    read_wishes,
+    read_launch_options,
     sharing_node,
     srun_command,
     torchrun_command,
@@ -119,7 +119,7 @@ def _send_left(run: RunDirectory) -> None:
 
 
 def _start(run: RunDirectory, attempt: Attempt, way: Way) -> Ended:
-    wishes = Wishes() if way.own_script else read_wishes(run)
+    wishes = LaunchOptions() if way.own_script else read_launch_options(run)
     if way.packed:
         wishes = sharing_node(run, wishes)
     environ: Mapping[str, str] = os.environ

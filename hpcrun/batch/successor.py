@@ -17,7 +17,7 @@ _TIMEOUT = 60.0
 
 
 @dataclass(frozen=True)
-class Unsubmitted(Exception):
+class ContinuationError(Exception):
     """No new job continues the run; the text says why."""
 
     words: str
@@ -45,11 +45,11 @@ def submit_successor(
         clock: the time.
 
     Raises:
-        Unsubmitted: there is no script that can be submitted again, sbatch refuses, or the run directory
-            cannot be written; no job is left then.
+        ContinuationError: there is no script that can be submitted again, sbatch refuses, or the run
+            directory cannot be written; no job is left then.
     """
     if not run.batch_script.is_file():
-        raise Unsubmitted(
+        raise ContinuationError(
             f"{run.batch_script} is gone; `hpcrun resume {run.name}` continues the run"
         )
     retries = Retries(failed, until, clock or Clock())
@@ -58,7 +58,7 @@ def submit_successor(
         try:
             job, cluster = submit(run, attempt)
             break
-        except Unsubmitted as refusal:
+        except ContinuationError as refusal:
             kind = slurm.classify_requeue_error(refusal.words)
             if not retries.again("transient" if kind == "transient" else "unknown", refusal.words):
                 raise
@@ -67,7 +67,7 @@ def submit_successor(
         _record(run, attempt, job)
     except OSError as error:
         slurm.run(slurm.scancel_command(job, cluster=cluster))
-        raise Unsubmitted(f"{run.events}: {error.strerror}") from error
+        raise ContinuationError(f"{run.events}: {error.strerror}") from error
     return job
 
 
@@ -106,18 +106,18 @@ def _submit(run: RunDirectory, attempt: Attempt) -> tuple[str, str | None]:
     ]
     answer = slurm.run(command, timeout=_TIMEOUT, environ=scrub(os.environ))
     if answer.returncode != 0:
-        raise Unsubmitted(" ".join(answer.stderr.split()) or "sbatch gave no reason")
+        raise ContinuationError(" ".join(answer.stderr.split()) or "sbatch gave no reason")
     try:
         return slurm.parse_sbatch(answer.stdout)
     except ClusterError as error:
-        raise Unsubmitted(str(error)) from error
+        raise ContinuationError(str(error)) from error
 
 
 def _submit_unless_accepted(run: RunDirectory, attempt: Attempt) -> tuple[str, str | None]:
     """Submit after a failure, unless the controller has accepted the job and its answer was lost."""
     listed = slurm.run(slurm.squeue_dependents_command())
     if listed.returncode != 0:
-        raise Unsubmitted(" ".join(listed.stderr.split()) or "squeue gave no reason")
+        raise ContinuationError(" ".join(listed.stderr.split()) or "squeue gave no reason")
     kind, _, job = _condition(attempt).partition(":")
     for waiting in slurm.parse_dependents(listed.stdout):
         if waiting.waits_for(kind, job) and waiting.script == str(run.batch_script):

@@ -13,7 +13,7 @@ from hpcrun.diagnose.slurm_log import scheduler_word
 from hpcrun.errors import UserError
 from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.end.batch_log import batch_log
-from hpcrun.lifecycle.history import Cause, all_lives, asked_to_end, jobs_of
+from hpcrun.lifecycle.history import Cause, all_histories, asked_to_end, jobs_of
 from hpcrun.lifecycle.policy import Budgets, decide
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import is_unfinished, read_heard_stop
@@ -75,7 +75,7 @@ def decide_unrecorded(
     cause = Cause.PREEMPTION if word or asked or stopped else Cause.CRASH
     ended = Event("ended", time.time(), attempt, cause.value, None, {})
     chain = jobs_of(events, attempt.job)
-    own = [life for life in all_lives([*events, ended]) if life.attempt.job in chain]
+    own = [record for record in all_histories([*events, ended]) if record.attempt.job in chain]
     decision = decide(own, _budgets(run))
     code = None if decision.restart else exit_code or exitcodes.FAILED
     return Outcome(code, decision.reason)

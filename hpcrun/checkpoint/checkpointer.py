@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from hpcrun.checkpoint.arguments import require_arguments, require_helpers, require_step
 from hpcrun.checkpoint.interval import EverySeconds, EverySteps, Interval, pays
 from hpcrun.checkpoint.outcome import SaveOutcome
-from hpcrun.checkpoint.sharded.collective import Together
+from hpcrun.checkpoint.sharded.collective import RankGroup
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.sharded.gloo_threads import GLOO_WORKERS, wait_until_idle
 from hpcrun.checkpoint.sharded.host_staging import Staging
@@ -41,7 +41,7 @@ from hpcrun.checkpoint.state.tree import split
 from hpcrun.checkpoint.storage.errors import CheckpointError, CheckpointWarning
 from hpcrun.checkpoint.storage.index import TensorEntry
 from hpcrun.checkpoint.storage.lock import FolderLock
-from hpcrun.checkpoint.storage.retention import Retention, tidying
+from hpcrun.checkpoint.storage.retention import Retention, pruning
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.control.making import new_control_group
 from hpcrun.device.accelerator import is_accelerator
@@ -99,7 +99,7 @@ class Checkpointer:
         rank = dist.get_rank() if ready else 0
         world_size = dist.get_world_size() if ready else 1
         group = new_control_group() if world_size > 1 else None
-        self._together = Together(rank, world_size, group)
+        self._together = RankGroup(rank, world_size, group)
         self._model, self._optimizer = model, optimizer
         self._parts = {"scaler": scaler, "scheduler": scheduler}
         self.extra: dict[str, Any] = {} if extra is None else extra
@@ -125,7 +125,7 @@ class Checkpointer:
             world_size=world_size,
             group=group,
             still_mine=self._lock.hold,
-            tidy=tidying(store, self._retention),
+            after_commit=pruning(store, self._retention),
             staging=Staging(
                 limit=None if host_memory is None else int(host_memory * 1e9),
                 ranks_on_host=self._together.on_this_host(),
@@ -340,7 +340,7 @@ class Checkpointer:
 
 
 def _leave(
-    engine: CheckpointEngine, lock: FolderLock, together: Together, patience: float = _PATIENCE
+    engine: CheckpointEngine, lock: FolderLock, together: RankGroup, patience: float = _PATIENCE
 ) -> None:
     """Wait for the pending save, and close the lock: no work may be left when the interpreter exits."""
     engine.wait(None if together.world_size == 1 else patience)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from hpcrun.checkpoint.sharded.collective import Together
+from hpcrun.checkpoint.sharded.collective import RankGroup
 
 FIRST_GUESS = 5.0
 """Seconds that a save is assumed to cost before the first measurement."""
@@ -48,7 +48,7 @@ class EverySeconds:
     def __init__(
         self,
         seconds: Callable[[], float],
-        together: Together,
+        together: RankGroup,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._seconds, self._together, self._clock = seconds, together, clock

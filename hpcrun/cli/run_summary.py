@@ -15,7 +15,7 @@ from hpcrun.run.endings import read_exits, read_failures, read_hang
 from hpcrun.run.events import Event, read_events
 from hpcrun.run.figures import result_lines
 from hpcrun.run.io.files import read_json
-from hpcrun.run.leftovers import is_husk
+from hpcrun.run.leftovers import holds_only_logs
 
 _CAUSES = {"bad-input": exitcodes.BAD_INPUT, "save-failed": exitcodes.SAVE_FAILED}
 
@@ -28,7 +28,7 @@ def print_result(run: RunDirectory) -> None:
 def print_end(run: RunDirectory) -> int:
     """Print the end of ``run``, cause first, and return the matching exit code."""
     result = read_json(run.result)
-    if result is None and (not run.path.is_dir() or is_husk(run.path)):
+    if result is None and (not run.path.is_dir() or holds_only_logs(run.path)):
         say(f"hpcrun: {run.name} has ended: its run directory, {run.path}, was deleted")
         return exitcodes.FAILED
     if result is None:

@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from hpcrun.api.chosen import FLAGS, Wish
+from hpcrun.api.chosen import FLAGS, SubmitRequest
 from hpcrun.cli.run_arguments import runs_dir
 from hpcrun.config import override_layer
 from hpcrun.errors import UserError
@@ -37,7 +37,7 @@ def add_sweep(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def wish_of(arguments: argparse.Namespace) -> Wish:
+def request_of(arguments: argparse.Namespace) -> SubmitRequest:
     """Return the wishes of a command line.
 
     Raises:
@@ -45,7 +45,7 @@ def wish_of(arguments: argparse.Namespace) -> Wish:
         ConfigError: an override cannot be read.
     """
     _refuse_stray_files(arguments.overrides)
-    return Wish(
+    return SubmitRequest(
         file=arguments.config,
         overrides=override_layer(arguments.overrides),
         flags=_flags(arguments),

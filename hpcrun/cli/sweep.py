@@ -13,7 +13,7 @@ from hpcrun.api.sweeps.packing import shared_job
 from hpcrun.api.sweeps.plan import Planned, SweepPlan, plan_sweep
 from hpcrun.cli.output import print_json
 from hpcrun.cli.run_arguments import runs_dir
-from hpcrun.cli.submit_arguments import wish_of
+from hpcrun.cli.submit_arguments import request_of
 from hpcrun.errors import UserError
 from hpcrun.launch import slurm_submission
 from hpcrun.launch.array import arrays, max_array_size
@@ -23,7 +23,7 @@ from hpcrun.printing import say
 from hpcrun.run.directory import RunDirectory
 from hpcrun.sweep.axes import read_axes
 from hpcrun.sweep.file import read_sweep_file
-from hpcrun.sweep.rows import SweepWish, text_of
+from hpcrun.sweep.rows import SweepRequest, text_of
 
 # Options of a single run, which have no meaning for many.
 _SINGLE = {
@@ -45,7 +45,7 @@ def run_sweep(arguments: argparse.Namespace) -> int:
         if getattr(arguments, option):
             raise UserError(line)
     plan = plan_sweep(
-        wish_of(arguments),
+        request_of(arguments),
         _wish_of_sweep(arguments),
         at_once=_whole("--max-parallel", arguments.max_parallel),
         pack=_whole("--pack", arguments.pack) or 1,
@@ -62,13 +62,13 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _wish_of_sweep(arguments: argparse.Namespace) -> SweepWish:
-    wish = read_sweep_file(arguments.sweep_file) if arguments.sweep_file else SweepWish()
-    blocks = [*wish.blocks, *read_axes(arguments.sweep)]
+def _wish_of_sweep(arguments: argparse.Namespace) -> SweepRequest:
+    request = read_sweep_file(arguments.sweep_file) if arguments.sweep_file else SweepRequest()
+    blocks = [*request.blocks, *read_axes(arguments.sweep)]
     if not blocks:
         option = "--max-parallel" if arguments.pack is None else "--pack"
         raise UserError(f"{option}: is of a sweep; name its axes with --sweep KEY=VALUES")
-    return dataclasses.replace(wish, blocks=blocks)
+    return dataclasses.replace(request, blocks=blocks)
 
 
 def _whole(option: str, given: str | None) -> int | None:

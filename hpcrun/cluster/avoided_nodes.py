@@ -132,7 +132,7 @@ def take_back_if_stuck(job: str, given: Sequence[str]) -> str | None:
     return reason
 
 
-def blame_dead_nodes(hosts: str, run: str, environ: Mapping[str, str] = os.environ) -> list[str]:
+def record_dead_nodes(hosts: str, run: str, environ: Mapping[str, str] = os.environ) -> list[str]:
     """Record the nodes of ``hosts`` (a host list) that Slurm reports as down; return them.
 
     Raises:

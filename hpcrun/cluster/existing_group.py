@@ -13,7 +13,7 @@ from hpcrun.cluster.errors import ClusterError
 from hpcrun.cluster.launchers import LOOPBACK, Placement, port_of, read_placement, whole_number
 
 
-class MadeGroup(NamedTuple):
+class ExistingGroup(NamedTuple):
     """The default process group of this process. ``nccl``: it has NCCL for tensors on GPUs."""
 
     rank: int
@@ -21,16 +21,16 @@ class MadeGroup(NamedTuple):
     nccl: bool
 
 
-def made_group() -> MadeGroup | None:
+def made_group() -> ExistingGroup | None:
     """Return this process's default group, or None if there is none. Never imports torch."""
     dist: Any = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return None
     nccl = "nccl" in str(dist.get_backend_config())
-    return MadeGroup(dist.get_rank(), dist.get_world_size(), nccl)
+    return ExistingGroup(dist.get_rank(), dist.get_world_size(), nccl)
 
 
-def place_in_group(group: MadeGroup, environ: Mapping[str, str], gpus: int) -> Placement:
+def place_in_group(group: ExistingGroup, environ: Mapping[str, str], gpus: int) -> Placement:
     """Return the placement of this rank of ``group``.
 
     The launcher's values are kept if they agree. A launcher that started one process per node, each of
@@ -79,7 +79,7 @@ def place_in_group(group: MadeGroup, environ: Mapping[str, str], gpus: int) -> P
     )
 
 
-def _local_size(group: MadeGroup, nodes: int, own: Mapping[str, str], gpus: int) -> int:
+def _local_size(group: ExistingGroup, nodes: int, own: Mapping[str, str], gpus: int) -> int:
     """Return the number of ranks of ``group`` on this node."""
     if nodes > 1:
         return group.world_size // nodes

@@ -15,7 +15,7 @@ from hpcrun.run.io.files import read_json
 _POLL = 1.0
 
 
-def still_to_wait_for(
+def unfinished_runs(
     runs: Sequence[RunDirectory], executor: str, cluster: str | None = None
 ) -> list[RunDirectory]:
     """Return those of ``runs`` that have not finished yet.

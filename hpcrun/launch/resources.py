@@ -41,7 +41,7 @@ def fitted(
         LaunchError: no node has GPUs of the requested type.
     """
     if job.cpu:
-        return job.model_copy(update=_core_a_rank(job)), []
+        return job.model_copy(update=_one_core_per_rank(job)), []
     offer = offer_of(wanted_cluster(job))
     lines = []
     update: dict[str, object] = {}
@@ -68,11 +68,11 @@ def fitted(
         update["mem"] = None if share.memory is None else f"{share.memory}M"
         lines.append(_in_words(share))
     elif job.node_share:
-        update |= _core_a_rank(job)
+        update |= _one_core_per_rank(job)
     return job.model_copy(update=update), lines
 
 
-def _core_a_rank(job: Job) -> dict[str, object]:
+def _one_core_per_rank(job: Job) -> dict[str, object]:
     """Return the cores of a task that starts several ranks: Slurm's own default is one core per task."""
     if job.gpus <= job.tasks_on_node or _asks_for_shares(job):
         return {}

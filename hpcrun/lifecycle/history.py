@@ -28,7 +28,7 @@ _OF_PEOPLE = ("submitted", "cancelled", "preempted")
 
 
 @dataclass(frozen=True)
-class Life:
+class AttemptRecord:
     """One attempt: its first step, its newest committed step, and its end (cause None: not known yet).
 
     ``crash_step`` is the step that was being computed at a crash. ``trained``: the attempt reached the
@@ -61,7 +61,7 @@ class Life:
         )
 
 
-def lives(events: Sequence[Event]) -> list[Life]:
+def histories(events: Sequence[Event]) -> list[AttemptRecord]:
     """Return the attempts since the last submission by a person, in order: older attempts use no budget."""
     job = None
     for event in events:
@@ -71,7 +71,9 @@ def lives(events: Sequence[Event]) -> list[Life]:
         if event.what in ("submitted", "opened") and event.attempt is not None:
             job = event.attempt.job
     chain = jobs_of(events, job)
-    return [life for life in all_lives(events) if job is None or life.attempt.job in chain]
+    return [
+        record for record in all_histories(events) if job is None or record.attempt.job in chain
+    ]
 
 
 def jobs_of(events: Sequence[Event], job: str | None) -> set[str | None]:
@@ -88,19 +90,19 @@ def jobs_of(events: Sequence[Event], job: str | None) -> set[str | None]:
     return found
 
 
-def all_lives(events: Sequence[Event]) -> list[Life]:
+def all_histories(events: Sequence[Event]) -> list[AttemptRecord]:
     """Return the attempts of all submissions, in order."""
-    found: dict[Attempt, Life] = {}
+    found: dict[Attempt, AttemptRecord] = {}
     before: Attempt | None = None
     for event in events:
         if event.attempt is None or event.what in _OF_PEOPLE:
             continue
-        life = found.get(event.attempt)
-        if life is None:
-            life, before = Life(event.attempt, event.time), next(reversed(found), None)
+        record = found.get(event.attempt)
+        if record is None:
+            record, before = AttemptRecord(event.attempt, event.time), next(reversed(found), None)
         if event.what == "started" and before is not None:
             found[before] = _with_start_of_next(found[before], event.step or 0)
-        found[event.attempt] = _with_event(life, event)
+        found[event.attempt] = _with_event(record, event)
     return list(found.values())
 
 
@@ -120,29 +122,33 @@ def asked_to_yield(events: Sequence[Event], attempt: Attempt) -> bool:
     return any(event.what == "preempted" and event.attempt == attempt for event in events)
 
 
-def _with_event(life: Life, event: Event) -> Life:
+def _with_event(record: AttemptRecord, event: Event) -> AttemptRecord:
     if event.what == "started":
-        return replace(life, begun_at=event.step)
+        return replace(record, begun_at=event.step)
     if event.what == "saved":
-        return replace(life, committed=event.step)
+        return replace(record, committed=event.step)
     if event.what == "trained":
-        return replace(life, trained=True)
+        return replace(record, trained=True)
     if event.what == "stopped":
-        return replace(life, killed=bool(event.fields.get("killed")))
+        return replace(record, killed=bool(event.fields.get("killed")))
     if event.what == "ended":
         return replace(
-            life,
+            record,
             cause=_cause(event.cause),
             crash_step=event.step if event.cause == Cause.CRASH.value else None,
             ended=event.time,
             failure=event.fields.get("failure"),
         )
-    return life
+    return record
 
 
-def _with_start_of_next(life: Life, step: int) -> Life:
+def _with_start_of_next(record: AttemptRecord, step: int) -> AttemptRecord:
     # A crash right after a commit loses the announcement, but the next attempt starts from that commit.
-    return replace(life, committed=step) if step > (life.committed or life.begun_at or 0) else life
+    return (
+        replace(record, committed=step)
+        if step > (record.committed or record.begun_at or 0)
+        else record
+    )
 
 
 def _cause(word: str | None) -> Cause | None:

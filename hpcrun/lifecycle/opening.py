@@ -6,20 +6,20 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from hpcrun.cluster.avoided_nodes import blame_dead_nodes
+from hpcrun.cluster.avoided_nodes import record_dead_nodes
 from hpcrun.diagnose.slurm_log import scheduler_word
 from hpcrun.errors import UserError
 from hpcrun.lifecycle.end.batch_log import batch_log
 from hpcrun.lifecycle.end.settle import with_lost_announcement, write_final_word
 from hpcrun.lifecycle.history import (
+    AttemptRecord,
     Cause,
-    Life,
-    all_lives,
+    all_histories,
     asked_to_end,
     finished_before,
+    histories,
     jobs_of,
     last_committed,
-    lives,
 )
 from hpcrun.lifecycle.ownership import Occupied, require_free, same_number
 from hpcrun.lifecycle.policy import Budgets, decide
@@ -59,25 +59,25 @@ def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts:
         require_free(run, attempt)
         _require_new(run, attempt)
     events = with_lost_announcement(run)
-    for life in all_lives(events):
-        if life.cause is None and life.attempt != attempt:
-            cause, reason = _end_of(run, events, life, attempt)
+    for record in all_histories(events):
+        if record.cause is None and record.attempt != attempt:
+            cause, reason = _end_of(run, events, record, attempt)
             if cause is Cause.NODE_FAILURE:
-                _blame_nodes(run, events, life)
+                _blame_nodes(run, events, record)
             record_event(
                 run,
                 "ended",
-                attempt=life.attempt,
+                attempt=record.attempt,
                 cause=cause.value,
-                step=life.committed,
+                step=record.committed,
                 reason=reason,
-                last_seen=_last_sign(run, events, life),
+                last_seen=_last_sign(run, events, record),
                 # For another job, a person has requested the next start.
-                restart_allowed=life.attempt.job in jobs_of(events, attempt.job),
+                restart_allowed=record.attempt.job in jobs_of(events, attempt.job),
             )
     # Another job is another submission by a person and starts with fresh budgets.
     chain = jobs_of(events, attempt.job)
-    history = [life for life in lives(read_events(run)) if life.attempt.job in chain]
+    history = [record for record in histories(read_events(run)) if record.attempt.job in chain]
     # After a start that finished, only the result is missing: this start writes it again.
     if history and history[-1].cause not in (None, Cause.FINISHED):
         decision = decide(history, budgets)
@@ -118,20 +118,20 @@ def _require_new(run: RunDirectory, attempt: Attempt) -> None:
 
 
 def _end_of(
-    run: RunDirectory, events: Sequence[Event], life: Life, successor: Attempt
+    run: RunDirectory, events: Sequence[Event], record: AttemptRecord, successor: Attempt
 ) -> tuple[Cause, str]:
-    mine = [event for event in events if event.attempt == life.attempt]
+    mine = [event for event in events if event.attempt == record.attempt]
     if any(event.what == "finished" for event in mine):
         return Cause.FINISHED, "finished"
-    word = scheduler_word(batch_log(run, life.attempt))
+    word = scheduler_word(batch_log(run, record.attempt))
     words = ["preemption", "time-limit"]
     # A job that Slurm starts again was not cancelled.
-    if life.attempt.job != successor.job:
+    if record.attempt.job != successor.job:
         words.append("cancelled")
-        word = "cancelled" if asked_to_end(events, life.attempt) else word
+        word = "cancelled" if asked_to_end(events, record.attempt) else word
     if word in words:
         return Cause(word), f"{word}; killed before it could record its end"
-    hang = read_hang(run.attempt_logs(life.attempt.job, life.attempt.restart))
+    hang = read_hang(run.attempt_logs(record.attempt.job, record.attempt.restart))
     if hang is not None:
         return Cause.HANG, hang.line
     return (
@@ -140,13 +140,13 @@ def _end_of(
     )
 
 
-def _blame_nodes(run: RunDirectory, events: Sequence[Event], life: Life) -> None:
+def _blame_nodes(run: RunDirectory, events: Sequence[Event], record: AttemptRecord) -> None:
     """Record the node that went down under an attempt, while Slurm still reports it as down."""
     for event in events:
         hosts = event.fields.get("hosts")
-        if event.what == "opened" and event.attempt == life.attempt and hosts:
+        if event.what == "opened" and event.attempt == record.attempt and hosts:
             try:
-                dead = blame_dead_nodes(str(hosts), str(run.path))
+                dead = record_dead_nodes(str(hosts), str(run.path))
             except OSError as error:
                 print(f"hpcrun: the bad-node list is not written: {error}", file=sys.stderr)
                 continue
@@ -154,12 +154,12 @@ def _blame_nodes(run: RunDirectory, events: Sequence[Event], life: Life) -> None
                 print(f"hpcrun: down since the attempt before: {', '.join(dead)}", flush=True)
 
 
-def _last_sign(run: RunDirectory, events: Sequence[Event], life: Life) -> float:
+def _last_sign(run: RunDirectory, events: Sequence[Event], record: AttemptRecord) -> float:
     """Return the last time (Unix seconds) at which an attempt without a recorded end was known to run."""
-    told = [event.time for event in events if event.attempt == life.attempt]
+    told = [event.time for event in events if event.attempt == record.attempt]
     logged = [
         line["time"]
         for line in read_lines(run.metrics)
-        if line.get("restart") == life.attempt.restart and line.get("time", 0.0) >= life.started
+        if line.get("restart") == record.attempt.restart and line.get("time", 0.0) >= record.started
     ]
-    return float(max([life.started, *told, *logged]))
+    return float(max([record.started, *told, *logged]))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from hpcrun.cluster.slurm.job_states import is_over
 from hpcrun.errors import UserError
-from hpcrun.lifecycle.end.scheduler_view import look_at
+from hpcrun.lifecycle.end.scheduler_view import query_job
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Event, read_events, record_event
 from hpcrun.run.io.files import make_folders
@@ -32,7 +32,7 @@ def require_free(run: RunDirectory, attempt: Attempt) -> None:
         OSError: the run directory cannot be written.
     """
     job = _job_before(read_events(run), attempt)
-    view = look_at(job) if job is not None else None
+    view = query_job(job) if job is not None else None
     # A COMPLETING job has been asked to end, and its ranks will see the new owner.
     if view is None or is_over(view.state) or view.being_ended:
         return

@@ -7,7 +7,7 @@ here every cause is counted separately (invariant 8).
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hpcrun.lifecycle.history import Cause, Life
+from hpcrun.lifecycle.history import AttemptRecord, Cause
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ _WORDS = {
 }
 
 
-def decide(history: Sequence[Life], budgets: Budgets) -> Decision:
+def decide(history: Sequence[AttemptRecord], budgets: Budgets) -> Decision:
     """Decide about the last attempt of ``history``; its cause must be known.
 
     Raises:
@@ -79,7 +79,7 @@ def decide(history: Sequence[Life], budgets: Budgets) -> Decision:
     assert cause is not None
     if cause in _FINAL:
         return Decision(False, _FINAL[cause])
-    reported = not budgets.script or any(life.committed is not None for life in history)
+    reported = not budgets.script or any(record.committed is not None for record in history)
     idle, most = _idle_restarts(history), budgets.no_progress
     if reported and most is not None and cause in OWN_DOING and idle >= most:
         return Decision(
@@ -107,7 +107,7 @@ def decide(history: Sequence[Life], budgets: Budgets) -> Decision:
         Cause.TIME_LIMIT: budgets.time_limit,
         Cause.CONTINUED: None,
     }[cause]
-    count = sum(life.cause is cause for life in history)
+    count = sum(record.cause is cause for record in history)
     word = _WORDS[cause][count != 1]
     if limit is not None and count > limit:
         key = cause.value.replace("-", "_")
@@ -125,7 +125,7 @@ def decide(history: Sequence[Life], budgets: Budgets) -> Decision:
     return Decision(True, f"restart {count} after {_WORDS[cause][1]} ({allowed} allowed{tail})")
 
 
-def _unseen_idling(history: Sequence[Life], unsaved: int, most: int) -> str | None:
+def _unseen_idling(history: Sequence[AttemptRecord], unsaved: int, most: int) -> str | None:
     """Return the reason not to restart a script that reports no progress; None if it may restart.
 
     Args:
@@ -138,7 +138,7 @@ def _unseen_idling(history: Sequence[Life], unsaved: int, most: int) -> str | No
             "nothing (restarts.no_progress): have it save on that signal (job.warn_signal), then "
             "`hpcrun resume`; if it saves regularly anyway, set restarts.no_progress=null"
         )
-    hasty = _hasty_continuations(history)
+    hasty = _early_continuations(history)
     if hasty >= most:
         return (
             f"{hasty} consecutive times the script asked to be continued within a minute of its start "
@@ -147,58 +147,58 @@ def _unseen_idling(history: Sequence[Life], unsaved: int, most: int) -> str | No
     return None
 
 
-def _hasty_continuations(history: Sequence[Life]) -> int:
+def _early_continuations(history: Sequence[AttemptRecord]) -> int:
     count = 0
-    for life in reversed(history):
-        if life.cause is not Cause.CONTINUED or not _within_start(life):
+    for record in reversed(history):
+        if record.cause is not Cause.CONTINUED or not _within_start(record):
             break
         count += 1
     return count
 
 
-def _equal_failures(history: Sequence[Life]) -> int:
+def _equal_failures(history: Sequence[AttemptRecord]) -> int:
     """Count the newest consecutive crashes at the start with the same message.
 
     None counts once a start has worked: an unavailable file server gives equal messages too.
     """
     words, count = history[-1].failure, 0
-    if any(life.progressed or (life.seconds or 0.0) >= START_SECONDS for life in history):
+    if any(record.progressed or (record.seconds or 0.0) >= START_SECONDS for record in history):
         return 0
-    for life in reversed(history):
-        if words is None or life.failure != words or not _within_start(life):
+    for record in reversed(history):
+        if words is None or record.failure != words or not _within_start(record):
             break
         count += 1
     return count
 
 
-def _within_start(life: Life) -> bool:
-    return life.seconds is not None and life.seconds < START_SECONDS
+def _within_start(record: AttemptRecord) -> bool:
+    return record.seconds is not None and record.seconds < START_SECONDS
 
 
-def _idle_restarts(history: Sequence[Life]) -> int:
+def _idle_restarts(history: Sequence[AttemptRecord]) -> int:
     """Count the ends that the run itself caused since the last progress.
 
     A time limit counts too: the job had all the time that it asked for.
     """
     count = 0
-    for life in reversed(history):
-        if life.progressed:
+    for record in reversed(history):
+        if record.progressed:
             break
-        count += life.cause in OWN_DOING
+        count += record.cause in OWN_DOING
     return count
 
 
-def _unsaved_limits(history: Sequence[Life]) -> int:
+def _unsaved_limits(history: Sequence[AttemptRecord]) -> int:
     """Count the newest time limits, ignoring preemptions: a script may finish between two of these."""
     count = 0
-    for life in reversed(history):
-        if not life.killed:
+    for record in reversed(history):
+        if not record.killed:
             break
-        count += life.cause is Cause.TIME_LIMIT
+        count += record.cause is Cause.TIME_LIMIT
     return count
 
 
-def _crashes_at_step(history: Sequence[Life], step: int | None) -> int:
+def _crashes_at_step(history: Sequence[AttemptRecord], step: int | None) -> int:
     if step is None:
         return 0
-    return sum(life.cause is Cause.CRASH and life.crash_step == step for life in history)
+    return sum(record.cause is Cause.CRASH and record.crash_step == step for record in history)

@@ -16,7 +16,7 @@ from hpcrun.cluster.avoided_nodes import (
 )
 from hpcrun.cluster.hostlist import expand
 from hpcrun.diagnose.causes import CERTAIN, is_cascade
-from hpcrun.lifecycle.history import all_lives, jobs_of, of_script
+from hpcrun.lifecycle.history import all_histories, jobs_of, of_script
 from hpcrun.lifecycle.policy import START_SECONDS
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import Failure
@@ -46,9 +46,11 @@ def has_worked(events: Sequence[Event], attempt: Attempt) -> bool:
     """Return whether a start before ``attempt`` has trained, or has run a script for a minute."""
     chain = jobs_of(events, attempt.job)
     return any(
-        life.begun_at is not None or life.progressed or _ran_long(events, life.attempt, life.ended)
-        for life in all_lives(events)
-        if life.attempt.job in chain and life.attempt != attempt
+        record.begun_at is not None
+        or record.progressed
+        or _ran_long(events, record.attempt, record.ended)
+        for record in all_histories(events)
+        if record.attempt.job in chain and record.attempt != attempt
     )
 
 

@@ -6,7 +6,7 @@ A fact that could not be read is ``unknown``, which keeps no job from starting.
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from hpcrun.preflight.measured import Asked, Facts, Measured, Result, Status
+from hpcrun.preflight.measured import Facts, JobNeeds, Measured, Result, Status
 
 _GIB = 1 << 30
 _MIB = 1 << 20
@@ -31,8 +31,8 @@ _OF_PROGRAMS = frozenset({13, 31, 43, 45})
 _RECENT = 24 * 3600.0
 _REPORT = "report the node; its administrator resets or replaces the GPU"
 
-Judged = Iterator[tuple[Status, str, str]]
-Check = Callable[[Facts, Asked], Judged]
+EndedAttempt = Iterator[tuple[Status, str, str]]
+Check = Callable[[Facts, JobNeeds], EndedAttempt]
 
 
 def node_results(measured: Measured) -> list[Result]:
@@ -55,7 +55,7 @@ def node_results(measured: Measured) -> list[Result]:
     return found
 
 
-def _gpus(facts: Facts, asked: Asked) -> Judged:
+def _gpus(facts: Facts, asked: JobNeeds) -> EndedAttempt:
     if asked.gpus == 0:
         yield "pass", "none asked for", ""
         return
@@ -72,7 +72,7 @@ def _gpus(facts: Facts, asked: Asked) -> Judged:
         yield "pass", f"{visible} visible", ""
 
 
-def _ecc(facts: Facts, asked: Asked) -> Judged:
+def _ecc(facts: Facts, asked: JobNeeds) -> EndedAttempt:
     for device, name in _devices(facts):
         if device.get("remap_failed"):
             yield "fail", f"{name}: a damaged row of memory could not be replaced", _REPORT
@@ -93,7 +93,7 @@ def _ecc(facts: Facts, asked: Asked) -> Judged:
     yield from _without_nvml(facts, asked)
 
 
-def _throttling(facts: Facts, asked: Asked) -> Judged:
+def _throttling(facts: Facts, asked: JobNeeds) -> EndedAttempt:
     for device, name in _devices(facts):
         reasons = device.get("throttling")
         if reasons is None:
@@ -113,7 +113,7 @@ def _throttling(facts: Facts, asked: Asked) -> Judged:
     yield from _without_nvml(facts, asked)
 
 
-def _pcie(facts: Facts, asked: Asked) -> Judged:
+def _pcie(facts: Facts, asked: JobNeeds) -> EndedAttempt:
     for device, name in _devices(facts):
         width, full = device.get("width"), device.get("full_width")
         if not width or not full:
@@ -128,7 +128,7 @@ def _pcie(facts: Facts, asked: Asked) -> Judged:
     yield from _without_nvml(facts, asked)
 
 
-def _xid(facts: Facts, asked: Asked) -> Judged:
+def _xid(facts: Facts, asked: JobNeeds) -> EndedAttempt:
     buses = {_bus(device.get("bus") or ""): name for device, name in _devices(facts)}
     if not buses:
         yield from _without_nvml(facts, asked)
@@ -152,7 +152,7 @@ def _xid(facts: Facts, asked: Asked) -> Judged:
         yield "pass", "none in 24 hours", ""
 
 
-def _gemm(facts: Facts, asked: Asked) -> Judged:
+def _gemm(facts: Facts, asked: JobNeeds) -> EndedAttempt:
     products = facts.get("product", [])
     for product in products:
         device = product["device"]
@@ -177,7 +177,7 @@ def _gemm(facts: Facts, asked: Asked) -> Judged:
     yield status, child["problem"], "try `python -m hpcrun.preflight.gemm` on the node"
 
 
-def _space(facts: Facts, _asked: Asked) -> Judged:
+def _space(facts: Facts, _asked: JobNeeds) -> EndedAttempt:
     for space in facts.get("space", ()):
         what, path = space["what"], space["path"]
         name = what if what == path else f"{what} {path}"
@@ -199,7 +199,7 @@ def _space(facts: Facts, _asked: Asked) -> Judged:
             yield "pass", f"{name}: {space['free'] / _GIB:.0f} GiB free", ""
 
 
-def _files(facts: Facts, _asked: Asked) -> Judged:
+def _files(facts: Facts, _asked: JobNeeds) -> EndedAttempt:
     written, unseen = facts.get("write"), facts.get("unseen", {"count": 0, "names": []})
     if written is None:
         return
@@ -219,7 +219,7 @@ def _files(facts: Facts, _asked: Asked) -> Judged:
         yield "pass", f"write with fsync in {written['seconds'] * 1000:.0f} ms, seen by all", ""
 
 
-def _limits(facts: Facts, _asked: Asked) -> Judged:
+def _limits(facts: Facts, _asked: JobNeeds) -> EndedAttempt:
     limits = facts.get("limits")
     if limits is None:
         return
@@ -240,7 +240,7 @@ def _limits(facts: Facts, _asked: Asked) -> Judged:
         yield "pass", "enough", ""
 
 
-def _names(facts: Facts, asked: Asked) -> Judged:
+def _names(facts: Facts, asked: JobNeeds) -> EndedAttempt:
     names = facts.get("names")
     if names is None:
         return
@@ -276,7 +276,7 @@ def _devices(facts: Facts) -> list[tuple[Mapping[str, Any], str]]:
     ]
 
 
-def _without_nvml(facts: Facts, asked: Asked) -> Judged:
+def _without_nvml(facts: Facts, asked: JobNeeds) -> EndedAttempt:
     """Say once why there are no numbers, where GPUs are expected or seen."""
     gpus = facts.get("gpus", {})
     wanted = bool(asked.gpus or gpus.get("visible"))

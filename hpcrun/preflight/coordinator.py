@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.network.check.fleet import Fleet
-from hpcrun.preflight.measured import Asked, Measured
+from hpcrun.preflight.measured import JobNeeds, Measured
 
 # Answers of these sections come several times a node, one each for a place or a device.
 _LISTS = frozenset({"space", "device", "product"})
@@ -33,7 +33,7 @@ class Coordinator:
         self,
         fleet: Fleet,
         nodes: list[str],
-        asked: Asked,
+        asked: JobNeeds,
         *,
         folder: Path | None,
         interface: str | None = None,

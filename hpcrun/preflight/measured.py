@@ -9,7 +9,7 @@ Facts = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Asked:
+class JobNeeds:
     """The part of a job that its nodes have to serve.
 
     ``gpus``: GPUs a node; 0: none; None: as many as there are. ``run``: the run directory, if there is a
@@ -31,7 +31,7 @@ class Measured:
     """
 
     nodes: list[str]
-    asked: Asked
+    asked: JobNeeds
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     silent: dict[str, str] = field(default_factory=dict)
     late: dict[str, str] = field(default_factory=dict)

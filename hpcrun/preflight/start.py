@@ -8,7 +8,7 @@ from pathlib import Path
 from hpcrun.cluster.environment import without_rank_requests
 from hpcrun.network.check import fleet
 from hpcrun.preflight.coordinator import Coordinator
-from hpcrun.preflight.measured import Asked, Measured
+from hpcrun.preflight.measured import JobNeeds, Measured
 
 _AGENT = ("-m", "hpcrun.preflight.agent")
 
@@ -19,7 +19,7 @@ _SECOND = 2.0
 
 def check_nodes(
     nodes: Sequence[str],
-    asked: Asked,
+    asked: JobNeeds,
     *,
     folder: Path | None,
     interface: str | None = None,
@@ -47,7 +47,7 @@ def check_nodes(
 
 
 def check_here(
-    count: int, asked: Asked, *, folder: Path | None, environ: Mapping[str, str] = os.environ
+    count: int, asked: JobNeeds, *, folder: Path | None, environ: Mapping[str, str] = os.environ
 ) -> Measured:
     """Check this machine with ``count`` processes instead of nodes."""
     names = [f"local{index}" for index in range(count)]
@@ -62,7 +62,7 @@ def check_here(
 def check_twice(
     begin: Callable[[Sequence[str]], fleet.Fleet],
     nodes: Sequence[str],
-    asked: Asked,
+    asked: JobNeeds,
     folder: Path | None,
     interface: str | None,
 ) -> Measured:
@@ -97,7 +97,7 @@ def check_twice(
 def _talk(
     begin: Callable[[Sequence[str]], fleet.Fleet],
     nodes: list[str],
-    asked: Asked,
+    asked: JobNeeds,
     folder: Path | None,
     interface: str | None,
     slack: float = 1.0,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from hpcrun.reporting.efficiency import Efficiency, ask_sacct, efficiencies
 from hpcrun.reporting.errors import ReportError
-from hpcrun.reporting.failures import Verdict, interruptions, verdicts
+from hpcrun.reporting.failures import RunFailure, interruptions, verdicts
 from hpcrun.reporting.runs import Run, read_runs
 from hpcrun.reporting.sweep import Sensitivity, sensitivities, several, swept_keys
 from hpcrun.results.errors import ResultsError
@@ -53,7 +53,7 @@ class Content:
     values: Mapping[str, float]
     swept: Sequence[str]
     relations: Sequence[Sensitivity]
-    failures: Sequence[Verdict]
+    failures: Sequence[RunFailure]
     interruptions: Mapping[str, int]
     efficiency: Sequence[Efficiency]
     sacct_note: str
@@ -63,7 +63,7 @@ class Content:
 
 
 @dataclass(frozen=True)
-class Wish:
+class ReportRequest:
     """What a person asks of a report; None: chosen by the data."""
 
     title: str | None = None
@@ -75,30 +75,30 @@ class Wish:
     sacct: bool = True
 
 
-def collect(store: Store, wish: Wish) -> Content:
+def collect(store: Store, request: ReportRequest) -> Content:
     """Return the content of a report.
 
     Raises:
         ReportError: there are no runs.
         ResultsError: no run has the metric that ``wish`` names.
     """
-    metric = wish.metric or _metric(store)
+    metric = request.metric or _metric(store)
     runs = read_runs(store, *([metric] if metric else []))
     if not runs:
         raise ReportError(f"{store.path}: holds no runs; collect some with `hpcrun aggregate`")
-    lower = wish.goal == "min" if wish.goal else metric is None or lower_is_better(metric)
-    groups = _groups(store, metric, lower, wish)
+    lower = request.goal == "min" if request.goal else metric is None or lower_is_better(metric)
+    groups = _groups(store, metric, lower, request)
     values = {value.run: value.value for group in groups for value in group.values}
-    keys = list(wish.by) if wish.by else swept_keys(runs, wish.seed_key)
+    keys = list(request.by) if request.by else swept_keys(runs, request.seed_key)
     relations = sensitivities(runs, values, keys)
     strongest = [one.key for one in relations]
-    usage, note = ask_sacct(runs) if wish.sacct else ({}, "sacct was not asked (--no-sacct)")
+    usage, note = ask_sacct(runs) if request.sacct else ({}, "sacct was not asked (--no-sacct)")
     return Content(
-        title=wish.title or f"Report of {several(len(runs), 'run')}",
+        title=request.title or f"Report of {several(len(runs), 'run')}",
         runs=runs,
         metric=metric,
         lower=lower,
-        at=wish.at,
+        at=request.at,
         groups=groups,
         values=values,
         swept=[*strongest, *(key for key in keys if key not in strongest)],
@@ -123,10 +123,10 @@ def _metric(store: Store) -> str | None:
         return next(iter(results or known), None)
 
 
-def _groups(store: Store, metric: str | None, lower: bool, wish: Wish) -> list[Group]:
+def _groups(store: Store, metric: str | None, lower: bool, request: ReportRequest) -> list[Group]:
     if metric is None:
         return []
-    question = Question(metric, wish.at, lower, wish.seed_key, (), wish.by)
+    question = Question(metric, request.at, lower, request.seed_key, (), request.by)
     return grouped(store, question)
 
 

@@ -272,11 +272,11 @@ def _memory_advice(found: Efficiency) -> Iterable[str]:
     asked, used = found.memory, found.memory_used
     if asked is None or used is None:
         return
-    wish = max(1, math.ceil(used * _MARGIN / GIB))
+    request = max(1, math.ceil(used * _MARGIN / GIB))
     if used > _TIGHT * asked or (
-        used < _WASTE * asked and wish * GIB < asked and "sacct" in found.sources
+        used < _WASTE * asked and request * GIB < asked and "sacct" in found.sources
     ):
-        yield f"job.mem={wish}G (used {used / asked:.0%} of the request)"
+        yield f"job.mem={request}G (used {used / asked:.0%} of the request)"
 
 
 def _cpu_advice(found: Efficiency) -> Iterable[str]:
@@ -286,9 +286,9 @@ def _cpu_advice(found: Efficiency) -> Iterable[str]:
     if found.data_share is not None and found.data_share > _WAITING:
         return
     tasks = max(1, round(asked / (number(found.run.config.get("job.cpus_per_task")) or asked)))
-    wish = max(1, math.ceil(used * _MARGIN / tasks))
-    if wish * tasks < asked:
-        yield f"job.cpus_per_task={wish} (used {used:.1f} of {asked} CPUs)"
+    request = max(1, math.ceil(used * _MARGIN / tasks))
+    if request * tasks < asked:
+        yield f"job.cpus_per_task={request} (used {used:.1f} of {asked} CPUs)"
 
 
 def _gpu_advice(found: Efficiency) -> Iterable[str]:

@@ -19,7 +19,7 @@ _MOST_FILES = 64
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RunFailure:
     """The end of a run that did not finish.
 
     Args:
@@ -32,7 +32,7 @@ class Verdict:
     note: str
 
 
-def verdicts(runs: Iterable[Run]) -> list[Verdict]:
+def verdicts(runs: Iterable[Run]) -> list[RunFailure]:
     """Return a verdict for each run that failed or has no result."""
     return [_verdict(run) for run in runs if run.state in ("failed", "unfinished")]
 
@@ -45,18 +45,18 @@ def interruptions(runs: Iterable[Run]) -> Mapping[str, int]:
     return dict(found.most_common())
 
 
-def _verdict(run: Run) -> Verdict:
+def _verdict(run: Run) -> RunFailure:
     attempt = attempt_to_diagnose(run.events)
     directory = RunDirectory(Path(run.path))
     if attempt is None:
-        return Verdict(run, None, "no attempt has begun")
+        return RunFailure(run, None, "no attempt has begun")
     if not directory.logs.is_dir():
-        return Verdict(run, None, "the logs are not on this machine")
+        return RunFailure(run, None, "the logs are not on this machine")
     try:
         finding = _find(directory, attempt, run)
     except OSError as error:
-        return Verdict(run, None, f"the logs cannot be read: {error.strerror}")
-    return Verdict(run, finding, "" if finding else _without_finding(run))
+        return RunFailure(run, None, f"the logs cannot be read: {error.strerror}")
+    return RunFailure(run, finding, "" if finding else _without_finding(run))
 
 
 def _find(directory: RunDirectory, attempt: Attempt, run: Run) -> Finding | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcrun.reporting.content import Wish, collect
+from hpcrun.reporting.content import ReportRequest, collect
 from hpcrun.reporting.drawings import draw
 from hpcrun.reporting.errors import ReportError
 from hpcrun.reporting.failures import counts
@@ -24,14 +24,14 @@ _HEAD = "<!DOCTYPE html>"
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenReport:
     """A report that was written; ``words`` say what it holds."""
 
     figures: Sequence[Drawing]
     words: str
 
 
-def write_report(store: Store, wish: Wish, output: Path) -> Written:
+def write_report(store: Store, request: ReportRequest, output: Path) -> WrittenReport:
     """Write the report of ``store`` to ``output``, atomically.
 
     Raises:
@@ -41,7 +41,7 @@ def write_report(store: Store, wish: Wish, output: Path) -> Written:
     """
     # A diverged loss of 1e308 has an infinite mean, and the page says so.
     with np.errstate(all="ignore"):
-        content = collect(store, wish)
+        content = collect(store, request)
         figures = draw(content)
         page = document(content, figures)
     # A link stays one: the file that it leads to is replaced. The umask decides who may read.
@@ -49,7 +49,7 @@ def write_report(store: Store, wish: Wish, output: Path) -> Written:
     states = ", ".join(f"{count:,} {state}" for state, count in counts(content.runs).items())
     drawn = figures.all()
     count, drawings = several(len(content.runs), "run"), several(len(drawn), "figure")
-    return Written(drawn, f"{count} ({states}), {drawings}")
+    return WrittenReport(drawn, f"{count} ({states}), {drawings}")
 
 
 def write_figures(drawings: Sequence[Drawing], folder: Path) -> list[Path]:

@@ -125,7 +125,7 @@ def grouped(store: Store, question: Question) -> list[Group]:
         has_keys = question.by is not None or store.document(key, "config") is not None
         identity = json.dumps([has_keys, group_keys], sort_keys=True, default=str)
         group = groups.setdefault(identity, Group("", group_keys, has_keys))
-        _sort_in(group, key, seed, row["state"].decode(), found, question)
+        _add_run(group, key, seed, row["state"].decode(), found, question)
     if not found.seen:
         known = ", ".join(known_metrics(store)) or "none"
         raise ResultsError(
@@ -137,7 +137,7 @@ def grouped(store: Store, question: Question) -> list[Group]:
     return sorted(ordered, key=lambda group: _natural(group.label))
 
 
-def _sort_in(
+def _add_run(
     group: Group, key: str, seed: Any, state: str, found: _Values, question: Question
 ) -> None:
     value = found.of(key)

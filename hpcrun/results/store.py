@@ -58,12 +58,12 @@ class Store:
                 "another name"
             ) from None
         try:
-            self._require_ours(any_layout)
+            self._require_results_file(any_layout)
         except BaseException:
             self.file.close()
             raise
 
-    def _require_ours(self, any_layout: bool) -> None:
+    def _require_results_file(self, any_layout: bool) -> None:
         found = self.file.attrs.get("format")
         if found != FORMAT:
             raise ResultsError(

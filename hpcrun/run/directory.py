@@ -14,7 +14,7 @@ from typing import Any
 
 from hpcrun.errors import UserError
 from hpcrun.run.io.files import sync_directory, write_atomic, write_json
-from hpcrun.run.leftovers import clear_husk, make_staged, publish, sweep
+from hpcrun.run.leftovers import clear_deleted_run, make_staged, publish, sweep
 
 _FREE_IT = "put it right, move it away, or choose another --name"
 
@@ -151,7 +151,7 @@ def create(path: Path, config_text: str, record: Mapping[str, Any], diff: str = 
     filled: Path | None = None
     made = [folder for folder in path.parents if not os.path.lexists(folder)]
     try:
-        if os.path.lexists(path) and not clear_husk(path):
+        if os.path.lexists(path) and not clear_deleted_run(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
         path.parent.mkdir(parents=True, exist_ok=True)
         filled = make_staged(path)

@@ -55,13 +55,13 @@ def sweep(staged: Path) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def clear_husk(path: Path) -> bool:
+def clear_deleted_run(path: Path) -> bool:
     """Free the name of a run that was deleted while its ranks ended; return True if it was such a run.
 
     Raises:
         OSError: the folder cannot be moved away.
     """
-    if not is_husk(path):
+    if not holds_only_logs(path):
         return False
     # The rename frees the name even while a rank writes; a later cleanup removes the rest.
     away = path.with_name(f".{path.name}.{secrets.token_hex(6)}.new")
@@ -70,7 +70,7 @@ def clear_husk(path: Path) -> bool:
     return True
 
 
-def is_husk(folder: Path) -> bool:
+def holds_only_logs(folder: Path) -> bool:
     """Return whether ``folder`` holds only logs and metrics of a deleted run."""
     if folder.is_symlink() or not folder.is_dir():
         return False

@@ -21,7 +21,7 @@ INCARNATION = os.urandom(8).hex()
 """Random name of this process: two clusters may give the same job number to two jobs of a run."""
 
 
-class Superseded(RuntimeError):
+class OwnedByAnotherAttempt(RuntimeError):
     """Another attempt owns the run: this process must stop without further writes."""
 
 
@@ -72,7 +72,7 @@ def require_ownership(
                 return
             if "owner" in owner or time.monotonic() + pause > late:
                 words = f"{described(owner)} owns this run now" if owner else "owner.json is gone"
-                raise Superseded(f"{run.name}: {words}; {attempt.owner} stops writing")
+                raise OwnedByAnotherAttempt(f"{run.name}: {words}; {attempt.owner} stops writing")
         time.sleep(pause)
         pause *= 2
 
@@ -83,7 +83,7 @@ def described(owner: Mapping[str, Any]) -> str:
     return f"{owner.get('owner')}{cluster} (rank 0 on {owner.get('host')})"
 
 
-class OwnerLooks:
+class OwnerPolling:
     """Schedule of a rank's reads of ``owner.json`` while a script runs.
 
     A rank reads the file every five seconds. With many ranks, each rank reads less often, at different times,

@@ -11,7 +11,7 @@ _NAME = "preflight.json"
 
 
 @dataclass(frozen=True)
-class Unfit:
+class PreflightFailure:
     """Failure of a preflight: its first ``cause`` as a line, and the ``nodes`` to exclude."""
 
     cause: str
@@ -23,7 +23,7 @@ def record_report(folder: Path, report: Mapping[str, Any]) -> None:
     write_json(folder / _NAME, report)
 
 
-def read_unfit(folder: Path) -> Unfit | None:
+def read_unfit(folder: Path) -> PreflightFailure | None:
     """Return the failure of an attempt's preflight; None if it passed, or there was no preflight.
 
     Raises:
@@ -32,4 +32,4 @@ def read_unfit(folder: Path) -> Unfit | None:
     report = read_json(folder / _NAME)
     if report is None or not report.get("cause"):
         return None
-    return Unfit(str(report["cause"]), tuple(map(str, report.get("unfit") or ())))
+    return PreflightFailure(str(report["cause"]), tuple(map(str, report.get("unfit") or ())))

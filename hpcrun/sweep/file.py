@@ -8,7 +8,7 @@ from typing import Any
 
 from hpcrun.config import file_layer
 from hpcrun.sweep.axes import range_of
-from hpcrun.sweep.rows import Block, Condition, Row, SweepWish, plain, refusal
+from hpcrun.sweep.rows import Block, Condition, Row, SweepRequest, plain, refusal
 
 _PARTS = ("grid", "zip", "list", "random", "where")
 _DIGITS = 6
@@ -17,7 +17,7 @@ Place = Callable[[str], str]
 """Returns file and line of a dotted key of the sweep file."""
 
 
-def read_sweep_file(path: Path) -> SweepWish:
+def read_sweep_file(path: Path) -> SweepRequest:
     """Return the sweep that the YAML or JSON file describes.
 
     Raises:
@@ -40,7 +40,7 @@ def read_sweep_file(path: Path) -> SweepWish:
             blocks += _READERS[part](content, part, place)
     if not blocks:
         raise refusal(str(path), "", "has no values; write `grid:` with keys and lists of values")
-    return SweepWish(blocks, _conditions(layer.values.get("where"), place("where")))
+    return SweepRequest(blocks, _conditions(layer.values.get("where"), place("where")))
 
 
 def _conditions(content: Any, place: str) -> list[Condition]:

@@ -42,7 +42,7 @@ class Condition:
 
 
 @dataclass(frozen=True)
-class SweepWish:
+class SweepRequest:
     """A sweep as the user asks for it: the product of ``blocks``, without what a condition excludes."""
 
     blocks: Sequence[Block] = ()

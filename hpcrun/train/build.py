@@ -11,7 +11,7 @@ from hpcrun.errors import UserError
 from hpcrun.train.data.batching import accumulation_of
 from hpcrun.train.deferred.build import Deferred
 from hpcrun.train.deferred.fill import fill
-from hpcrun.train.errors import known_to_all
+from hpcrun.train.errors import error_on_all_ranks
 from hpcrun.train.model.prepare import Preparation
 from hpcrun.train.optimizer import build_schedule, optimizer_of
 from hpcrun.train.parallel import process_group
@@ -80,7 +80,7 @@ def build_trainer(
         _ = trainer.optimizer
     except UserError as error:
         # The model is the same on every rank, so every rank has this error.
-        raise known_to_all(str(error), distributed.rank) from error
+        raise error_on_all_ranks(str(error), distributed.rank) from error
     return trainer
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from hpcrun.checkpoint.interval import EverySeconds, EverySteps, Interval, pays
 from hpcrun.checkpoint.outcome import Restored
-from hpcrun.checkpoint.sharded.collective import Together
+from hpcrun.checkpoint.sharded.collective import RankGroup
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.sharded.host_staging import Staging
 from hpcrun.checkpoint.sharded.node_staging import Stage
 from hpcrun.checkpoint.storage.errors import CheckpointError
-from hpcrun.checkpoint.storage.retention import Retention, tidying
+from hpcrun.checkpoint.storage.retention import Retention, pruning
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import Config
@@ -47,7 +47,7 @@ def build_engine(
         world_size=distributed.world_size,
         group=group,
         still_mine=lambda: require_ownership(run, attempt),
-        tidy=_tidying(store, config),
+        after_commit=_pruning(store, config),
         staging=staging,
         stage=None if wanted.stage_dir is None else Stage(Path(wanted.stage_dir)),
     )
@@ -75,7 +75,7 @@ def _shown_late(run: RunDirectory, trainer: DistributedAMPTrainer) -> bool:
     at, main = trainer.distributed, trainer.is_main_process
     group = trainer.control_group() if trainer.is_distributed else None
     found = together(lambda: require_none_lost(run) if main else False, rank=at.rank, group=group)
-    return Together(at.rank, at.world_size, group).from_rank_0(lambda: found)
+    return RankGroup(at.rank, at.world_size, group).from_rank_0(lambda: found)
 
 
 def make_room(store: CheckpointStore, config: Config, step: int) -> None:
@@ -83,9 +83,9 @@ def make_room(store: CheckpointStore, config: Config, step: int) -> None:
 
     On a full disk no save would get far enough to do this.
     """
-    for tidy in (lambda: _tidying(store, config)(step), lambda: _quarantine_damaged(store)):
+    for after_commit in (lambda: _pruning(store, config)(step), lambda: _quarantine_damaged(store)):
         try:
-            tidy()
+            after_commit()
         except CheckpointError as error:
             print(f"hpcrun: {error}", file=sys.stderr, flush=True)
 
@@ -108,7 +108,7 @@ def build_interval(
     first.
     """
     wanted = config.checkpoint
-    together = Together(distributed.rank, distributed.world_size, group)
+    together = RankGroup(distributed.rank, distributed.world_size, group)
     if wanted.auto:
         failure = failure_seconds(read_events(run), time.time())
 
@@ -123,9 +123,9 @@ def build_interval(
     return EverySteps(wanted.every)
 
 
-def _tidying(store: CheckpointStore, config: Config) -> Callable[[int], list[str]]:
+def _pruning(store: CheckpointStore, config: Config) -> Callable[[int], list[str]]:
     wanted = config.checkpoint
-    return tidying(store, Retention(wanted.keep, wanted.keep_every, wanted.keep_best))
+    return pruning(store, Retention(wanted.keep, wanted.keep_every, wanted.keep_best))
 
 
 def failure_seconds(events: Sequence[Event], now: float) -> float:

@@ -19,7 +19,7 @@ from hpcrun.lifecycle.signals import StopFlag, end_helpers
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.events import Attempt, job_of_process
 from hpcrun.run.io.streams import copied_to
-from hpcrun.train.errors import NotTrainable, PeerFailed, ToldByRankZero, is_mistake
+from hpcrun.train.errors import NotTrainable, PeerFailed, PrintedByRankZero, is_mistake
 from hpcrun.train.phase import Position
 from hpcrun.train.start.command import run_command
 from hpcrun.train.start.environment import (
@@ -103,7 +103,7 @@ def _attempt(
     position, rank = Position(), distributed.rank
     try:
         return _run(run, attempt, config, distributed, flag, position)
-    except ToldByRankZero:
+    except PrintedByRankZero:
         return exitcodes.BAD_INPUT
     except ReadFailure as error:
         # The nodes that failed to read are the cause, not the run: another start on other nodes may help.

@@ -3,7 +3,7 @@
 from hpcrun.errors import UserError
 
 
-class KnownToAll(UserError):
+class ErrorOnAllRanks(UserError):
     """User error known to all ranks; rank 0 prints it.
 
     ``everywhere``: every node has the cause at this start. ``certain``: no node can change the failure.
@@ -17,15 +17,15 @@ class KnownToAll(UserError):
         self.everywhere, self.certain, self.host = everywhere, certain, host
 
 
-class ToldByRankZero(UserError):
+class PrintedByRankZero(UserError):
     """User error that rank 0 prints: the other ranks exit without output, with the same exit code."""
 
 
-class SaysAll(RuntimeError):
+class PlannedStop(RuntimeError):
     """Intended stop with a complete message; printed without a traceback."""
 
 
-class NotTrainable(UserError, SaysAll):
+class NotTrainable(UserError, PlannedStop):
     """The task's model or loss cannot be trained; any single rank may find this at any step."""
 
 
@@ -62,7 +62,7 @@ class PeerFailed(RuntimeError):
     """Another rank has failed and reports the cause itself."""
 
 
-def known_to_all(
+def error_on_all_ranks(
     line: str,
     rank: int,
     *,
@@ -78,5 +78,5 @@ def known_to_all(
         host: the node of the first rank that has the cause; None: this node.
     """
     if rank != 0:
-        return ToldByRankZero(line)
-    return KnownToAll(line, everywhere=everywhere, certain=certain, host=host)
+        return PrintedByRankZero(line)
+    return ErrorOnAllRanks(line, everywhere=everywhere, certain=certain, host=host)

@@ -7,11 +7,11 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from hpcrun.checkpoint.sharded.collective import Together
+from hpcrun.checkpoint.sharded.collective import RankGroup
 from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.config import Config
 from hpcrun.lifecycle import exitcodes
-from hpcrun.lifecycle.history import Cause, lives
+from hpcrun.lifecycle.history import Cause, histories
 from hpcrun.lifecycle.policy import OWN_DOING
 from hpcrun.lifecycle.signals import StopReason
 from hpcrun.printing import say
@@ -61,7 +61,7 @@ def finished(
     early: EarlyStopping,
     validation_loss: float | None,
     put_best_back: Callable[[Weights], Weights],
-    ranks: Together,
+    ranks: RankGroup,
 ) -> int:
     """Write result.json on rank 0, and return the exit code. Collective.
 
@@ -126,9 +126,9 @@ _REPORT_ENDED = OWN_DOING | {Cause.NODE_FAILURE}
 def _given_up(run: RunDirectory, attempt: Attempt, limit: int | None) -> str | None:
     """Return the reason to make no report: too many attempts of the job have ended during the report."""
     ended = sum(
-        life.trained and life.cause in _REPORT_ENDED
-        for life in lives(read_events(run))
-        if life.attempt != attempt
+        record.trained and record.cause in _REPORT_ENDED
+        for record in histories(read_events(run))
+        if record.attempt != attempt
     )
     if limit is None or ended < limit:
         return None

@@ -8,7 +8,7 @@ from hpcrun.checkpoint.outcome import SaveOutcome
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note
-from hpcrun.run.owner import Superseded
+from hpcrun.run.owner import OwnedByAnotherAttempt
 from hpcrun.train.data.batches import Steps
 from hpcrun.train.evaluation.early_stopping import EarlyStopping
 from hpcrun.train.metrics.log import MetricsLog
@@ -98,7 +98,7 @@ class Saver:
         outcomes = self._engine.wait()
         self._record(outcomes)
         if self._last is not None and self._last.fenced:
-            raise Superseded(self._last.error)
+            raise OwnedByAnotherAttempt(self._last.error)
 
     def _record(self, outcomes: list[SaveOutcome]) -> None:
         for outcome in outcomes:

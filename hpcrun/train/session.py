@@ -2,7 +2,7 @@
 
 import torch.distributed as dist
 
-from hpcrun.checkpoint.sharded.collective import Together
+from hpcrun.checkpoint.sharded.collective import RankGroup
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.cluster.distributed import DistributedConfig
@@ -150,7 +150,7 @@ def _end(
     if stop:
         code = stopped(run, attempt, stop, saver, trainer)
     else:
-        ranks = Together(context.distributed.rank, context.distributed.world_size, context.group)
+        ranks = RankGroup(context.distributed.rank, context.distributed.world_size, context.group)
 
         def best(last: Weights) -> Weights:
             if not config.checkpoint.keep_best:

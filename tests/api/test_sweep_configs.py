@@ -5,21 +5,21 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.api.chosen import Wish, choose_config
+from hpcrun.api.chosen import SubmitRequest, choose_config
 from hpcrun.api.sweeps.configs import Element, element_configs
 from hpcrun.config import load_resolved, override_layer, to_yaml
 from hpcrun.errors import UserError
 from hpcrun.sweep.axes import read_axes
 from hpcrun.sweep.expand import expand
-from hpcrun.sweep.rows import SweepWish
+from hpcrun.sweep.rows import SweepRequest
 
 
 def elements(
     *axes: str, command: tuple[str, ...] = (), overrides: tuple[str, ...] = ()
 ) -> list[Element]:
-    wish = SweepWish(read_axes(axes))
-    given = Wish(command=command, overrides=override_layer(overrides))
-    return element_configs(given, wish, expand(wish))
+    request = SweepRequest(read_axes(axes))
+    given = SubmitRequest(command=command, overrides=override_layer(overrides))
+    return element_configs(given, request, expand(request))
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_the_config_of_an_element_is_that_of_a_single_run(
     overrides = ("name=one",)
     found = elements(*axes, overrides=overrides)
     for one in found:
-        single = choose_config(Wish(overrides=override_layer(_overrides(one, overrides))))
+        single = choose_config(SubmitRequest(overrides=override_layer(_overrides(one, overrides))))
         assert one.config == single
         (tmp_path / "config.yaml").write_text(one.text)
         assert load_resolved(tmp_path / "config.yaml") == single

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from hpcrun.batch.notify import delivery
-from hpcrun.batch.notify.delivery import Undelivered, deliver
+from hpcrun.batch.notify.delivery import DeliveryError, deliver
 from hpcrun.batch.notify.message import LINE_CHARACTERS, LINES, message
 from hpcrun.batch.notify.starting import start
 from hpcrun.cli.main import guarded
@@ -123,7 +123,7 @@ def test_a_webhook_is_asked_again_after_an_error_of_the_server_only(
     if delivered:
         deliver(receiver.url, MESSAGE, {})
     else:
-        with pytest.raises(Undelivered, match=str(answers[-1])) as caught:
+        with pytest.raises(DeliveryError, match=str(answers[-1])) as caught:
             deliver(receiver.url, MESSAGE, {})
         assert SECRET not in str(caught.value)
     assert len(receiver.received) == requests
@@ -136,7 +136,7 @@ def test_a_server_that_does_not_answer_costs_seconds(
     monkeypatch.setattr(delivery, "WEBHOOK_TIMEOUT", 0.2)
     receiver.pause = 60.0
     begun = time.monotonic()
-    with pytest.raises(Undelivered, match="timed out") as caught:
+    with pytest.raises(DeliveryError, match="timed out") as caught:
         deliver(receiver.url, MESSAGE, {})
     assert SECRET not in str(caught.value)
     assert time.monotonic() - begun < 30
@@ -154,7 +154,7 @@ def test_a_command_may_ignore_its_input_and_leave_a_process() -> None:
 
 
 def test_the_last_line_of_a_failed_command_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(Undelivered, match=r"exit code 3: \\x1b\[2Jno mail$"):
+    with pytest.raises(DeliveryError, match=r"exit code 3: \\x1b\[2Jno mail$"):
         deliver("echo a; printf '\\033[2Jno mail'; exit 3", MESSAGE, dict(os.environ))
 
 
@@ -163,7 +163,7 @@ def test_a_command_that_hangs_is_killed_with_its_children(
 ) -> None:
     monkeypatch.setattr(delivery, "COMMAND_TIMEOUT", 1.0)
     command = f"sleep 300 & echo $! > {tmp_path}/pid; trap '' TERM; wait"
-    with pytest.raises(Undelivered, match="longer than 1 s"):
+    with pytest.raises(DeliveryError, match="longer than 1 s"):
         deliver(command, MESSAGE, dict(os.environ))
     pid = int((tmp_path / "pid").read_text())
     jobs.wait_for(lambda: jobs.has_ended(pid), 30)

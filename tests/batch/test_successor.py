@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.batch.successor import Unsubmitted, submit_successor, take_over_dependents
+from hpcrun.batch.successor import ContinuationError, submit_successor, take_over_dependents
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, read_events, record_event
 
@@ -96,7 +96,7 @@ def test_no_second_job_is_submitted_while_the_first_is_uncertain(
 def test_a_refusal_that_stays_is_given_up(desk: Desk, run: RunDirectory) -> None:
     refuse(desk, LIMIT, times=99)
     clock = Hours(desk)
-    with pytest.raises(Unsubmitted, match="QOSMaxSubmitJobPerUserLimit"):
+    with pytest.raises(ContinuationError, match="QOSMaxSubmitJobPerUserLimit"):
         submit_successor(run, FIRST, lambda *_: None, until=1e9, clock=clock)
     assert called(desk, "sbatch") == 5
     assert len(read_events(run)) == 1
@@ -107,7 +107,7 @@ def test_a_controller_that_stays_away_is_given_up_at_the_time_limit(
 ) -> None:
     refuse(desk, AWAY, times=999)
     clock = Hours(desk)
-    with pytest.raises(Unsubmitted, match="Unable to contact"):
+    with pytest.raises(ContinuationError, match="Unable to contact"):
         submit_successor(run, FIRST, lambda *_: None, until=600.0, clock=clock)
     assert 600 <= clock.time <= 630
 

@@ -26,7 +26,7 @@ from hpcrun.checkpoint.state.capture import (
     capture_shared,
     template,
 )
-from hpcrun.checkpoint.storage.retention import Retention, tidying
+from hpcrun.checkpoint.storage.retention import Retention, pruning
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.train.data.batches import training_steps
 from tests.train.forks import fork_ranks
@@ -93,7 +93,7 @@ def phase(folder, kind, rank, world, until):
         world_size=world,
         group=None,
         still_mine=lambda: None,
-        tidy=tidying(store, Retention(keep=2)),
+        after_commit=pruning(store, Retention(keep=2)),
     )
     restored = engine.restore(template(model, optimizer))
     start = restored.step if restored else 0

@@ -33,7 +33,7 @@ from hpcrun.checkpoint.storage.errors import CheckpointError, ReadFailure
 from hpcrun.checkpoint.storage.filesystem import FileSystem
 from hpcrun.checkpoint.storage.index import INDEX, Place, decode, encode
 from hpcrun.checkpoint.storage.store import CheckpointStore
-from hpcrun.run.owner import Superseded
+from hpcrun.run.owner import OwnedByAnotherAttempt
 from tests.checkpoint import shared_reading
 from tests.train.forks import fork_ranks
 
@@ -106,7 +106,7 @@ def not_fenced():
 
 
 def fenced():
-    raise Superseded("7-1 owns this run now; 7-0 stops writing")
+    raise OwnedByAnotherAttempt("7-1 owns this run now; 7-0 stops writing")
 
 
 def nothing_to_load_into(entries, skeleton):
@@ -128,7 +128,7 @@ class Ranks:
             self.folder / "checkpoints", owner, fs=FileSystem() if whole else fs, patience=0.5
         )
 
-        def tidy(step):
+        def after_commit(step):
             store.prune(keep, protect=[step])
             return []
 
@@ -138,7 +138,7 @@ class Ranks:
             world_size=self.world_size,
             group=group,
             still_mine=still_mine,
-            tidy=tidy,
+            after_commit=after_commit,
             stage=stage,
         )
 

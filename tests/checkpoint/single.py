@@ -5,7 +5,7 @@ import torch
 from hpcrun.checkpoint.outcome import Restored, SaveOutcome
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.storage.filesystem import FileSystem
-from hpcrun.checkpoint.storage.retention import Retention, tidying
+from hpcrun.checkpoint.storage.retention import Retention, pruning
 from hpcrun.checkpoint.storage.store import CheckpointStore
 
 SIZE = 20_000
@@ -20,7 +20,7 @@ def engine(root, owner, fs=None, *, keep=2, patience=0.0, **more) -> CheckpointE
         world_size=1,
         group=None,
         still_mine=lambda: None,
-        tidy=tidying(store, Retention(keep)),
+        after_commit=pruning(store, Retention(keep)),
         **more,
     )
 

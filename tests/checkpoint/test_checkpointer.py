@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hpcrun.checkpoint import checkpointer
 from hpcrun.checkpoint.checkpointer import Checkpointer
 from hpcrun.checkpoint.interval import EverySeconds, EverySteps, pays, young
-from hpcrun.checkpoint.sharded.collective import Together
+from hpcrun.checkpoint.sharded.collective import RankGroup
 from hpcrun.checkpoint.storage.errors import CheckpointError, CheckpointWarning
 from hpcrun.checkpoint.storage.retention import Retention
 from hpcrun.train.step.checkpointing import folder_engine
@@ -370,7 +370,7 @@ def test_a_snapshot_beyond_the_memory_budget_is_written_while_training_waits(tmp
 
 def test_an_interval_in_time_becomes_steps_by_the_current_pace():
     now = [0.0]
-    interval = EverySeconds(lambda: 60.0, Together(0, 1, None), clock=lambda: now[0])
+    interval = EverySeconds(lambda: 60.0, RankGroup(0, 1, None), clock=lambda: now[0])
     saves = []
     for step in range(1, 400):
         now[0] += 1.0 if step < 200 else 3.0
@@ -388,7 +388,7 @@ def test_an_interval_in_time_becomes_steps_by_the_current_pace():
 @pytest.mark.parametrize("quick", [0.0, 0.001])
 def test_quick_first_steps_do_not_delay_a_save(quick):
     now = [0.0]
-    interval = EverySeconds(lambda: 60.0, Together(0, 1, None), clock=lambda: now[0])
+    interval = EverySeconds(lambda: 60.0, RankGroup(0, 1, None), clock=lambda: now[0])
     looks, saves = 0, []
     for step in range(1, 1000):
         now[0] += quick if step < 5 else 1.0

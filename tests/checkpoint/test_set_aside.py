@@ -8,7 +8,7 @@ import torch
 
 from hpcrun.checkpoint.storage.errors import DamagedCheckpoint
 from hpcrun.checkpoint.storage.filesystem import FileSystem
-from hpcrun.checkpoint.storage.retention import Retention, tidying
+from hpcrun.checkpoint.storage.retention import Retention, pruning
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.cli.main import guarded
 from tests.checkpoint import faults
@@ -70,7 +70,7 @@ def test_a_damaged_checkpoint_does_not_count_as_kept(tmp_path) -> None:
     with pytest.raises(DamagedCheckpoint):
         store.check(4)
     assert len(store.quarantine_damaged()) == 1
-    tidying(CheckpointStore(tmp_path, "7-2"), Retention(keep=2))(3)
+    pruning(CheckpointStore(tmp_path, "7-2"), Retention(keep=2))(3)
     assert store.steps() == [3, 2]
 
 

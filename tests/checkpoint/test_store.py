@@ -10,9 +10,9 @@ import pytest
 
 from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.checkpoint.storage.filesystem import FileSystem
-from hpcrun.checkpoint.storage.retention import Retention, tidying
+from hpcrun.checkpoint.storage.retention import Retention, pruning
 from hpcrun.checkpoint.storage.store import CheckpointStore
-from hpcrun.run.owner import Superseded
+from hpcrun.run.owner import OwnedByAnotherAttempt
 
 from . import single
 from .faults import content, save
@@ -93,9 +93,9 @@ def test_of_two_attempts_that_commit_one_step_the_first_is_kept(root):
 
 def test_a_superseded_attempt_commits_nothing(store):
     def taken_over():
-        raise Superseded("8-0 owns this run now")
+        raise OwnedByAnotherAttempt("8-0 owns this run now")
 
-    with pytest.raises(Superseded):
+    with pytest.raises(OwnedByAnotherAttempt):
         save(store, 1, taken_over)
     assert store.steps() == []
     store.abandon(store.root / "step-000000001.tmp-7-0")
@@ -140,7 +140,7 @@ def test_prune_never_counts_a_damaged_checkpoint_as_kept(store):
         save(store, step)
     (store.path(5) / "shared.pt").unlink()
     (store.path(4) / "manifest.json").write_bytes(b"{}")
-    store.distrust(3)
+    store.mark_damaged(3)
     assert store.prune(1) == [1]
     assert store.steps() == [5, 4, 3, 2]
 
@@ -234,12 +234,12 @@ def test_a_leftover_that_cannot_be_removed_is_named_and_the_rest_is_removed(root
 
 def test_a_damaged_checkpoint_is_not_kept_as_the_best(root):
     store = CheckpointStore(root, "7-0", patience=0)
-    tidy = tidying(store, Retention(keep=1, best=1, metric="step"))
+    after_commit = pruning(store, Retention(keep=1, best=1, metric="step"))
     for step in (1, 2, 3):
         save(store, step)
     file = store.path(1) / "shared.pt"
     file.write_bytes(file.read_bytes()[:-1])
-    assert tidy(3) == []
+    assert after_commit(3) == []
     assert store.steps() == [3, 2, 1]  # the newest, the best valid one, and the damaged one
     with pytest.raises(CheckpointError, match="keep=0: at least one"):
         Retention(keep=0)

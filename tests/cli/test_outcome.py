@@ -17,7 +17,7 @@ from hpcrun.run.endings import Exit, record_exit, record_failure
 from hpcrun.run.events import Attempt, record_event
 from hpcrun.run.figures import facts_of
 from hpcrun.run.io.files import write_json
-from hpcrun.train.errors import PeerFailed, SaysAll
+from hpcrun.train.errors import PeerFailed, PlannedStop
 
 
 def test_numbers_come_first_then_texts_and_tables(
@@ -131,7 +131,7 @@ def _fail(folder: Path, rank: int, error: Exception) -> None:
     try:
         raise error
     except Exception as raised:
-        if isinstance(raised, SaysAll):
+        if isinstance(raised, PlannedStop):
             raised.__traceback__ = None
         record_failure(folder, rank, raised, 7)
 
@@ -141,7 +141,7 @@ def _fail(folder: Path, rank: int, error: Exception) -> None:
     [
         (None, 0),  # Killed, without a word.
         (ValueError("sample 12 has no label"), 1),
-        (SaysAll("gradients are not finite"), 0),
+        (PlannedStop("gradients are not finite"), 0),
     ],
 )
 def test_no_traceback_is_shown_of_a_rank_that_only_lost_its_peers(

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from hpcrun.cluster import ClusterError, DistributedConfig
-from hpcrun.cluster.existing_group import MadeGroup, place_in_group
+from hpcrun.cluster.existing_group import ExistingGroup, place_in_group
 from hpcrun.cluster.launchers import read_placement
 from hpcrun.cluster.network.ports import port_candidates
 
@@ -208,7 +208,7 @@ def test_ranks_of_a_group_that_the_program_made_are_placed(
     gpus: int,
     expected: tuple[int, int, int, int],
 ) -> None:
-    found = place_in_group(MadeGroup(rank, ranks, nccl), env, gpus)
+    found = place_in_group(ExistingGroup(rank, ranks, nccl), env, gpus)
     assert (found.rank, found.world_size) == (rank, ranks)
     assert (
         found.local_rank,
@@ -221,13 +221,13 @@ def test_ranks_of_a_group_that_the_program_made_are_placed(
 def test_the_launcher_s_word_is_kept_where_the_group_agrees(recorded_env: Recorded) -> None:
     env = recorded_env("uneven-step")
     placement = read_placement(env)
-    group = MadeGroup(placement.rank, placement.world_size, nccl=True)
+    group = ExistingGroup(placement.rank, placement.world_size, nccl=True)
     assert place_in_group(group, env, 2) == placement
 
 
 def test_nodes_of_unknown_sizes_in_a_group_are_refused() -> None:
     with pytest.raises(ClusterError, match=r"6 ranks and this node shows 4 GPU.*set LOCAL_RANK"):
-        place_in_group(MadeGroup(5, 6, nccl=True), {}, 4)
+        place_in_group(ExistingGroup(5, 6, nccl=True), {}, 4)
 
 
 def test_only_the_rank_that_listens_minds_a_taken_port() -> None:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from hpcrun.cluster.network.reachable import Door, Doorkeeper, agreed, reached, silent_peers
+from hpcrun.cluster.network.reachable import AnswerServer, Listener, agreed, reached, silent_peers
 
-Open = Callable[[dict[str, list[str]]], Door]
+Open = Callable[[dict[str, list[str]]], Listener]
 
 
 @pytest.fixture
@@ -16,8 +16,8 @@ def opened() -> Iterator[Open]:
     """Let a node answer until the end of the test."""
     keepers = []
 
-    def open_door(interfaces: dict[str, list[str]]) -> Door:
-        keepers.append(Doorkeeper(interfaces))
+    def open_door(interfaces: dict[str, list[str]]) -> Listener:
+        keepers.append(AnswerServer(interfaces))
         return keepers[-1].door
 
     yield open_door
@@ -40,7 +40,7 @@ def test_interfaces_on_which_all_peers_answer_are_reached(opened: Open) -> None:
 def test_an_interface_that_leads_somewhere_has_the_peers_that_do_not_answer(opened: Open) -> None:
     own = {"eth0": ["127.0.0.1"], "eth1": ["127.0.1.1"]}
     first, second = opened({"eth0": ["127.0.0.2"]}), opened({"eth0": ["127.0.0.3"]})
-    broken = Door(first.port, "no word", {"eth0": ["127.0.0.4"]})
+    broken = Listener(first.port, "no word", {"eth0": ["127.0.0.4"]})
     assert silent_peers(own, [first, second, broken]) == {"eth0": [2]}
     assert silent_peers(own, [broken, first, second]) == {"eth0": [0]}
     assert silent_peers(own, [broken]) == {}
@@ -52,12 +52,12 @@ def test_a_bridge_with_the_same_address_on_every_node_leads_to_the_node_itself(
     mine = {"docker0": ["127.0.0.9"], "eth0": ["127.0.0.1"]}
     me = opened(mine)
     # Another host would have the same port only by chance; the node's own listener answers here.
-    peer = Door(me.port, "another word", {"docker0": ["127.0.0.9"]})
+    peer = Listener(me.port, "another word", {"docker0": ["127.0.0.9"]})
     assert reached(mine, [peer]) == []
 
 
 def test_a_node_that_has_closed_its_door_is_not_reached(opened: Open) -> None:
-    keeper = Doorkeeper({"eth0": ["127.0.0.2"]})
+    keeper = AnswerServer({"eth0": ["127.0.0.2"]})
     assert reached({"eth0": ["127.0.0.1"]}, [keeper.door]) == ["eth0"]
     keeper.close()
     assert reached({"eth0": ["127.0.0.1"]}, [keeper.door]) == []

@@ -56,7 +56,7 @@ def test_errors_about_a_peer_are_a_cascade(kind: str, message: str) -> None:
     ("kind", "message"),
     [
         ("ValueError", "the data of call 9 is broken"),
-        ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB"),
+        ("OutOfMemoryError", "CUDA out of memory. TriedOption to allocate 2.00 GiB"),
         ("FileNotFoundError", "[Errno 2] No such file or directory: 'data.h5'"),
         ("RuntimeError", "CUDA error: device-side assert triggered"),
     ],

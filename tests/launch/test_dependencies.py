@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.launch.dependencies import still_to_wait_for
+from hpcrun.launch.dependencies import unfinished_runs
 from hpcrun.launch.errors import LaunchError
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, record_event
@@ -36,7 +36,7 @@ def test_a_run_on_the_same_cluster_is_waited_for(
     here: Path, there: str, wanted: str | None
 ) -> None:
     run = running_on(there, here)
-    assert still_to_wait_for([run], "slurm", wanted) == [run]
+    assert unfinished_runs([run], "slurm", wanted) == [run]
 
 
 @pytest.mark.parametrize(
@@ -52,6 +52,6 @@ def test_a_run_on_another_cluster_cannot_be_waited_for(
     here: Path, there: str, wanted: str | None, words: str
 ) -> None:
     with pytest.raises(LaunchError) as refused:
-        still_to_wait_for([running_on(there, here)], "slurm", wanted)
+        unfinished_runs([running_on(there, here)], "slurm", wanted)
     assert str(refused.value).startswith(f"--after first: {words}")
     assert str(refused.value).count("\n") == 0

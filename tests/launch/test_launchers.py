@@ -182,8 +182,8 @@ def test_a_number_of_tasks_for_srun_is_refused_on_the_local_cluster(
     tmp_path: Path, key: str
 ) -> None:
     (tmp_path / "say.py").write_text(VARIABLES)
-    wish = f"job.{key}=[--ntasks-per-node=1]"
-    done = jobs.hpcrun("submit", *SHAPE, wish, "--", "python", "say.py", cwd=tmp_path)
+    request = f"job.{key}=[--ntasks-per-node=1]"
+    done = jobs.hpcrun("submit", *SHAPE, request, "--", "python", "say.py", cwd=tmp_path)
     assert done.returncode == 2
     assert f"job.{key}: --ntasks-per-node=1: the local cluster has no srun" in done.stderr
     assert "--tasks-per-node" in done.stderr

@@ -56,11 +56,11 @@ CASES = {
         (Cause.SAVE_FAILED, "the last checkpoint was not written: disk full"),
     ),
     "an agreed stop, for which Slurm gives a reason": (
-        evidence(BY_TERM, word="preemption", nobody_asked=True),
+        evidence(BY_TERM, word="preemption", was_not_requested=True),
         (Cause.PREEMPTION, "preemption: stopped and saved at step 10"),
     ),
     "an agreed stop by a SIGTERM that was not a cancellation": (
-        evidence(BY_TERM, nobody_asked=True),
+        evidence(BY_TERM, was_not_requested=True),
         (Cause.CRASH, "SIGTERM, though the job was not cancelled: stopped and saved at step 10"),
     ),
     "an agreed stop by SIGTERM": (
@@ -155,15 +155,15 @@ BY_OTHERS = replace(CRASH, follows=True)
     [
         # If a rank of a script fails, srun sends the other ranks a stop signal.
         (
-            evidence(SCRIPT, BY_SRUN, nobody_asked=True, diagnosis=CRASH),
+            evidence(SCRIPT, BY_SRUN, was_not_requested=True, diagnosis=CRASH),
             judge(evidence(diagnosis=CRASH)),
         ),
         (
-            evidence(SCRIPT, BY_SRUN, nobody_asked=True, diagnosis=WRONG, code=137),
+            evidence(SCRIPT, BY_SRUN, was_not_requested=True, diagnosis=WRONG, code=137),
             judge(evidence(diagnosis=WRONG)),
         ),
         (
-            evidence(SCRIPT, BY_SRUN, nobody_asked=True),
+            evidence(SCRIPT, BY_SRUN, was_not_requested=True),
             (
                 Cause.CRASH,
                 "SIGTERM, though the job was not cancelled: the script died of the signal",
@@ -171,14 +171,14 @@ BY_OTHERS = replace(CRASH, follows=True)
         ),
         # Peers of a rank that stopped fail because of it.
         (
-            evidence(SCRIPT, BY_SRUN, nobody_asked=True, diagnosis=BY_OTHERS),
+            evidence(SCRIPT, BY_SRUN, was_not_requested=True, diagnosis=BY_OTHERS),
             (
                 Cause.CRASH,
                 "SIGTERM, though the job was not cancelled: the script died of the signal",
             ),
         ),
         (
-            evidence(SCRIPT, BY_SRUN, word="preemption", nobody_asked=True, diagnosis=CRASH),
+            evidence(SCRIPT, BY_SRUN, word="preemption", was_not_requested=True, diagnosis=CRASH),
             (Cause.PREEMPTION, "preemption: the script died of the signal"),
         ),
         # A cancellation: the job does not continue.
@@ -188,11 +188,13 @@ BY_OTHERS = replace(CRASH, follows=True)
         ),
         # SIGTERM is the warning.
         (
-            evidence(SCRIPT, BY_SRUN, nobody_asked=True, limit_near=True, warned_by_term=True),
+            evidence(SCRIPT, BY_SRUN, was_not_requested=True, limit_near=True, warned_by_term=True),
             (Cause.TIME_LIMIT, "time limit near: the script died of the signal"),
         ),
         (
-            evidence(SCRIPT, BY_SRUN, nobody_asked=True, limit_near=False, warned_by_term=True),
+            evidence(
+                SCRIPT, BY_SRUN, was_not_requested=True, limit_near=False, warned_by_term=True
+            ),
             (
                 Cause.CRASH,
                 "SIGTERM, though the job was not cancelled: the script died of the signal",
@@ -228,10 +230,12 @@ def test_only_a_save_that_was_seen_is_called_one(fields: dict[str, object], word
 
 def test_a_script_that_a_person_preempts_by_sigterm_is_preempted() -> None:
     events = [SCRIPT, event("preempted"), BY_SRUN]
-    found = evidence_of(events, FIRST, 0, None, None, nobody_asked=True)
+    found = evidence_of(events, FIRST, 0, None, None, was_not_requested=True)
     assert judge(found) == (Cause.PREEMPTION, "preemption: the script died of the signal")
     # The crash was before the signal.
-    crashed = evidence_of([SCRIPT, event("preempted")], FIRST, 1, None, CRASH, nobody_asked=True)
+    crashed = evidence_of(
+        [SCRIPT, event("preempted")], FIRST, 1, None, CRASH, was_not_requested=True
+    )
     assert judge(crashed)[0] is Cause.CRASH
 
 

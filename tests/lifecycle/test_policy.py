@@ -2,21 +2,21 @@
 
 import pytest
 
-from hpcrun.lifecycle.history import Cause, Life, last_committed, lives
+from hpcrun.lifecycle.history import AttemptRecord, Cause, histories, last_committed
 from hpcrun.lifecycle.policy import Budgets, decide, of_script
 from hpcrun.run.events import Attempt, Event
 
 
-def life(
+def record(
     cause: Cause, *, begun: int = 0, committed: int | None = 10, crash: int | None = None
-) -> Life:
-    return Life(Attempt("1", 0), 0.0, begun, committed, cause, crash)
+) -> AttemptRecord:
+    return AttemptRecord(Attempt("1", 0), 0.0, begun, committed, cause, crash)
 
 
-def progress(causes: list[Cause], crashes: list[int] | None = None) -> list[Life]:
+def progress(causes: list[Cause], crashes: list[int] | None = None) -> list[AttemptRecord]:
     """Return attempts that each commit ten steps more than the previous attempt."""
     return [
-        life(
+        record(
             cause, begun=10 * n, committed=10 * n + 10, crash=crashes[n] if crashes else 10 * n + 5
         )
         for n, cause in enumerate(causes)
@@ -27,7 +27,7 @@ def progress(causes: list[Cause], crashes: list[int] | None = None) -> list[Life
     "cause", [Cause.FINISHED, Cause.CANCELLED, Cause.BAD_INPUT, Cause.SAVE_FAILED, Cause.EXHAUSTED]
 )
 def test_final_causes_are_not_followed_by_another_start(cause: Cause) -> None:
-    assert not decide([life(cause)], Budgets()).restart
+    assert not decide([record(cause)], Budgets()).restart
 
 
 def test_preemptions_never_eat_the_budget_for_crashes() -> None:
@@ -55,10 +55,11 @@ def test_a_budget_of_none_is_unlimited() -> None:
     assert decide(progress([Cause.TIME_LIMIT] * 500), Budgets()).restart
 
 
-def script_ends(*causes: Cause, killed: bool = True) -> list[Life]:
+def script_ends(*causes: Cause, killed: bool = True) -> list[AttemptRecord]:
     """Return attempts of a script; its steps are unknown."""
     return [
-        Life(Attempt("1", n), 0.0, cause=cause, killed=killed) for n, cause in enumerate(causes)
+        AttemptRecord(Attempt("1", n), 0.0, cause=cause, killed=killed)
+        for n, cause in enumerate(causes)
     ]
 
 
@@ -89,8 +90,8 @@ def test_a_script_that_handles_the_warning_or_is_preempted_always_continues() ->
     assert decide([*deaths, *saved, *deaths], budgets).restart
 
 
-def timed(cause: Cause, seconds: float, failure: str | None = None, **more: int) -> Life:
-    return Life(Attempt("1", 0), 0.0, cause=cause, ended=seconds, failure=failure, **more)
+def timed(cause: Cause, seconds: float, failure: str | None = None, **more: int) -> AttemptRecord:
+    return AttemptRecord(Attempt("1", 0), 0.0, cause=cause, ended=seconds, failure=failure, **more)
 
 
 def test_a_script_that_repeatedly_asks_to_continue_immediately_is_given_up() -> None:
@@ -113,7 +114,7 @@ def test_a_script_that_reports_saves_is_judged_like_a_task() -> None:
     told = decide([*further, *idle_ends], budgets)
     assert not told.restart
     assert "committed no new step (restarts.no_progress)" in told.reason
-    killed = Life(Attempt("1", 0), 0.0, begun_at=9, committed=10, cause=LIMIT, killed=True)
+    killed = AttemptRecord(Attempt("1", 0), 0.0, begun_at=9, committed=10, cause=LIMIT, killed=True)
     assert decide([killed] * 9, budgets).restart
 
 
@@ -145,9 +146,9 @@ def test_two_crashes_at_one_step_stop_the_run() -> None:
     assert decide(progress([Cause.CRASH] * 2, crashes=[5, 6]), Budgets()).restart
 
 
-def idle(*causes: Cause) -> list[Life]:
+def idle(*causes: Cause) -> list[AttemptRecord]:
     """Return attempts that commit no new step; each crash is at another step."""
-    return [life(cause, begun=10, committed=None, crash=n) for n, cause in enumerate(causes)]
+    return [record(cause, begun=10, committed=None, crash=n) for n, cause in enumerate(causes)]
 
 
 CRASH, HANG, LIMIT = Cause.CRASH, Cause.HANG, Cause.TIME_LIMIT
@@ -180,7 +181,7 @@ def test_only_ends_of_the_runs_own_doing_count_as_no_progress(
 
 
 def test_a_new_commit_ends_the_row_of_attempts_without_progress() -> None:
-    row = [*idle(HANG, HANG), life(PREEMPTION, begun=10, committed=20), *idle(HANG)]
+    row = [*idle(HANG, HANG), record(PREEMPTION, begun=10, committed=20), *idle(HANG)]
     assert decide(row, Budgets()).restart
 
 
@@ -190,10 +191,10 @@ def test_attempts_that_had_only_the_report_left_to_make_are_not_without_progress
         for restart in range(4)
         for what in ("opened", "started", "trained", "ended")
     ]
-    assert decide(lives(log), Budgets(no_progress=3, hang=None)).restart
+    assert decide(histories(log), Budgets(no_progress=3, hang=None)).restart
     # Attempts that ended while they restored count.
     rest = [one for one in log if one.what != "trained" or one.attempt == Attempt("1", 0)]
-    assert not decide(lives(rest), Budgets(no_progress=3, hang=None)).restart
+    assert not decide(histories(rest), Budgets(no_progress=3, hang=None)).restart
 
 
 def event(what: str, restart: int = 0, job: str = "1", **more: object) -> Event:
@@ -203,7 +204,7 @@ def event(what: str, restart: int = 0, job: str = "1", **more: object) -> Event:
 
 
 def test_lives_are_read_from_the_log() -> None:
-    found = lives(
+    found = histories(
         [
             event("submitted"),
             event("opened"),
@@ -228,7 +229,7 @@ def test_a_new_submission_gives_new_budgets_but_keeps_the_checkpoints() -> None:
         event("submitted", job="2"),
         event("started", job="2", step=20),
     ]
-    assert [one.attempt.job for one in lives(log)] == ["2"]
+    assert [one.attempt.job for one in histories(log)] == ["2"]
     assert last_committed(log) == 20
 
 
@@ -245,7 +246,7 @@ def test_a_start_below_the_newest_save_shows_what_is_still_there() -> None:
 
 
 def test_a_commit_that_was_not_announced_is_seen_by_where_the_next_attempt_starts() -> None:
-    found = lives(
+    found = histories(
         [
             event("opened"),
             event("started", step=0),

@@ -26,7 +26,7 @@ from hpcrun.run import owner
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import record_heard_stop
 from hpcrun.run.events import Attempt, Event, read_events, record_event
-from hpcrun.run.owner import OwnerLooks, claim
+from hpcrun.run.owner import OwnerPolling, claim
 from tests import jobs
 
 FIRST = Attempt("7", 0)
@@ -54,7 +54,7 @@ def test_a_script_that_ends_well_on_a_late_signal_was_stopped(
 def test_a_script_outlives_an_owner_file_that_cannot_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(OwnerLooks, "SHORTEST", 0.0)
+    monkeypatch.setattr(OwnerPolling, "SHORTEST", 0.0)
     run, flag = create(tmp_path / "a", "{}\n", {}), StopFlag()
     run.owner.mkdir()
     with subprocess.Popen(["sleep", "1"]) as child:
@@ -69,7 +69,7 @@ def test_a_script_ends_when_another_process_of_the_same_number_has_the_run(
     capfd: pytest.CaptureFixture[str],
     rank: int,
 ) -> None:
-    monkeypatch.setattr(OwnerLooks, "SHORTEST", 0.1)
+    monkeypatch.setattr(OwnerPolling, "SHORTEST", 0.1)
     run, attempt = create(tmp_path / "a", "{}\n", {}), Attempt("7", 0)
     claim(run, attempt)
 
@@ -89,7 +89,7 @@ def test_a_script_ends_when_another_process_of_the_same_number_has_the_run(
 def test_a_script_whose_run_another_attempt_has_taken_over_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(OwnerLooks, "SHORTEST", 0.1)
+    monkeypatch.setattr(OwnerPolling, "SHORTEST", 0.1)
     run, first = create(tmp_path / "a", "{}\n", {}), Attempt("7", 0)
     claim(run, first)
     with subprocess.Popen(["sleep", "60"]) as child:
@@ -102,7 +102,7 @@ def test_a_script_whose_run_another_attempt_has_taken_over_is_ended(
 def test_many_ranks_together_look_for_a_new_owner_a_hundred_times_a_second_at_most(
     ranks: int, pause: float
 ) -> None:
-    looks = [OwnerLooks(rank, ranks) for rank in range(ranks)]
+    looks = [OwnerPolling(rank, ranks) for rank in range(ranks)]
     assert all(one.pause == pause for one in looks)
     # Every rank checks at its start: from then on a script may be stale.
     assert all(one.due(0.0) for one in looks)

@@ -223,7 +223,7 @@ def test_what_every_node_refuses_after_a_saved_step_is_a_crash_unless_it_is_cert
         "bad-input",
         attempt=SECOND,
         reason="data.path: there is nothing at /data",
-        kind="KnownToAll",
+        kind="ErrorOnAllRanks",
         host="n1",
         shared=True,
         certain=certain,

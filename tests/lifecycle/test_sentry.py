@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.lifecycle.rank.sentry import Deputy, Post, RunningTime, Sentry
+from hpcrun.lifecycle.rank.sentry import Post, RunningTime, Sentry, StackAnswerer
 from hpcrun.run.stacks import Mailbox
 from tests import jobs
 
@@ -27,11 +27,11 @@ sentry = Sentry(stacks, tick=0.2)
 stuck = sys.argv[2] == "stuck"
 until = time.monotonic() + 300
 # After its first answer the process watches.
-suspended = sentry.put_off(4.0)
+suspended = sentry.postpone(4.0)
 print("ready", flush=True)
 while time.monotonic() < until:
     # A machine that starves this process makes it report short suspensions too.
-    suspended += sentry.put_off(4.0)
+    suspended += sentry.postpone(4.0)
     if suspended > 4.5:
         sentry.close()
         print(f"suspended {suspended:.1f}", flush=True)
@@ -114,10 +114,10 @@ def test_the_death_of_the_watchdog_process_is_reported_once_and_the_rank_continu
     with tempfile.TemporaryFile("w") as stacks:
         sentry = Sentry(stacks, tick=0.2)
         try:
-            assert sentry.put_off(600.0) == 0.0
+            assert sentry.postpone(600.0) == 0.0
             (helper,) = set(children(os.getpid())) - others
             os.kill(helper, signal.SIGKILL)
-            assert [sentry.put_off(600.0) for _ in range(3)] == [0.0] * 3
+            assert [sentry.postpone(600.0) for _ in range(3)] == [0.0] * 3
         finally:
             sentry.close()
     assert capfd.readouterr().err == (
@@ -132,7 +132,7 @@ def test_a_helper_that_its_rank_has_closed_is_not_reported(
     with tempfile.TemporaryFile("w") as stacks:
         sentry = Sentry(stacks, tick=0.2)
         sentry.close()
-        assert sentry.put_off(600.0) == 0.0
+        assert sentry.postpone(600.0) == 0.0
     assert capfd.readouterr().err == ""
 
 
@@ -195,7 +195,7 @@ import ctypes, sys
 from hpcrun.lifecycle.rank.sentry import Post, Sentry
 stacks = open(sys.argv[2], "a")
 sentry = Sentry(stacks, 0.2, Post(sys.argv[1], sys.argv[1], sys.argv[2], 0, "n", 0.2))
-sentry.put_off(4.0)
+sentry.postpone(4.0)
 print("ready", flush=True)
 while True:
     ctypes.PyDLL(None).pause()
@@ -229,7 +229,7 @@ class Late:
         self.mail.prepare(0)
         self.stacks.touch()
         files = (str(self.mail.request), str(self.mail.answer(0)), str(self.stacks))
-        self.deputy = Deputy(os.getpid(), Post(*files, 0, "n", 0.2))
+        self.deputy = StackAnswerer(os.getpid(), Post(*files, 0, "n", 0.2))
         self.signals = 0
 
     def count(self, *_: object) -> None:

@@ -142,11 +142,11 @@ def test_an_agreed_stop_is_classified_by_its_requester(
 def test_a_sigterm_that_came_while_the_job_runs_on_is_no_cancellation(run: RunDirectory) -> None:
     record_event(run, "saved", attempt=FIRST, step=10)
     record_event(run, "stopped", attempt=FIRST, cause="terminate", step=10, committed=True)
-    verdict = settle(run, FIRST, exitcodes.UNFINISHED, Budgets(), nobody_asked=True)
+    verdict = settle(run, FIRST, exitcodes.UNFINISHED, Budgets(), was_not_requested=True)
     assert (verdict.cause, verdict.decision.restart) == (Cause.CRASH, True)
     assert verdict.line == "SIGTERM, though the job was not cancelled: stopped and saved at step 10"
     record_event(run, "cancelled", attempt=FIRST)
-    verdict = settle(run, FIRST, exitcodes.UNFINISHED, Budgets(), nobody_asked=True)
+    verdict = settle(run, FIRST, exitcodes.UNFINISHED, Budgets(), was_not_requested=True)
     assert (verdict.cause, verdict.decision.restart) == (Cause.CANCELLED, False)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from hpcrun.preflight.measured import Asked, Measured, Result
+from hpcrun.preflight.measured import JobNeeds, Measured, Result
 from hpcrun.preflight.report import results
 
 GIB = 1 << 30
@@ -44,7 +44,7 @@ SOUND: dict[str, Any] = {
 def sound(count: int = 3) -> Measured:
     """Return a measurement of ``count`` nodes in which nothing is wrong."""
     nodes = [f"n{index}" for index in range(1, count + 1)]
-    measured = Measured(nodes, Asked(gpus=1, run="/runs/a"))
+    measured = Measured(nodes, JobNeeds(gpus=1, run="/runs/a"))
     measured.facts = {node: copy.deepcopy(SOUND) for node in nodes}
     measured.offsets = dict.fromkeys(nodes, (0.001, 0.0005))
     return measured

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpcrun.preflight.measured import Asked
+from hpcrun.preflight.measured import JobNeeds
 from hpcrun.preflight.report import as_data, cause, failures, lines, results, unfit
 
 from .nodes import DEVICE, sound, told
@@ -151,7 +151,7 @@ def test_two_nodes_that_differ_are_both_named_and_neither_is_blamed() -> None:
 
 def test_without_gpus_and_without_nvml_nothing_fails() -> None:
     measured = sound(1)
-    measured.asked = Asked(gpus=None)
+    measured.asked = JobNeeds(gpus=None)
     facts = measured.facts["n1"]
     for section in ("device", "kernel"):
         del facts[section]

@@ -18,7 +18,7 @@ from hpcrun.lifecycle.bad_nodes import remember
 from hpcrun.lifecycle.end.settle import settle
 from hpcrun.lifecycle.history import Cause
 from hpcrun.lifecycle.policy import Budgets
-from hpcrun.preflight.measured import Asked, Measured
+from hpcrun.preflight.measured import JobNeeds, Measured
 from hpcrun.run.directory import create
 from hpcrun.run.events import Attempt, read_events, record_event
 from hpcrun.run.io.files import read_json
@@ -148,7 +148,7 @@ def test_a_job_that_is_cancelled_during_its_preflight_starts_no_rank(
 
     def measure(*_: object) -> Measured:
         record(during)
-        return Measured(["n1"], Asked(), silent={"n1": "srun: error: step killed"})
+        return Measured(["n1"], JobNeeds(), silent={"n1": "srun: error: step killed"})
 
     record(before)
     monkeypatch.setenv("SLURM_JOB_ID", "7")

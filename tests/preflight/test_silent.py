@@ -15,7 +15,7 @@ import pytest
 
 from hpcrun.preflight import child as child_module
 from hpcrun.preflight.child import Child
-from hpcrun.preflight.measured import Asked, Measured
+from hpcrun.preflight.measured import JobNeeds, Measured
 from hpcrun.preflight.report import failures, results, unfit
 from hpcrun.preflight.start import check_twice
 from tests.preflight.nodes import told
@@ -73,7 +73,7 @@ def starts(*rounds: tuple[Sequence[str], str]) -> tuple[list[Agents], Callable[.
 
 def check(begin: Callable[..., Agents], count: int = 3) -> Measured:
     nodes = [f"n{index}" for index in range(1, count + 1)]
-    return check_twice(begin, nodes, Asked(gpus=0), None, None)
+    return check_twice(begin, nodes, JobNeeds(gpus=0), None, None)
 
 
 def test_a_node_that_answers_the_second_time_is_slow_and_fit() -> None:

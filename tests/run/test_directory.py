@@ -14,7 +14,7 @@ import pytest
 from hpcrun.run import owner
 from hpcrun.run.directory import RunError, create, find, refuse_foreign
 from hpcrun.run.events import Attempt, read_events, record_event
-from hpcrun.run.owner import SubmissionLock, Superseded, claim, require_ownership
+from hpcrun.run.owner import OwnedByAnotherAttempt, SubmissionLock, claim, require_ownership
 
 
 def test_a_run_directory_is_made_whole_and_private(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_newer_attempt_supersedes_the_older(tmp_path: Path) -> None:
     require_ownership(run, old)
     claim(run, new)
     require_ownership(run, new)
-    with pytest.raises(Superseded):
+    with pytest.raises(OwnedByAnotherAttempt):
         require_ownership(run, old)
 
 
@@ -113,7 +113,7 @@ def test_of_two_processes_with_the_same_attempt_the_first_is_superseded(tmp_path
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     with pytest.raises(
-        Superseded, match=r"a: 7-0 of cluster elsewhere \(rank 0 on .*\) owns this run"
+        OwnedByAnotherAttempt, match=r"a: 7-0 of cluster elsewhere \(rank 0 on .*\) owns this run"
     ):
         require_ownership(run, attempt)
 
@@ -154,7 +154,7 @@ def test_an_owner_file_that_stays_unreadable_raises_and_a_missing_one_supersedes
     tmp_path: Path,
 ) -> None:
     run, mine = create(tmp_path / "a", "x", {}), Attempt("7", 0)
-    with pytest.raises(Superseded, match=r"owner\.json is gone"):
+    with pytest.raises(OwnedByAnotherAttempt, match=r"owner\.json is gone"):
         require_ownership(run, mine, patience=0.3, pause=0.05)
     run.owner.mkdir()
     with pytest.raises(IsADirectoryError):

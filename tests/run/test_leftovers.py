@@ -15,7 +15,7 @@ from hpcrun.run.directory import RunError, create
 from hpcrun.run.endings import record_failure
 from hpcrun.run.io.files import read_lines, write_json
 from hpcrun.run.io.line_writer import LineWriter
-from hpcrun.run.leftovers import is_husk
+from hpcrun.run.leftovers import holds_only_logs
 
 
 def names(folder: Path) -> list[str]:
@@ -95,7 +95,7 @@ def test_the_rest_of_a_deleted_run_blocks_no_name_and_no_snapshot_has_it(tmp_pat
     subprocess.run(["git", "init", "-q", str(code)], check=True)
     (code / "train.py").write_text("pass\n")
     husk(code / "old-runs" / "two")
-    assert is_husk(code / "old-runs" / "two")
+    assert holds_only_logs(code / "old-runs" / "two")
     run = create(tmp_path / "runs" / "one", "x", {})
     snapshot, _ = take_snapshot(run, code)
     assert snapshot is not None
@@ -113,7 +113,7 @@ def test_a_folder_with_other_files_is_not_taken_for_a_deleted_run(
     path = husk(tmp_path / "a")
     (path / kept).parent.mkdir(exist_ok=True)
     (path / kept).mkdir()
-    assert not is_husk(path)
+    assert not holds_only_logs(path)
     with pytest.raises(RunError, match="is already taken by"):
         create(path, "x", {})
     assert (path / "metrics.jsonl").exists()
@@ -122,4 +122,4 @@ def test_a_folder_with_other_files_is_not_taken_for_a_deleted_run(
 def test_an_empty_folder_and_a_link_are_not_taken_for_deleted_runs(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "link").symlink_to(husk(tmp_path / "a"))
-    assert [is_husk(tmp_path / name) for name in ("empty", "link", "none")] == [False] * 3
+    assert [holds_only_logs(tmp_path / name) for name in ("empty", "link", "none")] == [False] * 3

@@ -142,11 +142,11 @@ def test_a_save_counts_for_the_stop_only_after_the_signal(
     with ProgressWatch(run, FIRST, 0) as progress:
         reports(monkeypatch, Path(progress.variables[VARIABLE]))
         hpcrun.report(5, saved=True)
-        progress.heard_stop()
+        progress.stop_received()
         progress.look(last=True)
         assert progress.saved_since_stop is None
         hpcrun.report(6, saved=True)
-        progress.heard_stop()
+        progress.stop_received()
         progress.look(last=True)
         assert progress.saved_since_stop == 6
 

@@ -7,15 +7,15 @@ import pytest
 from hpcrun.config import ConfigError
 from hpcrun.sweep.axes import read_axes
 from hpcrun.sweep.expand import expand
-from hpcrun.sweep.rows import Condition, SweepWish, canonical
+from hpcrun.sweep.rows import Condition, SweepRequest, canonical
 
 
-def values(wish: SweepWish) -> list[dict[str, Any]]:
-    return [{key: given.value for key, given in row.items()} for row in expand(wish)]
+def values(request: SweepRequest) -> list[dict[str, Any]]:
+    return [{key: given.value for key, given in row.items()} for row in expand(request)]
 
 
-def axes(*options: str) -> SweepWish:
-    return SweepWish(read_axes(options))
+def axes(*options: str) -> SweepRequest:
+    return SweepRequest(read_axes(options))
 
 
 def test_a_grid_has_all_combinations_and_the_last_axis_changes_fastest() -> None:
@@ -86,12 +86,12 @@ def test_a_wrong_axis_is_one_line(options: list[str], line: str) -> None:
     ],
 )
 def test_a_condition_chooses_elements(text: str, kept: list[int] | None) -> None:
-    wish = SweepWish(read_axes(["lr=1,2,3"]), [Condition(text, "sweep.yaml:4")])
+    request = SweepRequest(read_axes(["lr=1,2,3"]), [Condition(text, "sweep.yaml:4")])
     if kept is None:
         with pytest.raises(ConfigError, match="cannot be computed: division by zero"):
-            expand(wish)
+            expand(request)
         return
-    assert [row["lr"] for row in values(wish)] == kept
+    assert [row["lr"] for row in values(request)] == kept
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,9 @@ def test_a_condition_chooses_elements(text: str, kept: list[int] | None) -> None
     ],
 )
 def test_a_wrong_condition_is_one_line(text: str, line: str) -> None:
-    wish = SweepWish(read_axes(["lr=1,2"]), [Condition(text, "sweep.yaml:4")])
+    request = SweepRequest(read_axes(["lr=1,2"]), [Condition(text, "sweep.yaml:4")])
     with pytest.raises(ConfigError, match=line) as refused:
-        expand(wish)
+        expand(request)
     assert len(refused.value.lines) == 1
 
 

@@ -63,16 +63,16 @@ class Block(nn.Module):
 class Net(nn.Module):
     """A task in which rank 1, from a given pass, skips part or all of the last block."""
 
-    def __init__(self, leaves_out, since, come_to):
+    def __init__(self, leaves_out, since, compare_position):
         super().__init__()
-        self.come_to = come_to
-        self.register_load_state_dict_pre_hook(lambda *_: come_to("restoring"))
+        self.compare_position = compare_position
+        self.register_load_state_dict_pre_hook(lambda *_: compare_position("restoring"))
         self.enter, self.leave = nn.Linear(4, 8), nn.Linear(8, 1)
         self.blocks = nn.ModuleList(Block() for _ in range(2))
         self.leaves_out, self.since, self.passes = leaves_out, since, 0
 
     def to(self, *args, **kwargs):
-        self.come_to("wrapping")
+        self.compare_position("wrapping")
         return super().to(*args, **kwargs)
 
     def forward(self, x):
@@ -86,32 +86,32 @@ class Net(nn.Module):
 class LeavesOut(Regression):
     def __init__(self, config):
         super().__init__(config)
-        self.come_to("importing")
+        self.compare_position("importing")
 
     def prepare(self):
-        self.come_to("preparing", rank=0)
+        self.compare_position("preparing", rank=0)
 
     def build_model(self):
         wanted = self.config.model.own
-        self.come_to("building")
-        return Net(wanted["leaves_out"], wanted.get("since", 4), self.come_to)
+        self.compare_position("building")
+        return Net(wanted["leaves_out"], wanted.get("since", 4), self.compare_position)
 
     def validation_dataset(self):
         return Noisy(3)
 
     def loss(self, model, batch):
         if not model.training:
-            self.come_to("validating")
+            self.compare_position("validating")
         return super().loss(model, batch)
 
     def mishap(self):
-        self.come_to(f"pass-{self.calls}")
+        self.compare_position(f"pass-{self.calls}")
 
     def report(self, model, validation_loss):
-        self.come_to("reporting", rank=0)
+        self.compare_position("reporting", rank=0)
         return {}
 
-    def come_to(self, place, rank=1):
+    def compare_position(self, place, rank=1):
         if self.config.model.own["leaves_out"] == place and get_rank() == rank:
             time.sleep(600)
 

@@ -157,11 +157,11 @@ def test_every_optimiser_takes_the_same_steps_sharded_with_the_kernels_it_has(re
 def test_unused_parameters_are_named_before_a_rank_waits_for_their_gradients(results):
     everywhere, on_one = zip(*results["unused_parameters"], strict=True)
     line = "train.find_unused_parameters: the loss does not depend on spare.weight, spare.bias, and"
-    assert everywhere[0].startswith(f"KnownToAll: {line}")
-    assert everywhere[1].startswith(f"ToldByRankZero: {line}")
-    assert on_one[0].startswith("KnownToAll: rank 1 (")
+    assert everywhere[0].startswith(f"ErrorOnAllRanks: {line}")
+    assert everywhere[1].startswith(f"PrintedByRankZero: {line}")
+    assert on_one[0].startswith("ErrorOnAllRanks: rank 1 (")
     assert line in on_one[0]
-    assert on_one[1].startswith("ToldByRankZero: rank 1 (")
+    assert on_one[1].startswith("PrintedByRankZero: rank 1 (")
 
 
 def test_a_rank_that_skips_part_of_a_sharded_model_is_named_before_a_hang(results):
@@ -176,8 +176,8 @@ def test_a_rank_that_skips_part_of_a_sharded_model_is_named_before_a_hang(result
         ("what is given", f"{beginning}the loss of rank 1 "),
         ("any of it", f"{beginning}the loss of rank 1 "),
     ):
-        assert all(said.startswith(f"KnownToAll: {line}") for said in first[what])
-        assert all(said.startswith(f"ToldByRankZero: {line}") for said in second[what])
+        assert all(said.startswith(f"ErrorOnAllRanks: {line}") for said in first[what])
+        assert all(said.startswith(f"PrintedByRankZero: {line}") for said in second[what])
     assert "does not depend on spare.weight, spare.bias, " in first["parameters"][0]
     assert "does not depend on blocks.1, " in first["its result"][0]
     assert "reaches the end of its forward pass; " in first["last block"][0]

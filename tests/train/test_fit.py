@@ -5,7 +5,7 @@ import pytest
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import ConfigError, override_layer, resolve
 from hpcrun.errors import UserError
-from hpcrun.train.errors import ToldByRankZero
+from hpcrun.train.errors import PrintedByRankZero
 from hpcrun.train.start.environment import require_fit
 
 
@@ -42,8 +42,8 @@ def test_a_batch_with_an_empty_micro_batch_is_refused():
 def test_only_rank_0_reports_an_error_of_all_ranks():
     with pytest.raises(UserError) as told:
         require_fit(config(), ranks(33, rank=0))
-    assert not isinstance(told.value, ToldByRankZero)
-    with pytest.raises(ToldByRankZero):
+    assert not isinstance(told.value, PrintedByRankZero)
+    with pytest.raises(PrintedByRankZero):
         require_fit(config(), ranks(33, rank=2))
 
 

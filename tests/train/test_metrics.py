@@ -21,7 +21,7 @@ from hpcrun.train.metrics.log import Measured, MetricsLog, measure
 from hpcrun.train.metrics.mfu import FlopCounter, peak_here, peak_of, samples_in, twin
 from hpcrun.train.metrics.sinks import JsonLines, Sinks, TensorBoard, build_sinks, wandb_id
 from hpcrun.train.metrics.stragglers import StragglerWatch, straggler
-from hpcrun.train.metrics.timing import Lap, Stopwatch
+from hpcrun.train.metrics.timing import StepTimeMeans, Stopwatch
 from hpcrun.train.step.amp_trainer import AMPTrainer
 from hpcrun.train.step.gate import StepGate
 
@@ -132,9 +132,9 @@ def test_a_gpu_measures_the_forward_passes_of_each_logged_step(
     training = Training("cuda", steps=7, log_every=every)
     lap, own = training.watch.lap, []
 
-    def noted(steps: int) -> Lap:
+    def noted(steps: int) -> StepTimeMeans:
         own.append(lap(steps).own)
-        return Lap(1.0, 0.0, own[-1])
+        return StepTimeMeans(1.0, 0.0, own[-1])
 
     monkeypatch.setattr(training.watch, "lap", noted)
     for step in range(1, 8):

@@ -23,11 +23,11 @@ from hpcrun.train.data.batches import require_trainable
 from hpcrun.train.data.batching import Batching
 from hpcrun.train.entry import run_rank
 from hpcrun.train.errors import (
-    KnownToAll,
+    ErrorOnAllRanks,
     NotTrainable,
-    ToldByRankZero,
+    PrintedByRankZero,
+    error_on_all_ranks,
     is_mistake,
-    known_to_all,
 )
 from hpcrun.train.parallel import collective as meeting
 from hpcrun.train.parallel.collective import together
@@ -133,7 +133,7 @@ def test_connected_ranks_know_if_every_node_fails(
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
     monkeypatch.setattr(meeting.dist, "get_world_size", lambda _: 2)
     monkeypatch.setattr(meeting.dist, "all_gather_object", gather)
-    with pytest.raises(KnownToAll) as found:
+    with pytest.raises(ErrorOnAllRanks) as found:
         together(refuses, rank=0, group=object())
     assert (found.value.everywhere, found.value.certain) == (everywhere, certain)
     assert found.value.host == "n1"
@@ -151,7 +151,7 @@ def test_without_a_common_interface_the_worst_connected_node_is_recorded(
     run, attempt = create(tmp_path / "a", "x", {}), Attempt("7", 0)
     config = Config.model_validate({"train": {"batch_size": 64}, "job": {"interface": "auto"}})
     place = {"world_size": 2, "num_nodes": 2, "num_gpus_per_node": 1, "launch_method": "slurm"}
-    for rank, kind in enumerate((KnownToAll, ToldByRankZero)):
+    for rank, kind in enumerate((ErrorOnAllRanks, PrintedByRankZero)):
         here = {"rank": rank, "node_rank": rank, "local_rank": 0}
         with pytest.raises(kind) as found:
             resolve_interface(config, run, attempt, DistributedConfig.model_validate(place | here))
@@ -170,9 +170,9 @@ def test_the_event_of_a_refusal_says_which_node_refuses(
     errors = [
         UserError("a"),
         NotTrainable("b"),
-        KnownToAll("c", everywhere=False, certain=False, host="n2"),
-        KnownToAll("d", certain=False),
-        known_to_all("e", 0),
+        ErrorOnAllRanks("c", everywhere=False, certain=False, host="n2"),
+        ErrorOnAllRanks("d", certain=False),
+        error_on_all_ranks("e", 0),
     ]
     for error in errors:
         note_refusal(run, attempt, error)

@@ -139,12 +139,12 @@ def test_an_error_of_one_rank_stops_all_ranks_and_is_reported_once(results):
     ranks = results["failing_together", 4]
     assert [rank["nobody"] for rank in ranks] == ["fine"] * 4
     assert [rank["rank 0"] for rank in ranks] == [
-        "KnownToAll: no data on rank 0",
-        *["ToldByRankZero: no data on rank 0"] * 3,
+        "ErrorOnAllRanks: no data on rank 0",
+        *["PrintedByRankZero: no data on rank 0"] * 3,
     ]
     kinds = [rank["rank 3"].split(":")[0] for rank in ranks]
-    assert kinds == ["KnownToAll", *["ToldByRankZero"] * 3]
-    assert ranks[0]["rank 3"].startswith("KnownToAll: rank 3 (")
+    assert kinds == ["ErrorOnAllRanks", *["PrintedByRankZero"] * 3]
+    assert ranks[0]["rank 3"].startswith("ErrorOnAllRanks: rank 3 (")
     assert ranks[0]["rank 3"].endswith("): no data on rank 3")
     assert [rank["a defect"].split(":")[0] for rank in ranks] == [
         "PeerFailed",

@@ -207,7 +207,7 @@ def test_all_groups_except_the_saves_wait_for_the_watchdog(tmp_path: Path, debug
             world_size=2,
             group=None,
             still_mine=lambda: None,
-            tidy=lambda _: [],
+            after_commit=lambda _: [],
             timeout=1800.0,
         )
         assert limits() == [500, 600, 86400, 1800]

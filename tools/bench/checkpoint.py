@@ -122,7 +122,7 @@ class Ways:
             world_size=1,
             group=None,
             still_mine=lambda: None,
-            tidy=self.keep_one,
+            after_commit=self.keep_one,
         )
         self.future: Any = None
         self.child: Any = None

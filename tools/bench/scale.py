@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from hpcrun.checkpoint.sharded.collective import Together
+from hpcrun.checkpoint.sharded.collective import RankGroup
 from hpcrun.checkpoint.sharded.plan import Part, Plan
 from hpcrun.checkpoint.sharded.rank_file import Share, Written, own_name, write
 from hpcrun.checkpoint.sharded.save import Saving, Task
@@ -42,7 +42,7 @@ _OWN = bytes(200)
 
 
 @dataclass(frozen=True)
-class Virtual(Together):
+class Virtual(RankGroup):
     """Rank 0 of a world in which this process also acts as the other ranks."""
 
     others: Callable[[], list[Written]]
@@ -114,7 +114,10 @@ def save(store: CheckpointStore, step: int, everyone: tuple[tuple[Part, ...], ..
     size = sum(part.length for part in everyone[0])
     plan = Plan((), everyone[0], size, size * world_size, everyone)
     saving = Saving(
-        store, Virtual(0, world_size, None, others), still_mine=lambda: None, tidy=lambda _: []
+        store,
+        Virtual(0, world_size, None, others),
+        still_mine=lambda: None,
+        after_commit=lambda _: [],
     )
     with clock("all"):
         outcome = saving.run(Task(step, plan, share_of(0, everyone[0]), {"step": step}))

@@ -171,10 +171,10 @@ class Chaos:
 
     def is_running(self) -> bool:
         """Return True if Slurm and the event log both show a running attempt."""
-        lives = [
+        histories = [
             event.what for event in read_events(self.run) if event.what in ("started", "ended")
         ]
-        return lives[-1:] == ["started"] and self.slurm.state(self.job()) == "RUNNING"
+        return histories[-1:] == ["started"] and self.slurm.state(self.job()) == "RUNNING"
 
     def has_all_nodes(self) -> bool:
         """Return True if Slurm has all nodes; resume nodes that Slurm has set to down or drain.
@@ -196,8 +196,8 @@ class Chaos:
         Slurm holds a requeued job until its old credential has expired. The owner of a job may skip the
         delay (scontrol(1), StartTime).
         """
-        lives = [event for event in read_events(self.run) if event.what in ("started", "ended")]
-        if lives[-1].what == "started":
+        histories = [event for event in read_events(self.run) if event.what in ("started", "ended")]
+        if histories[-1].what == "started":
             return True
         if time.monotonic() > self._looked + 2.0:
             self._looked = time.monotonic()

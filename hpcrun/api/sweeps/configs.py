@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, TypeAdapter
 
-from hpcrun.api.chosen import Wish, config_layers, with_task
+from hpcrun.api.chosen import SubmitRequest, config_layers, with_task
 from hpcrun.config import Config, Layer, flag_layer, resolve
 from hpcrun.config.idle import idle_keys
 from hpcrun.config.layers import merge
@@ -18,7 +18,7 @@ from hpcrun.config.resolve import contradictions
 from hpcrun.config.shape import kind_at, known_keys
 from hpcrun.config.writer import section_text, yaml_parts
 from hpcrun.sweep.placeholders import filled, keys_of, names_in
-from hpcrun.sweep.rows import Row, SweepWish, canonical, refusal, text_of
+from hpcrun.sweep.rows import Row, SweepRequest, canonical, refusal, text_of
 
 # They decide where and how a run is kept, for all elements.
 _NOT_SWEPT = ("name", "command", "job.executor", "job.cluster", "watch.notify")
@@ -37,7 +37,9 @@ class Element:
     text: str
 
 
-def element_configs(wish: Wish, sweep: SweepWish, rows: Sequence[Row]) -> list[Element]:
+def element_configs(
+    request: SubmitRequest, sweep: SweepRequest, rows: Sequence[Row]
+) -> list[Element]:
     """Return the elements of ``rows``, in their order.
 
     Raises:
@@ -45,17 +47,17 @@ def element_configs(wish: Wish, sweep: SweepWish, rows: Sequence[Row]) -> list[E
             elements are equal.
     """
     keys = list(rows[0])
-    if "task" in keys and wish.file is None:
+    if "task" in keys and request.file is None:
         raise refusal(
             sweep.place_of("task"), "task", "needs a config for all tasks; give it with -c"
         )
-    layers = config_layers(wish)
+    layers = config_layers(request)
     places = {key: sweep.place_of(key) for key in keys}
     _refuse_fixed(keys, places, layers)
-    placeholders = keys_of(names_in(wish.command), keys)
-    if wish.command:
+    placeholders = keys_of(names_in(request.command), keys)
+    if request.command:
         _refuse_unused(keys, places, placeholders)
-    made = _Maker(layers, wish.command, placeholders, places)
+    made = _Maker(layers, request.command, placeholders, places)
     elements = [made.element(row) for row in rows]
     _refuse_equal(elements, places)
     return elements

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hpcrun.api.chosen import Wish, idle_on_this_machine
+from hpcrun.api.chosen import SubmitRequest, idle_on_this_machine
 from hpcrun.api.continuing import compare
 from hpcrun.api.nccl_warning import warn_of
 from hpcrun.api.packages import require_packages
@@ -18,7 +18,7 @@ from hpcrun.config import Config
 from hpcrun.errors import UserError
 from hpcrun.launch import jobs, submission
 from hpcrun.launch.array import element_name
-from hpcrun.launch.dependencies import still_to_wait_for
+from hpcrun.launch.dependencies import unfinished_runs
 from hpcrun.launch.sbatch_options import wanted_cluster
 from hpcrun.launch.submitted import ExecutorName
 from hpcrun.printing import say_aside
@@ -26,7 +26,7 @@ from hpcrun.run import directory
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.sweep_file import Sweep, SweepRun, read_sweep
 from hpcrun.sweep.expand import expand
-from hpcrun.sweep.rows import SweepWish, canonical
+from hpcrun.sweep.rows import SweepRequest, canonical
 
 Action = Literal["new", "again", "running", "finished"]
 
@@ -91,7 +91,7 @@ class SweepPlan:
             UserError: a run is not there, or will never finish.
         """
         found = [directory.find(name, runs) for name in named]
-        return still_to_wait_for(found, self.executor, wanted_cluster(self.config.job))
+        return unfinished_runs(found, self.executor, wanted_cluster(self.config.job))
 
     def decided(self) -> tuple[Sweep, list[Planned]]:
         """Return the sweep with its new elements, and what happens to each element of this plan.
@@ -138,8 +138,8 @@ class SweepPlan:
 
 
 def plan_sweep(
-    wish: Wish,
-    sweep: SweepWish,
+    request: SubmitRequest,
+    sweep: SweepRequest,
     *,
     at_once: int | None = None,
     snapshot: bool = True,
@@ -155,11 +155,11 @@ def plan_sweep(
     Raises:
         UserError: an axis, a value or the config is wrong, or a single run has the name of the sweep.
     """
-    elements = element_configs(wish, sweep, expand(sweep))
+    elements = element_configs(request, sweep, expand(sweep))
     config = elements[0].config
     assert config.name is not None
     warn_of(config.job.env)
-    folder = (wish.runs or runs_folder()) / config.name
+    folder = (request.runs or runs_folder()) / config.name
     if RunDirectory(folder).exists():
         raise RunError(f"{folder}: is a single run; choose another --name for the sweep")
     check_command(config, Path.cwd())
@@ -172,7 +172,7 @@ def plan_sweep(
     require_packages(config)
     if pack > 1:
         require_packable([element.config for element in elements], pack, at_once)
-    idle = idle_on_this_machine(wish) if executor == "local" else []
+    idle = idle_on_this_machine(request) if executor == "local" else []
     if idle:
         say_aside(
             f"hpcrun: {', '.join(idle)}: no effect on this machine (job.executor is {executor})"

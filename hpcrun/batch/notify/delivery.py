@@ -25,7 +25,7 @@ _PROBLEM_CHARACTERS = 300
 _BUSY = 429
 
 
-class Undelivered(Exception):
+class DeliveryError(Exception):
     """A message that was not delivered; the text says why and contains no URL."""
 
 
@@ -33,13 +33,13 @@ def target_of(value: str, environ: Mapping[str, str]) -> str:
     """Return the URL or the command that ``watch.notify`` names.
 
     Raises:
-        Undelivered: the variable of ``env:VARIABLE`` is not set.
+        DeliveryError: the variable of ``env:VARIABLE`` is not set.
     """
     if not value.startswith("env:"):
         return value
     name = value.removeprefix("env:")
     if not environ.get(name, "").strip():
-        raise Undelivered(f"the environment variable {name} is not set here")
+        raise DeliveryError(f"the environment variable {name} is not set here")
     return environ[name]
 
 
@@ -47,16 +47,16 @@ def deliver(target: str, content: Mapping[str, Any], environ: Mapping[str, str])
     """Send ``content`` to a webhook (a target that begins with http:// or https://) or to a command.
 
     Raises:
-        Undelivered: with the reason.
+        DeliveryError: with the reason.
     """
     try:
         if target.lower().startswith(("http://", "https://")):
             _post(target, content)
         else:
             _run(target, content, environ)
-    except Undelivered as problem:
+    except DeliveryError as problem:
         words = escaped(" ".join(masked(str(problem)).replace(target, masked(target)).split()))
-        raise Undelivered(words[:_PROBLEM_CHARACTERS]) from None
+        raise DeliveryError(words[:_PROBLEM_CHARACTERS]) from None
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -91,7 +91,7 @@ def _post(url: str, content: Mapping[str, Any]) -> None:
             reason = getattr(error, "reason", None) or error
             problem, final = f"{masked(url)}: {reason}", False
         if final or number == _TRIES:
-            raise Undelivered(problem)
+            raise DeliveryError(problem)
         time.sleep(RETRY_PAUSE)
 
 
@@ -114,9 +114,9 @@ def _run(command: str, content: Mapping[str, Any], environ: Mapping[str, str]) -
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            raise Undelivered(f"the command took longer than {COMMAND_TIMEOUT:g} s") from None
+            raise DeliveryError(f"the command took longer than {COMMAND_TIMEOUT:g} s") from None
         if code:
             printed.seek(0)
             lines = printed.read(1 << 16).decode(errors="replace").strip().splitlines()
             words = f": {lines[-1]}" if lines else ""
-            raise Undelivered(f"the command ended with exit code {code}{words}")
+            raise DeliveryError(f"the command ended with exit code {code}{words}")

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpcrun.batch.notify.delivery import Undelivered, deliver, target_of
+from hpcrun.batch.notify.delivery import DeliveryError, deliver, target_of
 from hpcrun.batch.notify.message import message
 from hpcrun.cluster.errors import ClusterError
 from hpcrun.config import Watch, load_resolved, masked
@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> None:
 
 def _late(_number: int, _frame: object) -> None:
     """A server that sends a byte now and then never meets the time limit of a socket."""
-    raise Undelivered(f"it took longer than {_LIMIT} s")
+    raise DeliveryError(f"it took longer than {_LIMIT} s")
 
 
 def _send_due(run: RunDirectory, watch: Watch, cluster: str | None) -> None:
@@ -76,7 +76,7 @@ def _send(run: RunDirectory, one: Due, watch: Watch, cluster: str | None) -> Non
     try:
         target = target_of(watch.notify, os.environ)
         deliver(target, message(run, one, cluster), os.environ)
-    except (Undelivered, OSError) as problem:
+    except (DeliveryError, OSError) as problem:
         signal.alarm(0)
         say(f"hpcrun: notification {one.name} failed: {problem}")
         note(run, "notify-failed", one.attempt, **{KEY: one.name}, reason=str(problem))

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Together:
+class RankGroup:
     """This rank's view of a group. ``group`` None is the default group; a single rank needs no group."""
 
     rank: int

@@ -16,7 +16,7 @@ import xxhash
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from hpcrun.checkpoint.sharded.collective import Together
+from hpcrun.checkpoint.sharded.collective import RankGroup
 
 # Bytes. Small tensors travel together, since each broadcast has a latency.
 _LEAST = 1 << 20
@@ -54,7 +54,7 @@ class Copies:
     def __init__(
         self,
         tensors: Mapping[str, Tensor],
-        together: Together,
+        together: RankGroup,
         position: Callable[[str], tuple[str, int]],
     ) -> None:
         self._tensors, self._rank = tensors, together.rank
@@ -118,7 +118,7 @@ class Copies:
 _CONTROL = "control"
 
 
-def _holders(value: Tensor, together: Together) -> _Holders | None:
+def _holders(value: Tensor, together: RankGroup) -> _Holders | None:
     """Return the ranks that hold the same part of ``value``; None if this rank reads it itself."""
     device = value.device.type
     if isinstance(value, DTensor):

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from hpcrun.checkpoint.outcome import Restored, SaveOutcome
 from hpcrun.checkpoint.sharded import restore
-from hpcrun.checkpoint.sharded.collective import Together, one_line
+from hpcrun.checkpoint.sharded.collective import RankGroup, one_line
 from hpcrun.checkpoint.sharded.host_staging import Staging
 from hpcrun.checkpoint.sharded.node_staging import Stage
 from hpcrun.checkpoint.sharded.plan import Plan, make_plan, signature
@@ -61,7 +61,7 @@ class CheckpointEngine:
         world_size: int,
         group: Any,
         still_mine: Callable[[], None],
-        tidy: Callable[[int], list[str]],
+        after_commit: Callable[[int], list[str]],
         staging: Staging | None = None,
         stage: Stage | None = None,
         timeout: float = 1800.0,
@@ -69,12 +69,12 @@ class CheckpointEngine:
         self._store = store
         self._staging = staging or Staging()
         self._stage = stage
-        self._together = Together(rank, world_size, group)
+        self._together = RankGroup(rank, world_size, group)
         writers = None
         if world_size > 1:
             limit = datetime.timedelta(seconds=timeout)
             writers = new_control_group(timeout=limit, description=WRITERS)
-        self._saving = Saving(store, Together(rank, world_size, writers), still_mine, tidy)
+        self._saving = Saving(store, RankGroup(rank, world_size, writers), still_mine, after_commit)
         self._key: Any = None
         self._plan: Plan | None = None
         self._thread: threading.Thread | None = None

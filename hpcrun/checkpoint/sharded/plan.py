@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem
 from torch.distributed.tensor import DTensor
 
-from hpcrun.checkpoint.sharded.collective import Together
+from hpcrun.checkpoint.sharded.collective import RankGroup
 from hpcrun.checkpoint.storage.errors import CheckpointError
 
 
@@ -59,7 +59,7 @@ def signature(tensors: Mapping[str, torch.Tensor]) -> tuple[Any, ...]:
 
 
 def make_plan(
-    tensors: Mapping[str, torch.Tensor], alike: Callable[[str], bool], together: Together
+    tensors: Mapping[str, torch.Tensor], alike: Callable[[str], bool], together: RankGroup
 ) -> Plan:
     """Distribute the writing of ``tensors``, which have the same names on every rank. Collective.
 

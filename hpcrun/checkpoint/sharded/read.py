@@ -30,7 +30,7 @@ from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from hpcrun.checkpoint.sharded.host_staging import bytes_of
-from hpcrun.checkpoint.storage.disk import PatientFile
+from hpcrun.checkpoint.storage.disk import RetryingFile
 from hpcrun.checkpoint.storage.errors import CheckpointError, DamagedCheckpoint
 from hpcrun.checkpoint.storage.index import INDEX, Index, Piece, Place, covered, decode
 from hpcrun.checkpoint.storage.store import CheckpointStore
@@ -208,7 +208,7 @@ class StoreReader(StorageReader):
             for want in run:
                 self._deal(file, want)
 
-    def _deal(self, file: PatientFile, want: "_Want") -> None:
+    def _deal(self, file: RetryingFile, want: "_Want") -> None:
         piece, dtype = want.piece, _dtype(self.index.tensors[want.name].dtype)
         if piece.place.length != math.prod(piece.sizes) * dtype.itemsize:
             raise self._store.damaged(self._step, f"{INDEX}: {want.name}: the sizes do not match")
@@ -223,7 +223,7 @@ class StoreReader(StorageReader):
                 self._fill(file, piece.place, bytes_of(whole))
             taker.target.copy_(whole if taker.box is None else _box(whole, *taker.box))
 
-    def _fill(self, file: PatientFile, place: Place, view: memoryview) -> None:
+    def _fill(self, file: RetryingFile, place: Place, view: memoryview) -> None:
         content = xxhash.xxh3_128()
         for block in file.fill(place.position, view, _BLOCK):
             content.update(block)

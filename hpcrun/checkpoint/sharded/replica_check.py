@@ -10,13 +10,13 @@ import xxhash
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from hpcrun.checkpoint.sharded.collective import Together
+from hpcrun.checkpoint.sharded.collective import RankGroup
 from hpcrun.checkpoint.sharded.host_staging import bytes_of
 from hpcrun.checkpoint.storage.errors import CheckpointError
 
 
 def require_alike(
-    tensors: Mapping[str, Tensor] | None, alike: Callable[[str], bool], together: Together
+    tensors: Mapping[str, Tensor] | None, alike: Callable[[str], bool], together: RankGroup
 ) -> bool:
     """Raise CheckpointError on all ranks unless all have the same bits. Collective.
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from hpcrun.checkpoint.outcome import Restored
-from hpcrun.checkpoint.sharded.collective import Together, first_of, one_line
+from hpcrun.checkpoint.sharded.collective import RankGroup, first_of, one_line
 from hpcrun.checkpoint.sharded.copies import Copies
 from hpcrun.checkpoint.sharded.rank_file import own_name
 from hpcrun.checkpoint.sharded.read import StoreReader
@@ -37,7 +37,7 @@ Raises CheckpointError if the checkpoint does not fit; nothing is loaded then.
 
 def restore(
     store: CheckpointStore,
-    together: Together,
+    together: RankGroup,
     template: Template,
     skip: Collection[int] = (),
 ) -> Restored | None:
@@ -93,7 +93,7 @@ def restore(
                 ranks, line = failed
                 text = _elsewhere(f"step {manifest.step}: {line}")
                 raise ReadFailure(text, here=together.rank in ranks)
-        store.distrust(manifest.step)
+        store.mark_damaged(manifest.step)
         skipped.add(manifest.step)
         all_damaged = all_damaged and any(report.lasting for report in reports)
         troubles = [report.damage for report in reports if report.damage]
@@ -113,7 +113,7 @@ class _Choice(NamedTuple):
     error: str | None = None
 
 
-def _choose(store: CheckpointStore, together: Together, skipped: set[int]) -> _Choice:
+def _choose(store: CheckpointStore, together: RankGroup, skipped: set[int]) -> _Choice:
     notes: list[str] = []
     all_damaged = True
     try:
@@ -156,7 +156,7 @@ def _read_index(store: CheckpointStore, step: int) -> tuple[Manifest, bytes]:
 
 
 def _at_fault(
-    store: CheckpointStore, together: Together, step: int, reports: Sequence["_Report"]
+    store: CheckpointStore, together: RankGroup, step: int, reports: Sequence["_Report"]
 ) -> tuple[list[int], str] | None:
     """Return the ranks that failed to read ``step``, with the error; None if the step is damaged.
 
@@ -212,7 +212,7 @@ class _Load:
     def __init__(
         self,
         store: CheckpointStore,
-        together: Together,
+        together: RankGroup,
         manifest: Manifest,
         index: bytes,
         template: Template,
@@ -282,7 +282,7 @@ class _Report(NamedTuple):
         return self.damage or self.unread or self.misfit
 
 
-def _report(work: Callable[[], None], together: Together, path: Path) -> _Report:
+def _report(work: Callable[[], None], together: RankGroup, path: Path) -> _Report:
     try:
         work()
     except DamagedCheckpoint as error:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.checkpoint.outcome import SaveOutcome
-from hpcrun.checkpoint.sharded.collective import Together, first_of
+from hpcrun.checkpoint.sharded.collective import RankGroup, first_of
 from hpcrun.checkpoint.sharded.plan import Part, Plan
 from hpcrun.checkpoint.sharded.rank_file import Share, Written, write
 from hpcrun.checkpoint.storage.errors import CheckpointError, amount
@@ -14,7 +14,7 @@ from hpcrun.checkpoint.storage.index import INDEX, Index, Piece, Place, TensorEn
 from hpcrun.checkpoint.storage.lustre import stripe
 from hpcrun.checkpoint.storage.manifest import FileRecord
 from hpcrun.checkpoint.storage.store import CheckpointStore
-from hpcrun.run.owner import Superseded
+from hpcrun.run.owner import OwnedByAnotherAttempt
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,14 @@ class Saving:
     def __init__(
         self,
         store: CheckpointStore,
-        together: Together,
+        together: RankGroup,
         still_mine: Callable[[], None],
-        tidy: Callable[[int], list[str]],
+        after_commit: Callable[[int], list[str]],
     ) -> None:
         self._store = store
         self._together = together
         self._still_mine = still_mine
-        self._tidy = tidy
+        self._tidy = after_commit
         self._swept = False
         self._left: list[str] = []
 
@@ -83,7 +83,7 @@ class Saving:
             draft = self._store.begin(task.step)
             stripe(draft)
             return draft.name
-        except Superseded as error:
+        except OwnedByAnotherAttempt as error:
             return SaveOutcome(False, task.step, error=str(error), fenced=True)
         except (CheckpointError, OSError) as error:
             return SaveOutcome(False, task.step, error=self._together.named(error))
@@ -142,7 +142,7 @@ class Saving:
             path = self._store.commit(
                 draft, step, records, len(written), task.meta, self._still_mine
             )
-        except Superseded as error:
+        except OwnedByAnotherAttempt as error:
             return SaveOutcome(False, step, error=str(error), fenced=True)
         except (CheckpointError, OSError) as error:
             return SaveOutcome(False, step, error=self._together.named(error))

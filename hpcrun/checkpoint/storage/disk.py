@@ -52,7 +52,7 @@ def patiently(call: Callable[[], int], patience: float) -> int:
         pause *= 2
 
 
-class PatientFile:
+class RetryingFile:
     """A file for reading at any position. Close it after use.
 
     A stale handle (the NFS server was restarted) is opened again, within ``patience`` seconds.
@@ -111,7 +111,7 @@ class PatientFile:
 
 def blocks(fs: FileSystem, path: Path, limit: int, patience: float) -> Iterator[memoryview]:
     """Yield the first ``limit`` bytes of a file (fewer if it is shorter) in blocks; raises OSError."""
-    with closing(PatientFile(fs, path, patience)) as file:
+    with closing(RetryingFile(fs, path, patience)) as file:
         done = 0
         while done < limit:
             view = memoryview(bytearray(min(limit - done, BLOCK)))
@@ -124,7 +124,7 @@ def blocks(fs: FileSystem, path: Path, limit: int, patience: float) -> Iterator[
 
 def require_size(fs: FileSystem, path: Path, size: int, patience: float) -> None:
     """Raise CheckpointError unless ``path`` is a file of ``size`` bytes."""
-    with explained("be read", path), closing(PatientFile(fs, path, patience)) as file:
+    with explained("be read", path), closing(RetryingFile(fs, path, patience)) as file:
         found = file.size()
     if found != size:
         raise CheckpointError(f"{path}: has {found} bytes, but {size} were written")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import xxhash
 
-from hpcrun.checkpoint.storage.disk import PatientFile, blocks, require_size
+from hpcrun.checkpoint.storage.disk import RetryingFile, blocks, require_size
 from hpcrun.checkpoint.storage.errors import (
     CheckpointError,
     DamagedCheckpoint,
@@ -146,7 +146,7 @@ class CommittedSteps:
         return found
 
     @contextmanager
-    def opened(self, step: int, name: str) -> Iterator[PatientFile]:
+    def opened(self, step: int, name: str) -> Iterator[RetryingFile]:
         """Open a file of ``step`` for reading in the block.
 
         Raises:
@@ -154,7 +154,7 @@ class CommittedSteps:
         """
         path = self.path(step) / name
         try:
-            with closing(PatientFile(self._fs, path, self._patience)) as file:
+            with closing(RetryingFile(self._fs, path, self._patience)) as file:
                 yield file
         except OSError as error:
             raise self._unreadable(step, path, error) from error
@@ -189,7 +189,7 @@ class CommittedSteps:
             finally:
                 self._fs.close(descriptor)
 
-    def distrust(self, step: int) -> None:
+    def mark_damaged(self, step: int) -> None:
         """Mark ``step`` as damaged: :meth:`valid` omits it from now on."""
         self._distrusted.add(step)
 

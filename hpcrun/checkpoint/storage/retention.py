@@ -50,10 +50,10 @@ class Retention:
         return stay | {-step for _, step in sorted(scores)[: self.best]}
 
 
-def tidying(store: CheckpointStore, retention: Retention) -> Callable[[int], list[str]]:
+def pruning(store: CheckpointStore, retention: Retention) -> Callable[[int], list[str]]:
     """Return the function that rank 0 calls after each commit to prune; it raises CheckpointError."""
 
-    def tidy(step: int) -> list[str]:
+    def after_commit(step: int) -> list[str]:
         metas: dict[int, Mapping[str, Any]] = {}
         if retention.every or retention.best:
             # A damaged checkpoint must not count as the best in place of a valid checkpoint.
@@ -61,4 +61,4 @@ def tidying(store: CheckpointStore, retention: Retention) -> Callable[[int], lis
         store.prune(retention.keep, protect={step, *retention.protected(metas)})
         return []
 
-    return tidy
+    return after_commit

@@ -239,7 +239,7 @@ class CheckpointStore(CommittedSteps):
         """
         lines, renamed = [], False
         for step in sorted(self._damaged):
-            trouble = self._second_trouble(step)
+            trouble = self._recheck(step)
             if trouble is None or not trouble.lasting:
                 self._damaged.discard(step)
                 if trouble is None:
@@ -294,7 +294,7 @@ class CheckpointStore(CommittedSteps):
 
     # Private helpers
 
-    def _second_trouble(self, step: int) -> DamagedCheckpoint | None:
+    def _recheck(self, step: int) -> DamagedCheckpoint | None:
         """Check a damaged step again, unless this was done; return the error, or None if it is valid."""
         try:
             if step in self._proven:

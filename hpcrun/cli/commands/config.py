@@ -11,7 +11,7 @@ from pathlib import Path
 from hpcrun.api.chosen import choose_config
 from hpcrun.cli.output import print_json
 from hpcrun.cli.subcommand import require_subcommand
-from hpcrun.cli.submit_arguments import wish_of
+from hpcrun.cli.submit_arguments import request_of
 from hpcrun.config import json_schema, masked_values, to_yaml
 from hpcrun.printing import say
 
@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     if what == "schema":
         say(*json.dumps(json_schema(), indent=2).split("\n"))
         return 0
-    config = choose_config(wish_of(arguments))
+    config = choose_config(request_of(arguments))
     if arguments.json:
         print_json(masked_values(config.model_dump(mode="json")))
     else:

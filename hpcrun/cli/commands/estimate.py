@@ -12,7 +12,7 @@ from typing import Any
 
 from hpcrun.api.chosen import choose_config
 from hpcrun.cli.output import print_json
-from hpcrun.cli.submit_arguments import wish_of
+from hpcrun.cli.submit_arguments import request_of
 from hpcrun.config import Config
 from hpcrun.errors import UserError
 from hpcrun.estimate.gpus import MEMORY_GIB, gib, gpu_memory
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the memory of a rank, the verdict, and settings that fit."""
     memory = gpu_memory(arguments.gpu, arguments.gpu_memory)
-    config = choose_config(wish_of(arguments))
+    config = choose_config(request_of(arguments))
     if config.command:
         raise UserError("command: estimate needs a task, since it cannot look into a command")
     found = estimate(config, memory)

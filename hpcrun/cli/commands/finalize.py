@@ -11,7 +11,7 @@ import argparse
 import os
 from pathlib import Path
 
-from hpcrun.batch.ending import NotOurs, final_code, judge
+from hpcrun.batch.ending import RunTakenOver, final_code, judge
 from hpcrun.cluster.launchers import in_local_cluster, job_id
 from hpcrun.lifecycle import exitcodes
 from hpcrun.printing import say
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
             scheduler=arguments.scheduler,
             limit_near=arguments.limit_near,
         ).verdict
-    except NotOurs as other:
+    except RunTakenOver as other:
         say(f"hpcrun: {other}")
         return other.code
     if verdict.decision.restart:

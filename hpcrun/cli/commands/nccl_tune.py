@@ -20,7 +20,7 @@ from hpcrun.network.tune.cells import Trial, collectives_of, sizes_of
 from hpcrun.network.tune.knobs import Env, knobs_for
 from hpcrun.network.tune.report import as_data, as_yaml, table, verdict_lines
 from hpcrun.network.tune.search import Found, Plan, search
-from hpcrun.network.tune.trials import Crew, Grid, here, on_slurm
+from hpcrun.network.tune.trials import Grid, TrialRanks, here, on_slurm
 from hpcrun.printing import escaped, say, say_aside
 from hpcrun.run.io.files import write_atomic
 
@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
     plan = Plan(effect=arguments.effect, seed=arguments.seed)
     start, ranks, where = _ranks(arguments)
     with (
-        Crew(start(), ranks) as crew,
+        TrialRanks(start(), ranks) as crew,
         tqdm(disable=None, unit="trial", file=sys.stderr, leave=False) as bar,
     ):
         knobs = knobs_for(
@@ -123,7 +123,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _trial(crew: Crew, env: Env, grid: Grid, bar: "tqdm[Any]") -> Trial:
+def _trial(crew: TrialRanks, env: Env, grid: Grid, bar: "tqdm[Any]") -> Trial:
     trial = crew.trial(env, grid)
     bar.update()
     return trial

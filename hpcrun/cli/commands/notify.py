@@ -11,9 +11,9 @@ import os
 from pathlib import Path
 
 from hpcrun.api.chosen import choose_config
-from hpcrun.batch.notify.delivery import Undelivered, deliver, target_of
+from hpcrun.batch.notify.delivery import DeliveryError, deliver, target_of
 from hpcrun.batch.notify.message import trial_message
-from hpcrun.cli.submit_arguments import wish_of
+from hpcrun.cli.submit_arguments import request_of
 from hpcrun.config import masked
 from hpcrun.errors import UserError
 from hpcrun.printing import say, say_aside
@@ -28,13 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Send the test message and print the outcome."""
-    config = choose_config(wish_of(arguments))
+    config = choose_config(request_of(arguments))
     target = config.watch.notify
     if target is None:
         raise UserError("watch.notify: is not set; give -c FILE, or watch.notify=URL")
     try:
         deliver(target_of(target, os.environ), trial_message(config.name or "test"), os.environ)
-    except Undelivered as problem:
+    except DeliveryError as problem:
         say_aside(f"hpcrun: not delivered: {problem}")
         return 1
     say(f"hpcrun: delivered to {masked(target)}")

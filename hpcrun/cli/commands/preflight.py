@@ -24,7 +24,7 @@ from hpcrun.cli.output import print_json
 from hpcrun.cluster.hardware.devices import given_gpus
 from hpcrun.cluster.launchers import in_local_cluster, job_id, step_hosts
 from hpcrun.errors import UserError
-from hpcrun.preflight.measured import Asked, Measured
+from hpcrun.preflight.measured import JobNeeds, Measured
 from hpcrun.preflight.report import as_data, failures, lines, results
 from hpcrun.preflight.start import check_here, check_nodes
 from hpcrun.printing import say, say_aside
@@ -84,7 +84,7 @@ def _measure(
         gpus = 0
     if arguments.local is not None or in_local_cluster(os.environ):
         # A job of the local cluster trains on the CPU if there is no GPU.
-        return check_here(arguments.local or 1, Asked(gpus, run, apart=False), folder=folder)
+        return check_here(arguments.local or 1, JobNeeds(gpus, run, apart=False), folder=folder)
     if not hosts:
         raise UserError(
             "preflight runs in an allocation: use salloc or a batch script, or try it on this machine "
@@ -96,7 +96,7 @@ def _measure(
         gpus = job.gpus if job is not None else given_gpus(os.environ) or None
     return check_nodes(
         hosts,
-        Asked(gpus, run),
+        JobNeeds(gpus, run),
         folder=folder,
         interface=job.interface if job else None,
         python=job.python if job else None,

@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the report."""
-    from hpcrun.reporting.content import Wish
+    from hpcrun.reporting.content import ReportRequest
     from hpcrun.reporting.errors import require_matplotlib
     from hpcrun.reporting.source import open_results
     from hpcrun.reporting.writing import require_place, write_figures, write_report
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"--at {arguments.at}: should be last, best or a step")
     require_matplotlib()
     require_place(arguments.output, arguments.figures)
-    wish = Wish(
+    request = ReportRequest(
         title=arguments.title,
         metric=arguments.metric,
         goal=arguments.goal,
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     begin = time.monotonic()
     with open_results(arguments.runs, runs_dir(arguments)) as store:
-        written = write_report(store, wish, arguments.output)
+        written = write_report(store, request, arguments.output)
     files = write_figures(written.figures, arguments.figures) if arguments.figures else []
     say(f"{arguments.output}: {written.words} ({time.monotonic() - begin:.0f} s)")
     if files:

@@ -25,7 +25,7 @@ from hpcrun.api.places import handle
 from hpcrun.api.plan import Plan, plan_submission, refuse_live_if_replaced
 from hpcrun.cli.output import print_json
 from hpcrun.cli.run_arguments import add_runs_dir, runs_dir
-from hpcrun.cli.submit_arguments import add_sweep, wish_of
+from hpcrun.cli.submit_arguments import add_sweep, request_of
 from hpcrun.config import Config, masked_values, to_yaml
 from hpcrun.errors import UserError
 from hpcrun.launch import submission
@@ -130,7 +130,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.prepare and arguments.follow:
         raise UserError("--prepare submits nothing; omit --follow")
     plan = plan_submission(
-        wish_of(arguments),
+        request_of(arguments),
         scratch=arguments.from_scratch,
         prepare=arguments.prepare,
         snapshot=not arguments.no_snapshot,

@@ -28,7 +28,7 @@ _FAST = ("ib", "hsn")
 
 
 @dataclass(frozen=True)
-class Door:
+class Listener:
     """The listener of a node: its port on all addresses, its answer word, and its interfaces."""
 
     port: int
@@ -37,7 +37,7 @@ class Door:
 
 
 @dataclass
-class Doorkeeper:
+class AnswerServer:
     """Answers each connection to this node with a random word, until it is closed."""
 
     interfaces: Interfaces
@@ -45,7 +45,7 @@ class Doorkeeper:
 
     def __post_init__(self) -> None:
         self._listener = _listener()
-        self.door = Door(self._listener.getsockname()[1], self.word, self.interfaces)
+        self.door = Listener(self._listener.getsockname()[1], self.word, self.interfaces)
         threading.Thread(target=self._answer, name="hpcrun-door", daemon=True).start()
 
     def _answer(self) -> None:
@@ -74,12 +74,12 @@ def _listener() -> socket.socket:
     return socket.create_server(("", 0), backlog=_BACKLOG)
 
 
-def reached(own: Interfaces, peers: Sequence[Door]) -> list[str]:
+def reached(own: Interfaces, peers: Sequence[Listener]) -> list[str]:
     """Return the interfaces of this node from which all ``peers`` answer on their interface of that name."""
     return [name for name, silent in silent_peers(own, peers).items() if not silent]
 
 
-def silent_peers(own: Interfaces, peers: Sequence[Door]) -> dict[str, list[int]]:
+def silent_peers(own: Interfaces, peers: Sequence[Listener]) -> dict[str, list[int]]:
     """Return, for each interface that reaches a peer, the numbers of the ``peers`` that do not answer."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         found = {name: _silent(name, own, peers, pool) for name in own}
@@ -109,7 +109,7 @@ def link_speeds() -> dict[str, float]:
 
 
 def _silent(
-    name: str, own: Interfaces, peers: Sequence[Door], pool: ThreadPoolExecutor
+    name: str, own: Interfaces, peers: Sequence[Listener], pool: ThreadPoolExecutor
 ) -> list[int] | None:
     # Most interfaces that lead nowhere fail here, after one wait. Two peers, because one may be broken.
     first = list(pool.map(lambda peer: _answers(name, own, peer), peers[:2]))
@@ -119,7 +119,7 @@ def _silent(
     return list(islice((at for at, heard in enumerate(chain(first, rest)) if not heard), _ENOUGH))
 
 
-def _answers(name: str, own: Interfaces, peer: Door) -> bool:
+def _answers(name: str, own: Interfaces, peer: Listener) -> bool:
     for address in peer.interfaces.get(name, ()):
         source = next((one for one in own[name] if (":" in one) == (":" in address)), None)
         if source is None:

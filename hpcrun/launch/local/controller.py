@@ -31,7 +31,7 @@ from hpcrun.launch.local.job_files import (
     own_status,
     write_status,
 )
-from hpcrun.launch.local.orphans import adopt_orphans, bury_orphans, started_apart
+from hpcrun.launch.local.orphans import adopt_orphans, collect_orphans, started_apart
 from hpcrun.launch.local.survivors import end_survivors_of
 from hpcrun.launch.local.task_environment import host_name, job_environment, step_environment
 from hpcrun.run.endings import Exit, record_exit, record_failure
@@ -198,7 +198,7 @@ class Attempt:
     def kill(self) -> None:
         """End every task immediately."""
         self._signal_all(signal.SIGKILL)
-        bury_orphans({task.process.pid for task in self.tasks})
+        collect_orphans({task.process.pid for task in self.tasks})
 
     def _obey(self) -> None:
         if self._orders.cancel and self._ending != "cancelled":

@@ -41,7 +41,7 @@ def started_apart(task: int, rank: str) -> list[psutil.Process]:
     return []
 
 
-def bury_orphans(tasks: Collection[int]) -> None:
+def collect_orphans(tasks: Collection[int]) -> None:
     """Take the exit codes of adopted processes that have ended; those of ``tasks`` are read elsewhere."""
     for process in psutil.Process().children():
         with contextlib.suppress(psutil.Error, ChildProcessError):

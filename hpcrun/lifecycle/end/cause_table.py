@@ -26,7 +26,7 @@ class Evidence:
 
     ``events``: the attempt's newest event of each kind. ``word``: the reason for the end that Slurm or a
     person gave. ``limit_near``: the time limit was near, so a warning signal announced it.
-    ``nobody_asked``: Slurm reports that the job still runs, so a SIGTERM was not a cancellation.
+    ``was_not_requested``: Slurm reports that the job still runs, so a SIGTERM was not a cancellation.
     ``just_resumed``: the job was suspended until a moment before. ``unfinished``: a script has asked to be
     continued. ``warned_by_term``: SIGTERM is the signal that warns this job of its time limit.
     ``of_node``: an error may concern some nodes only, and not the input.
@@ -37,7 +37,7 @@ class Evidence:
     word: str | None = None
     diagnosis: Diagnosis | None = None
     limit_near: bool = False
-    nobody_asked: bool = False
+    was_not_requested: bool = False
     just_resumed: bool = False
     unfinished: bool = False
     warned_by_term: bool = False
@@ -59,7 +59,7 @@ class Evidence:
             self.script
             and found is not None
             and found.cause == "terminate"
-            and self.nobody_asked
+            and self.was_not_requested
             and self.word is None
             and not (self.warned_by_term and self.limit_near)
         )
@@ -117,7 +117,7 @@ def evidence_of(
     diagnosis: Diagnosis | None,
     *,
     limit_near: bool = False,
-    nobody_asked: bool = False,
+    was_not_requested: bool = False,
     just_resumed: bool = False,
     unfinished: bool = False,
     warned_by_term: bool = False,
@@ -133,7 +133,7 @@ def evidence_of(
         "cancelled" if asked_to_end(events, attempt) else word,
         diagnosis,
         limit_near,
-        nobody_asked,
+        was_not_requested,
         just_resumed,
         unfinished,
         warned_by_term,
@@ -235,7 +235,7 @@ TABLE: tuple[Row, ...] = (
     Row(
         # For example the late end of an earlier step: srun ends steps by name, and both have that name.
         "an agreed stop by a SIGTERM that was not a cancellation",
-        lambda e: e.stop_signal == "terminate" and e.nobody_asked,
+        lambda e: e.stop_signal == "terminate" and e.was_not_requested,
         Cause.CRASH,
         lambda e: f"SIGTERM, though the job was not cancelled: {e.saved}",
     ),

@@ -71,7 +71,7 @@ class Ending:
     log: str
 
     @property
-    def nobody_asked(self) -> bool:
+    def was_not_requested(self) -> bool:
         """True if a SIGTERM was not a cancellation of the job.
 
         A cancelled job is COMPLETING, and a requeued job is PENDING. An unreachable controller cancels
@@ -94,7 +94,7 @@ class Ending:
         return view.end_time - time.time() <= lead + _EARLY
 
 
-def look_at(job: str) -> JobView | None:
+def query_job(job: str) -> JobView | None:
     """Ask the controller for ``job``; return None if it does not answer or does not know the job."""
     shown = slurm.run(slurm.scontrol_show_job_command(job))
     if shown.returncode != 0:
@@ -132,12 +132,12 @@ def ending_of(run: RunDirectory, attempt: Attempt, *, patience: float = _PATIENC
     Args:
         patience: seconds to wait for slurmstepd's messages, if only these have the reason.
     """
-    view = look_at(attempt.job)
+    view = query_job(attempt.job)
 
     def log() -> str:
         return batch_log(run, attempt, view)
 
-    if only_the_log_knows(view, attempt) and has_batch_log(run, attempt, view):
+    if only_log_has_reason(view, attempt) and has_batch_log(run, attempt, view):
         wait_for_word(lambda: scheduler_word(log()), patience)
     return Ending(view, word_of(view, attempt, log()), log())
 
@@ -177,7 +177,7 @@ def cancelled_now(view: JobView) -> bool:
     return "CANCELLED" in (view.state, *view.base)
 
 
-def only_the_log_knows(view: JobView | None, attempt: Attempt) -> bool:
+def only_log_has_reason(view: JobView | None, attempt: Attempt) -> bool:
     """Return whether the reason for an end may be in the log before the controller shows it."""
     if view is None:
         return True

@@ -18,7 +18,7 @@ from hpcrun.lifecycle.end.scheduler_view import SchedulerWord
 from hpcrun.lifecycle.goodput import goodput
 from hpcrun.lifecycle.history import (
     Cause,
-    all_lives,
+    all_histories,
     asked_to_end,
     finished_before,
     jobs_of,
@@ -69,7 +69,7 @@ def settle(
     scheduler: SchedulerWord | None = None,
     batch_log: str = "",
     limit_near: bool = False,
-    nobody_asked: bool = False,
+    was_not_requested: bool = False,
     just_resumed: bool = False,
     warned_by_term: bool = False,
     setup: str | None = None,
@@ -125,7 +125,7 @@ def settle(
         told,
         diagnosis,
         limit_near=limit_near,
-        nobody_asked=nobody_asked,
+        was_not_requested=was_not_requested,
         just_resumed=just_resumed,
         unfinished=is_unfinished(folder),
         warned_by_term=warned_by_term,
@@ -140,7 +140,7 @@ def settle(
     ended = Event("ended", time.time(), attempt, cause.value, step_at_end, words)
     # Not those of the newest job in the log: this one may have failed before it wrote a word there.
     chain = jobs_of(events, attempt.job)
-    own = [life for life in all_lives([*events, ended]) if life.attempt.job in chain]
+    own = [record for record in all_histories([*events, ended]) if record.attempt.job in chain]
     decision = decide(own, budgets)
     # A preflight names the nodes to leave out.
     unnamed = unlaunched is not None and not unlaunched.unfit
@@ -273,7 +273,7 @@ def with_lost_announcement(run: RunDirectory) -> Sequence[Event]:
     newest = newest_commit(run)
     if newest is None:
         return events
-    made = [life for life in all_lives(events) if life.attempt.owner == newest.owner]
+    made = [record for record in all_histories(events) if record.attempt.owner == newest.owner]
     if not made or newest.step <= (made[0].committed or 0):
         return events
     # Its own time: what was computed after it is lost.

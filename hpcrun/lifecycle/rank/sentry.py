@@ -57,7 +57,7 @@ class Sentry:
     """The rank's side. The main thread creates and closes it; one thread uses it."""
 
     def __init__(self, stacks: IO[str], tick: float, post: "Post | None" = None) -> None:
-        """Start the process; it ends no rank before the first :meth:`put_off`.
+        """Start the process; it ends no rank before the first :meth:`postpone`.
 
         Args:
             stacks: the file that takes the stacks of a rank that will be ended.
@@ -88,7 +88,7 @@ class Sentry:
         # After close() no answer can come.
         self._silent = False
 
-    def put_off(self, seconds: float) -> float:
+    def postpone(self, seconds: float) -> float:
         """End the rank after ``seconds`` of running time, unless the next call comes sooner.
 
         Returns the seconds for which the rank was suspended and that no earlier call returned, 0 for less
@@ -170,7 +170,7 @@ class RunningTime:
             self.running += gap
 
 
-class Deputy:
+class StackAnswerer:
     """Answers a request for stacks that the rank itself has not answered.
 
     A separate thread calls :meth:`look`: an access to a file takes minutes if a file system stalls.
@@ -276,9 +276,9 @@ def _guard(rank: int, tick: float, post: Post | None) -> None:
             return
 
 
-def _start_deputy(rank: int, post: Post, clock: RunningTime) -> Deputy:
+def _start_deputy(rank: int, post: Post, clock: RunningTime) -> StackAnswerer:
     """Start the thread that answers requests; it ends with the process, even during an access to a file."""
-    deputy = Deputy(rank, post)
+    deputy = StackAnswerer(rank, post)
 
     def watch() -> None:
         while True:

@@ -12,7 +12,13 @@ from typing import Any
 
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.cluster.network.interfaces import own_interfaces
-from hpcrun.cluster.network.reachable import Door, Doorkeeper, agreed, link_speeds, silent_peers
+from hpcrun.cluster.network.reachable import (
+    AnswerServer,
+    Listener,
+    agreed,
+    link_speeds,
+    silent_peers,
+)
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.endings import node_name
 from hpcrun.run.events import Attempt
@@ -67,7 +73,7 @@ def _choose(folder: Path, config: DistributedConfig, timeout: float) -> dict[str
     make_log_folder(folder)
     number, nodes = config.node_rank, range(config.num_nodes)
     own = own_interfaces()
-    keeper = Doorkeeper(own)
+    keeper = AnswerServer(own)
     try:
         write_json(folder / f"door-{number}.json", asdict(keeper.door))
         if number == 0:
@@ -77,7 +83,9 @@ def _choose(folder: Path, config: DistributedConfig, timeout: float) -> dict[str
         others = [node for node in nodes if node != number]
         silent = {
             name: [others[at] for at in places]
-            for name, places in silent_peers(own, [Door(**doors[node]) for node in others]).items()
+            for name, places in silent_peers(
+                own, [Listener(**doors[node]) for node in others]
+            ).items()
         }
         answer = {"host": node_name(), "silent": silent}
         write_json(folder / f"reached-{number}.json", answer)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from hpcrun.lifecycle.history import lives
+from hpcrun.lifecycle.history import histories
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note, read_events
 from hpcrun.run.rendezvous import memory_folder
@@ -82,7 +82,7 @@ class ProgressWatch:
             return None
         return self._newest.saved
 
-    def heard_stop(self) -> None:
+    def stop_received(self) -> None:
         """Remember the time of the stop signal; later calls change nothing."""
         self._stop_at = self._stop_at or time.time()
 
@@ -90,7 +90,9 @@ class ProgressWatch:
         """Write the event ``started``, with the newest step that earlier attempts have saved, if any."""
         steps = []
         with contextlib.suppress(OSError):
-            steps = [life.committed for life in lives(read_events(self._run)) if life.committed]
+            steps = [
+                record.committed for record in histories(read_events(self._run)) if record.committed
+            ]
         begun = {"step": max(steps)} if steps else {}
         note(self._run, "started", self._attempt, **begun)
 

@@ -17,7 +17,7 @@ from hpcrun.lifecycle.signals import StopFlag, StopReason
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note
 from hpcrun.run.io.files import read_json
-from hpcrun.run.owner import INCARNATION, OwnerLooks, described
+from hpcrun.run.owner import INCARNATION, OwnerPolling, described
 
 _TICK = 0.2
 # The script, or a rank on another node, may receive a signal and end before this process receives it: even
@@ -44,7 +44,7 @@ class Watch:
         self._pass_on = config.launch_method not in ("slurm", "local")
         self._passed_on = StopReason.NONE
         self._was_owner = False
-        self._looks = OwnerLooks(config.rank, config.world_size)
+        self._looks = OwnerPolling(config.rank, config.world_size)
         self._told: str | None = None
         self._rank = config.rank
         self._progress = progress
@@ -71,7 +71,7 @@ class Watch:
             while not self._flag.reason and time.monotonic() < deadline:
                 time.sleep(_TICK / 4)
             if self._flag.reason:
-                self._progress.heard_stop()
+                self._progress.stop_received()
             if self._flag.reason and died_of_stop(code):
                 # The scheduler kills the remaining processes of a rank as soon as this process ends.
                 return code_of_all(code, wait_for_orphans(grace))
@@ -88,7 +88,7 @@ class Watch:
     def _hear_signals(self) -> None:
         reason = self._flag.reason
         if reason:
-            self._progress.heard_stop()
+            self._progress.stop_received()
         if self._pass_on and reason > self._passed_on:
             self._passed_on = reason
             self._child.send_signal(self._signals[reason])
@@ -103,7 +103,7 @@ class Watch:
             owner = read_json(self._run.owner) or {}
         except OSError as error:
             # A file system error does not show who owns the run.
-            self._tell_once(f"owner.json cannot be read now: {error.strerror}; looking again")
+            self._report_once(f"owner.json cannot be read now: {error.strerror}; looking again")
             return
         mine = self._is_mine(owner)
         # A client of a network file system may show an older owner for a while, but never after our own.
@@ -123,7 +123,7 @@ class Watch:
             self._incarnation = incarnation
         return bool(incarnation == self._incarnation)
 
-    def _tell_once(self, line: str) -> None:
+    def _report_once(self, line: str) -> None:
         if line != self._told:
             print(f"hpcrun: {line}", file=sys.stderr, flush=True)
         self._told = line

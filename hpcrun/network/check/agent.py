@@ -17,7 +17,7 @@ from dataclasses import asdict
 from typing import Any, TextIO
 
 from hpcrun.cluster.network.interfaces import own_interfaces
-from hpcrun.cluster.network.reachable import Door, Doorkeeper, reached
+from hpcrun.cluster.network.reachable import AnswerServer, Listener, reached
 from hpcrun.network.check import iperf, ports, wire
 from hpcrun.network.check.allreduce.node_ranks import Ranks
 
@@ -38,7 +38,7 @@ class Agent:
         self._peers: list[dict[str, Any]] = []
         self._token = ""
         self._ranks = Ranks()
-        self._doorkeeper = Doorkeeper(own_interfaces())
+        self._doorkeeper = AnswerServer(own_interfaces())
         self._held: list[socket.socket] = []
         self._listener = ports.listener()
         self._start_to_accept(self._listener)
@@ -67,7 +67,7 @@ class Agent:
         elif order["type"] == "names":
             self._check_names()
         elif order["type"] == "interfaces":
-            doors = {int(index): Door(**door) for index, door in order["doors"].items()}
+            doors = {int(index): Listener(**door) for index, door in order["doors"].items()}
             own = self._doorkeeper.interfaces
             peers = [door for index, door in doors.items() if index != self.index]
             self.say(type="interfaces", names=reached(own, peers))

@@ -8,7 +8,7 @@ from typing import Any
 from hpcrun.network.tune.cells import Cell, Trial, bandwidths, bus_factor
 from hpcrun.network.tune.decision import Comparison, cell_gains, median_time
 from hpcrun.network.tune.knobs import Env, changes_order, page_of
-from hpcrun.network.tune.search import Found, Tried, words
+from hpcrun.network.tune.search import Found, TriedOption, words
 
 _SLOWER = -0.05
 _TABLE_SHARES = ("all_gather", "reduce_scatter", "alltoall")
@@ -130,7 +130,7 @@ def _trials(trials: Sequence[Trial], ranks: int) -> list[dict[str, Any]]:
     ]
 
 
-def _tried_line(one: Tried) -> str:
+def _tried_line(one: TriedOption) -> str:
     shown = one.confirmed or one.screened
     stage = "fresh trials" if one.confirmed else "first trials"
     mark = "kept" if one.kept else "not kept"

@@ -47,7 +47,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Tried:
+class TriedOption:
     """An option of a knob. ``screened``: on the first trials; ``confirmed``: on fresh ones, if any."""
 
     knob: Knob
@@ -67,7 +67,7 @@ class Found:
     """
 
     env: dict[str, str] = field(default_factory=dict)
-    tried: list[Tried] = field(default_factory=list)
+    tried: list[TriedOption] = field(default_factory=list)
     final: Comparison | None = None
     setting: list[Trial] = field(default_factory=list)
     default: list[Trial] = field(default_factory=list)
@@ -141,7 +141,7 @@ def _best_of(
     ]
     best = max(better, key=lambda name: confirmed[name].gain, default=None)
     found.tried += [
-        Tried(
+        TriedOption(
             knob,
             option,
             screened[name],

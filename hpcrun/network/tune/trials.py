@@ -41,7 +41,7 @@ class Grid:
     patience: float = 300.0
 
 
-class Crew:
+class TrialRanks:
     """The ranks of a search, which fork a process for each trial. A context manager that ends them.
 
     Args:
@@ -61,7 +61,7 @@ class Crew:
             fleet.close()
             raise
 
-    def __enter__(self) -> "Crew":
+    def __enter__(self) -> "TrialRanks":
         return self
 
     def __exit__(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hpcrun.diagnose.catalogue import RETRY_WORDS
 from hpcrun.diagnose.finding import Finding
 from hpcrun.reporting.content import Content
-from hpcrun.reporting.failures import Verdict
+from hpcrun.reporting.failures import RunFailure
 from hpcrun.reporting.page.html import Markup, element, table, text
 from hpcrun.reporting.page.tables import state_mark
 
@@ -35,13 +35,13 @@ def _interruptions(content: Content) -> Markup:
     )
 
 
-def _articles(verdicts: Sequence[Verdict]) -> Markup:
+def _articles(verdicts: Sequence[RunFailure]) -> Markup:
     if not verdicts:
         return element("p", "Each run that ended has finished or was stopped by a person.")
     return text(*map(_article, verdicts))
 
 
-def _article(one: Verdict) -> Markup:
+def _article(one: RunFailure) -> Markup:
     run = one.run
     title = element("h3", run.key, " ", state_mark(run.state))
     recorded = element("p", f"Recorded: {run.cause}: {run.reason}") if run.reason else None
@@ -69,7 +69,7 @@ def _finding(found: Finding) -> Markup:
     )
 
 
-def _rest(verdicts: Sequence[Verdict]) -> Markup | None:
+def _rest(verdicts: Sequence[RunFailure]) -> Markup | None:
     if not verdicts:
         return None
     rows = [

@@ -17,7 +17,7 @@ from hpcrun.run.code.import_path import copied_path, folders_of
 from hpcrun.run.code.work_tree import shown_files, work_tree
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.io.files import read_json
-from hpcrun.run.leftovers import is_husk
+from hpcrun.run.leftovers import holds_only_logs
 
 MOST_BYTES = 200 * 2**20
 MOST_FILES = 20_000
@@ -242,7 +242,7 @@ def _not_of_runs(paths: Iterable[Path], source: Path, folder: Path, run: Path) -
             known[folder] = (
                 excluded(folder.parent)
                 or _is_run(folder)
-                or is_husk(folder)
+                or holds_only_logs(folder)
                 or _is_environment(folder)
             )
         return known[folder]

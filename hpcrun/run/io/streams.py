@@ -14,7 +14,7 @@ from hpcrun.printing import say_aside
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-class _Forgiving(io.RawIOBase):
+class _DroppingWrites(io.RawIOBase):
     """A descriptor whose writes are dropped while the disk is full."""
 
     def __init__(self, descriptor: int) -> None:
@@ -51,7 +51,7 @@ def outlive_full_disk() -> None:
 
 def _text(descriptor: int) -> io.TextIOWrapper:
     return io.TextIOWrapper(
-        io.BufferedWriter(_Forgiving(descriptor)),
+        io.BufferedWriter(_DroppingWrites(descriptor)),
         encoding="utf-8",
         errors="backslashreplace",
         line_buffering=True,

@@ -79,7 +79,7 @@ class _MicroBatches(Sampler[Places]):
                 start = end
 
 
-class Placed(Dataset[Any]):
+class MicroBatchDataset(Dataset[Any]):
     """Wrapper of the user's dataset that reads the samples of a micro-batch.
 
     A loader process re-seeds its generators from each sample's position.
@@ -183,7 +183,7 @@ def training_steps(
             f"{batch_size}; use a smaller train.batch_size, or another train.uneven"
         )
     ordered = order_of(dataset, size, seed)
-    placed, places = Placed(dataset, seed), _MicroBatches(ordered, steps, rank, batching)
+    placed, places = MicroBatchDataset(dataset, seed), _MicroBatches(ordered, steps, rank, batching)
     if not workers and not pin_memory:
         # Same as a DataLoader in this process, without its overhead.
         here = (collate(placed.__getitems__(batch)) for batch in places)

@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass
 
-from hpcrun.checkpoint.sharded.collective import Together
+from hpcrun.checkpoint.sharded.collective import RankGroup
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.checkpoint.storage.store import CheckpointStore
@@ -25,7 +25,7 @@ def put_best_back(
     store: CheckpointStore,
     early: EarlyStopping,
     last: Weights,
-    together: Together,
+    together: RankGroup,
 ) -> Weights:
     """Load the best checkpoint that exists, and return which weights the trainer has then. Collective.
 

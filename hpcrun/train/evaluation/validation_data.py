@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from hpcrun.train.data import order
-from hpcrun.train.data.batches import Placed, length
+from hpcrun.train.data.batches import MicroBatchDataset, length
 from hpcrun.train.data.workers import start_worker
 
 
@@ -63,7 +63,7 @@ class ValidationData:
         # In loader processes each sample seeds the generators, as in training.
         places = [[chunk, chunk] for chunk in chunks]
         self._loader: DataLoader[Any] | None = DataLoader(
-            Placed(dataset, seed=0),
+            MicroBatchDataset(dataset, seed=0),
             batch_sampler=places,
             collate_fn=collate,
             num_workers=workers,

@@ -23,7 +23,7 @@ from hpcrun.run.io.files import write_json
 from hpcrun.train.data import order
 from hpcrun.train.data.batches import length
 from hpcrun.train.data.batching import Batching
-from hpcrun.train.errors import PeerFailed, SaysAll
+from hpcrun.train.errors import PeerFailed, PlannedStop
 from hpcrun.train.step.trainer import AMPTrainer, StepResult
 from hpcrun.train.step.weighting import impossible, without_loss
 
@@ -34,7 +34,7 @@ DUMPS = 20
 """Maximum number of steps per attempt that are written to files, in addition to the step of the stop."""
 
 
-class NotFinite(SaysAll):
+class NotFinite(PlannedStop):
     """Error that stops the training; the text names the step, the rank and the file with the samples.
 
     The restart policy treats it as any failure: another start may help against a faulty chip; otherwise the

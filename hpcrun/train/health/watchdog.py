@@ -183,7 +183,7 @@ class Watchdog:
         if self._sentry is None:
             return 0.0
         allowed = self._limits.allowed(self._position) + self._limits.unheard
-        suspended = self._sentry.put_off(allowed)
+        suspended = self._sentry.postpone(allowed)
         if suspended:
             self._resumed(suspended)
         return suspended
@@ -192,7 +192,7 @@ class Watchdog:
         self._alarmed = True
         if self._sentry is not None:
             # The hang may be in the store itself, so the sentry stays armed.
-            self._sentry.put_off(self._limits.alarm)
+            self._sentry.postpone(self._limits.alarm)
         first = self._raise_alarm()
         step, doing = self._place()
         print(

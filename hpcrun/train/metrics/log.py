@@ -21,7 +21,7 @@ from hpcrun.train.metrics.loss_window import LossWindow
 from hpcrun.train.metrics.mfu import FlopCounter, peak_here, twin
 from hpcrun.train.metrics.sinks import Sinks
 from hpcrun.train.metrics.stragglers import StragglerWatch
-from hpcrun.train.metrics.timing import Lap, Stopwatch
+from hpcrun.train.metrics.timing import StepTimeMeans, Stopwatch
 from hpcrun.train.step.trainer import AMPTrainer, LossFunction, StepResult
 from hpcrun.train.task import Task
 
@@ -139,7 +139,7 @@ class MetricsLog:
     def _is_logged(self, done: int) -> bool:
         return done % self._every == 0 or done == self._end
 
-    def _gather(self, loss: float, lap: Lap) -> list[list[float]] | None:
+    def _gather(self, loss: float, lap: StepTimeMeans) -> list[list[float]] | None:
         """Gather every rank's measurements on rank 0; None on other ranks.
 
         They are the loss, seconds (step, data, own), bytes, and the GPU's utilization (percent) and bytes.

@@ -20,7 +20,7 @@ from hpcrun.train.step.trainer import LossFunction
 
 
 @dataclass(frozen=True)
-class Lap:
+class StepTimeMeans:
     """Means over some steps, in seconds per step. ``own``: waiting for data plus the forward pass."""
 
     step: float
@@ -95,7 +95,7 @@ class Stopwatch:
         yield
         self._since += time.perf_counter() - began
 
-    def lap(self, steps: int) -> Lap:
+    def lap(self, steps: int) -> StepTimeMeans:
         """Return the means of the last ``steps`` steps, which the device has finished, and reset."""
         now = time.perf_counter()
         forward = self._forward / steps
@@ -106,7 +106,7 @@ class Stopwatch:
             # After an early end, the last measured step is used.
             forward = self._sampled
         data = self._waited / steps
-        lap = Lap((now - self._since) / steps, data, data + forward)
+        lap = StepTimeMeans((now - self._since) / steps, data, data + forward)
         self._since, self._waited, self._forward, self._passes = now, 0.0, 0.0, 0
         return lap
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from hpcrun.errors import UserError
 from hpcrun.run.endings import node_name
 from hpcrun.train.determinism import explain_refusals
-from hpcrun.train.errors import NotTrainable, PeerFailed, known_to_all
+from hpcrun.train.errors import NotTrainable, PeerFailed, error_on_all_ranks
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ def together(compute: Callable[[], T], *, rank: int, group: Any) -> T:
             line = text if peer == 0 else f"rank {peer} ({host}): {text}"
             everywhere = {word[2] for word in refused} == {word[2] for word in words}
             certain = any(word[3] for word in refused)
-            raise known_to_all(
+            raise error_on_all_ranks(
                 line, rank, everywhere=everywhere, certain=certain, host=host
             ) from error
     if error is not None:

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
 from hpcrun.run.endings import node_name
-from hpcrun.train.errors import known_to_all
+from hpcrun.train.errors import error_on_all_ranks
 from hpcrun.train.model.unused_parameters import reached, shortened, unreached
 
 _RECOMPUTED = "_checkpoint_wrapped_module."
@@ -152,7 +152,7 @@ class ShardedUse:
             )
         for rank, names in missing_somewhere:
             if not self._may_differ:
-                raise known_to_all(
+                raise error_on_all_ranks(
                     f"train.find_unused_parameters: the loss of rank {rank} ({hosts[rank]}) does not depend "
                     f"on {shortened(names)}, but the loss of other ranks does; set it to true",
                     self._rank,
@@ -169,7 +169,7 @@ class ShardedUse:
             self._results[part] += _ends(output)
 
     def _refuse(self, reason: str) -> NoReturn:
-        raise known_to_all(
+        raise error_on_all_ranks(
             "train.parallel: under fsdp the ranks gather weights and reduce gradients together, but "
             f"{reason}; or use ddp with train.find_unused_parameters=true",
             self._rank,

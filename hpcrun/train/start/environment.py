@@ -16,7 +16,7 @@ from hpcrun.run.code.snapshot import recorded_snapshot
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.events import Attempt
 from hpcrun.run.io.files import read_json
-from hpcrun.train.errors import known_to_all
+from hpcrun.train.errors import error_on_all_ranks
 
 
 def enter_folder(run: RunDirectory) -> None:
@@ -73,7 +73,7 @@ def require_fit(config: Config, distributed: DistributedConfig) -> None:
             f"started x train.accumulation={train.accumulation}; start fewer ranks"
         )
     if line is not None:
-        raise known_to_all(line, distributed.rank)
+        raise error_on_all_ranks(line, distributed.rank)
 
 
 def resolve_interface(
@@ -88,7 +88,7 @@ def resolve_interface(
             name = shared_interface(run, attempt, distributed, config.train.timeout)
         except NoSharedInterface as error:
             # A single node with a broken network can cause this, so other nodes may help.
-            raise known_to_all(
+            raise error_on_all_ranks(
                 str(error), distributed.rank, everywhere=False, certain=False, host=error.host
             ) from error
         if distributed.rank == 0:

@@ -14,7 +14,7 @@ from hpcrun.run.commits import newest_commit
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import node_name, record_failure
 from hpcrun.run.events import Attempt, note, read_events
-from hpcrun.train.errors import KnownToAll, NotTrainable, SaysAll
+from hpcrun.train.errors import ErrorOnAllRanks, NotTrainable, PlannedStop
 from hpcrun.train.phase import Position
 
 
@@ -49,7 +49,7 @@ def refuse(error: UserError) -> int:
 
 def note_refusal(run: RunDirectory, attempt: Attempt, error: UserError) -> None:
     """Write rank 0's event ``bad-input``, with the facts about nodes that the classification needs."""
-    known = error if isinstance(error, KnownToAll) else None
+    known = error if isinstance(error, ErrorOnAllRanks) else None
     note(
         run,
         "bad-input",
@@ -92,7 +92,7 @@ def fail(
     folder = run.attempt_logs(attempt.job, attempt.restart)
     # First: dropping the traceback drops the data loader, which would wait for its processes.
     end_helpers()
-    if isinstance(error, SaysAll):
+    if isinstance(error, PlannedStop):
         error.__traceback__ = None
     try:
         failure = record_failure(folder, rank, error, position.step, bad_input=bad_input)

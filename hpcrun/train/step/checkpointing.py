@@ -14,14 +14,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from hpcrun.checkpoint.outcome import Restored, SaveOutcome
-from hpcrun.checkpoint.sharded.collective import Together
+from hpcrun.checkpoint.sharded.collective import RankGroup
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.sharded.host_staging import Staging
 from hpcrun.checkpoint.sharded.restore import Template
 from hpcrun.checkpoint.state import capture
 from hpcrun.checkpoint.state.buffers import apply_buffers, capture_buffers
 from hpcrun.checkpoint.storage.index import TensorEntry
-from hpcrun.checkpoint.storage.retention import Retention, tidying
+from hpcrun.checkpoint.storage.retention import Retention, pruning
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.device.accelerator import is_accelerator
 from hpcrun.train.step.ema import WeightAverage
@@ -240,14 +240,14 @@ def folder_engine(
     """Make an engine for a folder in your own loop, for state on ``device``. Collective."""
     # Without a run directory, two processes may have the same owner name.
     store = CheckpointStore(folder, f"{owner}-{secrets.token_hex(3)}")
-    together = Together(rank, world_size, group)
+    together = RankGroup(rank, world_size, group)
     return CheckpointEngine(
         store,
         rank=rank,
         world_size=world_size,
         group=group,
         still_mine=_always_owner,
-        tidy=tidying(store, Retention()),
+        after_commit=pruning(store, Retention()),
         staging=Staging(
             ranks_on_host=together.on_this_host(),
             pinned=device is not None and is_accelerator(device),

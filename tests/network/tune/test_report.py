@@ -12,7 +12,7 @@ from hpcrun.network.tune.decision import compare
 from hpcrun.network.tune.knobs import Knob, Site, changes_order, knobs_for
 from hpcrun.network.tune.plot import require_matplotlib, write_png
 from hpcrun.network.tune.report import as_data, as_yaml, table, verdict_lines
-from hpcrun.network.tune.search import Found, Tried
+from hpcrun.network.tune.search import Found, TriedOption
 
 CELLS = [Cell("all_reduce", 8), Cell("all_reduce", 1 << 20), Cell("all_gather", 1 << 20)]
 KNOB = Knob("channels, at least", "", ({"NCCL_MIN_CTAS": "8"},), order=True, source="env")
@@ -26,7 +26,7 @@ def trials(factor: float, small: float = 1.0) -> list[Trial]:
 def found(env: dict[str, str]) -> Found:
     default, setting = trials(1.0), trials(0.5, small=1.2)
     compared = compare(setting, default)
-    tried = Tried(KNOB, KNOB.options[0], compared, compared, compared.p, kept=bool(env))
+    tried = TriedOption(KNOB, KNOB.options[0], compared, compared, compared.p, kept=bool(env))
     return Found(env, [tried], compared if env else None, setting if env else [], default)
 
 

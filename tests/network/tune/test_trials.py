@@ -9,7 +9,7 @@ from hpcrun.network.errors import NetworkError
 from hpcrun.network.tune.cells import Cell
 from hpcrun.network.tune.knobs import knobs_for
 from hpcrun.network.tune.search import Found, Plan, search
-from hpcrun.network.tune.trials import Crew, Grid, here, srun_command
+from hpcrun.network.tune.trials import Grid, TrialRanks, here, srun_command
 from tests import jobs
 
 from .links import LINKS, two_hosts
@@ -19,7 +19,7 @@ SHORT = Grid("gloo", ["all_reduce"], [1 << 18, 1 << 20], seconds=0.1, patience=j
 
 
 def tuned(rates: tuple[str | None, str | None], seed: int = 0) -> Found:
-    with two_hosts(rates) as hosts, Crew(here(2, hosts), 2) as crew:
+    with two_hosts(rates) as hosts, TrialRanks(here(2, hosts), 2) as crew:
         assert crew.site.interfaces == LINKS
         return search(
             lambda env: crew.trial(env, SHORT),
@@ -30,13 +30,13 @@ def tuned(rates: tuple[str | None, str | None], seed: int = 0) -> Found:
 
 
 @pytest.fixture(scope="module")
-def crew() -> Iterator[Crew]:
+def crew() -> Iterator[TrialRanks]:
     """Two ranks of this machine."""
-    with Crew(here(2), 2) as crew:
+    with TrialRanks(here(2), 2) as crew:
         yield crew
 
 
-def test_every_collective_is_measured_and_right(crew: Crew) -> None:
+def test_every_collective_is_measured_and_right(crew: TrialRanks) -> None:
     trial = crew.trial({}, replace(SHORT, collectives=ALL, sizes=[8, 4096], seconds=0.01))
     assert trial.problem is None
     assert {cell.collective for cell in trial.timings} >= set(ALL) - {"reduce_scatter"}
@@ -44,7 +44,7 @@ def test_every_collective_is_measured_and_right(crew: Crew) -> None:
     assert all(timing.seconds > 0 and timing.wrong == 0 for timing in trial.timings.values())
 
 
-def test_a_setting_that_fails_is_reported_in_the_words_of_the_library(crew: Crew) -> None:
+def test_a_setting_that_fails_is_reported_in_the_words_of_the_library(crew: TrialRanks) -> None:
     trial = crew.trial({"GLOO_SOCKET_IFNAME": "nothing0"}, SHORT)
     assert "nothing0" in str(trial.problem)
     assert trial.timings == {}
@@ -52,7 +52,9 @@ def test_a_setting_that_fails_is_reported_in_the_words_of_the_library(crew: Crew
     assert crew.trial({}, SHORT).problem is None
 
 
-def test_a_backend_that_is_missing_and_a_trial_that_takes_too_long_are_reported(crew: Crew) -> None:
+def test_a_backend_that_is_missing_and_a_trial_that_takes_too_long_are_reported(
+    crew: TrialRanks,
+) -> None:
     trial = crew.trial({}, replace(SHORT, backend="nothing"))
     assert "nothing" in str(trial.problem)
     trial = crew.trial({}, replace(SHORT, patience=0.001))
@@ -62,7 +64,7 @@ def test_a_backend_that_is_missing_and_a_trial_that_takes_too_long_are_reported(
 
 def test_ranks_that_do_not_start_are_reported() -> None:
     with pytest.raises(NetworkError, match="0 of 2 ranks started"):
-        Crew(here(2, [["false"], ["false"]]), 2)
+        TrialRanks(here(2, [["false"], ["false"]]), 2)
 
 
 def test_the_step_of_srun_has_a_rank_for_each_gpu() -> None:

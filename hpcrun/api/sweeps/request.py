@@ -7,26 +7,26 @@ from typing import Any
 
 from hpcrun.errors import UserError
 from hpcrun.sweep.file import read_sweep_file
-from hpcrun.sweep.rows import Block, SweepWish, plain
+from hpcrun.sweep.rows import Block, SweepRequest, plain
 
 _PLACE = "sweep="
 
 
-def sweep_wish(
+def sweep_request(
     axes: Mapping[str, Iterable[Any]] | None, file: str | os.PathLike[str] | None
-) -> SweepWish:
+) -> SweepRequest:
     """Return the product of the sweep in ``file`` and of ``axes``: values by dotted key.
 
     Raises:
         UserError: an axis has no values, or the file is wrong.
     """
-    wish = read_sweep_file(Path(file)) if file is not None else SweepWish()
+    request = read_sweep_file(Path(file)) if file is not None else SweepRequest()
     if axes is not None and not isinstance(axes, Mapping):
         raise UserError(f"{_PLACE}: give a dict, such as {_PLACE}{{'seed': range(3)}}")
-    blocks = [*wish.blocks, *(_block(key, values) for key, values in (axes or {}).items())]
+    blocks = [*request.blocks, *(_block(key, values) for key, values in (axes or {}).items())]
     if not blocks:
         raise UserError(f"{_PLACE}: has no key; give values, such as {_PLACE}{{'seed': range(3)}}")
-    return SweepWish(blocks, wish.conditions)
+    return SweepRequest(blocks, request.conditions)
 
 
 def _block(key: object, values: object) -> Block:
