@@ -75,7 +75,7 @@ def properties(device: torch.device) -> Any:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has finished its work; returns at once for the CPU."""
+    """Wait until the device has finished its work; on the CPU this does nothing."""
     if is_accelerator(device):
         torch.accelerator.synchronize(device)
 
@@ -113,13 +113,13 @@ def memory(device: torch.device) -> tuple[int, int]:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the most bytes that tensors of this process had on the device at once."""
+    """Return the peak of the bytes that tensors of this process had on the device."""
     here = getattr(torch.accelerator, "max_memory_allocated", None)
     return int((here or _module(device).max_memory_allocated)(device))
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Start :func:`peak_memory` anew."""
+    """Reset :func:`peak_memory`."""
     here = getattr(torch.accelerator, "reset_peak_memory_stats", None)
     (here or _module(device).reset_peak_memory_stats)(device)
 

@@ -1,4 +1,4 @@
-"""What only NVIDIA's CUDA and AMD's HIP have. In torch both have the device type ``cuda``.
+"""Features of NVIDIA's CUDA and AMD's HIP only. In torch both have the device type ``cuda``.
 
 The switches do nothing on other devices, so that callers need no case for them.
 """
@@ -101,7 +101,7 @@ def forbid_tf32(device: torch.device) -> None:
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Return True if ``device`` is a GPU whose matrix products in bfloat16 are faster than in fp32."""
+    """Return True if ``device`` is a GPU with matrix products in bfloat16 that are faster than in fp32."""
     if device.type != KIND:
         return False
     # AMD's CDNA GPUs have it, since MI100; NVIDIA's since Ampere.

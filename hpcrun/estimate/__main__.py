@@ -1,4 +1,4 @@
-"""Program of its own, since it imports torch: reads a request on standard input, writes the result.
+"""Separate program, because it imports torch: reads a request on standard input, writes the result.
 
 Everything that a task prints goes to standard error, so that standard output has the result only.
 """

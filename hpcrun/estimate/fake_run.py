@@ -59,7 +59,7 @@ class Untraceable(Exception):
 
 @dataclass
 class FakeRun:
-    """Fake runs of one task. ``tell`` takes a line about progress.
+    """Fake runs of one task. ``tell`` gets a line about progress.
 
     ``on_gpu``: tensors are as on a GPU; False: as on the CPU.
     """
@@ -261,7 +261,7 @@ class FakeRun:
 
 @contextlib.contextmanager
 def _fake_group(config: Config, distributed: DistributedConfig) -> Iterator[DeviceMesh | None]:
-    """Make a process group whose other ranks do not exist, and the mesh of FSDP in it."""
+    """Make a process group with other ranks that do not exist, and the mesh of FSDP in it."""
     if distributed.world_size == 1:
         yield None
         return

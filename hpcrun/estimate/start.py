@@ -1,4 +1,4 @@
-"""Start the estimate in a process of its own, and read its answer. Imports no torch."""
+"""Start the estimate in a separate process, and read its answer. Imports no torch."""
 
 import json
 import os

@@ -64,7 +64,7 @@ class Content:
 
 @dataclass(frozen=True)
 class ReportRequest:
-    """What a person asks of a report; None: chosen by the data."""
+    """Request of a person for a report; None: chosen by the data."""
 
     title: str | None = None
     metric: str | None = None

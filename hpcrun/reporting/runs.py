@@ -167,7 +167,7 @@ def _event(row: Any) -> Event:
 
 
 def _typed(word: str) -> Any:
-    """Return a word of a command as the number or the truth value that it stands for."""
+    """Return a word of a command as the number or the truth value that it means."""
     if word in _WORDS:
         return _WORDS[word]
     if re.fullmatch(r"-?\d+(\.\d+)?(e[-+]?\d+)?", word):

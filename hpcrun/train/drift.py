@@ -142,7 +142,7 @@ def _own(device: torch.device) -> dict[str, str]:
 
 
 def _cpu_model(path: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the CPU's model, or its architecture where the kernel does not tell the model (ARM)."""
+    """Return the CPU's model, or its architecture where the kernel does not name the model (ARM)."""
     try:
         found = _CPU_MODEL.search(path.read_text())
     except OSError:

@@ -26,7 +26,7 @@ _DTYPES = {
     *(torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64, torch.complex128),
 }
 
-# The calls of hpcrun on the gradients' groups, where tensors must be on the GPU. Gloo cannot check this, as all
+# The calls of hpcrun on the gradients' groups, where tensors must be on the GPU. Gloo cannot check this: all
 # tensors of these tests are on the CPU: a person has to look at each new place.
 _PLACES = {
     "train/parallel/from_rank_zero.py:copy_from_rank_zero",

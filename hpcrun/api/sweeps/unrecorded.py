@@ -1,4 +1,4 @@
-"""Job arrays without a record: their submission was killed between sbatch and the events of the elements.
+"""Job arrays without a record: the submission was killed between sbatch and the events of the elements.
 
 A submission first writes each array into ``sweep.json``, without a job. The batch script of an array is in a
 folder of its own (:func:`hpcrun.launch.submitted.submitit_folder`), and Slurm reports the script of each job.

@@ -168,7 +168,7 @@ def save(drawing: Drawing, folder: Path, formats: Sequence[str] = ("png", "pdf")
 
 
 def save_as(figure: Figure, path: Path) -> Path:
-    """Write one file, whose suffix is png, pdf or svg, atomically; raises OSError."""
+    """Write one file with the suffix png, pdf or svg, atomically; raises OSError."""
     kind = path.suffix.removeprefix(".").lower()
     stamp = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}[kind]
     whole = io.BytesIO()

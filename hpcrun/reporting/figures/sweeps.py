@@ -1,4 +1,4 @@
-"""How the metric depends on the swept parameters: one panel each, and parallel coordinates."""
+"""Dependence of the metric on the swept parameters: one panel each, and parallel coordinates."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def _few(ticks: list[tuple[float, str]], most: int = _MOST_TICKS) -> list[tuple[
 
 
 def _apart(ticks: list[tuple[float, str]]) -> list[tuple[float, str]]:
-    """Leave out ticks whose labels would cover each other."""
+    """Remove ticks with labels that would cover each other."""
     kept: list[tuple[float, str]] = []
     for tick in ticks:
         if not kept or tick[0] - kept[-1][0] > 0.06:

@@ -109,7 +109,7 @@ def _timeline(
     title = "Timeline of each run" + (f" ({number} of {total})" if total > 1 else "")
     caption = "Spans and ends of each run, from its event log. Suspended time is part of its span."
     if aligned:
-        caption += " Each run begins at zero, because the runs lie far apart."
+        caption += " Each run begins at zero, because the runs are far apart."
     name = "timeline" if total == 1 else f"timeline-{number}"
     return Drawing(name, title, caption, figure, titles, wide=True)
 

@@ -1,4 +1,4 @@
-"""Numbers, times and sizes as the report writes them; what nobody measured is "unknown"."""
+"""Numbers, times and sizes as the report writes them; a value without a measurement is "unknown"."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compute the weights of a sharded model whose build is deferred, and keep a shard of each on every rank."""
+"""Compute the weights of a sharded model with a deferred build, and keep a shard of each on every rank."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Follow the random generators of a recorded build, whose draws do not happen.
+"""Follow the random generators of a recorded build; its draws do not happen.
 
 After each recorded draw the generator gets a state that nothing else produces, a mark. The state that the
 next draw finds then tells where the generator stood: after an earlier draw, also through ``fork_rng`` and

@@ -23,7 +23,7 @@ from hpcrun.train.deferred.generators import Generators
 from hpcrun.train.deferred.tape import Call, Tape, Unreplayable, View, new_storage
 
 _SMALL_BYTES = 1 << 19
-"""Size of a tensor that is computed at once."""
+"""Size of a tensor that is computed immediately."""
 
 _EMPTY = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided"}
 _LIFTS = {"lift", "lift_fresh"}
@@ -129,7 +129,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         args, kwargs = tree_map_only(Tensor, stand_in, (args, dict(kwargs or {})))
         if name in _LIFTS:
-            # A tensor made from numbers: nobody else has it.
+            # A tensor made from numbers: no other code has it.
             self._outside.discard(self.view(args[0]).storage)
             return args[0]
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
@@ -227,7 +227,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return tensor
 
     def _from_values(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run a call whose result depends on values."""
+        """Run a call with a result that depends on values."""
         views = tree_map_only(Tensor, self.view, (args, kwargs))
         needed = {leaf.storage for leaf in tree_leaves(views) if isinstance(leaf, View)}
         if not all(self._known(key) for key in needed) or _draws(func, args, kwargs):

@@ -187,7 +187,7 @@ class Tape:
         return sorted(set(wanted) - changed)
 
     def _choose(self, wanted: Collection[int], after: Collection[int]) -> list[tuple[Call, bool]]:
-        """Return the calls to run, in order; False for a draw whose result nobody needs."""
+        """Return the calls to run, in order; False for a draw with an unused result."""
         live, needed = set(wanted), set(after)
         chosen: list[tuple[Call, bool]] = []
         for call in reversed(self.calls):

@@ -1,4 +1,4 @@
-"""Turn BatchNorm into SyncBatchNorm, whose statistics are those of the batches of all ranks."""
+"""Turn BatchNorm into SyncBatchNorm, with statistics over the batches of all ranks."""
 
 from typing import Any
 

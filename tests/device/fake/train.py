@@ -151,7 +151,7 @@ def answer() -> None:
 
 
 def wrap(self: DDPStrategy, module: nn.Module, mode: Any) -> nn.Module:
-    """Wrap the module, with an all-reduce of buckets that waits for nothing: a fake group returns no tensor."""
+    """Wrap the module, with an all-reduce that waits for nothing: a fake group returns no tensor."""
     wrapped = wrap_plain(self, module, mode)
 
     def done(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
