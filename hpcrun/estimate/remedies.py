@@ -96,6 +96,6 @@ def _leading(line: str) -> list[str]:
 
 
 def _fitting_samples(now: Traced, memory: int) -> int:
-    """Return the number of samples with activations that fit if activations grow with the samples; at least one."""
+    """Return the number of samples that fit if activations grow with the samples; at least one."""
     room = (memory - RESERVE_GIB * GIB) / (1 + FRAGMENTED) - (now.peak - now.parts.activations)
     return max(1, int(now.micro_batch * room / max(1, now.parts.activations)))

@@ -135,7 +135,7 @@ def open_source(path: Path, split: str, dtype: str) -> Source:
 
 
 def has_split(path: Path, split: str) -> bool:
-    """Return True if ``path`` is a folder with a description that has shards of ``split``. Raises TokenError."""
+    """Return True if ``path`` is a folder with described shards of ``split``. Raises TokenError."""
     try:
         return path.is_dir() and bool(_description(path)["splits"].get(split))
     except OSError as error:
