@@ -2,8 +2,8 @@
 
 ``python -m tests.estimate.peaks FOLDER`` prints ``{case: [real bytes, estimated bytes]}``. The real peak is
 that of torch's CPU allocator, as the profiler records it: it includes memory inside kernels, which the fake
-run cannot see. With FSDP it is the memory of all real tensors that are alive: gloo's threads allocate copies
-of what they reduce, which NCCL does not.
+run cannot see. With FSDP it is the memory of all living tensors: the allocator has more, presumably gloo's
+copies of what it reduces.
 """
 
 import contextlib

@@ -33,7 +33,7 @@ _ROWS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.usage = "hpcrun estimate --gpu NAME [-c FILE] [--nodes N] [--gpus N] [key.sub=value ...]"
+    parser.usage = "hpcrun estimate [-c FILE] --gpu NAME [options] [key.sub=value ...]"
     parser.add_argument("-c", "--config", type=Path, metavar="FILE", help="YAML or JSON config")
     parser.add_argument("overrides", nargs="*", metavar="key.sub=value", help="config overrides")
     gpu = parser.add_mutually_exclusive_group()
