@@ -52,24 +52,24 @@ def folder(tmp_path_factory):
             "building",
             "hang",
             r"no progress for .* before the first step: rank 1 on \S+ is behind, building the model and its "
-            r"data at crossed.py:\d+ in come_to; ",
+            r"data at crossed.py:\d+ in compare_position; ",
         ),
         # This rank has begun nothing in the group in which the other ranks compare.
         (
             "first-pass",
             "hang",
-            r"no progress for .* in step 0: rank 1 on \S+ is behind, training at crossed.py:\d+ in come_to",
+            r"no progress for .* in step 0: rank 1 on \S+ is behind, training at crossed.py:\d+ in compare_\w+",
         ),
         # The collectives wait for the watchdog.
         (
             "first-step",
             "hang",
-            r"no progress for .* in step 0: rank 1 on \S+ is behind, training at crossed.py:\d+ in come_to",
+            r"no progress for .* in step 0: rank 1 on \S+ is behind, training at crossed.py:\d+ in compare_\w+",
         ),
         (
             "validating",
             "hang",
-            r"no progress for .* in step 0: rank 1 on \S+ is behind, validating at crossed.py:\d+ in come_to",
+            r"no progress for .* in step 0: rank 1 on \S+ is behind, validating at crossed.py:\d+ in compare_\w+",
         ),
         (
             "copies",

@@ -347,7 +347,7 @@ class Graded(Regression):
         return torch.tensor(self.GRADES[self.graded - 1])
 
 
-class EndedAttempt(Regression):
+class Judged(Regression):
     """Validation losses of 5, 3, 1, 4, 2, 6 after every second step, independent of training.
 
     ``stop_here`` sends this rank a SIGTERM at that call of the loss in training.

@@ -1,6 +1,7 @@
 """Streams of other packages whose state does not bring back the exact position."""
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 from hpcrun.errors import UserError
@@ -16,12 +17,7 @@ def require_exact(stream: Any, workers: int) -> None:
         UserError: a resume in ``stream`` would repeat or leave out samples, or its state needs arguments.
     """
     name = type(stream).__name__
-    needed = [
-        parameter.name
-        for parameter in inspect.signature(stream.state_dict).parameters.values()
-        if parameter.default is parameter.empty
-        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
+    needed = _needed(stream.state_dict)
     if needed:
         raise UserError(
             f"data: {name}.state_dict() needs {' and '.join(needed)}, which only its own loader knows; give "
@@ -41,6 +37,16 @@ def require_exact(stream: Any, workers: int) -> None:
             f"data: the state of {name}.shuffle() lacks the samples in its buffer, so a resume would leave "
             f"them out; remove it, or give the map-style datasets.Dataset, which hpcrun shuffles {_PAGE}"
         )
+
+
+def _needed(function: Callable[..., object]) -> list[str]:
+    """Return the names of the arguments without a default; none of a function in C that does not name them."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:
+        return []
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [one.name for one in parameters if one.default is one.empty and one.kind in positional]
 
 
 def _buffers(part: Any) -> bool:
