@@ -40,7 +40,7 @@ def require_exact(stream: Any, workers: int) -> None:
 
 
 def _needed(function: Callable[..., object]) -> list[str]:
-    """Return the names of the arguments without a default; none of a function in C that does not name them."""
+    """Return the names of the arguments without a default; none where C code lacks names."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:
