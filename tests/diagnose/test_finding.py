@@ -46,6 +46,18 @@ def test_the_own_error_of_a_rank_comes_before_errors_about_it() -> None:
     assert found.confidence == "high"
 
 
+def test_bash_tells_the_signal_that_ended_a_program() -> None:
+    script = "/var/spool/slurmd/job00017/slurm_script: line 8: "
+    for text, expected in (
+        ("  1234 Segmentation fault      (core dumped) python train.py", "segmentation-fault"),
+        ("  1234 Bus error               (core dumped) python train.py", "bus-error"),
+        ("  1234 Killed                  python train.py", "task-killed"),
+        ("  1234 Aborted                 (core dumped) python train.py", "task-killed"),
+    ):
+        assert cause(script + text).id == expected
+        assert cause(OUT_OF_MEMORY, script + text).id == "gpu-out-of-memory"
+
+
 def test_a_time_decides_between_logs() -> None:
     found = find_cause(
         [
