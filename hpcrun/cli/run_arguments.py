@@ -33,6 +33,22 @@ def find_run(arguments: argparse.Namespace) -> RunDirectory:
     return find(arguments.run, runs_dir(arguments))
 
 
+def find_run_instead(target: str, folder: Path, missing: str) -> RunDirectory:
+    """Return the run ``target`` of a command that also takes files.
+
+    Raises:
+        RunError: there is no such run; ``missing`` is what else the target is not, such as "no such file".
+    """
+    try:
+        return find(target, folder)
+    except RunError as error:
+        start, told = f"{target}: no such run", str(error)
+        if not told.startswith(start):
+            raise
+        rest = told.removeprefix(start)
+        raise RunError(f"{target}: {missing}, and no such run{rest}") from error
+
+
 def all_runs(arguments: argparse.Namespace) -> list[RunDirectory]:
     """Return every run that this user may read, newest first.
 

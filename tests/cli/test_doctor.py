@@ -92,7 +92,8 @@ def test_no_byte_of_a_log_commands_the_terminal(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nosuch"], "nosuch"),
+        (["nosuch"], "nosuch: no such log, and no such run; "),
+        (["."], ".: contains no logs, and no such run; "),
         (["-", "job.log"], "`-` excludes other sources"),
         (["a.log", "b.log"], "no such log"),
         (["-", "--flight-recorder", "nowhere"], "contains no dumps"),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.cli.output import print_json
-from hpcrun.cli.run_arguments import add_runs_dir, runs_dir
+from hpcrun.cli.run_arguments import add_runs_dir, find_run_instead, runs_dir
 from hpcrun.cli.verdict import as_data, report
 from hpcrun.diagnose.finding import find_cause
 from hpcrun.diagnose.flight_recorder import Dumps, analysed, laggards, read_dumps
@@ -28,7 +28,7 @@ from hpcrun.diagnose.run_lines import (
 from hpcrun.errors import UserError
 from hpcrun.launch import jobs
 from hpcrun.printing import say
-from hpcrun.run.directory import RunDirectory, find
+from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import read_events
 from hpcrun.run.io.files import read_json
 
@@ -77,8 +77,8 @@ def _lines(arguments: argparse.Namespace) -> tuple[Iterator[LogLine], list[Path]
         raise UserError("doctor: `-` excludes other sources; pipe all logs into it, or name files")
     paths = [Path(source) for source in sources]
     if len(sources) == 1 and not _is_log(paths[0]):
-        directory = find(sources[0], runs_dir(arguments))
-        return _of_run(directory)
+        missing = "contains no logs" if paths[0].is_dir() else "no such log"
+        return _of_run(find_run_instead(sources[0], runs_dir(arguments), missing))
     files: list[Path] = []
     for path in paths:
         if not _is_log(path):

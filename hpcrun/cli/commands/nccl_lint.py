@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.cli.output import print_json
-from hpcrun.cli.run_arguments import runs_dir
+from hpcrun.cli.run_arguments import find_run_instead, runs_dir
 from hpcrun.config.layers import file_layer
 from hpcrun.errors import UserError
 from hpcrun.network.nccl.findings import Finding, by_severity
@@ -17,7 +17,7 @@ from hpcrun.network.nccl.scripts import export_findings, settings_of_script
 from hpcrun.network.nccl.settings import Setting, settings_of
 from hpcrun.network.nccl.versions import installed_nccl, is_version
 from hpcrun.printing import say, say_aside
-from hpcrun.run.directory import RunDirectory, RunError, find
+from hpcrun.run.directory import RunDirectory
 
 _CONFIGS = (".yaml", ".yml", ".json")
 _MOST_BYTES = 1 << 20
@@ -54,10 +54,7 @@ def _settings(arguments: argparse.Namespace) -> tuple[list[Setting], list[Findin
     if path.is_file():
         text = _read(path)
         return settings_of_script(text, target), export_findings(text, target), target
-    try:
-        directory = find(target, runs_dir(arguments))
-    except RunError as error:
-        raise UserError(f"{target}: no such file, and no such run: {error}") from error
+    directory = find_run_instead(target, runs_dir(arguments), "no such file")
     return *_of_run(directory), directory.name
 
 
