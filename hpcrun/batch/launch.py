@@ -16,17 +16,18 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 
 # The message is the one that the step daemon writes for a program that it starts itself.
-_SURVIVE = (
-    'type -P "$1" > /dev/null || { echo "error: execve(): $1: No such file or directory" >&2; exit 2; }; '
-    'trap "" USR1 USR2; exec "$@"'
-)
+_FOUND = 'type -P "$1" > /dev/null || { echo "error: execve(): $1: No such file or directory" >&2; exit 2; }; '
+_SURVIVE = _FOUND + 'trap "" USR1 USR2; exec "$@"'
+_TELL_CORES = _FOUND + 'export SLURM_CPUS_PER_TASK="$0"; exec "$@"'
+# The variables by which srun learns the number of cores of a task.
+_CORES = ("SLURM_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SRUN_CPUS_PER_TASK")
 
 
 @dataclass(frozen=True)
 class LaunchOptions:
     """The part of the `job:` section that concerns the ranks; empty for a person's own script.
 
-    ``gpus``: the ranks must not train on CPUs.
+    ``gpus``: the ranks must not train on CPUs. ``shares_cores``: the steps of other runs use the same cores.
     """
 
     gpus: bool = False
@@ -37,6 +38,7 @@ class LaunchOptions:
     srun_args: Sequence[str] = ()
     container: Sequence[str] = ()
     python: str | None = None
+    shares_cores: bool = False
 
 
 def read_launch_options(run: RunDirectory) -> LaunchOptions:
@@ -81,6 +83,7 @@ def sharing_node(run: RunDirectory, wishes: LaunchOptions) -> LaunchOptions:
         wishes,
         srun_args=[*wishes.srun_args, *shared],
         env={"MASTER_PORT": port} | dict(wishes.env),
+        shares_cores=True,
     )
 
 
@@ -91,7 +94,10 @@ def srun_command(
     cores = environ.get("SLURM_CPUS_PER_TASK")
     size = environ.get("SLURM_HET_SIZE")
     groups = None if given_option(wishes.srun_args, "het-group") else size
+    # A step that asks for cores gets only these, and Slurm gives the same cores to all steps that overlap.
+    shared = wishes.shares_cores and cores is not None
     return [
+        *(["env", *(word for name in _CORES for word in ("-u", name))] if shared else []),
         "srun",
         # Without this option, the other ranks would wait for a dead rank in a collective.
         "--kill-on-bad-exit=1",
@@ -99,11 +105,12 @@ def srun_command(
         # Where a site has sbatch export nothing srun would pass nothing on either.
         "--export=ALL",
         # srun of 22.05 and 23.02 does not take this over from sbatch.
-        *([f"--cpus-per-task={cores}"] if cores else []),
+        *([f"--cpus-per-task={cores}"] if cores and not shared else []),
         # Only the first component starts otherwise.
         *([f"--het-group=0-{int(groups) - 1}"] if groups else []),
         *wishes.srun_args,
         f"--output={_log_folder(run, attempt)}/rank-%5t.log",
+        *(["bash", "-c", _TELL_CORES, str(cores)] if shared else []),
         *_surviving(wishes.container),
         *wishes.container,
         *(wishes.python or sys.executable, "-u", "-m", "hpcrun.worker", str(run.path)),
