@@ -234,3 +234,6 @@ def test_a_packed_array_is_recorded_with_its_packs(tmp_path: Path, slurm: Path) 
     (first,) = {len(jobs.events(run, "submitted")) for run in runs}
     assert first == 1
     assert {jobs.events(run, "submitted")[0].fields["pack"] for run in runs} == {2}
+    # The scancel of this Slurm fails: no run may be recorded as cancelled.
+    assert jobs.hpcrun("cancel", "--no-wait", "s", cwd=tmp_path).returncode == 1
+    assert not [event for run in runs for event in jobs.events(run, "cancelled")]

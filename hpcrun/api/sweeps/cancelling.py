@@ -44,8 +44,9 @@ def cancel_sweep(folder: Path, *, now: bool = False) -> Iterator[Cancelled]:
                 jobs.note_cancelled(run, str(state.job))
                 yield Cancelled(run, True, f"job {state.job}: ends with the run before")
                 continue
+            words = (jobs.kill if now else jobs.cancel)(run, whole=True)
             ended.add(str(state.job))
-            yield Cancelled(run, True, (jobs.kill if now else jobs.cancel)(run, whole=True))
+            yield Cancelled(run, True, words)
         except (UserError, OSError) as error:
             # A run may end between the two calls. The other runs must be cancelled all the same.
             yield Cancelled(run, False, str(error))
