@@ -268,9 +268,15 @@ def start_pack_again(runs: Sequence[RunDirectory], attempt: Attempt, end_time: f
             note(run, "requeue-failed", attempt, cause=kind, reason=words)
         _complain(f"not requeued yet: {words}")
 
+    # A person may have cancelled one of the runs after its end.
+    left = [run for run in runs if _asked(run, attempt, None) != "cancelled"] or runs
+    for run in set(runs).difference(left):
+        _cancelled_after_all(run, attempt, None)
+    runs = left
+
     def asked() -> str | None:
-        found = (_asked(run, attempt, None) for run in runs)
-        return next((word for word in found if word is not None), None)
+        found = {_asked(run, attempt, None) for run in runs}
+        return found.pop() if len(found) == 1 else None
 
     until = _latest(end_time, clock)
     became = requeue(attempt, failed, asked, until=until, clock=clock)

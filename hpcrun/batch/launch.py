@@ -16,7 +16,10 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 
 # The message is the one that the step daemon writes for a program that it starts itself.
-_FOUND = 'type -P "$1" > /dev/null || { echo "error: execve(): $1: No such file or directory" >&2; exit 2; }; '
+_FOUND = (
+    'type -P "$1" > /dev/null || '
+    '{ echo "error: execve(): $1: No such file or directory" >&2; exit 2; }; '
+)
 _SURVIVE = _FOUND + 'trap "" USR1 USR2; exec "$@"'
 _TELL_CORES = _FOUND + 'export SLURM_CPUS_PER_TASK="$0"; exec "$@"'
 # The variables by which srun learns the number of cores of a task.
@@ -216,9 +219,13 @@ def _log_folder(run: RunDirectory, attempt: Attempt) -> str:
     return str(run.attempt_logs(attempt.job, attempt.restart)).replace("%", "%%")
 
 
-def link_batch_log(run: RunDirectory, attempt: Attempt) -> None:
-    """Link the output of a person's own batch script under the name that the classification reads."""
-    link = run.logs / f"batch-{attempt.job}.log"
+def link_batch_log(run: RunDirectory, attempt: Attempt, kind: str = "batch") -> None:
+    """Link the output of this batch script under a name that the classification reads.
+
+    Args:
+        kind: ``batch`` for a person's own script; ``pack`` for the script of several runs.
+    """
+    link = run.logs / f"{kind}-{attempt.job}.log"
     if link.exists():
         return
     target = os.readlink("/proc/self/fd/1")  # noqa: PTH115  (also a pipe's)

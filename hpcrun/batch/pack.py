@@ -1,11 +1,13 @@
 """The batch step of a job that several runs share: one step of each run, and one requeue for all."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 
+from hpcrun.batch.launch import link_batch_log
 from hpcrun.batch.step import forget_unstarted, go_on, on_stop_signals, take_over_variables
 from hpcrun.lifecycle import exitcodes
 from hpcrun.run.directory import RunDirectory
@@ -28,7 +30,7 @@ def run_pack(runs: Sequence[RunDirectory]) -> int:
     forget_unstarted(runs[0])
     print(f"hpcrun: attempt {attempt.owner} on {os.environ.get('SLURM_JOB_NODELIST')}", flush=True)
     steps = [(run, _started(run, attempt)) for run in runs if not run.result.exists()]
-    codes = {run: step.wait() for run, step in steps if step is not None}
+    codes = {run: exitcodes.FAILED if step is None else step.wait() for run, step in steps}
     for run, code in codes.items():
         print(f"hpcrun: {run.name} ended with exit code {code}", flush=True)
     # A signal that comes now has nothing left to stop, and must not end the programs that requeue the job.
@@ -44,6 +46,9 @@ def run_pack(runs: Sequence[RunDirectory]) -> int:
 def _started(run: RunDirectory, attempt: Attempt) -> "subprocess.Popen[bytes] | None":
     """Start the batch step of ``run``; None if it cannot start, which must not end the other runs."""
     command = [sys.executable, "-m", "hpcrun", "batch", "--packed", str(run.path)]
+    with contextlib.suppress(OSError):
+        # Slurm's reason for the end of the job is there only.
+        link_batch_log(run, attempt, "pack")
     try:
         with (run.logs / f"batch-{attempt.job}.log").open("ab") as log:
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)

@@ -39,7 +39,8 @@ def has_batch_log(run: RunDirectory, attempt: Attempt, job: Outputs | None = Non
 
 
 def _files(run: RunDirectory, attempt: Attempt, job: Outputs | None) -> list[Path]:
-    named = (run.logs / f"batch-{attempt.job}.log", *(job.outputs if job else ()))
+    own = (run.logs / f"{kind}-{attempt.job}.log" for kind in ("batch", "pack"))
+    named = (*own, *(job.outputs if job else ()))
     found: list[Path] = []
     for path in named:
         try:
