@@ -272,13 +272,12 @@ def start_pack_again(runs: Sequence[RunDirectory], attempt: Attempt, end_time: f
     left = [run for run in runs if _asked(run, attempt, None) != "cancelled"] or runs
     for run in set(runs).difference(left):
         _cancelled_after_all(run, attempt, None)
-    runs = left
+    runs, until = left, _latest(end_time, clock)
 
     def asked() -> str | None:
         found = {_asked(run, attempt, None) for run in runs}
         return found.pop() if len(found) == 1 else None
 
-    until = _latest(end_time, clock)
     became = requeue(attempt, failed, asked, until=until, clock=clock)
     if became == "cancelled":
         return max(_cancelled_after_all(run, attempt, None) for run in runs)
