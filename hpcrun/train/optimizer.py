@@ -43,7 +43,8 @@ def optimizer_of(task: Task, model: nn.Module, config: Config) -> Optimizer:
             "replaces the parameters that build_model made"
         )
     for group in own.param_groups:
-        group["lr"] *= peak_learning_rate(config) / config.train.lr
+        # Not in place: groups may share a tensor.
+        group["lr"] = group["lr"] * (peak_learning_rate(config) / config.train.lr)
     return own
 
 
@@ -69,7 +70,8 @@ def _joined(made: Any, where: str) -> Optimizer:
         return JointOptimizer(several)
     except ValueError as error:
         raise UserError(
-            f"{where}: two of its optimizers have the same parameter; give each parameter to one of them"
+            f"{where}: its optimizers cannot be joined: {error}; give each parameter to one of them, and "
+            "names of parameters to all of them or to none"
         ) from error
 
 
@@ -101,7 +103,22 @@ def build_optimizer(model: nn.Module, config: Config) -> Optimizer:
         options |= {"betas": wanted.betas, "eps": wanted.eps}
     if wanted.fused and not sparse_weights(model) and has_fused(kind, trained):
         options["fused"] = True
-    return kind(groups, **options)
+    optimizer = kind(groups, **options)
+    if kind is SGD and "fused" in options and wanted.momentum:
+        optimizer.register_step_pre_hook(_fill_momentum)
+    return optimizer
+
+
+def _fill_momentum(optimizer: Optimizer, *_: Any) -> None:
+    """Give a parameter with a later first gradient zero momentum, which torch's fused SGD does not do."""
+    for group in optimizer.param_groups:
+        given = [parameter for parameter in group["params"] if parameter.grad is not None]
+        held = [optimizer.state.get(one, {}).get("momentum_buffer") for one in given]
+        new = [one for one, momentum in zip(given, held, strict=True) if momentum is None]
+        # In the first step of a group torch makes the momentum itself.
+        if len(new) < len(given):
+            for parameter in new:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def has_fused(kind: type[Optimizer], parameters: list[nn.Parameter]) -> bool:

@@ -108,6 +108,10 @@ def test_the_schedule_and_the_scaling_multiply_each_groups_own_rate():
     model = nn.Linear(2, 2)
     groups = [{"params": [model.weight], "lr": 0.1}, {"params": [model.bias], "lr": 0.01}]
     optimizer = optimizer_of(Own(lambda _: torch.optim.SGD(groups)), model, wanted)
+    rate = torch.tensor(0.1)
+    alike = [{"params": [parameter], "lr": rate} for parameter in model.parameters()]
+    shared = optimizer_of(Own(lambda _: torch.optim.SGD(alike)), model, wanted)
+    assert [group["lr"].item() for group in shared.param_groups] == pytest.approx([0.4, 0.4])
     schedule = build_schedule(optimizer, wanted)
     (told,) = learning_rate_lines(wanted, optimizer)
     assert told == "peak learning rates 0.4, 0.04: the task's times batch 128 / lr_base_batch 32"
@@ -135,7 +139,14 @@ def test_a_tasks_optimizer_must_have_the_trained_parameters():
             "has parameters that are not in the model",
         ),
         (lambda model: [sgd(model.parameters()), 5], "returned a int; return a torch.optim"),
-        (lambda model: [sgd([model.weight])] * 2, "two of its optimizers have the same parameter"),
+        (
+            lambda model: [sgd([model.weight])] * 2,
+            "its optimizers cannot be joined: some parameters appear in more than one parameter group;",
+        ),
+        (
+            lambda model: [sgd([("weight", model.weight)]), sgd([model.bias])],
+            "its optimizers cannot be joined: all optimizer param groups should be with/without names",
+        ),
         (lambda _: [], "returned a list; return a torch.optim.Optimizer, or a list"),
     ):
         with pytest.raises(UserError) as refused:
@@ -275,6 +286,20 @@ def test_the_fused_kernel_takes_the_same_steps(name):
             optimizer.zero_grad()
         weights.append(model.weight.detach())
     torch.testing.assert_close(*weights)
+
+
+@pytest.mark.parametrize("fused", ["true", "false"])
+def test_sgd_trains_a_weight_whose_first_gradient_comes_late(fused):
+    model = nn.ParameterList([torch.ones(2, 2), torch.ones(2, 2)])
+    wanted = config(
+        *("optim.name=sgd", f"optim.fused={fused}", "optim.momentum=0.5"),
+        *("train.lr=0.5", "optim.weight_decay=0"),
+    )
+    optimizer = build_optimizer(model, wanted)
+    for late in (None, torch.ones(2, 2), torch.ones(2, 2)):
+        model[0].grad, model[1].grad = torch.ones(2, 2), late
+        optimizer.step()
+    assert model[1].tolist() == [[1 - 0.5 - 0.75] * 2] * 2
 
 
 def test_without_a_fused_kernel_the_plain_kernel_is_used():
