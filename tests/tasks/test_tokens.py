@@ -212,9 +212,15 @@ def test_the_command_writes_all_or_nothing(tmp_path: Path, capsys):
         file.write('{"text": "fine"}\n{"other": 1}\n')
     latin = tmp_path / "latin.txt"
     latin.write_bytes(b"caf\xe9")
+    half = tmp_path / "half.jsonl"
+    half.write_text('{"text": "\\ud83d"}\n')
+    damaged = tmp_path / "damaged.jsonl.gz"
+    damaged.write_bytes(bad.read_bytes()[:10] + b"\xff" * 20)
     for arguments, line in (
         ([bad], "bad.jsonl.gz:2: has no text in a JSON object"),
         ([latin], "latin.txt: is not UTF-8 at byte 3"),
+        ([half], "half.jsonl:1: text has half of a surrogate pair at character 0"),
+        ([damaged], "damaged.jsonl.gz: cannot be read"),
         ([tmp_path / "absent.txt"], "absent.txt: cannot be read"),
         ([], "no input"),
         ([good, "--validation-fraction", "1"], "--validation-fraction: should be from 0"),
@@ -225,7 +231,7 @@ def test_the_command_writes_all_or_nothing(tmp_path: Path, capsys):
         assert line in said
         assert said.count("\n") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "bad.jsonl.gz", "good.txt", "latin.txt",
+        "bad.jsonl.gz", "damaged.jsonl.gz", "good.txt", "half.jsonl", "latin.txt",
     ]  # fmt: skip
     assert main([str(tmp_path / "out"), str(good)]) == 0
     assert main([str(tmp_path / "out"), str(good)]) == 2

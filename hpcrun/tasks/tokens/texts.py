@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -32,7 +33,7 @@ def documents(paths: list[Path], field: str) -> Iterator[tuple[str, str]]:
                 for number, line in enumerate(file, 1):
                     if line.strip():
                         yield f"{path.name}:{number}", _field(path, number, line, field)
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, zlib.error) as error:
             text = getattr(error, "strerror", None) or str(error)
             raise TokenError(f"{path}: cannot be read: {text}") from error
         except UnicodeDecodeError as error:
@@ -65,4 +66,10 @@ def _field(path: Path, number: int, line: str, field: str) -> str:
         ) from error
     if not isinstance(found, str):
         raise TokenError(f"{path}:{number}: {field} is no text; name another field with --field")
+    try:
+        found.encode()
+    except UnicodeEncodeError as error:
+        raise TokenError(
+            f"{path}:{number}: {field} has half of a surrogate pair at character {error.start}; remove it"
+        ) from error
     return found

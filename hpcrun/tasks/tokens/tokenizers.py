@@ -43,7 +43,7 @@ class Bytes:
 
     def encode(self, texts: list[str]) -> list[Sequence[int]]:
         """Return the bytes of each text."""
-        return [text.encode("utf-8", "surrogateescape") for text in texts]
+        return [text.encode() for text in texts]
 
 
 @dataclass(frozen=True)
