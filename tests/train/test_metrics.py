@@ -226,6 +226,7 @@ def test_one_process_for_all_gpus_has_the_sum_of_their_peaks(
         ("NVIDIA L40", 181e12),
         ("NVIDIA A10", 125e12),
         ("NVIDIA A10G", 70e12),
+        ("NVIDIA A100-SXM-64GB", None),
         ("NVIDIA A800-SXM4-80GB", 312e12),
         ("NVIDIA H20", 148e12),
         ("NVIDIA H800", 989e12),
