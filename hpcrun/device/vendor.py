@@ -25,6 +25,9 @@ WITHOUT_GRAPHS: dict[str, CompileMode] = {
 _HAS_TF32 = (8, 0)
 """Compute capability of Ampere, the first architecture with TensorFloat-32."""
 
+_HAS_XF32 = (9, 4)
+"""Architecture (gfx942) of the MI300 series, the only GPUs of AMD with an equivalent of TensorFloat-32."""
+
 _PORTABLE = 1  # cudaHostRegisterPortable: for all devices
 
 
@@ -109,8 +112,11 @@ def has_bf16(device: torch.device) -> bool:
 
 
 def has_tf32(device: torch.device) -> bool:
-    """Return True if ``device`` is a GPU with TensorFloat-32."""
-    return device.type == KIND and torch.cuda.get_device_capability(device) >= _HAS_TF32
+    """Return True if ``device`` is a GPU with TensorFloat-32 or AMD's equivalent."""
+    if device.type != KIND:
+        return False
+    found = torch.cuda.get_device_capability(device)
+    return found == _HAS_XF32 if torch.version.hip else found >= _HAS_TF32
 
 
 def lock_pages(address: int, size: int) -> tuple[Callable[[], object] | None, int]:
