@@ -29,7 +29,8 @@ def main() -> int:
         answer = estimate(Config.model_validate(request["config"]), request["memory"])
     except UserError as error:
         answer, code = {"refused": error.lines}, REFUSED
-    except Exception as error:
+    # A task that calls sys.exit() gives no answer either.
+    except (Exception, SystemExit) as error:
         if os.environ.get("HPCRUN_TRACEBACK"):
             raise
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"

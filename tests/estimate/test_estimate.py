@@ -38,6 +38,10 @@ class Chooses(Half):
 class Wrong(Half):
     def loss(self, model, batch):
         return model(batch[0][:, :3]).sum()
+
+class Exits(Half):
+    def train_dataset(self):
+        raise SystemExit(2)
 """
 
 
@@ -95,6 +99,7 @@ def test_a_step_that_depends_on_its_data_gets_the_arithmetic(tmp_path):
         (["--gpu-memory", "many"], "many is no size"),
         (["--gpu", "h100", "task=absent:Task"], "absent"),
         (["--gpu", "h100", "task=users:Wrong"], "the fake run raised RuntimeError"),
+        (["--gpu", "h100", "task=users:Exits"], "the fake run raised SystemExit: 2"),
     ],
 )
 def test_a_mistake_is_one_line(tmp_path, words, line):
