@@ -1,5 +1,6 @@
 """Samples of a GPU, on a constructed driver that plays values back."""
 
+import ctypes
 import math
 import sys
 import time
@@ -28,11 +29,12 @@ class Driver:
     def nvmlInit(self) -> None:
         """Start."""
 
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
-        """Return a handle of the only GPU."""
-        if uuid != "GPU-1a2b":
+    def nvmlDeviceGetHandleByUUID(self, uuid: bytes) -> str:
+        """Return a handle of the only GPU; raises TypeError for text, as pynvml 11.4 does."""
+        found = ctypes.c_char_p(uuid).value
+        if found != b"GPU-1a2b":
             raise Refused
-        return uuid
+        return found.decode()
 
     def nvmlDeviceGetUtilizationRates(self, _: str) -> SimpleNamespace:
         """Return the next utilization."""

@@ -66,7 +66,8 @@ def gpu_use(uuid: str, every: float = SAMPLE_S) -> GpuUse | None:
         return None
     try:
         pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        # As bytes, since older versions of the module accept no text here; newer versions accept both.
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
     except pynvml.NVMLError:
         return None
     return GpuUse(pynvml, handle, every)
