@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -64,6 +65,10 @@ def of_another_torch(raw: bytes) -> bytes:
     return raw.replace(torch.__version__.encode(), b"2.6.0", 1)
 
 
+def of_a_later_hpcrun(raw: bytes) -> bytes:
+    return raw.replace(b'"made_by": {', b'"made_by": {"driver": "9", ', 1)
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -72,6 +77,8 @@ def of_another_torch(raw: bytes) -> bytes:
         (lambda raw: raw[:100], "is damaged"),
         (lambda _: b"", "is damaged"),
         (lambda raw: b"[1]\n" + raw, "is damaged"),
+        (lambda raw: raw.replace(b'"made_by": {', b'"made_by": [1], "x": {', 1), "is damaged"),
+        (of_a_later_hpcrun, "was written with driver 9, but this is None"),
         (of_another_torch, "was written with torch 2.6.0, but this is " + torch.__version__),
     ],
 )
@@ -84,6 +91,35 @@ def test_a_damaged_or_foreign_file_is_one_line(
     assert cache.load() == f"{file}: {why}; the model is compiled again"
 
 
+def test_torch_2_7_names_its_entries_in_attributes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = SimpleNamespace(inductor_artifacts=["a"], autotune_artifacts=["a", "b"])
+    monkeypatch.setattr(torch.compiler, "save_cache_artifacts", lambda: (b"packed", info))
+    monkeypatch.setattr(torch.compiler, "load_cache_artifacts", lambda _: info)
+    file, cpu = tmp_path / "cache.bin", torch.device("cpu")
+    CompileCache(file, cpu, writes=True, loads=False).after_step()
+    second = CompileCache(file, cpu, writes=True, loads=True)
+    assert str(second.load()).startswith("compiled code of an earlier start: 3 entries")
+    made = file.stat().st_ino
+    second.save()
+    assert file.stat().st_ino == made
+
+
+def test_an_error_of_torch_does_not_end_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(torch.compiler, "save_cache_artifacts", fail)
+    cache = CompileCache(tmp_path / "cache.bin", torch.device("cpu"), writes=True, loads=True)
+    cache.after_step()
+    cache.save()
+    line = f"{tmp_path}/cache.bin: torch cannot pack it: RuntimeError: no; a restart compiles again"
+    assert capsys.readouterr().err == f"hpcrun: {line}\n"
+
+
 def test_a_file_that_everybody_may_write_is_not_loaded(
     made: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -92,6 +128,17 @@ def test_a_file_that_everybody_may_write_is_not_loaded(
     file.chmod(0o666)
     cache = CompileCache(file, torch.device("cpu"), writes=True, loads=True)
     assert "everybody may write to it; run `chmod o-w" in str(cache.load())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to other users")
+def test_a_file_of_another_user_is_loaded_only_in_that_user_s_folder(tmp_path: Path) -> None:
+    file = tmp_path / "cache.bin"
+    file.write_bytes(b"")
+    os.chown(file, 4711, -1)
+    cache = CompileCache(file, torch.device("cpu"), writes=True, loads=True)
+    assert "user 4711 wrote it, who does not own the run" in str(cache.load())
+    os.chown(tmp_path, 4711, -1)
+    assert "is damaged" in str(cache.load())
 
 
 @pytest.mark.parametrize(

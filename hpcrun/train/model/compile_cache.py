@@ -50,25 +50,29 @@ class CompileCache:
         if not self._loads:
             return None
         try:
-            raw = self._path.read_bytes()
-            open_to_all = self._path.stat().st_mode & stat.S_IWOTH
+            with self._path.open("rb") as stream:
+                status, raw = os.fstat(stream.fileno()), stream.read()
+            owners = {os.geteuid(), self._path.parent.stat().st_uid}
         except FileNotFoundError:
             return None
         except OSError as error:
             return self._ignored(f"cannot be read: {error.strerror}")
         # Entries are pickled, and run when they are used.
-        if open_to_all:
+        if status.st_mode & stat.S_IWOTH:
             return self._ignored(f"everybody may write to it; run `chmod o-w {self._path}`")
+        # Who may write to a shared folder can replace the file, but cannot give it to another owner.
+        if status.st_uid not in owners:
+            return self._ignored(f"user {status.st_uid} wrote it, who does not own the run")
         content = _content(raw, self._made_by)
         if isinstance(content, str):
             return self._ignored(content)
         try:
             found = torch.compiler.load_cache_artifacts(content)
+            if found is None:
+                return self._ignored("torch cannot load it")
+            self._known = set(_entries(found))
         except Exception as error:  # of any type: the cache is only a shortcut
             return self._ignored(f"torch cannot load it: {type(error).__name__}: {error}")
-        if found is None:
-            return self._ignored("torch cannot load it")
-        self._known = set(_entries(found))
         return (
             f"compiled code of an earlier start: {len(self._known)} entries, "
             f"{len(content) / 1e6:.1f} MB"
@@ -84,11 +88,16 @@ class CompileCache:
         """Write the file if this process has compiled something that the file lacks."""
         if not self._writes:
             return
-        packed = torch.compiler.save_cache_artifacts()
-        if packed is None:
+        try:
+            packed = torch.compiler.save_cache_artifacts()
+            if packed is None:
+                return
+            content, info = packed
+            entries = set(_entries(info))
+        except Exception as error:  # of any type: the cache is only a shortcut
+            self._writes = False
+            self._not_written(f"torch cannot pack it: {type(error).__name__}: {error}")
             return
-        content, info = packed
-        entries = set(_entries(info))
         if entries <= self._known:
             return
         self._known |= entries
@@ -101,11 +110,14 @@ class CompileCache:
         try:
             write_atomic(self._path, json.dumps(header).encode() + b"\n" + content)
         except OSError as error:
-            line = f"{self._path}: cannot be written: {error.strerror}; a restart compiles again"
-            print(f"hpcrun: {line}", file=sys.stderr, flush=True)
+            self._not_written(f"cannot be written: {error.strerror}")
 
     def _ignored(self, why: str) -> str:
         return f"{self._path}: {why}; the model is compiled again"
+
+    def _not_written(self, why: str) -> None:
+        line = f"{self._path}: {why}; a restart compiles again"
+        print(f"hpcrun: {line}", file=sys.stderr, flush=True)
 
 
 def open_cache(
@@ -140,17 +152,18 @@ def _content(raw: bytes, here: dict[str, str]) -> bytes | str:
     content = raw[len(line) + 1 :]
     try:
         header: Any = json.loads(line)
-        made_by = header["made_by"]
+        made_by = dict(header["made_by"])
         whole = (header["format"], header["size"], header["xxh3"]) == (
             _FORMAT,
             len(content),
             xxhash.xxh3_128_hexdigest(content),
         )
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return "is damaged"
-    if made_by != here:
-        key = next(key for key in here if made_by.get(key) != here[key])
-        return f"was written with {key} {made_by.get(key)}, but this is {here[key]}"
+    # A later version of hpcrun may have written keys that this version does not know.
+    for key in here | made_by:
+        if made_by.get(key) != here.get(key):
+            return f"was written with {key} {made_by.get(key)}, but this is {here.get(key)}"
     return content if whole else "is damaged"
 
 
@@ -169,6 +182,7 @@ def _processor() -> str:
 
 
 def _entries(info: Any) -> Iterator[tuple[str, str]]:
-    for kind, keys in info.artifacts.items():
+    # torch 2.7 has an attribute per kind; later versions have all kinds in one dictionary.
+    for kind, keys in vars(info).get("artifacts", vars(info)).items():
         for key in keys:
             yield kind, key
