@@ -22,7 +22,8 @@ _LONGEST = 3600.0
 _JOB_FILES = ("job.json", "request.json", "controller.log", "cluster")
 _OWN_HIDDEN = re.compile(r"\.unstarted-|\..+\.[0-9a-f]{12}\.tmp$")
 _OF_RUNS = {
-    *("checkpoints", "code", "events.jsonl", "logs", "metrics.jsonl", "nonfinite", "owner.json"),
+    *("checkpoints", "code", "compile-cache.bin", "events.jsonl", "logs", "metrics.jsonl"),
+    *("nonfinite", "owner.json"),
     *("profile", "result.json", "submitting.lock", "tensorboard", "uncommitted.patch"),
 }
 
