@@ -170,10 +170,11 @@ def _broadcast(bucket: _Bucket, sends: bool) -> None:
         return
     if not parts:
         return
+    # No padding at the end: another rank may hold a single part contiguously, and receives only its bytes.
     starts, size = [], 0
     for part in parts:
-        starts.append(size)
-        size += -(-part.nbytes // _ALIGNED) * _ALIGNED
+        starts.append(-(-size // _ALIGNED) * _ALIGNED)
+        size = starts[-1] + part.nbytes
     packed = torch.empty(size, dtype=torch.uint8, device=parts[0].device)
     places = [packed[at : at + part.nbytes] for at, part in zip(starts, parts, strict=True)]
     if sends:
