@@ -57,7 +57,7 @@ def require_ownership(
         pause: seconds before the second read; doubled for each further read.
 
     Raises:
-        Superseded: a newer attempt owns the run, or the file stays missing.
+        OwnedByAnotherAttempt: a newer attempt owns the run, or the file stays missing.
         OSError: the file stays unreadable.
     """
     late = time.monotonic() + patience

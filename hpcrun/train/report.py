@@ -70,7 +70,7 @@ def finished(
     If the report fails, the training is still finished: result.json then gives the reason.
 
     Raises:
-        Superseded: a newer attempt owns the run now and will write the file.
+        OwnedByAnotherAttempt: a newer attempt owns the run now and will write the file.
     """
     if saver.failed is not None:
         return exitcodes.SAVE_FAILED

@@ -59,7 +59,7 @@ class Saver:
         """Save the state after ``done`` steps; the commit happens in the background. Collective.
 
         Raises:
-            Superseded: a newer attempt owns the run now.
+            OwnedByAnotherAttempt: a newer attempt owns the run now.
         """
         self._wait()
         if done == self.saved:
@@ -88,7 +88,7 @@ class Saver:
         """Save the state after ``done`` steps; wait until it is committed or ``failed`` is set. Collective.
 
         Raises:
-            Superseded: a newer attempt owns the run now.
+            OwnedByAnotherAttempt: a newer attempt owns the run now.
         """
         self.start(done)
         self._wait()

@@ -46,8 +46,8 @@ class CheckpointEngine:
 
     Args:
         group: a control group of all ranks, used by the calling thread; None for a single rank.
-        still_mine: raises Superseded if a newer attempt owns the run; called on rank 0.
-        tidy: called by rank 0 after the commit of a step; see :mod:`hpcrun.checkpoint.storage.retention`.
+        still_mine: raises OwnedByAnotherAttempt if a newer attempt owns the run; called on rank 0.
+        after_commit: called by rank 0 after a commit; see :mod:`hpcrun.checkpoint.storage.retention`.
         staging: host memory for the snapshots.
         stage: a fast node-local folder, written before the slower shared disk.
         timeout: seconds that the ranks' disks may differ before a save is given up.

@@ -38,8 +38,8 @@ class Saving:
     """Executes a save together with the other ranks.
 
     Args:
-        still_mine: raises Superseded if a newer attempt owns the run; called on rank 0.
-        tidy: called by rank 0 after the commit of a step; its result is reported to the user.
+        still_mine: raises OwnedByAnotherAttempt if a newer attempt owns the run; called on rank 0.
+        after_commit: called by rank 0 after the commit of a step; its result is reported to the user.
     """
 
     def __init__(
