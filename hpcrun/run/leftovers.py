@@ -20,10 +20,9 @@ _MAKER = ".maker"
 # Seconds; a submission fills its folder with five small files.
 _LONGEST = 3600.0
 _JOB_FILES = ("job.json", "request.json", "controller.log", "cluster")
-_OWN_HIDDEN = re.compile(r"\.unstarted-|\..+\.[0-9a-f]{12}\.tmp$")
+_IGNORED = re.compile(r"\.unstarted-|\..+\.[0-9a-f]{12}\.tmp$|compile-cache(-\d+)?\.bin$")
 _OF_RUNS = {
-    *("checkpoints", "code", "compile-cache.bin", "events.jsonl", "logs", "metrics.jsonl"),
-    *("nonfinite", "owner.json"),
+    *("checkpoints", "code", "events.jsonl", "logs", "metrics.jsonl", "nonfinite", "owner.json"),
     *("profile", "result.json", "submitting.lock", "tensorboard", "uncommitted.patch"),
 }
 
@@ -76,7 +75,7 @@ def holds_only_logs(folder: Path) -> bool:
     if folder.is_symlink() or not folder.is_dir():
         return False
     try:
-        names = {entry.name for entry in folder.iterdir() if not _OWN_HIDDEN.match(entry.name)}
+        names = {entry.name for entry in folder.iterdir() if not _IGNORED.match(entry.name)}
         if not names <= _OF_RUNS or _holds(folder / "checkpoints", "step-*"):
             return False
         return _holds(folder / "logs", "*/restart-*", *(f"*/{name}" for name in _JOB_FILES)) or (

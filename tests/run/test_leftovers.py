@@ -84,6 +84,8 @@ def husk(path: Path) -> Path:
     (folder / "rank-00000.log").write_text("the end")
     run.metrics.write_text("{}\n")
     run.compile_cache.touch()
+    file_of_second_gpu = run.compile_cache.with_name("compile-cache-1.bin")
+    file_of_second_gpu.touch()
     for gone in (run.config, run.record):
         gone.unlink()
     run.checkpoints.rmdir()

@@ -16,6 +16,7 @@ from torch._inductor.runtime import cache_dir_utils
 
 from hpcrun.config import override_layer, resolve, to_yaml
 from hpcrun.run.directory import RunDirectory, create
+from hpcrun.train.model import compile_cache
 from hpcrun.train.model.compile_cache import CompileCache, open_cache
 
 ROOT = Path(__file__).parents[2]
@@ -155,7 +156,43 @@ def test_the_user_s_own_folder_wins(
         assert cache_dir_utils.cache_dir() == os.environ["TORCHINDUCTOR_CACHE_DIR"]
     elif folder is not None:
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", folder)
-    cache = open_cache(made[0], torch.device("cpu"), rank=0, local_rank=0)
+    cache = open_cache(made[0], torch.device("cpu"), node_rank=0, local_rank=0)
+    assert (cache.load() is not None) == loads
+
+
+@pytest.mark.parametrize(
+    ("node_rank", "local_rank", "index", "name", "loads", "writes"),
+    [
+        (0, 0, 0, "cache.bin", True, True),
+        (0, 1, 1, "cache-1.bin", True, True),
+        (1, 1, 1, "cache-1.bin", True, False),
+        # Slurm shows each rank only its own GPU.
+        (0, 1, 0, "cache.bin", False, False),
+        (0, 1, None, "cache.bin", False, False),
+    ],
+)
+def test_each_gpu_of_a_node_has_its_own_file(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    node_rank: int,
+    local_rank: int,
+    index: int | None,
+    name: str,
+    loads: bool,
+    writes: bool,
+) -> None:
+    # torch's name of an entry includes the number of the GPU.
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setattr(compile_cache, "_environment", lambda _: {})
+    device = torch.device("cpu") if index is None else torch.device("cuda", index)
+    path = tmp_path / "cache.bin"
+    cache = open_cache(path, device, node_rank=node_rank, local_rank=local_rank)
+    info = SimpleNamespace(artifacts={"inductor": ["a"]})
+    monkeypatch.setattr(torch.compiler, "save_cache_artifacts", lambda: (b"packed", info))
+    monkeypatch.setattr(torch.compiler, "load_cache_artifacts", lambda _: info)
+    cache.after_step()
+    assert [file.name for file in tmp_path.iterdir()] == [name] * writes
+    CompileCache(tmp_path / name, device, writes=True, loads=False).after_step()
     assert (cache.load() is not None) == loads
 
 

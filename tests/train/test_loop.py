@@ -69,7 +69,7 @@ def test_metrics_are_written_before_every_save(tmp_path, monkeypatch, last):
         nonfinite=SimpleNamespace(check=lambda _: None, finish=lambda: None),
         profile=SimpleNamespace(before=lambda _: None, close=lambda _: None),
         position=position,
-        compiled=open_cache(None, trainer.device, rank=0, local_rank=0),
+        compiled=open_cache(None, trainer.device, node_rank=0, local_rank=0),
     )
     loop.run()
     sinks.close()

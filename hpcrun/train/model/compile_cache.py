@@ -3,7 +3,8 @@
 A requeue often lands on nodes that have never compiled this model. torch's own cache is a folder of many
 small files on the node's disk, which a network file system handles badly. torch can pack the entries that a
 process has used into one string of bytes (``torch.compiler.save_cache_artifacts``), which is one file here.
-An entry's name is a hash of the graph and of torch's settings, so an entry never serves another model.
+An entry's name is a hash of the graph and of torch's settings, so an entry never serves another model. The
+hash includes the number of the GPU, so each GPU of a node has its own file.
 """
 
 import json
@@ -31,8 +32,9 @@ class CompileCache:
 
     Args:
         path: the file; a missing file is normal.
-        writes: write the file; True on rank 0.
-        loads: unpack the file into torch's cache folder on this node; True on one rank of each node.
+        writes: write the file; True on one rank of the first node for each file.
+        loads: unpack the file into torch's cache folder on this node; True on one rank of each node for
+            each file.
         device: the device of the model.
     """
 
@@ -121,21 +123,34 @@ class CompileCache:
 
 
 def open_cache(
-    path: Path | None, device: torch.device, *, rank: int, local_rank: int
+    path: Path | None, device: torch.device, *, node_rank: int, local_rank: int
 ) -> CompileCache:
-    """Return the cache of a rank; ``path``: None if the training keeps no file.
+    """Return the cache of a rank.
 
     A user who names a folder for torch's cache has chosen a place that outlives a job: such a rank uses no
     file.
+
+    Args:
+        path: the file of the CPU and of the first GPU of a node; None if the training keeps no file.
     """
     kept = (
         path is not None
         and not _chosen_by_user(os.environ.get("TORCHINDUCTOR_CACHE_DIR"))
         and hasattr(torch.compiler, "load_cache_artifacts")
     )
+    # Where Slurm shows each rank only its own GPU, all of them have the number 0 and share a file.
+    loads = kept and local_rank == (device.index or 0)
     return CompileCache(
-        path or Path(os.devnull), device, writes=kept and rank == 0, loads=kept and local_rank == 0
+        file_of(path or Path(os.devnull), device),
+        device,
+        writes=loads and node_rank == 0,
+        loads=loads,
     )
+
+
+def file_of(path: Path, device: torch.device) -> Path:
+    """Return the file of ``device``; ``path``: that of the CPU and of the first GPU of a node."""
+    return path.with_name(f"{path.stem}-{device.index}{path.suffix}") if device.index else path
 
 
 def _chosen_by_user(folder: str | None) -> bool:

@@ -150,10 +150,10 @@ def open_compile_cache(context: Context, device: torch.device) -> CompileCache:
     train, at = context.config.train, context.distributed
     kept = train.compile and train.compile_cache
     path = context.run.compile_cache if kept else None
-    cache = open_cache(path, device, rank=at.rank, local_rank=at.local_rank)
+    cache = open_cache(path, device, node_rank=at.node_rank, local_rank=at.local_rank)
     if kept:
         with context.at("loading compiled code"):
-            # Collective, since the ranks of a node share the folder that the first of them fills.
+            # Collective, since the ranks of a node share the folder that some of them fill.
             line = context.together(cache.load)
         if at.rank == 0 and line is not None:
             print(f"hpcrun: {line}", flush=True)
