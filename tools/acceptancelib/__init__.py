@@ -1,0 +1,1 @@
+"""The checks of ``gpu_acceptance.py``; each check runs in a separate process."""

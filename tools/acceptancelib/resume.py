@@ -1,0 +1,65 @@
+"""An interrupted run and an undisturbed run, compared bit by bit at the end."""
+
+import hashlib
+import time
+from typing import Any
+
+import torch
+
+from acceptancelib.outcome import REPORT, Job, Outcome
+from acceptancelib.runs import submit, wait_for_end
+from hpcrun.checkpoint.sharded.read import StoreReader
+from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import read_events
+
+_EXPECTED = {"calm": ["finished"], "interrupted": ["preemption", "crash", "finished"]}
+
+
+def check(job: Job) -> list[Outcome]:
+    """Run both with train.deterministic=true: no interruption; a warning signal, then a killed rank."""
+    late = time.monotonic() + 0.95 * job.seconds
+    found: dict[str, Any] = {}
+    for name, plan in (("calm", {}), ("interrupted", {"model__warn_at": 7, "model__kill_at": 14})):
+        run = submit(job, name, "--detach", train__deterministic=True, **plan)
+        wait_for_end(job, run, max(1.0, late - time.monotonic()))
+        causes = [event.cause for event in read_events(run) if event.what == "ended"]
+        found[name] = {"causes": causes, "state": digests(run)}
+    return [judge(found, job.ranks)]
+
+
+def judge(found: dict[str, Any], ranks: int) -> Outcome:
+    """Return the outcome from the causes of the ends, and the hashes of the last checkpoints."""
+    for name, expected in _EXPECTED.items():
+        if found[name]["causes"] != expected:
+            line = f"the {name} run ended with {', '.join(map(str, found[name]['causes']))}"
+            line += f" instead of {', '.join(expected)}"
+            return Outcome("equal bits", "fail", line, REPORT, found)
+    calm, rough = found["calm"]["state"], found["interrupted"]["state"]
+    other = sorted(name for name in calm.keys() | rough.keys() if calm.get(name) != rough.get(name))
+    if other:
+        line = f"{len(other)} of {len(calm)} tensors differ after two interruptions, such as {other[0]}"
+        remedy = "interrupted runs differ in the last bits here; " + REPORT
+        return Outcome("equal bits", "fail", line, remedy, found)
+    line = (
+        f"{ranks} ranks, a preemption and a killed rank: all {len(calm)} tensors have the same bits"
+    )
+    return Outcome("equal bits", "pass", line, details=found)
+
+
+def digests(run: RunDirectory) -> dict[str, str]:
+    """Return the hash of every tensor of the newest checkpoint: weights, moments, generators."""
+    store = CheckpointStore(run.checkpoints, "acceptance-0")
+    steps = store.steps()
+    if not steps:
+        return {}
+    store.check(steps[0])
+    reader = StoreReader(store, steps[0])
+    tensors = {name: reader.empty(name) for name in reader.index.tensors}
+    reader.load(tensors)
+    return {"step": str(steps[0])} | {
+        name: hashlib.sha256(
+            value.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        ).hexdigest()
+        for name, value in tensors.items()
+    }
