@@ -34,7 +34,7 @@ def build(size: Size, device: torch.device, dtype: torch.dtype) -> GPT:
 
 
 class _Hollow(GPT):
-    def _initialise(self, layers: int, generator: torch.Generator) -> None:
+    def _initialize(self, layers: int, generator: torch.Generator) -> None:
         """Initialize weights, because meta tensors have no values."""
 
 
