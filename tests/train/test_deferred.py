@@ -1,5 +1,6 @@
 """A deferred build gives the bits of a normal build, or is refused."""
 
+import functools
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -314,6 +315,36 @@ def test_a_build_that_cannot_be_deferred_is_refused_and_leaves_no_trace(
     assert states() == before
     assert OUTSIDE.tolist() == [1, 1, 1]
     KEPT.clear()
+
+
+def test_a_build_may_load_all_weights_through_one_array() -> None:
+    class Loaded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(400, 400) for _ in range(3))
+            values = np.empty((400, 400), dtype="float32")
+            for number, layer in enumerate(self.layers):
+                values[:] = number
+                layer.weight.data.copy_(torch.from_numpy(values))
+
+    require_same(Loaded)
+
+
+def test_a_cache_filled_by_a_refused_build_serves_the_full_build() -> None:
+    @functools.cache
+    def table(width: int) -> torch.Tensor:
+        return torch.outer(torch.arange(4.0), 1 / torch.tensor([1.0] * width))
+
+    class Cached(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+            self.register_buffer("turn", table(3), persistent=False)
+
+    with pytest.raises(Unreplayable, match="held outside"):
+        build_deferred(Cached)
+    assert type(table(3)) is torch.Tensor
+    assert Cached().turn.sum() == 18
 
 
 def test_initial_weights_of_files_replace_those_of_the_build(tmp_path: Path) -> None:

@@ -100,14 +100,25 @@ def build_deferred(make: Callable[[], nn.Module]) -> Deferred:
 
     Raises:
         Unreplayable: the parameters cannot be computed later with the same bits. The generators are as they
-            were before.
+            were before, and what the program still holds of the build has its values.
+        UserError: a tensor that the program still holds cannot get values.
     """
     recording = Recording()
     try:
         return _record(recording, make)
-    except (Unreplayable, UserError):
+    except UserError:
         recording.generators.rewind()
         raise
+    except Unreplayable as error:
+        reason = str(error)
+    # Outside the handler: the frames of an exception hold what the build has made.
+    recording.generators.rewind()
+    if not recording.materialize():
+        raise UserError(
+            f"fsdp.deferred_init: the build of the model cannot be deferred ({reason}), and a tensor that it "
+            "leaves behind has no memory; set fsdp.deferred_init=false"
+        )
+    raise Unreplayable(reason)
 
 
 def _record(recording: Recording, make: Callable[[], nn.Module]) -> Deferred:

@@ -4,6 +4,7 @@ Small tensors that depend on no random draw are also computed at once, so that a
 (``torch.linspace(0, rate, layers).tolist()``). A build that reads any other value cannot be deferred.
 """
 
+import gc
 import weakref
 from typing import Any
 
@@ -25,6 +26,11 @@ from hpcrun.train.deferred.tape import Call, Tape, Unreplayable, View, new_stora
 _SMALL_BYTES = 1 << 19
 """Size of a tensor that is computed immediately."""
 
+_OUTSIDE_BYTES = 1 << 30
+"""Largest memory from outside the recording of which the recording keeps a copy."""
+
+_STAYS = "_content_stays"
+
 _EMPTY = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided"}
 _LIFTS = {"lift", "lift_fresh"}
 # They change the storage of a tensor, and no content.
@@ -44,6 +50,12 @@ _TRUNCATED_OPTIONS = 4
 
 # Ways to the content that torch's dispatcher does not see.
 _READS = {"numpy", "__array__", "data_ptr", "__dlpack__", "share_memory_", "storage", "map_"}
+
+
+def content_stays(tensor: Tensor) -> Tensor:
+    """Promise that nothing changes the content of ``tensor``: a recording makes no copy."""
+    vars(tensor)[_STAYS] = True
+    return tensor
 
 
 class _Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]
@@ -67,6 +79,8 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive: list[torch.UntypedStorage] = []
         self._made: list[weakref.ref[Tensor]] = []
         self._outside: set[int] = set()
+        # Contents from outside by address.
+        self._copies: dict[int, torch.UntypedStorage] = {}
         # Storages that calls on the tape read, and those that they set.
         self._read: set[int] = set()
         self._pending: set[int] = set()
@@ -91,6 +105,26 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def survivors(self) -> int:
         """Return the number of recorded tensors that the program still holds."""
         return sum(reference() is not None for reference in self._made)
+
+    def materialize(self) -> bool:
+        """Give recorded tensors that the program (a cache) still holds their contents; False: impossible."""
+        gc.collect()
+        held = [tensor for reference in self._made if (tensor := reference()) is not None]
+        # Tensors with weak references cannot be swapped.
+        self._made.clear()
+        self._fakes.fake_tensor_converter.meta_converter.tensor_memo.clear()
+        try:
+            views = [self.view(tensor) for tensor in held]
+            contents = dict[int, torch.UntypedStorage]()
+            self.tape.replay({view.storage for view in views}, contents.__setitem__)
+            while held:
+                fake, view = held.pop(), views.pop()
+                real = view.of(contents[view.storage])
+                whole = nn.Parameter(real) if isinstance(fake, nn.Parameter) else real
+                torch.utils.swap_tensors(fake, whole.requires_grad_(fake.requires_grad))
+        except Exception:
+            return False
+        return True
 
     def owns(self, tensor: Tensor) -> bool:
         """Return True if ``tensor`` shows a storage of this recording that has no memory."""
@@ -123,7 +157,8 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def stand_in(tensor: Tensor) -> Tensor:
             if isinstance(tensor, FakeTensor):
                 return tensor
-            fake = self._stand_in(tensor)
+            # The program may change a tensor made from numbers in place.
+            fake = self._stand_in(tensor, shared=name not in _LIFTS)
             stand_ins[id(fake)] = tensor
             return fake
 
@@ -239,16 +274,35 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
             out = func(*args, **kwargs)
         return tree_map_only(Tensor, self._stand_in, out)
 
-    def _stand_in(self, real: Tensor) -> FakeTensor:
+    def _stand_in(self, real: Tensor, *, shared: bool = True) -> FakeTensor:
         """Return a fake tensor for ``real``, a tensor from outside the recording."""
         if real.layout is not torch.strided or real.device.type != "cpu":
             raise self.refuse(f"it uses a tensor of layout {real.layout} on {real.device}")
         fake = self._fakes.from_tensor(real.detach())
         key = self.view(fake).storage
-        self.tape.known.setdefault(key, real.untyped_storage())
+        content = self._content_now(real, shared=shared)
+        if not _same(self.tape.known.setdefault(key, content), content):
+            raise self.refuse("it uses a tensor from outside again after a change")
         self._outside.add(key)
         self._made.append(weakref.ref(fake))
         return fake
+
+    def _content_now(self, real: Tensor, *, shared: bool) -> torch.UntypedStorage:
+        """Return a copy of what ``real`` holds now: the program may load the next values into the same array.
+
+        ``shared``: True if the copy serves all uses of this content.
+        """
+        storage = real.untyped_storage()
+        if _STAYS in vars(real):
+            return storage
+        if storage.nbytes() > _OUTSIDE_BYTES:
+            raise self.refuse(f"it uses a tensor of {storage.nbytes()} bytes that it has not made")
+        last = self._copies.get(storage.data_ptr())
+        if not shared or last is None or not _same(last, storage):
+            last = storage.clone()
+        if shared:
+            self._copies[storage.data_ptr()] = last
+        return last
 
     def _result(self, tensor: Tensor) -> View:
         self._made.append(weakref.ref(tensor))
@@ -302,6 +356,15 @@ def _deep_copied(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
         copied = nn.Parameter(copied, tensor.requires_grad)
     memo[id(tensor)] = copied
     return copied
+
+
+def _same(one: torch.UntypedStorage, other: torch.UntypedStorage) -> bool:
+    if one.data_ptr() == other.data_ptr() or one.nbytes() != other.nbytes():
+        return one.nbytes() == other.nbytes()
+    first, second = (
+        View(0, torch.uint8, (storage.nbytes(),), (1,), 0).of(storage) for storage in (one, other)
+    )
+    return torch.equal(first, second)
 
 
 def _mutated(func: Any, args: Any, kwargs: Any) -> list[Tensor]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from hpcrun.errors import UserError
+from hpcrun.train.deferred.recording import content_stays
 
 _KEY = "train.init_from"
 
@@ -37,7 +38,7 @@ def load_initial_weights(model: nn.Module, source: str) -> None:
                     f"{_KEY}: {name} has the shape {tuple(tensor.shape)} in {file}, and "
                     f"{tuple(target.shape)} in the model"
                 )
-            target.copy_(tensor)
+            target.copy_(content_stays(tensor))
     # A file holds a tied weight once, under one of its names.
     loaded = {id(wanted[name]) for name in sources}
     missing = [name for name, target in wanted.items() if id(target) not in loaded]
