@@ -39,10 +39,11 @@ def fill(
     root: Any = module
     root._apply(lambda value: torch.empty_like(value, device=place) if value.is_meta else value)
     parameters = {each.name: each for each in deferred.parameters}
-    described = [_described(parameters[name]) for name in deferred.order()]
-    words: list[Any] = [described]
+    mine = [described(parameters[name]) for name in deferred.order()]
+    words: list[Any] = [mine]
     dist.broadcast_object_list(words, src=0, group=group)
-    together(lambda: _require_same(words[0], described), rank=rank, group=group)
+    # The order is that of rank 0, which may initialize in another order.
+    together(lambda: _require_same(sorted(words[0]), sorted(mine)), rank=rank, group=group)
 
     def share(name: str, value: Tensor) -> None:
         whole = value.to(device).contiguous()
@@ -53,12 +54,13 @@ def fill(
         if rank == 0:
             deferred.compute(share)
         else:
-            for name, size, _ in described:
+            for name, size, _ in words[0]:
                 share(name, torch.empty(size, dtype=parameters[name].view.dtype, device=device))
     deferred.tape.clear()
 
 
-def _described(parameter: DeferredParameter) -> tuple[str, tuple[int, ...], str]:
+def described(parameter: DeferredParameter) -> tuple[str, tuple[int, ...], str]:
+    """Return the name, the size and the type of ``parameter``."""
     return parameter.name, parameter.view.size, str(parameter.view.dtype)
 
 

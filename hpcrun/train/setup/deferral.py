@@ -1,8 +1,8 @@
 """Decide whether the task's model is built without memory for its weights, and build it either way."""
 
+import hashlib
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -11,6 +11,7 @@ from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import Config
 from hpcrun.errors import UserError
 from hpcrun.train.deferred.build import Deferred, build_deferred
+from hpcrun.train.deferred.fill import described
 from hpcrun.train.deferred.tape import Unreplayable
 from hpcrun.train.determinism import seed_alike
 from hpcrun.train.model.initial_weights import load_initial_weights
@@ -62,12 +63,24 @@ def build_whole(
 def all_deferred(
     deferred: Deferred | None, config: Config, distributed: DistributedConfig, group: Any
 ) -> bool:
-    """Return True if all ranks have deferred the build. Collective."""
+    """Return True if all ranks have deferred the build of the same parameters. Collective.
+
+    Ranks may build differently, since rank 0 has the values of all: only rank 0 reads a file, say.
+    """
     if not _wanted(config, distributed):
         return False
-    least = torch.tensor([deferred is not None], dtype=torch.int32)
-    dist.all_reduce(least, op=dist.ReduceOp.MIN, group=group)
-    return bool(least.item())
+    mine = None if deferred is None else sorted(map(described, deferred.parameters))
+    words: list[Any] = [None] * distributed.world_size
+    text = None if mine is None else hashlib.sha256(repr(mine).encode()).hexdigest()
+    dist.all_gather_object(words, text, group=group)
+    same = len({*words}) == 1
+    if distributed.rank == 0 and not same:
+        print(
+            "hpcrun: fsdp.deferred_init: build_model() runs on every rank in full: the ranks record "
+            "different parameters",
+            flush=True,
+        )
+    return same and words[0] is not None
 
 
 def _build(task: Task, config: Config, distributed: DistributedConfig) -> Any:
