@@ -105,12 +105,21 @@ def _open(task: Task, config: Config, distributed: DistributedConfig) -> OpenedT
 
 
 def _datasets(task: Task, deferred: Deferred | None) -> "tuple[Dataset[Any], Dataset[Any] | None]":
-    before = capture.capture_rank()
+    before, attributes = capture.capture_rank(), dict(vars(task))
     datasets = task.train_dataset(), task.validation_dataset()
     if deferred is not None and deferred.settle_generator():
         # They drew random numbers (random_split), which follow those of the build.
         capture.apply_rank({**before, "cpu": torch.get_rng_state()})
+        # Both methods may use a split that the first has kept.
+        vars(task).clear()
+        vars(task).update(attributes)
+        start = torch.get_rng_state()
         datasets = task.train_dataset(), task.validation_dataset()
+        if torch.equal(torch.get_rng_state(), start):
+            raise UserError(
+                f"fsdp.deferred_init: {type(task).__name__}.train_dataset() keeps random values of its first "
+                "call outside the task; set fsdp.deferred_init=false"
+            )
     return datasets
 
 
