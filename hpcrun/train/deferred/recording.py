@@ -121,7 +121,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 fake, view = held.pop(), views.pop()
                 real = view.of(contents[view.storage])
                 whole = nn.Parameter(real) if isinstance(fake, nn.Parameter) else real
-                torch.utils.swap_tensors(fake, whole.requires_grad_(fake.requires_grad))
+                torch.utils.swap_tensors(fake, whole.requires_grad_(fake.requires_grad))  # type: ignore[no-untyped-call]
         except Exception:
             return False
         return True
@@ -299,7 +299,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise self.refuse(f"it uses a tensor of {storage.nbytes()} bytes that it has not made")
         last = self._copies.get(storage.data_ptr())
         if not shared or last is None or not _same(last, storage):
-            last = storage.clone()
+            last = storage.clone()  # type: ignore[no-untyped-call]
         if shared:
             self._copies[storage.data_ptr()] = last
         return last
