@@ -32,7 +32,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -45,17 +45,36 @@ _COUNT = (
     "import torch; n = torch.cuda.device_count() if torch.cuda.is_available() else 0; "
     "print(n, *sorted({torch.cuda.get_device_name(i) for i in range(n)}), sep='\\n')"
 )
+_OUTPUT = 8000
+"""Characters of the output of a failed check in the JSON file."""
+
 _GRACE = 15.0
 """Seconds that a check has after its time limit to end its runs and ranks."""
 
 
 def run_check(job: Job, environ: dict[str, str], *, cut: bool) -> list[Outcome]:
-    """Run a check in a separate process; ``cut``: its limit is the remaining time of the program."""
+    """Run a check in a separate process; ``cut``: its limit is the remaining time of the program.
+
+    Its output goes to a file, and the end of the output into the details of a failure.
+    """
+    log = Path(job.folder) / "check.log"
+    outcomes = _outcomes(job, environ, log, cut=cut)
+    said = log.read_text(encoding="utf-8", errors="replace")[-_OUTPUT:]
+    return [
+        replace(it, details={**it.details, "output": said})
+        if it.result in ("fail", "unknown")
+        else it
+        for it in outcomes
+    ]
+
+
+def _outcomes(job: Job, environ: dict[str, str], log: Path, *, cut: bool) -> list[Outcome]:
     result = Path(job.folder) / "outcomes.json"
-    process = subprocess.Popen(
-        [sys.executable, str(_PROGRAM), json.dumps(asdict(job)), str(result)],
-        env=environ, stdout=sys.stderr.fileno(), start_new_session=True,
-    )  # fmt: skip
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, str(_PROGRAM), json.dumps(asdict(job)), str(result)],
+            env=environ, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
     try:
         process.wait(job.seconds)
     except subprocess.TimeoutExpired:
@@ -153,7 +172,7 @@ def _positive(text: str) -> float:
 
 def _file(text: str) -> Path:
     path = Path(text)
-    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise argparse.ArgumentTypeError(
             f"{text} cannot be written: name a file in a folder of yours"
         )
@@ -210,7 +229,11 @@ def main() -> int:
             return 2
     # A signal to this process also ends the running check.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    return report(wanted, gpus, machine, environ)
+    try:
+        return report(wanted, gpus, machine, environ)
+    except KeyboardInterrupt:
+        print("gpu_acceptance: interrupted; the checks until now are in the file", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from acceptancelib.outcome import Job
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.device import accelerator
+from hpcrun.train.determinism import choose_kernels
 
 _PROGRAM = Path(__file__).parent
 
@@ -104,8 +105,6 @@ def member(job: Job, rank: int) -> Iterator[Member]:
         backend="gloo" if job.simulated else "nccl",
         device_ids=() if job.simulated else (rank,),
     )
-    from hpcrun.train.determinism import choose_kernels
-
     # NCCL reads its variables when it makes its first group.
     choose_kernels(True)
     dist.init_process_group(
