@@ -2,6 +2,7 @@
 
 import hashlib
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -36,19 +37,24 @@ def judge(found: dict[str, Any], ranks: int) -> Outcome:
             line += f" instead of {', '.join(expected)}"
             return Outcome("equal bits", "fail", line, REPORT, found)
     calm, rough = found["calm"]["state"], found["interrupted"]["state"]
+    if not calm:
+        return Outcome("equal bits", "fail", "the calm run has no checkpoint", REPORT, found)
     other = sorted(name for name in calm.keys() | rough.keys() if calm.get(name) != rough.get(name))
     if other:
-        line = f"{len(other)} of {len(calm)} tensors differ after two interruptions, such as {other[0]}"
+        line = (
+            f"{len(other)} of {len(calm)} values differ after two interruptions, such as {other[0]}"
+        )
         remedy = "interrupted runs differ in the last bits here; " + REPORT
         return Outcome("equal bits", "fail", line, remedy, found)
-    line = (
-        f"{ranks} ranks, a preemption and a killed rank: all {len(calm)} tensors have the same bits"
-    )
+    line = f"{ranks} ranks, a preemption and a killed rank: {len(calm)} values with the same bits"
     return Outcome("equal bits", "pass", line, details=found)
 
 
 def digests(run: RunDirectory) -> dict[str, str]:
-    """Return the hash of every tensor of the newest checkpoint: weights, moments, generators."""
+    """Return the hash of every value of the newest checkpoint: weights, moments, generators, positions.
+
+    Values instead of files: pickle writes equal plain data differently depending on shared objects.
+    """
     store = CheckpointStore(run.checkpoints, "acceptance-0")
     steps = store.steps()
     if not steps:
@@ -57,9 +63,18 @@ def digests(run: RunDirectory) -> dict[str, str]:
     reader = StoreReader(store, steps[0])
     tensors = {name: reader.empty(name) for name in reader.index.tensors}
     reader.load(tensors)
-    return {"step": str(steps[0])} | {
-        name: hashlib.sha256(
-            value.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-        ).hexdigest()
-        for name, value in tensors.items()
-    }
+    state = {name: reader.blob(name) for name in reader.index.blobs}
+    return {name: hashlib.sha256(it).hexdigest() for name, it in _leaves(state | tensors, "state")}
+
+
+def _leaves(value: Any, name: str) -> Iterator[tuple[str, bytes]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _leaves(item, f"{name}.{key}")
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            yield from _leaves(item, f"{name}[{number}]")
+    elif isinstance(value, torch.Tensor):
+        yield name, value.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    else:
+        yield name, repr(value).encode()
