@@ -1,6 +1,8 @@
 """Bits of all-reduce and reduce-scatter: equal in two fresh sets of processes."""
 
 import hashlib
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,7 +30,7 @@ def check(job: Job) -> list[Outcome]:
 def compare(name: str, first: list[Any], second: list[Any]) -> Outcome:
     """Return the outcome of one collective from the results of two sets of ranks."""
     details = {"first": [rank[name] for rank in first], "second": [rank[name] for rank in second]}
-    furthest = max(rank["furthest"][name] for rank in first + second)
+    furthest = _worst([rank["furthest"][name] for rank in first + second])
     ranks = len(first)
     if not furthest < 0.05:  # not `>=`, which is false for NaN
         return Outcome(name, "fail", f"sums are wrong by up to {furthest:.2g}", REPORT, details)
@@ -48,6 +50,11 @@ def compare(name: str, first: list[Any], second: list[Any]) -> Outcome:
     return Outcome(
         name, "pass", f"{ranks} ranks, two starts, fp32 and bf16: the same bits", details=details
     )
+
+
+def _worst(distances: Sequence[float]) -> float:
+    """Return the largest distance; NaN if one is NaN, which max() may lose."""
+    return math.nan if any(map(math.isnan, distances)) else max(distances)
 
 
 def rank(here: Member) -> dict[str, Any]:
@@ -70,7 +77,7 @@ def _note(found: dict[str, Any], name: str, kind: str, value: Tensor, expected: 
     found[name][kind] = hashlib.sha256(host.view(torch.uint8).numpy().tobytes()).hexdigest()
     # Relative to the size of the sum: bf16 has eight bits.
     furthest = ((host.double() - expected).abs().max() / expected.abs().max()).item()
-    found["furthest"][name] = max(furthest, found["furthest"].get(name, 0.0))
+    found["furthest"][name] = _worst([furthest, found["furthest"].get(name, 0.0)])
 
 
 def _values(rank: int, count: int, dtype: torch.dtype) -> Tensor:
