@@ -37,7 +37,7 @@ class SweepSubmission:
     executor: str
     jobs: Sequence[str]
     elements: Sequence[str]
-    tasks: Sequence[int] = ()
+    tasks: Sequence[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
