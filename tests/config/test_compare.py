@@ -102,7 +102,7 @@ DECIDES = {
     *("task", "command", "seed", "model", "data"),
     *("train.batch_size", "train.uneven", "train.lr", "train.lr_scaling", "train.lr_base_batch"),
     *("train.clip_norm", "train.patience", "train.min_delta", "train.ema"),
-    "train.init_from",
+    *("train.init_from", "train.sync_batchnorm"),
     *(
         "train.broadcast_buffers",
         "train.compression",
@@ -111,7 +111,7 @@ DECIDES = {
     ),
     *("train.channels_last", "fsdp.param_dtype", "fsdp.reduce_dtype", "fsdp.buffer_dtype"),
     *("optim.name", "optim.betas", "optim.eps", "optim.weight_decay", "optim.momentum"),
-    *("optim.warmup_steps", "checkpoint.keep_best"),
+    *("optim.muon_momentum", "optim.warmup_steps", "checkpoint.keep_best"),
     *("amp.dtype", "amp.init_scale", "amp.growth_factor", "amp.backoff_factor"),
     *("amp.growth_interval", "amp.dynamic"),
 }

@@ -98,7 +98,7 @@ def test_a_typing_error_in_any_key_suggests_that_key(key: str) -> None:
         ("train: {steps: {a: 1}}", 'train.steps: should be a whole number, not {"a": 1}'),
         (
             "train: {deterministic: warm}",
-            "train.deterministic: should be true, false or warn, not 'warm'",
+            "train.deterministic: should be true, false, warn or strict, not 'warm'",
         ),
         ("train: {lr: fast}", "train.lr: should be a number, not 'fast'"),
         ("train: {lr: yes}", "train.lr: should be a number, not 'yes'"),

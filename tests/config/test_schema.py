@@ -60,7 +60,7 @@ def test_the_json_schema_knows_limits_choices_and_strictness() -> None:
     train = schema["$defs"]["Train"]
     assert train["additionalProperties"] is False
     assert train["properties"]["steps"]["minimum"] == 1
-    assert train["properties"]["deterministic"]["enum"] == [True, False, "warn"]
+    assert train["properties"]["deterministic"]["enum"] == [True, False, "warn", "strict"]
     assert train["properties"]["parallel"]["enum"] == ["auto", "single", "dp", "ddp", "fsdp"]
     assert schema["$defs"]["ModelOptions"]["additionalProperties"] is True
     job = schema["$defs"]["Job"]["properties"]
