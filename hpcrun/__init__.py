@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hpcrun.api.run import Run
     from hpcrun.api.run import open_run as open
-    from hpcrun.api.submitting import submit
+    from hpcrun.api.submission.submitting import submit
     from hpcrun.api.sweeps.handle import Sweep
     from hpcrun.checkpoint.checkpointer import Checkpointer
     from hpcrun.checkpoint.state.names import named_parameters
@@ -103,7 +103,7 @@ _HOMES = {
     "open": "hpcrun.api.run:open_run",
     "report": "hpcrun.run.reports",
     "setup_distributed": "hpcrun.train.parallel.process_group",
-    "submit": "hpcrun.api.submitting",
+    "submit": "hpcrun.api.submission.submitting",
     "training_steps": "hpcrun.train.data.batches",
 }
 

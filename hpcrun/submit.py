@@ -7,7 +7,7 @@ if __name__ == "__main__":
 
     main(["submit", *sys.argv[1:]])
 elif __name__ == "hpcrun.submit":
-    from hpcrun.api.submitting import submit
+    from hpcrun.api.submission.submitting import submit
 
     # ``import hpcrun.submit`` must leave the function ``hpcrun.submit`` in place.
     sys.modules[__name__] = submit  # type: ignore[assignment]

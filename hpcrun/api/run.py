@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.api.cancelling import note_end, time_to_end
-from hpcrun.api.log_files import log_files, marked, require_log
+from hpcrun.api.logs.log_files import log_files, marked, require_log
 from hpcrun.api.places import handle, runs_folder
-from hpcrun.api.plan import Plan, finished_result, plan_resume
 from hpcrun.api.refusals import refusing
-from hpcrun.api.standing import row_of
+from hpcrun.api.status.run_status import row_of
+from hpcrun.api.submission.plan import Plan, finished_result, plan_resume
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.errors import UserError
 from hpcrun.launch import jobs
@@ -256,7 +256,7 @@ def carry_out(
     plan.require_packages()
     submitted = plan.carry_out(plan.waits_for(after, runs), trust_owner=trust_owner)
     if submitted is None:
-        from hpcrun.api.debug import run_here
+        from hpcrun.api.submission.debug import run_here
 
         run_here(plan.run)
 

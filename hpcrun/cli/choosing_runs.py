@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcrun.api.sweep_rows import SWEEP_FILE, Entry, folded, sweep_entries
+from hpcrun.api.status.sweep_rows import SWEEP_FILE, Entry, folded, sweep_entries
 from hpcrun.api.sweeps.unrecorded import record_killed_submission
 from hpcrun.errors import UserError
 from hpcrun.run.directory import RunDirectory, RunError, find

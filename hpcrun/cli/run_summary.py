@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hpcrun.api.log_files import last_attempt
+from hpcrun.api.logs.log_files import last_attempt
 from hpcrun.api.places import handle
 from hpcrun.diagnose.causes import first_cause
 from hpcrun.launch import jobs

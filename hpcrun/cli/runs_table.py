@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpcrun.api.state_words import restarts_in_words
+from hpcrun.api.status.state_words import restarts_in_words
 from hpcrun.printing import escaped
 
 Row = Mapping[str, Any]

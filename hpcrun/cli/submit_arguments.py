@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from hpcrun.api.chosen import FLAGS, SubmitRequest
+from hpcrun.api.submission.choose_config import FLAGS, SubmitRequest
 from hpcrun.cli.run_arguments import runs_dir
 from hpcrun.config import override_layer
 from hpcrun.errors import UserError

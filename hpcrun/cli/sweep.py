@@ -15,10 +15,10 @@ from hpcrun.cli.output import print_json
 from hpcrun.cli.run_arguments import runs_dir
 from hpcrun.cli.submit_arguments import request_of
 from hpcrun.errors import UserError
-from hpcrun.launch import slurm_submission
-from hpcrun.launch.array import arrays, max_array_size
-from hpcrun.launch.batch_script import batch_script
-from hpcrun.launch.sbatch_options import wanted_cluster
+from hpcrun.launch.slurm import submission as slurm_submission
+from hpcrun.launch.slurm.array import arrays, max_array_size
+from hpcrun.launch.slurm.batch_script import batch_script
+from hpcrun.launch.slurm.sbatch_options import wanted_cluster
 from hpcrun.printing import say
 from hpcrun.run.directory import RunDirectory
 from hpcrun.sweep.axes import read_axes

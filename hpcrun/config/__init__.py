@@ -11,9 +11,7 @@ from hpcrun.config.compare import (
     ways,
 )
 from hpcrun.config.fields import check_name
-from hpcrun.config.layers import Layer, file_layer, flag_layer, locate, override_layer
 from hpcrun.config.problems import ConfigError, Problem
-from hpcrun.config.profile import profile_layer, profile_path, undecided
 from hpcrun.config.resolve import (
     check_options,
     idle_lines,
@@ -24,6 +22,8 @@ from hpcrun.config.resolve import (
 from hpcrun.config.schedule import decay_begins
 from hpcrun.config.schema import Checkpoint, Config, Job, Restarts
 from hpcrun.config.secrets import masked, masked_values, masked_words
+from hpcrun.config.sources.layers import Layer, file_layer, flag_layer, locate, override_layer
+from hpcrun.config.sources.profile import profile_layer, profile_path, undecided
 from hpcrun.config.training import (
     FSDP,
     AMPConfig,

@@ -9,13 +9,13 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from hpcrun.config.idle import idle_keys
-from hpcrun.config.layers import DEFAULTS, Layer, file_layer, given_key, merge
-from hpcrun.config.messages import unknown, words
+from hpcrun.config.checks.idle import idle_keys
+from hpcrun.config.checks.messages import unknown, words
+from hpcrun.config.checks.sharing import sharing_contradictions
 from hpcrun.config.problems import ConfigError, Problem
 from hpcrun.config.schema import Config
 from hpcrun.config.shape import known_keys
-from hpcrun.config.sharing import sharing_contradictions
+from hpcrun.config.sources.layers import DEFAULTS, Layer, file_layer, given_key, merge
 from hpcrun.config.training import DataOptions, ModelOptions
 
 _LINE = re.compile(r"(?P<file>.*):(?P<line>\d+)")

@@ -6,11 +6,11 @@ from typing import Any
 
 from hpcrun.cluster import slurm
 from hpcrun.config import Config
-from hpcrun.launch.batch_script import batch_script
 from hpcrun.launch.dependencies import with_dependency
 from hpcrun.launch.local.submission import local_devices, refuse_task_counts, submit_local, worker
-from hpcrun.launch.sbatch_options import job_name
-from hpcrun.launch.slurm_submission import (
+from hpcrun.launch.slurm.batch_script import batch_script
+from hpcrun.launch.slurm.sbatch_options import job_name
+from hpcrun.launch.slurm.submission import (
     bad_nodes,
     batch_request,
     fitted_to_slurm,

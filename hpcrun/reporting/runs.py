@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcrun.lifecycle.goodput import Goodput, goodput
+from hpcrun.results.collect.summary import counted
 from hpcrun.results.config_text import flat
 from hpcrun.results.frames import config_of, fields
 from hpcrun.results.labels import labels
 from hpcrun.results.store import Store
-from hpcrun.results.summary import counted
 from hpcrun.run.events import Attempt, Event
 
 # The columns that figures and tables read, besides the metric that a person names.

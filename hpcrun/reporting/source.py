@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hpcrun.reporting.errors import ReportError
-from hpcrun.results.aggregate import Source, aggregate
-from hpcrun.results.find import find_runs
+from hpcrun.results.collect.aggregate import Source, aggregate
+from hpcrun.results.collect.find import find_runs
 from hpcrun.results.store import Store
 
 _FILES = (".h5", ".hdf5")

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcrun.results.collect.summary import counted
 from hpcrun.results.config_text import flat
 from hpcrun.results.errors import ResultsError
 from hpcrun.results.store import Store
-from hpcrun.results.summary import counted
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcrun.results.collect.summary import NO_STEP, counted
 from hpcrun.results.config_text import SAME_TRAINING, flat
 from hpcrun.results.errors import ResultsError
 from hpcrun.results.frames import config_of, fields
 from hpcrun.results.store import Store
-from hpcrun.results.summary import NO_STEP, counted
 
 _MORE_IS_BETTER = re.compile(
     r"acc|auc|bleu|rouge|reward|return|score|precision|recall|_per_second|mfu|reached"

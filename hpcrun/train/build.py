@@ -13,7 +13,7 @@ from hpcrun.train.deferred.build import Deferred
 from hpcrun.train.deferred.fill import fill
 from hpcrun.train.errors import error_on_all_ranks
 from hpcrun.train.model.prepare import Preparation
-from hpcrun.train.optimizer import build_schedule, optimizer_of
+from hpcrun.train.optim.optimizer import build_schedule, optimizer_of
 from hpcrun.train.parallel import process_group
 from hpcrun.train.parallel.choose import Parallel
 from hpcrun.train.parallel.gradient_compression import compression

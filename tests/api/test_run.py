@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import hpcrun
-from hpcrun.api import debug
+from hpcrun.api.submission import debug
 from hpcrun.lifecycle.signals import end_helpers
 from hpcrun.run import directory
 from hpcrun.run.directory import RunDirectory

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.api.chosen import SubmitRequest, choose_config
+from hpcrun.api.submission.choose_config import SubmitRequest, choose_config
 from hpcrun.api.sweeps.configs import Element, element_configs
 from hpcrun.config import load_resolved, override_layer, to_yaml
 from hpcrun.errors import UserError

@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hpcrun.api.continuing import compare, renewed, unchanged
+from hpcrun.api.submission.continuing import compare, renewed, unchanged
 from hpcrun.cli.main import guarded
 from hpcrun.config import load_resolved, override_layer, resolve
 from hpcrun.launch.local.job_files import JobStatus, write_status

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from hpcrun.config import Job
-from hpcrun.launch.array import ArrayTasks, arrays, element_name
-from hpcrun.launch.batch_script import BatchRequest, batch_script
 from hpcrun.launch.errors import LaunchError
+from hpcrun.launch.slurm.array import ArrayTasks, arrays, element_name
+from hpcrun.launch.slurm.batch_script import BatchRequest, batch_script
 
 
 @pytest.mark.parametrize("largest", [10, 11, 100, 101, 999, 1000, 1001, 4096, 10001, 100001])

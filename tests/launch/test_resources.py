@@ -11,8 +11,8 @@ from hpcrun.cluster.nodes import Limits, Node, Offer, parse_limits, parse_nodes,
 from hpcrun.cluster.slurm.options import given_option
 from hpcrun.config import Job
 from hpcrun.launch.errors import LaunchError
-from hpcrun.launch.resources import Share, fitted, gpu_request, node_share
-from hpcrun.launch.sbatch_options import sbatch_lines
+from hpcrun.launch.slurm.resources import Share, fitted, gpu_request, node_share
+from hpcrun.launch.slurm.sbatch_options import sbatch_lines
 
 RECORDED = Path(__file__).parents[1] / "cluster" / "recorded"
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from hpcrun.cli.main import guarded
-from hpcrun.results.aggregate import Source, Summary, aggregate
+from hpcrun.results.collect.aggregate import Source, Summary, aggregate
+from hpcrun.results.collect.find import find_runs
+from hpcrun.results.collect.pool import each
 from hpcrun.results.errors import ResultsError
-from hpcrun.results.find import find_runs
-from hpcrun.results.pool import each
 from hpcrun.results.store import Store
 from hpcrun.run.directory import RunError
 from hpcrun.run.events import Attempt, record_event
@@ -241,7 +241,7 @@ def test_runs_that_are_gone_are_kept_until_they_are_pruned(
 def test_holes_are_removed_when_they_are_many(
     tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcrun.results.aggregate._SMALL", 0)
+    monkeypatch.setattr("hpcrun.results.collect.aggregate._SMALL", 0)
     monkeypatch.setattr("hpcrun.results.store._OVERHEAD", 0)
     runs = [make_run(f"r{n}", [1.0] * 500) for n in range(3)]
     collect(tmp_path)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcrun.results import columns
-from hpcrun.results.columns import columns_of, parse_rows, read_lines
+from hpcrun.results.collect import columns
+from hpcrun.results.collect.columns import columns_of, parse_rows, read_lines
 
 
 def lines_of(*rows: Any) -> bytes:

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from hpcrun.cli.main import guarded
-from hpcrun.results.aggregate import Source, aggregate
-from hpcrun.results.find import find_runs
+from hpcrun.results.collect.aggregate import Source, aggregate
+from hpcrun.results.collect.find import find_runs
+from hpcrun.results.collect.mapping import RunMapping, mapped_source
+from hpcrun.results.collect.summary import counted
 from hpcrun.results.groups import Group, Question, grouped, lower_is_better
-from hpcrun.results.mapping import RunMapping, mapped_source
 from hpcrun.results.store import Store
-from hpcrun.results.summary import counted
 from hpcrun.run.io.files import append_line, write_json
 from tests.results.conftest import MakeRun
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.results.aggregate import Source, aggregate
-from hpcrun.results.find import find_runs
+from hpcrun.results.collect.aggregate import Source, aggregate
+from hpcrun.results.collect.find import find_runs
 from hpcrun.results.store import Draft, Store
 from hpcrun.run.io.files import append_line
 from tests.results.conftest import MakeRun

@@ -10,7 +10,7 @@ from hpcrun.config import AMPConfig, override_layer, resolve
 from hpcrun.config.training import FSDP
 from hpcrun.train.data.batches import training_steps
 from hpcrun.train.model.prepare import Preparation
-from hpcrun.train.optimizer import build_optimizer
+from hpcrun.train.optim.optimizer import build_optimizer
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 
 BATCH = 16

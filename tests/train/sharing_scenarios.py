@@ -13,7 +13,7 @@ from hpcrun.config import override_layer, resolve
 from hpcrun.errors import UserError
 from hpcrun.train.evaluation.validate import validate
 from hpcrun.train.evaluation.validation_data import ValidationData
-from hpcrun.train.optimizer import build_optimizer
+from hpcrun.train.optim.optimizer import build_optimizer
 from hpcrun.train.parallel.fsdp import mesh_over
 from tests.train.borrowing_scenarios import a_use_that_is_found_in_the_step, the_shipped_gpt_by_size
 from tests.train.sharing import Net, Pairs, Way, batches, flat, loss, trainer

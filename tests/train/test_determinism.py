@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from hpcrun.errors import UserError
-from hpcrun.network.nccl.lint import lint
+from hpcrun.network.nccl.lint.lint import lint
 from hpcrun.network.nccl.settings import Setting
 from hpcrun.train.determinism import NCCL_ORDER, announce_order, choose_kernels, explain_refusals
 from hpcrun.train.errors import NotDeterministic

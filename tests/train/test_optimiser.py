@@ -8,9 +8,9 @@ from torch import nn
 
 from hpcrun.config import override_layer, resolve
 from hpcrun.errors import UserError
-from hpcrun.train.joint_optimizer import JointOptimizer
-from hpcrun.train.muon import hidden_matrices
-from hpcrun.train.optimizer import (
+from hpcrun.train.optim.joint_optimizer import JointOptimizer
+from hpcrun.train.optim.muon import hidden_matrices
+from hpcrun.train.optim.optimizer import (
     build_optimizer,
     build_schedule,
     has_fused,

@@ -11,7 +11,7 @@ from acceptancelib.outcome import REPORT, Job, Outcome, needs_gpu
 from acceptancelib.world import device_of
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import AMPConfig, resolve
-from hpcrun.config.layers import override_layer
+from hpcrun.config.sources.layers import override_layer
 from hpcrun.device.vendor import CompileMode
 from hpcrun.train.build import _compile_mode
 from hpcrun.train.model.prepare import Preparation

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, TypeAdapter
 
-from hpcrun.api.chosen import SubmitRequest, config_layers, with_task
+from hpcrun.api.submission.choose_config import SubmitRequest, config_layers, with_task
 from hpcrun.config import Config, Layer, flag_layer, resolve
-from hpcrun.config.idle import idle_keys
-from hpcrun.config.layers import merge
+from hpcrun.config.checks.idle import idle_keys
 from hpcrun.config.resolve import contradictions
 from hpcrun.config.shape import kind_at, known_keys
+from hpcrun.config.sources.layers import merge
 from hpcrun.config.writer import section_text, yaml_parts
 from hpcrun.sweep.placeholders import filled, keys_of, names_in
 from hpcrun.sweep.rows import Row, SweepRequest, canonical, refusal, text_of

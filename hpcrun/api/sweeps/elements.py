@@ -8,15 +8,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hpcrun.api.code import compared
-from hpcrun.api.continuing import renewed
-from hpcrun.api.handover import put_back_on_failure
+from hpcrun.api.submission.code import compared
+from hpcrun.api.submission.continuing import renewed
+from hpcrun.api.submission.handover import put_back_on_failure
 from hpcrun.api.sweeps.folder import NewRun
 from hpcrun.api.sweeps.packing import shared_job
 from hpcrun.api.sweeps.plan import Planned, SweepPlan
 from hpcrun.config import Config, masked_words
-from hpcrun.launch import slurm_submission
-from hpcrun.launch.batch_script import batch_script
+from hpcrun.launch.slurm import submission as slurm_submission
+from hpcrun.launch.slurm.batch_script import batch_script
 from hpcrun.printing import say_aside
 from hpcrun.run import directory, record
 from hpcrun.run.code.snapshot import Snapshot, take_snapshot

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcrun.api.overview import Overview
 from hpcrun.api.refusals import refusing
 from hpcrun.api.run import Run
-from hpcrun.api.sweep_rows import counts_in_words, sweep_entries
+from hpcrun.api.status.overview import Overview
+from hpcrun.api.status.sweep_rows import counts_in_words, sweep_entries
 from hpcrun.api.sweeps.cancelling import cancel_sweep, wait_for_ends
 from hpcrun.errors import UserError
 from hpcrun.launch import jobs
@@ -173,8 +173,8 @@ class Sweep:
             UserError: pandas is not installed, or the sweep folder cannot be written.
         """
         from hpcrun.results import load
-        from hpcrun.results.aggregate import Source, aggregate
-        from hpcrun.results.find import find_runs
+        from hpcrun.results.collect.aggregate import Source, aggregate
+        from hpcrun.results.collect.find import find_runs
 
         output = self.path / "results.h5"
         aggregate(Source(find_runs([str(self.path)], self.path.parent)), output, processes=0)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hpcrun.api.handover import ENDINGS, stop_if_interrupted
 from hpcrun.api.interrupts import noted
+from hpcrun.api.submission.handover import ENDINGS, stop_if_interrupted
 from hpcrun.api.sweeps.elements import (
     admitted,
     code_copy,
@@ -27,11 +27,11 @@ from hpcrun.api.sweeps.unrecorded import record_unrecorded
 from hpcrun.cluster import slurm
 from hpcrun.config import Config
 from hpcrun.launch import jobs
-from hpcrun.launch.array import ArrayTasks, arrays, max_array_size
 from hpcrun.launch.dependencies import with_dependency
 from hpcrun.launch.local.submission import submit_local_sweep
-from hpcrun.launch.sbatch_options import job_name, wanted_cluster
-from hpcrun.launch.slurm_submission import submit_array
+from hpcrun.launch.slurm.array import ArrayTasks, arrays, max_array_size
+from hpcrun.launch.slurm.sbatch_options import job_name, wanted_cluster
+from hpcrun.launch.slurm.submission import submit_array
 from hpcrun.launch.submitted import Submitted
 from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory, RunError

@@ -5,21 +5,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hpcrun.api.chosen import SubmitRequest, idle_on_this_machine
-from hpcrun.api.continuing import compare
-from hpcrun.api.nccl_warning import warn_of
-from hpcrun.api.packages import require_packages
 from hpcrun.api.places import runs_folder
-from hpcrun.api.plan import finished_result
+from hpcrun.api.submission.choose_config import SubmitRequest, idle_on_this_machine
+from hpcrun.api.submission.continuing import compare
+from hpcrun.api.submission.nccl_warning import warn_of
+from hpcrun.api.submission.packages import require_packages
+from hpcrun.api.submission.plan import finished_result
 from hpcrun.api.sweeps.configs import Element, element_configs
 from hpcrun.api.sweeps.packing import require_packable
 from hpcrun.command.checks import check_command
 from hpcrun.config import Config
 from hpcrun.errors import UserError
 from hpcrun.launch import jobs, submission
-from hpcrun.launch.array import element_name
 from hpcrun.launch.dependencies import unfinished_runs
-from hpcrun.launch.sbatch_options import wanted_cluster
+from hpcrun.launch.slurm.array import element_name
+from hpcrun.launch.slurm.sbatch_options import wanted_cluster
 from hpcrun.launch.submitted import ExecutorName
 from hpcrun.printing import say_aside
 from hpcrun.run import directory

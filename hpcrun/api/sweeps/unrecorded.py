@@ -16,7 +16,7 @@ from typing import Any
 from hpcrun.cluster import slurm
 from hpcrun.config import load_resolved
 from hpcrun.errors import UserError
-from hpcrun.launch.sbatch_options import job_name, wanted_cluster
+from hpcrun.launch.slurm.sbatch_options import job_name, wanted_cluster
 from hpcrun.launch.submitted import submitit_folder
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.events import read_events

@@ -24,7 +24,7 @@ from hpcrun.errors import UserError
 from hpcrun.printing import say
 
 if TYPE_CHECKING:
-    from hpcrun.results.aggregate import Source, Summary
+    from hpcrun.results.collect.aggregate import Source, Summary
 
 _MOST_PROBLEMS = 100
 
@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the file and print a summary."""
-    from hpcrun.results.aggregate import aggregate
+    from hpcrun.results.collect.aggregate import aggregate
     from hpcrun.results.export import require_pyarrow
 
     if arguments.processes is not None and not 0 <= arguments.processes <= 64:
@@ -119,9 +119,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _source(arguments: argparse.Namespace) -> "Source":
-    from hpcrun.results.aggregate import Source
-    from hpcrun.results.find import find_runs
-    from hpcrun.results.mapping import mapped_source, read_mapping
+    from hpcrun.results.collect.aggregate import Source
+    from hpcrun.results.collect.find import find_runs
+    from hpcrun.results.collect.mapping import mapped_source, read_mapping
 
     folder = runs_dir(arguments)
     named = arguments.runs or [str(folder)]

@@ -8,7 +8,7 @@ import argparse
 import json
 from pathlib import Path
 
-from hpcrun.api.chosen import choose_config
+from hpcrun.api.submission.choose_config import choose_config
 from hpcrun.cli.output import print_json
 from hpcrun.cli.subcommand import require_subcommand
 from hpcrun.cli.submit_arguments import request_of

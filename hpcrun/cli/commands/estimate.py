@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hpcrun.api.chosen import choose_config
+from hpcrun.api.submission.choose_config import choose_config
 from hpcrun.cli.output import print_json
 from hpcrun.cli.submit_arguments import request_of
 from hpcrun.config import Config

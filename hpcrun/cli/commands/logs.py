@@ -18,8 +18,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from hpcrun.api.log_files import require_log, up_to
-from hpcrun.api.merged_log import (
+from hpcrun.api.logs.log_files import require_log, up_to
+from hpcrun.api.logs.merged_log import (
     MergedLine,
     RankLog,
     StepTimes,

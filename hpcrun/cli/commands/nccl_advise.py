@@ -12,12 +12,12 @@ from hpcrun.cli.output import print_json
 from hpcrun.cluster import slurm
 from hpcrun.cluster.launchers import step_hosts
 from hpcrun.errors import UserError
-from hpcrun.network.nccl.advise import Advice, advise
-from hpcrun.network.nccl.differences import Difference, differences
-from hpcrun.network.nccl.facts import NodeFacts, facts_from
-from hpcrun.network.nccl.formats import as_data, as_shell, as_table, as_yaml
-from hpcrun.network.nccl.inspect import inspect_node
-from hpcrun.network.nccl.presets import with_preset
+from hpcrun.network.nccl.advice.advise import Advice, advise
+from hpcrun.network.nccl.advice.differences import Difference, differences
+from hpcrun.network.nccl.advice.formats import as_data, as_shell, as_table, as_yaml
+from hpcrun.network.nccl.advice.presets import with_preset
+from hpcrun.network.nccl.machine.facts import NodeFacts, facts_from
+from hpcrun.network.nccl.machine.inspect import inspect_node
 from hpcrun.network.nccl.versions import is_version
 from hpcrun.printing import say, say_aside
 

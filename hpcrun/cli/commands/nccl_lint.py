@@ -8,12 +8,12 @@ from typing import Any
 
 from hpcrun.cli.output import print_json
 from hpcrun.cli.run_arguments import find_run_instead, runs_dir
-from hpcrun.config.layers import file_layer
+from hpcrun.config.sources.layers import file_layer
 from hpcrun.errors import UserError
-from hpcrun.network.nccl.findings import Finding, by_severity
-from hpcrun.network.nccl.lint import lint
+from hpcrun.network.nccl.lint.findings import Finding, by_severity
+from hpcrun.network.nccl.lint.lint import lint
+from hpcrun.network.nccl.lint.scripts import export_findings, settings_of_script
 from hpcrun.network.nccl.rules import rules
-from hpcrun.network.nccl.scripts import export_findings, settings_of_script
 from hpcrun.network.nccl.settings import Setting, settings_of
 from hpcrun.network.nccl.versions import installed_nccl, is_version
 from hpcrun.printing import say, say_aside

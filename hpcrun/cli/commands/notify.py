@@ -10,7 +10,7 @@ import argparse
 import os
 from pathlib import Path
 
-from hpcrun.api.chosen import choose_config
+from hpcrun.api.submission.choose_config import choose_config
 from hpcrun.batch.notify.delivery import DeliveryError, deliver, target_of
 from hpcrun.batch.notify.message import trial_message
 from hpcrun.cli.submit_arguments import request_of

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from hpcrun.api.log_files import last_attempt
+from hpcrun.api.logs.log_files import last_attempt
 from hpcrun.cli.output import print_json
 from hpcrun.cli.run_arguments import add_run, find_run
 from hpcrun.config import load_resolved

@@ -15,8 +15,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from hpcrun.api.overview import Overview
-from hpcrun.api.sweep_rows import folded
+from hpcrun.api.status.overview import Overview
+from hpcrun.api.status.sweep_rows import folded
 from hpcrun.cli.choosing_runs import (
     SORTS,
     Selection,

@@ -20,9 +20,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from hpcrun.api.continuing import shortened
 from hpcrun.api.places import handle
-from hpcrun.api.plan import Plan, plan_submission, refuse_live_if_replaced
+from hpcrun.api.submission.continuing import shortened
+from hpcrun.api.submission.plan import Plan, plan_submission, refuse_live_if_replaced
 from hpcrun.cli.output import print_json
 from hpcrun.cli.run_arguments import add_runs_dir, runs_dir
 from hpcrun.cli.submit_arguments import add_sweep, request_of
@@ -30,7 +30,7 @@ from hpcrun.config import Config, masked_values, to_yaml
 from hpcrun.errors import UserError
 from hpcrun.launch import submission
 from hpcrun.launch.dependencies import with_dependency
-from hpcrun.launch.raw_script import not_in_the_script, raw_command
+from hpcrun.launch.slurm.raw_script import not_in_the_script, raw_command
 from hpcrun.launch.submitted import Submitted
 from hpcrun.printing import say, say_aside
 from hpcrun.run.directory import RunDirectory
@@ -167,7 +167,7 @@ def start(plan: Plan, arguments: argparse.Namespace) -> int:
     if executor == "prepared":
         return _say_prepared(run, with_dependency(config, after), arguments.json)
     if submitted is None:
-        from hpcrun.api.debug import run_here
+        from hpcrun.api.submission.debug import run_here
 
         return run_here(run)
     if arguments.json:

@@ -10,12 +10,12 @@ from hpcrun.train.data.batches import Steps
 from hpcrun.train.data.batching import Batching
 from hpcrun.train.evaluation.early_stopping import EarlyStopping
 from hpcrun.train.health.nonfinite import NonFiniteWatch, samples_of
-from hpcrun.train.joint_optimizer import JointOptimizer
 from hpcrun.train.metrics.log import Measured, MetricsLog
 from hpcrun.train.metrics.profiling import Profile
 from hpcrun.train.metrics.sinks import build_sinks
 from hpcrun.train.model.compile_cache import CompileCache, open_cache
-from hpcrun.train.optimizer import learning_rate_lines
+from hpcrun.train.optim.joint_optimizer import JointOptimizer
+from hpcrun.train.optim.optimizer import learning_rate_lines
 from hpcrun.train.phase import Position
 from hpcrun.train.saving import Saver
 from hpcrun.train.setup.context import Context

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from hpcrun.network.nccl.findings import Finding
-from hpcrun.network.nccl.lint import lint
+from hpcrun.network.nccl.lint.findings import Finding
+from hpcrun.network.nccl.lint.lint import lint
 from hpcrun.network.nccl.rules import rules
 from hpcrun.network.nccl.settings import settings_of
 from hpcrun.network.nccl.values import number

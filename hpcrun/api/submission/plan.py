@@ -1,0 +1,189 @@
+"""The plan of a submission: the run, the config, the executor, and how the run begins or continues."""
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcrun.api.places import runs_folder
+from hpcrun.api.submission.choose_config import SubmitRequest, choose_config, idle_on_this_machine
+from hpcrun.api.submission.continuing import (
+    Standing,
+    compare,
+    from_scratch,
+    renewed,
+    require_restartable,
+    unchanged,
+)
+from hpcrun.api.submission.handover import hand_over, refuse_live
+from hpcrun.api.submission.nccl_warning import warn_of
+from hpcrun.api.submission.packages import require_packages
+from hpcrun.command.checks import check_command
+from hpcrun.config import Config, load_resolved, masked_words, to_yaml
+from hpcrun.launch import jobs, submission
+from hpcrun.launch.dependencies import unfinished_runs
+from hpcrun.launch.slurm.sbatch_options import wanted_cluster
+from hpcrun.launch.submitted import ExecutorName, Submitted
+from hpcrun.printing import say_aside
+from hpcrun.run import directory, record
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.io.files import read_json
+
+Admit = Callable[[], AbstractContextManager[Sequence[str]]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A submission that is decided and not begun. Nothing is written yet.
+
+    ``finished``: the result of a run that is done, for which there is nothing to submit. ``replaced``: the
+    differences from the config of the run, where this config takes its place. ``admit`` and ``make``: see
+    :func:`hpcrun.api.submission.handover.hand_over`. ``snapshot``: keep a copy of the code, None for as
+    before.
+    """
+
+    run: RunDirectory
+    config: Config
+    executor: ExecutorName
+    admit: Admit
+    make: Callable[[], object] | None = None
+    finished: dict[str, Any] | None = None
+    replaced: Sequence[str] = ()
+    snapshot: bool | None = None
+
+    def waits_for(self, named: Sequence[str] | None, runs: Path) -> list[RunDirectory]:
+        """Return the runs that have to finish first.
+
+        Args:
+            named: names or paths of runs; None: the runs that this run has waited for before.
+            runs: the folder of the runs.
+
+        Raises:
+            UserError: a run is not there, or will never finish.
+        """
+        found = (
+            jobs.waited_for(self.run)
+            if named is None
+            else [directory.find(name, runs) for name in named]
+        )
+        return unfinished_runs(found, self.executor, wanted_cluster(self.config.job))
+
+    def carry_out(
+        self, after: Sequence[RunDirectory] = (), *, trust_owner: bool = False
+    ) -> Submitted | None:
+        """Submit the run; None for the executors ``debug`` and ``prepared``.
+
+        Args:
+            after: runs that have to finish first.
+            trust_owner: continue a run of another user.
+
+        Raises:
+            UserError: see :func:`hpcrun.api.submission.handover.hand_over`.
+        """
+        return hand_over(
+            self.run,
+            self.config,
+            self.executor,
+            admit=self.admit,
+            make=self.make,
+            snapshot=self.snapshot,
+            after=after,
+            trust_owner=trust_owner,
+        )
+
+    def require_packages(self) -> None:
+        """Raise UserError where a package is missing. A prepared run may be started with more packages."""
+        if self.executor != "prepared":
+            require_packages(self.config)
+
+
+def plan_submission(
+    request: SubmitRequest, *, scratch: bool = False, prepare: bool = False, snapshot: bool = True
+) -> Plan:
+    """Return the plan for ``wish``.
+
+    Args:
+        scratch: a run that exists begins at step 0 again.
+        prepare: make the run directory, and start nothing.
+        snapshot: keep a copy of the code.
+
+    Raises:
+        UserError: the config is wrong, or a run of the same name trains something else.
+    """
+    config = choose_config(request)
+    assert config.name is not None
+    warn_of(config.job.env)
+    run = RunDirectory((request.runs or runs_folder()) / config.name)
+    standing = _standing(run, config, scratch)
+    if standing is None or standing.finished is None:
+        check_command(config, Path.cwd())
+    executor: ExecutorName = "prepared" if prepare else submission.choose_executor(config)
+    idle = idle_on_this_machine(request) if executor in ("local", "debug") else []
+    if idle:
+        say_aside(
+            f"hpcrun: {', '.join(idle)}: no effect on this machine (job.executor is {executor})"
+        )
+    folder = Path.cwd()
+
+    def identity() -> tuple[dict[str, Any], str]:
+        facts = record.describe(masked_words([*sys.orig_argv]), executor, folder)
+        return facts, record.uncommitted_diff(folder)
+
+    def make() -> None:
+        directory.create(run.path, to_yaml(config), *identity())
+
+    def admit() -> AbstractContextManager[Sequence[str]]:
+        if standing is None:
+            return nullcontext(())
+        return from_scratch(run, config) if scratch else renewed(run, config, identity)
+
+    return Plan(
+        run,
+        config,
+        executor,
+        admit,
+        make if standing is None else None,
+        None if standing is None else standing.finished,
+        () if standing is None else standing.replaced,
+        snapshot,
+    )
+
+
+def finished_result(run: RunDirectory) -> dict[str, Any] | None:
+    """Return the result of ``run`` if it is finished, so that there is nothing to continue; else None."""
+    result = read_json(run.result)
+    return result if result is not None and result.get("state") == "finished" else None
+
+
+def plan_resume(run: RunDirectory, *, scratch: bool = False, snapshot: bool | None = None) -> Plan:
+    """Return the plan to continue ``run`` as it was submitted.
+
+    Args:
+        scratch: begin at step 0 again.
+        snapshot: keep a copy of the code; None: if the submission before did.
+
+    Raises:
+        UserError: the config cannot be read, or this machine cannot run it.
+    """
+    config = load_resolved(run.config)
+    executor = submission.choose_executor(config)
+    admit = from_scratch if scratch else unchanged
+    return Plan(run, config, executor, lambda: admit(run, config), snapshot=snapshot)
+
+
+def refuse_live_if_replaced(plan: Plan) -> None:
+    """Raise RunError where a job has the run that the plan replaces."""
+    if plan.replaced:
+        refuse_live(plan.run)
+
+
+def _standing(run: RunDirectory, config: Config, scratch: bool) -> Standing | None:
+    """Compare the run of that name with ``config``; return None where there is no run."""
+    if not run.exists():
+        return None
+    if scratch:
+        require_restartable(run, config)
+        return Standing()
+    return compare(run, config)

@@ -1,0 +1,1 @@
+"""Checks of a config beyond its schema, and the messages for what they find."""

@@ -1,0 +1,1 @@
+"""Sources of config values: files, the site's profile, flags and overrides."""

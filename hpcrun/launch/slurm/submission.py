@@ -1,0 +1,233 @@
+"""The submission of a run, or of an array of a sweep, to Slurm."""
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from hpcrun.cluster import slurm
+from hpcrun.cluster.avoided_nodes import (
+    NodeRequest,
+    nodes_to_avoid,
+    take_back_if_stuck,
+    with_options,
+)
+from hpcrun.cluster.environment import unused_by_sbatch
+from hpcrun.cluster.hostlist import expand
+from hpcrun.config import Config, Job
+from hpcrun.launch.errors import LaunchError
+from hpcrun.launch.slurm.array import ArrayTasks
+from hpcrun.launch.slurm.batch_script import BatchRequest, batch_script
+from hpcrun.launch.slurm.resources import fitted, say
+from hpcrun.launch.slurm.sbatch_options import wanted_cluster
+from hpcrun.launch.submitted import Submitted, submitit_folder, take_back
+from hpcrun.printing import say_aside
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.io.files import write_atomic
+
+if TYPE_CHECKING:
+    from hpcrun.launch.slurm.executor import RequeueingSlurmExecutor
+
+# sbatch's words when the request has certainly not arrived, so that asking again is safe.
+_NOT_REACHED = "Unable to contact slurm controller (connect failure)"
+_PATIENCE, _PAUSE = 120.0, 5.0
+_NO_NODE_LEFT = ("Requested node configuration is not available", "Invalid node name specified")
+
+
+def submit_array(
+    folder: RunDirectory, config: Config, array: ArrayTasks, interrupted: Callable[[], bool]
+) -> Submitted:
+    """Submit the elements ``array`` of the sweep in ``folder`` as one job array. No event is logged.
+
+    Args:
+        config: the config of any element, fitted to the cluster: all have the same ``job`` section.
+        interrupted: returns True when to stop asking a controller that does not answer.
+
+    Raises:
+        LaunchError: the scheduler refused, in its own words.
+        OSError: the folder cannot be written; no job is left.
+        KeyboardInterrupt: ``interrupted`` said so; no job is left.
+    """
+    return submit_slurm(folder, config, interrupted, array)
+
+
+def submit_slurm(
+    run: RunDirectory,
+    config: Config,
+    interrupted: Callable[[], bool],
+    array: ArrayTasks | None = None,
+) -> Submitted:
+    from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+    if shutil.which("sbatch") is None:
+        raise LaunchError(
+            "job.executor is slurm, but there is no sbatch on PATH; log in to a submit host, or use "
+            "--executor local"
+        )
+    say_what_sbatch_is_spared()
+    give_up = time.monotonic() + _PATIENCE
+    # The elements of a sweep have been fitted once for all.
+    wanted = fitted_with_patience(config, interrupted) if array is None else config
+    bad = bad_nodes(config.job)
+    executor = _executor(run, wanted, bad, array)
+    while True:
+        try:
+            job_id = str(executor.submit(str, run.path).job_id)
+            if bad:
+                _leave_enough_nodes(job_id, config.job)
+            return Submitted("slurm", job_id, executor.cluster)
+        except (FailedJobError, FailedSubmissionError) as error:
+            words = " ".join(str(error).split())
+            if bad and any(words_of_slurm in words for words_of_slurm in _NO_NODE_LEFT):
+                say_aside("hpcrun: leaves out no node: Slurm has no other for the job")
+                bad = []
+                executor = _executor(run, wanted, bad, array)
+                continue
+            if _NOT_REACHED not in words or time.monotonic() > give_up:
+                raise LaunchError(_refusal(words)) from error
+        except OSError as error:
+            if executor.accepted is not None:
+                handed = Submitted("slurm", executor.accepted, executor.cluster)
+                take_back(run, handed, error)
+            raise
+        _wait_for_controller(interrupted)
+
+
+def fitted_to_slurm(config: Config) -> Config:
+    """``config`` with the request for GPUs, CPUs and memory that suits this cluster, said on the screen.
+
+    Raises:
+        LaunchError: no node has what is asked for.
+    """
+    job, lines = fitted(config.job)
+    say(lines)
+    return config.model_copy(update={"job": job})
+
+
+def fitted_with_patience(config: Config, interrupted: Callable[[], bool]) -> Config:
+    """Return ``config`` as :func:`fitted_to_slurm` does; wait some time for a controller that is away.
+
+    Raises:
+        LaunchError: no node has what is asked for.
+        KeyboardInterrupt: ``interrupted`` said so.
+    """
+    give_up = time.monotonic() + _PATIENCE
+    # Without an answer the request cannot be fitted to the nodes of the cluster.
+    fits = not config.job.cpu and wanted_cluster(config.job) is None
+    while fits and _is_away() and time.monotonic() < give_up:
+        _wait_for_controller(interrupted)
+    return fitted_to_slurm(config)
+
+
+def _is_away() -> bool:
+    """Return whether the controller of this host's cluster gives no answer."""
+    answer = slurm.run(["scontrol", "show", "config"], timeout=6.0)
+    return answer.returncode != 0 and slurm.classify_requeue_error(answer.stderr) == "transient"
+
+
+def _wait_for_controller(interrupted: Callable[[], bool]) -> None:
+    """Inform the user that the controller is away, and wait before the next attempt.
+
+    Raises:
+        KeyboardInterrupt: the user ended the wait; nothing was submitted.
+    """
+    say_aside(
+        f"hpcrun: Slurm's controller does not answer; trying for {_PATIENCE:.0f} s "
+        "(--executor local trains on this machine)"
+    )
+    again = time.monotonic() + _PAUSE
+    while time.monotonic() < again:
+        if interrupted():
+            raise KeyboardInterrupt("nothing was submitted")
+        time.sleep(0.1)
+
+
+def _leave_enough_nodes(job_id: str, job: Job) -> None:
+    """Take the exclusion of bad nodes back where Slurm finds no other node for the job."""
+    reason = take_back_if_stuck(job_id, [job.exclude] if job.exclude else [])
+    if reason is not None:
+        say_aside(f"hpcrun: leaves out no node after all: the job waited for {reason}")
+
+
+def batch_request(
+    run: RunDirectory,
+    config: Config,
+    avoid: Sequence[str] = (),
+    array: ArrayTasks | None = None,
+) -> BatchRequest:
+    """Return the parts of the Slurm script of ``run``, or of the ``array`` of the sweep in that folder.
+
+    Args:
+        avoid: nodes to exclude.
+    """
+    return BatchRequest(
+        run=run.path,
+        job=_leaving_out(config.job.model_copy(update={"warn_signal": config.warn_signal}), avoid),
+        # Outside the container, on the batch host: it talks to Slurm.
+        python=sys.executable,
+        array=array,
+    )
+
+
+def _leaving_out(job: Job, nodes: Sequence[str]) -> Job:
+    if not nodes:
+        return job
+    given = [job.exclude] if job.exclude else []
+    return job.model_copy(update={"exclude": ",".join([*given, *nodes])})
+
+
+def bad_nodes(job: Job) -> list[str]:
+    """Return the nodes that failed too often, and name them once on the screen.
+
+    For a job on another cluster there are none: Slurm does not know that cluster's nodes here.
+    """
+    if wanted_cluster(job) is not None:
+        return []
+    fixed = bool(job.constraint or job.reservation)
+    gpus = None if job.cpu else {"": job.gpus}
+    excluded = frozenset(expand(job.exclude) if job.exclude else ())
+    wanted = NodeRequest(job.partition, job.nodes, fixed, gpus, excluded)
+    request = with_options(wanted, job.sbatch_args)
+    bad = nodes_to_avoid(request, after=job.exclude_after, hours=job.exclude_hours)
+    if bad:
+        say_aside(
+            f"hpcrun: leaves out {', '.join(bad)}: {job.exclude_after} failures or more in the last "
+            f"{job.exclude_hours:g} h (job.exclude_after)"
+        )
+    return bad
+
+
+def say_what_sbatch_is_spared() -> None:
+    unused = unused_by_sbatch(os.environ)
+    if unused:
+        inside = " (inside a job they may be that one's)" if "SLURM_JOB_ID" in os.environ else ""
+        say_aside(
+            f"hpcrun: not handed on to sbatch: {', '.join(unused)}{inside}; what the job needs of it "
+            "goes into job.sbatch_args, or another key or flag"
+        )
+
+
+def _executor(
+    run: RunDirectory, config: Config, avoid: Sequence[str], array: ArrayTasks | None
+) -> "RequeueingSlurmExecutor":
+    """Return the executor. Its script stays in the run: where no requeue is allowed, it is needed again."""
+    from hpcrun.launch.slurm.executor import RequeueingSlurmExecutor
+
+    request = batch_request(run, config, avoid, array)
+    run.logs.mkdir(mode=0o700, exist_ok=True)
+    write_atomic(run.batch_script, batch_script(request))
+    first = "" if array is None else array.names[0]
+    return RequeueingSlurmExecutor(submitit_folder(run, first), request)
+
+
+def _refusal(words: str) -> str:
+    if "timed out" in words.lower():
+        # The request may have arrived: a second one could start a second job.
+        return (
+            f"sbatch had no answer ({words}), and the job may be there or not; look with "
+            "`squeue --me` before you submit again"
+        )
+    reason = words.replace("sbatch: error: ", "").replace("Batch job submission failed: ", "")
+    return f"sbatch refused: {reason}; change the `job:` section or the flags, and see `sinfo`"

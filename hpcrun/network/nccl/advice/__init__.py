@@ -1,0 +1,1 @@
+"""Settings of NCCL for a machine, and the ways to print them."""

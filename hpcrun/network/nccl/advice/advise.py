@@ -1,0 +1,240 @@
+"""Advice for a node: the variables to set, and the faults to repair. Most nodes need no setting at all."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from hpcrun.network.nccl.machine.facts import Interface, NodeFacts, RdmaPort
+from hpcrun.network.nccl.rules import rules
+from hpcrun.network.nccl.versions import version_key
+
+# NCCL skips these where there is any other interface, and prefers names that begin with ib.
+_SKIPPED = ("lo", "docker")
+# Bridges and tunnels of container engines and virtual machines, which NCCL takes for a network.
+_INNER = ("virbr", "veth", "br-", "cni", "flannel", "cali", "podman", "vnet", "tun", "tap", "lxc")
+_FAST = 100_000
+_LITTLE_SHM = 1 << 30
+_DYNAMIC_GID = (2, 21)
+_LL128_ON_CXI = (2, 27)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A line to set (``name`` and ``value``), or with ``name`` None something to repair or to know."""
+
+    name: str | None
+    value: str | None
+    reason: str
+    source: str
+
+    def as_record(self) -> dict[str, str | None]:
+        """Return the advice as one flat JSON object, the source as an address."""
+        source = rules().sources.get(self.source, self.source)
+        return {"name": self.name, "value": self.value, "reason": self.reason, "source": source}
+
+
+def advise(facts: NodeFacts, nccl: str | None = None) -> list[Advice]:
+    """Return what to set and to repair on a node, the settings first.
+
+    Args:
+        facts: the node.
+        nccl: the version of NCCL in the job; None means that of the facts, or the newest known.
+    """
+    version = version_key(nccl or facts.nccl or rules().newest)
+    if facts.cxi:
+        lines = _slingshot(facts, version)
+    elif _efa(facts):
+        lines = _efa_lines(facts)
+    elif any(port.active for port in facts.rdma):
+        lines = _rdma_lines(facts, version)
+    else:
+        lines = _tcp_lines(facts)
+    lines += _gloo_lines(facts) + _node_remarks(facts)
+    return sorted(lines, key=lambda line: line.name is None)
+
+
+def _efa(facts: NodeFacts) -> list[RdmaPort]:
+    return [port for port in facts.rdma if port.driver == "efa" or port.device.startswith("efa")]
+
+
+def _efa_lines(facts: NodeFacts) -> list[Advice]:
+    if facts.plugins:
+        return []
+    return [
+        _remark(
+            f"there are {len(_efa(facts))} EFA devices and no plugin: NCCL would use TCP. Install "
+            "aws-ofi-nccl, or put its folder into LD_LIBRARY_PATH",
+            "ofi",
+        )
+    ]
+
+
+def _slingshot(facts: NodeFacts, version: tuple[int, ...]) -> list[Advice]:
+    lines = [Advice("NCCL_SOCKET_IFNAME", "hsn", "the interfaces of Slingshot", "cscs")]
+    if not facts.plugins:
+        return [
+            *lines,
+            _remark(
+                f"there are {facts.cxi} Slingshot devices and no plugin: NCCL would use TCP. Load the site's "
+                "aws-ofi-nccl module",
+                "cscs",
+            ),
+        ]
+    lines += [
+        Advice(
+            "NCCL_NET",
+            "AWS Libfabric",
+            "fail where the plugin is missing, not fall back to TCP",
+            "cscs",
+        ),
+        Advice("NCCL_NET_GDR_LEVEL", "PHB", "GPU and NIC share a NUMA node at most", "cscs"),
+        Advice("NCCL_CROSS_NIC", "1", "Slingshot has no separate rails", "shs"),
+        Advice("FI_CXI_DEFAULT_CQ_SIZE", "131072", "the default overflows in large jobs", "shs"),
+        Advice("FI_CXI_DISABLE_HOST_REGISTER", "1", "registration by CUDA can deadlock", "shs"),
+        Advice("FI_MR_CACHE_MONITOR", "userfaultfd", "the other monitors can hang NCCL", "shs"),
+    ]
+    if not facts.amd and version >= _LL128_ON_CXI:
+        reason = "LL128 with GPUDirect corrupted data on Slingshot with NCCL 2.27 and newer"
+        lines.append(Advice("NCCL_PROTO", "^LL128", reason, "ll128-cxi"))
+    return lines
+
+
+def _rdma_lines(facts: NodeFacts, version: tuple[int, ...]) -> list[Advice]:
+    ports = _chosen_ports(facts)
+    lines = _device_lines(facts, ports) + _socket_lines(facts)
+    if ports[0].layer == "Ethernet":
+        lines += _gid_lines(ports, version)
+    if facts.verbs is False:
+        devices = "RDMA devices exist, and /dev/infiniband cannot be opened"
+        lines.append(_remark(f"{devices}: give the container or the job those devices", "env"))
+        lines.append(
+            Advice("NCCL_IB_DISABLE", "1", f"{devices} (remove the line once it can)", "env")
+        )
+    if facts.memlock is not None and facts.memlock != -1:
+        lines.append(
+            _remark(
+                f"ulimit -l is {facts.memlock // 1024} KiB: RDMA cannot register its memory. The "
+                "administrator sets LimitMEMLOCK=infinity for slurmd",
+                "troubleshooting",
+            )
+        )
+    if facts.gpus and not facts.amd and facts.peermem is False:
+        lines.append(
+            _remark(
+                "nvidia_peermem is not loaded: without DMA-BUF (open driver, Linux 5.12) data takes the way "
+                "through host memory; NCCL_DEBUG=INFO says GDRDMA where it does not",
+                "troubleshooting",
+            )
+        )
+    return lines
+
+
+def _chosen_ports(facts: NodeFacts) -> list[RdmaPort]:
+    """The active ports of the largest group of one link layer and rate; the faster of two equal groups."""
+    active = [port for port in facts.rdma if port.active]
+    groups = Counter((port.layer, port.rate) for port in active)
+    best = max(groups, key=lambda group: (groups[group] * (group[1] or 0), group[1] or 0))
+    return [port for port in active if (port.layer, port.rate) == best]
+
+
+def _device_lines(facts: NodeFacts, ports: list[RdmaPort]) -> list[Advice]:
+    others = [port for port in facts.rdma if port.active and port not in ports]
+    if not others:
+        return []
+    names = ",".join(dict.fromkeys(port.device for port in ports))
+    left = ", ".join(f"{port.device} ({port.layer}, {port.rate} Gbit/s)" for port in others)
+    reason = f"NCCL takes every active device, and these are of another network: {left}"
+    return [Advice("NCCL_IB_HCA", f"={names}", reason, "env")]
+
+
+def _gid_lines(ports: list[RdmaPort], version: tuple[int, ...]) -> list[Advice]:
+    """RoCE: NCCL finds the GID by itself since 2.21; an older NCCL needs the index of RoCE v2 with IPv4."""
+    tables = [
+        [gid.index for gid in port.gids if gid.kind == "RoCE v2" and ":ffff:" in gid.address]
+        for port in ports
+    ]
+    if not all(tables):
+        bad = ", ".join(port.device for port, table in zip(ports, tables, strict=True) if not table)
+        return [
+            _remark(f"{bad}: no RoCE v2 GID with an IPv4 address; give the interface one", "env")
+        ]
+    if version >= _DYNAMIC_GID:
+        return []
+    indexes = {table[0] for table in tables}
+    if len(indexes) > 1:
+        return [
+            _remark(
+                "the ports have RoCE v2 at different GID indexes; use NCCL 2.21 or newer", "env"
+            )
+        ]
+    reason = "NCCL before 2.21 takes GID 0; this one is RoCE v2 with an IPv4 address"
+    return [Advice("NCCL_IB_GID_INDEX", str(indexes.pop()), reason, "env")]
+
+
+def _tcp_lines(facts: NodeFacts) -> list[Advice]:
+    lines = _socket_lines(facts)
+    if facts.rdma:
+        lines.append(_remark("no port of the RDMA devices is active; NCCL uses TCP", "env"))
+    used = _used(facts)
+    if used is not None and (used.speed or 0) >= _FAST:
+        gigabits = (used.speed or 0) // 1000
+        reason = f"{used.name} has {gigabits} Gbit/s, more than one TCP stream fills"
+        lines += [
+            Advice("NCCL_SOCKET_NTHREADS", "4", reason, "env"),
+            Advice(
+                "NCCL_NSOCKS_PERTHREAD", "4", f"{reason}; without threads it does nothing", "env"
+            ),
+        ]
+    return lines
+
+
+def _socket_lines(facts: NodeFacts) -> list[Advice]:
+    """A line where NCCL would not choose the interface that leads to the other nodes."""
+    taken = _taken_by_nccl(facts.interfaces)
+    if facts.route is None or not taken or taken[0].name == facts.route:
+        return []
+    first = taken[0]
+    if first.name.startswith("ib") or not first.name.startswith(_INNER):
+        return []
+    reason = f"NCCL would take {first.name} first, which ends on this node; {facts.route} leads to the others"
+    return [Advice("NCCL_SOCKET_IFNAME", f"={facts.route}", reason, "env")]
+
+
+def _taken_by_nccl(interfaces: tuple[Interface, ...]) -> list[Interface]:
+    """The interfaces in the order in which NCCL takes them, when nothing is set."""
+    usable = [one for one in interfaces if one.up and one.addresses]
+    fabric = [one for one in usable if one.name.startswith("ib")]
+    return fabric or [one for one in usable if not one.name.startswith(_SKIPPED)]
+
+
+def _used(facts: NodeFacts) -> Interface | None:
+    return next((one for one in facts.interfaces if one.name == facts.route), None)
+
+
+def _gloo_lines(facts: NodeFacts) -> list[Advice]:
+    if not facts.loopback_name or facts.route is None:
+        return []
+    reason = f"{facts.host} resolves to loopback here, and gloo would use that address"
+    return [Advice("GLOO_SOCKET_IFNAME", facts.route, reason, "torch-distributed")]
+
+
+def _node_remarks(facts: NodeFacts) -> list[Advice]:
+    remarks = []
+    if facts.shm is not None and facts.shm < _LITTLE_SHM and len(facts.gpus) > 1:
+        size = facts.shm // (1 << 20)
+        remarks.append(
+            _remark(
+                f"/dev/shm has {size} MiB: NCCL needs more; start the container with --ipc=host",
+                "troubleshooting",
+            )
+        )
+    if facts.amd and facts.numa_balancing:
+        remarks.append(
+            _remark(
+                "NUMA balancing is on and slows RCCL: sysctl kernel.numa_balancing=0", "rccl-tips"
+            )
+        )
+    return remarks
+
+
+def _remark(reason: str, source: str) -> Advice:
+    return Advice(None, None, reason, source)

@@ -1,0 +1,1 @@
+"""Checks of NCCL's variables in an environment and in scripts."""

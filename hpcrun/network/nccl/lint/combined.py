@@ -1,0 +1,78 @@
+"""Checks of several settings together."""
+
+from collections.abc import Mapping
+
+from hpcrun.network.nccl.lint.findings import Finding
+from hpcrun.network.nccl.rules import Combination, rules
+from hpcrun.network.nccl.settings import Setting
+from hpcrun.network.nccl.values import number
+
+
+def combined_findings(settings: Mapping[str, Setting]) -> list[Finding]:
+    """Return a finding for each combination of the rules that ``settings`` has."""
+    findings: list[Finding] = []
+    for rule in rules().combinations:
+        if _holds(rule, settings):
+            findings += [
+                Finding(rule.level, settings[name], rule.advice, rule.source)
+                for name in _blamed(rule, settings)
+            ]
+    return findings
+
+
+def _blamed(rule: Combination, settings: Mapping[str, Setting]) -> list[str]:
+    if not rule.blame.endswith("*"):
+        return [rule.blame] if rule.blame in settings else []
+    prefix = rule.blame.removesuffix("*")
+    named = set(rule.when)
+    return [name for name in settings if name.startswith(prefix) and name not in named]
+
+
+def _holds(rule: Combination, settings: Mapping[str, Setting]) -> bool:
+    for name, condition in rule.when.items():
+        if not _meets(settings.get(name), condition):
+            return False
+    return _relates(rule.relation, settings) if rule.relation else True
+
+
+def _meets(setting: Setting | None, condition: str) -> bool:
+    """Return whether a setting meets a condition; an unknown value meets only ``set``."""
+    if condition == "unset":
+        return setting is None
+    if condition == "!=1" and setting is None:
+        return True
+    if setting is None or setting.value == "":
+        return False
+    if condition == "set":
+        return True
+    return setting.value is not None and _matches(setting.value, condition)
+
+
+def _matches(value: str, condition: str) -> bool:
+    if condition.startswith("!="):
+        return value.lower() != condition[2:].lower()
+    if condition.startswith("="):
+        return value.lower() == condition[1:].lower()
+    if condition.startswith("has:"):
+        excluded = value.startswith("^") or ":^" in value
+        words = value.lower().replace(";", ",").replace(":", ",").replace(" ", ",").split(",")
+        return not excluded and condition[4:].lower() in words
+    found = number(value)
+    if found is None:
+        return False
+    limit = int(condition[1:])
+    return found > limit if condition[0] == ">" else found < limit
+
+
+def _relates(relation: Mapping[str, object], settings: Mapping[str, Setting]) -> bool:
+    names = relation.get("product") or relation.get("greater")
+    assert isinstance(names, list)
+    values = [number(settings[name].value or "") if name in settings else None for name in names]
+    first, second = values
+    if first is None or second is None:
+        return False
+    if "product" in relation:
+        above = relation["above"]
+        assert isinstance(above, int)
+        return first * second > above
+    return first > second

@@ -1,0 +1,128 @@
+"""Lint of the environment of a job: each setting by itself, and the settings together."""
+
+import difflib
+from collections.abc import Iterable
+
+from hpcrun.network.nccl.lint.combined import combined_findings
+from hpcrun.network.nccl.lint.findings import Finding, by_severity
+from hpcrun.network.nccl.rules import Level, Variable, rules
+from hpcrun.network.nccl.settings import Setting, concerns_nccl, effective
+from hpcrun.network.nccl.values import is_old_distance, prefix_trap, shared_file, wrong_value
+from hpcrun.network.nccl.versions import version_key
+
+
+def lint(settings: Iterable[Setting], nccl: str | None = None) -> list[Finding]:
+    """Return the findings about ``settings``, errors first.
+
+    Args:
+        settings: in the order in which they are made; the last setting of a name counts.
+        nccl: the version of NCCL of the job; None means the newest that the rules know.
+    """
+    version = nccl or rules().newest
+    last = effective(settings)
+    findings: list[Finding] = []
+    for setting in last.values():
+        variable = rules().variables.get(setting.name)
+        if variable is None:
+            findings += _unknown(setting)
+        else:
+            findings += _known(setting, variable, version)
+    return by_severity(findings + combined_findings(last))
+
+
+def _unknown(setting: Setting) -> list[Finding]:
+    """A name that belongs to no library: an error where a real name is near, else a warning.
+
+    A network plugin may read further names.
+    """
+    if not concerns_nccl(setting.name):
+        return []
+    near = difflib.get_close_matches(setting.name, rules().variables, n=1, cutoff=0.86)
+    if near and rules().variables[near[0]].kind != "removed":
+        message = f"no library reads this name; did you mean {near[0]}?"
+        return [Finding("error", setting, message, "env")]
+    return [Finding("warning", setting, "neither NCCL nor PyTorch reads this name", "env")]
+
+
+def _known(setting: Setting, variable: Variable, version: str) -> list[Finding]:
+    unread = _not_read(setting, variable, version)
+    if unread:
+        return [unread]
+    findings = [_renamed(setting, variable, version), _in_production(setting, variable)]
+    if setting.value is not None:
+        findings += _about_value(setting, variable, setting.value)
+    return [finding for finding in findings if finding]
+
+
+def _not_read(setting: Setting, variable: Variable, version: str) -> Finding | None:
+    """The finding that the job's version of the library does not read the variable."""
+    if variable.library == "unread":
+        return _finding("error", setting, variable, "no library reads this name")
+    if variable.library != "nccl":
+        return None
+    if variable.until and version_key(version) >= version_key(variable.until):
+        return _finding("error", setting, variable, f"gone since NCCL {variable.until}")
+    if variable.since and version_key(version) < version_key(variable.since):
+        message = f"NCCL {version} does not read this name; NCCL {variable.since} does"
+        return _finding("warning", setting, variable, message)
+    return None
+
+
+def _renamed(setting: Setting, variable: Variable, version: str) -> Finding | None:
+    if variable.deprecated is None:
+        return None
+    old = variable.library != "nccl" or version_key(version) >= version_key(variable.deprecated)
+    if not old:
+        return None
+    of = "PyTorch" if variable.library == "torch" else "NCCL"
+    message = f"an old spelling since {of} {variable.deprecated}"
+    if variable.kind != "renamed" and variable.instead is None:
+        message = f"deprecated since {of} {variable.deprecated}"
+    return _finding("warning", setting, variable, message)
+
+
+def _in_production(setting: Setting, variable: Variable) -> Finding | None:
+    """The finding that a debugging variable is set; one that is set to its default changes nothing."""
+    if setting.value == "":
+        return None
+    if variable.default is not None and setting.value == variable.default:
+        return _finding("note", setting, variable, "is the default; the line does nothing")
+    if variable.kind != "debugging" or variable.deprecated:
+        return None
+    message = "for debugging and tuning; remove it from production, or measure that it helps"
+    return _finding("warning", setting, variable, message)
+
+
+def _about_value(setting: Setting, variable: Variable, value: str) -> list[Finding]:
+    findings = []
+    wrong = wrong_value(variable, value)
+    if wrong:
+        findings.append(_finding("error", setting, variable, wrong))
+    if is_old_distance(variable, value):
+        message = "a number means another distance in another version; write PIX, PXB, PHB or SYS"
+        findings.append(_finding("warning", setting, variable, message))
+    if trap := prefix_trap(variable, value):
+        # Hosts with ten RDMA devices of one name are common, hosts with ten interfaces are not.
+        level: Level = "warning" if variable.type == "devices" else "note"
+        findings.append(_finding(level, setting, variable, trap))
+    if shared := shared_file(variable, value):
+        findings.append(_finding("warning", setting, variable, shared))
+    if value and not wrong:
+        findings += _remarks(setting, variable, value)
+    return findings
+
+
+def _remarks(setting: Setting, variable: Variable, value: str) -> list[Finding]:
+    return [
+        Finding(remark.level, setting, remark.advice, remark.source)
+        for remark in variable.remarks
+        if "*" in remark.values or value.upper() in map(str.upper, remark.values)
+    ]
+
+
+def _finding(level: Level, setting: Setting, variable: Variable, message: str) -> Finding:
+    parts = [message]
+    if variable.kind in ("removed", "renamed") or variable.deprecated:
+        parts += [f"use {variable.instead}"] if variable.instead else []
+        parts += [variable.advice] if variable.advice else []
+    return Finding(level, setting, "; ".join(parts), variable.source)

@@ -1,0 +1,131 @@
+"""The variables that a shell script or a Python program sets, with the line of each."""
+
+import re
+from collections.abc import Iterator
+
+from hpcrun.network.nccl.lint.findings import Finding
+from hpcrun.network.nccl.lint.shellwords import shell_words
+from hpcrun.network.nccl.settings import Setting
+
+_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+_PYTHON = re.compile(
+    r"environ(?:\.setdefault\(|\[)\s*(['\"])(?P<name>\w+)\1\s*(?:\]\s*=(?!=)|,)\s*(?P<rest>.+)"
+)
+_DEFAULTED = re.compile(r"\$\{\w+:?[-=]([^${}]*)\}")
+_COMMANDS = frozenset({"export", "env", "declare", "typeset", "local", "-x", "exec", "ENV"})
+_EXPORT_OPTION = re.compile(r"(?:^|\s)--export(?:=|\s+)(?P<list>\"[^\"]*\"|'[^']*'|\S+)")
+_ENDS = frozenset({";", "&&", "||", "|", "&", "then", "do", "else", "{", "("})
+
+
+def settings_of_script(text: str, name: str) -> list[Setting]:
+    """Return the settings that a script makes, in the order of its lines.
+
+    Read are ``export A=b``, ``A=b command``, ``env A=b``, a Dockerfile's ``ENV``, the lists of
+    ``--export``, and assignments to Python's ``os.environ``. A value with a variable in it is unknown,
+    but for ``${A:-default}``, which is taken for its default. Comments set nothing.
+
+    Args:
+        text: the script.
+        name: what to call the script in the place of a setting.
+    """
+    found: list[Setting] = []
+    for number, line in _lines(text):
+        where = f"{name}:{number}"
+        match = _PYTHON.search(line)
+        if match:
+            found.append(Setting(match["name"], _python_value(match["rest"]), where))
+            continue
+        found += [Setting(one, value, where) for one, value in _shell_settings(line)]
+        found += [
+            Setting(one, value, where)
+            for words in _export_lists(line)
+            for one, value in words
+            if value is not None
+        ]
+    return found
+
+
+def export_findings(text: str, name: str) -> list[Finding]:
+    """Return a finding for each ``--export=A=b,c``: Slurm cuts the value at its comma."""
+    findings = []
+    for number, line in _lines(text):
+        for words in _export_lists(line):
+            findings += _cut(words, f"{name}:{number}")
+    return findings
+
+
+def _cut(words: list[tuple[str, str | None]], where: str) -> list[Finding]:
+    findings: list[Finding] = []
+    last: tuple[str, str] | None = None
+    for word, value in words:
+        if value is not None:
+            last = (word, value)
+        elif last is not None and word.upper() != "ALL" and not _is_variable_name(word):
+            message = (
+                f"--export cuts the value at its comma: the job gets {last[1]!r} and not {word!r}; "
+                "write `export` lines in the script"
+            )
+            findings.append(Finding("error", Setting(*last, where), message, "srun"))
+            last = None
+    return findings
+
+
+def _is_variable_name(word: str) -> bool:
+    """Return whether a word is a variable to hand on (``PATH``), not the rest of a value (``mlx5_1``)."""
+    return re.fullmatch(r"[A-Z_][A-Z0-9_]*", word) is not None
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """Number and text of each logical line; a backslash at the end joins two."""
+    joined, start = "", 0
+    for number, raw in enumerate(text.splitlines(), start=1):
+        start = start if joined else number
+        if raw.endswith("\\"):
+            joined += raw[:-1] + " "
+            continue
+        line, joined = joined + raw, ""
+        if not line.lstrip().startswith("#") or line.lstrip().startswith("#SBATCH"):
+            yield start, line
+    if joined:
+        yield start, joined
+
+
+def _shell_settings(line: str) -> list[tuple[str, str | None]]:
+    """The assignments at the front of each command of a line, or behind ``export`` and ``env``."""
+    found: list[tuple[str, str | None]] = []
+    assigning = True
+    for word in shell_words(line):
+        match = _ASSIGNMENT.fullmatch(word.text)
+        if word.text in _ENDS:
+            assigning = True
+        elif assigning and match:
+            found.append((match[1], _shell_value(match[2], word.expands)))
+        elif word.text not in _COMMANDS:
+            assigning = False
+    return found
+
+
+def _shell_value(text: str, expands: bool) -> str | None:
+    if not expands:
+        return text
+    text = _DEFAULTED.sub(lambda match: match[1].strip("\"'"), text)
+    return None if "$" in text or "`" in text else text
+
+
+def _python_value(rest: str) -> str | None:
+    match = re.match(r"(?:str\()?\s*(?:(['\"])(.*?)\1|(\d+))\s*\)*\s*(?:#.*)?$", rest.strip())
+    if match is None:
+        return None
+    return match[2] if match[1] else match[3]
+
+
+def _export_lists(line: str) -> list[list[tuple[str, str | None]]]:
+    """The words of each ``--export`` on the line, as Slurm cuts them: at every comma outside quotes."""
+    lists = []
+    for option in _EXPORT_OPTION.finditer(line):
+        words: list[tuple[str, str | None]] = []
+        for word in option["list"].strip("\"'").split(","):
+            name, separator, value = word.partition("=")
+            words.append((name, (None if "$" in value else value) if separator else None))
+        lists.append(words)
+    return lists

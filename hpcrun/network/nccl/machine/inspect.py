@@ -1,0 +1,217 @@
+"""Find out the facts about this node: /sys, /proc, NVML and ``nvidia-smi``, without root."""
+
+import contextlib
+import os
+import re
+import resource
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hpcrun.cluster.network.addresses import is_only_loopback, outward_address
+from hpcrun.cluster.slurm import run
+from hpcrun.network.nccl.machine.facts import Gid, Interface, NodeFacts, RdmaPort
+from hpcrun.network.nccl.machine.topology import gpu_links
+from hpcrun.network.nccl.versions import installed_nccl, installed_torch
+
+_ZERO_GID = re.compile(r"[0:]+")
+_MOST_GIDS = 16
+_PLUGIN = re.compile(r"libnccl-net[^/]*\.so.*|librccl-net[^/]*\.so.*")
+# PCI ids of AMD's accelerators, which /sys names by number only.
+_AMD = {
+    "0x7408": "AMD Instinct MI250X",
+    "0x740c": "AMD Instinct MI250",
+    "0x740f": "AMD Instinct MI210",
+    "0x738c": "AMD Instinct MI100",
+    "0x74a0": "AMD Instinct MI300A",
+    "0x74a1": "AMD Instinct MI300X",
+    "0x74a5": "AMD Instinct MI325X",
+}
+
+
+def inspect_node(
+    environ: Mapping[str, str], peers: Sequence[str] = (), root: Path = Path("/")
+) -> NodeFacts:
+    """Return the facts about this node; what cannot be read is left empty.
+
+    Args:
+        environ: for the library path.
+        peers: names of the other nodes, to find the way to them.
+        root: where /sys, /proc and /dev are; another folder in tests.
+    """
+    interfaces = read_interfaces(root)
+    return NodeFacts(
+        host=socket.gethostname(),
+        interfaces=interfaces,
+        route=_route(interfaces, peers, root),
+        loopback_name=bool(peers) and is_only_loopback(socket.gethostname()),
+        rdma=read_rdma(root),
+        verbs=_can_open_verbs(root),
+        cxi=len(_children(root / "sys/class/cxi")),
+        plugins=_plugins(environ, root),
+        gpus=_gpus(root),
+        links=gpu_links(run(["nvidia-smi", "topo", "-m"], timeout=20).stdout),
+        peermem=(root / "sys/module/nvidia_peermem").is_dir(),
+        memlock=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
+        shm=_size(root / "dev/shm"),
+        numa_balancing=_numa_balancing(root),
+        nccl=installed_nccl(),
+        torch=installed_torch(),
+    )
+
+
+def read_interfaces(root: Path) -> tuple[Interface, ...]:
+    """Return the network interfaces of this node in the kernel's order (ip(8) prints the same)."""
+    import psutil
+
+    addresses = psutil.net_if_addrs()
+    folders = _children(root / "sys/class/net")
+    ordered = sorted(folders, key=lambda folder: int(_text(folder / "ifindex") or 0))
+    return tuple(
+        Interface(
+            name=folder.name,
+            addresses=tuple(
+                entry.address.partition("%")[0]
+                for entry in addresses.get(folder.name, [])
+                if entry.family in (socket.AF_INET, socket.AF_INET6)
+            ),
+            up=_text(folder / "operstate") in ("up", "unknown"),
+            speed=_positive(_text(folder / "speed")),
+            mtu=_positive(_text(folder / "mtu")),
+        )
+        for folder in ordered
+        if (folder / "ifindex").exists()
+    )
+
+
+def read_rdma(root: Path) -> tuple[RdmaPort, ...]:
+    """Return every port under /sys/class/infiniband, devices in the order of their numbers."""
+    ports = []
+    for device in sorted(_children(root / "sys/class/infiniband"), key=_natural):
+        driver = device / "device" / "driver"
+        for port in sorted(_children(device / "ports"), key=_natural):
+            rate = re.match(r"\d+", _text(port / "rate"))
+            ports.append(
+                RdmaPort(
+                    device=device.name,
+                    port=int(port.name),
+                    layer=_text(port / "link_layer") or "InfiniBand",
+                    active=_text(port / "state").endswith("ACTIVE"),
+                    rate=int(rate[0]) if rate else None,
+                    driver=driver.resolve().name if driver.exists() else "",
+                    gids=_gids(port),
+                )
+            )
+    return tuple(ports)
+
+
+def _gids(port: Path) -> tuple[Gid, ...]:
+    found = []
+    for entry in sorted(_children(port / "gids"), key=_natural)[:_MOST_GIDS]:
+        address = _text(entry)
+        if address and not _ZERO_GID.fullmatch(address):
+            kind = _text(port / "gid_attrs" / "types" / entry.name)
+            found.append(Gid(int(entry.name), address, kind))
+    return tuple(found)
+
+
+def _route(interfaces: Sequence[Interface], peers: Sequence[str], root: Path) -> str | None:
+    """The interface of the kernel's way to ``peers``, else of the default route."""
+    own = outward_address(peers)
+    for interface in interfaces:
+        if own is not None and own in interface.addresses:
+            return interface.name
+    for line in _text(root / "proc/net/route").splitlines()[1:]:
+        words = line.split()
+        if len(words) > 1 and words[1] == "00000000":
+            return words[0]
+    return None
+
+
+def _can_open_verbs(root: Path) -> bool:
+    return any(
+        os.access(path, os.R_OK | os.W_OK)
+        for path in _children(root / "dev/infiniband")
+        if path.name.startswith("uverbs")
+    )
+
+
+def _plugins(environ: Mapping[str, str], root: Path) -> tuple[str, ...]:
+    folders = [Path(name) for name in environ.get("LD_LIBRARY_PATH", "").split(":") if name]
+    folders += [root / name for name in ("opt/amazon/ofi-nccl/lib", "opt/aws-ofi-nccl/lib")]
+    folders += list((root / "opt/amazon/ofi-nccl/lib").glob("*-linux-gnu"))
+    names = [
+        path for folder in folders for path in _children(folder) if _PLUGIN.fullmatch(path.name)
+    ]
+    return tuple(dict.fromkeys(map(str, names)))
+
+
+def _gpus(root: Path) -> tuple[str, ...]:
+    return _nvidia_gpus() or _amd_gpus(root)
+
+
+def _nvidia_gpus() -> tuple[str, ...]:
+    try:
+        import pynvml
+    except ImportError:
+        listed = run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], timeout=20)
+        return tuple(listed.stdout.split("\n")[:-1]) if listed.returncode == 0 else ()
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    try:
+        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+        names = (pynvml.nvmlDeviceGetName(handle) for handle in handles)
+        return tuple(name.decode() if isinstance(name, bytes) else str(name) for name in names)
+    except pynvml.NVMLError:
+        return ()
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _amd_gpus(root: Path) -> tuple[str, ...]:
+    cards = [
+        path for path in _children(root / "sys/class/drm") if re.fullmatch(r"card\d+", path.name)
+    ]
+    found = []
+    for card in sorted(cards, key=_natural):
+        number = _text(card / "device/device")
+        if _text(card / "device/vendor") == "0x1002" and number in _AMD:
+            found.append(_AMD[number])
+    return tuple(found)
+
+
+def _numa_balancing(root: Path) -> bool | None:
+    text = _text(root / "proc/sys/kernel/numa_balancing")
+    return text != "0" if text else None
+
+
+def _size(folder: Path) -> int | None:
+    with contextlib.suppress(OSError):
+        found = os.statvfs(folder)
+        return found.f_blocks * found.f_frsize
+    return None
+
+
+def _children(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        # Unset GIDs and the speed of a link that is down cannot be read.
+        return ""
+
+
+def _positive(text: str) -> int | None:
+    return int(text) if text.isdecimal() and int(text) > 0 else None
+
+
+def _natural(path: Path) -> list[int | str]:
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", path.name)]

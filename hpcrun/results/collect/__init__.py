@@ -1,0 +1,1 @@
+"""Collection of many runs into one HDF5 file."""

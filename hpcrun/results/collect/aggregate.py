@@ -1,0 +1,280 @@
+"""From run directories to results.h5: only what changed is read again."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcrun.results.collect.layout import TABLES, table
+from hpcrun.results.collect.pool import each, processes_for
+from hpcrun.results.collect.run_reader import RunData, Signature, files_of, read_run, signature
+from hpcrun.results.errors import ResultsError
+from hpcrun.results.store import Draft, Store, sweep
+from hpcrun.run.io.lock_file import LockFile
+
+# Of the file: dropped runs leave holes, which a new file does not have.
+_MOST_WASTE = 0.3
+_SMALL = 8 << 20
+
+Progress = Callable[[int, int], None]
+Row = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Runs of one kind: their paths, the files of each, and the function that reads one."""
+
+    paths: Sequence[str]
+    files: Callable[[str], list[tuple[str, str]]] = files_of
+    read: Callable[[str], RunData] = read_run
+    units: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Summary:
+    """The outcome of an aggregation. ``problems``: run, file and what is wrong."""
+
+    path: Path
+    states: Counter[str] = field(default_factory=Counter)
+    read: int = 0
+    unchanged: int = 0
+    rows: int = 0
+    kept: list[str] = field(default_factory=list)
+    pruned: int = 0
+    problems: list[tuple[str, str, str]] = field(default_factory=list)
+    written: bool = True
+
+
+def aggregate(
+    source: Source,
+    output: Path,
+    *,
+    fresh: bool = False,
+    prune: bool = False,
+    processes: int | None = None,
+    progress: Progress | None = None,
+) -> Summary:
+    """Bring ``output`` up to date with the runs of ``source``.
+
+    Args:
+        fresh: read everything, and replace a file that cannot be read or has another layout.
+        prune: remove the runs without a directory.
+        processes: that read; by default as many as pay off. 0: none but this one.
+        progress: called with the number of runs read, and of those to read.
+
+    Raises:
+        ResultsError: ``output`` cannot be used.
+        OSError: the disk refused; ``output`` is as before.
+    """
+    # A link stays one: the file that it leads to is replaced.
+    output = Path(os.path.realpath(output))
+    _require_place(output)
+    lock = output.with_name(f".{output.name}.lock")
+    busy = f"{output}: another `hpcrun aggregate` writes it; wait, or remove {lock} if its host is gone"
+    with LockFile(lock, busy):
+        sweep(output)
+        known = _known(output, fresh=fresh)
+        return _Update(source, output, known, prune=prune).run(processes, progress)
+
+
+def _require_place(output: Path) -> None:
+    if output.is_dir():
+        raise ResultsError(
+            f"{output}: is a directory; name a file, such as {output / 'results.h5'}"
+        )
+    if not output.parent.is_dir():
+        raise ResultsError(f"{output.parent}: no such directory; make it, or choose another -o")
+
+
+@dataclass
+class _Known:
+    """The tables of the file as it is, by run."""
+
+    tables: dict[str, NDArray[Any]] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
+    signatures: dict[str, set[Signature]] = field(default_factory=dict)
+    size: int = 0
+
+
+def _known(output: Path, *, fresh: bool) -> _Known:
+    if not os.path.lexists(output):
+        return _Known()
+    with Store(output, any_layout=fresh) as store:
+        if fresh:
+            return _Known()
+        tables = {name: store.table(name) for name in TABLES}
+    keys = {_path(raw): key.decode() for raw, key in _pairs(tables["runs"], "path", "run")}
+    signatures: dict[str, set[Signature]] = {key: set() for key in keys.values()}
+    columns = (
+        tables["files"][name].tolist() for name in ("run", "file", "size", "mtime_ns", "inode")
+    )
+    for run, name, size, changed, inode in zip(*columns, strict=True):
+        signatures[run.decode()].add((name.decode(), size, changed, inode))
+    return _Known(tables, keys, signatures, output.stat().st_size)
+
+
+def _pairs(records: NDArray[Any], first: str, second: str) -> Iterable[tuple[bytes, bytes]]:
+    return zip(records[first].tolist(), records[second].tolist(), strict=True)
+
+
+def _path(raw: bytes) -> str:
+    return raw.decode()
+
+
+class _Update:
+    def __init__(self, source: Source, output: Path, known: _Known, *, prune: bool) -> None:
+        self._source, self._output, self._known = source, output, known
+        self._prune = prune
+        self._rows: dict[str, list[Row]] = {name: [] for name in TABLES}
+        self._keys = dict(known.keys)
+        self._taken = set(known.keys.values())
+
+    def run(self, processes: int | None, progress: Progress | None) -> Summary:
+        changed = [path for path in self._source.paths if self._has_changed(path)]
+        here = set(self._source.paths)
+        away = [path for path in self._known.keys if path not in here]
+        gone = [path for path in away if self._prune and not os.path.isdir(path)]  # noqa: PTH112
+        summary = Summary(self._output, read=len(changed), pruned=len(gone))
+        summary.unchanged = len(here) - len(changed)
+        summary.kept = [path for path in away if path not in set(gone)]
+        tables = self._known.tables
+        if changed or gone or not tables:
+            tables = self._write(changed, gone, processes, progress)
+        else:
+            summary.written = False
+        _fill(summary, tables)
+        return summary
+
+    def _has_changed(self, path: str) -> bool:
+        key = self._known.keys.get(escaped_path(path))
+        if key is None:
+            return True
+        before = self._known.signatures[key]
+        return before != {signature(*file) for file in self._source.files(path)}
+
+    def _write(
+        self,
+        changed: list[str],
+        gone: list[str],
+        processes: int | None,
+        progress: Progress | None,
+    ) -> dict[str, NDArray[Any]]:
+        dropped = {self._keys.pop(path) for path in gone}
+        replaced = {
+            self._keys[escaped_path(path)] for path in changed if escaped_path(path) in self._keys
+        }
+        repack = self._wasteful(dropped | replaced)
+        base = self._output if self._known.tables and not repack else None
+        draft = Draft(self._output, base)
+        try:
+            if repack:
+                self._take_over(draft, dropped | replaced)
+            else:
+                # First all holes, then what fills them.
+                for key in dropped | replaced:
+                    draft.drop(key)
+            self._read(draft, changed, processes, progress)
+            tables = self._tables(dropped | replaced)
+            draft.tables(tables)
+            draft.publish()
+        except BaseException as error:
+            draft.discard()
+            if isinstance(error, RuntimeError):
+                # HDF5 reports a full disk in its own words.
+                raise OSError(errno.EIO, " ".join(str(error).split()), str(self._output)) from error
+            raise
+        return tables
+
+    def _wasteful(self, without: set[str]) -> bool:
+        if not self._known.tables or self._known.size < _SMALL:
+            return False
+        runs = self._known.tables["runs"]
+        live = int(runs["bytes"].sum())
+        return self._known.size > (1 + _MOST_WASTE) * live + _SMALL
+
+    def _take_over(self, draft: Draft, without: set[str]) -> None:
+        with Store(self._output) as store:
+            for key in store.keys():  # noqa: SIM118  (not a dict)
+                if key not in without:
+                    draft.copy(store, key)
+
+    def _read(
+        self, draft: Draft, paths: list[str], processes: int | None, progress: Progress | None
+    ) -> None:
+        count = processes_for(len(paths)) if processes is None else processes
+        for done, data in enumerate(each(self._source.read, paths, count), 1):
+            self._note(draft, data)
+            if progress is not None:
+                progress(done, len(paths))
+
+    def _note(self, draft: Draft, data: RunData) -> None:
+        key = self._key(data)
+        try:
+            size = draft.put(key, data, self._source.units)
+        except ValueError as error:
+            # Only metrics have names that hpcrun does not choose.
+            draft.drop(key)
+            what = f"metrics cannot be written: {' '.join(str(error).split())[:200]}"
+            data.problems.append(("", what))
+            data.metrics, data.facts["rows"] = None, 0
+            size = draft.put(key, data, self._source.units)
+        facts = data.facts
+        self._rows["runs"].append(
+            (
+                *(key, data.name, data.path, facts["state"], facts["cause"], facts["reason"]),
+                *(facts["executor"], facts["created"], facts["ended"], facts["attempts"]),
+                *(facts["step"], facts["rows"], facts["seed"], len(data.problems), size),
+            )
+        )
+        self._rows["summary"] += [(key, *row) for row in data.summary]
+        self._rows["files"] += [(key, *row) for row in data.signatures]
+        self._rows["problems"] += [(key, *row) for row in data.problems]
+
+    def _key(self, data: RunData) -> str:
+        """Return the run's name in the file: its folder's, with a number where two share it."""
+        path = escaped_path(data.path)
+        if path not in self._keys:
+            stem = escaped_path(data.name).replace("/", "__")
+            key, number = stem, 1
+            while key in self._taken:
+                number += 1
+                key = f"{stem}~{number}"
+            self._taken.add(key)
+            self._keys[path] = key
+        return self._keys[path]
+
+    def _tables(self, without: set[str]) -> dict[str, NDArray[Any]]:
+        found = {}
+        for name in TABLES:
+            records = table(name, self._rows[name])
+            before = self._known.tables.get(name)
+            if before is not None:
+                gone = np.array([key.encode() for key in without] or [b""])
+                records = np.concatenate([before[~np.isin(before["run"], gone)], records])
+            found[name] = records[np.argsort(records["run"], kind="stable")]
+        return found
+
+
+def escaped_path(path: str) -> str:
+    """Return a path as UTF-8 can hold it."""
+    return path.encode(errors="backslashreplace").decode()
+
+
+def _fill(summary: Summary, tables: Mapping[str, NDArray[Any]]) -> None:
+    runs = tables["runs"]
+    summary.states.update(state.decode() for state in runs["state"].tolist())
+    summary.rows = int(runs["rows"].sum())
+    paths = {key: raw.decode() for key, raw in _pairs(runs, "run", "path")}
+    problems = tables["problems"]
+    columns = (problems[name].tolist() for name in ("run", "file", "problem"))
+    summary.problems = [
+        (paths[key], name.decode(), what.decode()) for key, name, what in zip(*columns, strict=True)
+    ]

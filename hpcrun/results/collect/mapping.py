@@ -1,0 +1,312 @@
+"""Runs of other programs, as a small YAML file describes them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import chain, compress
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hpcrun.config import ConfigError
+from hpcrun.config.sources.reader import read_yaml
+from hpcrun.results.collect.aggregate import Source
+from hpcrun.results.collect.columns import columns_of, parse_rows
+from hpcrun.results.collect.layout import structured
+from hpcrun.results.collect.run_reader import (
+    STATES,
+    TORN,
+    RunData,
+    damaged_lines,
+    facts_of,
+    signature,
+)
+from hpcrun.results.collect.summary import counted, summary_of
+from hpcrun.results.config_text import flat
+from hpcrun.results.errors import ResultsError
+
+_TENSORBOARD = "tfevents"
+
+Row = dict[str, Any]
+
+
+class RunMapping(BaseModel):
+    """Where the files of a run are, below its directory, and what their columns mean."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    runs: str = Field(default="*", description="Glob of the run directories.")
+    metrics: list[str] = Field(description="Globs: CSV, JSON, JSONL or TensorBoard files.")
+    config: str | None = Field(default=None, description="YAML or JSON file.")
+    result: str | None = Field(default=None, description="JSON file.")
+    step: str | None = Field(default=None, description="The column of the step.")
+    time: str | None = Field(default=None, description="The column of the Unix time.")
+    rename: dict[str, str] = Field(default={}, description="New names of columns.")
+    units: dict[str, str] = Field(default={}, description="Units of columns.")
+    seed: str = Field(default="seed", description="The config's key of the seed.")
+    state: Literal["finished", "unfinished"] | None = Field(
+        default=None,
+        description="State of all runs. Default: finished if there is a result file or none is named.",
+    )
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The new name of each column that gets one."""
+        own = {self.step: "step", self.time: "time"}
+        return {**self.rename, **{key: name for key, name in own.items() if key is not None}}
+
+
+def read_mapping(path: Path) -> RunMapping:
+    """Return the mapping in ``path``.
+
+    Raises:
+        ResultsError: the file is missing or is no mapping.
+    """
+    try:
+        text = path.read_text()
+        value, _ = read_yaml(text, lambda line: f"{path}:{line}")
+        if not isinstance(value, dict):
+            raise ResultsError(
+                f"{path}: should be keys and values, such as `metrics: progress.csv`"
+            )
+        if isinstance(value.get("metrics"), str):
+            value["metrics"] = [value["metrics"]]
+        mapping = RunMapping.model_validate(value)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ResultsError(f"{path}: cannot be read: {error}") from None
+    except ConfigError as error:
+        raise ResultsError(" ".join(str(error).split())) from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        known = ", ".join(RunMapping.model_fields)
+        raise ResultsError(
+            f"{path}: {where}: {first['msg'].lower()}; the keys are {known}"
+        ) from None
+    for pattern in (mapping.runs, *mapping.metrics, mapping.config or "", mapping.result or ""):
+        if Path(pattern).is_absolute() or ".." in Path(pattern).parts:
+            raise ResultsError(f"{path}: {pattern}: should be a path below the run's directory")
+    return mapping
+
+
+def mapped_source(mapping: RunMapping, folders: Iterable[str]) -> Source:
+    """Return the runs below ``folders`` that have a file of metrics.
+
+    Raises:
+        ResultsError: a folder has none.
+    """
+    found: dict[str, None] = {}
+    for folder in folders:
+        if not Path(folder).is_dir():
+            raise ResultsError(f"{folder}: no such directory; name a folder of runs")
+        here = [
+            os.path.realpath(path)
+            for path in Path(folder).glob(mapping.runs)
+            if path.is_dir() and _matches(path, mapping.metrics)
+        ]
+        if not here:
+            raise ResultsError(
+                f"{folder}: no directory {mapping.runs} has a file {' or '.join(mapping.metrics)}; "
+                "change `runs` or `metrics` in the mapping"
+            )
+        found |= dict.fromkeys(here)
+    return Source(sorted(found), partial(_files, mapping), partial(_read, mapping), mapping.units)
+
+
+def _matches(folder: Path, patterns: Iterable[str]) -> list[str]:
+    found = [path for pattern in patterns for path in folder.glob(pattern) if path.is_file()]
+    return sorted({str(path.relative_to(folder)) for path in found})
+
+
+def _files(mapping: RunMapping, path: str) -> list[tuple[str, str]]:
+    names = _matches(Path(path), mapping.metrics)
+    names += [name for name in (mapping.config, mapping.result) if name is not None]
+    return [(name, os.path.join(path, name)) for name in names]  # noqa: PTH118
+
+
+def _read(mapping: RunMapping, path: str) -> RunData:
+    data = RunData(path, os.path.basename(path))  # noqa: PTH119
+    data.signatures = [signature(*file) for file in _files(mapping, path)]
+    names = mapping.names
+    files = [
+        [
+            {names.get(key, key): value for key, value in row.items()}
+            for row in _guarded(data, path, name, _rows_of) or []
+        ]
+        for name in _matches(Path(path), mapping.metrics)
+    ]
+    lines = columns_of(joined_rows(files))
+    config = (mapping.config and _guarded(data, path, mapping.config, _object_of)) or {}
+    # A run that has not ended has no result yet.
+    ended = mapping.result is not None and os.path.lexists(f"{path}/{mapping.result}")
+    result = (ended and _guarded(data, path, mapping.result or "", _object_of)) or {}
+    for name, value in (("config", config), ("result", result)):
+        if value:
+            data.documents[name] = json.dumps(value, default=str).encode(errors="backslashreplace")
+    data.summary = summary_of(lines)
+    if lines.columns:
+        data.metrics = structured(lines.columns, lines.rows)
+    data.facts = facts_of({"seed": _integer(flat(config).get(mapping.seed))}, {}, (), lines, result)
+    if result.get("state") not in STATES:
+        done = mapping.result is None or bool(result)
+        data.facts["state"] = mapping.state or ("finished" if done else "unfinished")
+    return data
+
+
+def joined_rows(files: Iterable[Sequence[Row]]) -> Sequence[Row]:
+    """Return the rows of all files of a run.
+
+    Files with the same columns are parts of one log: their rows follow each other, and a step that goes
+    back is a restart. Files with other columns are other logs (training and validation), which begin at the
+    first step again: each log loses the rows that its restarts computed again, then the rows of all logs
+    are sorted by step. The column ``restart`` goes: two logs may have different restarts at one step.
+    """
+    logs: dict[frozenset[str], list[Row]] = {}
+    for rows in files:
+        if rows:
+            logs.setdefault(frozenset(chain.from_iterable(rows)), []).extend(rows)
+    if len(logs) < 2:
+        return [row for log in logs.values() for row in log]
+    kept = sorted((row for log in logs.values() for row in _kept(log)), key=_step_of)
+    return [{key: value for key, value in row.items() if key != "restart"} for row in kept]
+
+
+def _kept(rows: Sequence[Row]) -> Iterable[Row]:
+    lines = columns_of(
+        [{key: row[key] for key in ("step", "restart") if key in row} for row in rows]
+    )
+    keep = counted(lines.columns, lines.rows)
+    return rows if keep is None else compress(rows, keep)
+
+
+def _step_of(row: Row) -> float:
+    """Return the step; a row without a step comes first, and so is not taken for a restart."""
+    step = row.get("step")
+    return step if isinstance(step, int | float) and not math.isnan(step) else -math.inf
+
+
+def _integer(value: Any) -> Any:
+    return int(value) if isinstance(value, str) and value.isdigit() else value
+
+
+def _guarded(data: RunData, path: str, name: str, read: Any) -> Any:
+    """Return what ``read`` finds in a file; what is wrong with the file is a problem."""
+    try:
+        found, problems = read(Path(path, name))
+    except FileNotFoundError:
+        data.problems.append((name, "is missing"))
+        return None
+    except OSError as error:
+        data.problems.append((name, f"cannot be read: {error.strerror}"))
+        return None
+    except (ValueError, TypeError, LookupError, RecursionError, csv.Error, ConfigError) as error:
+        data.problems.append((name, f"cannot be parsed: {' '.join(str(error).split())[:200]}"))
+        return None
+    data.problems += [(name, what) for what in problems]
+    return found
+
+
+def _rows_of(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    if _TENSORBOARD in path.name:
+        return _tensorboard_rows(path), []
+    if path.suffix in (".csv", ".tsv"):
+        return _csv_rows(path)
+    raw = path.read_bytes()
+    if path.suffix == ".json":
+        return _json_rows(json.loads(raw)), []
+    end = raw.rfind(b"\n") + 1
+    rows, damaged = parse_rows(raw[:end]) if end else ([], 0)
+    problems = [damaged_lines(damaged)] if damaged else []
+    if raw[end:].strip():
+        last, torn = parse_rows(raw[end:])
+        rows += last
+        problems += [f"{TORN} ({len(raw) - end} bytes)"] if torn else []
+    return rows, problems
+
+
+def _csv_rows(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    raw = path.read_bytes()
+    # The writer may be in the middle of a number.
+    end = raw.rfind(b"\n") + 1
+    problems = [f"{TORN} ({len(raw) - end} bytes)"] if raw[end:].strip() else []
+    text = raw[:end].decode("utf-8-sig")
+    reader = csv.reader(
+        io.StringIO(text, newline=""), delimiter="\t" if path.suffix == ".tsv" else ","
+    )
+    head = next(reader, [])
+    rows, damaged = [], 0
+    for cells in reader:
+        if len(cells) == len(head):
+            rows.append(
+                {name: _cell(cell) for name, cell in zip(head, cells, strict=True) if cell != ""}
+            )
+        elif cells:
+            damaged += 1
+    return rows, problems + ([damaged_lines(damaged)] if damaged else [])
+
+
+def _cell(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _json_rows(value: Any) -> list[dict[str, Any]]:
+    """Return the rows of a list of objects, or of an object of equal lists."""
+    if isinstance(value, list) and all(isinstance(row, dict) for row in value):
+        return value
+    if isinstance(value, dict):
+        columns = {key: cells for key, cells in value.items() if isinstance(cells, list)}
+        if columns and len(set(map(len, columns.values()))) == 1:
+            return [
+                dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
+            ]
+        if not columns:
+            return [value]
+    raise ValueError("should be a list of objects, or an object of equally long lists")
+
+
+def _tensorboard_rows(path: Path) -> list[dict[str, Any]]:
+    try:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+        from tensorboard.util import tensor_util
+    except ImportError as error:
+        raise ResultsError(
+            f"{path}: TensorBoard files need tensorboard: `pip install tensorboard`"
+        ) from error
+    events = EventAccumulator(str(path), size_guidance={"scalars": 0, "tensors": 0})
+    events.Reload()
+    rows: dict[int, dict[str, Any]] = {}
+    for tag in events.Tags()["scalars"]:
+        for event in events.Scalars(tag):
+            row = rows.setdefault(event.step, {"step": event.step, "time": event.wall_time})
+            row[tag] = event.value
+    for tag in events.Tags()["tensors"]:
+        for event in events.Tensors(tag):
+            value = tensor_util.make_ndarray(event.tensor_proto)
+            if value.size == 1 and np.issubdtype(value.dtype, np.number):
+                row = rows.setdefault(event.step, {"step": event.step, "time": event.wall_time})
+                row[tag] = value.item()
+    return [rows[step] for step in sorted(rows)]
+
+
+def _object_of(path: Path) -> tuple[dict[str, Any], list[str]]:
+    text = path.read_text()
+    if path.suffix == ".json":
+        value = json.loads(text)
+    else:
+        value, _ = read_yaml(text, lambda line: f"line {line}")
+    if not isinstance(value, dict):
+        raise ValueError("should be keys and values")
+    return value, []

@@ -1,0 +1,282 @@
+"""One run directory as arrays and documents."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from hpcrun.config import masked_values
+from hpcrun.results.collect.columns import Lines, parse_rows, read_lines
+from hpcrun.results.collect.layout import structured, texts
+from hpcrun.results.collect.summary import NO_STEP, summary_of
+from hpcrun.results.config_text import parse_config
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Event, to_event
+
+Signature = tuple[str, int, int, int]
+"""A file's name in the run directory, size (-1: no file), time of change in nanoseconds, and inode."""
+
+STATES = ("finished", "stopped", "failed")
+_NO_FILE = (-1, 0, 0)
+# Names, because a Path for each of fifty thousand files costs time in a call that finds nothing changed.
+_RUN = RunDirectory(Path())
+_FILES = tuple(
+    file.name for file in (_RUN.config, _RUN.record, _RUN.events, _RUN.metrics, _RUN.result)
+)
+TORN = "torn last line"
+# A table has one width for all its rows.
+_LONGEST_FIELDS, _LONGEST_FIELD = 480, 60
+
+
+@dataclass
+class RunData:
+    """The content of a run. ``problems``: a file and what is wrong with it."""
+
+    path: str
+    name: str
+    signatures: list[Signature] = field(default_factory=list)
+    problems: list[tuple[str, str]] = field(default_factory=list)
+    metrics: NDArray[Any] | None = None
+    events: NDArray[Any] | None = None
+    documents: dict[str, bytes] = field(default_factory=dict)
+    summary: list[tuple[Any, ...]] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def files_of(path: str) -> list[tuple[str, str]]:
+    """Return the files of the run directory ``path`` that the results hold: name and path."""
+    return [(name, f"{path}/{name}") for name in _FILES]
+
+
+def signature(name: str, path: str) -> Signature:
+    """Return what changes when the file ``path`` does."""
+    try:
+        found = os.stat(path)  # noqa: PTH116  (see _FILES)
+    except OSError:
+        return (name, *_NO_FILE)
+    return (name, found.st_size, found.st_mtime_ns, found.st_ino)
+
+
+def read_run(path: str) -> RunData:
+    """Return everything of the run directory ``path``. What cannot be read is a problem, no error."""
+    reader = _Reader(path)
+    try:
+        _read_all(reader, path)
+    except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
+        # One strange file must not keep the results of all other runs from being written.
+        what = f"cannot be understood: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        empty = RunData(path, reader.data.name, problems=[("", what)])
+        empty.signatures = [signature(*file) for file in files_of(path)]
+        empty.facts = facts_of({}, {}, (), Lines(), {})
+        return empty
+    return reader.data
+
+
+def _read_all(reader: _Reader, path: str) -> None:
+    run = RunDirectory(Path(path))
+    config = reader.config(run.config)
+    identity = reader.document("identity", run.record)
+    events = reader.events(run.events)
+    lines = reader.metrics(run.metrics)
+    result = reader.document("result", run.result, needed=False)
+    reader.data.facts = facts_of(config, identity, events, lines, result)
+
+
+class _Reader:
+    def __init__(self, path: str) -> None:
+        self.data = RunData(path, os.path.basename(path))  # noqa: PTH119
+
+    def _bytes(self, path: Path, *, needed: bool) -> bytes | None:
+        try:
+            with path.open("rb") as stream:
+                self._sign(path, os.fstat(stream.fileno()))
+                return stream.read()
+        except OSError as error:
+            self._unreadable(path, error, needed=needed)
+            return None
+
+    def _sign(self, path: Path, found: os.stat_result) -> None:
+        # Before the first byte is read: what is added later makes the file a changed one.
+        self.data.signatures.append((path.name, found.st_size, found.st_mtime_ns, found.st_ino))
+
+    def _unreadable(self, path: Path, error: OSError, *, needed: bool) -> None:
+        self.data.signatures.append((path.name, *_NO_FILE))
+        if isinstance(error, FileNotFoundError | NotADirectoryError):
+            if needed:
+                self._problem(path, "is missing")
+        else:
+            self._problem(path, f"cannot be read: {error.strerror}")
+
+    def _problem(self, path: Path, what: str) -> None:
+        self.data.problems.append((path.name, what))
+
+    def config(self, path: Path) -> dict[str, Any]:
+        raw = self._bytes(path, needed=True)
+        if raw is None:
+            return {}
+        try:
+            # The results are shared, and the URL of a webhook is a secret.
+            values = masked_values(parse_config(raw.decode()))
+            self.data.documents["config"] = orjson.dumps(values)
+        except (ValueError, TypeError, RecursionError) as error:
+            self._problem(path, f"is no config: {' '.join(str(error).split())[:200]}")
+            return {}
+        return values
+
+    def document(self, name: str, path: Path, *, needed: bool = True) -> dict[str, Any]:
+        raw = self._bytes(path, needed=needed)
+        if raw is None:
+            return {}
+        rows, _ = parse_rows(raw.replace(b"\n", b" "))
+        if len(rows) != 1:
+            self._problem(path, "is no JSON object")
+            return {}
+        self.data.documents[name] = orjson.dumps(rows[0], option=orjson.OPT_NON_STR_KEYS)
+        return rows[0]
+
+    def metrics(self, path: Path) -> Lines:
+        try:
+            with path.open("rb") as stream:
+                found = os.fstat(stream.fileno())
+                self._sign(path, found)
+                lines = read_lines(stream, found.st_size)
+        except OSError as error:
+            self._unreadable(path, error, needed=False)
+            return Lines()
+        self._line_problems(path, lines.damaged, lines.torn)
+        for what in lines.cut:
+            self._problem(path, what)
+        self.data.summary = summary_of(lines)
+        if lines.columns:
+            self.data.metrics = structured(lines.columns, lines.rows)
+        return lines
+
+    def events(self, path: Path) -> Sequence[Event]:
+        raw = self._bytes(path, needed=False)
+        if not raw:
+            return ()
+        end = raw.rfind(b"\n") + 1
+        rows, damaged = parse_rows(raw[:end]) if end else ([], 0)
+        torn = len(raw) - end
+        if torn and (last := parse_rows(raw[end:])[0]):
+            rows, torn = rows + last, 0
+        events = [event for event in map(to_event, rows) if event is not None]
+        self._line_problems(path, damaged + len(rows) - len(events), torn)
+        if events:
+            self.data.events = _event_table(events)
+        return events
+
+    def _line_problems(self, path: Path, damaged: int, torn: int) -> None:
+        if damaged:
+            self._problem(path, damaged_lines(damaged))
+        if torn:
+            self._problem(path, f"{TORN} ({torn} bytes)")
+
+
+def damaged_lines(count: int) -> str:
+    """Return the words for so many damaged lines."""
+    return "1 damaged line" if count == 1 else f"{count} damaged lines"
+
+
+def _event_table(events: Sequence[Event]) -> NDArray[Any]:
+    attempts = [event.attempt for event in events]
+    columns = {
+        "time": np.array([event.time for event in events], np.float64),
+        "event": _padded(event.what for event in events),
+        "job": _padded(None if one is None else one.job for one in attempts),
+        "restart": np.array(
+            [NO_STEP if one is None else one.restart for one in attempts], np.int64
+        ),
+        "cause": _padded(event.cause for event in events),
+        "step": np.array(
+            [NO_STEP if event.step is None else event.step for event in events], np.int64
+        ),
+        "fields": _padded(map(_fields, events)),
+    }
+    return structured(columns, len(events))
+
+
+def _fields(event: Event) -> str | None:
+    """Return the other fields of an event as JSON. Of a long event, texts are cut and lists left out."""
+    if not event.fields:
+        return None
+    whole = json.dumps(event.fields, ensure_ascii=False, separators=(",", ":"))
+    if len(whole) <= _LONGEST_FIELDS:
+        return whole
+    short: dict[str, Any] = {}
+    for key, value in event.fields.items():
+        if isinstance(value, str):
+            short[key] = value[:_LONGEST_FIELD]
+        elif not isinstance(value, list | dict):
+            short[key] = value
+    # Numbers and decisions matter more than texts.
+    plain = {key: value for key, value in short.items() if not isinstance(value, str)}
+    for fewer in (short | {"cut": True}, plain | {"cut": True}):
+        whole = json.dumps(fewer, ensure_ascii=False)
+        if len(whole) <= _LONGEST_FIELDS:
+            return whole
+    return '{"cut":true}'
+
+
+def _padded(values: Iterable[str | None]) -> NDArray[Any]:
+    """Return texts in one of few widths, so that most runs share their type."""
+    found = texts(values)
+    width = 8
+    while width < found.dtype.itemsize:
+        width *= 2
+    return found.astype(f"S{width}")
+
+
+def facts_of(
+    config: dict[str, Any],
+    identity: dict[str, Any],
+    events: Sequence[Event],
+    lines: Lines,
+    result: dict[str, Any],
+) -> dict[str, Any]:
+    """Return the cells of the table ``runs`` that come from the files."""
+    started = {event.attempt for event in events if event.what == "opened" and event.attempt}
+    state = result.get("state")
+    if state not in STATES:
+        state = "unfinished" if started or lines.rows else "new"
+    ended = [event.time for event in events if event.what in ("ended", "finished")]
+    last = result.get("time", ended[-1] if ended and state in STATES else None)
+    return {
+        "state": state,
+        "cause": _text_of(result.get("cause")),
+        "reason": _text_of(result.get("reason")),
+        "executor": _text_of(identity.get("executor")),
+        "created": _number(identity.get("created")),
+        "ended": _number(last),
+        "attempts": len(started),
+        "step": _last_step(lines, result),
+        "rows": lines.rows,
+        "seed": _whole(config.get("seed")),
+    }
+
+
+def _last_step(lines: Lines, result: dict[str, Any]) -> int:
+    steps = lines.columns.get("step")
+    if steps is not None and steps.dtype.kind in "iuf" and np.isfinite(steps[-1]):
+        return int(steps[-1])
+    return _whole(result.get("steps", result.get("step")))
+
+
+def _text_of(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else float("nan")
+
+
+def _whole(value: Any) -> int:
+    return value if isinstance(value, int) and 0 <= value < 2**63 else NO_STEP

@@ -1,0 +1,196 @@
+"""Make the optimizer and its learning-rate schedule from the config."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from hpcrun.checkpoint.state.names import named_parameters
+from hpcrun.config import Config, decay_begins
+from hpcrun.errors import UserError
+from hpcrun.train.optim.joint_optimizer import JointOptimizer
+from hpcrun.train.optim.muon import build_muon
+from hpcrun.train.step.amp_trainer import require_plain_step
+from hpcrun.train.task import Task
+from hpcrun.train.task_checks import sparse_weights
+
+
+def optimizer_of(task: Task, model: nn.Module, config: Config) -> Optimizer:
+    """Make the task's own optimizer, or the one in ``optim``.
+
+    Raises:
+        UserError: the task's result is not an optimizer, or does not hold the trained parameters.
+    """
+    made = task.build_optimizer(model)
+    if made is None:
+        return build_optimizer(model, config)
+    where = f"task: {type(task).__name__}.build_optimizer()"
+    own = _joined(made, where)
+    held = {id(parameter) for group in own.param_groups for parameter in group["params"]}
+    for name, parameter in named_parameters(model):
+        if parameter.requires_grad and id(parameter) not in held:
+            raise UserError(
+                f"{where} misses {name}, which requires a gradient; put it into a group, or set its "
+                "requires_grad=False in build_model"
+            )
+    if held - {id(parameter) for parameter in model.parameters()}:
+        raise UserError(
+            f"{where} has parameters that are not in the model; use those of its argument, since sharding "
+            "replaces the parameters that build_model made"
+        )
+    for group in own.param_groups:
+        # Not in place: groups may share a tensor.
+        group["lr"] = group["lr"] * (peak_learning_rate(config) / config.train.lr)
+    return own
+
+
+def _joined(made: Any, where: str) -> Optimizer:
+    """Return a task's optimizer, or its list, tuple or dict of optimizers as one; raises UserError."""
+    several: list[Any] = [made]
+    if made and isinstance(made, list | tuple | dict):
+        several = list(made.values() if isinstance(made, dict) else made)
+    for one in several:
+        if not isinstance(one, Optimizer):
+            raise UserError(
+                f"{where} returned a {type(one).__name__}; return a torch.optim.Optimizer, or a list or dict "
+                "of them, or None for the one in optim"
+            )
+        try:
+            require_plain_step(one)
+        except ValueError as error:
+            raise UserError(f"{where}: {error}") from error
+    if len(several) == 1:
+        alone: Optimizer = several[0]
+        return alone
+    try:
+        return JointOptimizer(several)
+    except ValueError as error:
+        raise UserError(
+            f"{where}: its optimizers cannot be joined: {error}; give each parameter to one of them, and "
+            "names of parameters to all of them or to none"
+        ) from error
+
+
+def build_optimizer(model: nn.Module, config: Config) -> Optimizer:
+    """Make the optimizer in ``config.optim``, at the peak learning rate, fused if torch supports it.
+
+    Vectors (biases, norms) get no weight decay, as for GPT-3 (Brown et al. 2020, app. B).
+
+    Raises:
+        UserError: ``optim.name`` is muon, and this torch or the model does not allow it.
+    """
+    wanted = config.optim
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if wanted.name == "muon":
+        fused = wanted.fused and has_fused(AdamW, trained)
+        others: dict[str, Any] = {"fused": True} if fused else {}
+        return build_muon(model, config, peak_learning_rate(config), others)
+    groups = [
+        {"params": [p for p in trained if p.dim() > 1], "weight_decay": wanted.weight_decay},
+        {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    kind: type[Optimizer]
+    options: dict[str, Any] = {"lr": peak_learning_rate(config)}
+    if wanted.name == "sgd":
+        kind, options = SGD, options | {"momentum": wanted.momentum}
+    else:
+        kind = AdamW if wanted.name == "adamw" else Adam
+        options |= {"betas": wanted.betas, "eps": wanted.eps}
+    if wanted.fused and not sparse_weights(model) and has_fused(kind, trained):
+        options["fused"] = True
+    optimizer = kind(groups, **options)
+    if kind is SGD and "fused" in options and wanted.momentum:
+        optimizer.register_step_pre_hook(_fill_momentum)
+    return optimizer
+
+
+def _fill_momentum(optimizer: Optimizer, *_: Any) -> None:
+    """Give a parameter with a later first gradient zero momentum, which torch's fused SGD does not do."""
+    for group in optimizer.param_groups:
+        given = [parameter for parameter in group["params"] if parameter.grad is not None]
+        held = [optimizer.state.get(one, {}).get("momentum_buffer") for one in given]
+        new = [one for one, momentum in zip(given, held, strict=True) if momentum is None]
+        # In the first step of a group torch makes the momentum itself.
+        if len(new) < len(given):
+            for parameter in new:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+
+def has_fused(kind: type[Optimizer], parameters: list[nn.Parameter]) -> bool:
+    """Return True if this torch has a fused kernel of the optimizer ``kind`` for all ``parameters``.
+
+    Support for devices, precisions and sharded tensors differs between versions of torch, so this takes a
+    trial step with zeros, shaped like the smallest parameter of each sort.
+    """
+    smallest: dict[tuple[Any, ...], nn.Parameter] = {}
+    for parameter in sorted(parameters, key=nn.Parameter.numel):
+        smallest.setdefault((type(parameter), parameter.device, parameter.dtype), parameter)
+    for parameter in smallest.values():
+        trial = nn.Parameter(torch.zeros_like(parameter))
+        trial.grad = torch.zeros_like(trial)
+        make: Any = kind
+        try:
+            make([trial], lr=1e-3, fused=True).step()
+        except (RuntimeError, NotImplementedError):
+            return False
+    return True
+
+
+def peak_learning_rate(config: Config) -> float:
+    """Return ``train.lr``, scaled with ``batch_size / lr_base_batch`` according to ``train.lr_scaling``.
+
+    Linear is for SGD (Krizhevsky 2014, Goyal et al. 2017), the square root for Adam (Malladi et al. 2022).
+    """
+    train = config.train
+    if train.lr_scaling == "none" or train.lr_base_batch is None:
+        return train.lr
+    ratio = train.batch_size / train.lr_base_batch
+    return train.lr * (ratio if train.lr_scaling == "linear" else math.sqrt(ratio))
+
+
+def learning_rate_lines(config: Config, optimizer: Optimizer) -> Iterator[str]:
+    """Yield a line on the scaled peak learning rate, if it differs from ``train.lr``."""
+    train = config.train
+    if train.lr_scaling == "none":
+        return
+    rule = "the square root of " if train.lr_scaling == "sqrt" else ""
+    peak = peak_learning_rate(config)
+    rates = list(dict.fromkeys(group.get("initial_lr", peak) for group in optimizer.param_groups))
+    start = f"peak learning rate {peak:.4g}: train.lr {train.lr:.4g}"
+    if rates != [peak]:
+        start = f"peak learning rates {', '.join(f'{rate:.4g}' for rate in rates)}: the task's"
+    yield f"{start} times {rule}batch {train.batch_size} / lr_base_batch {train.lr_base_batch}"
+
+
+def build_schedule(optimizer: Optimizer, config: Config) -> LambdaLR:
+    """Make the schedule: the learning rate as a factor of its peak at each optimizer step."""
+    return LambdaLR(optimizer, learning_rate_factor(config))
+
+
+def learning_rate_factor(config: Config) -> Callable[[int], float]:
+    """Return the factor as a function of the step.
+
+    Linear warm-up from 1/warmup_steps to 1, then the schedule down to ``final_lr_fraction`` at
+    ``train.steps``. cosine: Loshchilov, Hutter 2017, without restarts. wsd: warm-up, stable, decay, Hu et
+    al. 2024, linear over the last ``decay_steps``.
+    """
+    warmup, steps = config.optim.warmup_steps, config.train.steps
+    floor, schedule = config.optim.final_lr_fraction, config.optim.schedule
+    first = decay_begins(config)
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / warmup
+        if step < first:
+            return 1.0
+        progress = min(1.0, (step - first) / max(1, steps - first))
+        if schedule == "cosine":
+            return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))
+        return floor + (1 - floor) * (1 - progress)
+
+    return factor
