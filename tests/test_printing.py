@@ -190,7 +190,7 @@ def test_no_control_character_of_random_text_reaches_a_terminal(hostile: Path) -
 
 
 def test_the_bad_node_list_and_refusals_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
-    from hpcrun.cli.commands import nodes
+    from hpcrun.cli.commands.cluster import nodes
     from hpcrun.cli.main import _refuse
 
     chance = random.Random(8)

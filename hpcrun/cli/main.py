@@ -16,31 +16,45 @@ from hpcrun.cli.output import make_printable
 from hpcrun.errors import UserError
 from hpcrun.printing import say, say_aside
 
-COMMANDS = {
-    "submit": "start a training, or continue one",
-    "status": "show the state of runs",
-    "logs": "show the output of a run's ranks",
-    "stacks": "show where the Python code of a run's ranks is now",
-    "doctor": "find out why a run or any job failed",
-    "cancel": "save, then stop; `resume` continues",
-    "resume": "continue a run from its newest checkpoint",
-    "preempt": "send a run its time-limit warning signal",
-    "nodes": "list nodes that failed, and if they are excluded",
-    "aggregate": "collect runs into one HDF5 file",
-    "compare": "compare configs over their seeds",
-    "plot": "loss, rate, throughput and goodput of runs, here or as PNG",
-    "report": "one HTML file about many runs",
-    "verify": "read a run's checkpoints and compare every byte",
-    "export": "write a run's model to one .safetensors or .pt file",
-    "estimate": "predict the memory on a GPU, without a GPU",
-    "config": "show a resolved config, or the schema",
-    "notify": "send a test message to the target of watch.notify",
-    "preflight": "check the nodes of a job before it starts",
-    "netcheck": "check the network between the nodes of a job",
-    "nccl": "check or choose NCCL's environment variables",
-    "batch": "start a run's ranks in a Slurm job (batch scripts call it)",
-    "finalize": "record the end of an attempt (the local cluster calls it)",
+FOLDERS = {
+    "runs": {
+        "submit": "start a training, or continue one",
+        "status": "show the state of runs",
+        "logs": "show the output of a run's ranks",
+        "stacks": "show where the Python code of a run's ranks is now",
+        "doctor": "find out why a run or any job failed",
+        "cancel": "save, then stop; `resume` continues",
+        "resume": "continue a run from its newest checkpoint",
+        "preempt": "send a run its time-limit warning signal",
+    },
+    "results": {
+        "aggregate": "collect runs into one HDF5 file",
+        "compare": "compare configs over their seeds",
+        "plot": "loss, rate, throughput and goodput of runs, here or as PNG",
+        "report": "one HTML file about many runs",
+    },
+    "checkpoints": {
+        "verify": "read a run's checkpoints and compare every byte",
+        "export": "write a run's model to one .safetensors or .pt file",
+    },
+    "config": {
+        "estimate": "predict the memory on a GPU, without a GPU",
+        "config": "show a resolved config, or the schema",
+        "notify": "send a test message to the target of watch.notify",
+    },
+    "cluster": {
+        "nodes": "list nodes that failed, and if they are excluded",
+        "preflight": "check the nodes of a job before it starts",
+        "netcheck": "check the network between the nodes of a job",
+        "nccl": "check or choose NCCL's environment variables",
+    },
+    "internal": {
+        "batch": "start a run's ranks in a Slurm job (batch scripts call it)",
+        "finalize": "record the end of an attempt (the local cluster calls it)",
+    },
 }
+"""The commands, by their folder in `hpcrun/cli/commands`."""
+COMMANDS = {name: what for commands in FOLDERS.values() for name, what in commands.items()}
 # Controllers of the local cluster that started before the rename still call `hpcrun settle`.
 _EARLIER_NAMES = {"settle": "finalize"}
 
@@ -136,7 +150,8 @@ def run_command(arguments: Sequence[str]) -> int:
         what = "option" if name.startswith("-") else "command"
         hint = _near(name, [*COMMANDS, "--help", "--version"]) or "; see `hpcrun --help`"
         raise UserError(f"{name}: no such {what}{hint}")
-    module = importlib.import_module(f"hpcrun.cli.commands.{name}")
+    folder = next(folder for folder, commands in FOLDERS.items() if name in commands)
+    module = importlib.import_module(f"hpcrun.cli.commands.{folder}.{name}")
     parser = Parser(name, module.__doc__)
     module.add_arguments(parser)
     rest, command = _split_at_dashes(arguments[1:])

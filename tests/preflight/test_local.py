@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.cli.commands import preflight
+from hpcrun.cli.commands.cluster import preflight
 from hpcrun.cluster.node_ledger import blames, ledger_path
 from hpcrun.diagnose.causes import blames_node
 from hpcrun.diagnose.launching import launch_failure

@@ -7,7 +7,7 @@ state. The job goes to Slurm if there is a Slurm, else it runs on this machine.
 import argparse
 
 from hpcrun.api.submission.plan import finished_result, plan_resume
-from hpcrun.cli.commands.submit import add_continuing, require_one_way, say_finished, start
+from hpcrun.cli.commands.runs.submit import add_continuing, require_one_way, say_finished, start
 from hpcrun.cli.run_arguments import add_run, find_run
 
 

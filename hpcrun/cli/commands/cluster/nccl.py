@@ -15,7 +15,7 @@ inspects every node and reports where the nodes differ.
 import argparse
 import importlib
 
-from hpcrun.cli.commands import nccl_tune
+from hpcrun.cli.commands.cluster import nccl_tune
 from hpcrun.cli.run_arguments import add_runs_dir
 from hpcrun.cli.subcommand import require_subcommand
 
@@ -61,6 +61,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run ``lint``, ``advise`` or ``tune``."""
     what = require_subcommand("nccl", arguments.what, _WAYS, "check")
-    module = importlib.import_module(f"hpcrun.cli.commands.nccl_{what}")
+    module = importlib.import_module(f"hpcrun.cli.commands.cluster.nccl_{what}")
     code: int = module.run(arguments)
     return code

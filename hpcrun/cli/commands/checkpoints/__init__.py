@@ -1,0 +1,1 @@
+"""Commands that read the checkpoints of a run."""

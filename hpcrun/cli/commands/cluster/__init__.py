@@ -1,0 +1,1 @@
+"""Commands that check nodes, the network and NCCL."""

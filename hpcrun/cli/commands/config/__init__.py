@@ -1,0 +1,1 @@
+"""Commands that read a config before its run starts."""

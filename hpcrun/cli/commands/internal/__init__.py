@@ -1,0 +1,1 @@
+"""Commands that batch scripts and the local cluster call."""

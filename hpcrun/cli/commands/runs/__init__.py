@@ -1,0 +1,1 @@
+"""Commands that start, watch and end runs."""
