@@ -8,8 +8,10 @@ import contextlib
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 
 from hpcrun.api.interrupts import noted
 from hpcrun.api.places import handle
@@ -114,7 +116,7 @@ def _made(run: RunDirectory, ours: list[str], make: Callable[[], object] | None)
         if make is not None and not run.submitting.exists():
             given = jobs.current_job(run)
             if given is None or given[1] in ours:
-                shutil.rmtree(run.path, ignore_errors=True)
+                remove(run.path)
                 directory.remove_if_empty(parents)
         if isinstance(error, OSError):
             raise RunError(
@@ -122,6 +124,19 @@ def _made(run: RunDirectory, ours: list[str], make: Callable[[], object] | None)
                 "some space there, or choose another folder with --runs-dir"
             ) from error
         raise
+
+
+def remove(folder: Path, patience: float = 2.0) -> None:
+    """Remove ``folder``, for up to ``patience`` seconds.
+
+    The batch script of a canceled job can still write a file into the folder while the folder is removed.
+    """
+    deadline = time.monotonic() + patience
+    while True:
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists() or time.monotonic() > deadline:
+            return
+        time.sleep(0.05)
 
 
 @contextmanager
