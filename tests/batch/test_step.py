@@ -7,9 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,75 +17,11 @@ from hpcrun.config import Config, to_yaml
 from hpcrun.diagnose.launching import launch_failure
 from hpcrun.lifecycle.opening import open_attempt
 from hpcrun.lifecycle.policy import Budgets
-from hpcrun.run.directory import RunDirectory, create
+from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, read_events, record_event
-from hpcrun.run.io.files import read_json, write_json
+from hpcrun.run.io.files import write_json
 
-ROOT = Path(__file__).resolve().parents[2]
-FIRST = Attempt("7", 0)
-SHOWN = (
-    "JobId=7 JobName=x\\n   JobState=RUNNING Reason=None\\n   Requeue=1 Restarts=0 BatchFlag=1\\n"
-    "   NumTasks=1 CPUs/Task=1 ReqB:S:C:T=0:0:*:*\\n"
-)
-
-
-class Desk:
-    """A run and the programs of a Slurm that knows job 7."""
-
-    def __init__(self, folder: Path, *, watch: Mapping[str, Any] | None = None, **job: Any) -> None:
-        sections = {"job": job, "watch": watch or {}, "train": {"batch_size": 64}}
-        config = Config.model_validate(sections)
-        self.run = create(folder / "a run", to_yaml(config), {})
-        self.run.logs.mkdir(exist_ok=True)
-        self.bin = folder / "bin"
-        self.bin.mkdir()
-        self.calls = folder / "calls"
-        self.calls.touch()
-        self.answer("srun", "exit 0")
-        self.answer("scontrol", f"[ $1 = show ] && [ $2 = job ] && printf '{SHOWN}'; true")
-        self.answer("scancel", "")
-        self.answer("sinfo", "")
-        self.answer("squeue", "")
-
-    def answer(self, program: str, script: str) -> None:
-        stand_in = self.bin / program
-        calls = shlex.quote(str(self.calls))
-        stand_in.write_text(f'#!/bin/bash\necho "{program} $*" >> {calls}\n{script}\n')
-        stand_in.chmod(0o755)
-
-    def start(
-        self, *options: str, output: Path | None = None, **environ: str
-    ) -> "subprocess.Popen[str]":
-        return subprocess.Popen(
-            [sys.executable, "-m", "hpcrun", "batch", str(self.run.path), *options],
-            env={
-                "PATH": f"{self.bin}:/usr/bin:/bin",
-                "PYTHONPATH": str(ROOT),
-                "SLURM_JOB_ID": "7",
-                "SLURM_JOB_NODELIST": "n[1-2]",
-                "HOME": str(self.calls.parent),
-                **environ,
-            },
-            stdin=subprocess.DEVNULL,
-            # As in a batch script: Slurm's and hpcrun's lines go to the log that the classification reads.
-            stdout=(output or self.run.logs / "batch-7.log").open("a"),
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-
-    def step(self, *options: str, **environ: str) -> int:
-        return self.start(*options, **environ).wait(timeout=300)
-
-    def told(self) -> str:
-        return (self.run.logs / "batch-7.log").read_text()
-
-    def called(self, program: str) -> list[str]:
-        lines = self.calls.read_text().splitlines()
-        return [line for line in lines if line.split()[0] == program]
-
-    def ends(self) -> list[str | None]:
-        return [event.cause for event in read_events(self.run) if event.what == "ended"]
+from .step_desk import FIRST, ROOT, SHOWN, Desk
 
 
 @pytest.fixture
@@ -135,108 +69,6 @@ def test_the_step_of_a_packed_run_takes_all_cores_of_the_job(tmp_path: Path) -> 
     assert "--overlap" in srun
     assert "--cpus-per-task" not in srun
     assert seen.read_text() == "|\n2\n"
-
-
-def test_the_setup_reaches_the_ranks_and_nothing_else(tmp_path: Path) -> None:
-    desk = Desk(
-        tmp_path,
-        env={"NCCL_IB_HCA": "mlx5_0,mlx5_1", "NOTE": 'it\'s $HOME; "a" # b', "PYTHONHOME": "/no"},
-        setup=["export SITE=here", "ulimit -n 77", "cd /usr", "unset_is=$nothing"],
-        container=["in", "my box"],
-        python="/opt/python",
-        srun_args=["--label"],
-    )
-    seen = shlex.quote(str(tmp_path / "seen"))
-    desk.answer("srun", f'echo "$NCCL_IB_HCA|$NOTE|$SITE|$(ulimit -n)|$PWD|$PYTHONHOME" > {seen}')
-    desk.answer(
-        "scontrol", f"[ $1 = show ] && printf '{SHOWN}'; [ -z $PYTHONHOME ] || echo bad >&2"
-    )
-    desk.step()
-    assert (tmp_path / "seen").read_text() == (
-        'mlx5_0,mlx5_1|it\'s $HOME; "a" # b|here|77|/usr|/no\n'
-    )
-    (srun,) = desk.called("srun")
-    assert "--label" in srun
-    worker = f"in my box /opt/python -u -m hpcrun.worker {desk.run.path}"
-    assert srun.endswith(f'trap "" USR1 USR2; exec "$@" hpcrun {worker}')
-    assert "bad" not in desk.told()
-
-
-def test_every_node_is_prepared_before_the_ranks_start(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, nodes=2, env={"DATA": "/scratch"}, node_setup=["cp big.h5 $DATA"])
-    desk.step(SLURM_JOB_NUM_NODES="2")
-    prepare, ranks = desk.called("srun")
-    assert prepare.startswith("srun --nodes=2 --ntasks=2 --ntasks-per-node=1")
-    assert "hpcrun.worker" in ranks
-
-
-def test_the_ranks_and_node_setup_use_the_components_that_the_config_names(
-    tmp_path: Path,
-) -> None:
-    desk = Desk(tmp_path, node_setup=["true"], srun_args=["--het-group=1"])
-    shown = SHOWN.replace("JobId=7", "JobId=7 HetJobId=7 HetJobOffset=0")
-    desk.answer("scontrol", f"[ $1 = show ] && [ $2 = job ] && printf '{shown}'; true")
-    desk.step(
-        SLURM_HET_SIZE="2",
-        SLURM_HET_JOB_ID="7",
-        SLURM_JOB_NODELIST_HET_GROUP_0="n1",
-        SLURM_JOB_NODELIST_HET_GROUP_1="n[2-3]",
-    )
-    prepare, ranks = desk.called("srun")
-    assert prepare.startswith("srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --het-group=1 ")
-    assert ranks.count("--het-group") == 1
-    assert "--het-group=1 " in ranks
-
-
-def test_a_node_that_cannot_be_prepared_is_named_and_no_rank_starts(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, nodes=2, node_setup=["cp big.h5 /scratch"])
-    log = shlex.quote(str(desk.run.attempt_logs("7", 0) / "node-setup-n2.log"))
-    words = "bash: line 3: cp: cannot stat big.h5\nhpcrun: node_setup failed on n2 with exit code 1"
-    desk.answer("srun", f"echo '{words}' > {log}; exit 1")
-    # The first start may have met a bad node, the second start ends the run.
-    assert desk.step() == 0, desk.told()
-    assert len(desk.called("srun")) == 1
-    (ended,) = [event for event in read_events(desk.run) if event.what == "ended"]
-    assert ended.fields["reason"] == "job.node_setup failed on n2: cp: cannot stat big.h5"
-    assert ended.fields["host"] == "n2"
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("module load CUDA/12", "setup failed at `module load CUDA/12`: module: command not found"),
-        ("exit 0", "setup failed at `exit 0`"),
-        ("trap 'echo bye' EXIT; false", "setup failed at `job.setup`"),
-    ],
-)
-def test_a_failed_setup_line_is_reported_and_no_rank_starts(
-    tmp_path: Path, line: str, words: str
-) -> None:
-    desk = Desk(tmp_path, setup=["export code=9 RUN=/x job=77", line])
-    # A first start may have met a bad node; the second start ends the run.
-    assert desk.step() == 0, desk.told()
-    shown = SHOWN.replace("Restarts=0", "Restarts=1")
-    desk.answer("scontrol", f"[ $1 = show ] && [ $2 = job ] && printf '{shown}'; true")
-    assert desk.step(SLURM_RESTART_COUNT="1") == 2, desk.told()
-    assert desk.called("srun") == []
-    assert words in (read_json(desk.run.result) or {})["reason"]
-
-
-def test_a_trap_on_exit_that_the_setup_sets_runs_after_the_ranks(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, setup=["trap 'echo the trap has run' EXIT"])
-    desk.answer("srun", "echo the ranks have run")
-    desk.step()
-    told = desk.told().splitlines()
-    assert told.index("the ranks have run") < told.index("the trap has run")
-
-
-def test_what_the_setup_leaves_running_does_not_hold_the_judging_up(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, setup=["sleep 900 > /dev/null 2>&1 &", "echo $! > pid"])
-    before = time.monotonic()
-    os.chdir(tmp_path)
-    desk.step()
-    assert time.monotonic() - before < 600
-    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
 
 
 def test_a_signal_to_all_processes_lets_the_step_finalize(desk: Desk) -> None:

@@ -20,17 +20,8 @@ import psutil
 
 from hpcrun.cluster.environment import scrub
 from hpcrun.cluster.node_setup import node_setup_script
-from hpcrun.launch.local.job_files import (
-    CANCEL,
-    KILL,
-    PREEMPT,
-    WARN,
-    JobRequest,
-    State,
-    is_withdrawn,
-    own_status,
-    write_status,
-)
+from hpcrun.launch.local.job_files import JobRequest, State, is_withdrawn, own_status, write_status
+from hpcrun.launch.local.orders import Orders
 from hpcrun.launch.local.orphans import adopt_orphans, collect_orphans, started_apart
 from hpcrun.launch.local.survivors import end_survivors_of
 from hpcrun.launch.local.task_environment import host_name, job_environment, step_environment
@@ -46,37 +37,6 @@ _LAST_WORDS = 3.0
 _PR_SET_PDEATHSIG = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-@dataclass
-class _Orders:
-    """Requests to the controller by signal; set by handlers, read by the loop."""
-
-    cancel: bool = False
-    kill: bool = False
-    preempt: bool = False
-    warn: bool = False
-
-    def install(self) -> None:
-        def note(number: int, _frame: object) -> None:
-            if number == CANCEL:
-                self.cancel = True
-            elif number == KILL:
-                self.cancel = self.kill = True
-            elif number == PREEMPT:
-                self.preempt = True
-            else:
-                self.warn = True
-
-        for number in (CANCEL, KILL, PREEMPT, WARN):
-            signal.signal(number, note)
-        # Not SIG_IGN: the tasks would inherit it, and they must receive signals from any shell, as in Slurm.
-        for number in (signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, _unmoved)
-
-
-def _unmoved(_number: int, _frame: object) -> None:
-    """Ignore a signal that is not meant for the controller."""
 
 
 @dataclass
@@ -102,7 +62,7 @@ class Attempt:
     ``warned``: the tasks have received the signal that announces the time limit.
     """
 
-    def __init__(self, request: JobRequest, restart: int, orders: _Orders) -> None:
+    def __init__(self, request: JobRequest, restart: int, orders: Orders) -> None:
         self._request, self._orders = request, orders
         self.folder = Path(request.folder) / f"restart-{restart}"
         self.folder.mkdir(exist_ok=True)
@@ -265,7 +225,7 @@ class NodeSetupFailed(Exception):
     """A line of ``job.node_setup`` failed on a node."""
 
 
-def run_job(request: JobRequest, orders: _Orders) -> tuple[State, int]:
+def run_job(request: JobRequest, orders: Orders) -> tuple[State, int]:
     """Run attempts until the last; return the job's final state and its number of restarts."""
     restart = 0
     if is_withdrawn(Path(request.folder)):
@@ -337,7 +297,7 @@ def _after(request: JobRequest, attempt: Attempt, code: int, word: str | None) -
     return subprocess.run(command, env=attempt.environ, check=False).returncode == REQUEUE
 
 
-def _wait_for_start(delay: float, orders: _Orders) -> None:
+def _wait_for_start(delay: float, orders: Orders) -> None:
     until = time.monotonic() + delay
     while time.monotonic() < until and not orders.cancel:
         time.sleep(_TICK)
@@ -384,7 +344,7 @@ def main(arguments: Sequence[str]) -> None:
     """Run the job that the request file ``arguments[0]`` describes, and write its final state."""
     request = JobRequest.read(Path(arguments[0]))
     # Installed before any process knows the job: with the default action, an order would end it unrecorded.
-    orders = _Orders()
+    orders = Orders()
     orders.install()
     adopt_orphans()
     with end_survivors_of(request.folder):

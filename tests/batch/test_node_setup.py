@@ -1,0 +1,116 @@
+"""The batch step and the set-up: ``job.setup`` for the ranks, ``job.node_setup`` for every node."""
+
+import os
+import shlex
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from hpcrun.run.events import read_events
+from hpcrun.run.io.files import read_json
+
+from .step_desk import SHOWN, Desk
+
+
+def test_the_setup_reaches_the_ranks_and_nothing_else(tmp_path: Path) -> None:
+    desk = Desk(
+        tmp_path,
+        env={"NCCL_IB_HCA": "mlx5_0,mlx5_1", "NOTE": 'it\'s $HOME; "a" # b', "PYTHONHOME": "/no"},
+        setup=["export SITE=here", "ulimit -n 77", "cd /usr", "unset_is=$nothing"],
+        container=["in", "my box"],
+        python="/opt/python",
+        srun_args=["--label"],
+    )
+    seen = shlex.quote(str(tmp_path / "seen"))
+    desk.answer("srun", f'echo "$NCCL_IB_HCA|$NOTE|$SITE|$(ulimit -n)|$PWD|$PYTHONHOME" > {seen}')
+    desk.answer(
+        "scontrol", f"[ $1 = show ] && printf '{SHOWN}'; [ -z $PYTHONHOME ] || echo bad >&2"
+    )
+    desk.step()
+    assert (tmp_path / "seen").read_text() == (
+        'mlx5_0,mlx5_1|it\'s $HOME; "a" # b|here|77|/usr|/no\n'
+    )
+    (srun,) = desk.called("srun")
+    assert "--label" in srun
+    worker = f"in my box /opt/python -u -m hpcrun.worker {desk.run.path}"
+    assert srun.endswith(f'trap "" USR1 USR2; exec "$@" hpcrun {worker}')
+    assert "bad" not in desk.told()
+
+
+def test_every_node_is_prepared_before_the_ranks_start(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, nodes=2, env={"DATA": "/scratch"}, node_setup=["cp big.h5 $DATA"])
+    desk.step(SLURM_JOB_NUM_NODES="2")
+    prepare, ranks = desk.called("srun")
+    assert prepare.startswith("srun --nodes=2 --ntasks=2 --ntasks-per-node=1")
+    assert "hpcrun.worker" in ranks
+
+
+def test_the_ranks_and_node_setup_use_the_components_that_the_config_names(
+    tmp_path: Path,
+) -> None:
+    desk = Desk(tmp_path, node_setup=["true"], srun_args=["--het-group=1"])
+    shown = SHOWN.replace("JobId=7", "JobId=7 HetJobId=7 HetJobOffset=0")
+    desk.answer("scontrol", f"[ $1 = show ] && [ $2 = job ] && printf '{shown}'; true")
+    desk.step(
+        SLURM_HET_SIZE="2",
+        SLURM_HET_JOB_ID="7",
+        SLURM_JOB_NODELIST_HET_GROUP_0="n1",
+        SLURM_JOB_NODELIST_HET_GROUP_1="n[2-3]",
+    )
+    prepare, ranks = desk.called("srun")
+    assert prepare.startswith("srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --het-group=1 ")
+    assert ranks.count("--het-group") == 1
+    assert "--het-group=1 " in ranks
+
+
+def test_a_node_that_cannot_be_prepared_is_named_and_no_rank_starts(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, nodes=2, node_setup=["cp big.h5 /scratch"])
+    log = shlex.quote(str(desk.run.attempt_logs("7", 0) / "node-setup-n2.log"))
+    words = "bash: line 3: cp: cannot stat big.h5\nhpcrun: node_setup failed on n2 with exit code 1"
+    desk.answer("srun", f"echo '{words}' > {log}; exit 1")
+    # The first start may have met a bad node, the second start ends the run.
+    assert desk.step() == 0, desk.told()
+    assert len(desk.called("srun")) == 1
+    (ended,) = [event for event in read_events(desk.run) if event.what == "ended"]
+    assert ended.fields["reason"] == "job.node_setup failed on n2: cp: cannot stat big.h5"
+    assert ended.fields["host"] == "n2"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("module load CUDA/12", "setup failed at `module load CUDA/12`: module: command not found"),
+        ("exit 0", "setup failed at `exit 0`"),
+        ("trap 'echo bye' EXIT; false", "setup failed at `job.setup`"),
+    ],
+)
+def test_a_failed_setup_line_is_reported_and_no_rank_starts(
+    tmp_path: Path, line: str, words: str
+) -> None:
+    desk = Desk(tmp_path, setup=["export code=9 RUN=/x job=77", line])
+    # A first start may have met a bad node; the second start ends the run.
+    assert desk.step() == 0, desk.told()
+    shown = SHOWN.replace("Restarts=0", "Restarts=1")
+    desk.answer("scontrol", f"[ $1 = show ] && [ $2 = job ] && printf '{shown}'; true")
+    assert desk.step(SLURM_RESTART_COUNT="1") == 2, desk.told()
+    assert desk.called("srun") == []
+    assert words in (read_json(desk.run.result) or {})["reason"]
+
+
+def test_a_trap_on_exit_that_the_setup_sets_runs_after_the_ranks(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, setup=["trap 'echo the trap has run' EXIT"])
+    desk.answer("srun", "echo the ranks have run")
+    desk.step()
+    told = desk.told().splitlines()
+    assert told.index("the ranks have run") < told.index("the trap has run")
+
+
+def test_what_the_setup_leaves_running_does_not_hold_the_judging_up(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, setup=["sleep 900 > /dev/null 2>&1 &", "echo $! > pid"])
+    before = time.monotonic()
+    os.chdir(tmp_path)
+    desk.step()
+    assert time.monotonic() - before < 600
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
