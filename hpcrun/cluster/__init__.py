@@ -2,8 +2,3 @@
 
 A base package: it imports nothing of hpcrun but the error classes, and never torch.
 """
-
-from hpcrun.cluster.distributed import DistributedConfig
-from hpcrun.cluster.errors import ClusterError
-
-__all__ = ["ClusterError", "DistributedConfig"]

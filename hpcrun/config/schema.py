@@ -236,19 +236,30 @@ class Config(Section):
         default=[], description="Program that every rank runs instead of a task."
     )
     seed: Seed = Field(default=0, description="Seed of weights, data order and dropout.")
-    job: Job = Field(default=Job(), description="Resources and options of the job.")
-    restarts: Restarts = Field(default=Restarts(), description="Restarts allowed after each cause.")
-    model: ModelOptions = Field(default=ModelOptions(), description="The model: keys of the task.")
-    data: DataOptions = Field(
-        default=DataOptions(), description="The data: workers, and keys of the task."
+    # The call Job() would build a validator of the section at import; resolution needs only that of Config.
+    job: Job = Field(default=Job.model_construct(), description="Resources and options of the job.")
+    restarts: Restarts = Field(
+        default=Restarts.model_construct(), description="Restarts allowed after each cause."
     )
-    train: Train = Field(default=Train(), description="The training loop.")
-    fsdp: FSDP = Field(default=FSDP(), description="Sharding, with train.parallel=fsdp.")
-    optim: Optim = Field(default=Optim(), description="The optimizer and its schedule.")
-    amp: AMPConfig = Field(default=AMPConfig(), description="Mixed precision.")
-    checkpoint: Checkpoint = Field(default=Checkpoint(), description="Saving.")
+    model: ModelOptions = Field(
+        default=ModelOptions.model_construct(), description="The model: keys of the task."
+    )
+    data: DataOptions = Field(
+        default=DataOptions.model_construct(),
+        description="The data: workers, and keys of the task.",
+    )
+    train: Train = Field(default=Train.model_construct(), description="The training loop.")
+    fsdp: FSDP = Field(
+        default=FSDP.model_construct(), description="Sharding, with train.parallel=fsdp."
+    )
+    optim: Optim = Field(
+        default=Optim.model_construct(), description="The optimizer and its schedule."
+    )
+    amp: AMPConfig = Field(default=AMPConfig.model_construct(), description="Mixed precision.")
+    checkpoint: Checkpoint = Field(default=Checkpoint.model_construct(), description="Saving.")
     watch: Watch = Field(
-        default=Watch(), description="Where to log metrics in addition to metrics.jsonl."
+        default=Watch.model_construct(),
+        description="Where to log metrics in addition to metrics.jsonl.",
     )
 
     @property

@@ -8,13 +8,15 @@ import os
 import signal
 import socket
 from collections.abc import Sequence
-
-import psutil
+from typing import TYPE_CHECKING
 
 from hpcrun.launch.errors import LaunchError
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Event, read_events
 from hpcrun.run.recent import Reader
+
+if TYPE_CHECKING:
+    import psutil
 
 # The clocks of a process's start and of the event log may differ by this many seconds.
 _SLACK = 2.0
@@ -54,8 +56,10 @@ def _opened(events: Sequence[Event]) -> Event | None:
     return opened[-1] if opened else None
 
 
-def _process(opened: Event) -> psutil.Process | None:
+def _process(opened: Event) -> "psutil.Process | None":
     """Return rank 0's process, or None after its end; a process younger than its event reuses the pid."""
+    import psutil
+
     try:
         process = psutil.Process(int(opened.fields["pid"]))
         alive = process.status() != psutil.STATUS_ZOMBIE

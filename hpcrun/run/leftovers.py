@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import re
-import secrets
 import shutil
 import socket
 from pathlib import Path
@@ -29,7 +28,7 @@ _OF_RUNS = {
 
 def make_staged(path: Path) -> Path:
     """Make the folder in which the run directory at ``path`` is filled; raises OSError."""
-    staged = path.with_name(f".{path.name}.{secrets.token_hex(6)}.new")
+    staged = path.with_name(f".{path.name}.{os.urandom(6).hex()}.new")
     staged.mkdir(mode=0o700)
     maker = {"host": socket.gethostname(), "pid": os.getpid()}
     (staged / _MAKER).write_text(json.dumps(maker))
@@ -64,7 +63,7 @@ def clear_deleted_run(path: Path) -> bool:
     if not holds_only_logs(path):
         return False
     # The rename frees the name even while a rank writes; a later cleanup removes the rest.
-    away = path.with_name(f".{path.name}.{secrets.token_hex(6)}.new")
+    away = path.with_name(f".{path.name}.{os.urandom(6).hex()}.new")
     path.rename(away)
     shutil.rmtree(away, ignore_errors=True)
     return True

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 from pydantic import ValidationError
 
-from hpcrun.cluster import ClusterError, DistributedConfig
+from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.cluster.errors import ClusterError
 from hpcrun.cluster.existing_group import ExistingGroup, place_in_group
 from hpcrun.cluster.launchers import read_placement
 from hpcrun.cluster.network.ports import port_candidates

@@ -1,4 +1,7 @@
-"""The relation of an existing run to a config of the same name: continue, replace, or refuse."""
+"""The relation of an existing run to a config of the same name: continue, replace, or refuse.
+
+The functions import `checkpoint` and `lifecycle` themselves: the submission of a new run needs neither.
+"""
 
 import itertools
 import os
@@ -9,12 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.api.places import handle
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.config import Config, lengths_left, training_differences
 from hpcrun.config import load_resolved as load
 from hpcrun.launch import jobs
-from hpcrun.lifecycle.history import last_committed
-from hpcrun.lifecycle.lost_checkpoints import require_none_lost
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.events import read_events
 from hpcrun.run.io.files import read_json, write_atomic, write_json
@@ -46,7 +46,7 @@ def compare(run: RunDirectory, config: Config) -> Standing:
     differences = training_differences(old, config, None if done else stands)
     if not differences:
         if not done and not steps:
-            require_none_lost(run, handle(run))
+            _require_none_lost(run)
         return Standing(finished=result if done else None)
     if not done and not steps and _saved_nothing(run, old):
         return Standing(replaced=training_differences(old, config))
@@ -103,7 +103,7 @@ def unchanged(run: RunDirectory, config: Config) -> Iterator[Sequence[str]]:
             f"{run.path}: another command has just given it another config; resume it again"
         )
     if not _steps(run):
-        require_none_lost(run, handle(run))
+        _require_none_lost(run)
     yield ()
 
 
@@ -173,12 +173,22 @@ def _free_name(path: Path) -> Path:
     return next(name for name in itertools.chain([path], names) if not os.path.lexists(name))
 
 
+def _require_none_lost(run: RunDirectory) -> None:
+    from hpcrun.lifecycle.lost_checkpoints import require_none_lost
+
+    require_none_lost(run, handle(run))
+
+
 def _steps(run: RunDirectory) -> list[int]:
+    from hpcrun.checkpoint.storage.store import CheckpointStore
+
     return CheckpointStore(run.checkpoints, "submit-0").steps()
 
 
 def _saved_nothing(run: RunDirectory, config: Config) -> bool:
     """Return whether no step was ever saved, not even a step that was removed later."""
+    from hpcrun.lifecycle.history import last_committed
+
     events = read_events(run)
     if config.command:
         # hpcrun does not see the files that a script saves.

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Mapping
 
-from hpcrun.network.nccl.lint.lint import lint
 from hpcrun.network.nccl.settings import concerns_nccl, settings_of
 from hpcrun.printing import say_aside
 
@@ -17,6 +16,8 @@ def warn_of(env: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> 
     settings += [setting for setting in settings_of(env, "job.env") if _ours(setting.name)]
     if not settings:
         return
+    from hpcrun.network.nccl.lint.lint import lint
+
     findings = [finding for finding in lint(settings) if finding.level != "note"]
     for finding in findings:
         if finding.level == "error":

@@ -17,7 +17,6 @@ from hpcrun.api.submission.continuing import (
     require_restartable,
     unchanged,
 )
-from hpcrun.api.submission.handover import hand_over, refuse_live
 from hpcrun.api.submission.nccl_warning import warn_of
 from hpcrun.api.submission.packages import require_packages
 from hpcrun.command.checks import check_command
@@ -82,6 +81,8 @@ class Plan:
         Raises:
             UserError: see :func:`hpcrun.api.submission.handover.hand_over`.
         """
+        from hpcrun.api.submission.handover import hand_over
+
         return hand_over(
             self.run,
             self.config,
@@ -176,6 +177,8 @@ def plan_resume(run: RunDirectory, *, scratch: bool = False, snapshot: bool | No
 def refuse_live_if_replaced(plan: Plan) -> None:
     """Raise RunError where a job has the run that the plan replaces."""
     if plan.replaced:
+        from hpcrun.api.submission.handover import refuse_live
+
         refuse_live(plan.run)
 
 
