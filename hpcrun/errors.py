@@ -5,7 +5,10 @@ This base module may be imported by every package, so a command need not know wh
 
 
 class UserError(Exception):
-    """Bad input: the text is one clear line with the problem, its place and the remedy."""
+    """Bad input: the text has a line for each problem, with its place and the remedy.
+
+    The base of hpcrun's exceptions for users. A command prints the text and ends with exit code 2.
+    """
 
     @property
     def lines(self) -> list[str]:

@@ -69,10 +69,16 @@ class Checkpointer:
             a multiple; 0: only :meth:`save` saves.
         minutes: minutes between saves; replaces ``every``.
         failure_hours: mean hours between two failures of your jobs; the interval then follows from
-            Young's formula, which minimizes the lost time.
+            Young's formula, which minimizes the lost time (J. W. Young, CACM 17(9), 1974).
         retention: rule for the checkpoints to keep.
         stage_dir: a fast node-local folder. Each save is first written there and then copied to ``folder``.
-        host_memory: gigabytes of host memory per rank for a snapshot; None: half of the free memory.
+        host_memory: gigabytes (10^9 bytes) of host memory per rank for a snapshot; None: half of the free
+            memory.
+
+    Attributes:
+        extra: the argument; add, replace and read values at any time.
+        notes: remarks of the last restore: skipped damage, a changed number of ranks, a new scheduler.
+        outcome: result of the last save that has ended, as far as this rank knows; None before.
 
     Raises:
         CheckpointError: an argument is invalid, the state cannot be saved, another training run saves to
@@ -197,6 +203,10 @@ class Checkpointer:
 
         Returns:
             True if a save was started.
+
+        Raises:
+            TypeError: ``step`` is not an integer.
+            CheckpointError: as for :meth:`save`, or ``step`` is negative.
         """
         step = require_step(step)
         self._take(self._engine.poll())
@@ -210,13 +220,14 @@ class Checkpointer:
 
         Args:
             step: number of finished steps.
-            metric: value for ``Retention(best=…)``. Lower is better; higher is better if the metric's name
-                begins with ``-``. The value of rank 0 is used.
+            metric: value for ``Retention(best=…)``, a number or a tensor of one element. Lower is better;
+                higher is better if the metric's name begins with ``-``. The value of rank 0 is used.
 
         Raises:
-            CheckpointError: checkpoints existed before and :meth:`restore` was not called, another
-                training run saves to the folder, or (first save) the ranks hold different weights.
-                Raised on all ranks.
+            TypeError: ``step`` is not an integer.
+            CheckpointError: ``step`` is negative, checkpoints existed before and :meth:`restore` was not
+                called, another training run saves to the folder, or (first save) the ranks hold different
+                weights. Raised on all ranks.
         """
         step = require_step(step)
         if not self._claimed:

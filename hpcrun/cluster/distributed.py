@@ -22,10 +22,13 @@ Backend = Literal["nccl", "gloo"]
 
 
 class DistributedConfig(BaseModel):
-    """This rank's place among the ranks, and the address of the rendezvous.
+    """This rank's place among the ranks, and the address of the rendezvous. Immutable.
 
     ``from_env`` fills it from the launcher's variables; a program without a launcher may fill it by
     hand. It only contains values: it opens nothing, and ``validate`` checks the values.
+
+    Raises:
+        pydantic.ValidationError: a field is unknown, has the wrong type, or is out of its range.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -97,7 +100,11 @@ class DistributedConfig(BaseModel):
         )
 
     def to_env_dict(self) -> dict[str, str]:
-        """Return the variables that torch.distributed's ``env://`` and torchrun's users read."""
+        """Return the environment variables of ``torch.distributed``'s ``env://`` and of torchrun.
+
+        Source: the sections "Environment Variables" of the torchrun page and "Environment variable
+        initialization" of the ``torch.distributed`` page.
+        """
         return {
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.world_size),
@@ -118,7 +125,7 @@ class DistributedConfig(BaseModel):
     ) -> None:
         """Check that the values fit together and fit this machine.
 
-        It replaces pydantic's deprecated class method of that name.
+        The method replaces pydantic's deprecated class method of the same name.
 
         Args:
             visible_devices: GPUs that this process sees; None: counted without torch.
@@ -252,12 +259,12 @@ class DistributedConfig(BaseModel):
             )
 
     def to_json(self) -> str:
-        """Return the fields as JSON text."""
+        """Return the fields as JSON text, for :meth:`from_json`."""
         return self.model_dump_json(indent=2)
 
     @classmethod
     def from_json(cls, text: str) -> "DistributedConfig":
-        """Read what ``to_json`` wrote.
+        """Read ``text``, which :meth:`to_json` has written.
 
         Raises:
             ClusterError: the text is not JSON, or not such a set of fields.
@@ -270,7 +277,7 @@ class DistributedConfig(BaseModel):
             ) from error
 
     def to_yaml(self) -> str:
-        """Return the fields as YAML text."""
+        """Return the fields as YAML text, for :meth:`from_yaml`."""
         import yaml
 
         text: str = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
@@ -278,7 +285,7 @@ class DistributedConfig(BaseModel):
 
     @classmethod
     def from_yaml(cls, text: str) -> "DistributedConfig":
-        """Read what ``to_yaml`` wrote.
+        """Read ``text``, which :meth:`to_yaml` has written.
 
         Raises:
             ClusterError: the text is not YAML, or not such a set of fields.

@@ -14,10 +14,18 @@ if TYPE_CHECKING:
 
 
 class StopAgreement:
-    """Turns local reasons to stop into one that every rank reads at the same step."""
+    """Turns the ranks' reasons to stop into one reason that every rank reads at the same step.
+
+    Without the agreement, a rank that stops at a signal leaves the other ranks waiting in a collective.
+    """
 
     def __init__(self, group: "ProcessGroup | None", every: int = 1) -> None:
-        """``group``: a control group of all ranks, or None for a single rank; ``every``: in steps."""
+        """Keep the arguments.
+
+        Args:
+            group: a CPU group of all ranks, such as ``trainer.control_group()``; None for a single rank.
+            every: steps between two exchanges.
+        """
         self._group = group
         self._every = every
         self._pending: tuple[Any, Any] | None = None
@@ -25,8 +33,12 @@ class StopAgreement:
     def exchange(self, step: int, local: StopReason) -> StopReason:
         """Return the reason agreed on at the previous exchange, and start the next with ``local``.
 
-        Collective: every rank calls it with the same ``step``. The next exchange returns a reason that is new
-        at this call, on every rank.
+        Collective: every rank calls this with the same ``step``. The next exchange returns a reason that is
+        new at this call, on every rank. The all-reduce of one number runs during the step.
+
+        Args:
+            step: number of the step.
+            local: this rank's reason, such as ``hpcrun.STOP.reason``.
 
         Raises:
             RuntimeError: another rank has ended (torch.distributed).
@@ -49,7 +61,11 @@ class StopAgreement:
         return agreed
 
     def settle(self) -> None:
-        """Wait for the reduction in progress, so that none is in flight when the group is destroyed."""
+        """Wait for the reduction in progress, so that none is in flight when the group is destroyed.
+
+        Raises:
+            RuntimeError: another rank has ended (torch.distributed).
+        """
         if self._pending is not None:
             self._pending[0].wait()
             self._pending = None

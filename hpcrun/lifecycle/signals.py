@@ -34,7 +34,11 @@ _REASON_OF = {**_REASONS, signal.SIGINT: StopReason.TERMINATE}
 
 
 class StopFlag:
-    """Remembers the highest-ranking stop signal that this process has received."""
+    """Remembers the highest-ranking stop signal that this process has received.
+
+    Call ``hpcrun.STOP.install()`` in the main thread before slow imports, and read ``hpcrun.STOP.reason``
+    after each step.
+    """
 
     def __init__(self) -> None:
         self._reason = StopReason.NONE
@@ -43,7 +47,11 @@ class StopFlag:
     def install(self) -> None:
         """Handle SIGTERM, SIGUSR1 and SIGUSR2, replacing existing handlers (submitit's).
 
-        SIGINT keeps its default: a person at a debugger needs it.
+        Slurm sends these signals before a time limit and at a preemption: ``--signal`` in sbatch(1), and
+        ``GraceTime`` in slurm.conf(5). SIGINT keeps its default: a person at a debugger needs it.
+
+        Raises:
+            ValueError: this is not the main thread (Python's ``signal``).
         """
         self._pid = os.getpid()
         for number in _REASONS:
@@ -55,6 +63,9 @@ class StopFlag:
         """Handle SIGINT like SIGTERM: Ctrl-C in torchrun's terminal reaches every rank.
 
         An ignored SIGINT stays ignored: the ranks were started in the background of a shell.
+
+        Raises:
+            ValueError: this is not the main thread (Python's ``signal``).
         """
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
             return
@@ -72,7 +83,9 @@ class StopFlag:
 
 
 STOP = StopFlag()
-"""The only flag of the process: each signal has one handler."""
+"""The stop flag of this process. ``install()`` handles SIGTERM, SIGUSR1 and SIGUSR2; ``reason`` is NONE,
+DEADLINE, WARNING or TERMINATE, in rising order. There is only one flag, because each signal has one handler.
+"""
 
 
 def ignore_in_helper_process() -> None:

@@ -58,10 +58,16 @@ def seed_rank(seed: int, rank: int, step: int) -> None:
 
 
 def choose_kernels(wanted: Deterministic) -> None:
-    """Apply ``train.deterministic`` to this process; call it before using a GPU or NCCL.
+    """Choose deterministic or fast kernels for this process; call this before using a GPU or NCCL.
 
-    With True and "strict", attention's backward pass is deterministic, cuDNN's attention is off, and NCCL
-    adds over ranks in one order (``NCCL_ORDER``). With "warn", torch and NCCL keep the faster ways.
+    The choice calls ``torch.use_deterministic_algorithms`` and sets variables of cuBLAS and NCCL in the
+    environment, but replaces no value of yours. Sources: the page "Reproducibility" of torch's documentation,
+    and "Environment Variables" of NCCL's.
+
+    Args:
+        wanted: the value of ``train.deterministic``. True, "strict": deterministic kernels only, and NCCL
+            adds over ranks in one order. "warn": torch warns of other kernels, and NCCL is free. False: any
+            kernel.
     """
     if wanted in (True, "strict"):
         # NCCL reads the variables when it makes its first group.

@@ -35,21 +35,26 @@ class Task(ABC):
     """Number of ``unit`` per sample (e.g. tokens in a sequence)."""
 
     flops_per_sample: float | None = None
-    """Floating-point operations of a training step per sample, for MFU; None: counted by torch."""
+    """Floating-point operations of a training step per sample, forward and backward, for MFU (model FLOPs
+    utilization); None: torch counts them."""
 
     # Name-mangled, so that it cannot collide with an attribute of a user's class.
     __step = 0
 
     def __init__(self, config: Config) -> None:
-        """``config``: the resolved config; ``config.model`` and ``config.data`` hold the task's own keys."""
+        """Keep the config as ``self.config``.
+
+        Args:
+            config: the resolved config; ``config.model`` and ``config.data`` hold the task's keys.
+        """
         self.config = config
 
     @property
     def step(self) -> int:
         """Number of steps taken so far in the whole training: the index of the current step, from 0.
 
-        Use it in :meth:`loss`, :meth:`weight` and :meth:`report`, but not in a dataset: loader processes read
-        ahead.
+        Use this number in :meth:`loss`, :meth:`weight` and :meth:`report`, but not in a dataset: loader
+        processes read ahead.
         """
         return self.__step
 
@@ -65,7 +70,10 @@ class Task(ABC):
         self.__step = step
 
     def prepare(self) -> None:
-        """Make the data ready, e.g. download it. Called on rank 0 only, before any rank opens the data."""
+        """Make the data ready, e.g. download it. Called on rank 0 only, before any rank opens the data.
+
+        With hang detection, the time limit of the call is 48 times ``train.hang_start`` seconds.
+        """
 
     @abstractmethod
     def build_model(self) -> "nn.Module":
@@ -110,35 +118,43 @@ class Task(ABC):
         Args:
             model: the model of :meth:`build_model`, on its device, with the parameters to train. With FSDP
                 they are sharded already. Blocks with activation checkpointing are wrapped;
-                ``hpcrun.checkpoint.state.names.named_parameters(model)`` gives the names without
-                ``_checkpoint_wrapped_module.``.
+                ``hpcrun.named_parameters(model)`` gives the names without ``_checkpoint_wrapped_module.``.
         """
         return None
 
     @abstractmethod
     def loss(self, model: "nn.Module", batch: Any) -> "Tensor":
-        """Return the mean loss over the samples of ``batch`` (first dimension: samples), a scalar.
+        """Return the mean loss over the samples of ``batch``, a floating-point tensor of shape ().
 
-        Call ``model(...)`` itself: with several ranks the model is a wrapper without your other methods. The
-        first step of each process calls the loss once more (see ``DistributedAMPTrainer``).
+        Called under autocast. Call ``model(...)`` itself: with several ranks the model is a wrapper without
+        your other methods. The first step of each process calls the loss once more (see
+        ``DistributedAMPTrainer``).
+
+        Args:
+            model: the module for forward passes.
+            batch: a micro-batch of :meth:`collate` on the device; the first dimension counts samples.
         """
 
     def weight(self, batch: Any) -> "Tensor | float | None":
         """Return the weight of :meth:`loss` for ``batch``, such as its number of tokens without padding.
 
-        The loss over all micro-batches of all ranks, and in validation, is then the weighted mean.
-        ``batch`` comes from the data loader and is not on the device yet. None for all batches: every
-        sample has the same weight. The loss of a batch of weight 0 may be NaN, but its gradient must be
-        zero or finite: divide by ``mask.sum().clamp(min=1)``, not by ``mask.sum()``. A weight that is NaN,
-        infinite or negative skips the step on all ranks.
+        The loss over all micro-batches of all ranks, and in validation, is then the weighted mean. The weight
+        is a number or a tensor of one element. ``batch`` comes from the data loader and is not on the device
+        yet. None for all batches: every sample has the same weight.
+
+        The loss of a batch of weight 0 may be NaN, but its gradient must be zero or finite: divide by
+        ``mask.sum().clamp(min=1)``, not by ``mask.sum()``. A weight that is NaN, infinite or negative skips
+        the step on all ranks.
         """
         return None
 
     def report(self, model: "nn.Module", validation_loss: float | None) -> dict[str, Any]:
-        """Return entries for result.json when training is finished. Called on rank 0 only.
+        """Return entries for result.json when training is finished, as plain JSON. Called on rank 0 only.
 
-        ``model`` has the weights with the lowest ``validation_loss`` if ``checkpoint.keep_best`` has kept
-        them, otherwise the last weights.
+        Args:
+            model: the model with the weights of the lowest validation loss if ``checkpoint.keep_best`` has
+                kept them, otherwise with the last weights.
+            validation_loss: the loss of these weights; None without validation.
         """
         return {}
 

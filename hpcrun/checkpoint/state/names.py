@@ -32,7 +32,15 @@ def replicated(model: nn.Module) -> bool:
 def named_parameters(
     model: nn.Module, *, remove_duplicate: bool = True
 ) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield the parameters with their canonical names; tied parameters once, unless asked otherwise."""
+    """Yield the parameters as ``torch.nn.Module.named_parameters``, without the names that wrappers add.
+
+    Checkpoints use these names: they have no ``module.`` of DDP, ``_orig_mod.`` of ``torch.compile`` and
+    ``_checkpoint_wrapped_module.`` of activation checkpointing.
+
+    Args:
+        model: a module, with or without wrappers.
+        remove_duplicate: yield tied parameters only once.
+    """
     model = bare(model)
     for name, parameter in model.named_parameters(remove_duplicate=remove_duplicate):
         yield _canonical(model, name), parameter

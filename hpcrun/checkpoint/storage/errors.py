@@ -39,7 +39,7 @@ class ReadFailure(CheckpointError):
 
 
 class CheckpointWarning(UserWarning):
-    """A save failed, and training continues."""
+    """A remark on a save, such as its failure; training continues, and the next interval saves again."""
 
 
 @contextmanager

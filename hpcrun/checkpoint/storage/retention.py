@@ -38,7 +38,11 @@ class Retention:
             raise CheckpointError(f"keep={self.keep}: at least one checkpoint must be kept")
 
     def protected(self, metas: Mapping[int, Mapping[str, Any]]) -> set[int]:
-        """Return the steps to keep regardless of their age, from the ``meta`` of valid checkpoints."""
+        """Return the steps to keep regardless of their age.
+
+        Args:
+            metas: for each valid checkpoint its step, and the ``meta`` of its manifest with the metric.
+        """
         stay = {step for step in metas if self.every and step % self.every == 0}
         name, sign = self.metric.removeprefix("-"), -1.0 if self.metric.startswith("-") else 1.0
         scores = []

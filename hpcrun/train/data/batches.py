@@ -156,19 +156,30 @@ def training_steps(
     prefetch: int = 2,
     collate: Callable[[list[Any]], Any] = default_collate,
 ) -> Steps:
-    """Return the micro-batches of this rank for each step of ``steps``; close it to end its loader processes.
+    """Return the micro-batches of this rank for each step; ``close()`` ends the loader processes.
+
+    The order of a map-style dataset is a pure function of seed, epoch and index: it does not depend on the
+    number of ranks, so that a resume may begin at any step. Each item is a list of micro-batches, tensors on
+    the CPU with the samples as the first dimension.
 
     Args:
+        dataset: a map-style dataset, or a stream with ``state_dict()`` and ``load_state_dict()``.
+        steps: the steps to take, such as ``range(done, 1000)``.
+        rank: number of this rank.
+        world_size: number of ranks.
         batch_size: samples of one optimizer step over all ranks and micro-batches.
+        accumulation: micro-batches of one optimizer step on each rank.
+        seed: seed of the order, and of the loader processes' generators.
         workers: DataLoader processes; 0 reads in this process.
-        saved: for a stream, its position after ``steps.start`` steps.
+        pin_memory: copy batches to page-locked memory, for faster copies to a GPU.
+        saved: for a stream, its position after ``steps.start`` steps, from ``saved()`` of the result.
         uneven: treatment of an epoch's last, incomplete batch: see ``train.uneven``.
         prefetch: batches that each loader process reads ahead.
         collate: makes a micro-batch from its samples.
 
     Raises:
-        UserError: immediately, if the dataset has no samples or no length, or is a stream that cannot
-            resume, or its samples do not fill a single batch.
+        UserError: the dataset has no samples or no length, is a stream that cannot resume, or its samples do
+            not fill a single batch.
     """
     if isinstance(dataset, IterableDataset):
         require_stream(dataset, world_size, workers)

@@ -29,15 +29,26 @@ _DATASET_SEED = 0x14057B7EF767814F
 class Mixture(Dataset[Any]):
     """Map-style dataset of the samples of several datasets; training takes them in the ratio of weights.
 
-    Index i counts through the datasets one after the other. Validation reads the indices, so it weights each
+    In training, each block of 4096 consecutive samples has the same number of samples of each dataset. Index
+    i counts through the datasets one after the other. Validation reads the indices, so it weights each
     dataset by its size.
+
+    Attributes:
+        datasets: the datasets.
+        sizes: number of samples of each dataset.
+        counts: number of samples of each dataset in a block of 4096.
     """
 
     def __init__(self, datasets: Sequence[Dataset[Any]], weights: Sequence[float]) -> None:
-        """``weights``: one positive number for each dataset; only their ratio matters.
+        """Check the datasets and divide each block among them.
+
+        Args:
+            datasets: map-style datasets with a length.
+            weights: one positive number for each dataset; only their ratio matters.
 
         Raises:
-            UserError: a dataset is empty, or a weight is not positive or is too small a share.
+            UserError: a dataset is empty, the numbers of weights and datasets differ, or a weight is not
+                positive or is below 1/4096 of all weights.
         """
         self.datasets = list(datasets)
         self.sizes = [len(dataset) for dataset in self.datasets]  # type: ignore[arg-type]
@@ -53,16 +64,30 @@ class Mixture(Dataset[Any]):
         self._starts = [0, *accumulate(self.sizes)]
 
     def __len__(self) -> int:
+        """Return the number of samples of all datasets."""
         return self._starts[-1]
 
     def __getitem__(self, index: int) -> Any:
+        """Return a sample.
+
+        Raises:
+            IndexError: ``index`` is not in ``range(len(self))``.
+        """
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
         number = bisect_right(self._starts, index) - 1
         return self.datasets[number][index - self._starts[number]]
 
     def sample_order(self, positions: Indices, seed: int) -> Indices:
-        """Return the index of the sample at each of the global ``positions``, shape (n,)."""
+        """Return the index of the sample at each global position; a pure function of the arguments.
+
+        Args:
+            positions: int64 of shape (n,), counted over all ranks from the start of training.
+            seed: the config's ``seed``.
+
+        Returns:
+            int64 of shape (n,), each in ``range(len(self))``.
+        """
         if len(self.datasets) == 1:
             return order.samples(positions, self.sizes[0], seed)
         numbers, ordinals = divided(positions, self.counts, seed)
@@ -74,7 +99,7 @@ class Mixture(Dataset[Any]):
         return indices
 
     def shares(self) -> list[float]:
-        """Return the fraction of the samples that each dataset gives."""
+        """Return the fraction of the training samples that each dataset gives, a multiple of 1/4096."""
         return [count / BLOCK for count in self.counts]
 
 

@@ -54,11 +54,18 @@ _COSTLY_ELSEWHERE = re.compile(
 
 @dataclass(frozen=True)
 class Preparation:
-    """Options of the preparation; by default nothing.
+    """Options for a model before it is wrapped: memory layout, activation checkpointing, compilation.
 
-    ``checkpointing``: which activations the backward pass recomputes. ``full``: those of every block (see
-    ``blocks``); ``every``: of every ``every``-th block; ``selective``: of every block, except for the results
-    of matrix products, convolutions and attention. ``compile``: the mode of ``torch.compile``, or None.
+    A block is an element of an ``nn.ModuleList`` or ``nn.Sequential`` of modules of one class.
+
+    Attributes:
+        checkpointing: the activations that the backward pass recomputes, to save memory. ``full``: those of
+            every block; ``every``: of every ``every``-th block; ``selective``: of every block, except for
+            the results of matrix products, convolutions and attention. Sources: ``torch.utils.checkpoint``;
+            Chen et al. 2016, arXiv:1604.06174.
+        every: number of blocks from one checkpointed block to the next.
+        compile: mode of ``torch.compile``; None: no compilation.
+        channels_last: store 4-dimensional weights as NHWC (``torch.channels_last``).
     """
 
     checkpointing: Literal["none", "full", "every", "selective"] = "none"

@@ -135,7 +135,17 @@ class PowerSGD(Compression):
 
 
 def compression(kind: Kind, *, rank: int = 1, start: int = 1000) -> Compression | None:
-    """Make the compression ``kind``; ``rank`` and ``start`` are for PowerSGD. None for ``none``."""
+    """Make a gradient compression for ``DistributedAMPTrainer(compression=…)``; None for ``none``.
+
+    Source: ``torch.distributed.algorithms.ddp_comm_hooks``; PowerSGD: Vogels, Karimireddy, Jaggi, NeurIPS
+    2019.
+
+    Args:
+        kind: ``fp16`` and ``bf16`` all-reduce gradients in half precision; ``powersgd`` sends low-rank
+            factors.
+        rank: PowerSGD: rank of the approximation.
+        start: PowerSGD: number of first steps without compression, 2 or more.
+    """
     if kind == "powersgd":
         return PowerSGD(rank, start)
     if kind == "fp16":

@@ -32,10 +32,12 @@ def setup_distributed(
 ) -> DistributedConfig:
     """Join the process group that the environment (or ``config``) describes, and return the description.
 
-    For your own training loop: the ranks connect to ``master_addr:master_port``. A single rank needs no
-    group and makes none. A group that the program has already made is kept.
+    For your own training loop: the ranks connect to ``master_addr:master_port``, and a rank with a GPU makes
+    it the current device. A single rank needs no group and makes none. A group that the program has already
+    made is kept. Collective; source: ``torch.distributed.init_process_group``.
 
     Args:
+        config: rank, world size and address; None: those of the launcher's variables.
         timeout: seconds that a collective may take.
 
     Raises:
@@ -248,7 +250,7 @@ def select_device(config: DistributedConfig) -> torch.device:
 
 
 def cleanup_distributed() -> None:
-    """Leave the process group, if there is one; call it before the process ends.
+    """Leave the process group, if there is one; call this function before the process ends.
 
     A gloo thread releases the tensors of a collective only after its callers have continued, and needs the
     interpreter for that: during interpreter shutdown this would abort the process.
@@ -269,7 +271,7 @@ def get_world_size() -> int:
 
 
 def is_main_process() -> bool:
-    """Return True on rank 0, which logs and writes files that exist once per run."""
+    """Return True on rank 0, which logs and writes files that exist once per run; True without a group."""
     return get_rank() == 0
 
 

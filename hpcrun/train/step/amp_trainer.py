@@ -30,13 +30,16 @@ _NO_AUTOCAST = contextlib.nullcontext()
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Result of an optimizer step: this rank's mean loss and the global gradient norm, scalars on the device.
+    """Result of an optimizer step. Tensors are on the device, so that reading one waits for the device.
 
-    In a weighted step ``loss`` is this rank's contribution: the mean over ranks is the weighted mean.
-    ``gradient_norm``: before clipping; None without clipping.
-    ``learning_rate``: used in this step by the first parameter group.
-    ``weighted``: in a weighted step, the loss of each micro-batch and its factor.
-    ``weights``: the weights of the micro-batches, as the caller gave them.
+    Attributes:
+        loss: this rank's mean loss, float32 of shape (). In a weighted step it is this rank's contribution:
+            the mean over ranks is the weighted mean.
+        gradient_norm: global 2-norm before clipping, shape (); None without clipping.
+        verdict: decision on the step; see :attr:`skipped`.
+        learning_rate: used in this step by the first parameter group.
+        weighted: in a weighted step, the loss of each micro-batch and its factor.
+        weights: the weights of the micro-batches, as the caller gave them.
     """
 
     loss: Tensor
@@ -53,7 +56,18 @@ class StepResult:
 
 
 class AMPTrainer(Checkpointing):
-    """Mixed-precision training steps with accumulation, clipping and loss scaling, on one device."""
+    """Mixed-precision training steps with gradient accumulation, clipping and loss scaling, on one device.
+
+    Weights and optimizer state keep their dtype, usually float32; autocast casts operations of the forward
+    pass. Sources: ``torch.amp``; Micikevicius et al. 2018, arXiv:1710.03740.
+
+    Attributes:
+        device: the device of the weights.
+        module: the model without a wrapper.
+        model: the module for forward passes; the same as ``module`` on one device.
+        amp: the precision.
+        clip_norm: maximum global gradient norm, or None.
+    """
 
     def __init__(
         self,
@@ -66,20 +80,23 @@ class AMPTrainer(Checkpointing):
         device: torch.device | str | None = None,
         ema: float | None = None,
     ) -> None:
-        """Move ``model`` to ``device`` (default: the current GPU, or the CPU).
+        """Move ``model`` to ``device``.
 
         Args:
+            model: the model to train.
             optimizer: the optimizer, or a function that makes it from the wrapped model. FSDP needs the
                 function, because it replaces the parameters. Its ``step()`` takes no closure.
-            clip_norm: maximum global gradient norm; None: no clipping.
-            scheduler: makes the learning-rate schedule. Its ``step()`` takes no metric and is called after
-                every step that was not skipped.
-            ema: decay of an exponential moving average of the weights, updated after every step that was
-                not skipped.
+            amp: precision and loss scaling; None: float32.
+            clip_norm: maximum global gradient norm, as ``torch.nn.utils.clip_grad_norm_``; None: no clipping.
+            scheduler: function that makes the learning-rate schedule from the optimizer. Its ``step()``
+                takes no metric and is called after every step that was not skipped.
+            device: where to train; None: the current GPU, or the CPU.
+            ema: decay of an exponential moving average of the weights (``torch.optim.swa_utils``), updated
+                after every step that was not skipped.
 
         Raises:
-            ValueError: the optimizer's or the schedule's ``step()`` needs an argument. Objects that a
-                function makes are checked when they are made.
+            ValueError: the optimizer's ``step()`` needs an argument, or ``scheduler`` is an object instead of
+                a function. Objects that a function makes are checked when they are made.
         """
         if device is None:
             device = default_device()
@@ -127,7 +144,7 @@ class AMPTrainer(Checkpointing):
 
     @property
     def forward_is_collective(self) -> bool:
-        """True if a forward pass waits for those of the other ranks even without gradients."""
+        """True if a forward pass waits for the other ranks' forward passes even without gradients."""
         return self._strategy.collective_forward
 
     def after_evaluation(self) -> None:
@@ -138,6 +155,9 @@ class AMPTrainer(Checkpointing):
         """Return the unwrapped model with all its weights; on ranks other than 0 it may be None. Collective.
 
         With FSDP the model is a copy: on the device if it fits there, otherwise on the CPU.
+
+        Raises:
+            RuntimeError: the parallelism is FSDP, and ``wrap_model()`` was not called.
         """
         self._require_final_parameters()
         return self._strategy.whole(self.module, self.device)
@@ -149,7 +169,12 @@ class AMPTrainer(Checkpointing):
 
     @property
     def optimizer(self) -> Optimizer:
-        """The optimizer. The first access makes it from the wrapped model."""
+        """The optimizer. The first access makes it from the wrapped model.
+
+        Raises:
+            RuntimeError: the parallelism is FSDP, and ``wrap_model()`` was not called.
+            ValueError: its ``step()`` needs an argument.
+        """
         if self._optimizer is None:
             self._require_final_parameters()
             made = self._make_optimizer
@@ -162,7 +187,7 @@ class AMPTrainer(Checkpointing):
 
     @property
     def average(self) -> WeightAverage | None:
-        """The average of the weights after all steps so far; None without ``ema``."""
+        """Moving average of the weights after all steps so far; None without ``ema``."""
         if self._ema is None:
             return None
         _ = self.optimizer
@@ -170,13 +195,17 @@ class AMPTrainer(Checkpointing):
         return self._average
 
     def averaged(self) -> contextlib.AbstractContextManager[None]:
-        """Swap in the averaged weights for the block; do nothing without ``ema``."""
+        """Return a context that swaps the averaged weights into the model; without ``ema`` a null context."""
         average = self.average
         return contextlib.nullcontext() if average is None else average.in_place()
 
     @property
     def scheduler(self) -> LRScheduler | None:
-        """The learning-rate schedule, up to date with the last step; None without a schedule."""
+        """The learning-rate schedule, up to date with the last step; None without a schedule.
+
+        Raises:
+            ValueError: its ``step()`` needs an argument, such as a metric.
+        """
         if self._scheduler is None and self._make_scheduler is not None:
             scheduler = self._make_scheduler(self.optimizer)
             require_plain_step(scheduler)
@@ -186,11 +215,11 @@ class AMPTrainer(Checkpointing):
 
     @property
     def scaler(self) -> torch.amp.GradScaler:
-        """The loss scaler, enabled only for fp16."""
+        """The loss scaler (``torch.amp.GradScaler``), enabled only for fp16."""
         return self.gate.scaler
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """Return the autocast context of the forward pass; for fp32 and tf32 it does nothing."""
+        """Return the ``torch.autocast`` context of the forward pass; for fp32 and tf32 it does nothing."""
         dtype = autocast_dtype(self.amp)
         # Entering a disabled autocast still costs some microseconds.
         return _NO_AUTOCAST if dtype is None else torch.autocast(self.device.type, dtype=dtype)
@@ -204,19 +233,25 @@ class AMPTrainer(Checkpointing):
     ) -> StepResult:
         """Accumulate the gradients of ``micro_batches`` and take one optimizer step.
 
+        The loss of the step is the mean over the micro-batches, or with ``weights`` the weighted mean.
         Gradients that the parameters already have, e.g. from another model's loss, are dropped.
 
         Args:
-            micro_batches: the arguments for ``loss``, on any device.
-            loss: returns the mean loss over a batch's samples, a scalar.
+            micro_batches: batches for ``loss``, tensors on any device; they are moved to :attr:`device`.
+            loss: called as ``loss(model, batch)``; returns the mean loss over a batch's samples, a
+                floating-point tensor of shape ().
             weights: weight of each micro-batch, such as its number of valid tokens: numbers, or
-                scalars on any device. None: equal weights on all ranks.
+                tensors of one element on any device. None: equal weights on all ranks.
             total: the sum of the weights over all ranks, if known; saves an all-reduce.
+
+        Returns:
+            The loss, the gradient norm, and whether the step was skipped because of a NaN or an infinity.
 
         Raises:
             ValueError: there are no micro-batches, the number of weights differs, or a weight is negative
                 or not a scalar.
             TypeError: ``micro_batches`` is not a sequence.
+            RuntimeError: there are several ranks, and ``wrap_model()`` was not called.
         """
         factors = self._begin(micro_batches, loss, weights, total)
         return self._update(self._backward(micro_batches, loss, factors))

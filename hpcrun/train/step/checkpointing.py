@@ -60,19 +60,24 @@ class Checkpointing(ABC):
         extra: Mapping[str, Any] | None = None,
         meta: Mapping[str, Any] | None = None,
     ) -> SaveOutcome:
-        """Save everything that a restart at ``step`` needs, and wait for the commit. Collective.
+        """Save everything that a restart after ``step`` steps needs, and wait for the commit. Collective.
+
+        The files hold model, optimizer, schedule, loss scale, average and random generators.
 
         Args:
-            where: a folder of checkpoints, or an engine made for one.
+            where: a folder of checkpoints.
+            step: number of finished steps.
             extra: your own plain data and tensors; :meth:`load_checkpoint` returns them.
-            meta: plain data kept readable in the manifest.
+            meta: plain JSON data, kept readable in the manifest.
 
         Returns:
-            The outcome: committed or failed, the same on every rank. A failed save raises nothing.
+            The outcome: committed or failed, the same on every rank, with sizes in bytes and times in
+            seconds. A failed save raises nothing.
 
         Raises:
             CheckpointError: on all ranks, if the folder holds steps of another training, which
                 :meth:`load_checkpoint` did not load.
+            RuntimeError: the parallelism is FSDP, and ``wrap_model()`` was not called.
         """
         engine = self._engine(where)
         self.start_checkpoint(where, step, extra, meta)
@@ -86,9 +91,19 @@ class Checkpointing(ABC):
         meta: Mapping[str, Any] | None = None,
         own: Mapping[str, Any] | None = None,
     ) -> None:
-        """Start :meth:`save_checkpoint` in the background; the engine reports the outcome.
+        """Start :meth:`save_checkpoint` asynchronously: a thread writes while training continues. Collective.
 
-        ``own``: plain data of this rank only, returned in the ``own`` of :meth:`load_checkpoint`.
+        In your own loop :class:`hpcrun.Checkpointer` does this, and reports the outcome.
+
+        Args:
+            where: a folder of checkpoints, or an engine made for one, which reports the outcome.
+            step: number of finished steps.
+            extra: your own plain data and tensors; :meth:`load_checkpoint` returns them.
+            meta: plain JSON data, kept readable in the manifest.
+            own: plain data of this rank only, returned in the ``own`` of :meth:`load_checkpoint`.
+
+        Raises:
+            CheckpointError: as for :meth:`save_checkpoint`.
         """
         engine = self._engine(where)
         if engine is not where and engine not in self._begun:
@@ -116,15 +131,22 @@ class Checkpointing(ABC):
     def load_checkpoint(
         self, where: Path | str | CheckpointEngine, skip: Collection[int] = ()
     ) -> Restored | None:
-        """Restore the newest valid checkpoint; return None if there is none. Collective.
-
-        ``skip``: steps to ignore.
+        """Restore the newest valid checkpoint in place; return None if there is none. Collective.
 
         This also restores the random generators. Make datasets, loaders and their iterators before the
         call, or give each loader its own generator.
 
+        Args:
+            where: a folder of checkpoints, or an engine made for one.
+            skip: steps to ignore.
+
+        Returns:
+            ``step`` (the number of finished steps), ``shared["extra"]`` (your data), ``meta``, and ``notes``
+            on damage and on changes.
+
         Raises:
-            CheckpointError: the checkpoint does not fit this model.
+            CheckpointError: checkpoints exist but none is valid, or the newest does not fit the model.
+            RuntimeError: the parallelism is FSDP, and ``wrap_model()`` was not called.
         """
         engine = self._engine(where)
         restored = engine.restore(self._template(), skip)

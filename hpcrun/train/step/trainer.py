@@ -34,12 +34,18 @@ __all__ = ["AMPTrainer", "DistributedAMPTrainer", "LossFunction", "StepResult"]
 
 
 class DistributedAMPTrainer(AMPTrainer):
-    """AMPTrainer for many ranks, with a choice of parallelism.
+    """AMPTrainer for many ranks, with a choice of parallelism: DDP, FSDP2 or DataParallel.
 
     With more than one rank, call :meth:`setup_distributed` and :meth:`wrap_model` first.
     :meth:`training_step` averages gradients over ranks at the last micro-batch. Its ``weights`` are this
     rank's: give weights on all ranks or on none. Its first call in a process computes ``loss`` once more
     than it takes steps, and then restores gradients, buffers and random generators.
+
+    Sources: ``torch.nn.parallel.DistributedDataParallel`` (Li et al. 2020, arXiv:2006.15704) and
+    ``torch.distributed.fsdp.fully_shard`` (Zhao et al. 2023, arXiv:2304.11277).
+
+    Attributes:
+        distributed: rank, world size and rendezvous address of this process.
     """
 
     def __init__(
@@ -61,6 +67,13 @@ class DistributedAMPTrainer(AMPTrainer):
         """Take the arguments of :class:`AMPTrainer`; with ``fsdp`` the model moves to the device in wrapping.
 
         Args:
+            model: the model to train, with the same architecture on every rank.
+            optimizer: as for :class:`AMPTrainer`; FSDP needs a function.
+            amp: as for :class:`AMPTrainer`.
+            clip_norm: as for :class:`AMPTrainer`; the norm is over all ranks.
+            scheduler: as for :class:`AMPTrainer`.
+            device: as for :class:`AMPTrainer`; None: the GPU of ``distributed``, or the CPU.
+            ema: as for :class:`AMPTrainer`.
             distributed: rank and world size; by default those of the process group if the program has
                 made one, otherwise the launcher's variables.
             parallel: the parallelism; a single rank trains as with ``single``, for any value.
@@ -70,7 +83,9 @@ class DistributedAMPTrainer(AMPTrainer):
 
         Raises:
             ValueError: ``single`` or ``dp`` with several ranks; an optimizer of parameters that FSDP will
-                replace; compression without DDP.
+                replace; compression with FSDP.
+            ClusterError: the launcher's variables are missing or contradict each other (without
+                ``distributed``).
         """
         # An explicit world size of 1 is intended: each rank may train its own small model.
         self._single_by_choice = distributed is not None and distributed.world_size == 1
@@ -125,7 +140,11 @@ class DistributedAMPTrainer(AMPTrainer):
         return self._preparation
 
     def setup_distributed(self) -> DistributedConfig:
-        """Join the process group, unless that is done; raises ClusterError as ``setup_distributed`` does."""
+        """Join the process group, unless there is one; return the description of this rank. Collective.
+
+        Raises:
+            ClusterError: the description contradicts itself, this machine or the existing group.
+        """
         self.distributed = process_group.setup_distributed(self.distributed)
         return self.distributed
 
@@ -133,8 +152,8 @@ class DistributedAMPTrainer(AMPTrainer):
         """Prepare and wrap the model, and return the module for forward passes. Collective.
 
         Raises:
-            UserError: the model lacks something that the preparation or the sharding needs, or the process
-                group has another rank or size than ``distributed``.
+            UserError: the model lacks something that the preparation or the sharding needs.
+            ClusterError: the process group has another rank or size than ``distributed``.
         """
         self._require_same_group()
         if not self._wrapped:
@@ -158,9 +177,18 @@ class DistributedAMPTrainer(AMPTrainer):
 
         The idle rank answers the collectives of the other ranks through DDP's Join. Join gives it no
         gradients, so it receives them from rank 0, which must have samples: all ranks take the same step.
+        Source: ``torch.distributed.algorithms.Join``.
+
+        Args:
+            micro_batches: as for :meth:`training_step`; an idle rank gives batches of weight 0.
+            loss: as for :meth:`training_step`.
+            weights: weight of each micro-batch on this rank.
+            total: the sum of the weights over all ranks, if known; saves an all-reduce.
 
         Raises:
-            ValueError: the parallelism is not DDP.
+            ValueError: the parallelism is not DDP, or an argument is wrong, as for :meth:`training_step`.
+            TypeError: ``micro_batches`` is not a sequence.
+            RuntimeError: ``wrap_model()`` was not called.
         """
         factors = self._begin(micro_batches, loss, weights, total)
         idle = not any(isinstance(weight, Tensor) or weight for weight in weights)
@@ -174,7 +202,10 @@ class DistributedAMPTrainer(AMPTrainer):
         return self._update(value)
 
     def control_group(self) -> Any:
-        """Return a CPU group for decisions and checkpoints, separate from the gradients' collectives."""
+        """Return a CPU process group for decisions and checkpoints, apart from the gradients' collectives.
+
+        The first call is collective. A single rank gets None.
+        """
         if self._control is None:
             self._control = process_group.control_group(self.distributed)
         return self._control
