@@ -29,6 +29,7 @@ class Run:
     """
 
     def __init__(self, directory: RunDirectory) -> None:
+        """Keep ``directory``; :func:`hpcrun.open` checks it first."""
         self._directory = directory
 
     @property
@@ -62,11 +63,12 @@ class Run:
     def status(self) -> dict[str, Any]:
         """Return the facts that ``hpcrun status --json`` prints.
 
-        Among them: ``state`` (new, pending, running, suspended, finished, stopped, failed or lost),
-        ``step`` (steps done), ``committed`` (the step that a resume begins at), ``loss``, ``job``,
-        ``executor``, ``attempts``, ``age_seconds``, ``progress_seconds`` (the age of the newest metrics),
-        ``goodput`` (seconds by kind), ``detail`` and ``verdict`` (the cause of a failure). A fact that is
-        not known is None.
+        Returns:
+            Among other keys: ``state`` (new, pending, running, suspended, finished, stopped, failed or
+            lost), ``step`` (finished steps), ``committed`` (the step that a resume begins at), ``loss``,
+            ``job``, ``executor``, ``attempts``, ``age_seconds``, ``progress_seconds`` (age of the newest
+            metrics), ``goodput`` (seconds by kind), ``detail`` and ``verdict`` (the cause of a failure). An
+            unknown value is None.
 
         Raises:
             UserError: the run directory cannot be read.
@@ -106,8 +108,8 @@ class Run:
     def metrics(self, *, frame: bool = False) -> Any:
         """Return the lines of ``metrics.jsonl`` in the order of writing, a dict for each logged step.
 
-        A step that was computed again after a restart has one line for each time; ``restart`` distinguishes
-        them. A number that is not finite is None.
+        A step that was computed again after a restart has a line for each time; ``restart`` distinguishes
+        the lines. A number that is not finite is None. Times are in seconds.
 
         Args:
             frame: return a ``pandas.DataFrame``, with a column for each key.
@@ -134,7 +136,7 @@ class Run:
             rank: the number of a rank; None: all ranks, each line with the name of its log.
 
         Raises:
-            UserError: the rank has no log.
+            UserError: ``rank`` is not a number of a rank, or the rank has no log.
         """
         if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 0):
             raise UserError(f"rank={rank!r}: give the number of a rank, or None for all ranks")
@@ -197,6 +199,8 @@ class Run:
 
         Raises:
             UserError: no job has the run, the job waits for its start, or the scheduler refuses.
+
+        Sources: ``PreemptMode=REQUEUE`` in slurm.conf(5), and ``--signal`` in sbatch(1).
         """
         jobs.preempt(self._directory)
 

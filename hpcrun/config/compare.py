@@ -42,7 +42,7 @@ _BEST = "checkpoint.keep_best"
 
 
 def training_fingerprint(config: Config) -> str:
-    """Return a short hash of all keys that decide the weights (not of the job, restarts or name)."""
+    """Return a hash of all keys of ``config`` that decide the weights: 16 hexadecimal digits of a SHA-256."""
     text = json.dumps(_essence(config), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -50,7 +50,11 @@ def training_fingerprint(config: Config) -> str:
 def training_differences(old: Config, new: Config, steps_done: int | None = None) -> list[str]:
     """Return the different keys that decide the weights, each as ``train.lr: 0.001 -> 0.003``.
 
-    ``steps_done``: the finished steps, if more steps follow. Keys without effect on these steps are omitted.
+    Args:
+        old: the config of the run so far.
+        new: the config of the resume.
+        steps_done: number of finished steps, if more steps follow. Keys without effect on the finished steps
+            are omitted.
     """
     free = _ways(old) & _ways(new)
     if not _needs_validation(old) and not _needs_validation(new):
@@ -64,7 +68,13 @@ def training_differences(old: Config, new: Config, steps_done: int | None = None
 
 
 def lengths_left(old: Config, new: Config, steps_done: int) -> str | None:
-    """Describe the lengths that a run may have after ``steps_done`` steps; None if ``new`` is allowed."""
+    """Describe the ``train.steps`` that a run may still have; None if the change is allowed.
+
+    Args:
+        old: the config of the run so far.
+        new: the config of the resume.
+        steps_done: number of finished steps.
+    """
     refused = training_differences(old, new, steps_done)
     if not any(line.partition(":")[0] in _LENGTH for line in refused):
         return None
@@ -84,7 +94,10 @@ def lengths_left(old: Config, new: Config, steps_done: int) -> str | None:
 
 
 def ways(config: Config) -> dict[str, Any]:
-    """Return the keys that a resume may change but that may change bits: ways to compute the same sums."""
+    """Return the values of ``config`` that a resume may change but that may change the last bits.
+
+    These keys choose the way to compute the same sums, such as the parallelism.
+    """
     values = _flat(config.model_dump(mode="json"))
     if values["train.deterministic"] == "strict":
         values["train.deterministic"] = True  # The same kernels.
@@ -92,7 +105,7 @@ def ways(config: Config) -> dict[str, Any]:
 
 
 def differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return the keys whose values differ, each as ``train.lr: 0.001 -> 0.003``."""
+    """Return the keys whose values differ between ``before`` and ``after``: ``train.lr: 0.001 -> 0.003``."""
     missing = "absent"
     return [
         f"{key}: {before.get(key, missing)} -> {after.get(key, missing)}"

@@ -44,9 +44,10 @@ def _refuse_bool(value: Any) -> Any:
 
 
 def check_name(name: str) -> str:
-    """Return a run name in composed Unicode form (NFC), valid for a directory and a job name.
+    """Return the run name ``name`` in composed Unicode form (NFC), valid for a directory and a job name.
 
-    The composed form gives the same run directory for the same letters typed on two machines.
+    The composed form gives the same run directory for the same letters typed on two machines. Source:
+    Unicode Standard Annex 15.
 
     Raises:
         ValueError: the name is invalid; the text has the remedy.

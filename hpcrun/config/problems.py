@@ -17,7 +17,13 @@ _LONGEST_VALUE = 60  # maximum characters of a refused value in a message
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem: its place, the dotted key (may be empty), and the description with a remedy."""
+    """A problem of a config.
+
+    Attributes:
+        place: a file with a line, a flag, or ``command line``.
+        key: the dotted key; may be empty.
+        text: the description, with a remedy.
+    """
 
     place: str
     key: str
@@ -28,9 +34,11 @@ class Problem:
 
 
 class ConfigError(UserError):
-    """A config that cannot be used; the text has one line for each of `problems`.
+    """A config that cannot be used; the text has one line for each problem.
 
-    `meant` is the config if all problems are keys without effect.
+    Attributes:
+        problems: the problems.
+        meant: the config if all problems are keys without effect, otherwise None.
     """
 
     def __init__(self, problems: Iterable[Problem], meant: Config | None = None) -> None:

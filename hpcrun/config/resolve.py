@@ -22,10 +22,11 @@ _LINE = re.compile(r"(?P<file>.*):(?P<line>\d+)")
 
 
 def resolve(layers: Iterable[Layer]) -> Config:
-    """Merge layers, and check the result against the schema.
+    """Merge ``layers`` into a checked config; a later layer replaces values of an earlier layer.
 
     Raises:
-        ConfigError: with a line for each problem, in the order of the layers and of the lines in a file.
+        ConfigError: a key is unknown, a value is wrong, keys contradict each other, or a key has no effect.
+            The text has a line for each problem, in the order of the layers and of the lines in a file.
     """
     merged = merge(layers)
     meant = None
@@ -55,13 +56,17 @@ def resolve(layers: Iterable[Layer]) -> Config:
 
 
 def idle_lines(config: Config, layers: Iterable[Layer]) -> list[str]:
-    """Return a line for each key of ``layers`` without effect in ``config`` due to another given key."""
+    """Return a line for each key of ``layers`` that another given key makes ineffective in ``config``."""
     where = merge(layers).where
     return [str(Problem(where[one.key], one.key, one.text)) for one in idle_keys(config, where)]
 
 
 def load_resolved(path: str | Path) -> Config:
-    """Read the config of a run directory. Raises ConfigError as `resolve` does."""
+    """Read a resolved config: the file ``path`` of a run directory.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not a valid config.
+    """
     return resolve([file_layer(path)])
 
 
@@ -73,8 +78,14 @@ def check_options(
 ) -> dict[str, Any]:
     """Check a task's keys of a section, and return them with defaults, as plain data.
 
-    `prefix` is the section, `where` the function of `locate`. A key that the model does not have is
-    refused, unless the model allows extra keys. Raises ConfigError as `resolve` does.
+    Args:
+        model: the task's pydantic model of the section.
+        values: the given keys and values.
+        prefix: the section, ``model`` or ``data``.
+        where: the function of :func:`locate`.
+
+    Raises:
+        ConfigError: a value is wrong, or a key is not in ``model``, unless ``model`` allows extra keys.
     """
     problems, checked = _check(model, values, prefix, where)
     if problems:
@@ -87,9 +98,15 @@ def with_task_options(
     options: tuple[type[BaseModel], type[BaseModel]],
     where: Callable[[str], str],
 ) -> Config:
-    """Return the config with `model` and `data` checked and completed by a task's models.
+    """Return ``config`` with the sections ``model`` and ``data`` checked and completed by a task's models.
 
-    `options` are the models of the two sections. Raises ConfigError with the problems of both.
+    Args:
+        config: a resolved config.
+        options: the pydantic models of the two sections.
+        where: the function of :func:`locate`.
+
+    Raises:
+        ConfigError: the problems of both sections.
     """
     sections: tuple[ModelOptions, DataOptions] = (config.model, config.data)
     problems: list[Problem] = []

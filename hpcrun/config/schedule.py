@@ -6,7 +6,7 @@ from hpcrun.config.schema import Config
 
 
 def decay_begins(config: Config) -> float:
-    """Return the first step whose learning rate depends on ``train.steps``; infinite if there is none."""
+    """Return the first step of ``config`` whose learning rate depends on ``train.steps``, or infinity."""
     optim, steps = config.optim, config.train.steps
     if optim.schedule == "constant":
         return math.inf

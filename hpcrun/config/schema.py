@@ -41,7 +41,7 @@ from hpcrun.config.training import (
 
 
 class Job(Section):
-    """Resources and options of the job, in Slurm's terms."""
+    """Resources and options of the job, in Slurm's terms: see sbatch(1), srun(1) and slurm.conf(5)."""
 
     nodes: Count = Field(default=1, description="Number of nodes.")
     gpus: GpuCount = Field(
@@ -193,7 +193,11 @@ class Restarts(Section):
 
 
 class Checkpoint(Section):
-    """Intervals of saves, and retention of checkpoints."""
+    """Interval, retention and memory of asynchronous checkpoints.
+
+    Source of ``auto``: J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM
+    17(9), 1974.
+    """
 
     every: FromZero = Field(
         default=100, description="Steps between checkpoints; 0: only at stops and at the end."
@@ -224,7 +228,11 @@ class Checkpoint(Section):
 
 
 class Config(Section):
-    """The whole configuration of a run."""
+    """The whole configuration of a run; immutable.
+
+    ``hpcrun.config.resolve`` makes it from files and reports every problem. The constructor raises
+    ``pydantic.ValidationError`` for an unknown key or a wrong value.
+    """
 
     name: RunName | None = Field(
         default=None, description="Name of the run and its directory; null: the config file's stem."

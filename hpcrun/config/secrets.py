@@ -33,12 +33,12 @@ def _host(url: str) -> str:
 
 
 def masked_words(words: list[str]) -> list[str]:
-    """Return the words of a command line with the value of ``watch.notify=`` masked."""
+    """Return the ``words`` of a command line with the value of ``watch.notify=`` masked."""
     return [_OVERRIDE.sub(lambda found: found[1] + masked(found[2]), word) for word in words]
 
 
 def masked_values(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a config, as of ``model_dump``, with ``watch.notify`` masked."""
+    """Return the ``values`` of ``Config.model_dump()`` with ``watch.notify`` masked."""
     watch = values.get("watch")
     if not isinstance(watch, dict) or not isinstance(watch.get("notify"), str):
         return values

@@ -20,5 +20,5 @@ class TaskSection(BaseModel):
 
     @property
     def own(self) -> dict[str, Any]:
-        """Keys that belong to the task, without those of the section itself."""
+        """Values of the keys that belong to the task, without those of the section itself."""
         return dict(self.model_extra or {})

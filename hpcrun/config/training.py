@@ -23,11 +23,11 @@ from hpcrun.config.section import Section, TaskSection
 
 
 class ModelOptions(TaskSection):
-    """Keys of the task on the model."""
+    """Keys of the task on the model; ``own`` holds their values."""
 
 
 class DataOptions(TaskSection):
-    """Keys of the data loader, and keys of the task on the data."""
+    """Keys of the data loader (``torch.utils.data``), and the task's keys on the data in ``own``."""
 
     workers: FromZero | None = Field(
         default=None,
@@ -37,7 +37,11 @@ class DataOptions(TaskSection):
 
 
 class Train(Section):
-    """The training loop."""
+    """The training loop: steps, batch, parallelism, compilation, validation and hang detection.
+
+    Sources: ``torch.nn.parallel.DistributedDataParallel``, ``torch.compile``, ``torch.utils.checkpoint``;
+    lr_scaling: Goyal et al. 2017, arXiv:1706.02677 (linear), Malladi et al. 2022, arXiv:2205.10287 (sqrt).
+    """
 
     steps: Count = Field(default=1000, description="Optimizer steps of the whole run.")
     batch_size: Count = Field(default=32, description="Samples per optimizer step, over all ranks.")
@@ -164,7 +168,10 @@ class Train(Section):
 
 
 class FSDP(Section):
-    """Sharding of weights, gradients and optimizer state over ranks (train.parallel: fsdp)."""
+    """Sharding of weights, gradients and optimizer state over ranks, with ``train.parallel: fsdp``.
+
+    Sources: ``torch.distributed.fsdp.fully_shard``; Zhao et al. 2023, arXiv:2304.11277.
+    """
 
     shard: Literal["full", "hybrid"] = Field(
         default="full",
@@ -206,7 +213,11 @@ class FSDP(Section):
 
 
 class Optim(Section):
-    """The optimizer and the schedule of its learning rate."""
+    """The optimizer and the schedule of its learning rate.
+
+    Sources: ``torch.optim``. adamw: Loshchilov, Hutter 2019, arXiv:1711.05101; muon: K. Jordan et al. 2024;
+    cosine: Loshchilov, Hutter 2017, arXiv:1608.03983; wsd: Hu et al. 2024, arXiv:2404.06395.
+    """
 
     name: Literal["adamw", "adam", "sgd", "muon"] = Field(
         default="adamw",
@@ -234,7 +245,10 @@ class Optim(Section):
 
 
 class AMPConfig(Section):
-    """Mixed precision, and the loss scaling that fp16 needs."""
+    """Mixed precision, and the loss scaling that fp16 needs.
+
+    Sources: ``torch.amp``, ``torch.amp.GradScaler``; Micikevicius et al. 2018, arXiv:1710.03740.
+    """
 
     dtype: Literal["fp32", "tf32", "bf16", "fp16"] = Field(
         default="fp32",

@@ -35,10 +35,11 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def to_yaml(config: Config, *, mask: bool = False) -> str:
-    """Return the whole config, defaults included, in the order of the schema.
+    """Return the whole config as YAML text, with the defaults, in the order of the schema.
 
     Args:
-        mask: for a screen: mask the values that are secrets.
+        config: the config.
+        mask: replace secrets such as the URL of a webhook by ``***``, for a screen or a log.
     """
     values = config.model_dump()
     return _dumped(masked_values(values) if mask else values)
@@ -74,5 +75,8 @@ def _dumped(content: dict[str, Any]) -> str:
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the JSON schema of a config file, with a description of every key."""
+    """Return the JSON schema of a config file, with a description of every key, for an editor.
+
+    Source: the dialect is draft 2020-12, as pydantic's ``model_json_schema`` writes it.
+    """
     return Config.model_json_schema()

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def load(path: str | Path) -> Results:
-    """Open a results.h5 for pandas; each method returns one tidy frame.
+    """Open the results.h5 at ``path`` for pandas; each method of the result returns one tidy frame.
 
     Raises:
-        ResultsError: pandas is not installed, or the file cannot be read.
+        ResultsError: pandas is not installed, or the file is missing, damaged or of another layout.
     """
     try:
         import pandas  # noqa: F401
@@ -36,19 +36,33 @@ def load(path: str | Path) -> Results:
 
 
 class Results:
-    """The frames of a results.h5. The column ``run`` is the same in all frames."""
+    """The frames of a results.h5. The column ``run`` is the same in all frames.
+
+    Every method reads the file again, and raises ``ResultsError``, a UserError, if the file has gone or is
+    damaged.
+
+    Attributes:
+        units: unit of each column that has one, such as ``{"step_time": "s", "memory_gb": "GB"}``.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Check that ``path`` is a results file."""
+        """Check that ``path`` is a results file.
+
+        Raises:
+            ResultsError: the file is missing, damaged or of another layout.
+        """
         self._path = path
         with Store(path) as store:
             self.units = store.units()
 
     def runs(self, *, config: bool = True) -> pd.DataFrame:
-        """Return a row for each run: state, times, and the config as columns such as ``train.lr``.
+        """Return a row for each run: state, Unix times in seconds, and the config as columns (``train.lr``).
 
         Args:
-            config: False leaves the config's columns away.
+            config: False: without the columns of the config.
+
+        Raises:
+            ResultsError: the file cannot be read.
         """
         import pandas as pd
 
@@ -76,6 +90,10 @@ class Results:
             columns: metrics; all by default. ``step`` is always there. A metric ``run`` becomes
                 ``metrics.run``.
             overwritten: also return the steps that a restart has computed again.
+
+        Raises:
+            KeyError: the file has no such run.
+            ResultsError: the file cannot be read.
         """
         import pandas as pd
 
@@ -99,7 +117,15 @@ class Results:
         return pd.concat(parts, ignore_index=True)
 
     def events(self, runs: Iterable[str] | None = None) -> pd.DataFrame:
-        """Return a row for each event."""
+        """Return a row for each event, such as a start, a commit or an end.
+
+        Args:
+            runs: keys of runs; all by default.
+
+        Raises:
+            KeyError: the file has no such run.
+            ResultsError: the file cannot be read.
+        """
         import pandas as pd
 
         parts = []
@@ -113,17 +139,30 @@ class Results:
         return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({"run": []})
 
     def summary(self) -> pd.DataFrame:
-        """Return last, lowest and highest value of each metric of each run."""
+        """Return last, lowest and highest value of each metric of each run, with their steps.
+
+        Raises:
+            ResultsError: the file cannot be read.
+        """
         with Store(self._path) as store:
             return _frame(store.table("summary"))
 
     def problems(self) -> pd.DataFrame:
-        """Return the torn and damaged files."""
+        """Return a row for each unfinished or damaged file of a run: run, file and problem.
+
+        Raises:
+            ResultsError: the file cannot be read.
+        """
         with Store(self._path) as store:
             return _frame(store.table("problems"))
 
     def result(self, run: str) -> dict[str, Any]:
-        """Return the result.json of a run; empty without one."""
+        """Return the result.json of the run with the key ``run``; empty without a result.
+
+        Raises:
+            KeyError: the file has no such run.
+            ResultsError: the file cannot be read.
+        """
         with Store(self._path) as store:
             raw = store.document(run, "result")
         return json.loads(raw) if raw else {}

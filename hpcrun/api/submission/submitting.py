@@ -117,7 +117,7 @@ def submit(
 
     The call returns after the submission: :meth:`Run.wait` waits for the end. With
     ``executor="debug"`` one rank trains in this process, and the call returns after the training. A finished
-    run of that name stays as it is. Remarks go to standard error.
+    run of that name stays as it is. Remarks go to standard error. Most arguments are options of sbatch(1).
 
     With ``sweep`` or ``sweep_file`` the call submits a run for each combination of values, and returns a
     :class:`hpcrun.Sweep`. The same call again submits what is missing or failed.
@@ -130,8 +130,8 @@ def submit(
         name: the name of the run; None: the config's, or that of the file, the task or the script.
         runs_dir: the folder of the runs; None: ``$HPCRUN_RUNS``, else ``./runs``.
         nodes: number of nodes.
-        gpus: ranks on a node, one for each GPU (``4``, ``"a100:4"``); on the CPU, processes.
-        tasks_per_node: tasks on a node, for a command that starts its own ranks.
+        gpus: GPUs per node (``4``, ``"a100:4"``), with one rank each; on the CPU, ranks per node.
+        tasks_per_node: tasks on a node, for a command that starts the ranks itself.
         launcher: ``torchrun`` or ``accelerate`` starts the ranks of the command.
         cpu: train on the CPU.
         time: time limit as ``"HH:MM:SS"``, or in minutes.

@@ -64,14 +64,21 @@ class Sweep:
 
     @refusing
     def __iter__(self) -> Iterator[Run]:
+        """Return an iterator over the runs."""
         return iter([Run(entry.run) for entry in sweep_entries(self.path)])
 
     @refusing
     def __len__(self) -> int:
+        """Return the number of runs, submitted or not."""
         return len(sweep_entries(self.path))
 
     @refusing
     def __getitem__(self, name: str) -> Run:
+        """Return the run in the folder ``name``, such as ``000``.
+
+        Raises:
+            KeyError: the sweep has no such run.
+        """
         entries = {entry.run.path.name: entry for entry in sweep_entries(self.path)}
         if name not in entries:
             raise KeyError(f"{self.name} has no run {name!r}; names are such as '000'")
@@ -79,7 +86,7 @@ class Sweep:
 
     @property
     def values(self) -> dict[str, Mapping[str, Any]]:
-        """The swept values of each run by dotted key, by the name of the run's folder (``000``)."""
+        """The swept values of each run: the name of its folder (``000``), and a value for each dotted key."""
         return {entry.run.path.name: entry.values or {} for entry in sweep_entries(self.path)}
 
     @refusing

@@ -24,17 +24,24 @@ _MOST_BYTES = 1 << 20  # a checkpoint given as config by mistake would take minu
 
 @dataclass(frozen=True)
 class Layer:
-    """Values of a source, nested by section, and the place of each dotted key."""
+    """Values of a source: a file, the command line or a profile.
+
+    Attributes:
+        values: the values, nested by section.
+        where: the place of each dotted key, such as ``gpt.yaml:12``.
+    """
 
     values: Mapping[str, Any] = field(default_factory=dict)
     where: Mapping[str, str] = field(default_factory=dict)
 
 
 def file_layer(path: str | Path) -> Layer:
-    """Read a YAML or JSON file, chosen by its suffix; an empty file is an empty layer.
+    """Read the YAML or JSON file ``path``; an empty file is an empty layer.
+
+    The suffix decides the format: ``.yaml``, ``.yml`` or ``.json``. The file has at most 1 MiB.
 
     Raises:
-        ConfigError: the file cannot be read, is not of its suffix's format, gives a key twice, or
+        ConfigError: the file cannot be read, has another format than its suffix says, gives a key twice, or
             contains anything but keys and values.
     """
     path = Path(path)
@@ -52,7 +59,7 @@ def file_layer(path: str | Path) -> Layer:
 
 
 def override_layer(overrides: Sequence[str]) -> Layer:
-    """Read overrides from a command line: `train.lr=3e-4`, `job.env.DEBUG=1`.
+    """Read ``overrides`` from a command line: `train.lr=3e-4`, `job.env.DEBUG=1`.
 
     A value is read as YAML. If the schema expects text, the value is taken literally, so that only the
     shell's quotes count; `null` then means no value.
@@ -73,7 +80,14 @@ def override_layer(overrides: Sequence[str]) -> Layer:
 
 
 def flag_layer(flags: Mapping[str, tuple[Any, str]]) -> Layer:
-    """Return the layer of command-line flags, from a map of dotted key to value and flag name."""
+    """Return the layer of command-line flags.
+
+    Args:
+        flags: for each dotted key its value, and the flag's name as the place: ``("4", "--gpus")``.
+
+    Raises:
+        ConfigError: a value contradicts another value.
+    """
     return merge(_single(tuple(key.split(".")), *given) for key, given in flags.items())
 
 
@@ -109,7 +123,11 @@ def _with_gpu_type(layer: Layer) -> Layer:
 
 
 def locate(layers: Iterable[Layer]) -> Callable[[str], str]:
-    """Return a function from a dotted key to the place of its final value."""
+    """Return a function from a dotted key to the place of its final value in ``layers``.
+
+    Raises:
+        ConfigError: values of a layer contradict each other.
+    """
     where = merge(layers).where
     return lambda key: where.get(given_key(key, where), DEFAULTS)
 

@@ -17,11 +17,15 @@ _SECTIONS = ("job", "restarts")
 
 
 def profile_path(environ: Mapping[str, str], wanted: str | None = None) -> Path | None:
-    """Return the profile that applies, or None.
+    """Return the path of the site profile that applies, or None.
 
-    The choice is ``wanted`` (a flag), else ``$HPCRUN_PROFILE``: a path, or the name of a file in
-    ``~/.config/hpcrun`` (``$XDG_CONFIG_HOME/hpcrun``) without suffix, or empty for none. Without a choice,
-    ``default.yaml`` in this folder applies, or the only profile in it.
+    Without a choice, ``default.yaml`` in ``~/.config/hpcrun`` (``$XDG_CONFIG_HOME/hpcrun``) applies, or the
+    only profile in this folder.
+
+    Args:
+        environ: the environment, with ``HPCRUN_PROFILE``.
+        wanted: the value of ``--profile``; None: ``$HPCRUN_PROFILE``. The value is a path, the name of a file
+            in the folder without suffix, or empty for no profile.
 
     Raises:
         ConfigError: the chosen profile does not exist.
@@ -38,9 +42,10 @@ def profile_path(environ: Mapping[str, str], wanted: str | None = None) -> Path 
 
 
 def undecided(environ: Mapping[str, str], wanted: str | None = None) -> str | None:
-    """Return a hint if there are several profiles and no choice; see :func:`profile_path`.
+    """Return a hint if there are several profiles and no choice, otherwise None.
 
-    A second profile ends the automatic choice of the first, so the user must know.
+    A second profile ends the automatic choice of the first profile, so the user must know. The arguments
+    ``environ`` and ``wanted`` are those of :func:`profile_path`.
     """
     profiles = _profiles(_folder(environ))
     if wanted is not None or VARIABLE in environ or len(profiles) < 2:
@@ -55,7 +60,11 @@ def undecided(environ: Mapping[str, str], wanted: str | None = None) -> str | No
 
 
 def profile_layer(path: Path) -> Layer:
-    """Read a profile; raises ConfigError if it has sections other than those on the place of the run."""
+    """Read the profile ``path``.
+
+    Raises:
+        ConfigError: the file cannot be read, or has other sections than ``job`` and ``restarts``.
+    """
     layer = file_layer(path)
     wrong = [
         Problem(
