@@ -14,7 +14,7 @@ from hpcrun.config import load_resolved
 from hpcrun.launch import unscheduled
 from hpcrun.launch.errors import LaunchError
 from hpcrun.launch.local import job_files
-from hpcrun.launch.packs import is_packed, signal_steps, steps_of
+from hpcrun.launch.packs import SignalUnanswered, is_packed, signal_steps, steps_of
 from hpcrun.launch.poll_interval import pauses
 from hpcrun.launch.slurm_jobs import PATIENCE, Answer, has_opened, kill_steps, slurm_states
 from hpcrun.run.directory import RunDirectory
@@ -165,10 +165,7 @@ def cancel(run: RunDirectory, *, whole: bool = False) -> str:
     """
     executor, job, waiting, through = _live_job(run)
     if executor == "slurm" and not whole and is_packed(run, job):
-        steps = steps_of(run, job, through)
-        # Recorded first: the step may end before this program continues.
-        note_cancelled(run, job)
-        signal_steps(job, steps, "TERM", through)
+        _end_ranks(run, job, "TERM", through)
         return f"job {job}: SIGTERM to the ranks of this run; the other runs of the job continue"
     if not _told_here(run, executor, job, job_files.CANCEL, signal.SIGTERM):
         _checked(slurm.scancel_command(job, cluster=through))
@@ -202,9 +199,7 @@ def kill(run: RunDirectory, *, whole: bool = False) -> str:
     if _told_here(run, executor, job, job_files.KILL, signal.SIGKILL):
         return f"job {job}: killed"
     if executor == "slurm" and not whole and is_packed(run, job):
-        steps = steps_of(run, job, through)
-        note_cancelled(run, job)
-        signal_steps(job, steps, "KILL", through)
+        _end_ranks(run, job, "KILL", through)
         return f"job {job}: the ranks of this run are killed; the other runs of the job continue"
     # Without ranks, the step belongs to a preflight: the batch script would continue and start the ranks.
     if waiting or not has_opened(run, job, through) or not kill_steps(job, through):
@@ -308,6 +303,29 @@ def _told_here(
     else:
         return False
     return True
+
+
+def _end_ranks(run: RunDirectory, job: str, name: str, cluster: str | None) -> None:
+    """Send the signal ``name`` to the ranks of a run whose job has other runs, as a cancellation.
+
+    Raises:
+        LaunchError: the run has no ranks now, or Slurm refuses; then nothing is cancelled.
+    """
+    steps = steps_of(run, job, cluster)
+    before = was_cancelled(read_events(run), job)
+    if not before:
+        # Recorded first: the step may end before this program continues.
+        note_cancelled(run, job)
+    try:
+        signal_steps(job, steps, name, cluster)
+    except SignalUnanswered:
+        # An end for an unknown reason counts as a cancellation.
+        raise
+    except LaunchError as error:
+        if not before:
+            attempt = Attempt(job, _restarts(run, job))
+            record_event(run, "cancel-failed", attempt=attempt, reason=str(error))
+        raise
 
 
 def note_cancelled(run: RunDirectory, job: str) -> None:

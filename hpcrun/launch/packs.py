@@ -9,6 +9,10 @@ from hpcrun.run.events import read_events
 from hpcrun.run.recent import Reader
 
 
+class SignalUnanswered(LaunchError):
+    """It is unknown whether the ranks got a signal."""
+
+
 def is_packed(run: RunDirectory, job: str, read: Reader = read_events) -> bool:
     """Return whether other runs share the job of ``run``."""
     return any(
@@ -24,9 +28,14 @@ def steps_of(run: RunDirectory, job: str, cluster: str | None) -> list[int]:
     """Return the numbers of the steps with the ranks of ``run``.
 
     Raises:
-        LaunchError: the ranks have not started, or have ended.
+        LaunchError: the ranks have not started, or have ended; or Slurm does not answer.
     """
     listed = slurm.run(slurm.squeue_steps_command(job, cluster))
+    if listed.returncode != 0 and not slurm.is_unknown_job(listed):
+        raise LaunchError(
+            f"{run.name}: Slurm does not say whether its ranks run in job {job} "
+            f"({' '.join(listed.stderr.split())}); nothing was done: try again later"
+        )
     steps = slurm.parse_steps(listed.stdout, run.path.name)
     if not steps:
         raise LaunchError(
@@ -40,10 +49,15 @@ def signal_steps(job: str, steps: Sequence[int], name: str, cluster: str | None)
     """Send the signal ``name`` to ``steps`` of the job.
 
     Raises:
+        SignalUnanswered: Slurm gives no answer, and the ranks may have the signal.
         LaunchError: Slurm refuses, in its own words.
     """
     for step in steps:
         command = slurm.scancel_command(job, signal=name, step=step, cluster=cluster)
         answer = slurm.run(command)
+        if answer.returncode == slurm.TIMED_OUT:
+            raise SignalUnanswered(
+                f"{answer.stderr}: the ranks of the run may have SIG{name} or not; run the same command again"
+            )
         if answer.returncode != 0:
             raise LaunchError(f"{command[0]}: {' '.join(answer.stderr.split())}")

@@ -24,7 +24,7 @@ class Cause(str, Enum):
 
 
 # Events that a person causes and that belong to no attempt.
-_OF_PEOPLE = ("submitted", "cancelled", "preempted")
+_OF_PEOPLE = ("submitted", "cancelled", "cancel-failed", "preempted")
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,10 @@ def asked_to_end(events: Sequence[Event], attempt: Attempt) -> bool:
     for event in events:
         if event.what == "opened" and event.attempt == attempt:
             asked = False
-        elif event.what == "cancelled" and event.attempt is not None:
-            asked = asked or event.attempt.job == attempt.job
+        elif event.attempt is None or event.attempt.job != attempt.job:
+            continue
+        elif event.what in ("cancelled", "cancel-failed"):
+            asked = event.what == "cancelled"
     return asked
 
 

@@ -89,7 +89,7 @@ def was_cancelled(events: Sequence[Event], job: str) -> bool:
         event.what
         for event in events
         if event.attempt is not None and event.attempt.job == job
-        if event.what in ("submitted", "opened", "cancelled")
+        if event.what in ("submitted", "opened", "cancelled", "cancel-failed")
     ]
     return kinds[-1:] == ["cancelled"]
 

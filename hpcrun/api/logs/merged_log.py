@@ -210,5 +210,6 @@ _WORDS: Mapping[str, Callable[[Event], str]] = {
     "nonfinite": lambda event: f"gradients are not finite in step {event.step}",
     "preempted": lambda _: "gets the warning of a preemption from a person",
     "cancelled": lambda _: "is cancelled by a person",
+    "cancel-failed": lambda _: "is not cancelled: Slurm refused the signal",
     "ended": _ended,
 }

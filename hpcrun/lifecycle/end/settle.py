@@ -209,7 +209,8 @@ def _unlaunched(
     Args:
         second: a second start follows, so that the nodes may be to blame and not the input.
     """
-    not_of_ranks = ("submitted", "cancelled", "preempted", "ended", "notified", "notify-failed")
+    of_people = ("submitted", "cancelled", "cancel-failed", "preempted")
+    not_of_ranks = (*of_people, "ended", "notified", "notify-failed")
     if any(one.attempt == attempt for one in events if one.what not in not_of_ranks):
         return None
     opened = [event.attempt for event in events if event.what == "opened" and event.attempt]
