@@ -6,7 +6,6 @@ The local cluster's controller finalizes an attempt in the same way, through `hp
 import sys
 import time
 import traceback
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcrun.batch.notify.starting import NO_SENDER, Sender, start
@@ -167,7 +166,7 @@ def conclude(
             _say(str(other))
             return other.code
         except OSError as error:
-            _complain(f"the end of {attempt.owner} is not written down: {error}")
+            complain(f"the end of {attempt.owner} is not written down: {error}")
             if number == _TRIES:
                 outcome = decide_unrecorded(run, attempt, exit_code, setup)
                 _say(outcome.reason)
@@ -180,7 +179,7 @@ def conclude(
             # Neither a damaged config nor a mistake of this program may end a healthy run.
             if not isinstance(error, UserError):
                 traceback.print_exc()
-            _complain(f"the end of {attempt.owner} is not judged: {error}")
+            complain(f"the end of {attempt.owner} is not judged: {error}")
             outcome = decide_unrecorded(run, attempt, exit_code, setup)
             _say(outcome.reason)
             if outcome.code is not None:
@@ -189,12 +188,15 @@ def conclude(
             break
     if judged is not None and not judged.verdict.decision.restart:
         # Also where nothing follows here: the user's other runs are to leave the node out.
-        remember(run, judged.verdict)
+        remember(run, attempt, judged.verdict)
         judged.sender.wait()
         return final_code(judged.verdict, exit_code)
     code = exitcodes.UNFINISHED
     if not packed:
         code = _start_again(run, attempt, judged, end_time, own_script, clock)
+    elif judged is not None:
+        # The requeue knows only the recorded end, without the diagnosis.
+        remember(run, attempt, judged.verdict)
     if judged is not None:
         # Slurm ends the sender with this script; the next attempt then sends again.
         judged.sender.wait(_SENDER_PATIENCE)
@@ -235,60 +237,27 @@ def _start_again(
     def failed(kind: str, words: str) -> None:
         note(run, "requeue-failed", attempt, cause=kind, reason=words)
         what = "not cancelled" if kind == "cancel" else "not requeued yet"
-        _complain(f"{what}: {words}")
+        complain(f"{what}: {words}")
 
     def asked() -> str | None:
-        return _asked(run, attempt, judged)
+        return reason_now(run, attempt, judged)
 
-    until = _latest(end_time, clock)
+    until = latest(end_time, clock)
     became = requeue(attempt, failed, asked, until=until, clock=clock)
     if became == "cancelled":
-        return _cancelled_after_all(run, attempt, judged)
+        return cancelled_after_all(run, attempt, judged)
     if became == "by-slurm":
         _say("Slurm requeues it by itself, because it ends within the grace time of its preemption")
         return exitcodes.UNFINISHED
     if became == "forbidden":
-        return _continue_in_another_job(run, attempt, judged, own_script, until, clock)
+        return continue_in_another_job(run, attempt, judged, own_script, until, clock)
     if became == "refused":
         return exitcodes.UNFINISHED
     _keep_away(run, attempt, judged, attempt.job)
     return exitcodes.DONE
 
 
-def start_pack_again(runs: Sequence[RunDirectory], attempt: Attempt, end_time: float | None) -> int:
-    """Requeue the job that ``runs`` share, which are all to continue; return the batch script's exit code.
-
-    Args:
-        end_time: of the job, in Unix seconds; None without a limit.
-    """
-    clock = Clock()
-
-    def failed(kind: str, words: str) -> None:
-        for run in runs:
-            note(run, "requeue-failed", attempt, cause=kind, reason=words)
-        _complain(f"not requeued yet: {words}")
-
-    # A person may have cancelled one of the runs after its end.
-    left = [run for run in runs if _asked(run, attempt, None) != "cancelled"] or runs
-    for run in set(runs).difference(left):
-        _cancelled_after_all(run, attempt, None)
-    runs, until = left, _latest(end_time, clock)
-
-    def asked() -> str | None:
-        found = {_asked(run, attempt, None) for run in runs}
-        return found.pop() if len(found) == 1 else None
-
-    became = requeue(attempt, failed, asked, until=until, clock=clock)
-    if became == "cancelled":
-        return max(_cancelled_after_all(run, attempt, None) for run in runs)
-    if became == "forbidden":
-        return max(
-            _continue_in_another_job(run, attempt, None, False, until, clock) for run in runs
-        )
-    return exitcodes.DONE if became == "requeued" else exitcodes.UNFINISHED
-
-
-def _latest(end_time: float | None, clock: Clock) -> float:
+def latest(end_time: float | None, clock: Clock) -> float:
     """Return when to give up a controller that does not answer, in Unix seconds."""
     now = clock.now()
     return max(now + _WITHOUT_LIMIT if end_time is None else end_time, now + _AT_LEAST)
@@ -303,19 +272,21 @@ def _keep_away(
     """
     if judged is not None:
         after, hours = judged.job.exclude_after, judged.job.exclude_hours
-        keep_away(run, attempt, judged.verdict, after=after, hours=hours, waiting=waiting)
+        remember(run, attempt, judged.verdict)
+        verdicts = [judged.verdict]
+        keep_away([run], attempt, verdicts, after=after, hours=hours, waiting=waiting)
 
 
-def _asked(run: RunDirectory, attempt: Attempt, judged: EndedAttempt | None) -> str | None:
+def reason_now(run: RunDirectory, attempt: Attempt, judged: EndedAttempt | None) -> str | None:
     """Return the first reason to end the attempt from a person or Slurm, as far as files can be read."""
     try:
         return reason_given(run, attempt, judged.view if judged else None)
     except OSError as error:
-        _complain(f"{run.events}: {error.strerror}; only Slurm's words are heard")
+        complain(f"{run.events}: {error.strerror}; only Slurm's words are heard")
         return scheduler_word(batch_log(run, attempt))
 
 
-def _cancelled_after_all(run: RunDirectory, attempt: Attempt, judged: EndedAttempt | None) -> int:
+def cancelled_after_all(run: RunDirectory, attempt: Attempt, judged: EndedAttempt | None) -> int:
     """Write the result of a run that was cancelled after its end was classified for another start."""
     _say("cancelled after its end: it is not started again")
     try:
@@ -328,11 +299,11 @@ def _cancelled_after_all(run: RunDirectory, attempt: Attempt, judged: EndedAttem
         write_final_word(run, Cause.CANCELLED, line, reason, last_committed(events))
         _notify_given_up(run, attempt, judged, reason)
     except OSError as error:
-        _complain(f"{run.result}: {error.strerror}")
+        complain(f"{run.result}: {error.strerror}")
     return exitcodes.TERMINATED
 
 
-def _continue_in_another_job(
+def continue_in_another_job(
     run: RunDirectory,
     attempt: Attempt,
     judged: EndedAttempt | None,
@@ -344,7 +315,7 @@ def _continue_in_another_job(
 
     def failed(kind: str, words: str) -> None:
         note(run, "requeue-failed", attempt, cause=kind, reason=words)
-        _complain(f"no job continues {run.name} yet: {words}")
+        complain(f"no job continues {run.name} yet: {words}")
 
     try:
         if own_script:
@@ -355,22 +326,22 @@ def _continue_in_another_job(
         job = submit_successor(run, attempt, failed, until=until, clock=clock)
     except ContinuationError as problem:
         note(run, "requeue-failed", attempt, cause="no-successor", reason=str(problem))
-        _complain(f"no job continues {run.name}: {problem}")
+        complain(f"no job continues {run.name}: {problem}")
         _notify_given_up(run, attempt, judged, f"no job continues the run: {problem}")
         return exitcodes.UNFINISHED
     _say(f"Slurm does not requeue this job: job {job} continues {run.name} after its end")
     view = query_job(attempt.job)
-    asked = _asked(run, attempt, judged)
+    asked = reason_now(run, attempt, judged)
     if asked == "cancelled" or (
         view is not None
-        and is_cancelled(attempt, view, lambda: _asked(run, attempt, judged), WORD_PATIENCE)
+        and is_cancelled(attempt, view, lambda: reason_now(run, attempt, judged), WORD_PATIENCE)
     ):
         problem_words = withdraw(job, clock)
         if problem_words is None:
             if judged is not None:
-                remember(run, judged.verdict)
-            return _cancelled_after_all(run, attempt, judged)
-        _complain(f"not cancelled: {problem_words}; `scancel {job}` ends it")
+                remember(run, attempt, judged.verdict)
+            return cancelled_after_all(run, attempt, judged)
+        complain(f"not cancelled: {problem_words}; `scancel {job}` ends it")
     moved = take_over_dependents(attempt.job, job)
     if moved:
         _say(f"jobs that waited for this job wait for job {job}: {', '.join(moved)}")
@@ -396,5 +367,5 @@ def _say(words: str) -> None:
     print(f"hpcrun: {words}", flush=True)
 
 
-def _complain(words: str) -> None:
+def complain(words: str) -> None:
     print(f"hpcrun: {words}", file=sys.stderr, flush=True)

@@ -38,7 +38,7 @@ def run_pack(runs: Sequence[RunDirectory]) -> int:
     again = [run for run, code in codes.items() if code == exitcodes.UNFINISHED]
     if not again:
         return max(map(abs, codes.values()), default=exitcodes.DONE)
-    from hpcrun.batch.ending import start_pack_again
+    from hpcrun.batch.pack_end import start_pack_again
 
     return start_pack_again(again, attempt, job.end_time)
 

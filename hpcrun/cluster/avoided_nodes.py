@@ -132,8 +132,13 @@ def take_back_if_stuck(job: str, given: Sequence[str]) -> str | None:
     return reason
 
 
-def record_dead_nodes(hosts: str, run: str, environ: Mapping[str, str] = os.environ) -> list[str]:
+def record_dead_nodes(
+    hosts: str, run: str, attempt: str, environ: Mapping[str, str] = os.environ
+) -> list[str]:
     """Record the nodes of ``hosts`` (a host list) that Slurm reports as down; return them.
+
+    Args:
+        attempt: the start of the job that had the nodes.
 
     Raises:
         OSError: the bad-node list cannot be written.
@@ -142,7 +147,7 @@ def record_dead_nodes(hosts: str, run: str, environ: Mapping[str, str] = os.envi
     states = slurm.parse_sinfo(listed.stdout) if listed.returncode == 0 else {}
     dead = [node for node, state in states.items() if state.upper().startswith(_DEAD)]
     for node in dead:
-        blame(ledger_path(environ), node, f"node failure ({states[node]})", run)
+        blame(ledger_path(environ), node, f"node failure ({states[node]})", run, attempt)
     return dead
 
 

@@ -15,12 +15,16 @@ _LARGEST = 1 << 20  # bytes read from the end: thousands of failures, and never 
 
 @dataclass(frozen=True)
 class Blame:
-    """A failure recorded for a node; ``time`` in Unix seconds, ``run`` the run's directory."""
+    """A failure recorded for a node; ``time`` in Unix seconds, ``run`` the run's directory.
+
+    ``attempt``: the start of the job, such as ``12-0``; empty where it is not known.
+    """
 
     node: str
     time: float
     why: str
     run: str
+    attempt: str = ""
 
 
 def ledger_path(environ: Mapping[str, str] = os.environ) -> Path:
@@ -29,9 +33,14 @@ def ledger_path(environ: Mapping[str, str] = os.environ) -> Path:
     return Path(state) / "hpcrun" / "nodes.jsonl"
 
 
-def blame(path: Path, node: str, why: str, run: str) -> None:
-    """Record that ``node`` failed ``run``; raises OSError if the file cannot be written."""
-    _append(path, {"node": node, "time": round(time.time(), 3), "why": why, "run": run})
+def blame(path: Path, node: str, why: str, run: str, attempt: str = "") -> None:
+    """Record that ``node`` failed ``run``; raises OSError if the file cannot be written.
+
+    Args:
+        attempt: the start of the job.
+    """
+    told = {"attempt": attempt} if attempt else {}
+    _append(path, {"node": node, "time": round(time.time(), 3), "why": why, "run": run, **told})
 
 
 def forgive(path: Path, node: str) -> None:
@@ -44,7 +53,10 @@ def forgive(path: Path, node: str) -> None:
 
 
 def blames(path: Path, since: float) -> list[Blame]:
-    """Return the failures since ``since`` (Unix seconds), oldest first; torn lines are ignored."""
+    """Return the failures since ``since`` (Unix seconds), oldest first; torn lines are ignored.
+
+    A node fails a start of a job once, also where several runs share the job.
+    """
     found: list[Blame] = []
     for line in _last_lines(path):
         try:
@@ -53,7 +65,9 @@ def blames(path: Path, since: float) -> list[Blame]:
                 found = [one for one in found if one.node != entry["node"]]
                 continue
             one = Blame(**entry)
-            if one.time >= since:
+            same = (one.node, one.attempt)
+            known = one.attempt and any((other.node, other.attempt) == same for other in found)
+            if one.time >= since and not known:
                 found.append(one)
         except (ValueError, TypeError, KeyError, AttributeError):
             continue

@@ -1,7 +1,7 @@
 """Record a node that failed an attempt, and exclude nodes that fail often from the next attempt."""
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from hpcrun.cluster import slurm
 from hpcrun.cluster.avoided_nodes import (
@@ -20,9 +20,9 @@ from hpcrun.run.events import Attempt, note, read_events
 
 
 def keep_away(
-    run: RunDirectory,
+    runs: Sequence[RunDirectory],
     attempt: Attempt,
-    verdict: Verdict,
+    verdicts: Sequence[Verdict],
     *,
     after: int | None,
     hours: float,
@@ -31,45 +31,50 @@ def keep_away(
     """Exclude bad nodes from the next start of a pending job (Slurm refuses to change a running job).
 
     Args:
+        runs: the runs of the job; several share it with ``--pack``.
         attempt: the attempt that has ended.
+        verdicts: the end of each run.
         waiting: the pending job; None: the job of ``attempt``.
         after: number of failures from which a node is excluded; None: never.
         hours: only failures of the last ``hours`` hours count.
     """
-    remember(run, verdict)
     job = waiting or attempt.job
     shown = slurm.run(slurm.scontrol_show_job_command(job))
     if shown.returncode != 0:
         return
     facts = slurm.parse_show_job(shown.stdout)
-    if verdict.elsewhere:
-        left = start_elsewhere(run, attempt, job, facts, first=verdict.host)
+    elsewhere = [verdict for verdict in verdicts if verdict.elsewhere]
+    if elsewhere:
+        left = start_elsewhere(job, facts, first=elsewhere[0].host)
+        if left:
+            _note_excluded(runs, attempt, hosts=left)
         _print(
             f"starts once more, on other nodes than {', '.join(left)}"
             if left
             else "starts once more"
         )
         return
-    request = request_of(facts, nodes_of(read_events(run), attempt))
-    unfit = verdict.diagnosis.unfit if verdict.diagnosis else ()
+    request = request_of(facts, max(nodes_of(read_events(run), attempt) for run in runs))
+    found = [verdict.diagnosis for verdict in verdicts if verdict.diagnosis]
+    unfit = [node for diagnosis in found for node in diagnosis.unfit]
     bad = nodes_to_avoid(request, after=after, hours=hours, unfit=unfit)
     if not bad:
         return
-    given = _given_by_the_user(run, attempt, excluded_nodes(facts))
+    given = _given_by_the_user(runs[0], attempt, excluded_nodes(facts))
     told = slurm.run(slurm.scontrol_exclude_command(job, [*given, *bad]))
     if told.returncode != 0:
         words = " ".join(told.stderr.split())
         _print(f"cannot exclude {', '.join(bad)}: {words}")
         return
-    note(run, "excluded", attempt, hosts=bad)
+    _note_excluded(runs, attempt, hosts=bad)
     _print(f"excludes {', '.join(bad)}: {'unfit, or ' if unfit else ''}failed too often")
     reason = take_back_if_stuck(job, given)
     if reason is not None:
-        note(run, "excluded", attempt, hosts=[], reason=reason)
+        _note_excluded(runs, attempt, hosts=[], reason=reason)
         _print(f"excludes no node after all: the job waited for {reason}")
 
 
-def remember(run: RunDirectory, verdict: Verdict) -> None:
+def remember(run: RunDirectory, attempt: Attempt, verdict: Verdict) -> None:
     """Add the nodes that a crash or a preflight points at, if any, to the user's bad-node list."""
     found = verdict.diagnosis
     if found is None or found.host is None or not blames_node(found):
@@ -78,9 +83,14 @@ def remember(run: RunDirectory, verdict: Verdict) -> None:
         return
     try:
         for host in found.unfit or (found.host,):
-            blame(ledger_path(), host, found.line, str(run.path))
+            blame(ledger_path(), host, found.line, str(run.path), attempt.owner)
     except OSError as error:
         _print(f"the bad-node list is not written: {error}")
+
+
+def _note_excluded(runs: Sequence[RunDirectory], attempt: Attempt, **facts: object) -> None:
+    for run in runs:
+        note(run, "excluded", attempt, **facts)
 
 
 def _given_by_the_user(run: RunDirectory, attempt: Attempt, excluded: Collection[str]) -> list[str]:

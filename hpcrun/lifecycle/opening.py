@@ -146,7 +146,7 @@ def _blame_nodes(run: RunDirectory, events: Sequence[Event], record: AttemptReco
         hosts = event.fields.get("hosts")
         if event.what == "opened" and event.attempt == record.attempt and hosts:
             try:
-                dead = record_dead_nodes(str(hosts), str(run.path))
+                dead = record_dead_nodes(str(hosts), str(run.path), record.attempt.owner)
             except OSError as error:
                 print(f"hpcrun: the bad-node list is not written: {error}", file=sys.stderr)
                 continue

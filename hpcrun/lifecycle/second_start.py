@@ -18,9 +18,8 @@ from hpcrun.cluster.hostlist import expand
 from hpcrun.diagnose.causes import CERTAIN, is_cascade
 from hpcrun.lifecycle.history import all_histories, jobs_of, of_script
 from hpcrun.lifecycle.policy import START_SECONDS
-from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import Failure
-from hpcrun.run.events import Attempt, Event, note
+from hpcrun.run.events import Attempt, Event
 
 
 def deserves_second_start(events: Sequence[Event], attempt: Attempt) -> bool:
@@ -102,15 +101,13 @@ def nodes_of(
 
 
 def start_elsewhere(
-    run: RunDirectory,
-    attempt: Attempt,
     job: str,
     facts: Mapping[str, str],
     environ: Mapping[str, str] = os.environ,
     *,
     first: str | None = None,
 ) -> list[str]:
-    """Keep the pending ``job`` away from the nodes of ``attempt``; return the excluded nodes.
+    """Keep the pending ``job`` away from the nodes of its last start; return the excluded nodes.
 
     Enough nodes for the job always remain: in a small partition the second start may get some of the
     same nodes, or all of them.
@@ -128,5 +125,4 @@ def start_elsewhere(
     changed = slurm.run(slurm.scontrol_exclude_command(job, [*given, *nodes]))
     if changed.returncode != 0 or take_back_if_stuck(job, given) is not None:
         return []
-    note(run, "excluded", attempt, hosts=nodes)
     return nodes

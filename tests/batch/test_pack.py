@@ -5,16 +5,21 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.batch.ending import start_pack_again
+from hpcrun.batch.pack_end import start_pack_again
+from hpcrun.cluster.node_ledger import blame, blames, ledger_path, suspects
 from hpcrun.lifecycle.end.scheduler_view import reason_given
+from hpcrun.lifecycle.opening import open_attempt
+from hpcrun.lifecycle.policy import Budgets
 from hpcrun.run.directory import RunDirectory, create
-from hpcrun.run.events import record_event
+from hpcrun.run.events import read_events, record_event
 from hpcrun.run.io.files import read_json
 
 from .desk import FIRST, Desk
+from .test_step import Desk as StepDesk
 
 MARK = ["hpcrun: attempt 7-0 on n1"]
 JOB = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-02T03:04:05 DUE TO {} ***"
+WAITS = "JobId={} JobState=PENDING Reason=BeginTime Partition=batch NumNodes=1\\n"
 SHOWN = "; [ $1 = show ] && echo 'JobId=7 JobState=RUNNING Restarts=0 '"
 
 
@@ -26,9 +31,11 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
 
 @pytest.fixture
 def runs(tmp_path: Path) -> list[RunDirectory]:
-    runs = [create(tmp_path / f"00{number}", "x", {}) for number in range(2)]
+    runs = [create(tmp_path / f"00{number}", "job: {cpu: true}\n", {}) for number in range(2)]
     for run in runs:
+        record_event(run, "submitted", attempt=FIRST, executor="slurm", pack=2)
         record_event(run, "opened", attempt=FIRST, executor="slurm")
+        record_event(run, "ended", attempt=FIRST, cause="crash", restart_allowed=True)
         run.logs.mkdir(exist_ok=True)
         (run.logs / "pack-7.log").symlink_to(tmp_path / "batch-7.log")
     return runs
@@ -50,3 +57,57 @@ def test_the_reason_for_the_end_of_the_job_is_that_of_each_run(
 ) -> None:
     desk.log.write_text("\n".join([*MARK, JOB.format("PREEMPTION"), ""]))
     assert [reason_given(run, FIRST) for run in runs] == ["preemption", "preemption"]
+
+
+@pytest.mark.parametrize("requeued", [True, False])
+def test_the_next_start_leaves_out_a_node_that_failed_too_often(
+    desk: Desk,
+    runs: list[RunDirectory],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    requeued: bool,
+) -> None:
+    """The job that is requeued, or where the site forbids that, the own job of each run."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    for start in range(2):
+        blame(ledger_path(), "n1", "killed by SIGBUS", "another run", f"1-{start}")
+    desk.answer("sinfo", "printf 'batch*|n%s|idle|(null)\\n' 1 2 3")
+    # Each script has its own job: 8 and 9.
+    desk.answer("sbatch", f"echo $((7 + $(grep -c ^sbatch {desk.calls})))")
+    refuses = "echo 'Access/permission denied' >&2; exit 1"
+    desk.answer(
+        "scontrol",
+        f"""case "$1 $2 $3" in
+        "show job 7") if grep -q 'requeue 7' {desk.calls}; then printf '{WAITS.format(7)}'
+            else echo 'JobId=7 JobState=RUNNING Restarts=0 '; fi ;;
+        "show job "*) printf "{WAITS.format("$3")}" ;;
+        "requeue 7 ") {"true" if requeued else refuses} ;;
+        esac""",
+    )
+    for run in runs:
+        run.batch_script.write_text("#!/bin/bash\n")
+    assert start_pack_again(runs, FIRST, None) == (0 if requeued else 75)
+    excluded = [call.split()[2] for call in desk.asked() if "ExcNodeList=n1" in call]
+    assert excluded == (["JobId=7"] if requeued else ["JobId=8", "JobId=9"])
+    for run in runs:
+        told = [event.fields for event in read_events(run) if event.what == "excluded"]
+        assert told == [{"hosts": ["n1"]}]
+
+
+def test_a_node_that_fails_all_runs_of_a_pack_has_failed_once(tmp_path: Path) -> None:
+    ledger = tmp_path / "nodes.jsonl"
+    for run in ("s/000", "s/001"):
+        blame(ledger, "n1", "killed by SIGBUS", run, FIRST.owner)
+    assert suspects(blames(ledger, 0.0), after=2) == []
+    blame(ledger, "n1", "killed by SIGBUS", "s/000", "7-1")
+    assert suspects(blames(ledger, 0.0), after=2) == ["n1"]
+
+
+def test_the_step_of_a_packed_run_names_the_node_that_failed_it(tmp_path: Path) -> None:
+    desk = StepDesk(tmp_path)
+    open_attempt(desk.run, FIRST, Budgets())
+    desk.answer("srun", "echo 'srun: error: n2: task 0: Killed'; exit 137")
+    assert desk.step("--packed", XDG_STATE_HOME=str(tmp_path)) == 75, desk.told()
+    (entry,) = blames(ledger_path({"XDG_STATE_HOME": str(tmp_path)}), 0.0)
+    assert (entry.node, entry.attempt) == ("n2", "7-0")
+    assert not [call for call in desk.called("scontrol") if "requeue" in call]

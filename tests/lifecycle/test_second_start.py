@@ -291,7 +291,7 @@ def test_as_many_nodes_as_the_job_needs_remain_for_the_second_start(
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     facts = slurm.parse_show_job(shown)
     environ = {"SLURM_JOB_NODELIST": "n[1-2]"}
-    assert start_elsewhere(run, FIRST, FIRST.job, facts, environ) == left
+    assert start_elsewhere(FIRST.job, facts, environ) == left
     # The failed node is the first to be excluded.
     turned = [{"n1": "n2", "n2": "n1"}[node] for node in left]
-    assert start_elsewhere(run, FIRST, FIRST.job, facts, environ, first="n2") == turned
+    assert start_elsewhere(FIRST.job, facts, environ, first="n2") == turned

@@ -92,7 +92,7 @@ def test_unfit_nodes_use_the_budget_of_node_failures_and_are_remembered(
     assert (verdict.cause, verdict.line) == (Cause.NODE_FAILURE, line)
     assert verdict.decision.restart
     assert read_events(run)[-1].fields["host"] == "n2"
-    remember(run, verdict)
+    remember(run, first, verdict)
     assert [one.node for one in blames(ledger_path(), 0.0)] == ["n2", "n5"]
     # A failure that is the same on all nodes is the job's fault.
     record_report(folder, {"cause": "preflight: gpus: 0 of 4", "unfit": {}})

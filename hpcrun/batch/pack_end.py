@@ -1,0 +1,95 @@
+"""The requeue of a job that several runs share, after the end of all of them."""
+
+from collections.abc import Mapping, Sequence
+
+from hpcrun.batch.ending import (
+    EndedAttempt,
+    cancelled_after_all,
+    complain,
+    continue_in_another_job,
+    latest,
+    reason_now,
+)
+from hpcrun.batch.requeue import requeue
+from hpcrun.batch.retries import Clock
+from hpcrun.config import load_resolved
+from hpcrun.errors import UserError
+from hpcrun.lifecycle import exitcodes
+from hpcrun.lifecycle.bad_nodes import keep_away
+from hpcrun.lifecycle.end.settle import Verdict
+from hpcrun.lifecycle.history import Cause
+from hpcrun.lifecycle.policy import Decision
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Attempt, Event, note, read_events
+
+
+def start_pack_again(runs: Sequence[RunDirectory], attempt: Attempt, end_time: float | None) -> int:
+    """Requeue the job that ``runs`` share, which are all to continue; return the batch script's exit code.
+
+    Args:
+        end_time: of the job, in Unix seconds; None without a limit.
+    """
+    clock = Clock()
+    judged = {run: _recorded_end(run, attempt) for run in runs}
+
+    def failed(kind: str, words: str) -> None:
+        for run in runs:
+            note(run, "requeue-failed", attempt, cause=kind, reason=words)
+        complain(f"not requeued yet: {words}")
+
+    # A person may have cancelled one of the runs after its end.
+    left = [run for run in runs if reason_now(run, attempt, None) != "cancelled"] or runs
+    for run in set(runs).difference(left):
+        cancelled_after_all(run, attempt, judged[run])
+    runs, until = left, latest(end_time, clock)
+
+    def asked() -> str | None:
+        found = {reason_now(run, attempt, None) for run in runs}
+        return found.pop() if len(found) == 1 else None
+
+    became = requeue(attempt, failed, asked, until=until, clock=clock)
+    if became == "cancelled":
+        return max(cancelled_after_all(run, attempt, judged[run]) for run in runs)
+    if became == "forbidden":
+        return max(
+            continue_in_another_job(run, attempt, judged[run], False, until, clock) for run in runs
+        )
+    if became != "requeued":
+        return exitcodes.UNFINISHED
+    _keep_away(attempt, {run: judged[run] for run in runs})
+    return exitcodes.DONE
+
+
+def _recorded_end(run: RunDirectory, attempt: Attempt) -> EndedAttempt | None:
+    """Return the end that the batch step of ``run`` has recorded; None if it could not."""
+    try:
+        events = [one for one in read_events(run) if (one.what, one.attempt) == ("ended", attempt)]
+        if not events:
+            return None
+        return EndedAttempt(_verdict(events[-1]), load_resolved(run.config), None)
+    except (OSError, UserError, ValueError) as error:
+        complain(f"{run.name}: its recorded end cannot be read: {error}")
+        return None
+
+
+def _verdict(ended: Event) -> Verdict:
+    fields = ended.fields
+    return Verdict(
+        Cause(ended.cause),
+        ended.step,
+        str(fields.get("reason") or ""),
+        Decision(bool(fields.get("restart_allowed")), str(fields.get("decision") or "")),
+        None,
+        bool(fields.get("elsewhere")),
+        fields.get("host"),
+    )
+
+
+def _keep_away(attempt: Attempt, judged: Mapping[RunDirectory, EndedAttempt | None]) -> None:
+    """Exclude bad nodes from the waiting job, once for all of its runs."""
+    ends = {run: end for run, end in judged.items() if end is not None}
+    if not ends:
+        return
+    job = next(iter(ends.values())).job
+    verdicts = [end.verdict for end in ends.values()]
+    keep_away([*ends], attempt, verdicts, after=job.exclude_after, hours=job.exclude_hours)
