@@ -78,6 +78,7 @@ def judge(
     scheduler: SchedulerWord | None = None,
     limit_near: bool = False,
     setup: str | None = None,
+    out_of_time: bool = False,
 ) -> "EndedAttempt":
     """Find the cause of the end, write it down and decide.
 
@@ -85,6 +86,7 @@ def judge(
         exit_code: the highest of the ranks' exit codes.
         on_slurm: Slurm is asked why the attempt has ended; else ``scheduler`` and ``limit_near`` say it.
         setup: the command that failed before there were ranks.
+        out_of_time: the ranks were killed because of the time limit.
 
     Raises:
         RunTakenOver: another attempt or another job has the run.
@@ -117,7 +119,7 @@ def judge(
             attempt,
             exit_code,
             of_script(budgets) if config.command else budgets,
-            scheduler=ending.word,
+            scheduler=ending.word or ("time-limit" if out_of_time else None),
             batch_log=ending.log,
             limit_near=limit_near or ending.limit_near(float(config.job.signal_lead)),
             was_not_requested=on_slurm and ending.was_not_requested,
@@ -143,6 +145,7 @@ def conclude(
     end_time: float | None = None,
     own_script: bool = False,
     packed: bool = False,
+    out_of_time: bool = False,
     clock: Clock | None = None,
 ) -> int:
     """Finalize the attempt, requeue its job if the policy allows it, return the batch script's exit code.
@@ -154,13 +157,16 @@ def conclude(
         end_time: of the job, in Unix seconds; None without a limit.
         own_script: the batch script is a person's, which cannot be submitted again from here.
         packed: other runs share the job, which is requeued after the end of all of them.
+        out_of_time: the ranks were killed because of the time limit.
         clock: the time.
     """
     clock = clock or Clock()
     judged: EndedAttempt | None = None
     for number in range(1, _TRIES + 1):
         try:
-            judged = judge(run, attempt, exit_code, on_slurm=True, setup=setup)
+            judged = judge(
+                run, attempt, exit_code, on_slurm=True, setup=setup, out_of_time=out_of_time
+            )
             break
         except RunTakenOver as other:
             _say(str(other))

@@ -31,6 +31,7 @@ class LaunchOptions:
     """The part of the `job:` section that concerns the ranks; empty for a person's own script.
 
     ``gpus``: the ranks must not train on CPUs. ``shares_cores``: the steps of other runs use the same cores.
+    ``signal_lead``: seconds from the warning to the time limit.
     """
 
     gpus: bool = False
@@ -42,6 +43,7 @@ class LaunchOptions:
     container: Sequence[str] = ()
     python: str | None = None
     shares_cores: bool = False
+    signal_lead: float = 0.0
 
 
 def read_launch_options(run: RunDirectory) -> LaunchOptions:
@@ -65,6 +67,7 @@ def read_launch_options(run: RunDirectory) -> LaunchOptions:
             srun_args=[str(option) for option in job.get("srun_args") or ()],
             container=[str(word) for word in job.get("container") or ()],
             python=job.get("python"),
+            signal_lead=float(job.get("signal_lead") or 0.0),
         )
     except (yaml.YAMLError, AttributeError, UnicodeDecodeError) as error:
         raise UserError(f"{run.config}: no config of a run; submit the run again") from error

@@ -22,10 +22,14 @@ _LONGEST = 3000
 
 @dataclass(frozen=True)
 class Ended:
-    """The exit code of the shell, and the command that failed before srun started, if any."""
+    """The exit code of the shell, and the command that failed before srun started, if any.
+
+    ``out_of_time``: the ranks were killed because of the time limit.
+    """
 
     code: int
     failed: str | None
+    out_of_time: bool = False
 
 
 def run_ranks(

@@ -4,7 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hpcrun.batch.inherited import own_variables
@@ -19,6 +19,7 @@ from hpcrun.batch.launch import (
     torchrun_command,
     torchrun_variables,
 )
+from hpcrun.batch.limit_watch import LimitWatch
 from hpcrun.batch.shell import Ended, run_ranks
 from hpcrun.cluster import slurm
 from hpcrun.cluster.hardware.devices import GPU_JOB
@@ -88,7 +89,7 @@ def run_step(run: RunDirectory, way: Way, failed: str | None = None, code: int =
         return exitcodes.DONE
     _send_left(run)
     place = _held(run)
-    ended = _start(run, attempt, way) if failed is None else Ended(code, failed)
+    ended = _start(run, job, way) if failed is None else Ended(code, failed)
     if _was_deleted(place, run):
         # Another run may have the name by now: its log and its result are not this job's.
         print(f"hpcrun: {run.path} was deleted while the job ran; the job ends", flush=True)
@@ -105,6 +106,7 @@ def run_step(run: RunDirectory, way: Way, failed: str | None = None, code: int =
         end_time=job.end_time,
         own_script=way.own_script,
         packed=way.packed,
+        out_of_time=ended.out_of_time,
     )
 
 
@@ -118,7 +120,8 @@ def _send_left(run: RunDirectory) -> None:
         print(f"hpcrun: {run.events}: {error.strerror}; notifications wait", flush=True)
 
 
-def _start(run: RunDirectory, attempt: Attempt, way: Way) -> Ended:
+def _start(run: RunDirectory, job: BatchJob, way: Way) -> Ended:
+    attempt = job.attempt
     wishes = LaunchOptions() if way.own_script else read_launch_options(run)
     if way.packed:
         wishes = sharing_node(run, wishes)
@@ -137,7 +140,11 @@ def _start(run: RunDirectory, attempt: Attempt, way: Way) -> Ended:
             *preflight_steps(run, wishes),
             command(run, attempt, wishes, environ),
         ]
-        return run_ranks(wishes.setup, env, steps, environ)
+        if not way.packed:
+            return run_ranks(wishes.setup, env, steps, environ)
+        with LimitWatch(run, attempt, job.end_time, wishes.signal_lead) as watch:
+            ended = run_ranks(wishes.setup, env, steps, environ)
+        return replace(ended, out_of_time=watch.killed)
     except UserError as error:
         print(f"hpcrun: {error}", flush=True)
         return Ended(exitcodes.BAD_INPUT, None)
