@@ -9,7 +9,7 @@ from typing import Any
 
 from hpcrun.api.places import handle, runs_folder
 from hpcrun.api.sweeps.handover import SubmittedSweep, submit_sweep
-from hpcrun.api.sweeps.packing import shared_job
+from hpcrun.api.sweeps.packing import groups, shared_job
 from hpcrun.api.sweeps.plan import Planned, SweepPlan, plan_sweep
 from hpcrun.cli.output import print_json
 from hpcrun.cli.run_arguments import runs_dir
@@ -97,12 +97,13 @@ def _show(plan: SweepPlan, as_json: bool) -> int:
 def _script(plan: SweepPlan, wanted: Sequence[Planned]) -> str:
     """Return the script of the first array that a submission would send."""
     config = wanted[0].element.config
-    shared = config.model_copy(update={"job": shared_job(config.job, plan.pack)})
+    job = config.job
+    mine = [one.number for one in wanted if one.element.config.job == job]
+    numbers, pack = groups(mine, plan.pack, plan.at_once)[0]
+    shared = config.model_copy(update={"job": shared_job(job, pack)})
     config = slurm_submission.fitted_to_slurm(shared)
-    job = wanted[0].element.config.job
-    numbers = [one.number for one in wanted if one.element.config.job == job]
     largest = max_array_size(wanted_cluster(job))
-    first = arrays(numbers, largest, plan.tasks_at_once, plan.pack)[0]
+    first = arrays(numbers, largest, plan.tasks_at_once, pack)[0]
     return batch_script(
         slurm_submission.batch_request(RunDirectory(plan.folder), config, array=first)
     )

@@ -30,7 +30,8 @@ class SweepSubmission:
     """One call of sbatch, or several: when (Unix seconds), to whom, as which jobs, which elements.
 
     Without ``jobs``: one array that is being submitted, or whose submission was killed. ``tasks``: the index
-    of each of its elements in the array.
+    of each of its elements in the array. ``unanswered``: sbatch had no answer at ``time``, so that Slurm may
+    have the array or get it a little later.
     """
 
     time: float
@@ -38,6 +39,7 @@ class SweepSubmission:
     jobs: Sequence[str]
     elements: Sequence[str]
     tasks: Sequence[int] = field(default_factory=list)
+    unanswered: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,8 @@ def _content(one: SweepSubmission) -> dict[str, Any]:
     if one.jobs:
         # The events of the elements name their tasks.
         del content["tasks"]
+    if not one.unanswered:
+        del content["unanswered"]
     return content
 
 
@@ -128,4 +132,5 @@ def _submission(content: Mapping[str, Any]) -> SweepSubmission:
         [str(job) for job in content["jobs"]],
         [str(name) for name in content["elements"]],
         [int(number) for number in content.get("tasks", ())],
+        bool(content.get("unanswered")),
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcrun.api.sweeps.packing import groups
 from hpcrun.config import Job
 from hpcrun.launch.errors import LaunchError
 from hpcrun.launch.slurm.array import ArrayTasks, arrays, element_name
@@ -93,3 +94,19 @@ def test_packed_elements_share_the_task_of_the_first_of_them(tmp_path: Path) -> 
         )
         folders = " ".join(f"{tmp_path}/a b/{name}" for name in names.split())
         assert done.stdout.splitlines()[0] == f"-m hpcrun batch --pack {folders}"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "at_once", "sizes"),
+    [
+        ([0, 1, 2, 3], None, [([0, 1, 2, 3], 2)]),
+        ([4], None, [([4], 1)]),
+        ([4, 2, 9, 5, 7], None, [([2, 4, 5, 7], 2), ([9], 1)]),
+        # A second array would wait for the end of the first.
+        ([4, 2, 9], 2, [([2, 4, 9], 2)]),
+    ],
+)
+def test_a_job_asks_for_the_runs_that_it_has(
+    numbers: list[int], at_once: int | None, sizes: list[tuple[list[int], int]]
+) -> None:
+    assert groups(numbers, 2, at_once) == sizes

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,11 +36,17 @@ SBATCH = """#!/bin/bash
 script=$(realpath "${@: -1}")
 [ -e "$PLACE/kill-before" ] && { rm "$PLACE/kill-before"; kill -KILL "$SUBMITTER"; exit 1; }
 number=$(($(cat "$PLACE/jobs" 2>/dev/null | wc -l) + 1))
-echo "$number|$script" >> "$PLACE/jobs"
+[ -e "$PLACE/lost" ] || echo "$number|$script" >> "$PLACE/jobs"
+if [ -e "$PLACE/lost" ] || [ -e "$PLACE/late" ]; then
+    rm -f "$PLACE/lost" "$PLACE/late"
+    echo "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation" >&2
+    exit 1
+fi
 [ -e "$PLACE/kill-after-$number" ] && { rm "$PLACE/kill-after-$number"; kill -KILL "$SUBMITTER"; }
 echo "Submitted batch job $number"
 """
 SQUEUE = """#!/bin/bash
+echo "$*" >> "$PLACE/questions"
 [ -e "$PLACE/silent" ] && { echo "squeue: error: no controller" >&2; exit 1; }
 case "$*" in
 *%F*) cat "$PLACE/jobs" 2>/dev/null; exit 0 ;;
@@ -237,3 +244,67 @@ def test_a_packed_array_is_recorded_with_its_packs(tmp_path: Path, slurm: Path) 
     # The scancel of this Slurm fails: no run may be recorded as cancelled.
     assert jobs.hpcrun("cancel", "--no-wait", "s", cwd=tmp_path).returncode == 1
     assert not [event for run in runs for event in jobs.events(run, "cancelled")]
+
+
+@pytest.mark.parametrize("arrived", [True, False])
+def test_an_array_whose_sbatch_had_no_answer_is_found_or_submitted_again(
+    tmp_path: Path, slurm: Path, arrived: bool
+) -> None:
+    (slurm / ("late" if arrived else "lost")).touch()
+    line = ("submit", *SHAPE, "--executor", "slurm", *AXES)
+    silent = jobs.hpcrun(*line, cwd=tmp_path)
+    assert (silent.returncode, silent.stderr.count("\n")) == (2, 1), silent.stderr
+    assert "sbatch had no answer" in silent.stderr
+    if arrived:
+        assert shown(tmp_path) == PENDING
+        assert "nothing to submit" in hpcrun(tmp_path, *line)
+    else:
+        early = jobs.hpcrun(*line, cwd=tmp_path)
+        assert (early.returncode, early.stderr.count("\n")) == (2, 1), early.stderr
+        assert "Slurm may still get the array" in early.stderr
+        path = tmp_path / "runs" / "s" / "sweep.json"
+        content = json.loads(path.read_text())
+        content["submissions"][0]["time"] -= 200.0
+        path.write_text(json.dumps(content))
+        assert "4 runs submitted" in hpcrun(tmp_path, *line)
+        assert shown(tmp_path) == PENDING
+    assert submissions(slurm) == 1
+
+
+def test_a_deleted_run_of_an_array_without_a_record_is_submitted_again(
+    tmp_path: Path, slurm: Path
+) -> None:
+    (slurm / "kill-after-1").touch()
+    submit_killed_by_sbatch(tmp_path)
+    shutil.rmtree(tmp_path / "runs" / "s" / "000")
+    (script,) = (tmp_path / "runs" / "s" / "logs" / "submitit" / "000").glob("*.sh")
+    if os.getuid() == 0:
+        # Another user has submitted the array.
+        os.chown(script, 12345, -1)
+    told = hpcrun(tmp_path, "submit", *SHAPE, "--executor", "slurm", *AXES)
+    assert "1 run submitted; 3 left as they are" in told
+    questions = (slurm / "questions").read_text()
+    users = sorted({os.getuid(), script.stat().st_uid})
+    assert f"--user={','.join(map(str, users))} --format=%F" in questions
+    (newest,) = (tmp_path / "runs" / "s" / "logs" / "submitit" / "000").glob("*_submission.sh")
+    assert "#SBATCH --array=0\n" in newest.read_text()
+
+
+def test_a_run_that_fills_no_pack_gets_a_job_of_its_own_size(tmp_path: Path, slurm: Path) -> None:
+    hpcrun(tmp_path, "submit", *SHAPE, "--executor", "slurm", "--pack", "3", *AXES)
+    folder = tmp_path / "runs" / "s"
+    asked = {}
+    for first in ("000", "003"):
+        (script,) = (folder / "logs" / "submitit" / first).glob("*_submission.sh")
+        asked[first] = [
+            line.partition(" ")[2]
+            for line in script.read_text().splitlines()
+            if line.startswith(("#SBATCH --array", "#SBATCH --ntasks"))
+        ]
+    assert asked == {
+        "000": ["--array=0", "--ntasks-per-node=3"],
+        "003": ["--array=3", "--ntasks-per-node=1"],
+    }
+    runs = [RunDirectory(folder / f"{number:03d}") for number in range(4)]
+    packs = [jobs.events(run, "submitted")[0].fields.get("pack") for run in runs]
+    assert packs == [3, 3, 3, None]

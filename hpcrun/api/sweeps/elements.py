@@ -3,6 +3,7 @@
 import contextlib
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,10 +33,11 @@ def fitted_configs(
     if plan.executor != "slurm":
         return {}
     found: dict[str, Config] = {}
+    counts = Counter(job_key(one.element.config) for one in wanted)
     for one in wanted:
         config = one.element.config
         if (key := job_key(config)) not in found:
-            job = shared_job(config.job, plan.pack)
+            job = shared_job(config.job, min(plan.pack, counts[key]))
             shared = config.model_copy(update={"job": job})
             found[key] = slurm_submission.fitted_with_patience(shared, interrupted)
     return found
@@ -148,8 +150,7 @@ def _script(one: Planned, fitted: dict[str, Config]) -> str | None:
     if not fitted:
         return None
     config, own = fitted[job_key(one.element.config)], one.element.config.job
-    job = config.job.model_copy(update={"tasks_per_node": own.tasks_per_node})
-    alone = config.model_copy(update={"job": job})
+    alone = config.model_copy(update={"job": shared_job(config.job, 1, own)})
     return batch_script(slurm_submission.batch_request(one.run, alone))
 
 

@@ -22,12 +22,14 @@ from hpcrun.api.sweeps.elements import (
     written_sweep_file,
 )
 from hpcrun.api.sweeps.folder import made_folder, new_runs, sync_file_system
+from hpcrun.api.sweeps.packing import groups, shared_job
 from hpcrun.api.sweeps.plan import Planned, SweepPlan
 from hpcrun.api.sweeps.unrecorded import record_unrecorded
 from hpcrun.cluster import slurm
 from hpcrun.config import Config
 from hpcrun.launch import jobs
 from hpcrun.launch.dependencies import with_dependency
+from hpcrun.launch.errors import SubmissionUnanswered
 from hpcrun.launch.local.submission import submit_local_sweep
 from hpcrun.launch.slurm.array import ArrayTasks, arrays, max_array_size
 from hpcrun.launch.slurm.sbatch_options import job_name, wanted_cluster
@@ -50,11 +52,12 @@ class SubmittedSweep:
 
 @dataclass(frozen=True)
 class _Given:
-    """The job of one element."""
+    """The job of one element. ``pack``: the most runs that a job of its array has."""
 
     planned: Planned
     job: Submitted
     name: str | None
+    pack: int
 
 
 def submit_sweep(
@@ -133,15 +136,21 @@ def _submit(
         # Asked first: the events have to follow the submission without a pause.
         cluster = slurm.cluster_name() if plan.executor == "slurm" else None
         begin: Callable[[], None] | None = None
+        silent: SweepSubmission | None = None
         if plan.executor == "slurm":
-            _to_slurm(plan, wanted, parts, after, interrupted, given)
+            silent = _to_slurm(plan, wanted, parts, after, interrupted, given)
         else:
             begin = _to_this_machine(plan, wanted, after, given)
-        _record(plan, sweep, given, after, cluster)
+        _record(plan, sweep, given, after, cluster, silent)
         if signal.SIGINT in signals:
             stop_if_interrupted(signals)
         if begin is not None:
             begin()
+    if silent is not None:
+        raise RunError(
+            f"{plan.folder}: sbatch had no answer, and Slurm may have the array or not; run the same command "
+            "again in two minutes: it finds the array, or submits the runs"
+        )
 
 
 @contextmanager
@@ -194,16 +203,20 @@ def _arrays(
     largest = max_array_size(wanted_cluster(plan.config.job))
     found = []
     for key, config in fitted.items():
-        numbers = [one.number for one in wanted if job_key(one.element.config) == key]
-        found += [
-            (config, array) for array in arrays(numbers, largest, plan.tasks_at_once, plan.pack)
-        ]
+        mine = [one for one in wanted if job_key(one.element.config) == key]
+        own = mine[0].element.config.job
+        for numbers, pack in groups([one.number for one in mine], plan.pack, plan.at_once):
+            shared = config.model_copy(update={"job": shared_job(config.job, pack, own)})
+            found += [
+                (shared, array) for array in arrays(numbers, largest, plan.tasks_at_once, pack)
+            ]
     return found
 
 
 def _unrecorded(part: tuple[Config, ArrayTasks]) -> SweepSubmission:
     """Return the entry of ``sweep.json`` for an array that sbatch has not accepted yet."""
-    return SweepSubmission(round(time.time(), 3), "slurm", [], *zip(*part[1].elements, strict=True))
+    names, tasks = zip(*part[1].elements, strict=True)
+    return SweepSubmission(round(time.time(), 3), "slurm", [], names, tasks)
 
 
 def _to_slurm(
@@ -213,8 +226,8 @@ def _to_slurm(
     after: Sequence[RunDirectory],
     interrupted: Callable[[], bool],
     given: list[_Given],
-) -> None:
-    """Submit ``wanted`` as the arrays ``parts``."""
+) -> SweepSubmission | None:
+    """Submit ``wanted`` as the arrays ``parts``; return the entry of an array without an answer of sbatch."""
     folder, before = RunDirectory(plan.folder), None
     by_name = {one.run.path.name: one for one in wanted}
     for config, array in parts:
@@ -222,9 +235,13 @@ def _to_slurm(
         if plan.at_once is not None and before is not None:
             # Slurm limits each array; a limit for all of them needs them one after the other.
             asked = _after_array(config, before)
-        job = submit_array(folder, asked, array, interrupted)
+        try:
+            job = submit_array(folder, asked, array, interrupted)
+        except SubmissionUnanswered:
+            return replace(_unrecorded((config, array)), unanswered=True)
         before = job.job_id
         given += _tasks(array, job, by_name, job_name(folder, config.job))
+    return None
 
 
 def _after_array(config: Config, before: str) -> Config:
@@ -244,7 +261,7 @@ def _tasks(
     array: ArrayTasks, job: Submitted, by_name: dict[str, Planned], name: str
 ) -> list[_Given]:
     return [
-        _Given(by_name[element], replace(job, job_id=f"{job.job_id}_{index}"), name)
+        _Given(by_name[element], replace(job, job_id=f"{job.job_id}_{index}"), name, array.pack)
         for element, index in array.elements
     ]
 
@@ -260,7 +277,7 @@ def _to_this_machine(
     logs = RunDirectory(plan.folder).logs
     ids, begin = submit_local_sweep(logs, runs, after, plan.at_once, plan.pack)
     for one, job in zip(wanted, ids, strict=True):
-        given.append(_Given(one, Submitted("local", job), None))
+        given.append(_Given(one, Submitted("local", job), None, plan.pack))
     return begin
 
 
@@ -270,8 +287,13 @@ def _record(
     given: Sequence[_Given],
     after: Sequence[RunDirectory],
     here: str | None,
+    silent: SweepSubmission | None,
 ) -> None:
-    """Log the submission in each element and in ``sweep.json``; raises OSError where the disk refuses."""
+    """Log the submission in each element and in ``sweep.json``; raises OSError where the disk refuses.
+
+    Args:
+        silent: the array that Slurm may have or not.
+    """
     now = round(time.time(), 3)
     facts: dict[str, Any] = {"after": [str(run.path) for run in after]} if after else {}
     for one in given:
@@ -285,17 +307,18 @@ def _record(
             "nodes": job.nodes,
             "gpus": job.gpus,
             **facts,
-            **({"pack": plan.pack} if plan.pack > 1 else {}),
+            **({"pack": one.pack} if one.pack > 1 else {}),
             **({"cluster": cluster} if cluster else {}),
             **({"name": one.name} if one.name else {}),
         }
         append_line(one.planned.run.events, line)
     names = [one.planned.run.path.name for one in given]
     ids = [job.job_id for job in _distinct([one.job for one in given])]
-    sent = SweepSubmission(now, plan.executor, ids, names)
+    sent = [SweepSubmission(now, plan.executor, ids, names)] if ids else []
+    left = [silent] if silent is not None else []
     # The events first: with its jobs, the entry says that they are all there.
     sync_file_system(plan.folder)
-    write_sweep(replace(sweep, submissions=[*sweep.submissions, sent]))
+    write_sweep(replace(sweep, submissions=[*sweep.submissions, *sent, *left]))
 
 
 def _distinct(given: Sequence[Submitted]) -> list[Submitted]:

@@ -22,9 +22,29 @@ def require_packable(configs: Sequence[Config], pack: int, at_once: int | None) 
             raise UserError(f"--pack {pack}: {why}")
 
 
-def shared_job(job: Job, pack: int) -> Job:
-    """Return the request of the job that ``pack`` runs with the request ``job`` share."""
-    return job if pack == 1 else job.model_copy(update={"tasks_per_node": pack})
+def shared_job(job: Job, pack: int, alone: Job | None = None) -> Job:
+    """Return the request of the job that ``pack`` runs with the request ``job`` share.
+
+    Args:
+        alone: the request of a single run, if ``job`` is that of a shared job.
+    """
+    tasks = (alone or job).tasks_per_node if pack == 1 else pack
+    return job.model_copy(update={"tasks_per_node": tasks})
+
+
+def groups(numbers: Sequence[int], pack: int, at_once: int | None) -> list[tuple[list[int], int]]:
+    """Return the elements with these numbers in groups, each with the number of runs that share a job.
+
+    All jobs of an array ask for the same, so the elements that do not fill a job get an array of their own.
+    With a limit (``at_once``) that array would wait for the end of the others: there is one group then.
+    """
+    ordered = sorted(numbers)
+    filling = len(ordered) - len(ordered) % pack
+    if filling == 0:
+        return [(ordered, len(ordered))]
+    if filling == len(ordered) or at_once is not None:
+        return [(ordered, pack)]
+    return [(ordered[:filling], pack), (ordered[filling:], len(ordered) - filling)]
 
 
 def _unpackable(job: Job) -> str | None:

@@ -1,4 +1,5 @@
-"""Job arrays without a record: the submission was killed between sbatch and the events of the elements.
+"""Job arrays without a record: the submission was killed between sbatch and the events of the elements, or
+sbatch had no answer.
 
 A submission first writes each array into ``sweep.json``, without a job. The batch script of an array is in a
 folder of its own (:func:`hpcrun.launch.submitted.submitit_folder`), and Slurm reports the script of each job.
@@ -6,6 +7,7 @@ So the next command finds the array, and records what the killed submission did 
 """
 
 import contextlib
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +27,8 @@ from hpcrun.run.owner import SubmissionLock
 from hpcrun.run.sweep_file import NAME, Sweep, SweepSubmission, read_sweep, write_sweep
 
 _PATIENCE = 6.0
+# Seconds after which a request that sbatch has sent no longer reaches the controller.
+_ARRIVES = 120.0
 
 
 def is_unrecorded(content: Mapping[str, Any]) -> bool:
@@ -50,8 +54,8 @@ def record_unrecorded(folder: Path) -> None:
     """Record the arrays that a killed submission left in ``folder``; the caller holds the submission lock.
 
     Raises:
-        RunError: Slurm does not answer, the sbatch of the killed submission still runs, or ``sweep.json`` is
-            damaged.
+        RunError: Slurm does not answer, the sbatch of the killed submission still runs, its array may still
+            arrive, or ``sweep.json`` is damaged.
         OSError: the sweep folder cannot be written.
     """
     sweep = read_sweep(folder)
@@ -69,7 +73,12 @@ def record_unrecorded(folder: Path) -> None:
             # The newest: a submission that failed may have left a cancelled array with the same first run.
             job, cluster = max(found, key=lambda pair: int(pair[0]))
             _record(sweep, one, job, cluster)
-            known.append(replace(one, jobs=[job]))
+            known.append(replace(one, jobs=[job], unanswered=False))
+        elif one.unanswered and time.time() - one.time < _ARRIVES:
+            raise RunError(
+                f"{folder}: sbatch had no answer at {time.strftime('%H:%M:%S', time.localtime(one.time))}, "
+                "and Slurm may still get the array; submit again in two minutes"
+            )
     write_sweep(replace(sweep, submissions=known))
 
 
@@ -78,18 +87,25 @@ def _jobs_of(folder: Path, one: SweepSubmission) -> list[tuple[str, str | None]]
     # The element may be missing: the submission was killed before its run directory was made.
     config = RunDirectory(folder / one.elements[0]).config
     cluster = wanted_cluster(load_resolved(config).job) if config.exists() else None
-    listed = slurm.run(slurm.squeue_scripts_command(cluster), timeout=_PATIENCE)
+    scripts = submitit_folder(RunDirectory(folder), one.elements[0])
+    command = slurm.squeue_scripts_command(_submitters(scripts), cluster)
+    listed = slurm.run(command, timeout=_PATIENCE)
     if listed.returncode != 0:
         raise RunError(
             f"{folder}: the submission before was killed, and Slurm does not say whether it left an array "
             f"({' '.join(listed.stderr.split())}); submit again when Slurm answers"
         )
-    scripts = submitit_folder(RunDirectory(folder), one.elements[0]).resolve()
     return [
         (job, place)
         for job, script, place in slurm.parse_scripts(listed.stdout)
-        if Path(script).parent.resolve() == scripts
+        if Path(script).parent.resolve() == scripts.resolve()
     ]
+
+
+def _submitters(scripts: Path) -> list[int]:
+    """Return the numbers of the users who have submitted an array with a script in this folder."""
+    owners = {path.stat().st_uid for path in scripts.glob("*.sh")}
+    return sorted(owners | {os.getuid()})
 
 
 def _record(sweep: Sweep, one: SweepSubmission, job: str, cluster: str | None) -> None:
@@ -99,6 +115,9 @@ def _record(sweep: Sweep, one: SweepSubmission, job: str, cluster: str | None) -
     pack = max(Counter(one.tasks).values(), default=1)
     for run, number in _tasks(sweep, one):
         task = f"{job}_{number}"
+        # A person may have deleted the run; the next submission makes it again.
+        if not run.exists():
+            continue
         if any(event.attempt and event.attempt.job == task for event in read_events(run)):
             continue
         config = load_resolved(run.config).job

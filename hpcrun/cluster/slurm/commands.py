@@ -44,12 +44,13 @@ def squeue_dependents_command() -> list[str]:
     return ["squeue", "--noheader", "--me", "--states=PENDING", "--format=%i|%E|%o"]
 
 
-def squeue_scripts_command(cluster: str | None = None) -> list[str]:
-    """Build the query for the user's jobs that have not ended, with their batch scripts.
+def squeue_scripts_command(users: Sequence[int], cluster: str | None = None) -> list[str]:
+    """Build the query for the jobs of these users that have not ended, with their batch scripts.
 
     An array is one job here.
     """
-    return ["squeue", *_of(cluster), "--noheader", "--me", "--format=%F|%o"]
+    names = ",".join(map(str, users))
+    return ["squeue", *_of(cluster), "--noheader", f"--user={names}", "--format=%F|%o"]
 
 
 def sacct_command(job_ids: Sequence[str], cluster: str | None = None) -> list[str]:

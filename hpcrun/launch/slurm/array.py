@@ -38,6 +38,11 @@ class ArrayTasks:
         return list(zip(self.indices, self.packs or names, strict=True))
 
     @property
+    def pack(self) -> int:
+        """The most elements of a task."""
+        return max(map(len, self.packs), default=1)
+
+    @property
     def elements(self) -> list[tuple[str, int]]:
         """The name of each element with the index of its task."""
         return [(name, index) for index, names in self.tasks for name in names]

@@ -17,7 +17,7 @@ from hpcrun.cluster.avoided_nodes import (
 from hpcrun.cluster.environment import unused_by_sbatch
 from hpcrun.cluster.hostlist import expand
 from hpcrun.config import Config, Job
-from hpcrun.launch.errors import LaunchError
+from hpcrun.launch.errors import LaunchError, SubmissionUnanswered
 from hpcrun.launch.slurm.array import ArrayTasks
 from hpcrun.launch.slurm.batch_script import BatchRequest, batch_script
 from hpcrun.launch.slurm.resources import fitted, say
@@ -46,6 +46,7 @@ def submit_array(
         interrupted: returns True when to stop asking a controller that does not answer.
 
     Raises:
+        SubmissionUnanswered: the array may be there or not.
         LaunchError: the scheduler refused, in its own words.
         OSError: the folder cannot be written; no job is left.
         KeyboardInterrupt: ``interrupted`` said so; no job is left.
@@ -85,6 +86,12 @@ def submit_slurm(
                 bad = []
                 executor = _executor(run, wanted, bad, array)
                 continue
+            if "timed out" in words.lower():
+                # The request may have arrived: a second one could start a second job.
+                raise SubmissionUnanswered(
+                    f"sbatch had no answer ({words}), and the job may be there or not; look with "
+                    "`squeue --me` before you submit again"
+                ) from error
             if _NOT_REACHED not in words or time.monotonic() > give_up:
                 raise LaunchError(_refusal(words)) from error
         except OSError as error:
@@ -223,11 +230,5 @@ def _executor(
 
 
 def _refusal(words: str) -> str:
-    if "timed out" in words.lower():
-        # The request may have arrived: a second one could start a second job.
-        return (
-            f"sbatch had no answer ({words}), and the job may be there or not; look with "
-            "`squeue --me` before you submit again"
-        )
     reason = words.replace("sbatch: error: ", "").replace("Batch job submission failed: ", "")
     return f"sbatch refused: {reason}; change the `job:` section or the flags, and see `sinfo`"
