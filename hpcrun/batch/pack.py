@@ -32,7 +32,7 @@ def run_pack(runs: Sequence[RunDirectory]) -> int:
     steps = [(run, _started(run, attempt)) for run in runs if not run.result.exists()]
     codes = {run: exitcodes.FAILED if step is None else step.wait() for run, step in steps}
     for run, code in codes.items():
-        print(f"hpcrun: {run.name} ended with exit code {code}", flush=True)
+        print(f"hpcrun: {run.name}: ended with exit code {code}", flush=True)
     # A signal that comes now has nothing left to stop, and must not end the programs that requeue the job.
     on_stop_signals(signal.SIG_IGN)
     again = [run for run, code in codes.items() if code == exitcodes.UNFINISHED]
@@ -53,5 +53,5 @@ def _started(run: RunDirectory, attempt: Attempt) -> "subprocess.Popen[bytes] | 
         with (run.logs / f"batch-{attempt.job}.log").open("ab") as log:
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     except OSError as error:
-        print(f"hpcrun: {run.path}: does not start: {error}", flush=True)
+        print(f"hpcrun: {run.name}: does not start: {error}", flush=True)
         return None

@@ -43,11 +43,11 @@ def lines_of_attempt(
     logs = sorted(path for pattern in LOGS for path in folder.glob(pattern))
     for path in logs[:most_files]:
         yield from read_log(path, shown=_shown(run, path), head=head, tail=tail)
-    batch = run.logs / f"batch-{attempt.job}.log"
-    if batch.is_file():
-        yield from _of_attempt(
-            read_log(batch, shown=_shown(run, batch), head=head, tail=tail), attempt
-        )
+    for batch in run.batch_logs(attempt.job):
+        if batch.is_file():
+            found = read_log(batch, shown=_shown(run, batch), head=head, tail=tail)
+            mine = (line for line in found if not names_another_run(run, line.text))
+            yield from _of_attempt(mine, attempt)
     for event in events:
         if event.what == "ended" and event.attempt == attempt and event.cause != "finished":
             reason = event.fields.get("reason", "")
@@ -77,6 +77,14 @@ def attempt_to_diagnose(events: Sequence[Event]) -> Attempt | None:
     allowed = [attempt for attempt in begun if attempt not in refused]
     newest = allowed or begun
     return newest[-1] if newest else None
+
+
+def names_another_run(run: RunDirectory, line: str) -> bool:
+    """Return whether a line in the log of a job reports on another run of the sweep that shares the job."""
+    sweep, shared, _ = run.name.rpartition("/")
+    return bool(shared) and (
+        line.startswith(f"hpcrun: {sweep}/") and not line.startswith(f"hpcrun: {run.name}: ")
+    )
 
 
 def nodes_of(events: Iterable[Event], attempt: Attempt) -> int:

@@ -132,6 +132,10 @@ class RunDirectory:
         """Folder of an attempt's logs: ``rank-00003.log`` per task, and records of its end."""
         return self.job_logs(job) / f"restart-{restart}"
 
+    def batch_logs(self, job: str) -> list[Path]:
+        """Output of the batch script of ``job``; with ``--pack`` also of the script that runs share."""
+        return [self.logs / f"{kind}-{job}.log" for kind in ("batch", "pack")]
+
     def exists(self) -> bool:
         """Return True if this is a complete run, as far as this user can see."""
         # os.path does not raise: a name may be too long, or a folder may belong to another user.

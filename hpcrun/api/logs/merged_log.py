@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcrun.diagnose.log_line import labelled
+from hpcrun.diagnose.run_lines import names_another_run
 from hpcrun.printing import logged
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Event
@@ -23,6 +24,8 @@ _BLOCK = 1 << 16
 _STEP = re.compile(r"step (\d+)(?:/\d+)?: ")
 # Clocks of nodes differ, and a text may name any date: only times near the attempt count.
 _EARLY, _LATE = 3600.0, 3600.0
+# The first line of an attempt in the output of its batch script.
+_MARK = "hpcrun: attempt "
 _RANK_FILE = re.compile(r"rank-(\d+)\.log")
 
 
@@ -123,6 +126,30 @@ class RankLog:
         return own
 
 
+class BatchLog:
+    """The lines of one attempt in the output of a batch script, which other attempts and runs may share.
+
+    Args:
+        at: the time by which the lines are merged, in Unix seconds: they have none.
+    """
+
+    def __init__(self, run: RunDirectory, path: Path, attempt: Attempt, at: float) -> None:
+        self.path, self.attempt = path, attempt
+        self._run, self._at, self._mine = run, at, False
+
+    def keyed(
+        self, lines: Iterable[bytes], read_at: float | None = None
+    ) -> Iterator[tuple[float, MergedLine]]:
+        """Yield the lines as :meth:`RankLog.keyed` does."""
+        self._at = max(self._at, read_at or 0.0)
+        for raw in lines:
+            text = logged(raw)
+            if text.startswith(_MARK):
+                self._mine = text.startswith(f"{_MARK}{self.attempt.owner} ")
+            elif self._mine and not names_another_run(self._run, text):
+                yield self._at, MergedLine(read_at, self.attempt.restart, None, None, text)
+
+
 def merged(streams: Iterable[Iterable[tuple[float, MergedLine]]]) -> Iterator[MergedLine]:
     """Yield the lines of all ``streams`` in the order of their times; lines of one stream keep theirs."""
     for _, line in heapq.merge(*streams, key=lambda pair: pair[0]):
@@ -152,10 +179,12 @@ def file_lines(path: Path) -> Iterator[bytes]:
 
 
 def attempts_of(events: Sequence[Event]) -> dict[Attempt, float]:
-    """Return the attempts that have opened the run, each with the time of its opening (Unix seconds)."""
-    return {
-        event.attempt: event.time for event in events if event.what == "opened" and event.attempt
-    }
+    """Return the attempts, each with the time (Unix seconds) of its opening, or else of its end."""
+    found: dict[Attempt, float] = {}
+    for event in events:
+        if event.attempt is not None and event.what in ("opened", "ended"):
+            found.setdefault(event.attempt, event.time)
+    return found
 
 
 def event_lines(events: Iterable[Event]) -> Iterator[tuple[float, MergedLine]]:

@@ -39,8 +39,7 @@ def has_batch_log(run: RunDirectory, attempt: Attempt, job: Outputs | None = Non
 
 
 def _files(run: RunDirectory, attempt: Attempt, job: Outputs | None) -> list[Path]:
-    own = (run.logs / f"{kind}-{attempt.job}.log" for kind in ("batch", "pack"))
-    named = (*own, *(job.outputs if job else ()))
+    named = (*run.batch_logs(attempt.job), *(job.outputs if job else ()))
     found: list[Path] = []
     for path in named:
         try:

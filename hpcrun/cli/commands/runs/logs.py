@@ -1,14 +1,14 @@
 """Show the output of a run's ranks: all ranks and attempts, merged in time order.
 
 Each line has its rank and, after a restart, the number of the restart; lines of
-`run` report starts and ends. A line has a time where its text has one, or where
-it reports a step. Ranks write no other times: a line without a time stays
-behind the line before it in its rank's file. With -f it follows the run across
-restarts, and a line gets the time at which it was read; Ctrl-C ends the
-watching, not the run. Control characters are shown as escapes, and of a
-progress bar the last state; the files in the run's folder logs/ have the raw
-bytes. Under torchrun and accelerate the file of a node holds all its ranks:
-lines that do not name their rank are marked with the node.
+`run` report starts and ends, and are the output of the batch script. A line has
+a time where its text has one, or where it reports a step. Ranks write no other
+times: a line without a time stays behind the line before it in its rank's file.
+With -f it follows the run across restarts, and a line gets the time at which it
+was read; Ctrl-C ends the watching, not the run. Control characters are shown as
+escapes, and of a progress bar the last state; the files in the run's folder
+logs/ have the raw bytes. Under torchrun and accelerate the file of a node holds
+all its ranks: lines that do not name their rank are marked with the node.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from pathlib import Path
 
 from hpcrun.api.logs.log_files import require_log, up_to
 from hpcrun.api.logs.merged_log import (
+    BatchLog,
     MergedLine,
     RankLog,
     StepTimes,
@@ -93,7 +94,7 @@ class _Reader:
         self._run, self._rank, self._pattern = run, rank, pattern
         self.per_file = _ranks_of_a_file(run)
         self._steps = StepTimes(run.metrics)
-        self._logs: dict[Path, tuple[RankLog, Tail]] = {}
+        self._logs: dict[Path, tuple[RankLog | BatchLog, Tail]] = {}
         self._told = 0
         self._width = 0
 
@@ -133,7 +134,13 @@ class _Reader:
     ) -> Iterator[MergedLine]:
         """The lines of an attempt that is over."""
         mine = of_attempt(events, attempt)
-        streams = [event_lines(mine)]
+        over = max(event.time for event in mine)
+        # Before the event of the end.
+        streams = [
+            BatchLog(self._run, path, attempt, over).keyed(file_lines(path))
+            for path in self._batch_files(attempt)
+        ]
+        streams.append(event_lines(mine))
         streams += [
             self._log(path, attempt, began).keyed(file_lines(path)) for path in self._files(attempt)
         ]
@@ -158,13 +165,17 @@ class _Reader:
                 if path not in self._logs:
                     log = self._log(path, attempt, attempts[attempt])
                     self._logs[path] = log, Tail(path)
+            for path in self._batch_files(attempt):
+                if path not in self._logs:
+                    batch = BatchLog(self._run, path, attempt, attempts[attempt])
+                    self._logs[path] = batch, Tail(path)
         # At the first look only the newest attempt's: the others are told as history.
         since = events[self._told :] if self._told else _from_opening(events, newest)
         self._told = len(events)
         streams: list[Iterator[tuple[float, MergedLine]]] = [event_lines(since)]
-        for path, (log, tail) in self._logs.items():
+        for path, (source, tail) in self._logs.items():
             # Nobody ends the last line of an attempt that is over.
-            streams.append(log.keyed((Tail.last if path in over else read)(tail), now))
+            streams.append(source.keyed((Tail.last if path in over else read)(tail), now))
         for path in over:
             del self._logs[path]
         return merged(streams)
@@ -181,6 +192,11 @@ class _Reader:
             return files
         wanted = f"rank-{self._rank // self.per_file:05d}.log"
         return [path for path in files if path.name == wanted]
+
+    def _batch_files(self, attempt: Attempt) -> list[Path]:
+        if self._rank is not None:
+            return []
+        return [path for path in self._run.batch_logs(attempt.job) if path.is_file()]
 
     def _chosen(self, lines: Iterable[MergedLine]) -> Iterator[MergedLine]:
         for line in lines:
@@ -266,6 +282,9 @@ def _require_log(run: RunDirectory, rank: int | None, reader: _Reader, following
         if rank is not None and rank >= ranks:
             raise UserError(f"--rank {rank}: {run.name} has {up_to(ranks)}")
         return
-    if rank is None and any(rank_files(run, attempt) for attempt in attempts_of(read_events(run))):
+    attempts = attempts_of(read_events(run))
+    if rank is None and any(rank_files(run, one) for one in attempts):
+        return
+    if rank is None and any(path.exists() for one in attempts for path in run.batch_logs(one.job)):
         return
     require_log(run, None if rank is None else rank // reader.per_file)
