@@ -70,3 +70,44 @@ def test_packed_runs_have_their_own_ends_and_share_a_requeue(slurm: SlurmCluster
     assert len({port for kind, restart, _, port in ran if restart == "0"}) == 4
     again = bench.hpcrun(*line)
     assert "2 runs submitted; 2 left as they are" in again
+
+
+# The first start of both kinds waits; one of them hears no signal.
+DEAF = """\
+[ -e "begun-$1" ] && exit 0
+if [ "$1" = deaf ]; then trap '' TERM USR1 USR2; else trap 'exit 143' TERM USR1 USR2; fi
+touch "begun-$1"
+while :; do sleep 0.1; done
+"""
+
+
+@pytest.mark.parametrize("requeues", [True, False])
+def test_a_run_that_ignores_the_time_limit_takes_no_other_run_with_it(
+    slurm: SlurmCluster, requeues: bool
+) -> None:
+    """The job is requeued; where the site forbids that, each run continues in a job of its own."""
+    bench = Bench(slurm)
+    bench.write("element.sh", DEAF)
+    options = ["job.time=00:01:00", "job.signal_lead=40", "job.cpus_per_task=1", "--pack", "2"]
+    if not requeues:
+        options.append('job.sbatch_args=["--no-requeue"]')
+    axes = "--sweep=kind=deaf,polite"
+    bench.hpcrun(
+        "submit", "--name", "d", *SHAPE, *options, axes, "--", "sh", "element.sh", "{kind}"
+    )
+    runs = [bench.run(f"d/{number:03d}") for number in range(2)]
+
+    def told() -> str:
+        packs = (bench.folder / "runs" / "d" / "logs").glob("pack-*.log")
+        return "\n".join([*map(bench.told, runs), *(path.read_text() for path in packs)])
+
+    def finished() -> bool:
+        return all(jobs.result(run).get("state") == "finished" for run in runs)
+
+    slurm.wait_until(finished, ENDED, told)
+    for run in runs:
+        causes = [event.cause for event in jobs.events(run, "ended")]
+        assert causes == ["time-limit", "finished"], told()
+    submitted = [{event.attempt for event in jobs.events(run, "submitted")} for run in runs]
+    assert [len(made) for made in submitted] == ([1, 1] if requeues else [2, 2])
+    assert len(set.union(*submitted)) == (1 if requeues else 3)
