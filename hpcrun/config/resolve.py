@@ -173,6 +173,12 @@ def contradictions(config: Config) -> Iterator[tuple[list[str], str]]:
             ["train.uneven", "train.parallel"],
             "join needs DDP; with train.parallel=fsdp use pad",
         )
+    if train.uneven == "join" and train.sync_batchnorm:
+        yield (
+            ["train.uneven", "train.sync_batchnorm"],
+            "join excludes ranks from a forward pass, but train.sync_batchnorm waits there for all ranks; "
+            "use pad",
+        )
     if train.compression != "none" and train.parallel in ("single", "dp"):
         yield (
             ["train.compression", "train.parallel"],

@@ -88,10 +88,13 @@ def allow_tf32(device: torch.device) -> None:
     """Allow TensorFloat-32 for the fp32 matrix products of the whole process.
 
     Uses the one switch that torch 2.6 and 2.13 both have and torch.compile reads. Torch refuses to mix it
-    with the newer ``torch.backends.cuda.matmul.fp32_precision``.
+    with the newer ``torch.backends.cuda.matmul.fp32_precision``. On AMD some versions of torch also want a
+    variable, which they read at the first matrix product.
     """
     if device.type == KIND:
         torch.set_float32_matmul_precision("high")
+        if torch.version.hip:
+            os.environ.setdefault("HIPBLASLT_ALLOW_TF32", "1")
 
 
 def forbid_tf32(device: torch.device) -> None:

@@ -22,6 +22,7 @@ from hpcrun.train.errors import NotSameBits
 
 ON_GPUS = (
     "CUBLAS_WORKSPACE_CONFIG",
+    "HIPBLASLT_ALLOW_TF32",
     "NCCL_ALGO",
     "NCCL_BUFFSIZE",
     "NCCL_COLLNET_ENABLE",
@@ -32,8 +33,21 @@ ON_GPUS = (
     "NCCL_NTHREADS",
     "NCCL_NVLS_ENABLE",
     "NCCL_PROTO",
+    "NVIDIA_TF32_OVERRIDE",
+    "RCCL_MSCCLPP_ENABLE",
+    "RCCL_MSCCLPP_FORCE_ENABLE",
+    "RCCL_MSCCLPP_THRESHOLD",
+    "RCCL_MSCCL_ENABLE",
+    "RCCL_MSCCL_ENABLE_SINGLE_PROCESS",
+    "RCCL_MSCCL_FORCE_ENABLE",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "TORCH_BLAS_PREFER_CUBLASLT",
+    "TORCH_BLAS_PREFER_HIPBLASLT",
 )
-"""Environment variables that choose a kernel, or the order of a sum over ranks."""
+"""Environment variables that choose a kernel or its precision, or the order of a sum over ranks.
+
+RCCL, AMD's NCCL, reads NCCL's variables too; its own replace NCCL's algorithms by those of MSCCL.
+"""
 
 ON_CPUS = (
     "DNNL_MAX_CPU_ISA",

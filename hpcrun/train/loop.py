@@ -14,7 +14,7 @@ from hpcrun.train.metrics.log import MetricsLog
 from hpcrun.train.metrics.profiling import Profile
 from hpcrun.train.metrics.timing import TimedSteps
 from hpcrun.train.model.compile_cache import CompileCache
-from hpcrun.train.phase import Position
+from hpcrun.train.phase import VALIDATING, Position
 from hpcrun.train.saving import Saver
 from hpcrun.train.step.trainer import StepResult
 
@@ -89,7 +89,7 @@ class Loop:
         every = train.validate_every
         if done != train.steps and not (every and done % every == 0):
             return False
-        with self.position.at("validating"), self.metrics.paused():
+        with self.position.at(VALIDATING), self.metrics.paused():
             loss = self.validate()
             if loss is not None:
                 self.metrics.write({"step": done, "validation_loss": loss})

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 TRAINING = "training"
 COMPILING = "compiling"
 PREPARING = "preparing the data"
+PROFILING = "profiling"
+VALIDATING = "validating"
 
 
 @dataclass

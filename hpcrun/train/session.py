@@ -19,7 +19,7 @@ from hpcrun.train.health.watchdog import watching
 from hpcrun.train.loop import Loop
 from hpcrun.train.metrics.log import measure
 from hpcrun.train.parallel import process_group
-from hpcrun.train.phase import TRAINING, Position
+from hpcrun.train.phase import TRAINING, VALIDATING, Position
 from hpcrun.train.report import finished, stopped
 from hpcrun.train.setup.context import Context
 from hpcrun.train.setup.data import Validation, build_batches, build_validation
@@ -144,7 +144,7 @@ def _end(
     run, attempt, config, at = context.run, context.attempt, context.config, context.at
     early, saver = loop.early, loop.saver
     validated = early.seen == early.end(config.train.steps)
-    with at("validating"):
+    with at(VALIDATING):
         loss = early.loss if stop or validated else validation.loss()
         validation.close()
     if stop:

@@ -1,6 +1,7 @@
 """Skipped steps, gradients that are not finite, the loss scale and its history, on one device."""
 
 import copy
+import os
 
 import pytest
 import torch
@@ -257,6 +258,19 @@ def test_fp32_is_fp32_for_convolutions_too(monkeypatch, dtype, allowed):
     monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda _: None)
     precision.choose_matmul(AMPConfig(dtype=dtype), torch.device("cuda"))
     assert torch.backends.cudnn.allow_tf32 is allowed
+
+
+def test_tf32_sets_the_variable_that_torch_wants_on_amd(monkeypatch):
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda _: None)
+    name = "HIPBLASLT_ALLOW_TF32"
+    for hip, given, wanted in (("6.4", None, "1"), ("6.4", "0", "0"), (None, None, None)):
+        monkeypatch.setattr(torch.version, "hip", hip)
+        # Set first, so that the end of the test removes the value of the code.
+        monkeypatch.setenv(name, given or "")
+        if given is None:
+            monkeypatch.delenv(name)
+        precision.choose_matmul(AMPConfig(dtype="tf32"), torch.device("cuda"))
+        assert os.environ.get(name) == wanted
 
 
 def test_a_gpu_with_bf16_that_trains_in_fp32_gets_a_hint(monkeypatch):

@@ -1,5 +1,6 @@
 """The watchdog's decision on the cause of a hang, and its timeouts; ``test_runs.py`` has whole hangs."""
 
+import time
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -16,7 +17,14 @@ from hpcrun.train.health.hang_diagnosis import Answer, judge_hang
 from hpcrun.train.health.limits import Limits
 from hpcrun.train.health.watchdog import Watchdog
 from hpcrun.train.parallel import process_group
-from hpcrun.train.phase import COMPILING, PREPARING, TRAINING, Position
+from hpcrun.train.phase import (
+    COMPILING,
+    PREPARING,
+    PROFILING,
+    TRAINING,
+    VALIDATING,
+    Position,
+)
 
 HOSTS = ["n0", "n0", "n1", "n1"]
 
@@ -150,13 +158,60 @@ def test_a_step_in_which_some_rank_compiles_may_take_longer(tmp_path: Path) -> N
     )
     assert not watchdog._stuck(299)
     assert watchdog._stuck(301)
-    store.add("compiling", 1)
+    store.add("awaited", 1)
     assert not watchdog._stuck(301)
     assert watchdog._stuck(1801)
-    store.add("compiling", -1)
+    store.add("awaited", -1)
     assert watchdog._stuck(301)
     position.doing = COMPILING
     assert not watchdog._stuck(301)
+
+
+@pytest.mark.parametrize("work", [COMPILING, PROFILING])
+def test_a_rank_shows_the_others_the_work_for_which_they_wait(tmp_path: Path, work: str) -> None:
+    # The others may be in a step while this rank compiles, or writes a trace to a slow disk.
+    store, position = dist.HashStore(), Position(step=41, doing=TRAINING, start=40)
+    limits = Limits.of(1.0, 1800.0, 1e6)
+
+    def awaited(number: int) -> bool:
+        until = time.monotonic() + 20
+        while store.add("awaited", 0) != number and time.monotonic() < until:
+            time.sleep(0.01)
+        return store.add("awaited", 0) == number
+
+    with Watchdog(
+        position, limits, tmp_path, rank=1, world_size=2, store=store, on_exit=lambda: None
+    ):
+        with position.at(work):
+            assert awaited(1)
+        assert awaited(0)
+        position.doing = "saving"
+
+
+@pytest.mark.parametrize(
+    ("doing", "ends"),
+    [(TRAINING, True), (VALIDATING, True), ("saving", False), ("sending the metrics", False)],
+)
+def test_a_rank_that_may_wait_on_its_gpu_for_a_failed_rank_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, doing: str, ends: bool
+) -> None:
+    left: list[str] = []
+    monkeypatch.setattr(Watchdog, "_leave", lambda it: left.append(it._position.doing))
+    store, limits = dist.HashStore(), Limits.of(300.0, 1800.0, 1e6)
+    watchdog = Watchdog(
+        Position(step=41, doing=doing, start=40),
+        *(limits, tmp_path),
+        rank=0,
+        world_size=2,
+        store=store,
+        on_exit=lambda: None,
+    )
+    assert watchdog._see_failure(None, 50.0) is None
+    store.set("failed", "1")
+    seen = watchdog._see_failure(None, 55.0)
+    assert (seen, left) == (55.0 if ends else None, [])
+    watchdog._see_failure(seen, 55.0 + limits.answer)
+    assert left == ([doing] if ends else [])
 
 
 def test_torch_shows_when_it_compiles() -> None:

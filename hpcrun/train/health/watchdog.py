@@ -38,9 +38,15 @@ from hpcrun.train.health import flight_recorder
 from hpcrun.train.health.hang_diagnosis import Answer, judge_hang
 from hpcrun.train.health.limits import Limits
 from hpcrun.train.parallel import process_group
-from hpcrun.train.phase import COMPILING, TRAINING, Position
+from hpcrun.train.phase import COMPILING, PROFILING, TRAINING, VALIDATING, Position
 
 _TORCH = f"{os.sep}torch{os.sep}"
+_AWAITED = frozenset({COMPILING, PROFILING})
+"""Work of a single rank, for which the other ranks may wait in a step."""
+
+_TOGETHER = frozenset({TRAINING, VALIDATING})
+"""Work in which a rank may wait on its GPU for the other ranks."""
+
 At = Callable[[str], contextlib.AbstractContextManager[None]]
 """Context for a part of the work: it names the part, and raises the timeout of collectives in the block."""
 
@@ -146,10 +152,10 @@ class Watchdog:
             place = self._place()
             if place != seen:
                 seen, since = place, now
-            compiles = place[1] == COMPILING
-            if compiles != told:
-                told = compiles
-                self._count("compiling", 1 if compiles else -1)
+            awaited = place[1] in _AWAITED
+            if awaited != told:
+                told = awaited
+                self._count("awaited", 1 if awaited else -1)
             failed = self._see_failure(failed, now)
             if self._stuck(now - since) or self._asked("alarm"):
                 self._end(now - since)
@@ -157,8 +163,8 @@ class Watchdog:
                 return
 
     def _see_failure(self, since: float | None, now: float) -> float | None:
-        """Return when a peer's failure was first seen in a step; end a rank that still waits for the peer."""
-        if self._position.doing != TRAINING or (since is None and not self._asked("failed")):
+        """Return when a peer's failure was first seen; end a rank that still waits for the peer."""
+        if self._position.doing not in _TOGETHER or (since is None and not self._asked("failed")):
             return None
         if since is not None and now - since >= self._limits.answer:
             print(
@@ -170,10 +176,10 @@ class Watchdog:
         return now if since is None else since
 
     def _stuck(self, idle: float) -> bool:
-        """Return True after too long without progress; a step also waits for a rank that compiles."""
+        """Return True after too long without progress; a step also waits for a rank that is ``_AWAITED``."""
         if idle < self._limits.allowed(self._position):
             return False
-        return idle >= self._limits.other or not self._count("compiling", 0)
+        return idle >= self._limits.other or not self._count("awaited", 0)
 
     def _place(self) -> tuple[int | None, str]:
         return self._position.step, self._position.doing

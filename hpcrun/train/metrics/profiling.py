@@ -8,7 +8,7 @@ import torch
 from hpcrun.device import accelerator
 from hpcrun.run.directory import RunDirectory
 from hpcrun.train.metrics.timing import Stopwatch
-from hpcrun.train.phase import Position
+from hpcrun.train.phase import PROFILING, Position
 
 _NEVER = -1
 _ROWS = 30
@@ -61,7 +61,7 @@ class Profile:
         return accelerator.is_accelerator(self._device)
 
     def _turn(self, done: int) -> None:
-        with self._position.at("profiling"), self._watch.paused():
+        with self._position.at(PROFILING), self._watch.paused():
             if self._profiler is None:
                 self._begin()
             else:
