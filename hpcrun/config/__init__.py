@@ -4,6 +4,7 @@ Imports no torch, so that every command that does not train answers immediately.
 """
 
 from hpcrun.config.compare import (
+    changed_ways,
     differing,
     lengths_left,
     training_differences,
@@ -50,6 +51,7 @@ __all__ = [
     "Restarts",
     "Train",
     "Watch",
+    "changed_ways",
     "check_name",
     "check_options",
     "decay_begins",

@@ -17,6 +17,8 @@ _MAY_CHANGE_IN_TRAIN = frozenset(
         *("log_every", "stop_check_every", "nonfinite", "nonfinite_limit"),
     }
 )
+# The weights have the same bits with each value.
+_MAY_CHANGE_IN_FSDP = "deferred_init"
 # Ways to compute the same sums: a checkpoint does not depend on them, and the order of samples stays.
 _WAYS = (
     *("train.micro_batch", "train.accumulation"),
@@ -24,10 +26,12 @@ _WAYS = (
     *("train.parallel", "train.find_unused_parameters", "train.gradient_as_bucket_view"),
     *("fsdp.shard", "fsdp.wrap", "fsdp.min_parameters", "fsdp.classes"),
     *("fsdp.reshard_after_forward", "fsdp.cpu_offload"),
-    *("fsdp.deferred_init", "fsdp.reduce_each_micro_batch"),
+    "fsdp.reduce_each_micro_batch",
     *("train.compile", "train.compile_mode", "train.deterministic", "optim.fused"),
     *("data.workers", "data.prefetch"),
 )
+# What hpcrun did before a key existed, where it is not the key's default.
+_BEFORE_THE_KEY = {"fsdp.reduce_each_micro_batch": False}
 # PowerSGD stores errors per DDP bucket. A key that changes the buckets would mix these errors up.
 _WAYS_WITH_BUCKETS = (
     *("train.micro_batch", "train.accumulation", "data.workers", "data.prefetch"),
@@ -104,6 +108,21 @@ def ways(config: Config) -> dict[str, Any]:
     return {key: values[key] for key in _WAYS}
 
 
+def changed_ways(before: Mapping[str, Any], config: Config, *, sharded: bool) -> list[str]:
+    """Return how ``config`` differs from the ways that a checkpoint recorded, each as ``key: 1 -> 2``.
+
+    A key that an earlier version of hpcrun did not have counts with what that version did.
+
+    Args:
+        before: the result of `ways` of the config that saved the checkpoint.
+        sharded: the training uses FSDP; otherwise the keys of `fsdp` have no effect.
+    """
+    now = ways(config)
+    then = ways(Config()) | _BEFORE_THE_KEY | dict(before)
+    compared = [key for key in now if sharded or not key.startswith("fsdp.")]
+    return differing({key: then[key] for key in compared}, {key: now[key] for key in compared})
+
+
 def differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Return the keys whose values differ between ``before`` and ``after``: ``train.lr: 0.001 -> 0.003``."""
     missing = "absent"
@@ -135,6 +154,7 @@ def _essence(config: Config) -> dict[str, Any]:
     values = config.model_dump(mode="json", exclude=set(_MAY_CHANGE))
     for key in _MAY_CHANGE_IN_TRAIN:
         del values["train"][key]
+    del values["fsdp"][_MAY_CHANGE_IN_FSDP]
     return _flat(values) | {_BEST: config.checkpoint.keep_best}
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from hpcrun.config import (
     Config,
+    changed_ways,
     lengths_left,
     override_layer,
     resolve,
@@ -83,13 +84,27 @@ def test_with_powersgd_keys_that_change_buckets_may_not_change():
     assert refused("train.deterministic=warn", "train.compression=powersgd") == []
 
 
+def test_a_checkpoint_without_a_newer_key_counts_with_what_was_done_then():
+    config = resolve([override_layer(["train.parallel=fsdp", "train.deterministic=strict"])])
+    before = {key: value for key, value in ways(config).items() if key.startswith("train.")}
+    assert changed_ways(before, config, sharded=False) == []
+    assert changed_ways(before, config, sharded=True) == [
+        "fsdp.reduce_each_micro_batch: False -> auto"
+    ]
+    same = before | {"fsdp.reduce_each_micro_batch": "auto", "fsdp.deferred_init": False}
+    assert changed_ways(same, config, sharded=True) == []
+    assert changed_ways(same | {"train.compile": True}, config, sharded=False) == [
+        "train.compile: True -> False"
+    ]
+
+
 # The rule for each key of the schema after a run has begun. These keys do not affect the weights:
 FREE = {
     *("name", "job.*", "restarts.*", "watch.*"),
     *("checkpoint.every", "checkpoint.minutes", "checkpoint.auto", "checkpoint.keep"),
     *("checkpoint.keep_every", "checkpoint.host_memory", "checkpoint.stage_dir"),
     *("train.timeout", "train.hang_after", "train.hang_start", "train.profile", "train.affinity"),
-    "train.compile_cache",
+    *("train.compile_cache", "fsdp.deferred_init"),
     *("train.log_every", "train.stop_check_every", "train.nonfinite", "train.nonfinite_limit"),
 }
 # Free unless validation decides when training ends or which weights are best:

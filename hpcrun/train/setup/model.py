@@ -7,7 +7,7 @@ import torch
 
 from hpcrun.checkpoint.outcome import Restored
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
-from hpcrun.config import Config, differing, ways
+from hpcrun.config import Config, changed_ways
 from hpcrun.run.commits import newest_commit
 from hpcrun.run.events import read_events
 from hpcrun.train.build import build_trainer
@@ -82,7 +82,8 @@ def build_model(
             restored = restore(context.run, config, trainer, engine)
     here = environment(device, distributed, context.group)
     meta = {} if restored is None else restored.meta
-    other = differing(meta["ways"], ways(config)) if "ways" in meta else []
+    sharded = parallel == "fsdp"
+    other = changed_ways(meta["ways"], config, sharded=sharded) if "ways" in meta else []
     drift = [] if restored is None else changed(meta, here)
     resumed = Resumed(trainer, restored, here, other, drift)
     if config.train.deterministic == "strict":
