@@ -71,6 +71,11 @@ def capability(device: torch.device) -> dict[str, str]:
     return {"capability": f"{major}.{minor}"}
 
 
+def is_amd(device: torch.device) -> bool:
+    """Return True for one of AMD's GPUs."""
+    return device.type == KIND and torch.version.hip is not None
+
+
 def nvml_uuid(device: torch.device) -> str | None:
     """Return the identifier of a GPU that NVML knows; None for AMD's GPUs and other devices."""
     if device.type != KIND or not torch.cuda.is_available() or torch.version.hip:

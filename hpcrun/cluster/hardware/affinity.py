@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hpcrun.cluster.hardware import amd
+
 Core = tuple[int, ...]
 """The CPUs (hardware threads) of one core."""
 
@@ -133,15 +135,15 @@ def flat(cores: Sequence[Core]) -> list[int]:
 
 
 def gpu_cpus(environ: Mapping[str, str]) -> list[frozenset[int]]:
-    """Return the CPUs near each visible GPU, in CUDA's order; empty if NVML has no answer."""
+    """Return the CPUs near each visible GPU, in the order of CUDA or HIP; empty without an answer."""
     try:
         import pynvml
     except ImportError:
-        return []
+        return amd.near_cpus(amd.gpu_addresses(environ))
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return []
+        return amd.near_cpus(amd.gpu_addresses(environ))
     words = (os.cpu_count() or 1) // _WORD_BITS + 1
     try:
         return [

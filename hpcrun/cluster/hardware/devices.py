@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpcrun.cluster.errors import NodeUnfit
+from hpcrun.cluster.hardware import amd
 
 NVIDIA = Path("/proc/driver/nvidia/gpus")
-AMD = Path("/sys/class/kfd/kfd/topology/nodes")
 AMD_DRIVER = Path("/dev/kfd")
 
 # ROCm's libraries read CUDA's variable like HIP's.
@@ -25,7 +25,7 @@ GPU_JOB = "HPCRUN_GPU_JOB"
 def visible_gpus(
     environ: Mapping[str, str],
     proc: Path = NVIDIA,
-    kfd: Path = AMD,
+    kfd: Path = amd.NODES,
     driver: Path = AMD_DRIVER,
 ) -> int:
     """Return the number of GPUs that CUDA or ROCm would show to a process with this environment.
@@ -47,7 +47,7 @@ def visible_gpus(
     counted = _nvml_count()
     # NVML's 0 counts: the driver lists also the GPUs that a job's control group hides.
     nvidia = _driver_count(proc) if counted is None else counted
-    return nvidia or (_amd_count(kfd) if driver.exists() else 0)
+    return nvidia or (len(list(amd.gpus(kfd))) if driver.exists() else 0)
 
 
 def given_gpus(environ: Mapping[str, str]) -> int:
@@ -135,16 +135,3 @@ def _driver_count(proc: Path) -> int:
         return sum(1 for _ in proc.iterdir())
     except OSError:
         return 0
-
-
-def _amd_count(nodes: Path) -> int:
-    """Count the nodes of the driver's topology with compute units; the other nodes are CPUs."""
-    found = 0
-    for properties in nodes.glob("*/properties"):
-        try:
-            lines = dict(line.split() for line in properties.read_text().splitlines())
-        except (OSError, ValueError):
-            # The kernel refuses nodes that the job's control group hides.
-            continue
-        found += lines.get("simd_count", "0") != "0"
-    return found

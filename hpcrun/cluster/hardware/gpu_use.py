@@ -1,25 +1,26 @@
-"""Utilization and memory of one NVIDIA GPU, sampled by NVML in the background."""
+"""Utilization and memory of one GPU, sampled in the background: NVIDIA's by NVML, AMD's from its driver."""
 
 import math
 import threading
+from collections.abc import Callable
+from functools import partial
 from typing import Any
+
+from hpcrun.cluster.hardware import amd
+
+Sample = Callable[[], tuple[float, float] | None]
+"""Returns utilization in percent and used bytes; None if there will be no further answer."""
 
 SAMPLE_S = 2.0
 """Seconds between two samples. NVML itself averages utilization over at most one second."""
 
 
 class GpuUse:
-    """Samples one GPU in a thread until :meth:`close`; two calls of NVML for a sample."""
+    """Samples one GPU in a thread until :meth:`close`."""
 
-    def __init__(self, nvml: Any, handle: Any, every: float = SAMPLE_S) -> None:
-        """Start the thread.
-
-        Args:
-            nvml: the module pynvml, initialized.
-            handle: NVML's handle of the GPU.
-            every: seconds between two samples.
-        """
-        self._nvml, self._handle, self._every = nvml, handle, every
+    def __init__(self, sample: Sample, every: float = SAMPLE_S) -> None:
+        """Start the thread; ``every``: seconds between two samples."""
+        self._sample, self._every = sample, every
         self._lock = threading.Lock()
         self._busy: list[float] = []
         self._used = math.nan
@@ -42,12 +43,10 @@ class GpuUse:
 
     def _run(self) -> None:
         while not self._over.wait(self._every):
-            try:
-                busy = float(self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu)
-                used = float(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used)
-            except self._nvml.NVMLError:
-                # A slice of a GPU (MIG) has no utilization, and a lost GPU has no answer.
+            found = self._sample()
+            if found is None:
                 return
+            busy, used = found
             with self._lock:
                 self._busy.append(busy)
                 self._used = used if math.isnan(self._used) else max(self._used, used)
@@ -70,4 +69,19 @@ def gpu_use(uuid: str, every: float = SAMPLE_S) -> GpuUse | None:
         handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
     except pynvml.NVMLError:
         return None
-    return GpuUse(pynvml, handle, every)
+    return GpuUse(partial(_ask_nvml, pynvml, handle), every)
+
+
+def amd_gpu_use(address: str, every: float = SAMPLE_S) -> GpuUse | None:
+    """Start to sample AMD's GPU with this PCI address; None if its driver has no answer."""
+    return None if amd.use(address) is None else GpuUse(partial(amd.use, address), every)
+
+
+def _ask_nvml(nvml: Any, handle: Any) -> tuple[float, float] | None:
+    try:
+        busy = float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+        used = float(nvml.nvmlDeviceGetMemoryInfo(handle).used)
+    except nvml.NVMLError:
+        # A slice of a GPU (MIG) has no utilization, and a lost GPU has no answer.
+        return None
+    return busy, used

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import os
 import resource
 import time
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hpcrun.cluster.hardware.gpu_use import GpuUse, gpu_use
+from hpcrun.cluster.hardware.amd import gpu_addresses
+from hpcrun.cluster.hardware.gpu_use import GpuUse, amd_gpu_use, gpu_use
 from hpcrun.config import Config
 from hpcrun.device import accelerator, vendor
 from hpcrun.run.endings import node_name
@@ -215,7 +217,11 @@ def _memory(device: torch.device) -> float:
 
 
 def _gpu_use(device: torch.device) -> GpuUse | None:
-    """Start to sample this rank's GPU; None on a CPU, and on AMD, which has no NVML."""
+    """Start to sample this rank's GPU; None on a CPU, and where its driver has no answer."""
+    if vendor.is_amd(device):
+        # HIP numbers the GPUs that the process sees.
+        mine = gpu_addresses(os.environ)[device.index or 0 :][:1]
+        return amd_gpu_use(mine[0]) if mine else None
     uuid = vendor.nvml_uuid(device)
     return None if uuid is None else gpu_use(uuid)
 
