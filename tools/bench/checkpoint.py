@@ -22,8 +22,6 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from checkpointlib.snapshot import COMPARED, Way, calls, show_snapshot
 from torch import nn
 
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
@@ -77,15 +76,6 @@ def steps(training: Training, count: int) -> float:
     for _ in range(count):
         training.step()
     return time.perf_counter() - began
-
-
-@dataclass(frozen=True)
-class Way:
-    """A method to save: the call, the test for a finished write, and the callback for its end."""
-
-    save: Callable[[], None]
-    over: Callable[[], bool] = lambda: True
-    drain: Callable[[], None] = lambda: None
 
 
 def added(training: Training, count: int, way: Way) -> tuple[float, float, float]:
@@ -263,11 +253,13 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             "hpcrun, process": Way(ways.in_a_process, ways.process_over, ways.process_drain),
         }
         count = max(10, round(arguments.window / arguments.step))
+        first: dict[str, dict[str, float]] = {}
         for name, way in table.items():  # a warm-up of every method
             if name == "hpcrun, process":
                 ways.shared_staging = SharedStaging()
-            way.save()
+            first[name] = calls(way)
             way.drain()
+        snapshots = [[calls(table[name], drain=True) for name in COMPARED] for _ in range(5)]
         found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in table}
         writes, dds, directs, reads, restores = [], [], [], [], []
         memory = memoryview(bytearray(size + (1 << 20)))
@@ -310,6 +302,11 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
                 name: {"added": row[0], "call": row[1], "until_written": row[2]}
                 for name, row in middle.items()
             },
+            "snapshot": {"first": first["hpcrun, thread"], "rounds": snapshots},
+            "added_rounds": [
+                ours[0] / copy[0] if min(ours[0], copy[0]) > 0 else None
+                for copy, ours in zip(*(found[name] for name in COMPARED), strict=True)
+            ],
             "added_over": {name: over(name) for name in table if not name.startswith("hpcrun")},
             "write_seconds": statistics.median(writes),
             "dd_seconds": statistics.median(dds),
@@ -381,7 +378,11 @@ def main() -> None:
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     figures = measure(arguments)
-    print(json.dumps(figures, indent=1)) if arguments.json else show(figures)
+    if arguments.json:
+        print(json.dumps(figures, indent=1))
+    else:
+        show(figures)
+        show_snapshot(figures)
 
 
 if __name__ == "__main__":
