@@ -191,6 +191,11 @@ def contradictions(config: Config) -> Iterator[tuple[list[str], str]]:
             f"DDP changes its buckets after the first steps, so {train.powersgd_start} is "
             "too early to begin; use 2 or more",
         )
+    if train.float8 and config.amp.dtype != "bf16":
+        yield (
+            ["amp.dtype", "train.float8"],
+            f"train.float8 computes in bf16 around the layers in fp8, not in {config.amp.dtype}; use bf16",
+        )
     if train.lr_scaling != "none" and train.lr_base_batch is None:
         yield (
             ["train.lr_base_batch", "train.lr_scaling"],

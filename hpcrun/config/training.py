@@ -137,6 +137,10 @@ class Train(Section):
     checkpoint_blocks: Count = Field(
         default=2, description="activation_checkpointing=every: the n in every n-th block."
     )
+    float8: Literal[False, True, "emulate"] = Field(
+        default=False,
+        description="Layers in fp8 through torchao, around bf16; emulate: slow, on any device.",
+    )
     channels_last: bool = Field(
         default=False, description="Store images as NHWC, which is faster for convolutions on GPUs."
     )

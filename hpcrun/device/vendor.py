@@ -25,8 +25,14 @@ WITHOUT_GRAPHS: dict[str, CompileMode] = {
 _HAS_TF32 = (8, 0)
 """Compute capability of Ampere, the first architecture with TensorFloat-32."""
 
+_HAS_FP8 = (8, 9)
+"""Compute capability of Ada, the first architecture with fp8."""
+
 _HAS_XF32 = (9, 4)
-"""Architecture (gfx942) of the MI300 series, the only GPUs of AMD with an equivalent of TensorFloat-32."""
+"""Architecture (gfx942) of the MI300 series, the only GPUs of AMD with an equivalent of TensorFloat-32.
+
+They are also the first with fp8.
+"""
 
 _PORTABLE = 1  # cudaHostRegisterPortable: for all devices
 
@@ -125,6 +131,15 @@ def has_tf32(device: torch.device) -> bool:
         return False
     found = torch.cuda.get_device_capability(device)
     return found == _HAS_XF32 if torch.version.hip else found >= _HAS_TF32
+
+
+def has_float8(device: torch.device) -> bool:
+    """Return True if ``device`` is a GPU with matrix products in fp8 that torchao uses."""
+    if device.type != KIND:
+        return False
+    found = torch.cuda.get_device_capability(device)
+    # AMD's gfx10, 11 and 12 are graphics cards, though their numbers are higher.
+    return _HAS_XF32 <= found < (10, 0) if torch.version.hip else found >= _HAS_FP8
 
 
 def lock_pages(address: int, size: int) -> tuple[Callable[[], object] | None, int]:

@@ -96,9 +96,15 @@ class FakeRun:
             num_nodes=job.nodes if sharded else 1,
             num_gpus_per_node=job.gpus if sharded else 1,
         )
-        # Compilation and unused parameters change the memory little, and read values.
+        # Compilation and unused parameters change the memory little, and read values. Layers in fp8 keep
+        # their inputs in bf16.
         changed = config.train.model_copy(
-            update={"compile": False, "find_unused_parameters": False, "compression": "none"}
+            update={
+                "compile": False,
+                "float8": False,
+                "find_unused_parameters": False,
+                "compression": "none",
+            }
         )
         config = config.model_copy(update={"train": changed})
         with (

@@ -17,7 +17,7 @@ from hpcrun.train.optim.optimizer import build_schedule, optimizer_of
 from hpcrun.train.parallel import process_group
 from hpcrun.train.parallel.choose import Parallel
 from hpcrun.train.parallel.gradient_compression import compression
-from hpcrun.train.step.precision import shortfall
+from hpcrun.train.step.precision import require_float8, shortfall
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 from hpcrun.train.task import Task
 
@@ -57,12 +57,15 @@ def build_trainer(
             every=wanted.checkpoint_blocks,
             compile=_compile_mode(config, distributed, parallel),
             channels_last=wanted.channels_last,
+            float8=wanted.float8,
         ),
     )
     precision_note = shortfall(config.amp, trainer.device)
     if precision_note is not None and trainer.is_main_process:
         print(f"hpcrun: {precision_note}", flush=True)
     try:
+        if wanted.float8 is True:
+            require_float8(trainer.device)
         trainer.wrap_model()
         if deferred is not None:
             place = torch.device("cpu") if config.fsdp.cpu_offload else trainer.device

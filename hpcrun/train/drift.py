@@ -6,6 +6,7 @@ round in another way.
 
 import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -69,8 +70,8 @@ def environment(device: torch.device, distributed: DistributedConfig, group: Any
 
     Keys: ``device`` (name of the GPU, or the CPU's model), ``capability`` (of the GPU, or the instruction
     set that torch uses on the CPU), ``threads`` (CPU only), ``driver``, ``torch``, ``cuda`` or ``hip``,
-    ``cudnn``, ``nccl``, ``ranks``, ``ranks_per_node`` (GPUs only), and those of ``ON_GPUS`` or ``ON_CPUS``
-    that are set.
+    ``cudnn``, ``nccl``, ``torchao`` (with fp8), ``ranks``, ``ranks_per_node`` (GPUs only), and those of
+    ``ON_GPUS`` or ``ON_CPUS`` that are set.
 
     Args:
         group: a control group of all ranks; None for a single rank.
@@ -120,6 +121,8 @@ def require_same(lines: list[str], step: int) -> None:
 def libraries(device: torch.device) -> dict[str, str]:
     """Return the versions of torch and of the libraries that compute on ``device``."""
     found = {"torch": str(torch.__version__)}
+    if "torchao" in sys.modules:  # Only train.float8 imports it.
+        found["torchao"] = str(sys.modules["torchao"].__version__)
     return found if device.type == "cpu" else {**found, **vendor.libraries()}
 
 

@@ -3,6 +3,7 @@
 ``python -m tests.train.runs FOLDER`` writes a run directory for each, and ``outcomes.json``, into the folder.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -25,6 +26,8 @@ from tests.train.forks import fork_ranks
 
 # Modules that every rank would import after the fork: DDP and the deterministic kernels import the compiler.
 IMPORTED_ONCE = (session, zoo, torch._dynamo, torch._inductor)
+with contextlib.suppress(ImportError):
+    import torchao.float8  # noqa: F401  optional
 
 COMMON = [
     "job.gpus=2",
@@ -51,6 +54,8 @@ POWERSGD = [
     "amp.init_scale=64",
     "amp.growth_interval=2",
 ]
+
+FLOAT8 = ["train.parallel=fsdp", "amp.dtype=bf16", "train.float8=emulate"]
 
 RUNS = {
     "calm": ["task=Regression"],
@@ -100,6 +105,9 @@ RUNS = {
         "train.validate_every=3",
         "model.stop_at=5",
     ],
+    "calm-float8": ["task=Wide", *FLOAT8],
+    "stopped-float8": ["task=Wide", *FLOAT8, "model.stop_at=5"],
+    "float8-on-cpu": ["task=Wide", *FLOAT8, "train.float8=true"],
     "raises-fsdp": ["task=RaisesOnRank1", "train.parallel=fsdp"],
     "raises-ddp": ["task=RaisesOnRank1", "train.parallel=ddp"],
     "no-such-class": [

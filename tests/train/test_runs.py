@@ -60,6 +60,11 @@ def test_a_stop_changes_no_bit_although_the_samples_are_random(runs, kind):
     assert jobs.final_state(runs.run(f"stopped{kind}")) == undisturbed
 
 
+def test_layers_in_fp8_resume_with_the_same_bits(runs):
+    pytest.importorskip("torchao")
+    test_a_stop_changes_no_bit_although_the_samples_are_random(runs, "-float8")
+
+
 @pytest.mark.parametrize("kind", ["", "-loaders", "-stream"])
 def test_the_metrics_of_a_stopped_run_equal_those_of_an_undisturbed_run(runs, kind):
     calm, stopped = (
@@ -217,6 +222,7 @@ def test_fewer_samples_than_a_batch_are_enough(runs):
         ("stream", "data: Stream is a stream without state_dict and load_state_dict, so "),
         ("single", "train.parallel: single, but 2 ranks were started"),
         ("no-such-class", "fsdp.classes: Sequential has no Layer; it has BatchNorm1d, Dropout,"),
+        ("float8-on-cpu", "train.float8: the CPU has no matrix products in fp8 (NVIDIA GPUs have"),
         ("too-few", "train.batch_size: 3 samples are too few for the 2 ranks that were started"),
     ],
 )

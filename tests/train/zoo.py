@@ -73,6 +73,25 @@ class Exact(Regression):
         return self.Known()
 
 
+class Wide(Regression):
+    """The same task with a block that fp8 takes."""
+
+    def build_model(self):
+        layers = nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 16)])
+        return Chain(nn.Linear(4, 16), layers, nn.Dropout(0.2), nn.Linear(16, 1))
+
+
+class Chain(nn.Module):
+    def __init__(self, *parts):
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, x):
+        for part in self.parts:
+            x = part(x) if not isinstance(part, nn.ModuleList) else part[1](part[0](x).tanh())
+        return x
+
+
 class Validated(Regression):
     def validation_dataset(self):
         return Noisy(3)

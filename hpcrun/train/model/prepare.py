@@ -1,8 +1,8 @@
-"""Prepare a model before it is wrapped: channels-last layout, activation checkpointing, compilation.
+"""Prepare a model before it is wrapped: layout, fp8 layers, activation checkpointing, compilation.
 
-The order is torch's: layout, activation checkpointing, compilation. FSDP compiles blocks before it shards
-them. DDP compiles the whole model after wrapping, so that the graph is split where DDP's buckets end. The
-names in a checkpoint do not depend on the preparation.
+The order is torch's: layout, fp8, activation checkpointing, compilation. FSDP compiles blocks before it
+shards them. DDP compiles the whole model after wrapping, so that the graph is split where DDP's buckets end.
+The names in a checkpoint do not depend on the preparation.
 """
 
 import re
@@ -22,6 +22,7 @@ from hpcrun.device.vendor import CompileMode
 from hpcrun.errors import UserError
 from hpcrun.train.model.activation_checkpointing import keeping_buffers
 from hpcrun.train.model.blocks import blocks
+from hpcrun.train.model.float8 import Float8, to_float8
 
 _aten: Any = torch.ops.aten
 # Matrix products and attention take most of a forward pass; recomputing the rest is cheap.
@@ -66,23 +67,28 @@ class Preparation:
         every: number of blocks from one checkpointed block to the next.
         compile: mode of ``torch.compile``; None: no compilation.
         channels_last: store 4-dimensional weights as NHWC (``torch.channels_last``).
+        float8: compute the layers of the blocks in fp8 through ``torchao``.
     """
 
     checkpointing: Literal["none", "full", "every", "selective"] = "none"
     every: int = 2
     compile: CompileMode | None = None
     channels_last: bool = False
+    float8: Float8 = False
 
 
 def prepare(module: nn.Module, wanted: Preparation) -> None:
-    """Set the layout and add activation checkpointing in place; the strategy compiles later.
+    """Set the layout, fp8 layers and activation checkpointing in place; the strategy compiles later.
 
     Raises:
-        UserError: the model has no blocks to checkpoint, or recomputation would change the training.
+        UserError: the model has no blocks to checkpoint or no layers for fp8, torchao is missing, or
+            recomputation would change the training.
     """
     if wanted.channels_last:
         # Only weights with 4 dimensions: a convolution's output takes the layout of its weight.
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if wanted.float8:
+        to_float8(module, wanted.float8)
     if wanted.checkpointing != "none":
         _checkpoint_activations(module, wanted)
 

@@ -31,8 +31,10 @@ class Host(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.devices: list[str] = []
+        self.operations: set[str] = set()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None):
+        self.operations.update(f"{function.__name__} {kind.__name__}" for kind in types)
         if function in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default):
             place = args[0].device.type
             self.devices.append(place)

@@ -1,7 +1,7 @@
 """Program of ``test_fake_gpus.py``: the trainer on fake CUDA tensors, as rank 0 of a world of fake ranks.
 
 ``python -m tests.device.fake.train WAY CASES`` prints a line of JSON for each case. WAY is one of ``WAYS``,
-and CASES is ``few`` or ``all``. The last case has a planted mistake.
+and CASES is ``few``, ``all`` or ``float8`` (a case that needs torchao). The last case has a planted mistake.
 """
 
 import itertools
@@ -26,6 +26,7 @@ from hpcrun.config import AMPConfig
 from hpcrun.config.training import FSDP
 from hpcrun.tasks.gpt import GPT
 from hpcrun.tasks.options import LanguageModelShape
+from hpcrun.train.model.prepare import Preparation
 from hpcrun.train.parallel import fsdp
 from hpcrun.train.parallel.strategies import DDPStrategy
 from hpcrun.train.step import gate
@@ -54,10 +55,14 @@ class Case:
     accumulation: bool
     ema: bool
     fused: bool
+    float8: bool = False
 
 
 def cases(which: str) -> Iterator[Case]:
-    """Yield every combination, or eight combinations in which each pair of settings occurs."""
+    """Yield every combination, or eight combinations in which each pair of settings occurs, or fp8."""
+    if which == "float8":
+        yield Case("bf16", clip=True, accumulation=True, ema=True, fused=True, float8=True)
+        return
     if which == "all":
         for values in itertools.product(PRECISIONS, *[(False, True)] * 4):
             yield Case(*values)
@@ -97,6 +102,7 @@ def trainer(way: str, case: Case) -> DistributedAMPTrainer:
         clip_norm=1.0 if case.clip else None,
         scheduler=lambda optimizer: torch.optim.lr_scheduler.ConstantLR(optimizer),
         ema=0.99 if case.ema else None,
+        preparation=Preparation(float8=case.float8),
     )
     made.wrap_model()
     return made
@@ -112,7 +118,9 @@ def train(way: str, case: Case) -> dict[str, Any]:
             read = len(reads.devices)
             result = made.training_step(batches, loss, weights, total=100.0)
         devices = {p.device.type for p in made.module.parameters()}
+        products = {name for name in reads.operations if name.startswith("mm.")}
         return {
+            "products": sorted(products),
             "loss": result.loss.device.type,
             "weights": sorted(devices),
             "state": sorted(
