@@ -214,6 +214,36 @@ def test_a_rank_that_may_wait_on_its_gpu_for_a_failed_rank_ends(
     assert left == ([doing] if ends else [])
 
 
+class LosesRequests:
+    """A store whose answers fail from now on."""
+
+    def add(self, *_: object) -> int:
+        raise RuntimeError("Broken pipe")
+
+    set = get = check = add
+
+
+@pytest.mark.parametrize("request_", ["_stuck", "_asked"])
+def test_a_rank_that_has_lost_the_store_does_not_take_a_peer_s_compilation_for_a_hang(
+    tmp_path: Path, request_: str
+) -> None:
+    limits = Limits.of(300.0, 1800.0, 1e6)
+    position = Position(step=41, doing=TRAINING, start=40)
+    lost: Any = LosesRequests()
+    watchdog = Watchdog(
+        position, limits, tmp_path, rank=1, world_size=2, store=lost, on_exit=lambda: None
+    )
+    if request_ == "_asked":
+        assert not watchdog._asked("alarm")
+    assert not watchdog._stuck(301)
+    assert not watchdog._stuck(306)
+    assert watchdog._stuck(1801)
+    alone = Watchdog(
+        position, limits, tmp_path, rank=0, world_size=1, store=None, on_exit=lambda: None
+    )
+    assert alone._stuck(301)
+
+
 def test_torch_shows_when_it_compiles() -> None:
     position, seen = Position(step=41, doing=TRAINING), []
 

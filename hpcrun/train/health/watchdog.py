@@ -98,7 +98,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="hpcrun-watchdog", daemon=True)
         self._stacks: IO[str] = sys.stderr
         self._sentry: Sentry | None = None
-        self._alarmed = False
+        self._alarmed = self._lost_store = False
 
     def __enter__(self) -> "Watchdog":
         post = None
@@ -179,7 +179,9 @@ class Watchdog:
         """Return True after too long without progress; a step also waits for a rank that is ``_AWAITED``."""
         if idle < self._limits.allowed(self._position):
             return False
-        return idle >= self._limits.other or not self._count("awaited", 0)
+        # A rank that has lost the store does not know what its peers do.
+        waits = self._count("awaited", 0) or self._lost_store
+        return idle >= self._limits.other or not waits
 
     def _place(self) -> tuple[int | None, str]:
         return self._position.step, self._position.doing
@@ -267,7 +269,8 @@ class Watchdog:
         try:
             return self._store.add(key, more)
         except RuntimeError:
-            self._store = None
+            # Not asked again: after a late answer, later answers belong to other questions.
+            self._store, self._lost_store = None, True
             return None
 
     def _write(self, key: str, value: str) -> None:
@@ -285,7 +288,8 @@ class Watchdog:
         try:
             return self._store.check(list(keys))
         except RuntimeError:
-            self._store = None
+            # Not asked again: after a late answer, later answers belong to other questions.
+            self._store, self._lost_store = None, True
             return False
 
     def _wait_for(self, keys: list[str], seconds: float) -> None:
