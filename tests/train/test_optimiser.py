@@ -121,6 +121,13 @@ def test_the_schedule_and_the_scaling_multiply_each_groups_own_rate():
     assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.04, 0.004])
 
 
+def rate_of_its_own(optimizer):
+    """Return the optimizer as one that computes its rates itself, such as Adafactor of transformers."""
+    for group in optimizer.param_groups:
+        group["lr"] = None
+    return optimizer
+
+
 def test_a_tasks_optimizer_must_have_the_trained_parameters():
     model, other = nn.Linear(2, 2), nn.Linear(2, 2)
     sgd = torch.optim.SGD
@@ -148,6 +155,10 @@ def test_a_tasks_optimizer_must_have_the_trained_parameters():
             "its optimizers cannot be joined: all optimizer param groups should be with/without names",
         ),
         (lambda _: [], "returned a list; return a torch.optim.Optimizer, or a list"),
+        (
+            lambda model: rate_of_its_own(sgd(model.parameters())),
+            "gave the learning rate None; give",
+        ),
     ):
         with pytest.raises(UserError) as refused:
             optimizer_of(Own(make), model, config())

@@ -23,7 +23,8 @@ def optimizer_of(task: Task, model: nn.Module, config: Config) -> Optimizer:
     """Make the task's own optimizer, or the one in ``optim``.
 
     Raises:
-        UserError: the task's result is not an optimizer, or does not hold the trained parameters.
+        UserError: the task's result is not an optimizer, does not hold the trained parameters, or has no
+            learning rate.
     """
     made = task.build_optimizer(model)
     if made is None:
@@ -43,8 +44,14 @@ def optimizer_of(task: Task, model: nn.Module, config: Config) -> Optimizer:
             "replaces the parameters that build_model made"
         )
     for group in own.param_groups:
+        rate = group.get("lr")
+        if not isinstance(rate, int | float | torch.Tensor):
+            raise UserError(
+                f"{where} gave the learning rate {rate!r}; give a number such as self.config.train.lr, which "
+                "the schedule in optim multiplies"
+            )
         # Not in place: groups may share a tensor.
-        group["lr"] = group["lr"] * (peak_learning_rate(config) / config.train.lr)
+        group["lr"] = rate * (peak_learning_rate(config) / config.train.lr)
     return own
 
 
