@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcrun.errors import UserError
+from hpcrun.tasks.durable import sync
 
 if TYPE_CHECKING:
     import numpy as np
@@ -260,9 +261,9 @@ def _write(path: Path, splits: Mapping[str, list[tuple[str, bytes]]]) -> None:
         os.close(handle)
         temporary = Path(name)
         _fill(temporary, splits)
-        _sync(temporary)
+        sync(temporary)
         temporary.replace(path)
-        _sync(path.parent)
+        sync(path.parent)
     except (OSError, RuntimeError) as error:
         raise CorpusError(
             f"{path}: cannot write the corpus: {_one_line(error)}; "
@@ -331,11 +332,3 @@ def _hash_after_block(path: Path) -> str:
 def _one_line(error: BaseException) -> str:
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return " ".join(text.split()) or type(error).__name__
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,8 @@ from hpcrun.tasks.token_model import TokenModel
 from hpcrun.tasks.tokens.__main__ import main
 from hpcrun.tasks.tokens.shards import open_source
 from hpcrun.tasks.tokens.windows import TokenWindows
+from hpcrun.tasks.tokens.writing import write_folder
+from tests.kills import killed_before_each
 
 SMALL = {"layers": 1, "heads": 2, "width": 16, "context": 8}
 TEXTS = ["one two three", "four", "", "ten eleven", "five six seven eight nine"]
@@ -236,6 +239,36 @@ def test_the_command_writes_all_or_nothing(tmp_path: Path, capsys):
     assert main([str(tmp_path / "out"), str(good)]) == 0
     assert main([str(tmp_path / "out"), str(good)]) == 2
     assert "out: exists already" in capsys.readouterr().err
+
+
+def test_a_killed_writer_leaves_no_folder_or_a_complete_one(tmp_path: Path):
+    folder = tmp_path / "made" / "tokens"
+
+    def write() -> None:
+        write_folder(
+            folder,
+            ((str(number), [number] * 7) for number in range(6)),
+            vocabulary=300,
+            tokenizer="test",
+            end_token=None,
+            shard_tokens=14,
+            validation=lambda name: name == "3",
+        )
+
+    seen = set()
+    for number in killed_before_each(write):
+        complete = folder.exists()
+        if complete:
+            source = open_source(folder, "train", "uint16")
+            for shard in source.shards:
+                shard.check(hashes=True)
+            assert sum(shard.tokens for shard in source.shards) == 35
+            shutil.rmtree(folder)
+        seen.add(complete)
+        assert number < 200
+    # Before the rename there is nothing; after it only the durability of the name is missing.
+    assert seen == {False, True}
+    assert open_source(folder, "validation", "uint16").shards[0].tokens == 7
 
 
 def test_the_held_out_documents_are_validated_on_and_reported(tmp_path: Path):

@@ -18,6 +18,7 @@ from hpcrun.config import override_layer, resolve, to_yaml
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.train.model import compile_cache
 from hpcrun.train.model.compile_cache import CompileCache, open_cache
+from tests.kills import killed_before_each
 
 ROOT = Path(__file__).parents[2]
 
@@ -105,6 +106,25 @@ def test_torch_2_7_names_its_entries_in_attributes(
     made = file.stat().st_ino
     second.save()
     assert file.stat().st_ino == made
+
+
+def test_a_killed_save_leaves_the_old_or_the_new_file_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info, packed = SimpleNamespace(artifacts={"inductor": ["a"]}), [b"old" * 999]
+    monkeypatch.setattr(torch.compiler, "save_cache_artifacts", lambda: (packed[0], info))
+    monkeypatch.setattr(
+        torch.compiler, "load_cache_artifacts", lambda content: found.append(content) or info
+    )
+    file, cpu, found = tmp_path / "cache.bin", torch.device("cpu"), list[bytes]()
+    CompileCache(file, cpu, writes=True, loads=False).save()
+    packed[0] = b"newer" * 999
+    seen = set()
+    for number in killed_before_each(CompileCache(file, cpu, writes=True, loads=False).save):
+        line = CompileCache(file, cpu, writes=False, loads=True).load()
+        assert str(line).startswith("compiled code of an earlier start: 1 entries"), number
+        seen.add(found.pop())
+    assert seen == {b"old" * 999, b"newer" * 999}
 
 
 def test_an_error_of_torch_does_not_end_training(

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcrun.tasks.durable import sync
 from hpcrun.tasks.tokens.shards import DESCRIPTION, FORMAT, TokenError, blocks, ends_path
 
 VALIDATION, TRAIN = "validation", "train"
@@ -63,9 +64,9 @@ def write_folder(
         }
         (draft / DESCRIPTION).write_text(json.dumps(described, indent=2) + "\n")
         for path in (*draft.iterdir(), draft):
-            _sync(path)
+            sync(path)
         draft.rename(folder)
-        _sync(folder.parent)
+        sync(folder.parent)
     except OSError as error:
         raise TokenError(
             f"{folder}: cannot be written: {error.strerror or error}; choose another folder, or free space"
@@ -124,11 +125,3 @@ def drawn(fraction: float) -> Callable[[str], bool]:
         return int.from_bytes(digest[:6], "big") < fraction * 2**48
 
     return held_out
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
