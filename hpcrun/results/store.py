@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import shutil
 import time
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -20,14 +18,12 @@ from numpy.typing import NDArray
 
 from hpcrun.results.collect.layout import DOCUMENTS, EVENTS, FORMAT, METRICS, VERSION, unit_of
 from hpcrun.results.collect.run_reader import RunData
+from hpcrun.results.copying import FileCopy
 from hpcrun.results.errors import ResultsError
 from hpcrun.run.io.files import sync_directory
 
 # h5dump 1.10 and later read it.
 _LIBVER = ("v108", "v110")
-# Older kernels and some file systems cannot copy a range.
-_NOT_BETWEEN_THESE = (errno.ENOSYS, errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.EBADF)
-_COPIED = 1 << 22
 # A group, its links and the heads of its datasets.
 _OVERHEAD = 4000
 
@@ -59,6 +55,7 @@ class Store:
             ) from None
         try:
             self._require_results_file(any_layout)
+            self._runs = self.file["run"].id
         except BaseException:
             self.file.close()
             raise
@@ -113,8 +110,15 @@ class Store:
 
     def document(self, key: str, name: str) -> bytes | None:
         """Return the JSON of a run's ``config``, ``identity`` or ``result``, or None."""
-        group = self.file["run"][key]
-        return bytes(group[name][()]) if name in group else None
+        # The low-level calls take a tenth of the time of h5py's own.
+        place = f"{key}/{name}".encode()
+        if name.encode() not in h5g.open(self._runs, key.encode()):
+            return None
+        dataset = h5d.open(self._runs, place)
+        kind = dataset.get_type()
+        raw = np.empty((), f"S{kind.get_size()}")
+        dataset.read(h5s.ALL, h5s.ALL, raw, kind)
+        return bytes(raw[()])
 
     def units(self) -> dict[str, str]:
         """Return the unit of each column that has one."""
@@ -128,19 +132,34 @@ class Draft:
     """
 
     def __init__(self, path: Path, base: Path | None) -> None:
-        """Begin with nothing, or with a copy of ``base``; raises OSError."""
-        self._path = path
+        """Prepare a draft of nothing, or of a copy of ``base``; the disk is as before."""
+        self._path, self._base = path, base
+        self._copy: FileCopy | None = None
+        self._file: Any = None
         self._temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp")
         self._types: dict[Any, Any] = {}
         self._units: dict[str, str] = {}
         self._early = h5p.create(h5p.DATASET_CREATE)
         self._early.set_fill_time(h5d.FILL_TIME_NEVER)
-        if base is not None:
-            _copy(base, self._temporary)
-        self._file: Any = h5py.File(
-            self._temporary, "w" if base is None else "r+", libver=_LIBVER, locking=False
-        )
-        if base is None:
+
+    def begin(self) -> None:
+        """Begin to copy the base, in a thread; a second call does nothing."""
+        if self._base is not None and self._copy is None:
+            self._copy = FileCopy(self._base, self._temporary)
+
+    @property
+    def copying(self) -> bool:
+        """Whether :meth:`open` would wait for the copy."""
+        return self._copy is not None and self._copy.running
+
+    def open(self) -> None:
+        """Open the draft for writing, when the copy is whole; raises OSError."""
+        self.begin()
+        if self._copy is not None:
+            self._copy.wait()
+        mode = "w" if self._copy is None else "r+"
+        self._file = h5py.File(self._temporary, mode, libver=_LIBVER, locking=False)
+        if self._copy is None:
             # In the order of the run's names, which is not the order in which they are written.
             self._file.create_group("run")
             self._file.create_group("units")
@@ -208,9 +227,12 @@ class Draft:
 
     def discard(self) -> None:
         """Remove the draft."""
+        if self._copy is not None:
+            self._copy.stop()
         # A full disk fails the last write of HDF5 as well.
         with contextlib.suppress(OSError, RuntimeError):
-            self._file.close()
+            if self._file is not None:
+                self._file.close()
         self._temporary.unlink(missing_ok=True)
 
     def _note_units(self, columns: tuple[str, ...], units: Mapping[str, str]) -> None:
@@ -229,20 +251,6 @@ class Draft:
         dataset = h5d.create(group, name.encode(), kind, space, self._early)
         if records.size:
             dataset.write(h5s.ALL, h5s.ALL, records, kind)
-
-
-def _copy(source: Path, target: Path) -> None:
-    """Copy a file. A file system that can do so shares the blocks, which takes no time."""
-    with source.open("rb") as old, target.open("wb") as new:
-        left = os.fstat(old.fileno()).st_size
-        try:
-            while left and (done := os.copy_file_range(old.fileno(), new.fileno(), left)):
-                left -= done
-        except OSError as error:
-            if error.errno not in _NOT_BETWEEN_THESE:
-                raise
-        # Also where a file system claims to have reached the end too early.
-        shutil.copyfileobj(old, new, _COPIED)
 
 
 def _utf8(kind: np.dtype[Any]) -> np.dtype[Any]:

@@ -1,8 +1,10 @@
 """Run directories become one results.h5."""
 
+import errno
 import json
 import os
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import h5py
@@ -13,6 +15,8 @@ from hpcrun.cli.main import guarded
 from hpcrun.results.collect.aggregate import Source, Summary, aggregate
 from hpcrun.results.collect.find import find_runs
 from hpcrun.results.collect.pool import each
+from hpcrun.results.config_text import parse_config
+from hpcrun.results.copying import FileCopy
 from hpcrun.results.errors import ResultsError
 from hpcrun.results.store import Store
 from hpcrun.run.directory import RunError
@@ -80,6 +84,81 @@ def test_only_what_changed_is_read_again(tmp_path: Path, make_run: MakeRun) -> N
         assert store.document("r3", "result") is None
         assert len(store.table("runs")) == 5
         assert len(store.table("files")) == 25
+
+
+def test_a_config_is_parsed_again_only_if_it_changed(
+    tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run("a", [1.0], seed=7)
+    parsed: list[str] = []
+
+    def parse(text: str) -> dict[str, Any]:
+        parsed.append(text)
+        return parse_config(text)
+
+    monkeypatch.setattr("hpcrun.results.collect.run_reader.parse_config", parse)
+    collect(tmp_path)
+    append_line(run.metrics, {"step": 20, "loss": 0.5})
+    collect(tmp_path)
+    assert len(parsed) == 1
+    with Store(tmp_path / "results.h5") as store:
+        assert json.loads(store.document("a", "config") or b"")["seed"] == 7
+        assert store.table("runs")["seed"].tolist() == [7]
+        assert store.table("runs")["rows"].tolist() == [2]
+    run.config.write_text(run.config.read_text().replace("seed: 7", "seed: 8"))
+    collect(tmp_path)
+    with Store(tmp_path / "results.h5") as store:
+        assert store.table("runs")["seed"].tolist() == [8]
+    assert collect(tmp_path).read == 0
+
+
+def test_runs_read_during_the_copy_are_written_after_it(
+    tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [make_run(f"r{number}", [float(number)]) for number in range(5)]
+    collect(tmp_path)
+    for run in runs:
+        append_line(run.metrics, {"step": 20, "loss": 0.5})
+    third = Event()
+    copied = FileCopy._copy
+
+    def slow(copy: FileCopy) -> None:
+        assert third.wait(30)
+        copied(copy)
+
+    def count(done: int, _: int) -> None:
+        if done == 3:
+            third.set()
+
+    monkeypatch.setattr(FileCopy, "_copy", slow)
+    assert collect(tmp_path, progress=count).rows == 10
+    with Store(tmp_path / "results.h5") as store:
+        found = [store.metrics(f"r{number}") for number in range(5)]
+    assert [one is not None and one["loss"].tolist() for one in found] == [
+        [number, 0.5] for number in range(5)
+    ]
+
+
+@pytest.mark.parametrize(("error", "works"), [(errno.EXDEV, True), (errno.ENOSPC, False)])
+def test_a_kernel_that_refuses_to_copy(
+    tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, error: int, works: bool
+) -> None:
+    run = make_run("a", [1.0])
+    collect(tmp_path)
+    before = (tmp_path / "results.h5").read_bytes()
+    append_line(run.metrics, {"step": 20, "loss": 0.5})
+
+    def refuse(*_: object) -> int:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(os, "copy_file_range", refuse)
+    if works:
+        assert collect(tmp_path).rows == 2
+    else:
+        with pytest.raises(OSError, match="No space"):
+            collect(tmp_path)
+        assert (tmp_path / "results.h5").read_bytes() == before
+        assert {path.name for path in tmp_path.iterdir()} == {"runs", "results.h5"}
 
 
 def test_a_file_replaced_by_one_of_equal_size_and_time_is_read(

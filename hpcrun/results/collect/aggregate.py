@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,15 @@ from numpy.typing import NDArray
 
 from hpcrun.results.collect.layout import TABLES, table
 from hpcrun.results.collect.pool import each, processes_for
-from hpcrun.results.collect.run_reader import RunData, Signature, files_of, read_run, signature
+from hpcrun.results.collect.run_reader import (
+    CONFIG,
+    Job,
+    RunData,
+    Signature,
+    files_of,
+    read_run,
+    signature,
+)
 from hpcrun.results.errors import ResultsError
 from hpcrun.results.store import Draft, Store, sweep
 from hpcrun.run.io.lock_file import LockFile
@@ -23,6 +33,8 @@ from hpcrun.run.io.lock_file import LockFile
 # Of the file: dropped runs leave holes, which a new file does not have.
 _MOST_WASTE = 0.3
 _SMALL = 8 << 20
+# Bytes of runs that wait for the copy of the old file.
+_MOST_HELD = 64 << 20
 
 Progress = Callable[[int, int], None]
 Row = tuple[Any, ...]
@@ -34,7 +46,7 @@ class Source:
 
     paths: Sequence[str]
     files: Callable[[str], list[tuple[str, str]]] = files_of
-    read: Callable[[str], RunData] = read_run
+    read: Callable[[Job], RunData] = read_run
     units: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -79,10 +91,22 @@ def aggregate(
     _require_place(output)
     lock = output.with_name(f".{output.name}.lock")
     busy = f"{output}: another `hpcrun aggregate` writes it; wait, or remove {lock} if its host is gone"
-    with LockFile(lock, busy):
+    with LockFile(lock, busy), _without_gc():
         sweep(output)
         known = _known(output, fresh=fresh)
         return _Update(source, output, known, prune=prune).run(processes, progress)
+
+
+@contextmanager
+def _without_gc() -> Iterator[None]:
+    """Make no search for cycles: there are few, and a search among so many objects takes long."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def _require_place(output: Path) -> None:
@@ -100,7 +124,7 @@ class _Known:
 
     tables: dict[str, NDArray[Any]] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
-    signatures: dict[str, set[Signature]] = field(default_factory=dict)
+    signatures: dict[bytes, set[Signature]] = field(default_factory=dict)
     size: int = 0
 
 
@@ -111,22 +135,18 @@ def _known(output: Path, *, fresh: bool) -> _Known:
         if fresh:
             return _Known()
         tables = {name: store.table(name) for name in TABLES}
-    keys = {_path(raw): key.decode() for raw, key in _pairs(tables["runs"], "path", "run")}
-    signatures: dict[str, set[Signature]] = {key: set() for key in keys.values()}
-    columns = (
-        tables["files"][name].tolist() for name in ("run", "file", "size", "mtime_ns", "inode")
-    )
+    runs, files = tables["runs"], tables["files"]
+    keys = {
+        raw.decode(): key.decode()
+        for raw, key in zip(runs["path"].tolist(), runs["run"].tolist(), strict=True)
+    }
+    signatures: dict[bytes, set[Signature]] = {key: set() for key in runs["run"].tolist()}
+    # A hundred thousand names are few different ones.
+    names = {raw: raw.decode() for raw in set(files["file"].tolist())}
+    columns = (files[name].tolist() for name in ("run", "file", "size", "mtime_ns", "inode"))
     for run, name, size, changed, inode in zip(*columns, strict=True):
-        signatures[run.decode()].add((name.decode(), size, changed, inode))
+        signatures[run].add((names[name], size, changed, inode))
     return _Known(tables, keys, signatures, output.stat().st_size)
-
-
-def _pairs(records: NDArray[Any], first: str, second: str) -> Iterable[tuple[bytes, bytes]]:
-    return zip(records[first].tolist(), records[second].tolist(), strict=True)
-
-
-def _path(raw: bytes) -> str:
-    return raw.decode()
 
 
 class _Update:
@@ -138,7 +158,26 @@ class _Update:
         self._taken = set(known.keys.values())
 
     def run(self, processes: int | None, progress: Progress | None) -> Summary:
-        changed = [path for path in self._source.paths if self._has_changed(path)]
+        repack = self._wasteful()
+        draft = Draft(self._output, self._output if self._known.tables and not repack else None)
+        try:
+            return self._run(draft, repack, processes, progress)
+        except BaseException as error:
+            draft.discard()
+            if isinstance(error, RuntimeError):
+                # HDF5 reports a full disk in its own words.
+                raise OSError(errno.EIO, " ".join(str(error).split()), str(self._output)) from error
+            raise
+
+    def _run(
+        self, draft: Draft, repack: bool, processes: int | None, progress: Progress | None
+    ) -> Summary:
+        changed = []
+        for path in self._source.paths:
+            if self._has_changed(path):
+                changed.append(path)
+                # The old file is copied while the other runs are looked at and the changed ones read.
+                draft.begin()
         here = set(self._source.paths)
         away = [path for path in self._known.keys if path not in here]
         gone = [path for path in away if self._prune and not os.path.isdir(path)]  # noqa: PTH112
@@ -147,7 +186,11 @@ class _Update:
         summary.kept = [path for path in away if path not in set(gone)]
         tables = self._known.tables
         if changed or gone or not tables:
-            tables = self._write(changed, gone, processes, progress)
+            dropped = {self._keys.pop(path) for path in gone}
+            escaped = map(escaped_path, changed)
+            dropped |= {self._keys[path] for path in escaped if path in self._keys}
+            found = self._read(changed, processes, progress)
+            tables = self._write(draft, found, dropped, repack=repack)
         else:
             summary.written = False
         _fill(summary, tables)
@@ -157,47 +200,37 @@ class _Update:
         key = self._known.keys.get(escaped_path(path))
         if key is None:
             return True
-        before = self._known.signatures[key]
+        before = self._known.signatures[key.encode()]
         return before != {signature(*file) for file in self._source.files(path)}
 
     def _write(
-        self,
-        changed: list[str],
-        gone: list[str],
-        processes: int | None,
-        progress: Progress | None,
+        self, draft: Draft, found: Iterator[RunData], dropped: set[str], *, repack: bool
     ) -> dict[str, NDArray[Any]]:
-        dropped = {self._keys.pop(path) for path in gone}
-        replaced = {
-            self._keys[escaped_path(path)] for path in changed if escaped_path(path) in self._keys
-        }
-        repack = self._wasteful(dropped | replaced)
-        base = self._output if self._known.tables and not repack else None
-        draft = Draft(self._output, base)
-        try:
-            if repack:
-                self._take_over(draft, dropped | replaced)
-            else:
-                # First all holes, then what fills them.
-                for key in dropped | replaced:
-                    draft.drop(key)
-            self._read(draft, changed, processes, progress)
-            tables = self._tables(dropped | replaced)
-            draft.tables(tables)
-            draft.publish()
-        except BaseException as error:
-            draft.discard()
-            if isinstance(error, RuntimeError):
-                # HDF5 reports a full disk in its own words.
-                raise OSError(errno.EIO, " ".join(str(error).split()), str(self._output)) from error
-            raise
+        held: deque[RunData] = deque()
+        size = 0
+        while draft.copying and size < _MOST_HELD and (data := next(found, None)) is not None:
+            held.append(data)
+            size += data.nbytes
+        draft.open()
+        if repack:
+            self._take_over(draft, dropped)
+        else:
+            # First all holes, then what fills them.
+            for key in dropped:
+                draft.drop(key)
+        while held:
+            self._note(draft, held.popleft())
+        for data in found:
+            self._note(draft, data)
+        tables = self._tables(dropped)
+        draft.tables(tables)
+        draft.publish()
         return tables
 
-    def _wasteful(self, without: set[str]) -> bool:
+    def _wasteful(self) -> bool:
         if not self._known.tables or self._known.size < _SMALL:
             return False
-        runs = self._known.tables["runs"]
-        live = int(runs["bytes"].sum())
+        live = int(self._known.tables["runs"]["bytes"].sum())
         return self._known.size > (1 + _MOST_WASTE) * live + _SMALL
 
     def _take_over(self, draft: Draft, without: set[str]) -> None:
@@ -207,13 +240,28 @@ class _Update:
                     draft.copy(store, key)
 
     def _read(
-        self, draft: Draft, paths: list[str], processes: int | None, progress: Progress | None
-    ) -> None:
+        self, paths: list[str], processes: int | None, progress: Progress | None
+    ) -> Iterator[RunData]:
         count = processes_for(len(paths)) if processes is None else processes
-        for done, data in enumerate(each(self._source.read, paths, count), 1):
-            self._note(draft, data)
+        jobs = [Job(path) for path in paths] if count else self._jobs(paths)
+        for done, data in enumerate(each(self._source.read, jobs, count), 1):
+            yield data
             if progress is not None:
                 progress(done, len(paths))
+
+    def _jobs(self, paths: list[str]) -> list[Job]:
+        """Return the runs to read; of a run in the file with the config that is there."""
+        if not self._known.tables:
+            return [Job(path) for path in paths]
+        jobs = []
+        with Store(self._output) as store:
+            for path in paths:
+                key = self._known.keys.get(escaped_path(path), "")
+                config = store.document(key, "config") if key else None
+                before = self._known.signatures.get(key.encode(), ())
+                same = [one for one in before if one[0] == CONFIG]
+                jobs.append(Job(path, (same[0], config) if config is not None and same else None))
+        return jobs
 
     def _note(self, draft: Draft, data: RunData) -> None:
         key = self._key(data)
@@ -257,8 +305,10 @@ class _Update:
             records = table(name, self._rows[name])
             before = self._known.tables.get(name)
             if before is not None:
-                gone = np.array([key.encode() for key in without] or [b""])
-                records = np.concatenate([before[~np.isin(before["run"], gone)], records])
+                gone = {key.encode() for key in without}
+                # isin() sorts the texts, which takes ten times as long.
+                kept = np.array([key not in gone for key in before["run"].tolist()], bool)
+                records = np.concatenate([before[kept], records])
             found[name] = records[np.argsort(records["run"], kind="stable")]
         return found
 
@@ -272,9 +322,10 @@ def _fill(summary: Summary, tables: Mapping[str, NDArray[Any]]) -> None:
     runs = tables["runs"]
     summary.states.update(state.decode() for state in runs["state"].tolist())
     summary.rows = int(runs["rows"].sum())
-    paths = {key: raw.decode() for key, raw in _pairs(runs, "run", "path")}
+    paths = dict(zip(runs["run"].tolist(), runs["path"].tolist(), strict=True))
     problems = tables["problems"]
     columns = (problems[name].tolist() for name in ("run", "file", "problem"))
     summary.problems = [
-        (paths[key], name.decode(), what.decode()) for key, name, what in zip(*columns, strict=True)
+        (paths[key].decode(), name.decode(), what.decode())
+        for key, name, what in zip(*columns, strict=True)
     ]

@@ -6,7 +6,6 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from operator import itemgetter
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -24,8 +23,12 @@ _MOST_HEADER = 56 << 10
 _HEADER_OF_COLUMN = 48
 _LONGEST_TEXT = 1000
 _MISSING = object()
+# Of keys, in a block: where more rows differ, the rows are read one by one.
+_MOST_SETS = 16
 _LINE_END = 10
 _INT64 = np.dtype(np.int64)
+_Part = tuple[NDArray[np.int64], NDArray[Any], "NDArray[np.bool_] | None"]
+"""The rows of some values of a column, the values, and the rows among them that have one."""
 
 
 @dataclass
@@ -116,7 +119,7 @@ class _Blocks:
     """The columns of a file, block by block."""
 
     def __init__(self) -> None:
-        self._parts: dict[str, list[tuple[int, NDArray[Any], NDArray[np.bool_] | None]]] = {}
+        self._parts: dict[str, list[_Part]] = {}
         self._rows = self.damaged = self.torn = 0
         self._header = 0
         self._full = False
@@ -124,19 +127,49 @@ class _Blocks:
 
     def add(self, rows: Sequence[dict[str, Any]]) -> None:
         """Append ``rows``."""
-        if not rows:
-            return
-        keys, columns = _transposed(rows)
-        kinds = [set(map(type, column)) for column in columns]
+        if rows:
+            self._add(rows, np.arange(self._rows, self._rows + len(rows)))
+            self._rows += len(rows)
+
+    def _add(self, rows: Sequence[dict[str, Any]], at: NDArray[np.int64]) -> None:
+        """Note the values of ``rows``, which are the rows ``at`` of the file.
+
+        A log has few sets of keys: of the training, of the validation. The rows of a set are read together.
+        """
+        keys_of_rows = list(map(tuple, rows))
+        if keys_of_rows.count(keys_of_rows[0]) == len(rows):
+            keys, columns = _transposed(rows)
+        else:
+            sets: dict[tuple[str, ...], list[int]] = {}
+            for number, found in enumerate(keys_of_rows):
+                sets.setdefault(found, []).append(number)
+            if len(sets) <= _MOST_SETS:
+                for numbers in sets.values():
+                    self._add([rows[number] for number in numbers], at[numbers])
+                return
+            keys, columns = _with_gaps(rows)
+        self._note(rows, at, keys, columns)
+
+    def _note(
+        self,
+        rows: Sequence[dict[str, Any]],
+        at: NDArray[np.int64],
+        keys: Sequence[str],
+        columns: Sequence[Sequence[Any]],
+    ) -> None:
+        numbers = [_alike(column) for column in columns]
+        kinds = [
+            set(map(type, column)) if found is None else set[type]()
+            for column, found in zip(columns, numbers, strict=True)
+        ]
         if any(dict in found for found in kinds):
-            keys, columns = _transposed([_flat(row) for row in rows])
-            kinds = [set(map(type, column)) for column in columns]
-        for key, values, found in zip(keys, columns, kinds, strict=True):
+            self._add([_flat(row) for row in rows], at)
+            return
+        for key, values, part, found in zip(keys, columns, numbers, kinds, strict=True):
             if key not in self._parts and not self._has_room(key):
                 continue
-            part, present = self._typed(key, values, found)
-            self._parts.setdefault(key, []).append((self._rows, part, present))
-        self._rows += len(rows)
+            typed = self._typed(key, values, found) if part is None else (part, None)
+            self._parts.setdefault(key, []).append((at, *typed))
 
     def _has_room(self, key: str) -> bool:
         """Count a new column; return False where the file cannot hold the column."""
@@ -176,19 +209,40 @@ class _Blocks:
                 if parts[0][2] is not None:
                     lines.present[key] = parts[0][2]
             else:
-                lines.columns[key], lines.present[key] = _joined(parts, self._rows)
+                lines.columns[key], present = _joined(parts, self._rows)
+                if not present.all():
+                    lines.present[key] = present
         return lines
 
 
 def _transposed(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[Sequence[Any]]]:
+    """Return the keys and columns of rows with equal keys in equal order."""
     keys = list(rows[0])
-    if len(keys) > 1 and set(map(len, rows)) == {len(keys)}:
-        try:
-            return keys, list(zip(*map(itemgetter(*keys), rows), strict=True))
-        except KeyError:
-            pass
+    values = list(chain.from_iterable(map(dict.values, rows)))
+    return keys, [values[at :: len(keys)] for at in range(len(keys))]
+
+
+def _with_gaps(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[Sequence[Any]]]:
+    """Return the keys and columns of any rows."""
     keys = list(dict.fromkeys(chain.from_iterable(rows)))
     return keys, [[row.get(key, _MISSING) for row in rows] for key in keys]
+
+
+def _alike(values: Sequence[Any]) -> NDArray[Any] | None:
+    """Return an array of numbers, or None where the values need a look at the type of each."""
+    kind = type(values[0])
+    try:
+        if kind is float:
+            # Whole numbers and booleans among floats become floats.
+            return np.frombuffer(array("d", values))
+        if kind is int:
+            found = np.frombuffer(array("q", values), _INT64)
+            # The array takes true for 1.
+            if not (found >> 1 == 0).any() or set(map(type, values)) == {int}:
+                return found
+    except (TypeError, OverflowError):
+        pass
+    return None
 
 
 def _flat(row: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -204,13 +258,6 @@ def _flat(row: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _numbers(values: Sequence[Any], kinds: set[type]) -> NDArray[Any] | None:
     """Return an array of numbers, or None where ``values`` holds anything else."""
-    if kinds == {float}:
-        return np.frombuffer(array("d", values))
-    if kinds == {int}:
-        try:
-            return np.frombuffer(array("q", values), _INT64)
-        except OverflowError:
-            return _floats(values)
     if kinds == {bool}:
         return np.array(values, bool)
     if kinds <= {int, float, bool, type(None)}:
@@ -220,7 +267,11 @@ def _numbers(values: Sequence[Any], kinds: set[type]) -> NDArray[Any] | None:
 
 def _floats(values: Iterable[Any]) -> NDArray[Any]:
     """Return floats; null, the mark of a value that was not finite, is NaN."""
-    return np.array([np.nan if value is None else _float(value) for value in values], np.float64)
+    known = [np.nan if value is None else value for value in values]
+    try:
+        return np.frombuffer(array("d", known))
+    except OverflowError:
+        return np.array([_float(value) for value in known], np.float64)
 
 
 def _float(value: float) -> float:
@@ -258,9 +309,7 @@ def _text(value: Any) -> bytes:
         return repr(value).encode(errors="backslashreplace")
 
 
-def _joined(
-    parts: Sequence[tuple[int, NDArray[Any], NDArray[np.bool_] | None]], rows: int
-) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+def _joined(parts: Sequence[_Part], rows: int) -> tuple[NDArray[Any], NDArray[np.bool_]]:
     """Return one array of ``rows`` from the arrays at their places, and where it has values."""
     kinds = {part.dtype.kind for _, part, _ in parts}
     whole = sum(len(part) for _, part, _ in parts) == rows
@@ -269,7 +318,11 @@ def _joined(
     if "S" in kinds:
         if kinds != {"S"}:
             parts = [
-                (at, part if part.dtype.kind == "S" else _texts(part.tolist())[0], here)
+                (
+                    at,
+                    part if part.dtype.kind == "S" else _texts(map(_or_none, part.tolist()))[0],
+                    here,
+                )
                 for at, part, here in parts
             ]
         joined = np.zeros(rows, max(part.dtype for _, part, _ in parts))
@@ -278,6 +331,10 @@ def _joined(
     else:
         joined = np.full(rows, np.nan)
     for at, part, here in parts:
-        joined[at : at + len(part)] = part
-        present[at : at + len(part)] = True if here is None else here
+        joined[at] = part
+        present[at] = True if here is None else here
     return joined, present
+
+
+def _or_none(value: Any) -> Any:
+    return None if value != value else value

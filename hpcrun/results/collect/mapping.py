@@ -24,6 +24,7 @@ from hpcrun.results.collect.layout import structured
 from hpcrun.results.collect.run_reader import (
     STATES,
     TORN,
+    Job,
     RunData,
     damaged_lines,
     facts_of,
@@ -132,7 +133,8 @@ def _files(mapping: RunMapping, path: str) -> list[tuple[str, str]]:
     return [(name, os.path.join(path, name)) for name in names]  # noqa: PTH118
 
 
-def _read(mapping: RunMapping, path: str) -> RunData:
+def _read(mapping: RunMapping, job: Job) -> RunData:
+    path = job.path
     data = RunData(path, os.path.basename(path))  # noqa: PTH119
     data.signatures = [signature(*file) for file in _files(mapping, path)]
     names = mapping.names

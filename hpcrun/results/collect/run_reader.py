@@ -28,6 +28,7 @@ STATES = ("finished", "stopped", "failed")
 _NO_FILE = (-1, 0, 0)
 # Names, because a Path for each of fifty thousand files costs time in a call that finds nothing changed.
 _RUN = RunDirectory(Path())
+CONFIG = _RUN.config.name
 _FILES = tuple(
     file.name for file in (_RUN.config, _RUN.record, _RUN.events, _RUN.metrics, _RUN.result)
 )
@@ -50,6 +51,12 @@ class RunData:
     summary: list[tuple[Any, ...]] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def nbytes(self) -> int:
+        """The memory of the arrays."""
+        arrays = (self.metrics, self.events)
+        return sum(array.nbytes for array in arrays if array is not None)
+
 
 def files_of(path: str) -> list[tuple[str, str]]:
     """Return the files of the run directory ``path`` that the results hold: name and path."""
@@ -65,11 +72,20 @@ def signature(name: str, path: str) -> Signature:
     return (name, found.st_size, found.st_mtime_ns, found.st_ino)
 
 
-def read_run(path: str) -> RunData:
-    """Return everything of the run directory ``path``. What cannot be read is a problem, no error."""
+@dataclass(frozen=True)
+class Job:
+    """A run directory to read. ``config``: the config as results.h5 has it, and the signature of its file."""
+
+    path: str
+    config: tuple[Signature, bytes] | None = None
+
+
+def read_run(job: Job) -> RunData:
+    """Return everything of a run directory. What cannot be read is a problem, no error."""
+    path = job.path
     reader = _Reader(path)
     try:
-        _read_all(reader, path)
+        _read_all(reader, job)
     except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
         # One strange file must not keep the results of all other runs from being written.
         what = f"cannot be understood: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
@@ -80,9 +96,9 @@ def read_run(path: str) -> RunData:
     return reader.data
 
 
-def _read_all(reader: _Reader, path: str) -> None:
-    run = RunDirectory(Path(path))
-    config = reader.config(run.config)
+def _read_all(reader: _Reader, job: Job) -> None:
+    run = RunDirectory(Path(job.path))
+    config = reader.config(run.config, job.config)
     identity = reader.document("identity", run.record)
     events = reader.events(run.events)
     lines = reader.metrics(run.metrics)
@@ -118,10 +134,17 @@ class _Reader:
     def _problem(self, path: Path, what: str) -> None:
         self.data.problems.append((path.name, what))
 
-    def config(self, path: Path) -> dict[str, Any]:
+    def config(self, path: Path, known: tuple[Signature, bytes] | None) -> dict[str, Any]:
+        if known is not None and signature(path.name, str(path)) == known[0]:
+            # YAML takes as long as the metrics, and of a run in progress only the metrics change.
+            self.data.signatures.append(known[0])
+            self.data.documents["config"] = known[1]
+            return dict(orjson.loads(known[1]))
         raw = self._bytes(path, needed=True)
         if raw is None:
             return {}
+        # A call that parses no config does without pydantic.
+
         try:
             # The results are shared, and the URL of a webhook is a secret.
             values = masked_values(parse_config(raw.decode()))

@@ -13,10 +13,9 @@ file.
 
 import argparse
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from tqdm import tqdm
 
 from hpcrun.cli.output import print_json
 from hpcrun.cli.run_arguments import add_runs_dir, runs_dir
@@ -24,7 +23,9 @@ from hpcrun.errors import UserError
 from hpcrun.printing import say
 
 if TYPE_CHECKING:
-    from hpcrun.results.collect.aggregate import Source, Summary
+    from collections.abc import Iterator
+
+    from hpcrun.results.collect.aggregate import Progress, Source, Summary
 
 _MOST_PROBLEMS = 100
 
@@ -76,14 +77,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.processes is not None and not 0 <= arguments.processes <= 64:
         raise UserError(f"--processes {arguments.processes}: should be 0 to 64")
     if arguments.parquet is not None:
+        from hpcrun.results.export import require_pyarrow
+
         require_pyarrow()
     source = _source(arguments)
-    with tqdm(disable=None, unit="run", file=sys.stderr, leave=False) as bar:
-
-        def progress(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
+    with _bar() as progress:
         summary = aggregate(
             source,
             arguments.output.absolute(),
@@ -118,6 +116,24 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+@contextmanager
+def _bar() -> "Iterator[Progress | None]":
+    """Show a bar while runs are read; None where nobody watches."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    # It takes a tenth of the time of a call that finds nothing changed.
+    from tqdm import tqdm
+
+    with tqdm(unit="run", file=sys.stderr, leave=False) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield progress
+
+
 def _source(arguments: argparse.Namespace) -> "Source":
     from hpcrun.results.collect.aggregate import Source
     from hpcrun.results.collect.find import find_runs
@@ -126,17 +142,19 @@ def _source(arguments: argparse.Namespace) -> "Source":
     folder = runs_dir(arguments)
     named = arguments.runs or [str(folder)]
     if arguments.map is not None:
+        from hpcrun.results.collect.mapping import mapped_source, read_mapping
+
         return mapped_source(read_mapping(arguments.map), named)
     return Source(find_runs(named, folder))
 
 
 def _export(arguments: argparse.Namespace) -> list[str]:
     """Write the tables that the options ask for; returns their paths."""
+    if arguments.csv is None and arguments.parquet is None:
+        return []
     from hpcrun.results.export import write_csv, write_parquet
     from hpcrun.results.store import Store
 
-    if arguments.csv is None and arguments.parquet is None:
-        return []
     written = []
     with Store(arguments.output) as store:
         if arguments.csv is not None:
