@@ -47,21 +47,3 @@ def find_run_instead(target: str, folder: Path, missing: str) -> RunDirectory:
             raise
         rest = told.removeprefix(start)
         raise RunError(f"{target}: {missing}, and no such run{rest}") from error
-
-
-def all_runs(arguments: argparse.Namespace) -> list[RunDirectory]:
-    """Return every run that this user may read, newest first.
-
-    Raises:
-        RunError: ``--runs-dir`` names no directory.
-    """
-    folder = runs_dir(arguments)
-    if arguments.runs_dir is not None and not folder.is_dir():
-        raise RunError(f"{folder}: no such directory; give a folder of runs with --runs-dir")
-    found = {}
-    for record in folder.glob("*/run.json"):
-        try:
-            found[RunDirectory(record.parent)] = record.stat().st_mtime
-        except OSError:
-            continue
-    return sorted(found, key=lambda run: found[run], reverse=True)

@@ -118,12 +118,6 @@ def peak_memory(device: torch.device) -> int:
     return int((here or _module(device).max_memory_allocated)(device))
 
 
-def reset_peak_memory(device: torch.device) -> None:
-    """Reset :func:`peak_memory`."""
-    here = getattr(torch.accelerator, "reset_peak_memory_stats", None)
-    (here or _module(device).reset_peak_memory_stats)(device)
-
-
 def profiled(device: torch.device) -> list[torch.profiler.ProfilerActivity]:
     """Return what the profiler records: the CPU, and the accelerator if ``device`` is one."""
     kinds = torch.profiler.ProfilerActivity

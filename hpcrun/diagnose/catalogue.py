@@ -86,11 +86,6 @@ def entries() -> tuple[Entry, ...]:
     return tuple(_read())
 
 
-def by_id(name: str) -> Entry:
-    """Return the entry called ``name``; raises KeyError."""
-    return {entry.id: entry for entry in entries()}[name]
-
-
 def may_match(line: str) -> bool:
     """Return False for a line that no entry can match (cheap)."""
     low = line.lower()

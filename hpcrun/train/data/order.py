@@ -38,18 +38,6 @@ def samples(positions: Indices, dataset_size: int, seed: int) -> Indices:
     return result
 
 
-def step_positions(
-    step: int, rank: int, world_size: int, batch_size: int, accumulation: int
-) -> list[Indices]:
-    """Return the global positions of ``rank`` at ``step``, one array per micro-batch.
-
-    A step takes ``batch_size`` consecutive positions for any number of ranks, so the samples of a step do
-    not depend on that number.
-    """
-    span = range(step * batch_size, (step + 1) * batch_size)
-    return divide(span, rank, world_size, accumulation)
-
-
 def divide(span: range, rank: int, world_size: int, accumulation: int) -> list[Indices]:
     """Return the part of ``span`` for ``rank``, one array per micro-batch.
 
