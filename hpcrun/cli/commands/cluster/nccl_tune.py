@@ -10,6 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from hpcrun.cli.commands.cluster.local_option import add_local, require_local
 from hpcrun.cli.output import print_json
 from hpcrun.cluster.hardware.devices import visible_gpus
 from hpcrun.cluster.launchers import step_hosts
@@ -24,14 +25,10 @@ from hpcrun.network.tune.trials import Grid, TrialRanks, here, on_slurm
 from hpcrun.printing import escaped, say, say_aside
 from hpcrun.run.io.files import write_atomic
 
-_MOST_LOCAL = 64
-
 
 def add_arguments(group: argparse._ArgumentGroup) -> None:
     """Add the options of ``tune`` to a group of the command's options."""
-    group.add_argument(
-        "--local", type=int, metavar="N", help="N ranks on this machine instead of an allocation"
-    )
+    add_local(group, "N ranks on this machine instead of an allocation")
     group.add_argument(
         "--backend", choices=("nccl", "gloo"), help="default: nccl with GPUs, else gloo"
     )
@@ -132,8 +129,7 @@ def _trial(crew: TrialRanks, env: Env, grid: Grid, bar: "tqdm[Any]") -> Trial:
 def _require_sense(arguments: argparse.Namespace) -> None:
     if arguments.target is not None:
         raise UserError(f"nccl tune {arguments.target}: tune takes no file; see --out")
-    if arguments.local is not None and not 2 <= arguments.local <= _MOST_LOCAL:
-        raise UserError(f"--local {arguments.local}: should be 2 to {_MOST_LOCAL}")
+    require_local(arguments.local, 2)
     if arguments.tasks_per_node is not None and arguments.tasks_per_node < 1:
         raise UserError(f"--tasks-per-node {arguments.tasks_per_node}: should be 1 or more")
     if not 0.01 <= arguments.effect < 1:

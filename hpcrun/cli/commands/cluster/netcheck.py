@@ -22,6 +22,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from hpcrun.cli.commands.cluster.local_option import add_local, require_local
 from hpcrun.cli.output import print_json
 from hpcrun.cluster.launchers import step_hosts
 from hpcrun.cluster.network.ports import port_candidates
@@ -36,7 +37,6 @@ from hpcrun.network.check.verdict import THRESHOLD, Verdict, verdicts
 from hpcrun.printing import escaped, say, show_table
 
 _TOOLS = ("auto", "sockets", "iperf3")
-_MOST_LOCAL = 64
 _WIDE_TABLE = 40
 _ALL_REDUCE = 60.0
 
@@ -79,9 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"timeout of the final all-reduce in seconds (default {_ALL_REDUCE:g}; 0: none)",
     )
     how.add_argument("--seed", type=int, default=0, help="seed for the random pairs above 64 nodes")
-    how.add_argument(
-        "--local", type=int, metavar="N", help="N processes on this machine instead of nodes"
-    )
+    add_local(how, "N processes on this machine instead of nodes")
     where = parser.add_argument_group("which nodes (outside an allocation)")
     where.add_argument("--nodes", type=int, metavar="N", help="request N nodes from Slurm")
     where.add_argument("--nodelist", metavar="NODES", help="request these nodes from Slurm")
@@ -117,8 +115,7 @@ def _require_sense(arguments: argparse.Namespace) -> None:
             raise UserError(f"--{option} {getattr(arguments, name)}: should be at least {low}")
     if not 0 < arguments.threshold < 1:
         raise UserError(f"--threshold {arguments.threshold}: should be between 0 and 1")
-    if arguments.local is not None and not 2 <= arguments.local <= _MOST_LOCAL:
-        raise UserError(f"--local {arguments.local}: should be 2 to {_MOST_LOCAL}")
+    require_local(arguments.local, 2)
     if arguments.nodes is not None and arguments.nodes < 2:
         raise UserError(f"--nodes {arguments.nodes}: a check of links needs at least 2")
 

@@ -20,6 +20,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpcrun.cli.commands.cluster.local_option import add_local, require_local
 from hpcrun.cli.output import print_json
 from hpcrun.cluster.hardware.devices import given_gpus
 from hpcrun.cluster.launchers import in_local_cluster, job_id, step_hosts
@@ -35,13 +36,11 @@ from hpcrun.run.preflight_report import record_report
 if TYPE_CHECKING:
     from hpcrun.config import Job
 
-_MOST_LOCAL = 64
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("run", type=Path, nargs="?", metavar="RUN", help="a run directory")
-    parser.add_argument("--local", type=int, metavar="N", help="N processes here instead of nodes")
+    add_local(parser, "N processes here instead of nodes")
     parser.add_argument(
         "--gpus", type=int, metavar="N", help="GPUs expected on each node (default: the job's)"
     )
@@ -57,8 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Check and print; return 1 if a check fails."""
     if arguments.before_ranks:
         return _before_ranks(arguments)
-    if arguments.local is not None and not 1 <= arguments.local <= _MOST_LOCAL:
-        raise UserError(f"--local {arguments.local}: should be 1 to {_MOST_LOCAL}")
+    require_local(arguments.local, 1)
     if arguments.gpus is not None and arguments.gpus < 0:
         raise UserError(f"--gpus {arguments.gpus}: should be at least 0")
     directory = None if arguments.run is None else RunDirectory(arguments.run.absolute())

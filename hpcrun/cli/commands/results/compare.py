@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpcrun.cli.commands.results.comparison_options import add_comparison, keys, require_moment
 from hpcrun.cli.output import print_json
 from hpcrun.errors import UserError
 from hpcrun.printing import say
@@ -30,27 +31,7 @@ _MOST_LISTED = 20
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("file", metavar="FILE", type=Path, help="a file of `hpcrun aggregate`")
-    parser.add_argument(
-        "--metric",
-        metavar="NAME",
-        help="a metric, or result.KEY of result.json (default: validation_loss, else loss)",
-    )
-    parser.add_argument(
-        "--goal",
-        choices=("min", "max"),
-        help="whether lower or higher is better (default: by the metric's name)",
-    )
-    parser.add_argument(
-        "--at", default="last", metavar="WHEN", help="last, best, or a step (default: last)"
-    )
-    parser.add_argument(
-        "--by",
-        metavar="KEYS",
-        help="group by these keys of the config, such as train.lr,model.width",
-    )
-    parser.add_argument(
-        "--seed-key", default="seed", metavar="KEY", help="the config key that holds the seed"
-    )
+    add_comparison(parser)
     parser.add_argument(
         "--include",
         action="append",
@@ -88,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
             lower=goal == "min",
             seed_key=arguments.seed_key,
             include=arguments.include,
-            by=arguments.by.split(",") if arguments.by else None,
+            by=keys(arguments.by),
         )
         groups = grouped(store, question)
         known = labels(store)
@@ -121,8 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _require_sense(arguments: argparse.Namespace) -> None:
-    if arguments.at not in ("last", "best") and not arguments.at.isdigit():
-        raise UserError(f"--at {arguments.at}: should be last, best or a step")
+    require_moment(arguments.at)
     if not 0.5 <= arguments.confidence < 1:
         raise UserError(f"--confidence {arguments.confidence}: should be 0.5 to less than 1")
 

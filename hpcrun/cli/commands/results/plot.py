@@ -20,7 +20,7 @@ _HEIGHT = 12
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     parser.add_argument(
         "runs", nargs="+", metavar="RUN", help="run directories, folders, names, or one .h5 file"
     )

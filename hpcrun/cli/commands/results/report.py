@@ -14,13 +14,13 @@ import argparse
 import time
 from pathlib import Path
 
+from hpcrun.cli.commands.results.comparison_options import add_comparison, keys, require_moment
 from hpcrun.cli.run_arguments import add_runs_dir, runs_dir
-from hpcrun.errors import UserError
 from hpcrun.printing import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     parser.add_argument(
         "runs", nargs="*", metavar="RUN", help="run directories, folders, names, or one .h5 file"
     )
@@ -36,21 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--figures", type=Path, metavar="FOLDER", help="also write each figure as PNG and PDF"
     )
     parser.add_argument("--title", metavar="TEXT", help="title of the page")
-    parser.add_argument(
-        "--metric", metavar="NAME", help="metric to compare (default: validation_loss, else loss)"
-    )
-    parser.add_argument(
-        "--goal", choices=("min", "max"), help="the better end (default: by the metric's name)"
-    )
-    parser.add_argument(
-        "--at", default="last", metavar="WHEN", help="last, best, or a step (default: last)"
-    )
-    parser.add_argument(
-        "--by", metavar="KEYS", help="group by these keys of the config, with commas"
-    )
-    parser.add_argument(
-        "--seed-key", default="seed", metavar="KEY", help="the config's key of the seed"
-    )
+    add_comparison(parser)
     parser.add_argument(
         "--no-sacct", action="store_true", help="do not ask Slurm's accounting for used resources"
     )
@@ -64,8 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     from hpcrun.reporting.source import open_results
     from hpcrun.reporting.writing import require_place, write_figures, write_report
 
-    if arguments.at not in ("last", "best") and not arguments.at.isdigit():
-        raise UserError(f"--at {arguments.at}: should be last, best or a step")
+    require_moment(arguments.at)
     require_matplotlib()
     require_place(arguments.output, arguments.figures)
     request = ReportRequest(
@@ -73,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         metric=arguments.metric,
         goal=arguments.goal,
         at=arguments.at,
-        by=arguments.by.split(",") if arguments.by else None,
+        by=keys(arguments.by),
         seed_key=arguments.seed_key,
         sacct=not arguments.no_sacct,
     )
