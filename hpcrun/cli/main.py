@@ -2,13 +2,14 @@
 
 import argparse
 import difflib
+import gc
 import importlib
 import os
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import NoReturn
 
 from hpcrun import __version__
@@ -150,8 +151,7 @@ def run_command(arguments: Sequence[str]) -> int:
         what = "option" if name.startswith("-") else "command"
         hint = _near(name, [*COMMANDS, "--help", "--version"]) or "; see `hpcrun --help`"
         raise UserError(f"{name}: no such {what}{hint}")
-    folder = next(folder for folder, commands in FOLDERS.items() if name in commands)
-    module = importlib.import_module(f"hpcrun.cli.commands.{folder}.{name}")
+    module = _imported(name)
     parser = Parser(name, module.__doc__)
     module.add_arguments(parser)
     rest, command = _split_at_dashes(arguments[1:])
@@ -163,6 +163,23 @@ def run_command(arguments: Sequence[str]) -> int:
     parsed.command = command or []
     code: int = module.run(parsed)
     return code
+
+
+def _imported(command: str) -> ModuleType:
+    """Import the module of ``command``, with no search for garbage among modules, now and at exit.
+
+    Modules stay until the exit. The search takes about a fifth of the time of a short command.
+    """
+    folder = next(folder for folder, commands in FOLDERS.items() if command in commands)
+    name = f"hpcrun.cli.commands.{folder}.{command}"
+    if name in sys.modules:
+        return sys.modules[name]
+    gc.disable()
+    try:
+        return importlib.import_module(name)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def usage() -> str:
