@@ -13,7 +13,7 @@ from hpcrun.api.status.run_status import row_of
 from hpcrun.api.submission.plan import Plan, finished_result, plan_resume
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.errors import UserError
-from hpcrun.launch import jobs
+from hpcrun.launch import jobs, stopping
 from hpcrun.printing import escaped
 from hpcrun.run.directory import RunDirectory, find
 from hpcrun.run.io.files import read_json, read_lines
@@ -182,7 +182,7 @@ class Run:
             UserError: no job has the run, the scheduler refuses, or the job has not ended after its
                 grace time and a minute.
         """
-        (jobs.kill if now else jobs.cancel)(self._directory)
+        (stopping.kill if now else stopping.cancel)(self._directory)
         if not wait:
             return
         limit = time_to_end(self._directory)
@@ -202,7 +202,7 @@ class Run:
 
         Sources: ``PreemptMode=REQUEUE`` in slurm.conf(5), and ``--signal`` in sbatch(1).
         """
-        jobs.preempt(self._directory)
+        stopping.preempt(self._directory)
 
     @refusing
     def resume(

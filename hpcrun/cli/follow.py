@@ -14,7 +14,7 @@ from hpcrun.cli.run_summary import describe_restart, print_end
 from hpcrun.cli.tail import Tail
 from hpcrun.config import Config
 from hpcrun.errors import UserError
-from hpcrun.launch import jobs
+from hpcrun.launch import jobs, stopping
 from hpcrun.launch.poll_interval import pauses
 from hpcrun.printing import escaped, logged, say
 from hpcrun.run.directory import RunDirectory
@@ -63,7 +63,7 @@ def _interrupt(run: RunDirectory, watcher: "_Watcher", times: int) -> None:
     else:
         watcher.say("hpcrun: ending it now; it continues from its last checkpoint")
     try:
-        (jobs.cancel if times == 1 else jobs.kill)(run)
+        (stopping.cancel if times == 1 else stopping.kill)(run)
     except UserError as error:
         watcher.say(f"hpcrun: {error}")
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hpcrun.launch import jobs
+from hpcrun.launch import stopping
 from hpcrun.launch.errors import LaunchError
 from hpcrun.run.directory import RunDirectory
 
@@ -26,7 +26,7 @@ def take_back(run: RunDirectory, handed: Submitted, error: OSError) -> None:
     Raises:
         LaunchError: it cannot be ended either.
     """
-    if not jobs.withdraw(run, handed.executor, handed.job_id, handed.cluster):
+    if not stopping.withdraw(run, handed.executor, handed.job_id, handed.cluster):
         where = f"--clusters={handed.cluster} " if handed.cluster else ""
         raise LaunchError(
             f"job {handed.job_id} is submitted, but {run.path} cannot be written ({error.strerror}); "

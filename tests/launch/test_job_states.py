@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.cluster.slurm.job_states import is_over
-from hpcrun.launch import jobs
+from hpcrun.launch import jobs, stopping
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, record_event
 from hpcrun.run.io.files import write_json
@@ -75,9 +75,9 @@ def test_cancel_now_kills_the_steps_of_open_ranks_and_else_the_job_as_a_whole(
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     live = jobs.RunState("running", "", True, "slurm", "7")
-    monkeypatch.setattr(jobs, "state", lambda _: live)
+    monkeypatch.setattr(stopping, "state", lambda _: live)
     run = create(tmp_path / "a", "x", {})
     for restart in opened:
         record_event(run, "opened", attempt=Attempt("7", restart), executor="slurm")
-    assert jobs.kill(run) == "job 7: killed"
+    assert stopping.kill(run) == "job 7: killed"
     assert calls.read_text().splitlines() == killed

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.launch import jobs
+from hpcrun.launch import jobs, stopping
 from hpcrun.launch.errors import LaunchError
 from hpcrun.lifecycle.history import asked_to_end
 from hpcrun.run.directory import RunDirectory, create
@@ -49,12 +49,12 @@ def cancelled(run: RunDirectory) -> bool:
 def test_the_ranks_of_the_run_get_the_signal_and_the_run_is_cancelled(
     run: RunDirectory, tmp_path: Path
 ) -> None:
-    assert "the other runs of the job continue" in jobs.cancel(run)
+    assert "the other runs of the job continue" in stopping.cancel(run)
     assert (tmp_path / "signals").read_text() == "--signal=TERM 1_0.1\n"
     assert cancelled(run)
 
 
-@pytest.mark.parametrize("end", [jobs.cancel, jobs.kill])
+@pytest.mark.parametrize("end", [stopping.cancel, stopping.kill])
 def test_a_signal_that_slurm_refuses_cancels_nothing(
     run: RunDirectory, tmp_path: Path, end: Callable[[RunDirectory], str]
 ) -> None:
@@ -76,11 +76,11 @@ def test_without_an_answer_it_is_unknown_whether_the_ranks_run(
 ) -> None:
     program(tmp_path, "squeue", SQUEUE.format(steps="echo 'slurm_load: timed out' >&2; exit 1"))
     with pytest.raises(LaunchError, match="Slurm does not say whether its ranks run"):
-        jobs.cancel(run)
+        stopping.cancel(run)
     program(tmp_path, "squeue", "#!/bin/bash\necho 'slurm_load: timed out' >&2; exit 1\n")
     # So nothing starts the run again.
     assert jobs.state(run).live
     program(tmp_path, "squeue", SQUEUE.format(steps="true"))
     with pytest.raises(LaunchError, match="has no ranks in job 1_0 now"):
-        jobs.cancel(run)
+        stopping.cancel(run)
     assert not cancelled(run)

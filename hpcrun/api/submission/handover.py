@@ -19,7 +19,7 @@ from hpcrun.api.submission.code import keep_code
 from hpcrun.api.submission.continuing import shortened
 from hpcrun.api.sweeps.unrecorded import record_unrecorded
 from hpcrun.config import Config, to_yaml
-from hpcrun.launch import jobs, submission
+from hpcrun.launch import jobs, stopping, submission
 from hpcrun.launch.submitted import ExecutorName, Submitted
 from hpcrun.printing import say_aside
 from hpcrun.run import directory
@@ -84,7 +84,7 @@ def hand_over(
                         after,
                         interrupted=lambda: not ENDINGS.isdisjoint(signals),
                     )
-                    if signal.SIGINT in signals and jobs.withdraw(
+                    if signal.SIGINT in signals and stopping.withdraw(
                         run, submitted.executor, submitted.job_id, submitted.cluster
                     ):
                         ours.append(submitted.job_id)

@@ -8,7 +8,7 @@ from pathlib import Path
 from hpcrun.api.cancelling import note_end, time_to_end
 from hpcrun.api.sweeps.unrecorded import record_killed_submission
 from hpcrun.errors import UserError
-from hpcrun.launch import jobs
+from hpcrun.launch import jobs, stopping
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.sweep_file import read_sweep
 
@@ -41,10 +41,10 @@ def cancel_sweep(folder: Path, *, now: bool = False) -> Iterator[Cancelled]:
         try:
             if state.executor == "slurm" and state.job in ended:
                 # Runs that share a job.
-                jobs.note_cancelled(run, str(state.job))
+                stopping.note_cancelled(run, str(state.job))
                 yield Cancelled(run, True, f"job {state.job}: ends with the run before")
                 continue
-            words = (jobs.kill if now else jobs.cancel)(run, whole=True)
+            words = (stopping.kill if now else stopping.cancel)(run, whole=True)
             ended.add(str(state.job))
             yield Cancelled(run, True, words)
         except (UserError, OSError) as error:

@@ -27,7 +27,7 @@ from hpcrun.api.sweeps.plan import Planned, SweepPlan
 from hpcrun.api.sweeps.unrecorded import record_unrecorded
 from hpcrun.cluster import slurm
 from hpcrun.config import Config
-from hpcrun.launch import jobs
+from hpcrun.launch import stopping
 from hpcrun.launch.dependencies import with_dependency
 from hpcrun.launch.errors import SubmissionUnanswered
 from hpcrun.launch.local.submission import submit_local_sweep
@@ -171,7 +171,7 @@ def _withdrawn_on_failure(given: list[_Given]) -> Iterator[None]:
         yield
     except BaseException:
         for job, run in _to_withdraw(given):
-            if not jobs.withdraw(run, job.executor, job.job_id, job.cluster):
+            if not stopping.withdraw(run, job.executor, job.job_id, job.cluster):
                 end = (
                     f"scancel {job.job_id}"
                     if job.executor == "slurm"

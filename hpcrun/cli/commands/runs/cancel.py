@@ -12,7 +12,7 @@ from hpcrun.api.sweeps.cancelling import cancel_sweep, wait_for_ends
 from hpcrun.api.sweeps.unrecorded import record_killed_submission
 from hpcrun.cli.run_arguments import add_run, find_run, runs_dir
 from hpcrun.cli.run_summary import print_end
-from hpcrun.launch import jobs
+from hpcrun.launch import jobs, stopping
 from hpcrun.printing import say, say_aside
 from hpcrun.run.sweep_file import is_element, is_sweep
 
@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     directory = find_run(arguments)
     if is_element(directory):
         record_killed_submission(directory.path.parent)
-    done = jobs.kill(directory) if arguments.now else jobs.cancel(directory)
+    done = stopping.kill(directory) if arguments.now else stopping.cancel(directory)
     say(f"hpcrun: {done}")
     if arguments.no_wait:
         return 0

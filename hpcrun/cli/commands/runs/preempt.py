@@ -9,7 +9,7 @@ after the grace time.
 import argparse
 
 from hpcrun.cli.run_arguments import add_run, find_run
-from hpcrun.launch import jobs
+from hpcrun.launch import stopping
 from hpcrun.printing import say
 
 
@@ -20,5 +20,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Preempt the run's job."""
-    say(f"hpcrun: {jobs.preempt(find_run(arguments))}")
+    say(f"hpcrun: {stopping.preempt(find_run(arguments))}")
     return 0
