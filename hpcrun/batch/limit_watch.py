@@ -54,12 +54,13 @@ class LimitWatch:
             if self._over.wait(max(self._end - self._early - time.time(), 0.0)):
                 return
             view = query_job(self._attempt.job)
-            if view is not None and self._is_near(view.end_time):
+            # While Slurm ends a job for another reason, the job's end time is in the past.
+            if view is not None and view.state == "RUNNING":
+                if not self._is_near(view.end_time):
+                    # An administrator has changed the limit.
+                    self._end = view.end_time
+                    continue
                 self._kill()
-            elif view is not None:
-                # An administrator has changed the limit.
-                self._end = view.end_time
-                continue
             # A controller that does not answer enforces no limit.
             if self._over.wait(_AGAIN):
                 return

@@ -58,6 +58,7 @@ def blames(path: Path, since: float) -> list[Blame]:
     A node fails a start of a job once, also where several runs share the job.
     """
     found: list[Blame] = []
+    seen: set[tuple[str, str]] = set()
     for line in _last_lines(path):
         try:
             entry = json.loads(line)
@@ -65,10 +66,10 @@ def blames(path: Path, since: float) -> list[Blame]:
                 found = [one for one in found if one.node != entry["node"]]
                 continue
             one = Blame(**entry)
-            same = (one.node, one.attempt)
-            known = one.attempt and any((other.node, other.attempt) == same for other in found)
-            if one.time >= since and not known:
-                found.append(one)
+            if one.time < since or (one.attempt and (one.node, one.attempt) in seen):
+                continue
+            seen.add((one.node, one.attempt))
+            found.append(one)
         except (ValueError, TypeError, KeyError, AttributeError):
             continue
     return found

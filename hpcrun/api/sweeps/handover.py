@@ -142,7 +142,8 @@ def _submit(
         else:
             begin = _to_this_machine(plan, wanted, after, given)
         _record(plan, sweep, given, after, cluster, silent)
-        if signal.SIGINT in signals:
+        # A withdrawal would remove the record of an array that Slurm may have.
+        if signal.SIGINT in signals and silent is None:
             stop_if_interrupted(signals)
         if begin is not None:
             begin()
