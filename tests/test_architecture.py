@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = [
     ROOT / "docs" / "architecture.md",
+    ROOT / "docs" / "accelerators.md",
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs" / "decisions").glob("*.md")),
     *sorted((ROOT / ".github").rglob("*.md")),
