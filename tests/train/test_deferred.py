@@ -13,6 +13,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.data import random_split
 
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import override_layer, resolve
@@ -23,6 +24,7 @@ from hpcrun.tasks.gpt import GPT
 from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.train.deferred import tape
 from hpcrun.train.deferred.build import Deferred, build_deferred
+from hpcrun.train.deferred.later_draws import LaterDraws
 from hpcrun.train.deferred.tape import Unreplayable
 from hpcrun.train.model.initial_weights import load_initial_weights
 from hpcrun.train.step.trainer import DistributedAMPTrainer
@@ -104,6 +106,18 @@ def states() -> list[bytes]:
     return [state.numpy().tobytes() for state in now] + [repr(random.getstate()).encode()]
 
 
+def draws() -> list[torch.Tensor]:
+    """Draw as a dataset may do: from a fork, from a copy of the generator, after a seed, and from itself."""
+    with torch.random.fork_rng():
+        forked = torch.randn(2)
+    with torch.random.fork_rng():
+        torch.manual_seed(8)
+        seeded = torch.randperm(5)
+    copied = torch.rand(2, generator=torch.Generator().set_state(torch.get_rng_state()))
+    split = random_split(range(9), [4, 5])[0].indices
+    return [forked, seeded, copied, torch.tensor(split), torch.rand(1)]
+
+
 def weights(deferred: Deferred) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     deferred.compute(lambda name, value: found.update({name: value.clone()}))
@@ -114,7 +128,7 @@ def weights(deferred: Deferred) -> dict[str, torch.Tensor]:
 def require_same(make: Callable[[], nn.Module]) -> None:
     seed()
     normal = make()
-    after = states()
+    drawn, after = draws(), states()
     seed()
     deferred = build_deferred(make)
     # A tensor of numpy is there already.
@@ -126,9 +140,9 @@ def require_same(make: Callable[[], nn.Module]) -> None:
         assert value.requires_grad == dict(deferred.model.named_parameters())[name].requires_grad
     for name, buffer in normal.named_buffers():
         assert torch.equal(buffer, dict(deferred.model.named_buffers())[name]), name
-    assert not deferred.settle_generator()
-    torch.rand(1)
-    assert deferred.settle_generator()
+    with LaterDraws(deferred):
+        found_later = draws()
+    assert all(map(torch.equal, drawn, found_later))
     assert states() == after
 
 

@@ -59,17 +59,19 @@ class Deferred:
 
         self.tape.replay(places, deliver)
 
-    def settle_generator(self) -> bool:
-        """Set torch's default generator to its state after the build, if the program has used it since then.
-
-        Returns:
-            True if it was used: what the program drew since then is wrong.
-        """
-        if self.reached is None or torch.equal(torch.get_rng_state(), self.state):
+    def left(self, generator: torch.Generator) -> bool:
+        """Return True if ``generator`` stands where this build has left torch's default generator."""
+        if self.reached is None or generator.device.type != "cpu":
             return False
-        after = self.tape.replay((), _nowhere, after=[self.reached])
-        torch.set_rng_state(after[self.reached])
-        return True
+        return torch.equal(generator.get_state(), self.state)
+
+    def state_after(self) -> Tensor:
+        """Return the state of torch's default generator after a normal build.
+
+        Takes the time of all draws.
+        """
+        assert self.reached is not None
+        return self.tape.replay((), _nowhere, after=[self.reached])[self.reached]
 
     def rebuild(self, make: Callable[[], nn.Module]) -> nn.Module:
         """Return a model with weights from ``make``, which must start as the recorded build did.
@@ -96,7 +98,7 @@ def build_deferred(make: Callable[[], nn.Module]) -> Deferred:
 
     Buffers, and tensors in other attributes of modules, are computed: they are small, and code may read them.
     Python's and numpy's generators move as in a normal build; torch's default generator: see
-    :meth:`Deferred.settle_generator`.
+    :class:`~hpcrun.train.deferred.later_draws.LaterDraws`.
 
     Raises:
         Unreplayable: the parameters cannot be computed later with the same bits. The generators are as they

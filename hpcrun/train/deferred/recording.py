@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hpcrun.train.deferred.generators import Generators
-from hpcrun.train.deferred.tape import Call, Tape, Unreplayable, View, new_storage
+from hpcrun.train.deferred.tape import Call, Tape, Unreplayable, View, draws_random, new_storage
 
 _SMALL_BYTES = 1 << 19
 """Size of a tensor that is computed immediately."""
@@ -199,7 +199,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         whole = name in _FILLS and bool(targets) and _covers(targets[0], self.tape.sizes)
         others = {view.storage for view in before[1:]} if whole else given
         overwrites = writes - others if whole else set()
-        draws = _draws(func, args, kwargs)
+        draws = draws_random(func, args, kwargs)
         arguments, options = tree_map_only(Tensor, self.view, (args, kwargs))
         # A replay sets the state of the default generator.
         arguments, options = _without_generators(arguments, options)
@@ -265,7 +265,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run a call with a result that depends on values."""
         views = tree_map_only(Tensor, self.view, (args, kwargs))
         needed = {leaf.storage for leaf in tree_leaves(views) if isinstance(leaf, View)}
-        if not all(self._known(key) for key in needed) or _draws(func, args, kwargs):
+        if not all(self._known(key) for key in needed) or draws_random(func, args, kwargs):
             raise self.refuse(f"it reads the values of a tensor ({func._schema.name})")
         args, kwargs = tree_map_only(
             View, lambda view: view.of(self.tape.known[view.storage]), views
@@ -381,12 +381,6 @@ def _mutated(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
 
 def _without_generators(args: Any, kwargs: Any) -> Any:
     return tree_map_only(torch.Generator, lambda _: None, (args, kwargs))
-
-
-def _draws(func: Any, args: Any, kwargs: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in func.tags or any(
-        isinstance(leaf, torch.Generator) for leaf in tree_leaves((args, kwargs))
-    )
 
 
 def _covers(view: View, sizes: dict[int, int]) -> bool:

@@ -241,3 +241,10 @@ def _last_uses(chosen: Sequence[tuple[Call, bool]]) -> list[list[int]]:
     for key in sorted(last):
         done[last[key]].append(key)
     return done
+
+
+def draws_random(func: Any, args: Any, kwargs: Any) -> bool:
+    """Return True if a call of torch's dispatcher draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in func.tags or any(
+        isinstance(leaf, torch.Generator) for leaf in tree_leaves((args, kwargs))
+    )

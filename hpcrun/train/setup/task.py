@@ -1,21 +1,21 @@
 """Import the task, prepare its data, and make its model and its datasets."""
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import nn
 from torch.utils.data import Dataset, default_collate
 
-from hpcrun.checkpoint.state import capture
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import Config
 from hpcrun.errors import UserError
 from hpcrun.train.data.batches import length, require_trainable
 from hpcrun.train.data.workers import worker_processes
 from hpcrun.train.deferred.build import Deferred
+from hpcrun.train.deferred.later_draws import LaterDraws
 from hpcrun.train.model.sync_batchnorm import why_not_synchronized
 from hpcrun.train.parallel import process_group
 from hpcrun.train.parallel.choose import Parallel
@@ -105,22 +105,8 @@ def _open(task: Task, config: Config, distributed: DistributedConfig) -> OpenedT
 
 
 def _datasets(task: Task, deferred: Deferred | None) -> "tuple[Dataset[Any], Dataset[Any] | None]":
-    before, attributes = capture.capture_rank(), dict(vars(task))
-    datasets = task.train_dataset(), task.validation_dataset()
-    if deferred is not None and deferred.settle_generator():
-        # They drew random numbers (random_split), which follow those of the build.
-        capture.apply_rank({**before, "cpu": torch.get_rng_state()})
-        # Both methods may use a split that the first has kept.
-        vars(task).clear()
-        vars(task).update(attributes)
-        start = torch.get_rng_state()
-        datasets = task.train_dataset(), task.validation_dataset()
-        if torch.equal(torch.get_rng_state(), start):
-            raise UserError(
-                f"fsdp.deferred_init: {type(task).__name__}.train_dataset() keeps random values of its first "
-                "call outside the task; set fsdp.deferred_init=false"
-            )
-    return datasets
+    with contextlib.nullcontext() if deferred is None else LaterDraws(deferred):
+        return task.train_dataset(), task.validation_dataset()
 
 
 def _validation_keys(config: Config) -> list[str]:
