@@ -104,7 +104,11 @@ def test_a_failed_check_is_exit_code_1_and_ends_no_other_check(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     answers = {
-        "staging": Outcome("snapshot", "fail", "the snapshot differs", "open an issue"),
+        "staging": Outcome(
+            "snapshot",
+            *("fail", "the snapshot differs", "open an issue"),
+            {"losses": [1.5, math.nan], "places": {"cpu": math.inf}},
+        ),
         "bench": Outcome("speed", "pass", "1,000 tokens/s"),
     }
     wanted = ["--simulate", "--only", "staging,bench", "--json", str(tmp_path / "a.json")]
@@ -112,6 +116,12 @@ def test_a_failed_check_is_exit_code_1_and_ends_no_other_check(
     page = capsys.readouterr().out
     assert re.search(r"snapshot +FAIL\n    the snapshot differs\n    -> open an issue\n", page)
     assert "\n1 pass, 1 fail, in " in page
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is no JSON")
+
+    told = json.loads((tmp_path / "a.json").read_text(), parse_constant=refuse)
+    assert told["outcomes"][0]["details"] == {"losses": [1.5, "nan"], "places": {"cpu": "inf"}}
     answers["staging"] = Outcome("snapshot", "warn", "slow")
     assert run(wanted, monkeypatch, answers) == 0
 
@@ -187,6 +197,8 @@ def test_each_comparison_finds_a_planted_difference() -> None:
         "interrupted": {"causes": ["preemption", "crash", "finished"], "state": {"w": "1"}},
     }
     assert resume.judge(ends, 2).result == "pass"
+    # A model has thousands of values; the file is for mail.
+    assert resume.judge(ends, 2).details == {"values": 1}
     for change in ({"state": {"w": "2"}}, {"state": {}}, {"causes": ["finished"]}):
         other_ends = {**ends, "interrupted": {**ends["interrupted"], **change}}
         assert resume.judge(other_ends, 2).result == "fail"

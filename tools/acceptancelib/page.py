@@ -1,5 +1,6 @@
 """The page on the terminal and the JSON file. Without torch."""
 
+import math
 import sys
 import textwrap
 from collections import Counter
@@ -53,11 +54,20 @@ def document(
                 "result": outcome.result,
                 "line": outcome.line,
                 "remedy": outcome.remedy,
-                "details": outcome.details,
+                "details": _plain(outcome.details),
             }
             for check, outcome in found
         ],
     }
+
+
+def _plain(value: Any) -> Any:
+    """Return ``value`` for JSON, which has no NaN and no infinity: they become text."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _wrapped(text: str, indent: str) -> list[str]:
