@@ -1,37 +1,46 @@
-"""Kill a program before each of its operations on files."""
+"""Kill a program at each of its operations on files, and within its writes."""
 
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable, Iterator
 
 _OPERATIONS = frozenset(("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"))
+_SIZES = (0, 1, 50, 1000)
 
 
-def killed_before_each(work: Callable[[], object]) -> Iterator[int]:
-    """Run ``work`` in one child after another, and yield after each that was killed.
+def killed_at_each_step(work: Callable[[], object]) -> Iterator[str]:
+    """Run ``work`` in one child after another, and yield after each but the last.
 
-    The n-th child is killed before its n-th operation: opening, fsync, rename, making and removing. The last
-    child does all its work. Written data survive a kill, so a kill within a write needs no case of its own.
+    The first children are killed when a file becomes larger than some sizes. Then the n-th child is killed
+    before its n-th operation: opening, fsync, rename, making and removing. The last child does all its work.
 
     Yields:
-        The number of the operation that did not happen.
+        The place of the kill, for messages.
     """
-    number = 0
-    while True:
+    for size in _SIZES:
+        _killed(work, sys.maxsize, size)  # Not if all files are smaller.
+        yield f"byte {size + 1} of a file"
+    number = 1
+    while _killed(work, number, resource.RLIM_INFINITY):
+        yield f"operation {number}"
         number += 1
-        child = os.fork()
-        if child == 0:
-            _run(work, number)
-        _, status = os.waitpid(child, 0)
-        if os.WIFEXITED(status):
-            assert os.WEXITSTATUS(status) == 0, f"the work failed without a kill ({number})"
-            return
-        assert os.WTERMSIG(status) == signal.SIGKILL
-        yield number
 
 
-def _run(work: Callable[[], object], last: int) -> None:
+def _killed(work: Callable[[], object], last: int, size: int) -> bool:
+    child = os.fork()
+    if child == 0:
+        _run(work, last, size)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        assert os.WTERMSIG(status) in (signal.SIGKILL, signal.SIGXFSZ)
+        return True
+    assert os.WEXITSTATUS(status) == 0, "the work failed without a kill"
+    return False
+
+
+def _run(work: Callable[[], object], last: int, size: int) -> None:
     """Work in this process, which ends here."""
     done = 0
 
@@ -50,6 +59,9 @@ def _run(work: Callable[[], object], last: int) -> None:
 
     code = 1
     try:
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
         os.fsync = fsync
         sys.addaudithook(lambda event, _: count(event))
         work()

@@ -18,7 +18,7 @@ from hpcrun.config import override_layer, resolve, to_yaml
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.train.model import compile_cache
 from hpcrun.train.model.compile_cache import CompileCache, open_cache
-from tests.kills import killed_before_each
+from tests.kills import killed_at_each_step
 
 ROOT = Path(__file__).parents[2]
 
@@ -120,9 +120,9 @@ def test_a_killed_save_leaves_the_old_or_the_new_file_whole(
     CompileCache(file, cpu, writes=True, loads=False).save()
     packed[0] = b"newer" * 999
     seen = set()
-    for number in killed_before_each(CompileCache(file, cpu, writes=True, loads=False).save):
+    for place in killed_at_each_step(CompileCache(file, cpu, writes=True, loads=False).save):
         line = CompileCache(file, cpu, writes=False, loads=True).load()
-        assert str(line).startswith("compiled code of an earlier start: 1 entries"), number
+        assert str(line).startswith("compiled code of an earlier start: 1 entries"), place
         seen.add(found.pop())
     assert seen == {b"old" * 999, b"newer" * 999}
 
