@@ -10,7 +10,7 @@ from hpcrun.device.vendor import CompileMode
 from hpcrun.errors import UserError
 from hpcrun.train.data.batching import accumulation_of
 from hpcrun.train.deferred.build import Deferred
-from hpcrun.train.deferred.fill import fill
+from hpcrun.train.deferred.fill import fill, give_memory
 from hpcrun.train.errors import error_on_all_ranks
 from hpcrun.train.model.prepare import Preparation
 from hpcrun.train.optim.optimizer import build_schedule, optimizer_of
@@ -29,10 +29,15 @@ def build_trainer(
     distributed: DistributedConfig,
     parallel: Parallel,
     deferred: Deferred | None = None,
+    *,
+    loads: bool = False,
 ) -> DistributedAMPTrainer:
     """Build this rank's trainer with its optimizer. Collective.
 
-    ``deferred``: the recorded build of ``model``, if its weights are not computed yet.
+    Args:
+        deferred: the recorded build of ``model``, if its weights are not computed yet.
+        loads: the caller loads every weight from a checkpoint, so that the weights of ``deferred`` need not
+            be computed.
 
     Raises:
         UserError: the model or the task's optimizer does not fit the config.
@@ -68,23 +73,24 @@ def build_trainer(
             require_float8(trainer.device)
         trainer.wrap_model()
         if deferred is not None:
-            place = torch.device("cpu") if config.fsdp.cpu_offload else trainer.device
-            at, group = trainer.device, trainer.control_group()
-            # The other ranks wait while rank 0 computes; a normal build has this time too.
-            with process_group.waiting_at_least(config.train.hang_start):
-                fill(
-                    deferred,
-                    trainer.module,
-                    device=at,
-                    place=place,
-                    rank=distributed.rank,
-                    group=group,
-                )
+            cpu = torch.device("cpu")
+            give_memory(trainer.module, cpu if config.fsdp.cpu_offload else trainer.device)
+            if loads:
+                deferred.tape.clear()
+            else:
+                _fill(deferred, trainer, config)
         _ = trainer.optimizer
     except UserError as error:
         # The model is the same on every rank, so every rank has this error.
         raise error_on_all_ranks(str(error), distributed.rank) from error
     return trainer
+
+
+def _fill(deferred: Deferred, trainer: DistributedAMPTrainer, config: Config) -> None:
+    rank, group = trainer.distributed.rank, trainer.control_group()
+    # The other ranks wait while rank 0 computes; a normal build has this time too.
+    with process_group.waiting_at_least(config.train.hang_start):
+        fill(deferred, device=trainer.device, rank=rank, group=group)
 
 
 def _compile_mode(

@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch._dynamo
@@ -19,6 +20,7 @@ from hpcrun.config import override_layer, resolve, to_yaml
 from hpcrun.lifecycle.signals import STOP
 from hpcrun.run.directory import create
 from hpcrun.train import session
+from hpcrun.train.deferred.build import Deferred
 from hpcrun.train.entry import run_rank
 from hpcrun.worker import leave
 from tests.train import zoo
@@ -187,6 +189,18 @@ MISFITS = {
 }
 
 
+def count_draws(file: Path) -> None:
+    """Append a character to ``file`` whenever rank 0 computes the weights of a deferred build."""
+    compute = Deferred.compute
+
+    def counted(self: Deferred, take: Any) -> None:
+        with file.open("a") as stream:
+            stream.write("!")
+        compute(self, take)
+
+    Deferred.compute = counted  # type: ignore[method-assign]
+
+
 def play(rank: int, run: Path, restart: int) -> None:
     """Run as a task of the local cluster, with its variables, entry point and exit."""
     torch.set_num_threads(1)
@@ -206,6 +220,8 @@ def play(rank: int, run: Path, restart: int) -> None:
     }
     if restart and run.name in ELSEWHERE:
         os.environ["ONEDNN_MAX_CPU_ISA"] = "DEFAULT"
+    if run.name == "stopped-fsdp" and rank == 0:
+        count_draws(run.with_name(f"{run.name}-draws"))
     STOP.install()
     leave(run_rank(run, STOP))
 

@@ -27,8 +27,10 @@ from hpcrun.train.deferred.build import Deferred, build_deferred
 from hpcrun.train.deferred.later_draws import LaterDraws
 from hpcrun.train.deferred.tape import Unreplayable
 from hpcrun.train.model.initial_weights import load_initial_weights
+from hpcrun.train.setup.deferral import build_model, covers
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 from hpcrun.train.task import load_task
+from tests.train.zoo import Regression
 
 OWN = torch.Generator()
 
@@ -402,6 +404,34 @@ def test_initial_weights_of_files_replace_those_of_the_build(tmp_path: Path) -> 
     assert "has no norm.bias (1 tensors are missing)" in refused({})
     (tmp_path / "1.safetensors").write_bytes(b"no")
     assert "cannot be read" in refused({})
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_resume_reads_no_file_of_initial_weights_unless_a_checkpoint_lacks_some(
+    world: int,
+) -> None:
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(3, 3)
+
+        def state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:
+            return {"inner.bias": self.inner.bias}
+
+    class Given(Regression):
+        kind: Callable[[], nn.Module] = Varied
+
+        def build_model(self) -> nn.Module:
+            return self.kind()
+
+    config = resolve([override_layer(["train.parallel=fsdp", "train.init_from=/nowhere"])])
+    place = DistributedConfig(world_size=world)
+    model, deferred = build_model(Given(config), config, place, resumes=True)
+    assert (covers(model), deferred is not None) == (True, world > 1)
+    Given.kind = Frozen
+    for resumes in (False, True):
+        with pytest.raises(UserError, match=r"train\.init_from: /nowhere does not exist"):
+            build_model(Given(config), config, place, resumes=resumes)
 
 
 def test_a_rebuild_starts_as_the_recorded_build_did() -> None:

@@ -60,6 +60,11 @@ def test_a_stop_changes_no_bit_although_the_samples_are_random(runs, kind):
     assert jobs.final_state(runs.run(f"stopped{kind}")) == undisturbed
 
 
+def test_a_resume_computes_no_initial_weights(runs):
+    assert runs.codes("stopped-fsdp") == STOPPED_ONCE
+    assert runs.run("stopped-fsdp").path.with_name("stopped-fsdp-draws").read_text() == "!"
+
+
 def test_layers_in_fp8_resume_with_the_same_bits(runs):
     pytest.importorskip("torchao")
     test_a_stop_changes_no_bit_although_the_samples_are_random(runs, "-float8")

@@ -30,7 +30,7 @@ from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.tasks.gpt import GPT
 from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.train.deferred.build import build_deferred
-from hpcrun.train.deferred.fill import fill
+from hpcrun.train.deferred.fill import fill, give_memory
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 from tests.train.forks import fork_ranks
 
@@ -115,7 +115,8 @@ def _build(place: DistributedConfig, shape: LanguageModelShape, name: str) -> Di
     )
     trainer.wrap_model()
     if deferred is not None:
-        fill(deferred, trainer.module, device=_CPU, place=_CPU, rank=place.rank, group=None)
+        give_memory(trainer.module, _CPU)
+        fill(deferred, device=_CPU, rank=place.rank, group=None)
     return trainer
 
 

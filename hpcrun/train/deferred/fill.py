@@ -13,16 +13,20 @@ from hpcrun.train.deferred.build import Deferred, DeferredParameter
 from hpcrun.train.parallel.collective import together
 
 
+def give_memory(module: nn.Module, place: torch.device) -> None:
+    """Give the parameters of ``module``, sharded on the meta device, zeros on the device ``place``."""
+    root: Any = module
+    root._apply(lambda value: torch.zeros_like(value, device=place) if value.is_meta else value)
+
+
 def fill(
     deferred: Deferred,
-    module: nn.Module,
     *,
     device: torch.device,
-    place: torch.device,
     rank: int,
     group: Any,
 ) -> None:
-    """Set the parameters of ``module``, sharded on the meta device. Collective.
+    """Set the parameters of ``module``, which `give_memory` has prepared. Collective.
 
     Rank 0 computes the parameters one after another and broadcasts each, so that all ranks have the bits of
     one machine. A rank holds its shards, the current parameter, and what the build needs for it. The
@@ -30,14 +34,11 @@ def fill(
 
     Args:
         device: of the collectives.
-        place: device of the shards.
         group: a control group of all ranks.
 
     Raises:
         UserError: on all ranks, if the ranks have built different models.
     """
-    root: Any = module
-    root._apply(lambda value: torch.empty_like(value, device=place) if value.is_meta else value)
     parameters = {each.name: each for each in deferred.parameters}
     mine = [described(parameters[name]) for name in deferred.order()]
     words: list[Any] = [mine]

@@ -23,7 +23,7 @@ def load_initial_weights(model: nn.Module, source: str) -> None:
     Raises:
         UserError: there are no such files, or they do not hold the tensors of the model.
     """
-    wanted = _state(model)
+    wanted = initial_state(model)
     sources: dict[str, Path] = {}
     with torch.no_grad():
         for file, name, tensor in _tensors(source):
@@ -48,7 +48,7 @@ def load_initial_weights(model: nn.Module, source: str) -> None:
         )
 
 
-def _state(model: nn.Module) -> dict[str, Tensor]:
+def initial_state(model: nn.Module) -> dict[str, Tensor]:
     """Return parameters and persistent buffers by all their names."""
     transient = {
         f"{path}.{name}" if path else name

@@ -14,16 +14,18 @@ from hpcrun.train.deferred.build import Deferred, build_deferred
 from hpcrun.train.deferred.fill import described
 from hpcrun.train.deferred.tape import Unreplayable
 from hpcrun.train.determinism import seed_alike
-from hpcrun.train.model.initial_weights import load_initial_weights
+from hpcrun.train.model.initial_weights import initial_state, load_initial_weights
 from hpcrun.train.model.sync_batchnorm import synchronized
 from hpcrun.train.parallel.choose import only_ddp
 from hpcrun.train.task import Task
 
 
 def build_model(
-    task: Task, config: Config, distributed: DistributedConfig
+    task: Task, config: Config, distributed: DistributedConfig, *, resumes: bool = False
 ) -> tuple[Any, Deferred | None]:
     """Return the result of ``task.build_model()``, and the recording of a model without weights.
+
+    ``resumes``: a checkpoint follows, so that a file of initial weights is not read (see `covers`).
 
     Raises:
         UserError: ``fsdp.deferred_init`` is true, and the build cannot be recorded.
@@ -31,10 +33,10 @@ def build_model(
     # The same seed on every rank, so that all ranks start with the same weights.
     seed_alike(config.seed)
     if not _wanted(config, distributed):
-        return _build(task, config, distributed), None
+        return _build(task, config, distributed, resumes), None
     generators = capture.capture_rank()
     try:
-        deferred = build_deferred(lambda: _build(task, config, distributed))
+        deferred = build_deferred(lambda: _build(task, config, distributed, resumes))
     except Unreplayable as error:
         where = f"fsdp.deferred_init: {type(task).__name__}.build_model()"
         if config.fsdp.deferred_init is True:
@@ -44,17 +46,22 @@ def build_model(
         if distributed.rank == 0:
             print(f"hpcrun: {where} runs on every rank in full: {error}", flush=True)
         capture.apply_rank(generators)
-        return _build(task, config, distributed), None
+        return _build(task, config, distributed, resumes), None
     return deferred.model, deferred if deferred.parameters else None
 
 
 def build_whole(
-    task: Task, config: Config, distributed: DistributedConfig, deferred: Deferred
+    task: Task,
+    config: Config,
+    distributed: DistributedConfig,
+    deferred: Deferred,
+    *,
+    resumes: bool = False,
 ) -> nn.Module:
     """Return the model with its weights, as a build that was never recorded; generators stay as they are."""
     now = capture.capture_rank()
     seed_alike(config.seed)
-    model = deferred.rebuild(lambda: _build(task, config, distributed))
+    model = deferred.rebuild(lambda: _build(task, config, distributed, resumes))
     capture.apply_rank(now)
     deferred.tape.clear()
     return model
@@ -83,13 +90,23 @@ def all_deferred(
     return same and words[0] is not None
 
 
-def _build(task: Task, config: Config, distributed: DistributedConfig) -> Any:
+def covers(model: nn.Module) -> bool:
+    """Return True if a checkpoint of ``model`` has all its parameters and persistent buffers.
+
+    A model may leave some out of its state dict, such as frozen weights of another model.
+    """
+    return initial_state(model).keys() <= model.state_dict(keep_vars=True).keys()
+
+
+def _build(task: Task, config: Config, distributed: DistributedConfig, resumes: bool) -> Any:
     model = task.build_model()
     if config.train.sync_batchnorm:
         on_gpu = bool(distributed.device_ids)
         model = synchronized(model, ranks=distributed.world_size, on_gpu=on_gpu)
     source = config.train.init_from
-    if source is not None and isinstance(model, nn.Module):
+    if source is None or not isinstance(model, nn.Module):
+        return model
+    if not (resumes and covers(model)):
         load_initial_weights(model, source)
     return model
 

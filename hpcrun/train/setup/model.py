@@ -9,6 +9,7 @@ from hpcrun.checkpoint.outcome import Restored
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.config import Config, changed_ways
 from hpcrun.run.commits import newest_commit
+from hpcrun.run.directory import RunError
 from hpcrun.run.events import read_events
 from hpcrun.train.build import build_trainer
 from hpcrun.train.checkpoint_setup import restore
@@ -18,6 +19,7 @@ from hpcrun.train.drift import changed, environment, require_same
 from hpcrun.train.evaluation.early_stopping import EarlyStopping
 from hpcrun.train.parallel.choose import resolve_parallel
 from hpcrun.train.setup.context import Context
+from hpcrun.train.setup.deferral import covers
 from hpcrun.train.setup.task import OpenedTask
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 
@@ -67,6 +69,7 @@ def build_model(
     Raises:
         UserError: the model does not fit the config, no checkpoint can be loaded, or train.deterministic is
             strict and something has changed that decides bits.
+        RunError: the checkpoint of a resume has disappeared while the model was built.
         OutOfMemory: the model does not fit the device.
     """
     config, distributed = context.config, context.distributed
@@ -75,11 +78,23 @@ def build_model(
     with context.explain_memory(None, parallel, device):
         with context.at("wrapping the model"):
             opened = opened.for_parallel(parallel, config, distributed)
+            loads = opened.resumes and opened.deferred is not None and covers(opened.model)
             trainer = build_trainer(
-                config, opened.task, opened.model, distributed, parallel, opened.deferred
+                config,
+                opened.task,
+                opened.model,
+                distributed,
+                parallel,
+                opened.deferred,
+                loads=loads,
             )
         with context.at("restoring"):
             restored = restore(context.run, config, trainer, engine)
+    if restored is None and opened.resumes:
+        raise RunError(
+            f"{context.run.checkpoints}: a checkpoint was there at the start of this attempt, and is gone; "
+            "start the run again"
+        )
     here = environment(device, distributed, context.group)
     meta = {} if restored is None else restored.meta
     sharded = parallel == "fsdp"

@@ -9,9 +9,11 @@ from typing import Any
 from torch import nn
 from torch.utils.data import Dataset, default_collate
 
+from hpcrun.checkpoint.sharded.collective import RankGroup
 from hpcrun.cluster.distributed import DistributedConfig
 from hpcrun.config import Config
 from hpcrun.errors import UserError
+from hpcrun.run.commits import has_commit
 from hpcrun.train.data.batches import length, require_trainable
 from hpcrun.train.data.workers import worker_processes
 from hpcrun.train.deferred.build import Deferred
@@ -39,6 +41,8 @@ class OpenedTask:
     validation_set: "Dataset[Any] | None"
     deferred: Deferred | None = None
     """The recorded build of a model without weights."""
+    resumes: bool = False
+    """True if a checkpoint is there at the start."""
 
     @property
     def collate(self) -> Callable[[list[Any]], Any]:
@@ -53,7 +57,7 @@ class OpenedTask:
         """Return the task with the model that ``parallel`` needs: only FSDP takes a model without weights."""
         if self.deferred is None or parallel == "fsdp":
             return self
-        model = build_whole(self.task, config, distributed, self.deferred)
+        model = build_whole(self.task, config, distributed, self.deferred, resumes=self.resumes)
         return replace(self, model=model, deferred=None)
 
 
@@ -70,16 +74,18 @@ def open_task(context: Context) -> OpenedTask:
     with process_group.waiting_at_least(_MAX_PREPARE), context.at(PREPARING):
         context.together(work)
     with context.at("building the model and its data"):
-        opened = context.together(lambda: _open(task, context.config, context.distributed))
         config, distributed = context.config, context.distributed
+        ranks = RankGroup(distributed.rank, distributed.world_size, context.group)
+        resumes = ranks.from_rank_0(lambda: has_commit(context.run))
+        opened = context.together(lambda: _open(task, config, distributed, resumes))
         if all_deferred(opened.deferred, config, distributed, context.group):
             return opened
         # A rank that could not defer its build has the whole model, and so must all.
         return opened.for_parallel("ddp", config, distributed)
 
 
-def _open(task: Task, config: Config, distributed: DistributedConfig) -> OpenedTask:
-    model, deferred = build_model(task, config, distributed)
+def _open(task: Task, config: Config, distributed: DistributedConfig, resumes: bool) -> OpenedTask:
+    model, deferred = build_model(task, config, distributed, resumes=resumes)
     ranks, gpu = distributed.world_size, bool(distributed.device_ids)
     if config.train.sync_batchnorm and distributed.rank == 0:
         line = why_not_synchronized(model, ranks=ranks, on_gpu=gpu)
@@ -101,7 +107,7 @@ def _open(task: Task, config: Config, distributed: DistributedConfig) -> OpenedT
                 f"hpcrun: {key}: has no effect: {type(task).__name__} has no validation set",
                 flush=True,
             )
-    return OpenedTask(task, model, dataset, validation_set, deferred)
+    return OpenedTask(task, model, dataset, validation_set, deferred, resumes)
 
 
 def _datasets(task: Task, deferred: Deferred | None) -> "tuple[Dataset[Any], Dataset[Any] | None]":
