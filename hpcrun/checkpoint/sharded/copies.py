@@ -4,6 +4,11 @@ DDP holds every tensor on every rank, and HSDP every shard once per copy of the 
 that it holds, 512 ranks would read a checkpoint 512 times from the shared disk. Here the ranks divide the
 bytes, so each byte leaves the disk once, and all ranks read at the same time. The broadcasts use the groups
 of the training, so on GPUs the bytes take NCCL's path between the devices.
+
+The reader compares a tensor with its hash; the receivers do not. Every gradient of the training takes the
+same path, protected by the checksums of TCP, InfiniBand, NVLink and PCIe. A path that changes bits spoils
+the next step anyway, so a hash of what arrives would not make the training safer. On a GPU it would cost a
+copy of all weights to the host.
 """
 
 from collections.abc import Callable, Iterable, Mapping
