@@ -16,6 +16,7 @@ import torch
 import torch._dynamo
 import torch._inductor.config
 
+from hpcrun.checkpoint.sharded import copies
 from hpcrun.config import override_layer, resolve, to_yaml
 from hpcrun.lifecycle.signals import STOP
 from hpcrun.run.directory import create
@@ -111,6 +112,7 @@ RUNS = {
     "stopped-float8": ["task=Wide", *FLOAT8, "model.stop_at=5"],
     "float8-on-cpu": ["task=Wide", *FLOAT8, "train.float8=true"],
     "raises-fsdp": ["task=RaisesOnRank1", "train.parallel=fsdp"],
+    "killed-restoring": ["task=Regression", "model.stop_at=5"],
     "raises-ddp": ["task=RaisesOnRank1", "train.parallel=ddp"],
     "no-such-class": [
         "task=Regression",
@@ -222,6 +224,9 @@ def play(rank: int, run: Path, restart: int) -> None:
         os.environ["ONEDNN_MAX_CPU_ISA"] = "DEFAULT"
     if run.name == "stopped-fsdp" and rank == 0:
         count_draws(run.with_name(f"{run.name}-draws"))
+    if run.name == "killed-restoring" and restart and rank == 1:
+        # At the first broadcast of what the ranks have read.
+        copies._broadcast = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     STOP.install()
     leave(run_rank(run, STOP))
 

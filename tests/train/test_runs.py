@@ -20,7 +20,7 @@ from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.end.settle import settle
 from hpcrun.lifecycle.history import Cause
 from hpcrun.lifecycle.policy import Budgets
-from hpcrun.run.endings import stacks_path
+from hpcrun.run.endings import read_failures, stacks_path
 from hpcrun.run.events import Attempt, read_events
 from hpcrun.run.io.files import read_json, read_lines
 from hpcrun.train.data import order
@@ -184,6 +184,16 @@ def test_a_rank_that_raises_in_a_step_ends_the_others_and_is_the_cause(runs, nam
     failures = runs.failures(name)
     assert (failures[1].kind, failures[1].step) == ("ValueError", 1 if "ddp" in name else 2)
     assert is_cascade(failures[0])
+
+
+def test_a_rank_killed_in_the_broadcast_of_a_restore_ends_the_others_as_a_consequence(runs):
+    name = "killed-restoring"
+    assert runs.codes(name) == [STOPPED_ONCE[0], [exitcodes.FAILED, -signal.SIGKILL]]
+    (failure,) = read_failures(runs.run(name).attempt_logs(name, 1))
+    assert is_cascade(failure)
+    # The end of the connection shows at once; a timeout would name none.
+    assert "hpcrun: rank 0 lost its peers: " in runs.said(name)
+    assert "onnection" in runs.said(name)
 
 
 @pytest.mark.parametrize(
