@@ -74,9 +74,9 @@ def read_launch_options(run: RunDirectory) -> LaunchOptions:
 
 
 def sharing_node(run: RunDirectory, wishes: LaunchOptions) -> LaunchOptions:
-    """Return ``wishes`` for a run with one rank whose job has other runs on the same node.
+    """Return the options for a run of one rank that shares its job's node with other runs.
 
-    The step takes all that the job has, and so do the steps of the other runs. Its name is that of the run.
+    The step gets all resources of the job, as do the steps of the other runs. Its name is that of the run.
     """
     shared = [
         "--overlap",

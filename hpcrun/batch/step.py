@@ -111,7 +111,7 @@ def run_step(run: RunDirectory, way: Way, failed: str | None = None, code: int =
 
 
 def _send_left(run: RunDirectory) -> None:
-    """Send the notifications that an attempt whose node was lost has not sent."""
+    """Send the notifications of an attempt that lost its node before it could send them."""
     from hpcrun.batch.notify.starting import send_left
 
     try:

@@ -22,7 +22,7 @@ from hpcrun.run.io.files import read_json
 
 _Found = TypeVar("_Found")
 
-# Starts in a row that could write nothing.
+# Consecutive starts that could write nothing.
 _SILENT = 3
 
 _FINAL = {
@@ -69,7 +69,7 @@ def decide_unrecorded(
     if log is not None and _silent_starts(log, attempt) >= _SILENT:
         return Outcome(
             exitcodes.FAILED,
-            f"{_SILENT} attempts in a row could write nothing to {run.path}: free some space there, then "
+            f"{_SILENT} consecutive attempts could write nothing to {run.path}: free some space there, then "
             f"`hpcrun resume {run.name}`",
         )
     cause = Cause.PREEMPTION if word or asked or stopped else Cause.CRASH

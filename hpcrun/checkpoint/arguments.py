@@ -93,7 +93,7 @@ def _require_named_weights(model: nn.Module) -> None:
         if isinstance(part, FullyShardedDataParallel):
             raise CheckpointError(
                 f"model: {f'its {name}' if name else 'it'} is wrapped in FullyShardedDataParallel (FSDP1), "
-                "whose weights have no names ; use torch.distributed.fsdp.fully_shard (FSDP2) in "
+                "and its flat weights have no names; use torch.distributed.fsdp.fully_shard (FSDP2) in "
                 "place of FSDP1: fully_shard(block) for each block, then fully_shard(model), and make the "
                 "optimizer after that"
             )

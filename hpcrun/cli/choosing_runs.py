@@ -44,7 +44,7 @@ class Selection:
 
 
 def named(names: Sequence[str], runs_dir: Path) -> Selection:
-    """Return the runs that ``names`` name; a sweep's name stands for all its runs.
+    """Return the runs that ``names`` name; a sweep's name means all its runs.
 
     Raises:
         RunError: there is no such run.
@@ -99,7 +99,7 @@ def fold(rows: Iterable[dict[str, Any]], folders: dict[str, Path]) -> list[dict[
 
 
 def narrowed(selection: Selection, pattern: str | None, since: float | None) -> Selection:
-    """Return the runs whose name, or sweep's name, fits ``pattern``, and that were active of late.
+    """Return the recently active runs with a name, or a sweep's name, that matches ``pattern``.
 
     Args:
         since: seconds since the newest line of the run's files; None: any.

@@ -190,7 +190,8 @@ def usage() -> str:
         [
             "usage: hpcrun COMMAND [options]     (each command has --help)",
             "",
-            "PyTorch training on Slurm, or on this machine, that survives what clusters do.",
+            "PyTorch training on Slurm or on this machine. Preemption, time limits, crashes",
+            "and node failures cost time, and do not change the final weights.",
             "",
             "commands:",
             *lines,

@@ -30,8 +30,8 @@ class Column:
 def table_lines(rows: Sequence[Row], width: int) -> list[str]:
     """Return a heading and a line for each of ``rows``.
 
-    On a terminal of ``width`` columns, what no row has is left out, then the last columns of the table; then
-    the state is cut. The first columns say most.
+    If the table is wider than ``width``, columns without a value are removed first, then the last columns;
+    then the state is cut. The first columns say most.
     """
     columns = _columns(rows)
     cells = [[column.heading for column in columns]]
@@ -59,7 +59,7 @@ def _tells(cells: Sequence[Sequence[str]], index: int) -> bool:
 
 
 def _fitting(widths: list[int], state: int, width: int) -> list[int]:
-    """The columns that fit beside a state of the least width, the first ones first."""
+    """Return the columns that fit next to a state of the least width, from the first column on."""
     shown = list(range(len(widths)))
 
     def needed() -> int:
@@ -153,7 +153,7 @@ def short_duration(seconds: float) -> str:
 
 
 def age(seconds: float) -> str:
-    """Return the largest unit alone: ``42 s``, ``5 min``, ``3 h``, ``12 d``."""
+    """Return a time in its largest unit: ``42 s``, ``5 min``, ``3 h``, ``12 d``."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= size:
             return f"{seconds // size:.0f} {unit}"

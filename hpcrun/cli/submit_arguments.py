@@ -1,4 +1,4 @@
-"""A command line as the wishes that it means."""
+"""Options of a submission from a command line."""
 
 import argparse
 import re
@@ -18,13 +18,13 @@ _COUNTS = ("nodes", "gpus", "tasks_per_node", "cpus_per_task")
 
 def add_sweep(parser: argparse.ArgumentParser) -> None:
     """Add the options of a sweep: many runs of one config, or of one command with {lr} in it."""
-    sweep = parser.add_argument_group("many runs at once")
+    sweep = parser.add_argument_group("sweeps: many runs")
     sweep.add_argument(
         "--sweep",
         action="append",
         default=[],
         metavar="KEY=VALUES",
-        help="one run a value: train.lr=1e-4,3e-4 or seed=0:5 (0 to 4); several: all combinations",
+        help="one run per value: train.lr=1e-4,3e-4 or seed=0:5 (0 to 4); several: all combinations",
     )
     sweep.add_argument(
         "--sweep-file", type=Path, metavar="FILE", help="YAML: grid, zip, list, random, where"
@@ -38,7 +38,7 @@ def add_sweep(parser: argparse.ArgumentParser) -> None:
 
 
 def request_of(arguments: argparse.Namespace) -> SubmitRequest:
-    """Return the wishes of a command line.
+    """Return the options of a command line.
 
     Raises:
         UserError: a word is no override.

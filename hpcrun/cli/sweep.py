@@ -27,7 +27,7 @@ from hpcrun.sweep.rows import SweepRequest, text_of
 
 # Options of a single run, which have no meaning for many.
 _SINGLE = {
-    "from_scratch": "--from-scratch: begin one run anew with `hpcrun resume SWEEP/003 --from-scratch`",
+    "from_scratch": "--from-scratch is for one run: `hpcrun resume SWEEP/003 --from-scratch`",
     "prepare": "--prepare: prepares single runs; leave it out, or prepare each run by its name",
     "follow": "--follow: watches one run; submit, then `hpcrun logs -f SWEEP/000`",
 }

@@ -53,7 +53,7 @@ def watch(look: Callable[[], tuple[Sequence[Row], list[str]]]) -> int:
 def _wait(
     screen: Screen, rows: Sequence[Row], notes: list[str], until: float, every: float
 ) -> None:
-    """Draw at once, and again where the terminal's size changes, until the next look is due."""
+    """Draw immediately, and again when the terminal's size changes, until the next look is due."""
     drawn = None
     footer = (
         f"{time.strftime('%H:%M:%S')}, every {every:.0f} s; Ctrl-C ends the watching, not the runs"

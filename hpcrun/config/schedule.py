@@ -16,7 +16,7 @@ def decay_begins(config: Config) -> float:
 
 
 def least_steps(config: Config, steps_done: int) -> int | None:
-    """Return the smallest ``train.steps`` whose decay begins after ``steps_done``; None if impossible."""
+    """Return the smallest ``train.steps`` with a decay after ``steps_done`` steps; None if impossible."""
     optim = config.optim
     decay = (optim.decay_steps or 0) if optim.schedule == "wsd" else 0
     if optim.schedule == "constant" or steps_done < optim.warmup_steps:

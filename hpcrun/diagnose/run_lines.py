@@ -66,7 +66,7 @@ def lines_of_attempt(
 def attempt_to_diagnose(events: Sequence[Event]) -> Attempt | None:
     """Return the newest attempt that has begun, or None.
 
-    An attempt that the restart policy refused has no cause of its own: the attempt before has the cause.
+    An attempt that the restart policy refused has no cause: the attempt before has the cause.
     """
     refused = {
         event.attempt

@@ -77,7 +77,7 @@ def slurm_states(
 
 
 def _in_calls(jobs: Iterable[str]) -> Iterator[list[str]]:
-    """Yield ids to ask for together: an array's id stands for all its tasks."""
+    """Yield ids to ask for together: an array's id includes all its tasks."""
     ids = list(dict.fromkeys(job.partition("_")[0] for job in jobs))
     for begin in range(0, len(ids), _MOST_JOBS):
         yield ids[begin : begin + _MOST_JOBS]

@@ -110,7 +110,7 @@ def withdraw(run: RunDirectory, executor: str, job: str, cluster: str | None = N
     with contextlib.suppress(LaunchError):
         job_files.send(folder, job_files.KILL)
     deadline = time.monotonic() + 10.0
-    # The process of a job that waits in a queue is the queue, which goes on.
+    # The process of a job that waits in a queue is the queue, which continues.
     while (status := job_files.read_status(folder)) is not None and job_files.is_alive(status):
         if status.state in job_files.ENDED:
             break

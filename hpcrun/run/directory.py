@@ -83,7 +83,7 @@ class RunDirectory:
 
     @property
     def compile_cache(self) -> Path:
-        """Code that torch.compile has made for this run; further GPUs of a node have files beside it."""
+        """Code that torch.compile has made for this run; further GPUs of a node have more files there."""
         return self.path / "compile-cache.bin"
 
     @property

@@ -42,7 +42,7 @@ def publish(staged: Path, path: Path) -> None:
 
 
 def sweep(staged: Path) -> None:
-    """Remove folders of killed submissions beside ``staged``, the folder of a live submission.
+    """Remove folders of killed submissions next to ``staged``, the folder of a live submission.
 
     A folder stays while its maker may live: on this host, while the process runs; on another host, for an
     hour by the file server's clock. Folders of other users stay.

@@ -110,7 +110,7 @@ class OwnerPolling:
 class SubmissionLock(LockFile):
     """Held while a run is being submitted, so that two people cannot start it twice.
 
-    The elements of a sweep share the lock of the sweep's folder: a sweep submits a thousand runs at once.
+    The elements of a sweep share the lock of the sweep's folder: one submission may start a thousand runs.
     """
 
     def __init__(self, run: RunDirectory) -> None:

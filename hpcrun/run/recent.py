@@ -28,7 +28,7 @@ class LastLines:
 
 
 def last_lines(path: Path, size: int) -> LastLines:
-    """Return the JSON objects on the last ``size`` bytes of ``path``; damaged lines are left out."""
+    """Return the JSON objects on the last ``size`` bytes of ``path``; damaged lines are skipped."""
     try:
         with path.open("rb") as stream:
             length = stream.seek(0, os.SEEK_END)

@@ -29,7 +29,7 @@ class SweepRun:
 class SweepSubmission:
     """One call of sbatch, or several: when (Unix seconds), to whom, as which jobs, which elements.
 
-    Without ``jobs``: one array that is being submitted, or whose submission was killed. ``tasks``: the index
+    Without ``jobs``: the submission of one array is in progress, or was killed. ``tasks``: the index
     of each of its elements in the array. ``unanswered``: sbatch had no answer at ``time``, so that Slurm may
     have the array or get it a little later.
     """
@@ -65,7 +65,7 @@ def is_sweep(folder: Path) -> bool:
 
 
 def is_element(run: RunDirectory) -> bool:
-    """Return whether ``run`` lies in the folder of a sweep."""
+    """Return True if ``run`` is in the folder of a sweep."""
     return is_sweep(run.path.parent)
 
 

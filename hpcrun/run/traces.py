@@ -88,7 +88,7 @@ def _fold(trace: traceback.TracebackException, seen: set[int]) -> None:
         not (ours or _is_library(it.filename)) for ours, it in zip(ours_of, frames, strict=True)
     ]
     if True in mine and True in ours_of[: mine.index(True)]:
-        # Fold Python's frames between those of hpcrun too, such as contextlib's: they tell nothing.
+        # Fold Python's frames between those of hpcrun too, such as contextlib's: they explain nothing.
         ours_of[ours_of.index(True) : mine.index(True)] = [True] * (
             mine.index(True) - ours_of.index(True)
         )

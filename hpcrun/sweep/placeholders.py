@@ -1,4 +1,4 @@
-"""Placeholders in a command: ``{lr}`` or ``{train.lr}`` stands for the value of the element."""
+"""Placeholders in a command: ``{lr}`` or ``{train.lr}`` becomes the value of the element."""
 
 import difflib
 import re

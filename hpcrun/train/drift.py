@@ -1,6 +1,6 @@
 """Environment of a training: what decides the last bits besides the config. A checkpoint records it.
 
-A requeue may land on other GPUs, or find another torch or NCCL. The training goes on, but its sums may
+A requeue may land on other GPUs, or find another torch or NCCL. The training continues, but its sums may
 round in another way.
 """
 

@@ -1,8 +1,8 @@
 """The logs of all ranks and the event log of a run, merged by time.
 
 The files of the ranks hold what the ranks print, and most lines have no time. A line gets a time where its
-text has one (``logging``, NCCL, glog), or where it reports a step whose time metrics.jsonl has. Each other
-line stays right behind the line before it in its file.
+text has one (``logging``, NCCL, glog), or where it reports a step that metrics.jsonl has with a time. Every
+other line follows the line before it in its file.
 """
 
 import heapq
@@ -33,8 +33,8 @@ _RANK_FILE = re.compile(r"rank-(\d+)\.log")
 class MergedLine:
     """A line with its origin.
 
-    ``time``: Unix seconds, None where nothing tells it. ``rank``: None for an event of the run. ``node``: the
-    number of the node whose launcher has written the line, where its rank is not known.
+    ``time``: Unix seconds; None if unknown. ``rank``: None for an event of the run. ``node``: number of the
+    node of the launcher that wrote the line, if the rank is not known.
     """
 
     time: float | None
@@ -81,7 +81,7 @@ class StepTimes:
 
 
 class RankLog:
-    """The log file of a rank, or of a node's launcher, whose lines get their times one after the other.
+    """The log file of a rank, or of a node's launcher; its lines get their times in the order of the file.
 
     Args:
         launched: the file is that of a launcher such as torchrun, with the lines of several ranks.
@@ -106,7 +106,7 @@ class RankLog:
             read_at: when the lines were read, while a person follows them: the time of lines without one.
         """
         for raw in lines:
-            # A launcher's file has no rank of its own; a label of torch names the rank of a line.
+            # A launcher's file has lines of several ranks; torch's label names the rank of a line.
             line = labelled(logged(raw), self.path.name, 0)
             own = self._time(line.text, line.time)
             if own is not None or read_at is not None:

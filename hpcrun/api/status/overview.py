@@ -1,4 +1,4 @@
-"""Many runs at once: their rows, with one question to the scheduler and the ends of their files."""
+"""The rows of many runs, from one query to the scheduler and the ends of the runs' files."""
 
 import time
 from collections.abc import Sequence

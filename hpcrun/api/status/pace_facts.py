@@ -20,10 +20,10 @@ _STEPS = re.compile(r"^  steps: (\d+)$", re.M)
 
 @dataclass(frozen=True)
 class PaceFacts:
-    """What the last lines of metrics.jsonl tell.
+    """Progress and speed from the last lines of metrics.jsonl.
 
     ``step``: steps done. ``total``: steps of the whole training. ``loss``: NaN where the file has null.
-    ``speed``: the unit (``tokens``) and the number a second. ``latest``: the time of the last line (Unix
+    ``speed``: the unit (``tokens``) and the number per second. ``latest``: the time of the last line (Unix
     seconds). ``seconds_per_step``: over the lines of one attempt, saves and validations included.
     """
 
@@ -108,7 +108,7 @@ def _speed(lines: Sequence[dict[str, Any]]) -> tuple[str, float] | None:
 
 
 def _seconds_per_step(lines: Sequence[dict[str, Any]]) -> float | None:
-    """Return the pace over the lines of the last attempt, or None where fewer than two lines tell."""
+    """Return the pace over the lines of the last attempt, or None if fewer than two lines have one."""
     restart = lines[-1].get("restart")
     oldest, newest = _point(lines, restart), _point(reversed(lines), restart)
     if oldest is None or newest is None:

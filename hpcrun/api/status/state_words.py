@@ -83,14 +83,14 @@ def _requeued_after(events: Sequence[Event]) -> str | None:
     for event in reversed(events):
         if event.what == "ended":
             return event.cause if event.fields.get("restart_allowed") else None
-        # A follow-up job goes on for one that Slurm would not requeue.
+        # A follow-up job continues the work of a job that Slurm would not requeue.
         if event.what == "submitted" and "continues" not in event.fields:
             return None
     return None
 
 
 def _running(state: RunState, events: Sequence[Event]) -> str:
-    # Of a restart a column tells.
+    # The table has a column for restarts.
     detail = "" if state.detail.startswith("restart ") else state.detail
     if not state.asked:
         return f"running; {detail}"

@@ -1,4 +1,4 @@
-"""The runs of a sweep: read from its sweep.json, and told in one line."""
+"""The runs of a sweep, from its sweep.json, and a line about all of them."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -56,7 +56,7 @@ def sweep_entries(folder: Path) -> list[Entry]:
 
 
 def folded(name: str, rows: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, Any]:
-    """Return one row for the sweep ``name`` whose runs have ``rows``."""
+    """Return one row for the sweep ``name``, from the ``rows`` of its runs."""
     counts = Counter(row["state"] for row in rows)
     restarts: Counter[str] = Counter()
     for row in rows:

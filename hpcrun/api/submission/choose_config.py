@@ -62,7 +62,7 @@ _OF_SLURM = frozenset(
 
 @dataclass(frozen=True)
 class SubmitRequest:
-    """The wishes of a user for a submission, from a command line or from Python.
+    """The options of a user for a submission, from a command line or from Python.
 
     ``flags``: a name of ``FLAGS`` to its value and to the words that gave it, such as ``--nodes``.
     ``command_place``: the same words for ``command``. ``profile``: a site profile, None for the default.
@@ -165,7 +165,7 @@ def idle_on_this_machine(request: SubmitRequest) -> list[str]:
 
 def quickstart() -> Path:
     """The config that is used when neither one nor another task is named."""
-    # importlib.resources would cost a third of a dry run; a package's data are files beside its code.
+    # importlib.resources would cost a third of a dry run; a package's data files are next to its code.
     return Path(hpcrun.tasks.__file__).with_name("quickstart.yaml")
 
 

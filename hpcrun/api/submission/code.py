@@ -84,7 +84,7 @@ def compared(run: RunDirectory, config: Config, snapshot: Snapshot, before: Any)
             )
         say_aside(f"hpcrun: {handle(run)}: {told}; the run continues with the new code")
     return {
-        # A sweep keeps one copy, beside its elements.
+        # A sweep keeps one copy, next to its elements.
         "root": os.path.relpath(snapshot.root, run.path),
         "source": str(snapshot.source),
         "progress": progress,

@@ -197,7 +197,9 @@ def submit(
     )
     if sweep is not None or sweep_file is not None:
         if from_scratch:
-            raise UserError("from_scratch=: begin one run of a sweep anew with Run.resume")
+            raise UserError(
+                "from_scratch= is for one run; in a sweep use Run.resume(from_scratch=True)"
+            )
         plan_of_sweep = plan_sweep(
             request,
             sweep_request(sweep, sweep_file),

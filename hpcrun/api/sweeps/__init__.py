@@ -1,1 +1,1 @@
-"""Sweeps: the configs of the elements, the sweep folder, the submission of all elements at once."""
+"""Sweeps: the configs of the elements, the sweep folder, the submission of all elements."""

@@ -15,7 +15,7 @@ from hpcrun.run.sweep_file import read_sweep
 
 @dataclass(frozen=True)
 class Cancelled:
-    """A run whose job was to end. ``words``: what was done, or why nothing was done."""
+    """Result of the cancellation of a run's job. ``words``: the action, or the reason for no action."""
 
     run: RunDirectory
     done: bool

@@ -25,7 +25,7 @@ _NOT_SWEPT = ("name", "command", "job.executor", "job.cluster", "watch.notify")
 # What hpcrun does for a command.
 _OF_ALL_RUNS = ("job", "restarts")
 _TASK = frozenset({"task", "model", "data"})
-"""The sections whose options depend on the task."""
+"""The sections with options that depend on the task."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The folder of a sweep on disk: many run directories at once, whole or not at all.
+"""The folder of a sweep on disk: all its run directories appear together, or none.
 
 A single run directory is fsynced file by file. For a thousand of them that takes half a minute. Here all
 files are written first, then one syncfs(2) makes them durable, and then they become visible.

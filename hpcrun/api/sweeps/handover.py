@@ -44,7 +44,7 @@ from hpcrun.run.sweep_file import Sweep, SweepSubmission, write_sweep
 
 @dataclass(frozen=True)
 class SubmittedSweep:
-    """What a submission has done: the decision on each element, and the jobs."""
+    """Result of a submission: the decision on each element, and the jobs."""
 
     planned: Sequence[Planned]
     jobs: Sequence[Submitted]

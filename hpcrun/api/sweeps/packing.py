@@ -13,7 +13,7 @@ def require_packable(configs: Sequence[Config], pack: int, at_once: int | None) 
         at_once: the most runs at the same time; None: no limit.
 
     Raises:
-        UserError: a run has several tasks or nodes, or steps of its own before its ranks.
+        UserError: a run has several tasks or nodes, or commands to run before its ranks.
     """
     if at_once is not None and at_once < pack:
         raise UserError(f"--max-parallel {at_once}: is less than --pack {pack}; raise it")

@@ -1,8 +1,8 @@
 """Job arrays without a record: the submission was killed between sbatch and the events of the elements, or
 sbatch had no answer.
 
-A submission first writes each array into ``sweep.json``, without a job. The batch script of an array is in a
-folder of its own (:func:`hpcrun.launch.submitted.submitit_folder`), and Slurm reports the script of each job.
+A submission first writes each array into ``sweep.json``, without a job. The batch script of each array is in
+a separate folder (:func:`hpcrun.launch.submitted.submitit_folder`), and Slurm reports the script of each job.
 So the next command finds the array, and records what the killed submission did not record.
 """
 

@@ -96,7 +96,7 @@ class Copies:
     def spread(self) -> None:
         """Broadcast every tensor from its reader to the ranks that hold it, in place. Collective.
 
-        An error is raised at once, without a report to the other ranks: they wait in a broadcast for this
+        An error is raised immediately, without a report to the other ranks: they wait in a broadcast for this
         rank, and must see the end of its connections.
         """
         for bucket in self._buckets:

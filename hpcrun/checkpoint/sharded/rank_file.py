@@ -89,7 +89,7 @@ def stage(
     blobs: Mapping[str, bytes],
     staging: Staging,
 ) -> Share:
-    """Copy this rank's shard to host memory, so that training can go on and change the tensors.
+    """Copy this rank's shard to host memory, so that training can continue and change the tensors.
 
     If the memory budget does not allow the copy, the shard refers to the tensors and must be written before
     they change.

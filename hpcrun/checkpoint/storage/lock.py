@@ -80,7 +80,7 @@ class FolderLock:
             os.close(descriptor)
 
     def __del__(self) -> None:
-        self.close()  # for a Checkpointer whose constructor failed
+        self.close()  # for a Checkpointer after an error in its constructor
 
     def _lock(self, descriptor: int, here: float, elsewhere: float) -> None:
         began, warned = time.monotonic(), False

@@ -1,4 +1,4 @@
-"""What Slurm's accounting says of the resources that jobs asked for and used."""
+"""Resources that jobs requested and used, from Slurm's accounting."""
 
 from __future__ import annotations
 

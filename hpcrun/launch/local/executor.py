@@ -206,7 +206,7 @@ def start_queue(folder: Path, requests: Sequence[JobRequest], limits: Limits) ->
     """Start the process that runs the jobs one after the other, as many at a time as ``limits`` allow.
 
     The process waits for the call of the returned function before its first job. If the calling process
-    ends without the call, no job begins, and all jobs are cancelled: nobody may know of them.
+    ends without the call, no job begins, and all jobs are cancelled: no file may name them.
 
     Args:
         folder: where the process keeps its list and its log.

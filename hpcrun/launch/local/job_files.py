@@ -137,7 +137,7 @@ def is_alive(status: JobStatus) -> bool:
 
 
 def send(folder: Path, number: signal.Signals) -> None:
-    """Send CANCEL, KILL, PREEMPT or WARN to the job whose logs are in ``folder``.
+    """Send CANCEL, KILL, PREEMPT or WARN to the job with the logs in ``folder``.
 
     Raises:
         LaunchError: it is not running.

@@ -1,9 +1,9 @@
 """The queue of the local cluster: starts the jobs of a sweep one after the other, some at a time.
 
-Each job gets a controller of its own when its turn comes, so that it is canceled, preempted and started
+Each job gets a separate controller when its turn comes, so that it can be canceled, preempted and started
 again like every job. Until then its state is PENDING, under the pid of the queue. Run as ``python -m
-hpcrun.launch.local.queue FILE``, in a session of its own. The first job begins after a word on standard
-input; without the word, the submission has died before its record, and all jobs are cancelled.
+hpcrun.launch.local.queue FILE``, in a new session. The first job begins after a word on standard input;
+without the word, the submission has died before its record, and all jobs are cancelled.
 """
 
 import contextlib

@@ -148,7 +148,7 @@ def submit_local_sweep(
 
 
 def _sane_limit(requests: "Sequence[JobRequest]") -> int:
-    """Return how many elements may run at once: on the CPU, one for each core; the GPUs are a limit too."""
+    """Return how many elements may run at a time: on the CPU, one for each core; the GPUs are a limit too."""
     if all(request.devices for request in requests):
         return len(requests)
     processes = max(it.nodes * it.tasks_per_node * (it.cpus_per_task or 1) for it in requests)

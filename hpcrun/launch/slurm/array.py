@@ -1,8 +1,8 @@
 """The tasks of a Slurm job array, each an element of a sweep.
 
 The index of a task is the end of its element's name, so that a person finds job 123_7 in ``SWEEP/007``.
-Slurm allows indices below MaxArraySize only. A larger sweep becomes several arrays, whose first digits are
-the ``prefix``: index 234 of the array with the prefix 1 is element 1234.
+Slurm allows indices below MaxArraySize only. A larger sweep becomes several arrays. The
+first digits of their elements are the ``prefix``: index 234 of the array with the prefix 1 is element 1234.
 """
 
 import re

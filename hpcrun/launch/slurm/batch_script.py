@@ -16,7 +16,7 @@ from hpcrun.run.directory import RunDirectory
 class BatchRequest:
     """The inputs of a batch script. ``python``: the interpreter of the batch step.
 
-    ``array``: the tasks of a sweep, whose folder is ``run`` then.
+    ``array``: the tasks of a sweep; ``run`` is then the folder of the sweep.
     """
 
     run: Path

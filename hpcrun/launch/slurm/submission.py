@@ -82,7 +82,7 @@ def submit_slurm(
         except (FailedJobError, FailedSubmissionError) as error:
             words = " ".join(str(error).split())
             if bad and any(words_of_slurm in words for words_of_slurm in _NO_NODE_LEFT):
-                say_aside("hpcrun: leaves out no node: Slurm has no other for the job")
+                say_aside("hpcrun: excludes no failed node: Slurm has no other node for the job")
                 bad = []
                 executor = _executor(run, wanted, bad, array)
                 continue
@@ -152,10 +152,10 @@ def _wait_for_controller(interrupted: Callable[[], bool]) -> None:
 
 
 def _leave_enough_nodes(job_id: str, job: Job) -> None:
-    """Take the exclusion of bad nodes back where Slurm finds no other node for the job."""
+    """Undo the exclusion of bad nodes if Slurm finds no other node for the job."""
     reason = take_back_if_stuck(job_id, [job.exclude] if job.exclude else [])
     if reason is not None:
-        say_aside(f"hpcrun: leaves out no node after all: the job waited for {reason}")
+        say_aside(f"hpcrun: excludes no node after all: the job waited for {reason}")
 
 
 def batch_request(
@@ -200,7 +200,7 @@ def bad_nodes(job: Job) -> list[str]:
     bad = nodes_to_avoid(request, after=job.exclude_after, hours=job.exclude_hours)
     if bad:
         say_aside(
-            f"hpcrun: leaves out {', '.join(bad)}: {job.exclude_after} failures or more in the last "
+            f"hpcrun: excludes {', '.join(bad)}: {job.exclude_after} failures or more in the last "
             f"{job.exclude_hours:g} h (job.exclude_after)"
         )
     return bad

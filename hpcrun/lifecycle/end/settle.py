@@ -142,7 +142,7 @@ def settle(
     chain = jobs_of(events, attempt.job)
     own = [record for record in all_histories([*events, ended]) if record.attempt.job in chain]
     decision = decide(own, budgets)
-    # A preflight names the nodes to leave out.
+    # A preflight names the nodes to exclude.
     unnamed = unlaunched is not None and not unlaunched.unfit
     mistake = cause is Cause.CRASH and is_of_node(evidence)
     elsewhere = second and decision.restart and (unnamed or mistake)

@@ -22,7 +22,7 @@ from hpcrun.network.check import iperf, ports, wire
 from hpcrun.network.check.allreduce.node_ranks import Ranks
 
 CONNECT = 8.0
-"""Seconds for a connection: three lost segments in a row take seven."""
+"""Seconds for a connection: three consecutive lost segments take seven."""
 _ANSWER = 5.0
 _NAMES_AT_ONCE = 16
 
@@ -238,7 +238,7 @@ class Agent:
 
 
 def targets(own: int, indexes: Sequence[int], first: int) -> list[int]:
-    """Return the nodes of which node ``own`` tries the ports: the first node, and the next two in a ring."""
+    """Return the nodes for node ``own`` to try the ports of: the first node, and the next two in a ring."""
     place = bisect.bisect_left(indexes, own)
     ring = [indexes[(place + step) % len(indexes)] for step in (1, 2)]
     return [one for one in dict.fromkeys([first, *ring]) if one != own and one in indexes]

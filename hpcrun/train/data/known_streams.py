@@ -1,4 +1,4 @@
-"""Streams of other packages whose state does not bring back the exact position."""
+"""Streams of other packages that do not restore the exact position from their state."""
 
 import inspect
 from collections.abc import Callable
@@ -14,7 +14,7 @@ def require_exact(stream: Any, workers: int) -> None:
     """Check what is known of ``datasets`` (Hugging Face) and of ``streaming`` (Mosaic).
 
     Raises:
-        UserError: a resume in ``stream`` would repeat or leave out samples, or its state needs arguments.
+        UserError: a resume in ``stream`` would repeat or skip samples, or its state needs arguments.
     """
     name = type(stream).__name__
     needed = _needed(stream.state_dict)

@@ -2,7 +2,7 @@
 
 The sample at a global position is a pure function of (seed, position), as without a mixture (invariant 5).
 Each block of 4096 consecutive positions has the same number of samples of each dataset, in an order that
-the seed and the number of the block determine. Each dataset is read in passes of its own: a pass has each
+the seed and the number of the block determine. Each dataset is read in separate passes: a pass has each
 sample once, in the order of `hpcrun/train/data/order.py:samples`. Two passes may overlap within a block.
 """
 

@@ -32,6 +32,6 @@ def why_not_synchronized(model: Any, *, ranks: int, on_gpu: bool) -> str | None:
     if not on_gpu:
         return (
             f"{key}: has no effect on the CPU, where torch has no SyncBatchNorm: each rank uses the "
-            "statistics of its own samples"
+            "statistics of only its samples"
         )
     return None

@@ -1,14 +1,15 @@
 """Show the output of a run's ranks: all ranks and attempts, merged in time order.
 
-Each line has its rank and, after a restart, the number of the restart; lines of
-`run` report starts and ends, and are the output of the batch script. A line has
-a time where its text has one, or where it reports a step. Ranks write no other
-times: a line without a time stays behind the line before it in its rank's file.
-With -f it follows the run across restarts, and a line gets the time at which it
-was read; Ctrl-C ends the watching, not the run. Control characters are shown as
-escapes, and of a progress bar the last state; the files in the run's folder
-logs/ have the raw bytes. Under torchrun and accelerate the file of a node holds
-all its ranks: lines that do not name their rank are marked with the node.
+Each line begins with its rank and, after a restart, the number of the restart.
+Lines of `run` report starts and ends, and the output of the batch script. The
+time of a line comes from its text or from its step; a line without a time
+follows the line before it in the file.
+
+-f follows the run across restarts, and stamps lines with the time of reading;
+Ctrl-C ends the command, not the run. Control characters are shown as escapes,
+and a progress bar as its last state; the run's folder logs/ has the raw bytes.
+Under torchrun and accelerate a file holds all ranks of a node: lines that do
+not name their rank are marked with the node.
 """
 
 import argparse
@@ -50,18 +51,20 @@ _CHUNK = 1000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_run(parser)
-    parser.add_argument("-f", "--follow", action="store_true", help="go on as the logs grow")
+    parser.add_argument(
+        "-f", "--follow", action="store_true", help="print new lines as the logs grow"
+    )
     parser.add_argument("--rank", default="all", metavar="K", help="one rank, or all (default)")
     parser.add_argument(
-        "-n", "--tail", type=_count, metavar="LINES", help="begin with the last lines only"
+        "-n", "--tail", type=_count, metavar="LINES", help="begin with the last LINES lines"
     )
     parser.add_argument(
-        "--grep", metavar="REGEX", help="only lines that match, as Python's re has it"
+        "--grep", metavar="REGEX", help="only lines that match this Python regular expression"
     )
     parser.add_argument(
         "--errors",
         action="store_true",
-        help="only the lines that `hpcrun doctor` takes for the cause of the newest failure",
+        help="only the lines with the cause of the newest failure, as in `hpcrun doctor`",
     )
 
 
@@ -86,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class _Reader:
-    """What has been read of a run's logs, attempt by attempt."""
+    """Reads a run's logs, attempt by attempt."""
 
     def __init__(
         self, run: RunDirectory, rank: int | None, pattern: "re.Pattern[str] | None"
@@ -99,7 +102,7 @@ class _Reader:
         self._width = 0
 
     def tell(self, follow: bool, tail: int | None) -> None:
-        """Print what there is, or of it the last ``tail`` lines, and go on while the run lives."""
+        """Print all lines, or the last ``tail`` lines, and with ``follow`` continue while the run lives."""
         live = follow and jobs.state(self._run).live
         events = read_events(self._run)
         attempts = attempts_of(events)
@@ -152,10 +155,10 @@ class _Reader:
         read: Callable[[Tail], Iterator[bytes]],
         now: float | None = None,
     ) -> Iterator[MergedLine]:
-        """The lines that are new since the last look, of the attempts that were followed, and of newer ones.
+        """Return the lines since the last call, of the attempts that were followed and of newer attempts.
 
         Args:
-            now: the time for lines without a time of their own; None: they get none.
+            now: the time for lines without a time in their text; None: no time.
         """
         attempts = attempts_of(events)
         newest = list(attempts)[-1:]
@@ -169,12 +172,12 @@ class _Reader:
                 if path not in self._logs:
                     batch = BatchLog(self._run, path, attempt, attempts[attempt])
                     self._logs[path] = batch, Tail(path)
-        # At the first look only the newest attempt's: the others are told as history.
+        # The first call yields the newest attempt only: earlier attempts were printed as history.
         since = events[self._told :] if self._told else _from_opening(events, newest)
         self._told = len(events)
         streams: list[Iterator[tuple[float, MergedLine]]] = [event_lines(since)]
         for path, (source, tail) in self._logs.items():
-            # Nobody ends the last line of an attempt that is over.
+            # No process ends the last line of an attempt that is over.
             streams.append(source.keyed((Tail.last if path in over else read)(tail), now))
         for path in over:
             del self._logs[path]

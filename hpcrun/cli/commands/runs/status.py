@@ -3,10 +3,10 @@
 One line for each run, and a line for a sweep; `hpcrun status SWEEP` lists its
 runs. The scheduler is asked once for all of them; if it does not answer, the
 table comes from the run directories. `ETA` is the time to the last step at the
-present pace, `goodput` the share of the time in which steps were computed that
-a checkpoint kept, `last` the age of the newest line of metrics. A failed run
-gets the verdict of `hpcrun doctor`. Of a single run it also shows where the
-time went.
+current speed, `last` the age of the newest line of metrics. `goodput` is the
+share of time spent on steps that were not lost in a restart. A failed run shows
+the cause that `hpcrun doctor` found. A single run also shows how its time was
+spent.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "runs", nargs="*", metavar="RUN", help="names or directories of runs, or a sweep"
     )
     parser.add_argument("--watch", action="store_true", help="redraw the table until Ctrl-C")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--json", action="store_true", help="one JSON object per line")
     parser.add_argument(
         "--state",
         metavar="STATE,…",
@@ -123,7 +123,7 @@ class _Table:
         return any(state in self._states for state in found)
 
     def _sums(self, rows: Sequence[dict[str, Any]]) -> list[str]:
-        """One line for each sweep whose runs are listed."""
+        """One line for each sweep of the listed runs."""
         sweeps: dict[str, list[dict[str, Any]]] = {}
         for row in rows:
             if row["sweep"] and row["sweep"] not in self._selection.folders:

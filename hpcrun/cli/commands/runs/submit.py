@@ -1,8 +1,8 @@
 """Start a training, or continue it where it stopped.
 
-Typed again, the same line continues from the newest checkpoint; a finished run
-is not changed. Where Slurm answers, the job goes to sbatch; otherwise it runs
-on this machine: nodes x gpus processes, each believing that it is a Slurm task.
+The same command again continues from the newest checkpoint; a finished run is
+not changed. If Slurm answers, the job goes to sbatch. Otherwise it runs on this
+machine: nodes x gpus processes, each with the environment of a Slurm task.
 
   hpcrun submit                                     the quick start
   hpcrun submit --nodes 2 --gpus 4 -c gpt.yaml train.lr=3e-4
@@ -48,17 +48,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where = parser.add_argument_group("where to run it")
     where.add_argument("--nodes", metavar="N", help="number of nodes")
     where.add_argument(
-        "--gpus", metavar="N", help="ranks a node: one a GPU (4, a100:4); on CPU, processes"
+        "--gpus",
+        metavar="N",
+        help="GPUs per node (4, a100:4), one rank each; on CPU, ranks per node",
     )
     where.add_argument(
         "--tasks-per-node",
         metavar="N",
-        help="tasks a node for a command that starts its own ranks: 1 has all GPUs of its node",
+        help="tasks per node for a command that starts the ranks; 1: a task with all GPUs of its node",
     )
     where.add_argument(
         "--launcher",
-        metavar="WHO",
-        help="torchrun or accelerate starts the command's ranks: one task a node",
+        metavar="NAME",
+        help="torchrun or accelerate starts the command's ranks: one task per node",
     )
     where.add_argument("--cpu", action="store_true", default=None, help="train on the CPU")
     where.add_argument("--time", metavar="LIMIT", help="time limit: HH:MM:SS or minutes")
@@ -68,12 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--qos", metavar="NAME", help="Slurm quality of service")
     where.add_argument("--constraint", metavar="FEATURES", help="node features")
     where.add_argument("--reservation", metavar="NAME", help="Slurm reservation")
-    where.add_argument("--exclude", metavar="NODES", help="nodes to stay away from")
+    where.add_argument("--exclude", metavar="NODES", help="nodes to avoid")
     where.add_argument(
         "--exclusive", action="store_true", default=None, help="share the nodes with no other job"
     )
-    where.add_argument("--mem", metavar="SIZE", help="memory a node, such as 64G")
-    where.add_argument("--cpus-per-task", metavar="N", help="CPU cores a rank")
+    where.add_argument("--mem", metavar="SIZE", help="memory per node, such as 64G")
+    where.add_argument("--cpus-per-task", metavar="N", help="CPU cores per rank")
     where.add_argument(
         "--executor",
         metavar="NAME",
@@ -95,8 +97,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-snapshot", action="store_true", help="run the code in the working tree, not a copy"
     )
     how = parser.add_argument_group("what to show")
-    how.add_argument("--follow", action="store_true", help="watch it (default for local runs)")
-    how.add_argument("--detach", action="store_true", help="return once it is submitted")
+    how.add_argument("--follow", action="store_true", help="watch the run (default for local runs)")
+    how.add_argument("--detach", action="store_true", help="return after the submission")
     how.add_argument("--json", action="store_true", help="print one JSON object; implies --detach")
     how.add_argument(
         "--dry-run", action="store_true", help="print script and config, submit nothing"
@@ -104,7 +106,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--prepare",
         action="store_true",
-        help="make the run directory and print the sbatch line that trains it; submit nothing",
+        help="make the run directory and print its sbatch command; submit nothing",
     )
 
 
