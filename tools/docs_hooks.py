@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
+from pydantic import BaseModel
 
 import hpcrun
 from hpcrun.cli.main import COMMANDS, guarded
@@ -25,6 +26,8 @@ PAGES = {
 }
 MODULES = ("hpcrun", "hpcrun.config", "hpcrun.results")
 _LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
+# Python's help shows the roles of docstrings, and mkdocstrings does not know them.
+_ROLE = re.compile(r":(?:attr|class|func|meth|mod):(?=<code>)")
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -48,6 +51,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         return f"]({_site(target, folder)}{found[2] or ''})"
 
     return _LINK.sub(replaced, markdown)
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:  # noqa: ARG001
+    """Remove the roles in front of names, such as ``:meth:``."""
+    return _ROLE.sub("", html)
 
 
 def _moved(source: Path) -> str:
@@ -86,4 +94,23 @@ def _module(name: str) -> str:
             continue
         home, _, inside = homes.get(public, name).partition(":")
         lines += [f"## {name}.{public}", "", f"::: {home}.{inside or public}", ""]
+        lines += _fields(getattr(module, public))
     return "\n".join(lines)
+
+
+def _fields(public: Any) -> list[str]:
+    """Return a table of the fields of a pydantic model, with defaults and descriptions."""
+    fields = getattr(public, "model_fields", {})
+    if not fields:
+        return []
+    rows = [
+        f"| `{key}` | `{_default(field)}` | {(field.description or '').replace('|', chr(92) + '|')} |"
+        for key, field in fields.items()
+    ]
+    return ["| key | default | meaning |", "|---|---|---|", *rows, ""]
+
+
+def _default(field: Any) -> str:
+    """Return a default in Python's notation; a section is made of its own defaults."""
+    value = field.default
+    return f"{type(value).__name__}()" if isinstance(value, BaseModel) else repr(value)
