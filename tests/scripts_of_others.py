@@ -1,7 +1,7 @@
 """Programs without any use of hpcrun, for the tests that launch any script."""
 
 DDP = '''
-"""Trains with plain DDP; keeps a checkpoint of its own and resumes from it. Written for torchrun."""
+"""Trains with plain DDP; saves its checkpoint without hpcrun and resumes from it. Written for torchrun."""
 
 import os
 import signal
@@ -72,7 +72,7 @@ dist.destroy_process_group()
 '''
 
 SPAWN = '''
-"""Starts a rank for each GPU of its node with mp.spawn. Each rank is the DDP script beside this one."""
+"""Starts a rank for each GPU of its node with mp.spawn. Each rank is the DDP script next to this script."""
 
 import os
 import runpy
@@ -98,7 +98,7 @@ if __name__ == "__main__":
 '''
 
 UNAWARE = '''
-"""Knows nothing of signals: counts how often it was started, and works until it is told that it is enough."""
+"""Knows nothing of signals: counts its starts, and works until a file ends it."""
 
 import os
 import sys

@@ -111,6 +111,6 @@ def _fields(public: Any) -> list[str]:
 
 
 def _default(field: Any) -> str:
-    """Return a default in Python's notation; a section is made of its own defaults."""
+    """Return a default in Python's notation; a section shows as ``Name()``."""
     value = field.default
     return f"{type(value).__name__}()" if isinstance(value, BaseModel) else repr(value)

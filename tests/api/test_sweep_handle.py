@@ -54,7 +54,7 @@ def test_a_sweep_is_submitted_cancelled_submitted_again_and_has_results(
         (run.path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     frame = again.results().runs()
     assert sorted(frame["state"]) == ["failed", "failed", "finished", "finished"]
-    # Names of folders alone, such as 000, would be the same in every sweep.
+    # Names of folders only, such as 000, would be the same in every sweep.
     plot = jobs.hpcrun("plot", "runs/s", cwd=tmp_path)
     assert "s/000 (finished)" in plot.stdout
     compared = jobs.hpcrun("compare", "runs/s/results.h5", cwd=tmp_path)

@@ -204,7 +204,7 @@ def test_a_file_of_another_kind_is_refused_by_its_suffix(lines: Lines, name: str
 
 
 def test_a_file_that_may_not_be_read_is_named() -> None:
-    # Root may read everything, so a child process of the user `nobody` reads the file. The test runner's
+    # Root may read everything, so a child process of another user reads the file. The test runner's
     # temporary directory would deny access before the file does.
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)

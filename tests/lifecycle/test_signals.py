@@ -100,7 +100,7 @@ AGREEMENT = textwrap.dedent(
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     agreement = StopAgreement(dist.group.WORLD)
     for step in range(100):
-        # Each rank is told something else, at a different step.
+        # Each rank gets another signal, at a different step.
         mine = StopReason.NONE
         if rank == 1 and step >= 17: mine = StopReason.WARNING
         if rank == 2 and step >= 18: mine = StopReason.TERMINATE

@@ -195,7 +195,7 @@ def test_a_work_tree_of_another_user_is_reported_with_the_command_to_trust_it(
 
 
 def test_an_unreadable_file_is_omitted_and_named() -> None:
-    # Root may read everything, so a child process of the user `nobody` takes the snapshot.
+    # Root may read everything, so a child process of another user takes the snapshot.
     with tempfile.TemporaryDirectory() as folder:
         project = Path(folder)
         for name in ("secret.txt", "train.py"):

@@ -19,7 +19,7 @@ SHAPE = ("--nodes=2", "--ntasks-per-node=1")
 
 @pytest.fixture
 def other() -> Iterator[SlurmCluster]:
-    """A second cluster with a controller and nodes of its own, which sees the same folders."""
+    """A second cluster with another controller and other nodes, which sees the same folders."""
     yield from running("twin", nodes=2)
 
 

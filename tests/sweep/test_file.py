@@ -60,7 +60,7 @@ def test_random_draws_depend_on_the_seed_and_not_on_the_count(tmp_path: Path) ->
     assert all(1e-5 <= row["train.lr"] <= 1e-2 for row in many)
     assert {row["train.batch_size"] for row in many} == {32, 64}
     assert {row["optim.warmup_steps"] for row in many} == {0, 1, 2, 3}
-    # Half of a log-uniform draw lies below the geometric mean.
+    # Half of a log-uniform draw is below the geometric mean.
     assert 10 < sum(row["train.lr"] < 10**-3.5 for row in many) < 40
 
 

@@ -39,7 +39,7 @@ class Job:
 
     @property
     def simulated(self) -> bool:
-        """True if CPUs and gloo stand in for GPUs and NCCL."""
+        """True if CPUs and gloo replace GPUs and NCCL."""
         return self.gpus == 0
 
     @property

@@ -114,7 +114,7 @@ def measured(command: list[str], printed: Path | None = None) -> tuple[float, fl
     """Run ``command``; return wall seconds, CPU seconds and the maximum memory in GB.
 
     Args:
-        printed: the file that gets the output; None: nobody reads the output.
+        printed: the file that gets the output; None: no program reads the output.
     """
     with (printed or Path(os.devnull)).open("wb") as output:
         begun, before = time.perf_counter(), os.times()

@@ -2,7 +2,7 @@
 """Time from the start of a rank's process to the end of its first step: cold, warm, and after a requeue.
 
 Whole runs of hpcrun's loop train a small GPT with train.compile on the CPU. A new folder for torch's compile
-cache stands for a node that has never seen the model.
+cache simulates a node that has never seen the model.
 
     cold            a new run on a new node
     requeue         the same run, preempted after its second step, continues on another new node

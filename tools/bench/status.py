@@ -4,8 +4,8 @@
 
 Makes RUNS (10,000) run directories in a temporary folder: a third finished, a third waiting and a third
 running on Slurm, with an event log of 2 MB and metrics of 5 MB in one of a thousand. squeue, sacct and
-scontrol are small programs that answer at once and count their calls. Prints the wall and CPU time of five
-commands with their calls of these programs, and the most bytes that were read of one file.
+scontrol are small programs that answer immediately and count their calls. Prints the wall and CPU time of
+five commands with their calls of these programs, and the most bytes that were read of one file.
 """
 
 import argparse

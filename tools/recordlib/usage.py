@@ -1,4 +1,4 @@
-"""Jobs whose use of CPUs and memory is known, and what sacct says of each attempt and step.
+"""Jobs with a known use of CPUs and memory, and what sacct says of each attempt and step.
 
 Takes four minutes: shorter attempts than a minute say nothing about use.
 """
