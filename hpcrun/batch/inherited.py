@@ -65,7 +65,7 @@ def own_variables(environ: Mapping[str, str], job: Mapping[str, str]) -> dict[st
 
 
 def _is_own_binding(name: str, environ: Mapping[str, str]) -> bool:
-    """Return whether a person has set a binding (``export SLURM_CPU_BIND=cores`` in the batch script)."""
+    """Return True if a person has set a binding (``export SLURM_CPU_BIND=cores`` in the batch script)."""
     inherited = f"{name}_TYPE" in environ or not _OF_A_TASK.isdisjoint(environ)
     return name in _BINDINGS and not inherited
 
@@ -83,7 +83,7 @@ def _gpus_in(field: str) -> Callable[[str, Mapping[str, str]], bool]:
 
 
 def _is(field: str) -> Callable[[str, Mapping[str, str]], bool]:
-    """Return whether ``field`` begins with the variable's number; True if Slurm does not show the field."""
+    """Return True if ``field`` begins with the variable's number; True if Slurm does not show the field."""
 
     def holds(value: str, job: Mapping[str, str]) -> bool:
         shown = re.match(r"\d+", job.get(field, ""))

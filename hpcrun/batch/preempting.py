@@ -15,7 +15,7 @@ _MODE = re.compile(r"\bPreemptMode=(\S+)")
 
 
 def slurm_requeues(job: str) -> bool:
-    """Return whether Slurm itself starts ``job``, which runs in its grace time, again after its end.
+    """Return True if Slurm itself starts ``job``, which runs in its grace time, again after its end.
 
     False where that is not known: a job that starts once too often finds its run finished and ends at
     once. A job without another start would lose its run.
@@ -30,7 +30,7 @@ def slurm_requeues(job: str) -> bool:
 
 
 def requeues_in_grace_time(config: str) -> bool:
-    """Return whether this version does so at all, from ``scontrol show config``."""
+    """Return True if this version does so at all, from ``scontrol show config``."""
     version = re.match(r"(\d+)\.(\d+)", _settings(config).get("SLURM_VERSION", ""))
     return version is not None and (int(version[1]), int(version[2])) >= _SINCE
 

@@ -112,7 +112,7 @@ def _already(
 def is_cancelled(
     attempt: Attempt, view: JobView, asked: Callable[[], str | None], patience: float
 ) -> bool:
-    """Return whether somebody cancels the job, by a fresh ``view`` of it and the reasons given until now.
+    """Return True if somebody cancels the job, by a fresh ``view`` of it and the reasons given until now.
 
     A job that Slurm is ending for an unknown reason counts as cancelled.
     """

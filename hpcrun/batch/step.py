@@ -169,7 +169,7 @@ def take_over_variables() -> BatchJob:
 
 
 def _has_own_number(run: RunDirectory, attempt: Attempt) -> bool:
-    """Return whether the job owns its log folder; print the refusal if it does not."""
+    """Return True if the job owns its log folder; print the refusal if it does not."""
     from hpcrun.lifecycle.ownership import Occupied, require_own_number
 
     try:
@@ -208,7 +208,7 @@ def _held(run: RunDirectory) -> HeldFolder | None:
 
 
 def _was_deleted(place: HeldFolder | None, run: RunDirectory) -> bool:
-    """Return whether somebody deleted the run; a folder that is missing for a moment is being mounted."""
+    """Return True if somebody deleted the run; a folder that is missing for a moment is being mounted."""
     if place is None:
         return False
     end = time.monotonic() + _MISSING_SECONDS
@@ -232,7 +232,7 @@ def _exists(run: RunDirectory) -> bool:
 
 
 def _is_finished(run: RunDirectory, attempt: Attempt) -> bool:
-    """Return whether an earlier start of this job has finished the run."""
+    """Return True if an earlier start of this job has finished the run."""
     if attempt.restart == 0:
         return False
     from hpcrun.lifecycle.opening import already_finished

@@ -54,7 +54,7 @@ def table_lines(rows: Sequence[Row], width: int) -> list[str]:
 
 
 def _tells(cells: Sequence[Sequence[str]], index: int) -> bool:
-    """Return whether a row has a value in the column."""
+    """Return True if a row has a value in the column."""
     return len(cells) == 1 or any(line[index] not in ("", _DASH) for line in cells[1:])
 
 

@@ -28,7 +28,7 @@ from hpcrun.sweep.rows import SweepRequest, text_of
 # Options of a single run, which have no meaning for many.
 _SINGLE = {
     "from_scratch": "--from-scratch is for one run: `hpcrun resume SWEEP/003 --from-scratch`",
-    "prepare": "--prepare: prepares single runs; leave it out, or prepare each run by its name",
+    "prepare": "--prepare: is for single runs; omit it, or prepare each run by its name",
     "follow": "--follow: watches one run; submit, then `hpcrun logs -f SWEEP/000`",
 }
 _WORDS = {
@@ -67,7 +67,9 @@ def _wish_of_sweep(arguments: argparse.Namespace) -> SweepRequest:
     blocks = [*request.blocks, *read_axes(arguments.sweep)]
     if not blocks:
         option = "--max-parallel" if arguments.pack is None else "--pack"
-        raise UserError(f"{option}: is of a sweep; name its axes with --sweep KEY=VALUES")
+        raise UserError(
+            f"{option}: is for sweeps only; give the swept keys with --sweep KEY=VALUES"
+        )
     return dataclasses.replace(request, blocks=blocks)
 
 

@@ -32,7 +32,7 @@ def require_terminal(environ: Mapping[str, str] = os.environ) -> None:
     """Raise UserError where the output is no terminal that can be redrawn."""
     if not sys.stdout.isatty() or environ.get("TERM", "dumb") == "dumb":
         raise UserError(
-            "--watch: redraws a terminal, and the output is none; leave it out to print the table once"
+            "--watch: needs a terminal that can be redrawn; without --watch the table is printed once"
         )
 
 

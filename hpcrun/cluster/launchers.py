@@ -111,12 +111,12 @@ def read_placement(environ: Mapping[str, str]) -> Placement:
 
 
 def in_local_cluster(environ: Mapping[str, str]) -> bool:
-    """Return whether the local cluster, which imitates Slurm, has started this process."""
+    """Return True if the local cluster, which imitates Slurm, has started this process."""
     return environ.get("HPCRUN_LOCAL_CLUSTER") == "1"
 
 
 def _in_step(environ: Mapping[str, str]) -> bool:
-    """Return whether srun started this process, as a task of a step.
+    """Return True if srun started this process, as a task of a step.
 
     Since Slurm 26.05 the batch script has a step number too (-5), as a shell of salloc has in all versions.
     """
@@ -289,7 +289,7 @@ def _first_host(environ: Mapping[str, str]) -> str:
 
 
 def _has_own_devices(environ: Mapping[str, str], tasks_on_node: int) -> bool:
-    """Return whether srun gave each task separate GPUs (srun(1), --gpus-per-task, --gpu-bind).
+    """Return True if srun gave each task separate GPUs (srun(1), --gpus-per-task, --gpu-bind).
 
     Slurm passes neither option on to the task, but a bound task's SLURM_STEP_GPUS lists fewer GPUs
     than SLURM_GPUS_ON_NODE counts, while tasks that share see them all (seen with Slurm 22.05).

@@ -13,7 +13,7 @@ UNFINISHED = 75
 
 
 def asks_to_continue(error: BaseException) -> bool:
-    """Return whether a launcher raised ``error`` because its ranks ended with 75.
+    """Return True if a launcher raised ``error`` because its ranks ended with 75.
 
     The error is torch's ChildFailedError, or for a single rank of Accelerate a CalledProcessError.
     The first rank to end decides: torchrun ends the other ranks of its node after that.

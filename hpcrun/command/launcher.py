@@ -68,7 +68,7 @@ def launching_python(asked: str | None, name: LauncherName) -> str:
 
 
 def _has(python: str, package: str) -> bool:
-    """Return whether ``python`` finds ``package``; True if the answer takes too long."""
+    """Return True if ``python`` finds ``package``; True if the answer takes too long."""
     code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
     try:
         asked = subprocess.run(
@@ -120,7 +120,7 @@ def _before_script(command: Sequence[str]) -> Sequence[str]:
 
 
 def _has_defaults(environ: Mapping[str, str]) -> bool:
-    """Return whether `accelerate config` has written a file (accelerate.commands.config.config_args)."""
+    """Return True if `accelerate config` has written a file (accelerate.commands.config.config_args)."""
     cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
     folder = Path(environ.get("HF_HOME") or cache) / "accelerate"
     return (folder / "default_config.yaml").is_file()

@@ -56,12 +56,12 @@ class Program:
 
     @property
     def is_python(self) -> bool:
-        """Return whether it is an interpreter of Python."""
+        """Return True if it is an interpreter of Python."""
         return _PYTHON.fullmatch(self.name) is not None
 
     @property
     def is_shell(self) -> bool:
-        """Return whether it is a shell."""
+        """Return True if it is a shell."""
         return self.name in _SHELLS
 
 

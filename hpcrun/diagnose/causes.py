@@ -106,7 +106,7 @@ _OF_NODES = ("hardware", "storage")
 
 
 def blames_node(diagnosis: Diagnosis) -> bool:
-    """Return whether the first cause points at its node (hardware, memory, driver), not at the program."""
+    """Return True if the first cause points at its node (hardware, memory, driver), not at the program."""
     if diagnosis.host is None or diagnosis.bad_input:
         return False
     known = known_cause(diagnosis.line)
@@ -115,7 +115,7 @@ def blames_node(diagnosis: Diagnosis) -> bool:
 
 
 def is_cascade(failure: Failure) -> bool:
-    """Return whether the failure only reports that another rank has gone."""
+    """Return True if the failure only reports that another rank has gone."""
     # A file system may say "Connection reset by peer" too.
     by_itself = failure.kind == _READ_FAILURE
     return not by_itself and bool(_CASCADE.search(f"{failure.kind}: {failure.message}"))
@@ -293,7 +293,7 @@ def _from_failure(first: Failure, failures: Sequence[Failure]) -> Diagnosis:
 
 
 def _hopeless(message: str) -> bool:
-    """Return whether the catalogue is certain that no other start would help."""
+    """Return True if the catalogue is certain that no other start would help."""
     known = known_cause(message)
     return known is not None and known.retry == "never"
 

@@ -49,7 +49,7 @@ def gpu_memory(name: str | None, size: str | None) -> int:
         found = _SIZE.fullmatch(size.strip())
         value = float(found[1]) if found else 0.0
         if found is None or value <= 0:
-            raise UserError(f"--gpu-memory: {size} is no size; write it as 80GiB")
+            raise UserError(f"--gpu-memory: {size} is not a size; write it as 80GiB")
         return int(value * (10**9 if (found[2] or "").lower() == "gb" else GIB))
     if name is None:
         raise UserError("estimate: name the GPU: --gpu h100, or --gpu-memory 80GiB")

@@ -231,7 +231,7 @@ def _why_cancelled(run: RunDirectory, job: str, read: Reader) -> str:
 
 
 def _is_process(job: str) -> bool:
-    """Return whether a job of the debug executor, ``pid1234`` or ``pid1234-2``, still runs here."""
+    """Return True if a job of the debug executor, ``pid1234`` or ``pid1234-2``, still runs here."""
     import psutil
 
     number, _, _ = job.removeprefix("pid").partition("-")
@@ -274,7 +274,7 @@ def _local_state(folder: Path) -> tuple[str, str]:
 
 
 def is_full(folder: Path) -> bool:
-    """Return whether the disk of ``folder`` has too little space for a file of a few lines."""
+    """Return True if the disk of ``folder`` has too little space for a file of a few lines."""
     return shutil.disk_usage(folder).free < _FULL
 
 

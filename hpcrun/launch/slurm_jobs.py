@@ -84,7 +84,7 @@ def _in_calls(jobs: Iterable[str]) -> Iterator[list[str]]:
 
 
 def has_opened(run: RunDirectory, job: str, cluster: str | None = None) -> bool:
-    """Return whether the ranks of the job's present start have opened the run.
+    """Return True if the ranks of the job's present start have opened the run.
 
     False where Slurm does not report the number of the start.
     """
@@ -115,7 +115,7 @@ def kill_steps(job: str, cluster: str | None = None) -> bool:
 def _is_of_another(
     events: Sequence[Event], run: RunDirectory, job: str, name: str, cluster: str | None
 ) -> bool:
-    """Return whether the id now belongs to another job, as after a new installation of the cluster.
+    """Return True if the id now belongs to another job, as after a new installation of the cluster.
 
     Our job has the name that it was submitted with. One that a person has renamed still runs the script
     in the run directory.

@@ -107,7 +107,7 @@ def all_histories(events: Sequence[Event]) -> list[AttemptRecord]:
 
 
 def asked_to_end(events: Sequence[Event], attempt: Attempt) -> bool:
-    """Return whether a person cancelled this attempt's job after the attempt had begun."""
+    """Return True if a person cancelled this attempt's job after the attempt had begun."""
     asked = False
     for event in events:
         if event.what == "opened" and event.attempt == attempt:
@@ -120,7 +120,7 @@ def asked_to_end(events: Sequence[Event], attempt: Attempt) -> bool:
 
 
 def asked_to_yield(events: Sequence[Event], attempt: Attempt) -> bool:
-    """Return whether a person sent this attempt the signal of a preemption (``hpcrun preempt``)."""
+    """Return True if a person sent this attempt the signal of a preemption (``hpcrun preempt``)."""
     return any(event.what == "preempted" and event.attempt == attempt for event in events)
 
 
@@ -174,7 +174,7 @@ def successor(events: Sequence[Event], attempt: Attempt) -> Attempt | None:
 
 
 def finished_before(events: Sequence[Event], attempt: Attempt) -> bool:
-    """Return whether an earlier start of the same job has finished the run.
+    """Return True if an earlier start of the same job has finished the run.
 
     Since 24.05, Slurm starts a job again that ends in the grace time of its preemption, even if the job
     ended well.
@@ -189,7 +189,7 @@ def finished_before(events: Sequence[Event], attempt: Attempt) -> bool:
 
 
 def of_script(events: Sequence[Event]) -> bool:
-    """Return whether the attempts ran a script; hpcrun does not know a script's files."""
+    """Return True if the attempts ran a script; hpcrun does not know a script's files."""
     return any(event.what == "opened" and event.fields.get("script") for event in events)
 
 

@@ -35,7 +35,7 @@ class Refused(UserError):
 
 
 def already_finished(run: RunDirectory, attempt: Attempt) -> bool:
-    """Return whether an earlier start of this job has finished the run, so that all ranks exit with code 0.
+    """Return True if an earlier start of this job has finished the run, so that all ranks exit with code 0.
 
     Each rank checks this before rank 0 opens the attempt; otherwise the other ranks would wait for rank 0.
     """

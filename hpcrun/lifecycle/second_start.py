@@ -23,7 +23,7 @@ from hpcrun.run.events import Attempt, Event
 
 
 def deserves_second_start(events: Sequence[Event], attempt: Attempt) -> bool:
-    """Return whether ``attempt`` may be followed by a start on other nodes: no earlier start has worked.
+    """Return True if ``attempt`` may be followed by a start on other nodes: no earlier start has worked.
 
     The starts of the jobs that this job continues count as well.
     """
@@ -31,7 +31,7 @@ def deserves_second_start(events: Sequence[Event], attempt: Attempt) -> bool:
 
 
 def tried_elsewhere(events: Sequence[Event], attempt: Attempt) -> bool:
-    """Return whether a start before ``attempt`` was followed by a start on other nodes."""
+    """Return True if a start before ``attempt`` was followed by a start on other nodes."""
     chain = jobs_of(events, attempt.job)
     return any(
         event.what == "ended" and bool(event.fields.get("elsewhere"))
@@ -42,7 +42,7 @@ def tried_elsewhere(events: Sequence[Event], attempt: Attempt) -> bool:
 
 
 def has_worked(events: Sequence[Event], attempt: Attempt) -> bool:
-    """Return whether a start before ``attempt`` has trained, or has run a script for a minute."""
+    """Return True if a start before ``attempt`` has trained, or has run a script for a minute."""
     chain = jobs_of(events, attempt.job)
     return any(
         record.begun_at is not None
@@ -54,7 +54,7 @@ def has_worked(events: Sequence[Event], attempt: Attempt) -> bool:
 
 
 def _ran_long(events: Sequence[Event], attempt: Attempt, end: float | None) -> bool:
-    """Return whether the script of ``attempt`` had run for a minute at ``end``."""
+    """Return True if the script of ``attempt`` had run for a minute at ``end``."""
     starts = [event.time for event in events if (event.what, event.attempt) == ("started", attempt)]
     if not starts or end is None or not of_script(events):
         return False
@@ -64,7 +64,7 @@ def _ran_long(events: Sequence[Event], attempt: Attempt, end: float | None) -> b
 def may_be_of_a_node(
     events: Sequence[Event], attempt: Attempt, failures: Sequence[Failure], *, second: bool
 ) -> bool:
-    """Return whether the error that ended ``attempt`` may be absent on other nodes.
+    """Return True if the error that ended ``attempt`` may be absent on other nodes.
 
     The first rank that fails ends the others, so their missing messages prove little.
 

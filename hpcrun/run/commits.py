@@ -46,7 +46,7 @@ def newest_commit(run: RunDirectory) -> Commit | None:
 
 
 def has_commit(run: RunDirectory) -> bool:
-    """Return whether a checkpoint has a manifest, which is not read: that of many ranks is long."""
+    """Return True if a checkpoint has a manifest, which is not read: that of many ranks is long."""
     try:
         names = [path.name for path in run.checkpoints.iterdir()]
     except OSError:

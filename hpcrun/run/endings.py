@@ -166,7 +166,7 @@ def record_unfinished(folder: Path) -> None:
 
 
 def is_unfinished(folder: Path) -> bool:
-    """Return whether a rank's script asked for another start."""
+    """Return True if a rank's script asked for another start."""
     return (folder / _UNFINISHED).exists()
 
 

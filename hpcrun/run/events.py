@@ -84,7 +84,7 @@ def read_events(run: RunDirectory) -> Sequence[Event]:
 
 
 def was_cancelled(events: Sequence[Event], job: str) -> bool:
-    """Return whether the job was cancelled since it was submitted and last opened the run."""
+    """Return True if the job was cancelled since it was submitted and last opened the run."""
     kinds = [
         event.what
         for event in events

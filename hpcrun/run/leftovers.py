@@ -70,7 +70,7 @@ def clear_deleted_run(path: Path) -> bool:
 
 
 def holds_only_logs(folder: Path) -> bool:
-    """Return whether ``folder`` holds only logs and metrics of a deleted run."""
+    """Return True if ``folder`` holds only logs and metrics of a deleted run."""
     if folder.is_symlink() or not folder.is_dir():
         return False
     try:

@@ -99,7 +99,7 @@ class OwnerPolling:
         self._next = float("-inf")
 
     def due(self, now: float) -> bool:
-        """Return whether to read the file now; ``now`` is in seconds of any clock."""
+        """Return True if the file is to be read now; ``now`` is in seconds of any clock."""
         if now < self._next:
             return False
         first = self._next == float("-inf")

@@ -59,7 +59,7 @@ class Sweep:
 
 
 def is_sweep(folder: Path) -> bool:
-    """Return whether ``folder`` is the folder of a sweep."""
+    """Return True if ``folder`` is the folder of a sweep."""
     # Path.is_file() raises for a folder that must not be read.
     return os.path.isfile(folder / NAME)  # noqa: PTH113
 

@@ -34,7 +34,7 @@ def parsed(condition: Condition) -> ast.expr:
     """Return the expression of ``condition``.
 
     Raises:
-        ConfigError: the text is no expression.
+        ConfigError: the text is not an expression.
     """
     try:
         return ast.parse(condition.text.strip(), mode="eval").body
@@ -42,12 +42,12 @@ def parsed(condition: Condition) -> ast.expr:
         raise refusal(
             condition.place,
             "where",
-            f"{condition.text[:_SHORT]!r} is no expression; write one such as train.lr < 1e-3",
+            f"{condition.text[:_SHORT]!r} is not an expression; write one such as train.lr < 1e-3",
         ) from None
 
 
 def holds(condition: Condition, expression: ast.expr, row: Row) -> bool:
-    """Return whether ``row`` meets the condition.
+    """Return True if ``row`` meets the condition.
 
     Raises:
         ConfigError: the expression names a key that the sweep has not, or does something that is not allowed.
@@ -114,5 +114,5 @@ def _compared(node: ast.Compare, values: Mapping[str, Any]) -> bool:
 def _key(node: ast.Name | ast.Attribute, values: Mapping[str, Any]) -> Any:
     key = ast.unparse(node)
     if key not in values:
-        raise _BadExpression(f"{key} is no key of the sweep; it has {', '.join(values)}")
+        raise _BadExpression(f"{key} is not a key of the sweep; its keys: {', '.join(values)}")
     return values[key]

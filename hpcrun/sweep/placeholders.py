@@ -49,5 +49,5 @@ def _key_of(name: str, keys: Sequence[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {{{near[0]}}}?" if near else f"the sweep has {', '.join(keys)};"
     raise UserError(
-        f"after --: {{{name}}} is no key of the sweep; {hint} for plain braces write {{{{{name}}}}}"
+        f"after --: {{{name}}} is not a key of the sweep; {hint} for plain braces write {{{{{name}}}}}"
     )

@@ -47,7 +47,7 @@ class LanguageModelShape(BaseModel):
         if neurons is None:
             return None
         if others.data.get("kind") == "gpt":
-            raise ValueError("is for model.kind=bdh; leave it out, or write null")
+            raise ValueError("is for model.kind=bdh; omit it, or write null")
         return _splits_over_heads(neurons, others)
 
     @property

@@ -103,7 +103,7 @@ class TokenModel(Task):
         if wanted is not None and wanted < max(known, default=0):
             raise TokenError(
                 f"model.vocabulary: {wanted} is less than the {max(known)} of the tokens; raise it, or "
-                "leave it out"
+                "omit it"
             )
         return wanted or max(known)
 

@@ -75,7 +75,7 @@ def test_a_sweep_is_submitted_cancelled_submitted_again_and_has_results(
         ({"sweep": {"trian.lr": [1]}}, "did you mean train"),
         ({"sweep": {"seed": [1]}, "max_parallel": 0}, "max_parallel=0"),
         ({"sweep_file": "none.yaml"}, "no such file"),
-        ({"max_parallel": 2}, "max_parallel=: is of a sweep"),
+        ({"max_parallel": 2}, "max_parallel=: is for sweeps only"),
     ],
 )
 def test_what_is_refused_is_one_line_and_leaves_nothing(

@@ -102,7 +102,7 @@ def test_runs_are_chosen_by_name_and_activity_and_sorted(
     [
         (["--state", "running,dead"], "--state dead: invalid choice; choose from new, pending"),
         (["--since", "yesterday"], "--since yesterday: give a number with s, m, h, d or w"),
-        (["--watch"], "--watch: redraws a terminal, and the output is none"),
+        (["--watch"], "--watch: needs a terminal that can be redrawn"),
         (["--watch", "--json"], "--watch --json: give one of them"),
     ],
 )
@@ -318,4 +318,4 @@ def test_watch_redraws_in_place_and_ctrl_c_leaves_the_terminal_clean(tmp_path: P
 def test_a_terminal_that_cannot_move_its_cursor_is_not_watched(tmp_path: Path) -> None:
     screen = Terminal(tmp_path, "status", "--watch", term="dumb")
     assert screen.end() == 2
-    assert "--watch: redraws a terminal" in screen.text
+    assert "--watch: needs a terminal" in screen.text

@@ -96,7 +96,7 @@ def test_a_step_that_depends_on_its_data_gets_the_arithmetic(tmp_path):
     [
         ([], "name the GPU: --gpu h100"),
         (["--gpu", "h1000"], "did you mean h100?"),
-        (["--gpu-memory", "many"], "many is no size"),
+        (["--gpu-memory", "many"], "many is not a size"),
         (["--gpu", "h100", "task=absent:Task"], "absent"),
         (["--gpu", "h100", "task=users:Wrong"], "the fake run raised RuntimeError"),
         (["--gpu", "h100", "task=users:Exits"], "the fake run raised SystemExit: 2"),

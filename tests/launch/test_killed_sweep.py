@@ -161,7 +161,7 @@ def test_the_same_line_or_a_resume_right_after_the_kill_finds_the_array(
     line = ("submit", *SHAPE, "--executor", "slurm", *AXES)
     silent = jobs.hpcrun(*line, cwd=tmp_path)
     assert (silent.returncode, silent.stderr.count("\n")) == (2, 1), silent.stderr
-    assert "the submission before was killed" in silent.stderr
+    assert "the previous submission was killed" in silent.stderr
     (slurm / "silent").unlink()
     resumed = jobs.hpcrun("resume", "s/002", cwd=tmp_path)
     assert "job 1_2 has it already (pending)" in resumed.stderr

@@ -254,7 +254,7 @@ def test_json_has_every_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     [
         (["--metric", "lost"], "no run has the metric lost; there is: loss"),
         (["--at", "soon"], "should be last, best or a step"),
-        (["--against", "3"], "there are rows 1 to 2"),
+        (["--against", "3"], "choose a row from 1 to 2"),
         (["--by", "train.rl"], "no run has this key"),
         (["--confidence", "95"], "should be 0.5 to less than 1"),
     ],

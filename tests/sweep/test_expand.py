@@ -97,9 +97,9 @@ def test_a_condition_chooses_elements(text: str, kept: list[int] | None) -> None
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("lr >", "is no expression"),
+        ("lr >", "is not an expression"),
         ("__import__('os').system('true')", "is not allowed"),
-        ("lr.real > 1", "lr.real is no key of the sweep; it has lr"),
+        ("lr.real > 1", "lr.real is not a key of the sweep; its keys: lr"),
         ("rl > 1", "rl is no key"),
         ("'a' * 1000000000", "only numbers"),
         ("lr is 1", "compare with == or !="),

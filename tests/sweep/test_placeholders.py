@@ -28,7 +28,7 @@ def test_other_braces_stay() -> None:
 @pytest.mark.parametrize(
     ("word", "line"),
     [
-        ("{sed}", r"\{sed\} is no key of the sweep; did you mean \{seed\}\?"),
+        ("{sed}", r"\{sed\} is not a key of the sweep; did you mean \{seed\}\?"),
         ("{zebra}", r"the sweep has train\.lr, seed"),
     ],
 )

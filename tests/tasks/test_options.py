@@ -21,7 +21,7 @@ def checked(*overrides: str):
         ("model.width=1", "nearest: 8"),
         ("model.heads=0", "model.heads: should be at least 1, not 0"),
         ("model.kind=bhd", "model.kind: should be gpt or bdh, not 'bhd'; did you mean bdh?"),
-        ("model.neurons=64", "model.neurons: is for model.kind=bdh; leave it out, or write null"),
+        ("model.neurons=64", "model.neurons: is for model.kind=bdh; omit it, or write null"),
         ("model.dropout=1", "model.dropout: should be less than 1, not 1"),
         ("data.max_byte=5", "did you mean data.max_bytes?"),
         ("data.validation_fraction=0", "data.validation_fraction: should be"),

@@ -100,7 +100,7 @@ def _mark(run: RunDirectory, state: RunState) -> _Mark:
 
 
 def _has_settled(run: RunDirectory) -> bool:
-    """Return whether the run's end was recorded so long ago that no job can have the run.
+    """Return True if the run's end was recorded so long ago that no job can have the run.
 
     A new submission removes the result.
     """

@@ -151,7 +151,7 @@ def with_task(config: Config, layers: Sequence[Layer]) -> Config:
 
 
 def _has_run(request: SubmitRequest, config: Config) -> bool:
-    """Return whether a run of that name is there; whether it is a run of that config is not asked."""
+    """Return True if there is a run of that name, of this config or another."""
     if config.name is None or request.runs is None:
         return False
     return RunDirectory(request.runs / config.name).exists()

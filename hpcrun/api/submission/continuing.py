@@ -186,7 +186,7 @@ def _steps(run: RunDirectory) -> list[int]:
 
 
 def _saved_nothing(run: RunDirectory, config: Config) -> bool:
-    """Return whether no step was ever saved, not even a step that was removed later."""
+    """Return True if no step was ever saved, not even a step that was removed later."""
     from hpcrun.lifecycle.history import last_committed
 
     events = read_events(run)

@@ -212,7 +212,7 @@ def submit(
         return Sweep(plan_of_sweep.folder)
     for name_of_option, given in (("max_parallel", max_parallel), ("pack", pack)):
         if given is not None:
-            raise UserError(f"{name_of_option}=: is of a sweep; give sweep= or sweep_file=")
+            raise UserError(f"{name_of_option}=: is for sweeps only; give sweep= or sweep_file=")
     plan = plan_submission(request, scratch=from_scratch, snapshot=snapshot)
     if plan.finished is None:
         carry_out(plan, _words("after", after), runs, trust_owner=trust_owner)

@@ -32,7 +32,7 @@ _ARRIVES = 120.0
 
 
 def is_unrecorded(content: Mapping[str, Any]) -> bool:
-    """Return whether the ``content`` of a ``sweep.json`` has an array without a job."""
+    """Return True if the ``content`` of a ``sweep.json`` has an array without a job."""
     sent = content.get("submissions")
     entries = sent if isinstance(sent, list) else []
     return any(isinstance(one, dict) and not one.get("jobs") for one in entries)
@@ -92,7 +92,7 @@ def _jobs_of(folder: Path, one: SweepSubmission) -> list[tuple[str, str | None]]
     listed = slurm.run(command, timeout=_PATIENCE)
     if listed.returncode != 0:
         raise RunError(
-            f"{folder}: the submission before was killed, and Slurm does not say whether it left an array "
+            f"{folder}: the previous submission was killed, and Slurm does not say whether it left an array "
             f"({' '.join(listed.stderr.split())}); submit again when Slurm answers"
         )
     return [

@@ -57,7 +57,7 @@ def bind_rank(environ: Mapping[str, str], local_rank: int, ranks: int, *, gpu: b
 
 
 def is_bound(allowed: int, environ: Mapping[str, str], parents: int | None) -> bool:
-    """Return whether a launcher has bound this rank to a part of the job's CPUs on the node.
+    """Return True if a launcher has bound this rank to a part of the job's CPUs on the node.
 
     Args:
         allowed: CPUs on which this process may run.
@@ -69,7 +69,7 @@ def is_bound(allowed: int, environ: Mapping[str, str], parents: int | None) -> b
 
 
 def not_confined(allowed: int, environ: Mapping[str, str]) -> bool:
-    """Return whether a Slurm job may run on more CPUs of the node than it was allocated.
+    """Return True if a Slurm job may run on more CPUs of the node than it was allocated.
 
     Then its own CPUs are unknown (TaskPlugin=task/none, slurm.conf(5)): two jobs on one node that
     each bound their ranks would choose the same CPUs.

@@ -91,7 +91,7 @@ def require_given_gpus(environ: Mapping[str, str]) -> None:
 
 
 def lists_mig(environ: Mapping[str, str]) -> bool:
-    """Return whether the visible devices are slices of a GPU (MIG). CUDA shows one slice to a process."""
+    """Return True if the visible devices are slices of a GPU (MIG). CUDA shows one slice to a process."""
     return environ.get("CUDA_VISIBLE_DEVICES", "").strip().startswith("MIG-")
 
 

@@ -23,17 +23,17 @@ def addresses_of(name: str) -> list[str]:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether a numeric address ends on the host that uses it."""
+    """Return True if a numeric address ends on the host that uses it."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def is_link_local(address: str) -> bool:
-    """Return whether a numeric address is valid on one cable only (169.254.x.x, fe80::)."""
+    """Return True if a numeric address is valid on one cable only (169.254.x.x, fe80::)."""
     return ipaddress.ip_address(address.partition("%")[0]).is_link_local
 
 
 def is_own(address: str) -> bool:
-    """Return whether a numeric address belongs to this host, loopback included."""
+    """Return True if a numeric address belongs to this host, loopback included."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -49,7 +49,7 @@ def bound_address(name: str) -> str | None:
 
 
 def is_sound(name: str) -> bool:
-    """Return whether other hosts can reach a program that binds to ``name`` here."""
+    """Return True if other hosts can reach a program that binds to ``name`` here."""
     address = bound_address(name)
     return address is not None and not is_loopback(address)
 
@@ -70,6 +70,6 @@ def outward_address(peers: Iterable[str]) -> str | None:
 
 
 def is_only_loopback(name: str) -> bool:
-    """Return whether ``name`` resolves, and only to loopback addresses."""
+    """Return True if ``name`` resolves, and only to loopback addresses."""
     found = addresses_of(name)
     return bool(found) and all(map(is_loopback, found))

@@ -96,7 +96,7 @@ def listen(ports: Sequence[int]) -> socket.socket:
 
 
 def is_free(host: str, port: int) -> bool:
-    """Return whether a server could listen on ``port`` of ``host`` now, by listening for a moment.
+    """Return True if a server could listen on ``port`` of ``host`` now, by listening for a moment.
 
     ``host`` is a name or address of this machine; "" means all interfaces, which is where
     torch.distributed's store listens.

@@ -15,7 +15,7 @@ class Dependent:
     script: str
 
     def waits_for(self, kind: str, job: str) -> bool:
-        """Return whether the job waits for ``job`` under the condition ``kind``, such as ``afterok``."""
+        """Return True if the job waits for ``job`` under the condition ``kind``, such as ``afterok``."""
         found = _CONDITION.finditer(self.dependency)
         return any((one["kind"], one["job"]) == (kind, job) for one in found)
 

@@ -11,7 +11,7 @@ _OVER = frozenset(
 
 
 def is_over(state: str) -> bool:
-    """Return whether a job in ``state`` no longer runs and does not wait for a start.
+    """Return True if a job in ``state`` no longer runs and does not wait for a start.
 
     A newer Slurm may have states that this table lacks, and a run with a job that might be live must stay
     unchanged.

@@ -70,7 +70,7 @@ def _plain_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def configured(timeout: float = 3.0) -> bool:
-    """Return whether jobs go to Slurm here: sbatch is on PATH and has a configured cluster.
+    """Return True if jobs go to Slurm here: sbatch is on PATH and has a configured cluster.
 
     The controller may be slow or unreachable: a user of a cluster does not want to compute on its login host.
     """

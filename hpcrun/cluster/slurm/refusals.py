@@ -36,5 +36,5 @@ def classify_requeue_error(stderr: str) -> RequeueError:
 
 
 def is_unknown_job(answer: Completed) -> bool:
-    """Return whether the controller has forgotten the job; any other failure gives False."""
+    """Return True if the controller has forgotten the job; any other failure gives False."""
     return answer.returncode != 0 and "Invalid job id specified" in answer.stderr

@@ -125,7 +125,7 @@ def read_status(folder: Path) -> JobStatus | None:
 
 
 def is_alive(status: JobStatus) -> bool:
-    """Return whether the job's controller runs: same pid *and* same start time, because pids are reused."""
+    """Return True if the job's controller runs: same pid *and* same start time, because pids are reused."""
     import psutil
 
     try:
@@ -157,7 +157,7 @@ def send(folder: Path, number: signal.Signals) -> None:
 
 
 def is_withdrawn(folder: Path) -> bool:
-    """Return whether a person cancelled the job while it waited in the queue."""
+    """Return True if a person cancelled the job while it waited in the queue."""
     return (folder / WITHDRAWN).exists()
 
 

@@ -181,7 +181,7 @@ def _nodes_for(job: Job, offer: Offer, partitions: Sequence[Partition] | None = 
 
 
 def _has_features(node: Node, constraint: str | None) -> bool:
-    """Return whether the node has all features of a simple constraint. Any other constraint counts as met."""
+    """Return True if the node has all features of a simple constraint. Any other constraint counts as met."""
     if constraint is None or not _FEATURES.fullmatch(constraint):
         return True
     return node.features.issuperset(re.split("[&,]", constraint))

@@ -129,7 +129,7 @@ def fitted_with_patience(config: Config, interrupted: Callable[[], bool]) -> Con
 
 
 def _is_away() -> bool:
-    """Return whether the controller of this host's cluster gives no answer."""
+    """Return True if the controller of this host's cluster gives no answer."""
     answer = slurm.run(["scontrol", "show", "config"], timeout=6.0)
     return answer.returncode != 0 and slurm.classify_requeue_error(answer.stderr) == "transient"
 

@@ -34,7 +34,7 @@ def batch_log(run: RunDirectory, attempt: Attempt, job: Outputs | None = None) -
 
 
 def has_batch_log(run: RunDirectory, attempt: Attempt, job: Outputs | None = None) -> bool:
-    """Return whether there is a log in which Slurm's messages can appear."""
+    """Return True if there is a log in which Slurm's messages can appear."""
     return bool(_files(run, attempt, job))
 
 

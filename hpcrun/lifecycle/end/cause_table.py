@@ -154,7 +154,7 @@ def deciding_row(evidence: Evidence) -> Row:
 
 
 def is_of_node(e: Evidence) -> bool:
-    """Return whether the end was an error that other nodes may not have."""
+    """Return True if the end was an error that other nodes may not have."""
     return e.of_node and ("bad-input" in e.events or _bad_input(e))
 
 

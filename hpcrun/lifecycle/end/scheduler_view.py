@@ -86,7 +86,7 @@ class Ending:
         return when is not None and time.time() - when < _AFTER_SUSPENSION
 
     def limit_near(self, lead: float) -> bool:
-        """Return whether a warning signal now means that the time limit is ``lead`` seconds away."""
+        """Return True if a warning signal now means that the time limit is ``lead`` seconds away."""
         view = self.view
         # A cancellation sets the end time to the time of the cancellation.
         if view is None or view.end_time is None or view.preempted or view.state != "RUNNING":
@@ -173,12 +173,12 @@ def word_of(view: JobView | None, attempt: Attempt, batch_log: str) -> Scheduler
 
 
 def cancelled_now(view: JobView) -> bool:
-    """Return whether Slurm shows a cancellation, whatever happened before (for example a preemption)."""
+    """Return True if Slurm shows a cancellation, whatever happened before (for example a preemption)."""
     return "CANCELLED" in (view.state, *view.base)
 
 
 def only_log_has_reason(view: JobView | None, attempt: Attempt) -> bool:
-    """Return whether the reason for an end may be in the log before the controller shows it."""
+    """Return True if the reason for an end may be in the log before the controller shows it."""
     if view is None:
         return True
     if view.restarts > attempt.restart:

@@ -192,7 +192,7 @@ def _opened(events: Sequence[Event], attempt: Attempt) -> bool:
 
 
 def _repeats(crash: Diagnosis) -> bool:
-    """Return whether a crash with the same words would be the program's doing, on any node."""
+    """Return True if a crash with the same words would be the program's doing, on any node."""
     return not crash.follows and not blames_node(crash)
 
 

@@ -23,7 +23,7 @@ def answer(listener: socket.socket, key: str) -> None:
 
 
 def leads_to(address: str, meeting: Meeting, patience: float) -> bool:
-    """Return whether the host of ``address`` answers on the rendezvous port with its key.
+    """Return True if the host of ``address`` answers on the rendezvous port with its key.
 
     Args:
         patience: seconds to connect.

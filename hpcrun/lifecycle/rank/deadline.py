@@ -33,7 +33,7 @@ class DeadlineWatch:
         self._thread.start()
 
     def due(self) -> bool:
-        """Return whether the job must stop now."""
+        """Return True if the job must stop now."""
         now = time.time()
         if self._end is None or now < self._end - self._lead:
             return False

@@ -290,7 +290,7 @@ def _start_deputy(rank: int, post: Post, clock: RunningTime) -> StackAnswerer:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Return whether SIGSTOP holds the process (proc(5): the state follows the name in parentheses)."""
+    """Return True if SIGSTOP holds the process (proc(5): the state follows the name in parentheses)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
     except (OSError, IndexError):

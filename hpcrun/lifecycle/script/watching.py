@@ -114,7 +114,7 @@ class Watch:
         self._was_owner = self._was_owner or mine
 
     def _is_mine(self, owner: Mapping[str, Any]) -> bool:
-        """Return whether this rank's attempt is the ``owner``."""
+        """Return True if this rank's attempt is the ``owner``."""
         here, there = os.environ.get("SLURM_CLUSTER_NAME"), owner.get("cluster")
         if owner.get("owner") != self._attempt.owner or (here and there and here != there):
             return False

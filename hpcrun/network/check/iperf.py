@@ -13,7 +13,7 @@ _TRIES, _PAUSE = 20, 0.25
 
 
 def installed() -> bool:
-    """Return whether iperf3 is on PATH."""
+    """Return True if iperf3 is on PATH."""
     return shutil.which("iperf3") is not None
 
 

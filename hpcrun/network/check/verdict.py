@@ -173,7 +173,7 @@ def _of_connections(transfers: Sequence[Transfer]) -> list[Verdict]:
 
 
 def _fails_to_most(node: str, outbound: dict[str, list[Transfer]]) -> bool:
-    """Return whether most connections from ``node`` fail, so that ``node`` itself is at fault."""
+    """Return True if most connections from ``node`` fail, so that ``node`` itself is at fault."""
     seen = outbound[node]
     return sum(one.rate is None for one in seen) * 2 > len(seen)
 
@@ -224,7 +224,7 @@ def _of_collective(seen: Collective) -> list[Verdict]:
 
 
 def _was_fast_again(transfers: Sequence[Transfer], subject: tuple[str, ...], enough: float) -> bool:
-    """Return whether a suspect was fast when it was measured once more: other load had slowed it."""
+    """Return True if a suspect was fast when it was measured once more: other load had slowed it."""
     again = rate_again(transfers, subject)
     return again is not None and again >= enough
 

@@ -27,5 +27,5 @@ def effective(settings: Iterable[Setting]) -> dict[str, Setting]:
 
 
 def concerns_nccl(name: str) -> bool:
-    """Return whether a variable of this name is NCCL's, RCCL's, or of PyTorch's NCCL process group."""
+    """Return True if a variable of this name is NCCL's, RCCL's, or of PyTorch's NCCL process group."""
     return name.startswith(PREFIXES)

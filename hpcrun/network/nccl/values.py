@@ -61,7 +61,7 @@ def _wrong_distance(variable: Variable, value: str) -> str | None:
 
 
 def is_old_distance(variable: Variable, value: str) -> bool:
-    """Return whether a distance is given as a number, which names another distance in another version."""
+    """Return True if a distance is given as a number, which names another distance in another version."""
     return variable.type == "distance" and number(value) is not None
 
 

@@ -12,7 +12,7 @@ def version_key(text: str) -> tuple[int, ...]:
 
 
 def is_version(text: str) -> bool:
-    """Return whether ``text`` is a version such as 2.27 or 2.27.5."""
+    """Return True if ``text`` is a version such as 2.27 or 2.27.5."""
     return re.fullmatch(r"\d+\.\d+(\.\d+)?(-\d+)?", text) is not None
 
 

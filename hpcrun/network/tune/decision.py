@@ -31,7 +31,7 @@ class Comparison:
     problem: str | None = None
 
     def holds(self, level: float, effect: float) -> bool:
-        """Return whether the gain is both significant and large enough."""
+        """Return True if the gain is both significant and large enough."""
         return self.problem is None and self.p <= level and self.gain >= effect
 
 

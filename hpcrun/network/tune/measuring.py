@@ -179,7 +179,7 @@ def meet(order: Mapping[str, Any], rank: int, world: int, store: TCPStore | None
 def run_trial(
     rank: int, world: int, orders: TextIO, say: Callable[[Mapping[str, Any]], None]
 ) -> None:
-    """Open a store on rank 0, read the order with its address, meet the others, and measure.
+    """Open a store on rank 0, read the order with its address, connect to the other ranks, and measure.
 
     Args:
         orders: the stream of the order.

@@ -79,7 +79,7 @@ class HeldFolder:
         self._content = self._marked()
 
     def is_there(self) -> bool:
-        """Return whether the path is still this folder.
+        """Return True if the path is still this folder.
 
         Raises:
             OSError: the file server fails, which proves nothing about the folder.

@@ -93,7 +93,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Source:
-    """The shards of a folder's split, or of a flat file. A flat file knows no vocabulary and no tokenizer."""
+    """The shards of a folder's split, or of a flat file. A flat file names no vocabulary and no tokenizer."""
 
     path: Path
     shards: list[Shard]

@@ -65,7 +65,7 @@ def _field(path: Path, number: int, line: str, field: str) -> str:
             f"{path}:{number}: has no {field} in a JSON object; name the field with --field"
         ) from error
     if not isinstance(found, str):
-        raise TokenError(f"{path}:{number}: {field} is no text; name another field with --field")
+        raise TokenError(f"{path}:{number}: {field} is not text; name another field with --field")
     try:
         found.encode()
     except UnicodeEncodeError as error:

@@ -54,7 +54,7 @@ class Mixture(Dataset[Any]):
         self.sizes = [len(dataset) for dataset in self.datasets]  # type: ignore[arg-type]
         if not all(self.sizes):
             raise UserError(
-                f"data: dataset {self.sizes.index(0)} of the mixture has no samples; leave it out"
+                f"data: dataset {self.sizes.index(0)} of the mixture has no samples; remove it"
             )
         self.counts = block_counts(weights)
         if len(self.counts) != len(self.datasets):
@@ -131,6 +131,6 @@ def block_counts(weights: Sequence[float]) -> list[int]:
     if not all(counts):
         raise UserError(
             f"data: the weight {weights[counts.index(0)]:g} is less than 1/{BLOCK} of all weights; "
-            "raise it, or leave the dataset out"
+            "raise it, or remove the dataset"
         )
     return counts

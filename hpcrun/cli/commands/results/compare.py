@@ -74,7 +74,9 @@ def run(arguments: argparse.Namespace) -> int:
         groups = grouped(store, question)
         known = labels(store)
     if not 1 <= arguments.against <= len(groups):
-        raise UserError(f"--against {arguments.against}: there are rows 1 to {len(groups)}")
+        raise UserError(
+            f"--against {arguments.against}: no such row; choose a row from 1 to {len(groups)}"
+        )
     spreads = [
         describe(group.numbers(), confidence=arguments.confidence) if group.values else None
         for group in groups

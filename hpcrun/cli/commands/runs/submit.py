@@ -123,7 +123,7 @@ def add_continuing(parser: argparse._ActionsContainer) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Submit, and follow where wanted; the exit code is the run's when it was followed."""
+    """Submit the run, and follow it if requested; return the run's exit code if it was followed."""
     require_one_way(arguments)
     limits = (arguments.max_parallel, arguments.pack)
     if arguments.sweep or arguments.sweep_file or limits != (None, None):

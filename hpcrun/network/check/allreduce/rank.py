@@ -1,7 +1,7 @@
 """One rank of an all-reduce over the nodes of a check: ``python -m hpcrun.network.check.allreduce.rank``.
 
-The first line that it prints has the number of GPUs and the port on which it would listen as rank 0. It then
-reads its order from standard input, and prints how far it has come. The agent ends a rank that hangs.
+The rank first prints a line with the number of GPUs and the port on which it would listen as rank 0. Then the
+rank reads its order from standard input, and prints its progress. The agent ends a rank that hangs.
 """
 
 import datetime

@@ -36,7 +36,7 @@ def _holds(rule: Combination, settings: Mapping[str, Setting]) -> bool:
 
 
 def _meets(setting: Setting | None, condition: str) -> bool:
-    """Return whether a setting meets a condition; an unknown value meets only ``set``."""
+    """Return True if a setting meets a condition; an unknown value meets only ``set``."""
     if condition == "unset":
         return setting is None
     if condition == "!=1" and setting is None:

@@ -71,7 +71,7 @@ def _cut(words: list[tuple[str, str | None]], where: str) -> list[Finding]:
 
 
 def _is_variable_name(word: str) -> bool:
-    """Return whether a word is a variable to hand on (``PATH``), not the rest of a value (``mlx5_1``)."""
+    """Return True if a word is a variable to hand on (``PATH``), not the rest of a value (``mlx5_1``)."""
     return re.fullmatch(r"[A-Z_][A-Z0-9_]*", word) is not None
 
 
