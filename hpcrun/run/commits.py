@@ -34,9 +34,9 @@ def newest_commit(run: RunDirectory) -> Commit | None:
         names = [path.name for path in run.checkpoints.iterdir()]
     except OSError:
         return None
-    for step in _steps(names):
+    for step in committed_steps(names):
         try:
-            manifest = read_json(run.checkpoints / f"step-{step:09d}" / "manifest.json") or {}
+            manifest = read_json(run.checkpoints / step_name(step) / "manifest.json") or {}
         except OSError:
             continue
         owner, created = manifest.get("owner"), manifest.get("created")
@@ -51,7 +51,9 @@ def has_commit(run: RunDirectory) -> bool:
         names = [path.name for path in run.checkpoints.iterdir()]
     except OSError:
         return False
-    manifests = (run.checkpoints / f"step-{step:09d}" / "manifest.json" for step in _steps(names))
+    manifests = (
+        run.checkpoints / step_name(step) / "manifest.json" for step in committed_steps(names)
+    )
     return any(_has_content(path) for path in manifests)
 
 
@@ -72,7 +74,7 @@ def steps_listed_anew(run: RunDirectory) -> list[int]:
         _drop_listing(folder)
     try:
         with os.scandir(run.checkpoints) as entries:
-            return _steps(entry.name for entry in entries)
+            return committed_steps(entry.name for entry in entries)
     except (FileNotFoundError, NotADirectoryError):
         return []
 
@@ -91,6 +93,12 @@ def _drop_listing(folder: Path) -> None:
             probe.unlink()
 
 
-def _steps(names: Iterable[str]) -> list[int]:
+def step_name(step: int) -> str:
+    """Return the name of the folder of ``step``."""
+    return f"step-{step:09d}"
+
+
+def committed_steps(names: Iterable[str]) -> list[int]:
+    """Return the committed steps, newest first, from the names in the folder of checkpoints."""
     found = (_COMMITTED.fullmatch(name) for name in names)
     return sorted((int(match[1]) for match in found if match), reverse=True)

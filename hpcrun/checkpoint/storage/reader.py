@@ -22,8 +22,8 @@ from hpcrun.checkpoint.storage.errors import (
 )
 from hpcrun.checkpoint.storage.filesystem import FileSystem
 from hpcrun.checkpoint.storage.manifest import MANIFEST, FileRecord, Manifest, decode
+from hpcrun.run.commits import committed_steps, step_name
 
-_COMMITTED = re.compile(r"step-(\d{9,})")
 _ASIDE = re.compile(r"damaged-step-(\d{9,})-(\d+)")
 _MANIFEST_LIMIT = 64 << 20
 
@@ -61,8 +61,7 @@ class CommittedSteps:
         Raises:
             CheckpointError: the folder exists and cannot be read.
         """
-        found = (_COMMITTED.fullmatch(name) for name in self._names())
-        return sorted((int(match[1]) for match in found if match), reverse=True)
+        return committed_steps(self._names())
 
     def require_none(self, remedy: str) -> None:
         """Raise CheckpointError if there are checkpoints that this training run did not restore.
@@ -265,10 +264,3 @@ def _refuse_open_to_all(path: Path, remedy: str) -> None:
         return  # then reading fails as well, and the reader reports it
     if mode & stat.S_IWOTH:
         raise CheckpointError(f"{path}: everybody may write to it; run `{remedy}` first")
-
-
-def step_name(step: int) -> str:
-    """Return the name of the folder of ``step``; raises CheckpointError for a negative step."""
-    if step < 0:
-        raise CheckpointError(f"step {step}: cannot be negative")
-    return f"step-{step:09d}"

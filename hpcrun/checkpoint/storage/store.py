@@ -36,7 +36,8 @@ from hpcrun.checkpoint.storage.manifest import (
     require_file_name,
     require_owner,
 )
-from hpcrun.checkpoint.storage.reader import CommittedSteps, step_name
+from hpcrun.checkpoint.storage.reader import CommittedSteps
+from hpcrun.run.commits import step_name
 
 _DRAFT = re.compile(r"step-\d{9,}\.tmp-.+")
 _TRASH = ".trash-"
