@@ -6,7 +6,6 @@ session, so that the job outlives the terminal.
 """
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -20,9 +19,10 @@ import psutil
 
 from hpcrun.cluster.environment import scrub
 from hpcrun.cluster.node_setup import node_setup_script
+from hpcrun.cluster.orphans import adopt_orphans, die_with_parent
 from hpcrun.launch.local.job_files import JobRequest, State, is_withdrawn, own_status, write_status
 from hpcrun.launch.local.orders import Orders
-from hpcrun.launch.local.orphans import adopt_orphans, collect_orphans, started_apart
+from hpcrun.launch.local.orphans import collect_orphans, started_apart
 from hpcrun.launch.local.survivors import end_survivors_of
 from hpcrun.launch.local.task_environment import host_name, job_environment, step_environment
 from hpcrun.run.endings import Exit, record_exit, record_failure
@@ -34,9 +34,6 @@ _TICK = 0.05
 # After the first failure the other tasks get this long to log their errors, then SIGKILL. The node with the
 # first failed rank may end last: torchrun waits for its other ranks, and a task for a late signal.
 _LAST_WORDS = 3.0
-_PR_SET_PDEATHSIG = 1
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass
@@ -119,7 +116,7 @@ class Attempt:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent,
             )
         finally:
             os.close(log)
@@ -308,11 +305,6 @@ def _with_setup(request: JobRequest, command: Sequence[str]) -> list[str]:
         return list(command)
     script = "\n".join(["set -e", *request.setup, 'exec "$@"'])
     return ["bash", "-c", script, "bash", *command]
-
-
-def _die_with_parent() -> None:
-    """Run in the child: a task must not outlive a killed controller (prctl(2))."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _in_words(code: int) -> str:

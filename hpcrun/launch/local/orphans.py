@@ -5,20 +5,10 @@ the step; here they are found by their parents, and by their environment once a 
 """
 
 import contextlib
-import ctypes
 import os
 from collections.abc import Collection
 
 import psutil
-
-_PR_SET_CHILD_SUBREAPER = 36
-
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def adopt_orphans() -> None:
-    """Make this process the parent of every descendant that loses its parent (prctl(2))."""
-    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def started_apart(task: int, rank: str) -> list[psutil.Process]:

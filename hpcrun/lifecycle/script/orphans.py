@@ -1,21 +1,12 @@
 """Processes that outlive a wrapper: `bash wrap.sh` dies of a signal on which its program saves."""
 
-import ctypes
 import os
 import time
 from collections.abc import Iterable
 
 from hpcrun.lifecycle import exitcodes
 
-_PR_SET_CHILD_SUBREAPER = 36
 _TICK = 0.1
-
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def adopt_orphans() -> None:
-    """Make this process the parent of every descendant that loses its parent (prctl(2))."""
-    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def wait_for_orphans(patience: float) -> list[int]:

@@ -4,7 +4,6 @@ The script gets the variables that torchrun would set, and every stop signal onc
 saves on a signal. hpcrun records that the script was stopped and must be started again.
 """
 
-import ctypes
 import os
 import shutil
 import signal
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.cluster.orphans import adopt_orphans, die_with_parent
 from hpcrun.command.launcher import Launcher
 from hpcrun.diagnose.script_log import script_words
 from hpcrun.errors import UserError
@@ -22,7 +22,6 @@ from hpcrun.lifecycle import exitcodes
 from hpcrun.lifecycle.rank.stack_writer import Answering
 from hpcrun.lifecycle.script.end import ScriptEnd, note_stop, record_end
 from hpcrun.lifecycle.script.meeting import meeting_place
-from hpcrun.lifecycle.script.orphans import adopt_orphans
 from hpcrun.lifecycle.script.progress import ProgressWatch
 from hpcrun.lifecycle.script.spying import script_stacks
 from hpcrun.lifecycle.script.watching import Watch
@@ -33,10 +32,7 @@ from hpcrun.run.events import Attempt
 from hpcrun.run.rendezvous import End, MeetingBoard, MeetingStopped
 from hpcrun.run.stacks import Mailbox
 
-_PR_SET_PDEATHSIG = 1
 _ENDS: Mapping[int, End] = {exitcodes.DONE: "done", exitcodes.UNFINISHED: "stopped"}
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True)
@@ -185,7 +181,8 @@ def _start(
             env=environ,
             # MPI communicates with srun through a descriptor that srun has opened (PMI_FD).
             close_fds=False,
-            preexec_fn=_die_with_parent,
+            # No launcher finds a script after its rank died.
+            preexec_fn=die_with_parent,
         )
     except OSError as error:
         raise UserError(
@@ -226,8 +223,3 @@ def _program(name: str) -> str:
     """Return ``name``, or this interpreter for a `python` that is on no PATH (Debian, a job's shell)."""
     unnamed = name in ("python", "python3") and shutil.which(name) is None
     return sys.executable if unnamed else name
-
-
-def _die_with_parent() -> None:
-    """Run in the child: die with the parent. No launcher finds a script after its rank died (prctl(2))."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -4,7 +4,6 @@ It imports torch once and forks a process for each trial, before anything of CUD
 begun. Orders come as JSON lines on standard input, answers go as JSON lines to standard output.
 """
 
-import ctypes
 import json
 import os
 import select
@@ -15,14 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.cluster.network.interfaces import own_interfaces
+from hpcrun.cluster.orphans import die_with_parent
 from hpcrun.device import vendor
 from hpcrun.network.tune import measuring
 from hpcrun.run.endings import node_name
 
 _TICK = 0.2
-_PR_SET_PDEATHSIG = 1
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Worker:
@@ -91,8 +88,7 @@ class Worker:
         if self._child:
             os.close(reader)
             return
-        # The process must not outlive its rank's (prctl(2)).
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        die_with_parent()
         if os.getppid() != parent:
             os._exit(1)
         os.environ.update(env)
