@@ -1,8 +1,9 @@
 """The attempts of a run, read from its event log for the restart policy and for `status`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from hpcrun.run.events import Attempt, Event
 
@@ -92,18 +93,20 @@ def jobs_of(events: Sequence[Event], job: str | None) -> set[str | None]:
 
 def all_histories(events: Sequence[Event]) -> list[AttemptRecord]:
     """Return the attempts of all submissions, in order."""
-    found: dict[Attempt, AttemptRecord] = {}
+    # A table of many runs has a hundred thousand events: one record for each attempt, not for each event.
+    found: dict[Attempt, dict[str, Any]] = {}
     before: Attempt | None = None
     for event in events:
         if event.attempt is None or event.what in _OF_PEOPLE:
             continue
         record = found.get(event.attempt)
         if record is None:
-            record, before = AttemptRecord(event.attempt, event.time), next(reversed(found), None)
-        if event.what == "started" and before is not None:
-            found[before] = _with_start_of_next(found[before], event.step or 0)
-        found[event.attempt] = _with_event(record, event)
-    return list(found.values())
+            before = next(reversed(found), None)
+            record = found[event.attempt] = {"started": event.time}
+        if event.what == "started" and before not in (None, event.attempt):
+            _note_start_of_next(found[before], event.step or 0)
+        _note(record, event)
+    return [AttemptRecord(attempt, **values) for attempt, values in found.items()]
 
 
 def asked_to_end(events: Sequence[Event], attempt: Attempt) -> bool:
@@ -124,33 +127,27 @@ def asked_to_yield(events: Sequence[Event], attempt: Attempt) -> bool:
     return any(event.what == "preempted" and event.attempt == attempt for event in events)
 
 
-def _with_event(record: AttemptRecord, event: Event) -> AttemptRecord:
+def _note(record: dict[str, Any], event: Event) -> None:
+    """Put what the event tells into the values of its attempt."""
     if event.what == "started":
-        return replace(record, begun_at=event.step)
-    if event.what == "saved":
-        return replace(record, committed=event.step)
-    if event.what == "trained":
-        return replace(record, trained=True)
-    if event.what == "stopped":
-        return replace(record, killed=bool(event.fields.get("killed")))
-    if event.what == "ended":
-        return replace(
-            record,
-            cause=_cause(event.cause),
-            crash_step=event.step if event.cause == Cause.CRASH.value else None,
-            ended=event.time,
-            failure=event.fields.get("failure"),
-        )
-    return record
+        record["begun_at"] = event.step
+    elif event.what == "saved":
+        record["committed"] = event.step
+    elif event.what == "trained":
+        record["trained"] = True
+    elif event.what == "stopped":
+        record["killed"] = bool(event.fields.get("killed"))
+    elif event.what == "ended":
+        record["cause"] = _cause(event.cause)
+        record["crash_step"] = event.step if event.cause == Cause.CRASH.value else None
+        record["ended"] = event.time
+        record["failure"] = event.fields.get("failure")
 
 
-def _with_start_of_next(record: AttemptRecord, step: int) -> AttemptRecord:
+def _note_start_of_next(record: dict[str, Any], step: int) -> None:
     # A crash right after a commit loses the announcement, but the next attempt starts from that commit.
-    return (
-        replace(record, committed=step)
-        if step > (record.committed or record.begun_at or 0)
-        else record
-    )
+    if step > (record.get("committed") or record.get("begun_at") or 0):
+        record["committed"] = step
 
 
 def _cause(word: str | None) -> Cause | None:

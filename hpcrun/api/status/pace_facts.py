@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from hpcrun.run.directory import RunDirectory
@@ -84,10 +85,17 @@ def total_steps(run: RunDirectory) -> int | None:
     Reading the text costs a hundredth of parsing the YAML, and there may be thousands of runs.
     """
     try:
-        with run.config.open(errors="replace") as stream:
+        with run.config.open("rb") as stream:
             text = stream.read(_CONFIG_READ)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    return _steps_in(text)
+
+
+@lru_cache(maxsize=256)
+def _steps_in(raw: bytes) -> int | None:
+    """Return the steps of a config's text, which the runs of a sweep share but for a few lines."""
+    text = raw.decode(errors="replace")
     section = None if _has_command(text) else _SECTION.search(text)
     found = section and _STEPS.search(section[1])
     return int(found[1]) if found else None

@@ -98,11 +98,13 @@ class _Table:
         self._selection = self._selected()
         self._overview = Overview(self._selection.entries, whole=len(arguments.runs) == 1)
         self._notes: list[str] = []
+        self._looked = False
 
     def look(self) -> list[dict[str, Any]]:
         """Return the rows, filtered, folded and sorted."""
-        if not self._arguments.runs:
+        if self._looked and not self._arguments.runs:
             self._look_for_new_runs()
+        self._looked = True
         rows = self._overview.look()
         self._notes = [] if self._overview.answered else [f"hpcrun: {_SILENT}"]
         self._notes = [*self._sums(rows), *self._notes]
