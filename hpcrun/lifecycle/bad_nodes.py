@@ -60,7 +60,7 @@ def keep_away(
     bad = nodes_to_avoid(request, after=after, hours=hours, unfit=unfit)
     if not bad:
         return
-    given = _given_by_the_user(runs[0], attempt, excluded_nodes(facts))
+    given = _given_by_the_user(runs, attempt, excluded_nodes(facts))
     told = slurm.run(slurm.scontrol_exclude_command(job, [*given, *bad]))
     if told.returncode != 0:
         words = " ".join(told.stderr.split())
@@ -93,10 +93,12 @@ def _note_excluded(runs: Sequence[RunDirectory], attempt: Attempt, **facts: obje
         note(run, "excluded", attempt, **facts)
 
 
-def _given_by_the_user(run: RunDirectory, attempt: Attempt, excluded: Collection[str]) -> list[str]:
+def _given_by_the_user(
+    runs: Sequence[RunDirectory], attempt: Attempt, excluded: Collection[str]
+) -> list[str]:
     """Return the excluded nodes that no earlier requeue of this job added."""
     ours: set[str] = set()
-    for event in read_events(run):
+    for event in (event for run in runs for event in read_events(run)):
         if event.what == "excluded" and event.attempt and event.attempt.job == attempt.job:
             ours.update(event.fields.get("hosts", []))
     return sorted(node for node in excluded if node not in ours)
