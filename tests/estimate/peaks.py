@@ -3,7 +3,7 @@
 ``python -m tests.estimate.peaks FOLDER`` prints ``{case: [real bytes, estimated bytes]}``. The real peak is
 that of torch's CPU allocator, as the profiler records it: it includes memory inside kernels, which the fake
 run cannot see. With FSDP it is the memory of all living tensors: the allocator has more, presumably gloo's
-copies of what it reduces.
+copies of what it reduces. The same holds for convolutions, whose kernels on the CPU have memory of their own.
 """
 
 import contextlib
@@ -11,15 +11,18 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from hpcrun.cluster.distributed import DistributedConfig
-from hpcrun.config import Config
+from hpcrun.config import Config, override_layer, resolve
 from hpcrun.estimate.fake_run import FakeRun
 from hpcrun.estimate.live_storages import LiveStorages
+from hpcrun.tasks.finding import task_path
 from hpcrun.train.build import build_trainer
 from hpcrun.train.data.batching import Batching, accumulation_of
 from hpcrun.train.task import Task, load_task
@@ -27,52 +30,66 @@ from hpcrun.train.task import Task, load_task
 SAMPLES = 4
 """Samples of a micro-batch."""
 
-# Parallelism, ranks, micro-batches, precision, activation checkpointing.
+BYTES = "task=language-model data.max_bytes=1048576 model.context=128 train.batch_size=4"
+GPT = f"{BYTES} model.layers=4 model.heads=8 model.width=512"
+TWO = "job.gpus=2 train.batch_size=8"
+SLOW = "model.width=128 model.layers=2"  # A CPU takes seconds for each product in fp16.
+HYBRID = "job.nodes=2 job.gpus=2 train.batch_size=16 train.parallel=fsdp fsdp.shard=hybrid"
 CASES = {
-    "fp32": ("single", 1, 1, "fp32", "none"),
-    "bf16-accumulation": ("single", 1, 2, "bf16", "none"),
-    "bf16-checkpointing": ("single", 1, 1, "bf16", "full"),
-    "ddp-accumulation": ("ddp", 2, 2, "fp32", "none"),
-    "fsdp-accumulation": ("fsdp", 2, 2, "fp32", "none"),
-    "fsdp-bf16-checkpointing": ("fsdp", 2, 1, "bf16", "full"),
+    "fp32": GPT,
+    "bf16-accumulation": f"{GPT} amp.dtype=bf16 train.batch_size=8 train.accumulation=2",
+    "bf16-checkpointing": f"{GPT} amp.dtype=bf16 train.activation_checkpointing=full",
+    "ddp-accumulation": f"{GPT} job.gpus=2 train.parallel=ddp train.batch_size=16 train.accumulation=2",
+    "fsdp-accumulation": f"{GPT} job.gpus=2 train.parallel=fsdp train.batch_size=16 train.accumulation=2",
+    "fsdp-bf16-checkpointing": f"{GPT} {TWO} train.parallel=fsdp amp.dtype=bf16 "
+    "train.activation_checkpointing=full",
+    "fp16": f"{GPT} {SLOW} amp.dtype=fp16",
+    "ema": f"{GPT} train.ema=0.9",
+    "muon": f"{GPT} optim.name=muon",
+    "sgd": f"{GPT} optim.name=sgd",
+    "every-checkpointing": f"{GPT} train.activation_checkpointing=every",
+    "selective-checkpointing": f"{GPT} train.activation_checkpointing=selective",
+    "fsdp-muon": f"{GPT} {TWO} train.parallel=fsdp optim.name=muon",
+    "hybrid": f"{GPT} {HYBRID}",
+    "hybrid-ema-fp16": f"{GPT} {SLOW} {HYBRID} train.ema=0.9 amp.dtype=fp16",
+    "bdh": f"{BYTES} model.kind=bdh model.layers=2 model.heads=4 model.width=128",
+    "tokens": "task=token-model model.layers=2 model.heads=4 model.width=256 model.context=128 "
+    "model.vocabulary=8000 data.boundaries=attention data.end_token=0 train.batch_size=4 "
+    "data.paths=[FOLDER/tokens.bin]",
+    "classifier": "task=classifier model.blocks=4 model.channels=64 train.batch_size=64",
+    "autoencoder": "task=autoencoder model.hidden=2048 train.batch_size=512",
 }
 
 
-def config_of(case: str) -> Config:
-    """Return the config of a GPT with 12.7 million parameters."""
-    parallel, ranks, accumulation, dtype, checkpointing = CASES[case]
-    return Config.model_validate(
-        {
-            "task": "hpcrun.tasks.language_model:LanguageModel",
-            "job": {"gpus": ranks},
-            "model": {"layers": 4, "heads": 8, "width": 512, "context": 128},
-            "data": {"max_bytes": 1 << 20},
-            "train": {
-                "parallel": parallel,
-                "batch_size": SAMPLES * ranks * accumulation,
-                "accumulation": accumulation,
-                "activation_checkpointing": checkpointing,
-            },
-            "amp": {"dtype": dtype},
-        }
-    )
+def config_of(case: str, folder: Path) -> Config:
+    """Return the config of a case; most are of a GPT with 12.7 million parameters."""
+    text = CASES[case].replace("FOLDER", str(folder))
+    config = resolve([override_layer(text.split())])
+    return config.model_copy(update={"task": task_path(config.task)})
 
 
 def real(config: Config, task: Task, rank: int) -> int:
     """Return the highest number of bytes in the third step, counted from before the model is built."""
-    ranks = config.job.world_size
+    ranks, gpus = config.job.world_size, config.job.gpus
     place = DistributedConfig(
-        world_size=ranks, rank=rank, local_rank=rank, num_gpus_per_node=ranks, device_ids=()
+        world_size=ranks,
+        rank=rank,
+        local_rank=rank % gpus,
+        node_rank=rank // gpus,
+        num_nodes=config.job.nodes,
+        num_gpus_per_node=gpus,
+        device_ids=(),
     )
     accumulation = accumulation_of(config.train, ranks)
     samples = Batching(config.train.batch_size, ranks, accumulation).micro_batch
-    sharded = config.train.parallel == "fsdp"
+    parallel: Any = "single" if ranks == 1 else config.train.parallel
+    by_tensors = parallel == "fsdp" or "classifier" in config.task
     with (
-        LiveStorages(block=1) if sharded else contextlib.nullcontext() as live,
+        LiveStorages(block=1) if by_tensors else contextlib.nullcontext() as live,
         profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled,
     ):
-        trainer = build_trainer(config, task, task.build_model(), place, config.train.parallel)
-        batches = [torch.zeros(samples, 129, dtype=torch.uint8) for _ in range(accumulation)]
+        trainer = build_trainer(config, task, task.build_model(), place, parallel)
+        batches = [FakeRun(task, lambda _: None)._batch(config, samples)] * accumulation
         for step in range(3):
             if live is not None:
                 live.start()
@@ -90,13 +107,14 @@ def real(config: Config, task: Task, rank: int) -> int:
     return peak
 
 
-def main(folder: Path) -> None:
-    """Measure every case in separate processes."""
+def main(folder: Path, chosen: list[str] | None) -> None:
+    """Measure all cases, or the ``chosen`` ones, each rank in a process of its own."""
     torch.set_num_threads(1)
     os.environ["XDG_CACHE_HOME"] = str(folder)
     peaks: dict[str, list[int]] = {}
-    for case in CASES:
-        config = config_of(case)
+    np.zeros(100_000, "<u2").tofile(folder / "tokens.bin")
+    for case in CASES if chosen is None else chosen:
+        config = config_of(case, folder)
         task, ranks = load_task(config), config.job.world_size
         task.prepare()
         for rank in range(-1, ranks):
@@ -124,4 +142,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:] or None)
