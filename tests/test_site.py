@@ -48,6 +48,15 @@ def test_every_public_name_has_a_heading(site: Path, module: object) -> None:
     assert {f"{name}.{one}" for one in public} <= headings
 
 
+def test_the_reference_shows_config_keys_inherited_methods_and_no_roles(site: Path) -> None:
+    config = (site / "api/hpcrun.config/index.html").read_text(encoding="utf-8")
+    for section in (hpcrun.config.Train, hpcrun.config.Job, hpcrun.config.Checkpoint):
+        assert not [key for key in section.model_fields if f"<code>{key}</code>" not in config]
+    page = (site / "api/hpcrun/index.html").read_text(encoding="utf-8")
+    assert "save_checkpoint" in page
+    assert not re.findall(r":(?:meth|class|func|attr):", page + config)
+
+
 def test_every_page_of_docs_is_in_the_menu() -> None:
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     listed = re.findall(r"(\S+\.md)$", text, re.MULTILINE)

@@ -14,7 +14,7 @@ class Section(BaseModel):
 
 
 class TaskSection(BaseModel):
-    """A section of the config with further keys, which belong to the task and are checked by it."""
+    """A section of the config with further keys, which the task defines and checks."""
 
     model_config = ConfigDict(frozen=True, extra="allow", defer_build=True)
 

@@ -69,4 +69,4 @@ def test_a_log_that_cannot_be_opened_is_reported_in_one_line(
         print("step 1")
     told = capsys.readouterr()
     assert told.out == "step 1\n"
-    assert "no log is kept: " in told.err
+    assert "so this log is lost: " in told.err

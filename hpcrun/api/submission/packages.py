@@ -1,4 +1,4 @@
-"""Check for missing packages before the job waits in the queue, and not after."""
+"""Check for missing packages at the submission, before the job waits in the queue."""
 
 from importlib.util import find_spec
 

@@ -19,7 +19,7 @@ from hpcrun.config.training import FSDP
 
 @dataclass(frozen=True)
 class Idle:
-    """``key`` has no effect because of the value of ``because_of``; ``text`` has the remedy."""
+    """A key without an effect, because of the value of the key ``because_of``; ``text`` has the remedy."""
 
     key: str
     because_of: str

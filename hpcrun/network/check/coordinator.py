@@ -1,4 +1,4 @@
-"""The part of a check that gives orders and collects the answers, through the pipes of srun."""
+"""The process of a check that sends orders to the nodes and collects their answers, through srun's pipes."""
 
 import secrets
 import time

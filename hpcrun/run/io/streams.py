@@ -90,7 +90,7 @@ def copied_to(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     except OSError as error:
-        say_aside(f"hpcrun: {path}: no log is kept: {error.strerror}")
+        say_aside(f"hpcrun: {path}: cannot be written, so this log is lost: {error.strerror}")
         yield
         return
     streams = sys.stdout, sys.stderr

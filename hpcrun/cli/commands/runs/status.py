@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class _Table:
-    """The rows that the arguments ask for, as they are at each look."""
+    """The rows that the arguments select, read again for each display."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments

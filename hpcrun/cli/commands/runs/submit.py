@@ -203,7 +203,7 @@ def say_finished(run: RunDirectory, result: dict[str, Any], as_json: bool) -> in
     if as_json:
         print_json({"run": str(run.path), "result": result})
     else:
-        say(f"hpcrun: {run.name} is finished already; for a new one choose another --name")
+        say(f"hpcrun: {run.name} is finished already; for a new run choose another --name")
         print_result(run)
     return 0
 
