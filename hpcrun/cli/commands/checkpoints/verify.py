@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.step not in steps:
             known = ", ".join(map(str, steps)) or "none"
             raise CheckpointError(
-                f"step {arguments.step}: there is no such checkpoint; choose from: {known}"
+                f"step {arguments.step}: there is no such checkpoint; available: {known}"
             )
         steps = [arguments.step]
     if not steps:
