@@ -21,11 +21,11 @@ WORDS = Path(__file__).with_name("prose_words.txt")
 # Area: (marker words per 1,000 words, percent of docstrings that begin with a question word).
 # The goal is (1.0, 2.0) everywhere. Lower a number after a rewrite; never raise a number.
 CEILINGS = {
-    "hpcrun": (1.0, 2.0),
-    "docs": (1.0, 2.0),
-    "README.md": (1.0, 2.0),
+    "hpcrun": (0.6, 2.0),
+    "docs": (0.6, 2.0),
+    "README.md": (0.6, 2.0),
     "tests": (1.0, 2.0),
-    "tools": (1.0, 2.0),
+    "tools": (0.6, 2.0),
 }
 
 _QUESTION = re.compile(r"(?:What|Whether|Which|How|Who)\b")
