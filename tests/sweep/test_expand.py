@@ -100,7 +100,7 @@ def test_a_condition_chooses_elements(text: str, kept: list[int] | None) -> None
         ("lr >", "is not an expression"),
         ("__import__('os').system('true')", "is not allowed"),
         ("lr.real > 1", "lr.real is not a key of the sweep; its keys: lr"),
-        ("rl > 1", "rl is no key"),
+        ("rl > 1", "rl is not a key"),
         ("'a' * 1000000000", "only numbers"),
         ("lr is 1", "compare with == or !="),
         ("lr > 'a'", "cannot be computed"),
