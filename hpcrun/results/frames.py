@@ -169,9 +169,22 @@ class Results:
 
 
 def config_of(store: Store, key: str) -> dict[str, Any]:
-    """Return the config of a run as nested values."""
+    """Return the config of a run as nested values.
+
+    A run of a sweep of a command also has the values of the placeholders, and its command has the
+    placeholders: the runs of the sweep have one command.
+    """
     raw = store.document(key, "config")
-    return json.loads(raw) if raw else {}
+    values: dict[str, Any] = json.loads(raw) if raw else {}
+    if not values.get("command"):
+        return values
+    identity = store.document(key, "identity")
+    swept = json.loads(identity).get("sweep") if identity else None
+    if not isinstance(swept, dict) or not isinstance(swept.get("values"), dict):
+        return values
+    known = flat(values)
+    own = {name: value for name, value in swept["values"].items() if name not in known}
+    return values | own | {"command": swept.get("command", values["command"])}
 
 
 def fields(records: NDArray[Any]) -> dict[str, NDArray[Any]]:

@@ -25,6 +25,7 @@ _MORE_IS_BETTER = re.compile(
     r"|(?<![a-z\d])f1(?![a-z\d])|(?<![a-z])(?:map|m?iou|dice)(?![a-z])"
 )
 _LESS_IS_BETTER = re.compile(r"(?<![a-z])(?:loss|error)(?![a-z])")
+_PLACEHOLDER = re.compile(r"\{([A-Za-z_][\w.-]*)\}")
 _FINISHED = "finished"
 _ABSENT = "absent"
 
@@ -223,10 +224,20 @@ def _seed(values: dict[str, Any], key: str) -> Any:
         option = f"--{key.rpartition('.')[2]}"
         for word, after in zip(command, [*command[1:], None], strict=True):
             if word == option:
-                return after
+                return _meant(after, values)
             if isinstance(word, str) and word.startswith(f"{option}="):
-                return word.partition("=")[2]
+                return _meant(word.partition("=")[2], values)
     return values.get(key)
+
+
+def _meant(word: Any, values: dict[str, Any]) -> Any:
+    """Return a word of a command; of a placeholder, the value of the run."""
+    found = _PLACEHOLDER.fullmatch(word) if isinstance(word, str) else None
+    if found is None:
+        return word
+    name = found[1]
+    keys = [name, *(key for key in values if key.endswith(f".{name}"))]
+    return next((values[key] for key in keys if key in values), word)
 
 
 def _group_keys(values: dict[str, Any], question: Question) -> dict[str, Any]:
@@ -277,6 +288,9 @@ def _label(groups: list[Group], question: Question) -> None:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        # 0.020000000000000004 is 0.02 after a computation.
+        value = float(f"{value:.12g}")
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 

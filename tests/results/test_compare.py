@@ -89,6 +89,13 @@ def test_the_seed_of_a_script_is_on_its_command_line(tmp_path: Path, make_run: M
     assert sorted(one.seed for one in group.values) == ["1", "2", "3"]
 
 
+def test_computed_values_have_few_digits(tmp_path: Path, make_run: MakeRun) -> None:
+    make_run("a", [1.0], config={"train": {"lr": 0.020000000000000004}})
+    make_run("b", [1.0], config={"train": {"lr": 1 / 3}})
+    labels = [group.label for group in groups_of(tmp_path)]
+    assert labels == ["train.lr=0.02", "train.lr=0.333333333333"]
+
+
 def test_steps_that_a_restart_computed_again_count_once(tmp_path: Path, make_run: MakeRun) -> None:
     run = make_run("r", [3.0, 0.1, 0.2])
     for step, loss in ((20, 2.0), (30, 1.0)):

@@ -30,11 +30,15 @@ _TASK = frozenset({"task", "model", "data"})
 
 @dataclass(frozen=True)
 class Element:
-    """An element that is to run: its values by dotted key, its config, and the text of the config."""
+    """An element that is to run: its values by dotted key, its config, and the text of the config.
+
+    ``template``: the command with its placeholders; empty without a placeholder.
+    """
 
     values: dict[str, Any]
     config: Config
     text: str
+    template: Sequence[str] = ()
 
 
 def element_configs(
@@ -95,7 +99,8 @@ class _Maker:
             # The slow way has the words.
             self._resolved(row)
         texts = {name: self._text(name, config, row) for name in update}
-        return Element(values, config, "".join((self._base_text | texts).values()))
+        template = self._command if self._placeholders else ()
+        return Element(values, config, "".join((self._base_text | texts).values()), template)
 
     def _idle(self, config: Config, values: dict[str, Any]) -> bool:
         return next(idle_keys(config, values), None) is not None

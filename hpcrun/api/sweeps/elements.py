@@ -131,7 +131,8 @@ def admitted(
         facts = read_json(run.record) or {}
         before = facts.get("code")
         code = None if snapshot is None else compared(run, config, snapshot, before)
-        write_json(run.record, facts | {"snapshot": keeps_code, "code": code})
+        own = {"snapshot": keeps_code, "code": code, **_swept(one)}
+        write_json(run.record, facts | own)
         write_atomic(run.config, one.element.text)
         if (script := _script(one, fitted)) is not None:
             run.batch_script.parent.mkdir(parents=True, exist_ok=True)
@@ -142,7 +143,15 @@ def admitted(
 
 def new_run(one: Planned, fitted: dict[str, Config]) -> NewRun:
     """Return the run directory to make."""
-    return NewRun(one.run.path.name, one.element.text, _script(one, fitted))
+    return NewRun(one.run.path.name, one.element.text, _script(one, fitted), _swept(one))
+
+
+def _swept(one: Planned) -> dict[str, Any]:
+    """Return what ``run.json`` has of the parameters of a command, which the config does not name."""
+    if not one.element.template:
+        return {}
+    values, command = one.element.values, [*one.element.template]
+    return {"sweep": {"values": values, "command": command}}
 
 
 def _script(one: Planned, fitted: dict[str, Config]) -> str | None:

@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,15 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True)
 class NewRun:
-    """A run directory to make: its name, the text of its config, and its batch script if it has one."""
+    """A run directory to make: its name, the text of its config, and its batch script if it has one.
+
+    ``record``: what its ``run.json`` has beside the content of all runs.
+    """
 
     name: str
     config: str
     script: str | None = None
+    record: Mapping[str, Any] = field(default_factory=dict)
 
 
 @contextmanager
@@ -72,14 +76,14 @@ def new_runs(
         OSError: the disk refuses; nothing is left.
     """
     runs, published = list(runs), list[Path]()
-    text = json.dumps(finite(record), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    content = text.encode(errors="backslashreplace")
+    content = _record_text(record)
     staged = make_staged(folder / "sweep")
     try:
         remove_abandoned(staged)
         patch = _write_diff(folder, diff) if runs and diff else None
         for run in runs:
-            _fill(RunDirectory(staged / run.name), run, content, patch)
+            own = _record_text({**record, **run.record}) if run.record else content
+            _fill(RunDirectory(staged / run.name), run, own, patch)
         sync_file_system(folder)
         for run in runs:
             (staged / run.name).rename(folder / run.name)
@@ -92,6 +96,11 @@ def new_runs(
         raise
     finally:
         shutil.rmtree(staged, ignore_errors=True)
+
+
+def _record_text(record: Mapping[str, Any]) -> bytes:
+    text = json.dumps(finite(dict(record)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return text.encode(errors="backslashreplace")
 
 
 def _write_diff(folder: Path, diff: str) -> str:

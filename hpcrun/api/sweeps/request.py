@@ -47,6 +47,15 @@ def _plain(key: str, value: Any) -> Any:
     known = value.item() if hasattr(value, "item") else value
     if isinstance(known, list | tuple):
         return [_plain(key, part) for part in known]
-    if known is None or isinstance(known, str | int | float | bool):
+    if isinstance(known, float):
+        return _without_noise(known)
+    if known is None or isinstance(known, str | int | bool):
         return known
     raise UserError(f"{_PLACE}: {key}: {value!r} is not a value of a config; give text or a number")
+
+
+def _without_noise(number: float) -> float:
+    """Return the number that a computed value was meant to be: 0.02 for 0.020000000000000004."""
+    near = float(f"{number:.15g}")
+    # A third has as many digits as before, and stays as it is.
+    return near if len(repr(near)) < len(repr(number)) - 3 else number
