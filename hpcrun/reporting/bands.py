@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from hpcrun.reporting.runs import Run
 from hpcrun.results.groups import Group
 from hpcrun.results.statistics import CONFIDENCE, t_quantile
 
+Item = TypeVar("Item")
 Line = NDArray[np.float64]
 # A figure is some 400 pixels wide.
 _MOST_POINTS = 400
@@ -48,6 +50,13 @@ def band(series: Sequence[tuple[Line, Line]], confidence: float = CONFIDENCE) ->
         return Band(grid, mean, None, None, n)
     half = t_quantile(0.5 + confidence / 2, n - 1) * rows.std(axis=0, ddof=1) / np.sqrt(n)
     return Band(grid, mean, mean - half, mean + half, n)
+
+
+def sampled(items: Sequence[Item], most: int) -> list[Item]:
+    """Return at most ``most`` of ``items``, evenly over their order."""
+    if len(items) <= most:
+        return list(items)
+    return [items[at * len(items) // most] for at in range(most)]
 
 
 def thinned(x: Line, y: Line) -> tuple[Line, Line]:

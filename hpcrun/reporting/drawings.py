@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hpcrun.reporting.bands import sampled
 from hpcrun.reporting.content import Content
 from hpcrun.reporting.figures.canvas import Drawing
 from hpcrun.reporting.figures.curves import Entry, curve_figure, entries_of, single_entries
@@ -13,10 +14,11 @@ from hpcrun.reporting.figures.sweeps import parallel_figure, sensitivity_figure
 from hpcrun.reporting.figures.times import goodput_figures, timeline_figures
 from hpcrun.reporting.runs import Run
 
+FINISHED = "finished"
 MOST_PANELS = 12
 """Parameters with a panel each; all parameters are in the table of relations."""
-MOST_ROWS = 400
-"""Runs in timelines and goodput; all runs are in the tables."""
+MOST_ROWS = 80
+"""Runs in timelines and goodput; all runs are in the tables. A figure of 40 takes seconds."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +51,27 @@ def draw(content: Content) -> Figures:
     metrics = dict.fromkeys(
         name for name in (content.metric, "validation_loss", "loss", "lr", "mfu") if name
     )
+    rows = chosen_rows(content.runs)
     return Figures(
         curves=_curves(list(metrics), entries),
         relations=_relations(content),
         parallel=_parallel(content),
         throughput=_curves(throughputs(content.runs), entries),
-        goodput=goodput_figures(content.runs[:MOST_ROWS]),
-        timeline=timeline_figures(content.runs[:MOST_ROWS]),
+        goodput=goodput_figures(rows),
+        timeline=timeline_figures(rows),
     )
+
+
+def chosen_rows(runs: Sequence[Run]) -> Sequence[Run]:
+    """Return at most :data:`MOST_ROWS` runs: even samples of the finished runs and of the other runs."""
+    if len(runs) <= MOST_ROWS:
+        return runs
+    unfinished = [run for run in runs if run.state != FINISHED]
+    finished = [run for run in runs if run.state == FINISHED]
+    bad = sampled(unfinished, max(MOST_ROWS // 2, MOST_ROWS - len(finished)))
+    good = sampled(finished, MOST_ROWS - len(bad))
+    chosen = {run.key for run in (*bad, *good)}
+    return [run for run in runs if run.key in chosen]
 
 
 def throughputs(runs: Sequence[Run]) -> list[str]:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from rich.cells import cell_len
+
 from hpcrun.reporting.errors import ReportError
 from hpcrun.reporting.figures.canvas import label, save_as
 from hpcrun.reporting.runs import Run
@@ -93,7 +95,7 @@ def _goodput_lines(runs: Sequence[Run]) -> list[str]:
     if not timed:
         return ["goodput: no run has an event log"]
     names = {run.key: label(run.label, 40) for run in timed}
-    width = max(map(len, names.values()))
+    width = max(map(cell_len, names.values()))
     lines = ["goodput: productive share of the time in which the run was wanted"]
     for run in timed:
         parts = run.goodput
@@ -104,6 +106,7 @@ def _goodput_lines(runs: Sequence[Run]) -> list[str]:
             if seconds[name] >= 0.5
         )
         share = f"{parts.ettr:4.0%}" if parts.ettr is not None else "   –"
-        lines.append(f"  {names[run.key]:<{width}} {share} {bar(parts.ettr or 0.0, _BAR)} {rest}")
+        name = names[run.key] + " " * (width - cell_len(names[run.key]))
+        lines.append(f"  {name} {share} {bar(parts.ettr or 0.0, _BAR)} {rest}")
     left = [run.label for run in runs if not run.events]
     return [*lines, *([f"  without events: {', '.join(left)}"] if left else [])]

@@ -5,11 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.cells import cell_len
 
 from hpcrun.cluster.slurm import parse_sacct_usage, sacct_usage_command
 from hpcrun.reporting.bands import band, thinned
+from hpcrun.reporting.drawings import MOST_ROWS, chosen_rows
 from hpcrun.reporting.efficiency import efficiency, memory_bytes
 from hpcrun.reporting.failures import verdicts
+from hpcrun.reporting.figures.curves import Entry, curve_figure
+from hpcrun.reporting.plotting import terminal_lines
 from hpcrun.reporting.runs import Run, read_runs
 from hpcrun.reporting.source import open_results
 from hpcrun.reporting.sweep import rank_correlation, sensitivities, swept_keys
@@ -189,3 +193,35 @@ def test_a_terminal_plot_fits_its_width() -> None:
     assert any("b" in line for line in two[1:9])
     assert plot("loss", [Curve("a", x[:0], x[:0])], 60, 8) == []
     assert bar(0.5, 4) == "██  "
+
+
+def test_figures_of_many_runs_show_a_sample_and_say_so(make_run: MakeRun, tmp_path: Path) -> None:
+    make_run("a")
+    (run,) = read(tmp_path / "runs")
+    runs = [
+        replace(run, key=f"r{number}", state="failed" if number % 10 == 0 else "finished")
+        for number in range(200)
+    ]
+    rows = chosen_rows(runs)
+    assert len(rows) == MOST_ROWS
+    assert sum(row.state == "failed" for row in rows) == 20
+    assert rows == sorted(rows, key=runs.index)
+    few = [replace(one, state="failed") for one in runs[:190]] + runs[191:]
+    assert sum(row.state == "finished" for row in chosen_rows(few)) == 9
+    drawn = curve_figure("x", "loss", [Entry(one.key, [one]) for one in runs])
+    assert drawn is not None
+    assert "an even sample of 60 of 192 more configs" in drawn.caption
+    assert sum(gid.startswith("gray") for gid in drawn.titles) == 60
+    dashed = curve_figure("x", "loss", [Entry("a", [run], runs)])
+    assert dashed is not None
+    assert "an even sample of 60 of 200" in dashed.caption
+    assert len(dashed.figure.axes[0].lines) == 61
+
+
+def test_bars_of_wide_names_stand_in_one_column(make_run: MakeRun, tmp_path: Path) -> None:
+    make_run("実験")
+    make_run("naïve")
+    lines = terminal_lines(read(tmp_path / "runs"), [], 80, 8)
+    shares = [line for line in lines if "█" in line]
+    assert len({cell_len(line.partition("%")[0]) for line in shares}) == 1
+    assert len({len(line.partition("%")[0]) for line in shares}) == 2

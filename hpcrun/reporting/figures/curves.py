@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from hpcrun.reporting.bands import band, members, thinned, wants_log
+from hpcrun.reporting.bands import band, members, sampled, thinned, wants_log
 from hpcrun.reporting.figures.canvas import (
     OTHERS,
     SERIES,
@@ -24,6 +24,8 @@ from hpcrun.results.groups import Group
 
 _MOST_LINES = 24
 """Thin lines of single runs; more of them hide the bands."""
+_MOST_GRAY = 60
+"""Gray lines of configs without a color, and dashed lines of runs that do not count."""
 _LEAST = 1e-300
 _NAMES = {
     "loss": ("training loss", ""),
@@ -99,10 +101,12 @@ def _drawn(name: str, metric: str, entries: Sequence[Entry]) -> Drawing:
     figure, (axes,) = new_figure(height=2.5 + 0.155 * rows if rows > 1 else 2.5)
     titles: dict[str, str] = {}
     lines = sum(len(_all(entry)) for entry in entries)
-    for at, entry in enumerate(gray):
-        _draw(axes, metric, entry, OTHERS, f"gray{at}", titles, thin=True)
+    shown = _shown_others(entries)
+    for at, entry in enumerate(sampled(gray, _MOST_GRAY)):
+        _draw(axes, metric, entry, OTHERS, f"gray{at}", titles, shown, thin=True)
     for at, entry in enumerate(colored):
-        _draw(axes, metric, entry, SERIES[at], f"series{at}", titles, runs=lines <= _MOST_LINES)
+        few = lines <= _MOST_LINES
+        _draw(axes, metric, entry, SERIES[at], f"series{at}", titles, shown, runs=few)
     values = [_series(run, metric)[1] for entry in entries for run in _all(entry)]
     if wants_log(values):
         # The lower end of an interval may be below zero, which a logarithmic axis cannot show.
@@ -129,6 +133,7 @@ def _draw(
     color: str,
     gid: str,
     titles: dict[str, str],
+    shown: Collection[str],
     *,
     thin: bool = False,
     runs: bool = False,
@@ -136,7 +141,7 @@ def _draw(
     found = band([_series(run, metric) for run in entry.counting])
     for run in [
         *(entry.counting if found is None or (runs and found.n > 1) else ()),
-        *entry.others,
+        *(run for run in entry.others if run.key in shown),
     ]:
         x, y = thinned(*_series(run, metric))
         dashed = run in entry.others
@@ -184,10 +189,23 @@ def _caption(metric: str, entries: Sequence[Entry], gray: Sequence[Entry]) -> st
             "over the steps that all of these runs have. A config with n = 1 has no band."
         )
     if any(entry.others for entry in entries):
-        parts.append("Dashed: runs that do not count (not finished, or a second run of a seed).")
+        whole = sum(len(entry.others) for entry in entries)
+        sample = f", an even sample of {_MOST_GRAY} of {whole}" if whole > _MOST_GRAY else ""
+        parts.append(
+            f"Dashed: runs that do not count (not finished, or a second run of a seed){sample}."
+        )
     if gray:
-        parts.append(f"Colors: the {len(SERIES)} best configs; gray: {len(gray)} more configs.")
+        sample = f"an even sample of {_MOST_GRAY} of " if len(gray) > _MOST_GRAY else ""
+        parts.append(
+            f"Colors: the {len(SERIES)} best configs; gray: {sample}{len(gray)} more configs."
+        )
     return " ".join(parts)
+
+
+def _shown_others(entries: Sequence[Entry]) -> set[str]:
+    """Return the keys of the runs to draw among those that do not count."""
+    others = [run.key for entry in entries for run in entry.others]
+    return set(sampled(others, _MOST_GRAY))
 
 
 def _series(run: Run, metric: str) -> Any:

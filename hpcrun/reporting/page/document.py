@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 
 from hpcrun.reporting.content import Content
-from hpcrun.reporting.drawings import MOST_PANELS, MOST_ROWS, Figures
+from hpcrun.reporting.drawings import MOST_PANELS, Figures, chosen_rows
 from hpcrun.reporting.failures import counts
 from hpcrun.reporting.figures.canvas import Drawing, as_svg
 from hpcrun.reporting.figures.curves import capitalized, metric_label
@@ -304,9 +304,11 @@ def _or_note(page: _Page, drawings: Sequence[Drawing], note: str) -> Markup:
 
 
 def _cut(content: Content) -> Markup | None:
-    rest = len(content.runs) - MOST_ROWS
-    if rest <= 0:
+    rows = len(chosen_rows(content.runs))
+    if rows == len(content.runs):
         return None
     return element(
-        "p", f"These figures show the first {MOST_ROWS} runs; {rest} more are in the tables."
+        "p",
+        f"These figures show {rows} of {len(content.runs)} runs: even samples of the finished runs and of "
+        "the other runs. The tables have all runs.",
     )
