@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from hpcrun.cluster.network.ports import is_free, port_candidates
+from tests.ranks import RankTests
 
 # Long files start first: a long file that starts last would keep the other workers waiting.
 _LONGEST = ("slurm/test_chaos", "slurm/", "test_main_job", "launch/", "test_quickstart", "tools/")
@@ -31,6 +32,12 @@ for _number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
 # The time of an example depends on the load of the machine.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give the tests with ``@ranks(n)`` to a server of ranks, which is itself a pytest process."""
+    if not config.pluginmanager.has_plugin("tests.rank_server"):
+        config.pluginmanager.register(RankTests())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,0 +1,54 @@
+"""``@ranks(n)`` tells which rank failed, and why. The tests are in ``failing_on_ranks.py``."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def reports():
+    """Return pytest's report of each failed test, by name, and all of the output as ``""``."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-n", "0", "-rs", "tests/failing_on_ranks.py"],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    _, failures = done.stdout.split("= FAILURES =", 1)
+    parts = re.split(r"\n_+ (test_\w+) _+\n", failures)
+    return {"": done.stdout, **dict(zip(parts[1::2], parts[2::2], strict=True))}
+
+
+def test_a_failed_assertion_shows_the_rank_its_values_and_the_output(reports):
+    report = reports["test_an_assertion_of_one_rank"]
+    assert report.startswith("rank 1 of 3, the first rank that failed:")
+    assert "{'step': 1} != {'step': 7}" in report
+    assert re.search(r"^rank 0: .+\nrank 2: .+$", report, re.MULTILINE)
+    assert "rank 2: rank 2 was here" in report
+
+
+def test_a_rank_that_waits_is_ended_with_its_stack(reports):
+    report = reports["test_a_rank_that_waits"]
+    assert 'failing_on_ranks.py", line 25 in test_a_rank_that_waits' in report
+    assert re.search(r"^rank 1: still running after 15 s: .*line 24 in", report, re.MULTILINE)
+
+
+def test_a_killed_rank_comes_before_the_ranks_that_lose_it(reports):
+    report = reports["test_a_rank_that_dies"]
+    assert report.startswith(
+        "rank 1 of 2, the first rank that failed:\nthe rank was killed by SIGKILL"
+    )
+
+
+def test_nccl_rules_hold(reports):
+    assert "NCCL needs contiguous tensors" in reports["test_a_collective_that_nccl_refuses"]
+
+
+def test_passed_and_skipped_tests_stay_what_they_are(reports):
+    assert "4 failed, 1 passed, 1 skipped" in reports[""]
+    assert "a reason" in reports[""]
