@@ -96,6 +96,69 @@ class TornWrite(FileSystem):
         return super().write(descriptor, data)
 
 
+class Broken(FileSystem):
+    """Fails the call ``name`` on files or folders with ``part`` in their names."""
+
+    def __init__(self, name: str, part: str, code: int = 5) -> None:
+        self._what = (name, part, code)
+        self._names: dict[int, str] = {}
+
+    def _check(self, name, subject):
+        broken, part, code = self._what
+        if name == broken and part in subject:
+            raise OSError(code, os.strerror(code))
+
+    def create(self, path):
+        self._check("create", path.name)
+        descriptor = super().create(path)
+        self._names[descriptor] = path.name
+        return descriptor
+
+    def write(self, descriptor, data):
+        self._check("write", self._names[descriptor])
+        return super().write(descriptor, data)
+
+    def fsync(self, descriptor):
+        self._check("fsync", self._names.get(descriptor, "a folder"))
+        super().fsync(descriptor)
+
+    def make_directory(self, path):
+        self._check("make_directory", path.name)
+        super().make_directory(path)
+
+    def rename(self, source, target):
+        self._check("rename", source.name)
+        super().rename(source, target)
+
+    def read_into(self, descriptor, view, position):
+        self._check("read_into", "any")
+        return super().read_into(descriptor, view, position)
+
+
+class Flipping(FileSystem):
+    """Flips a bit of each read from files with ``part`` in their names, like bad memory."""
+
+    def __init__(self, part: str) -> None:
+        self._part = part
+        self._bad: set[int] = set()
+
+    def open(self, path):
+        descriptor = super().open(path)
+        if self._part in path.name:
+            self._bad.add(descriptor)
+        return descriptor
+
+    def read_into(self, descriptor, view, position):
+        count = super().read_into(descriptor, view, position)
+        if count and descriptor in self._bad:
+            view[0] ^= 1
+        return count
+
+    def close(self, descriptor):
+        self._bad.discard(descriptor)
+        super().close(descriptor)
+
+
 def content(step: int) -> dict[str, bytes]:
     """Return two files that differ from step to step; the second is longer than the write buffer."""
     seed = step.to_bytes(4, "little")
