@@ -1,113 +1,249 @@
-"""Two real ranks with bad gradients and with compressed gradients, run by ``gradients.py``."""
+"""Two real ranks with bad gradients and with compressed gradients."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
+import hashlib
+import itertools
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
 
-ROOT = Path(__file__).parents[2]
+from hpcrun.cluster.distributed import DistributedConfig
+from hpcrun.config import AMPConfig, override_layer, resolve
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Attempt
+from hpcrun.train.errors import PeerFailed
+from hpcrun.train.health.nonfinite import NonFiniteWatch, NotFinite
+from hpcrun.train.parallel.gradient_compression import compression
+from hpcrun.train.step.gate import StepGate
+from hpcrun.train.step.trainer import DistributedAMPTrainer
+from tests.ranks import agreed, gathered, ranks
+from tests.train.sharing import Net, loss
+
+FP16 = AMPConfig(dtype="fp16", init_scale=1024.0, growth_interval=3)
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    """Return the results of both ranks, by scenario."""
-    folder = tmp_path_factory.mktemp("gradients")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.train.gradients", str(folder)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
+LATE_ON = {"at once": frozenset({"cuda"}), "late": frozenset({"cpu"})}
+"""Devices on which the decision of a step is read in the next step."""
+
+
+class Wide(nn.Module):
+    """A model of matrices worth compressing, in several DDP buckets (the first holds 1 MiB)."""
+
+    def __init__(self):
+        super().__init__()
+        self.enter, self.leave = nn.Linear(6, 512), nn.Linear(512, 1)
+        self.middle, self.other = nn.Linear(512, 512), nn.Linear(512, 512)
+
+    def forward(self, x):
+        x = self.middle(self.enter(x).tanh()).tanh()
+        return self.leave(self.other(x).tanh())
+
+
+def fused_adamw(model):
+    return torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+
+
+def trainer(rank, parallel="ddp", *, make=Net, gradients=None, **options):
+    torch.manual_seed(0)
+    made = DistributedAMPTrainer(
+        make(),
+        fused_adamw,
+        distributed=DistributedConfig(
+            world_size=2, rank=rank, local_rank=rank, num_gpus_per_node=2
+        ),
+        device="cpu",
+        parallel=parallel,
+        compression=compression(*gradients[:1], **gradients[1]) if gradients else None,
+        scheduler=lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: 0.9**s),
+        **options,
     )
-    assert done.returncode == 0, done.stderr
-    ranks = [json.loads((folder / f"results-{rank}.json").read_text()) for rank in range(2)]
-    both = {scenario: [rank[scenario] for rank in ranks] for scenario in ranks[0]}
-    return both | {"said": done.stderr}
+    made.wrap_model()
+    return made
 
 
-@pytest.mark.parametrize("read", ["at once", "late"])
-@pytest.mark.parametrize("clip", [None, 0.5])
-@pytest.mark.parametrize("bad", ["nan", "overflow", "overflow-fp16"])
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_a_bad_gradient_on_one_rank_skips_the_step_on_all(results, parallel, bad, clip, read):
-    name = f"{parallel} {bad} {clip} {read}"
-    ranks = [rank[name] for rank in results["bad_gradients"]]
-    for rank in ranks:
-        assert rank["skipped"] == [True, 1, 5]
-        assert rank["kept"], "a weight or a moment moved"
-        # The skipped step had the rate 0.009.
-        assert rank["rates"] == [0.009, 0.0081, 0.00729]
-        assert rank["finite"]
-        # The scale overflows at the second of five steps, and grows after three good steps.
-        assert rank["scales"] == ([[2, 512.0], [5, 1024.0]] if bad == "overflow-fp16" else [])
-    if parallel == "ddp":
-        assert ranks[0]["digest"] == ranks[1]["digest"]
+def batches(rank, count):
+    """Return ``count`` steps of a micro-batch of eight samples, different on each rank."""
+    generator = torch.Generator().manual_seed(10 + rank)
+    for _ in range(count):
+        inputs = torch.randn(8, 6, generator=generator)
+        yield [(inputs, inputs.sin().sum(1))]
 
 
-def test_a_decision_read_one_step_later_gives_every_rank_the_same_bits(results):
-    for rank in results["bad_gradients"]:
-        for name, found in rank.items():
-            assert found["digest"] == rank[name.replace("late", "at once")]["digest"]
+def spoiled(model, batch):
+    """A loss that is NaN on rank 1."""
+    return loss(model, batch) * (torch.nan if dist.get_rank() == 1 else 1.0)
 
 
-def test_a_nan_loss_on_one_rank_is_distinguished_from_an_overflow(results):
-    first, second = results["bad_losses_under_fp16"]
-    for (peer, _, _), (kind, text, dumps) in zip(first, second, strict=True):
-        assert (peer, kind) == ("PeerFailed", "NotFinite")
-        assert text.startswith("gradients are not finite at step 3 (train.nonfinite); the loss of")
-        assert dumps == ["step-3.json"]
-    assert len(second) == 2
+def overflowing(model, batch):
+    """Make a row of a layer's gradient infinite on rank 1; under FSDP a single rank holds this row."""
+    layer = model.module.enter if hasattr(model, "module") else model.enter
+
+    def one_is_infinite(gradient):
+        spike = torch.zeros_like(gradient)
+        spike[0, 0] = torch.inf
+        return gradient + spike
+
+    def spoil(_, inputs, output):
+        if dist.get_rank() == 1:
+            output.register_hook(one_is_infinite)
+
+    hook = layer.register_forward_hook(spoil)
+    value = loss(model, batch)
+    hook.remove()
+    return value
+
+
+def digest(made):
+    """Return this rank's part of the weights and of the optimizer state."""
+    state = made.optimizer.state_dict()["state"]
+    tensors = [*made.module.parameters(), *(v for s in state.values() for v in s.values())]
+    local = (t.to_local() if hasattr(t, "to_local") else t for t in tensors)
+    joined = b"".join(t.detach().contiguous().numpy().tobytes() for t in local)
+    return hashlib.sha256(joined).hexdigest()
 
 
 @pytest.mark.parametrize(
-    ("kind", "least", "most"),
+    ("bad", "amp"),
     [
-        ("fp16 fp32", 1e-5, 2e-3),
-        ("bf16 fp32", 1e-4, 1e-2),
-        ("powersgd fp32", 1e-3, 5e-2),
-        ("powersgd fp16", 1e-3, 5e-2),
+        pytest.param(spoiled, AMPConfig(), id="nan"),
+        pytest.param(overflowing, AMPConfig(), id="overflow"),
+        pytest.param(overflowing, FP16, id="overflow-fp16"),
     ],
 )
-def test_compressed_gradients_train_nearly_the_same_and_equally_on_all_ranks(
-    results, kind, least, most
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@ranks(2)
+def test_a_bad_gradient_on_one_rank_skips_the_step_on_all(rank, monkeypatch, parallel, bad, amp):
+    ends = {}
+    for (read, late_on), clip in itertools.product(LATE_ON.items(), (None, 0.5)):
+        monkeypatch.setattr(StepGate, "late_on", late_on)
+        made = trainer(rank, parallel, amp=amp, clip_norm=clip)
+        first, second, *others = batches(rank, 5)
+        made.training_step(first, loss)
+        before = digest(made)
+        assert made.training_step(second, bad).skipped
+        assert digest(made) == before, "a weight or a moment moved"
+        rates = [made.training_step(step, loss).learning_rate for step in others]
+        # The skipped step had the rate 0.009.
+        assert rates == pytest.approx([0.009, 0.0081, 0.00729], abs=1e-6)
+        made.gate.settle()
+        assert (made.gate.skipped, made.gate.steps) == (1, 5)
+        assert all(p.isfinite().all() for p in made.module.parameters())
+        # The scale overflows at the second of five steps, and grows after three good steps.
+        expected = [[2, 512.0], [5, 1024.0]] if amp is FP16 else []
+        assert [[*scale] for scale in made.gate.scales] == expected
+        ends[read, clip] = digest(made)
+        if parallel == "ddp":
+            agreed(ends[read, clip])
+    for clip in (None, 0.5):
+        # A decision that is read one step later changes no bits.
+        assert ends["late", clip] == ends["at once", clip]
+
+
+@pytest.mark.parametrize("read", LATE_ON)
+@ranks(2)
+def test_a_nan_loss_on_one_rank_is_distinguished_from_an_overflow(
+    rank, tmp_path, monkeypatch, read
 ):
-    ranks = [rank[kind] for rank in results["compressed"]]
-    assert ranks[0]["digest"] == ranks[1]["digest"]
-    for rank, plain in zip(ranks, results["compressed"], strict=True):
-        assert least < rank["away"] < most
-        assert rank["losses"] == pytest.approx(plain["none fp32"]["losses"], rel=0.1)
+    """Give an overflow, and later a NaN loss on rank 1, under fp16."""
+    monkeypatch.setattr(StepGate, "late_on", LATE_ON[read])
+    config = resolve([override_layer(["train.nonfinite=stop", "amp.dtype=fp16"])])
+    made = trainer(rank, amp=FP16)
+    watch = NonFiniteWatch(
+        RunDirectory(tmp_path), Attempt("7", 0), config, made, start=0, rank=rank,
+        group=made.control_group(), samples=None,
+    )  # fmt: skip
+
+    def four_steps():
+        for number, step in enumerate(batches(rank, 4)):
+            bad = {1: overflowing, 3: spoiled}.get(number, loss)
+            watch.check(made.training_step(step, bad))
+        watch.finish()
+
+    with pytest.raises(NotFinite if rank == 1 else PeerFailed) as caught:
+        four_steps()
+    if rank == 1:
+        text = str(caught.value)
+        assert text.startswith("gradients are not finite at step 3 (train.nonfinite); the loss of")
+    dist.barrier()  # Rank 0 writes, but rank 1 would not wait.
+    assert [path.name for path in (tmp_path / "nonfinite").iterdir()] == ["step-3.json"]
 
 
-def test_powersgd_sends_whole_gradients_until_its_start(results):
-    for rank in results["compressed"]:
-        ours, plain = rank["powersgd fp32"]["losses"], rank["none fp32"]["losses"]
+def whole(made):
+    return torch.cat([p.detach().flatten() for p in made.module.parameters()])
+
+
+def ten_steps(rank, kind, amp=None):
+    """Train with compressed gradients; return the trainer and the losses."""
+    chosen = None if kind == "none" else (kind, {"rank": 2, "start": 3})
+    made = trainer(rank, make=Wide, gradients=chosen, amp=amp or AMPConfig(), clip_norm=1.0)
+    return made, [made.training_step(step, loss).loss.item() for step in batches(rank, 10)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "amp", "least", "most"),
+    [
+        ("fp16", None, 1e-5, 2e-3),
+        ("bf16", None, 1e-4, 1e-2),
+        ("powersgd", None, 1e-3, 5e-2),
+        ("powersgd", FP16, 1e-3, 5e-2),
+    ],
+)
+@ranks(2)
+def test_compressed_gradients_train_nearly_the_same_and_equally_on_all_ranks(
+    rank, kind, amp, least, most
+):
+    (made, losses), (plain, expected) = ten_steps(rank, kind, amp), ten_steps(rank, "none")
+    agreed(digest(made))
+    assert least < ((whole(made) - whole(plain)).norm() / whole(plain).norm()).item() < most
+    assert losses == pytest.approx(expected, rel=0.1)
+    if kind == "powersgd" and amp is None:
         # Three steps without compression; the fourth loss is the last that they decide.
-        assert ours[:4] == pytest.approx(plain[:4], rel=1e-5)
-        assert ours[4] != pytest.approx(plain[4], rel=1e-5)
+        assert losses[:4] == pytest.approx(expected[:4], rel=1e-5)
+        assert losses[4] != pytest.approx(expected[4], rel=1e-5)
 
 
-@pytest.mark.parametrize("amp", ["fp32", "fp16"])
-def test_powersgd_resumes_from_a_checkpoint_with_the_same_bits(results, amp):
-    for rank in results["powersgd_resumes"]:
-        assert rank[amp]["same"]
-        assert rank[amp]["notes"] == []
-    if amp == "fp16":
+@pytest.mark.parametrize("amp", [AMPConfig(), FP16], ids=["fp32", "fp16"])
+@ranks(2)
+def test_powersgd_resumes_from_a_checkpoint_with_the_same_bits(rank, tmp_path, amp):
+    """Take nine steps, and five, a save and four in a new trainer, with a loss scale that grows."""
+
+    def begin(rank_of=2):
+        chosen = ("powersgd", {"rank": rank_of, "start": 2})
+        return trainer(rank, make=Wide, gradients=chosen, amp=amp)
+
+    calm, data = begin(), list(batches(rank, 9))
+    for number, step in enumerate(data):
+        calm.training_step(step, loss)
+        if number == 4:
+            calm.save_checkpoint(tmp_path, 5)
+    again = begin()
+    assert list(again.load_checkpoint(tmp_path).notes) == []
+    without = begin(rank_of=3)
+    told = without.load_checkpoint(tmp_path).notes
+    for step in data[5:]:
+        again.training_step(step, loss)
+        without.training_step(step, loss)
+    assert digest(again) == digest(calm)
+    if amp is FP16:
         # The loss scale grew before and after the save at step 5, and the error feedback with it.
-        assert [steps for steps, _ in rank[amp]["scales"]] == [3, 6, 9]
-
-
-def test_powersgd_reports_lost_error_feedback(results):
-    for rank in results["powersgd_resumes"]:
-        (line,) = rank["fp32"]["told"]
+        assert [steps for steps, _ in calm.gate.scales] == [3, 6, 9]
+    else:
+        (line,) = told
         assert line.startswith("PowerSGD's error feedback is not restored")
-        assert not rank["fp32"]["otherwise"]
+        assert digest(without) != digest(calm)
 
 
-def test_powersgd_drops_the_errors_of_bad_steps_and_of_other_buckets(results):
-    ranks = results["powersgd_after_a_bad_step"]
-    assert [rank["skipped"] for rank in ranks] == [[1, False]] * 2
-    assert ranks[0]["digest"] == ranks[1]["digest"]
-    assert results["said"].count("the gradient buckets differ") == 1
+@ranks(2)
+def test_powersgd_drops_the_errors_of_bad_steps_and_of_other_buckets(rank, capfd):
+    made = trainer(rank, make=Wide, gradients=("powersgd", {"rank": 2, "start": 2}))
+    data = list(batches(rank, 8))
+    for number, step in enumerate(data):
+        made.training_step(step, spoiled if number == 4 else loss)
+    assert made.gate.skipped == 1
+    errors = made._compression._state.error_dict
+    errors[0] = errors[0][:-1].clone()
+    assert not made.training_step(data[0], loss).skipped
+    agreed(digest(made))
+    said = capfd.readouterr().err.count("the gradient buckets differ")
+    assert sum(gathered(said)) == 1

@@ -1,152 +1,257 @@
-"""Several real gloo ranks train like a single rank; the program ``ranks.py`` runs them."""
+"""Several real gloo ranks train like a single rank."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
+import random
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
 
-ROOT = Path(__file__).parents[2]
+from hpcrun.config import AMPConfig
+from hpcrun.errors import UserError
+from hpcrun.train.parallel import process_group
+from hpcrun.train.parallel.collective import together
+from tests.ranks import agreed, gathered, ranks
+from tests.train.small import batches, digest, large, loss, make_trainer, noisy, small, values
 
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    """Return the results by scenario and world size, then by rank."""
-    folder = tmp_path_factory.mktemp("ranks")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.train.ranks", str(folder)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = {}
-    for path in sorted(folder.glob("results-*.json")):
-        world_size = int(path.stem.split("-")[1])
-        for scenario, value in json.loads(path.read_text()).items():
-            found.setdefault((scenario, world_size), []).append(value)
-    return found
-
-
-@pytest.mark.parametrize("world_size", [2, 4])
-@pytest.mark.parametrize(
-    ("kind", "tolerance"), [("plain", 1e-5), ("accumulated", 1e-5), ("fp16", 0.02), ("bf16", 0.05)]
+KINDS = {
+    "plain": (AMPConfig(), 1e-5),
+    "accumulated": (AMPConfig(), 1e-5),
+    "fp16": (AMPConfig(dtype="fp16", init_scale=256.0), 0.02),
+    "bf16": (AMPConfig(dtype="bf16"), 0.05),
+}
+ON_TWO_AND_FOUR = pytest.mark.parametrize(
+    "count", [pytest.param(2, marks=ranks(2)), pytest.param(4, marks=ranks(4))]
 )
-def test_several_ranks_train_like_one_on_the_same_global_batches(
-    results, world_size, kind, tolerance
-):
-    (alone,) = results["twenty_steps", 1]
-    for rank in results["twenty_steps", world_size]:
-        for what in ("losses", "norms", "weights"):
-            for one, several in zip(alone[kind][what], rank[kind][what], strict=True):
-                torch.testing.assert_close(
-                    torch.tensor(several), torch.tensor(one), rtol=tolerance, atol=tolerance
-                )
 
 
-def test_accumulating_four_micro_batches_gives_the_same_training(results):
-    for ranks in (results["twenty_steps", size] for size in (1, 2, 4)):
-        for rank in ranks:
-            for one, several in zip(
-                rank["plain"]["weights"], rank["accumulated"]["weights"], strict=True
-            ):
-                torch.testing.assert_close(
-                    torch.tensor(several), torch.tensor(one), rtol=1e-5, atol=1e-5
-                )
+def twenty_steps(rank, world_size, kind):
+    """Train; return losses, gradient norms and weights."""
+    trainer = make_trainer(rank, world_size, adam=True, lr=0.01, clip_norm=1.0, amp=KINDS[kind][0])
+    accumulation = 4 if kind == "accumulated" else 1
+    results = [
+        trainer.training_step(step, loss)
+        for step in batches(rank, world_size, 0, 20, accumulation=accumulation)
+    ]
+    return {
+        "losses": torch.stack([result.loss.detach() for result in results]),
+        "norms": torch.stack([result.gradient_norm for result in results]),
+        "weights": values(trainer),
+    }
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_all_ranks_have_the_same_bits_after_every_step(results, world_size):
-    ranks = results["twenty_steps", world_size]
-    for kind in ("plain", "accumulated", "fp16", "bf16"):
-        assert all(rank[kind]["weights"] == ranks[0][kind]["weights"] for rank in ranks)
-        assert all(rank[kind]["norms"] == ranks[0][kind]["norms"] for rank in ranks)
+@ON_TWO_AND_FOUR
+@pytest.mark.parametrize("kind", KINDS)
+def test_several_ranks_train_like_one_on_the_same_global_batches(rank, world_size, count, kind):
+    tolerance = KINDS[kind][1]
+    several, alone = twenty_steps(rank, world_size, kind), twenty_steps(0, 1, kind)
+    # All ranks have the same bits.
+    agreed(several["weights"])
+    agreed(several["norms"].tolist())
+    dist.all_reduce(several["losses"])
+    several["losses"] /= count
+    for what in ("losses", "norms"):
+        torch.testing.assert_close(several[what], alone[what], rtol=tolerance, atol=tolerance)
+    for ours, expected in zip(several["weights"], alone["weights"], strict=True):
+        torch.testing.assert_close(
+            torch.tensor(ours), torch.tensor(expected), rtol=tolerance, atol=tolerance
+        )
 
 
-def test_gradients_are_all_reduced_once_per_step_for_any_micro_batches(results):
-    for rank in results["communication", 2]:
-        # The model has two buckets.
-        assert rank == {"1": 2, "4": 2}
+@ranks(1, 2, 4)
+def test_accumulating_four_micro_batches_gives_the_same_training(rank, world_size):
+    plain, accumulated = (
+        twenty_steps(rank, world_size, kind)["weights"] for kind in ("plain", "accumulated")
+    )
+    for ours, expected in zip(accumulated, plain, strict=True):
+        torch.testing.assert_close(torch.tensor(ours), torch.tensor(expected), rtol=1e-5, atol=1e-5)
 
 
-def test_an_overflow_on_one_rank_skips_the_step_on_all(results):
-    ranks = results["overflow_on_one_rank", 2]
-    for rank in ranks:
-        assert rank["skipped"] == [True, False]
-        assert rank["untouched"]
-        assert rank["scale"] == 32.0
-        assert rank["finite"]
-    assert ranks[0]["digest"] == ranks[1]["digest"]
+@pytest.mark.parametrize("accumulation", [1, 4])
+@ranks(2)
+def test_gradients_are_all_reduced_once_per_step_for_any_micro_batches(rank, accumulation):
+    trainer = make_trainer(rank, 2, large)
+    calls = []
+
+    def counted(group, bucket):
+        calls.append(bucket.index())
+        return allreduce_hook(group, bucket)
+
+    trainer.model.register_comm_hook(None, counted)
+    first, second, _ = batches(rank, 2, 0, 3, accumulation=accumulation)
+    trainer.training_step(first, loss)
+    calls.clear()
+    trainer.training_step(second, loss)
+    # The model has two buckets.
+    assert len(calls) == 2
 
 
-def test_the_schedule_waits_while_steps_are_skipped(results):
-    for rank in results["overflow_on_one_rank", 2]:
-        assert rank["rates"] == [0.05, 0.05, 0.025]
+@ranks(2)
+def test_an_overflow_on_one_rank_skips_the_step_and_the_schedule_on_all(rank):
+    trainer = make_trainer(
+        rank,
+        2,
+        amp=AMPConfig(dtype="fp16", init_scale=64.0),
+        clip_norm=1.0,
+        scheduler=lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: 0.5**s),
+    )
+    before = values(trainer)
+    first, second = batches(rank, 2, 0, 2)
+    inputs, targets = first[0]
+    if rank == 1:
+        targets = torch.full_like(targets, torch.inf)
+    skipped = trainer.training_step([(inputs, targets)], loss)
+    assert skipped.skipped
+    assert values(trainer) == before
+    taken = trainer.training_step(second, loss)
+    assert not taken.skipped
+    assert trainer.scaler.get_scale() == 32.0
+    assert all(torch.isfinite(p).all() for p in trainer.module.parameters())
+    agreed(digest(trainer.module.state_dict().values()))
+    rate = trainer.optimizer.param_groups[0]["lr"]
+    assert [skipped.learning_rate, taken.learning_rate, rate] == [0.05, 0.05, 0.025]
 
 
-def test_the_bucket_warm_up_changes_no_weight_buffer_or_generator(results):
-    assert results["settling_leaves_no_trace", 2] == [True, True]
+@ranks(2)
+def test_the_bucket_warm_up_changes_no_weight_buffer_or_generator(rank):
+    """Compare with plain DDP on two ranks: with two numbers to add, the bucket layout cannot matter."""
+    trainer = make_trainer(rank, 2, noisy)
+    torch.manual_seed(0)
+    plain = DistributedDataParallel(noisy())
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.05)
+    data = batches(rank, 2, 0, 3)
+
+    def trace(take, module):
+        torch.manual_seed(rank)
+        random.seed(rank)
+        for step in data:
+            take(step)
+        return digest(module.state_dict().values()), torch.rand(1).item(), random.random()
+
+    def plain_step(step):
+        loss(plain, step[0]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    ours = trace(lambda step: trainer.training_step(step, loss), trainer.module)
+    assert ours == trace(plain_step, plain.module)
+
+
+class HalfUsed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = large(), nn.Linear(3, 3)
+
+    def forward(self, inputs):
+        return self.used(inputs)
+
+
+class Drifting(nn.Module):
+    """A model with an output that depends on a running mean of this rank's samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = small()
+        self.register_buffer("seen", torch.zeros(6))
+
+    def forward(self, inputs):
+        if self.training:
+            self.seen = 0.9 * self.seen + 0.1 * inputs.mean(0)
+        return self.body(inputs - self.seen)
+
+
+def undisturbed_and_resumed(rank, world_size, folder, begin, accumulation=1):
+    """Return the weights after six steps, and after three steps, a save and three steps in a new trainer."""
+    data = batches(rank, world_size, 0, 6, accumulation=accumulation)
+    calm = begin()
+    torch.manual_seed(100 + rank)
+    for number, step in enumerate(data):
+        calm.training_step(step, loss)
+        if number == 2:
+            saved = calm.save_checkpoint(folder, 3)
+            assert saved.ok, saved.error
+    again = begin()
+    again.load_checkpoint(folder)
+    for step in data[3:]:
+        again.training_step(step, loss)
+    return digest(calm.module.state_dict().values()), digest(again.module.state_dict().values())
 
 
 @pytest.mark.parametrize(
-    ("scenario", "world_size"),
+    ("make", "accumulation", "described"),
     [
-        ("resumed_with_several_buckets", 4),
-        ("resumed_while_accumulating", 2),
-        ("resumed_with_unused_parameters", 4),
-        ("resumed_with_buffers_of_its_own", 4),
+        pytest.param(large, 1, {}, marks=ranks(4), id="several buckets"),
+        pytest.param(noisy, 2, {}, marks=ranks(2), id="while accumulating"),
+        pytest.param(
+            HalfUsed, 1, {"find_unused_parameters": True}, marks=ranks(4), id="unused parameters"
+        ),
+        # Buffers that DDP does not broadcast are part of each rank's state.
+        pytest.param(
+            Drifting, 1, {"broadcast_buffers": False}, marks=ranks(4), id="buffers of its own"
+        ),
     ],
 )
-def test_a_resumed_training_has_the_bits_of_the_undisturbed_one(results, scenario, world_size):
-    assert results[scenario, world_size] == [True] * world_size
+def test_a_resumed_training_has_the_bits_of_the_undisturbed_one(
+    rank, world_size, tmp_path, make, accumulation, described
+):
+    def begin():
+        return make_trainer(rank, world_size, make, adam=True, clip_norm=1.0, described=described)
+
+    calm, again = undisturbed_and_resumed(rank, world_size, tmp_path, begin, accumulation)
+    assert again == calm
 
 
-def test_without_the_bucket_warm_up_a_resume_would_round_differently(results):
+@ranks(4)
+def test_without_the_bucket_warm_up_a_resume_would_round_differently(rank, tmp_path):
+    def begin():
+        trainer = make_trainer(rank, 4, large, adam=True, clip_norm=1.0)
+        trainer._buckets_final = True
+        return trainer
+
+    calm, again = undisturbed_and_resumed(rank, 4, tmp_path, begin)
     # If this test fails, the extra pass at the start of each process is no longer necessary.
-    assert results["resumed_without_settling", 4] == [False] * 4
+    assert again != calm
 
 
-def test_validation_is_the_mean_over_all_samples_of_the_model_that_rank_0_saves(results):
-    ranks = results["validation", 4]
-    for rank in ranks:
-        assert rank["differ"]
-        for size in ("50", "7", "2"):
-            ours, reference = rank[size]
-            assert ours == pytest.approx(reference, rel=1e-6)
-            assert ours == ranks[0][size][0]
+@ranks(4)
+def test_an_error_of_one_rank_stops_all_ranks_and_is_reported_once(rank):
+    group = dist.new_group(backend="gloo")
 
+    def attempt(compute):
+        try:
+            return together(compute, rank=rank, group=group)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
 
-def test_validation_leaves_buffers_and_modes_as_they_were(results):
-    for rank in results["validation", 4]:
-        assert rank["kept"]
-        assert rank["modes"] == [True, True, True, False, True]
+    def refuse_on(*chosen):
+        def compute():
+            if rank in chosen:
+                raise UserError(f"no data on rank {rank}")
+            return "fine"
 
+        return compute
 
-def test_buffers_in_any_layout_are_rank_0s_on_all_ranks(results):
-    bank, table = torch.arange(18.0).reshape(3, 6).T.tolist(), list(range(6))
-    for rank in results["buffers_that_nccl_refuses", 4]:
-        for parallel in ("ddp", "fsdp"):
-            buffers, loss, strides = rank[parallel]
-            assert (buffers, strides) == ([bank, table], [1, 6])
-            assert loss == results["buffers_that_nccl_refuses", 4][0][parallel][1]
+    def stumble_on_2():
+        if rank == 2:
+            raise ZeroDivisionError("a defect")
+        return "fine"
 
-
-def test_an_error_of_one_rank_stops_all_ranks_and_is_reported_once(results):
-    ranks = results["failing_together", 4]
-    assert [rank["nobody"] for rank in ranks] == ["fine"] * 4
-    assert [rank["rank 0"] for rank in ranks] == [
+    assert attempt(refuse_on()) == "fine"
+    assert gathered(attempt(refuse_on(0, 1))) == [
         "ErrorOnAllRanks: no data on rank 0",
         *["PrintedByRankZero: no data on rank 0"] * 3,
     ]
-    kinds = [rank["rank 3"].split(":")[0] for rank in ranks]
-    assert kinds == ["ErrorOnAllRanks", *["PrintedByRankZero"] * 3]
-    assert ranks[0]["rank 3"].startswith("ErrorOnAllRanks: rank 3 (")
-    assert ranks[0]["rank 3"].endswith("): no data on rank 3")
-    assert [rank["a defect"].split(":")[0] for rank in ranks] == [
+    on_three = gathered(attempt(refuse_on(3)))
+    assert [one.split(":")[0] for one in on_three] == [
+        "ErrorOnAllRanks",
+        *["PrintedByRankZero"] * 3,
+    ]
+    assert on_three[0].startswith("ErrorOnAllRanks: rank 3 (")
+    assert on_three[0].endswith("): no data on rank 3")
+    defect = gathered(attempt(stumble_on_2))
+    assert [one.split(":")[0] for one in defect] == [
         "PeerFailed",
         "PeerFailed",
         "ZeroDivisionError",
@@ -154,5 +259,11 @@ def test_an_error_of_one_rank_stops_all_ranks_and_is_reported_once(results):
     ]
 
 
-def test_every_rank_knows_its_number(results):
-    assert results["questions", 4] == [[rank, 4, rank == 0, True, rank == 0] for rank in range(4)]
+@ranks(4)
+def test_every_rank_knows_its_number(rank):
+    assert process_group.get_rank() == rank
+    assert process_group.get_world_size() == 4
+    assert process_group.is_main_process() == (rank == 0)
+    trainer = make_trainer(rank, 4)
+    assert trainer.is_distributed
+    assert trainer.is_main_process == (rank == 0)

@@ -1,91 +1,165 @@
 """Three ranks with batches that do not divide evenly, against one process with the whole batches."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.utils.data import default_collate
 
+from hpcrun.config import AMPConfig
 from hpcrun.errors import UserError
 from hpcrun.train.data.batching import Batching
+from hpcrun.train.evaluation.validate import validate
+from hpcrun.train.evaluation.validation_data import ValidationData
 from hpcrun.train.step.micro_batches import MicroBatchStep
 from hpcrun.train.step.trainer import DistributedAMPTrainer
-from tests.train import uneven
+from tests.ranks import agreed, ranks
+from tests.train.small import digest, small
+from tests.train.uneven import SIZE, WORLD, Counted, Masked, Plain, Tokens, Work
 
-ROOT = Path(__file__).parents[2]
-FP16 = "a_short_batch_joined_in_fp16"
+FP16 = AMPConfig(dtype="fp16", init_scale=64.0)
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    """Return the results of every scenario, by rank."""
-    folder = tmp_path_factory.mktemp("uneven")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.train.uneven", str(folder)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
+def mean_losses(work, steps):
+    """Return the losses of the steps, averaged over the ranks."""
+    losses = torch.stack(work.steps(0, steps))
+    dist.all_reduce(losses)
+    return losses / WORLD
+
+
+def flat(tensors):
+    return torch.cat([value.flatten() for value in tensors])
+
+
+@pytest.mark.parametrize(
+    ("both", "together", "alone"),
+    [
+        pytest.param({}, {}, {}, id="a batch that does not divide"),
+        pytest.param({}, {"accumulation": 2}, {}, id="nor with accumulation"),
+        pytest.param({"uneven": "pad"}, {"accumulation": 2}, {}, id="padded"),
+        pytest.param({"uneven": "join"}, {"accumulation": 2}, {}, id="joined"),
+        pytest.param({"uneven": "join", "amp": FP16}, {}, {}, id="joined in fp16"),
+        pytest.param({"uneven": "drop"}, {}, {}, id="dropped"),
+        pytest.param(
+            {"uneven": "pad"}, {"parallel": "fsdp"}, {"parallel": "single"}, id="padded, sharded"
+        ),
+        pytest.param({"task": Masked(), "uneven": "pad"}, {"accumulation": 2}, {}, id="tokens"),
+        pytest.param({"task": Masked(), "uneven": "join"}, {}, {}, id="tokens joined"),
+        pytest.param({"task": Counted(), "uneven": "join"}, {}, {}, id="rank 0 has no token"),
+        # A run of 16 samples, at most 3 per micro-batch, that continues on one rank.
+        pytest.param({}, {"accumulation": 2}, {"accumulation": 6}, id="more turns on fewer ranks"),
+    ],
+)
+@ranks(WORLD)
+def test_three_ranks_train_like_one_process_on_the_same_batches(rank, both, together, alone):
+    tolerance = 1e-3 if "amp" in both else 1e-5
+    three, one = Work(rank, **both, **together), Work(0, 1, **both, **alone)
+    losses, expected = mean_losses(three, 9), torch.stack(one.steps(0, 9))
+    torch.testing.assert_close(losses, expected, rtol=tolerance, atol=tolerance)
+    agreed(digest(three.weights()))
+    torch.testing.assert_close(
+        flat(three.weights()), flat(one.weights()), rtol=tolerance, atol=tolerance
     )
-    assert done.returncode == 0, done.stderr
-    return [json.loads((folder / f"results-{rank}.json").read_text()) for rank in range(3)]
 
 
-@pytest.mark.parametrize("scenario", [one.__name__ for one in uneven.COMPARED])
-def test_three_ranks_train_like_one_process_on_the_same_batches(results, scenario):
-    tolerance = 1e-3 if scenario == FP16 else 1e-5
-    for found in (one[scenario] for one in results):
-        assert found["alike"]
-        for kind in ("losses", "weights"):
-            ours, expected = map(torch.tensor, found[kind])
-            torch.testing.assert_close(ours, expected, rtol=tolerance, atol=tolerance)
-
-
-def test_the_samples_differ_between_the_ways_with_a_short_batch(results):
-    first = results[0]
+@ranks(WORLD)
+def test_the_samples_differ_between_the_ways_with_a_short_batch(rank):
     across, padded, dropped = (
-        first[name]["losses"][0]
-        for name in (
-            "a_batch_that_does_not_divide",
-            "a_short_batch_padded",
-            "a_short_batch_dropped",
-        )
+        mean_losses(Work(rank, **options), 4).tolist()
+        for options in ({}, {"uneven": "pad", "accumulation": 2}, {"uneven": "drop"})
     )
     for others in (padded, dropped):
         assert others[:3] == pytest.approx(across[:3], rel=1e-5)
     assert len({round(losses[3], 4) for losses in (across, padded, dropped)}) == 3
 
 
-@pytest.mark.parametrize("way", list(uneven.RESUMED))
-def test_a_stop_before_the_short_batch_changes_no_bit_of_weights_or_averages(results, way):
-    averaged = 4 if "ema" in uneven.RESUMED[way] else 0
-    for found in results:
-        assert found[f"resumed-{way}"] == {"weights": True, "averages": True, "averaged": averaged}
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"uneven": "pad", "accumulation": 2}, id="pad"),
+        pytest.param({"uneven": "join", "ema": 0.9}, id="join"),
+        pytest.param({"uneven": "join", "amp": FP16}, id="join in fp16"),
+        pytest.param({"uneven": "pad", "parallel": "fsdp", "ema": 0.9}, id="sharded"),
+    ],
+)
+@ranks(WORLD)
+def test_a_stop_before_the_short_batch_changes_no_bit_of_weights_or_averages(
+    rank, tmp_path, options
+):
+    calm = Work(rank, dropout=0.3, **options)
+    calm.steps(0, 9)
+    broken = Work(rank, dropout=0.3, **options)
+    broken.steps(0, 3)
+    saved = broken.trainer.save_checkpoint(tmp_path, 3)
+    assert saved.ok, saved.error
+    again = Work(rank, dropout=0.3, **options)
+    again.trainer.load_checkpoint(tmp_path)
+    again.steps(3, 9)
+    assert digest(again.weights()) == digest(calm.weights())
+    assert digest(again.averages()) == digest(calm.averages())
+    assert len(again.averages()) == (4 if "ema" in options else 0)
 
 
-def test_a_resume_on_fewer_ranks_takes_the_same_batches(results):
-    after, always = map(torch.tensor, results[0]["fewer"])
-    torch.testing.assert_close(after, always, rtol=1e-5, atol=1e-5)
+@ranks(WORLD, 1)
+def test_a_resume_on_fewer_ranks_takes_the_same_batches(rank, world_size, tmp_path):
+    if world_size == WORLD:
+        three = Work(rank, accumulation=2, ema=0.9)
+        three.steps(0, 4)
+        saved = three.trainer.save_checkpoint(tmp_path, 4)
+        assert saved.ok, saved.error
+        return
+    after, always = Work(0, 1, accumulation=6, ema=0.9), Work(0, 1, ema=0.9)
+    after.trainer.load_checkpoint(tmp_path)
+    always.steps(0, 4)
+    losses, expected = (torch.stack(work.steps(4, 9)) for work in (after, always))
+    torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        flat(after.averages()), flat(always.averages()), rtol=1e-5, atol=1e-5
+    )
 
 
-def test_validation_is_the_mean_over_all_tokens_with_the_averaged_weights(results):
-    for found in (one["validated"] for one in results):
-        assert found["found"] == results[0]["validated"]["found"]
-        assert found["found"] == pytest.approx([found["averaged"]] * 2, rel=1e-5)
-        assert found["plain"] != pytest.approx(found["averaged"], rel=1e-3)
+@ranks(WORLD)
+def test_validation_is_the_mean_over_all_tokens_with_the_averaged_weights(rank):
+    work = Work(rank, task=Masked(), ema=0.9)
+    work.steps(0, 4)
+    group = work.trainer.control_group()
+    data = ValidationData(
+        Tokens(), rank=rank, world_size=WORLD, batch_size=8, accumulation=1, limit=None, workers=1
+    )
+    found = agreed([validate(work.trainer, work.task, data, group=group) for _ in range(2)])
+    data.close()
+    everything = default_collate([Tokens()[index] for index in range(SIZE)])
+    with torch.no_grad():
+        plain = work.task.loss(work.trainer.module, everything).item()
+        with work.trainer.averaged():
+            averaged = work.task.loss(work.trainer.module, everything).item()
+    assert found == pytest.approx([averaged] * 2, rel=1e-5)
+    assert plain != pytest.approx(averaged, rel=1e-3)
 
 
-def test_averages_are_saved_in_shards_and_load_whole(results):
-    for found in results:
-        assert found["averaged"] == {"sharded": True, "same": True, "close": True}
+@ranks(WORLD)
+def test_averages_are_saved_in_shards_and_load_whole(rank, tmp_path):
+    options = {"ema": 0.9, "uneven": "pad", "accumulation": 2}
+    sharded = Work(rank, parallel="fsdp", **options)
+    sharded.steps(0, 5)
+    shards = sharded.trainer.average.tensors()
+    saved = sharded.trainer.save_checkpoint(tmp_path, 5)
+    assert saved.ok, saved.error
+    copies = Work(rank, **options)
+    copies.trainer.load_checkpoint(tmp_path)
+    whole = copies.trainer.average.tensors()
+    straight = Work(rank, **options)
+    straight.steps(0, 5)
+    own = straight.trainer.average.tensors()
+    assert all(isinstance(value, DTensor) for value in shards.values())
+    for name, value in whole.items():
+        assert torch.equal(shards[name].full_tensor(), value)
+        torch.testing.assert_close(own[name], value, rtol=1e-5, atol=1e-6)
 
 
 def test_a_model_that_waits_for_all_ranks_in_its_forward_pass_cannot_be_joined():
-    class Synchronised(uneven.Plain):
+    class Synchronised(Plain):
         def build_model(self):
             return nn.Sequential(nn.Linear(6, 3), nn.SyncBatchNorm(3), nn.Linear(3, 1))
 
@@ -103,12 +177,12 @@ def test_a_model_that_waits_for_all_ranks_in_its_forward_pass_cannot_be_joined()
 
 
 def test_a_task_that_weights_only_some_batches_is_refused():
-    class Fickle(uneven.Plain):
+    class Fickle(Plain):
         def weight(self, batch):
             return None if batch else 2.0
 
     trainer = DistributedAMPTrainer(
-        uneven.small(), lambda model: torch.optim.SGD(model.parameters(), lr=0.1), device="cpu"
+        small(), lambda model: torch.optim.SGD(model.parameters(), lr=0.1), device="cpu"
     )
     take = MicroBatchStep(trainer, Fickle(), Batching(8, 1, 2))
     with pytest.raises(TypeError, match=r"Fickle.weight\(\) gave None for one batch"):
