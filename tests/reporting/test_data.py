@@ -210,7 +210,7 @@ def test_figures_of_many_runs_show_a_sample_and_say_so(make_run: MakeRun, tmp_pa
     assert sum(row.state == "finished" for row in chosen_rows(few)) == 9
     drawn = curve_figure("x", "loss", [Entry(one.key, [one]) for one in runs])
     assert drawn is not None
-    assert "an even sample of 60 of 192 more configs" in drawn.caption
+    assert "an even sample of 60 of 194 more configs" in drawn.caption
     assert sum(gid.startswith("gray") for gid in drawn.titles) == 60
     dashed = curve_figure("x", "loss", [Entry("a", [run], runs)])
     assert dashed is not None
