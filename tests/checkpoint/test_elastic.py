@@ -1,16 +1,13 @@
 """A state resumes on any number of ranks, with DDP, FSDP2 or one process, without a trace in training."""
 
 import json
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
-from .elastic import BATCH, SAMPLES, SCENARIOS
+from tests.train.forks import run_program
 
-ROOT = Path(__file__).parents[2]
+from .elastic import BATCH, SAMPLES, SCENARIOS
 
 pytestmark = pytest.mark.slow
 
@@ -19,11 +16,7 @@ pytestmark = pytest.mark.slow
 def trained(tmp_path_factory):
     """Return the results of every scenario of ``elastic.py``: by name, phases, then ranks."""
     folder = tmp_path_factory.mktemp("elastic")
-    program = [sys.executable, "-m", "tests.checkpoint.elastic", str(folder)]
-    ended = subprocess.run(
-        program, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
-    )
-    assert ended.returncode == 0, ended.stderr
+    run_program("tests.checkpoint.elastic", folder)
     return json.loads((folder / "results.json").read_text())
 
 

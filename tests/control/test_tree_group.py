@@ -1,8 +1,6 @@
 """A tree gives the results of gloo's full mesh, on any number of ranks, and ends as fast when a rank dies."""
 
 import random
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,8 +14,8 @@ from torch._C import _distributed_c10d
 
 from hpcrun.control import tree_group
 from hpcrun.control.tree_group import TreeGroup
+from tests.train.forks import run_program
 
-ROOT = Path(__file__).parents[2]
 LIMIT = timedelta(seconds=120)
 
 c10d: Any = _distributed_c10d
@@ -186,17 +184,7 @@ def test_a_late_rank_ends_the_collective_of_all_within_the_limit() -> None:
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("control")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.control.ranks", str(folder)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr + done.stdout
-    return folder
+    return run_program("tests.control.ranks", tmp_path_factory.mktemp("control"))
 
 
 def told(folder: Path, what: str) -> list[str]:

@@ -1,8 +1,6 @@
 """Every shipped config trains on two ranks, with DDP and with FSDP; ``shipped.py`` runs them."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +8,7 @@ import pytest
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.io.files import read_json, read_lines
 from tests import jobs
+from tests.train.forks import run_program
 
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(path.stem for path in (ROOT / "configs").glob("*.yaml"))
@@ -24,13 +23,7 @@ TOLD = {
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("shipped")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.tasks.shipped", str(folder)],
-        cwd=ROOT, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return folder
+    return run_program("tests.tasks.shipped", tmp_path_factory.mktemp("shipped"))
 
 
 @pytest.mark.parametrize("way", WAYS)

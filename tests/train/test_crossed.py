@@ -1,30 +1,16 @@
 """The end of runs in which ranks wait in different collectives, or in none."""
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from hpcrun.run.io.files import read_json
-
-ROOT = Path(__file__).parents[2]
+from tests.train.forks import run_program
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("crossed")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.train.crossed", str(folder)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return folder
+    return run_program("tests.train.crossed", tmp_path_factory.mktemp("crossed"))
 
 
 @pytest.mark.parametrize(

@@ -5,18 +5,14 @@ Tolerances: fp32 only rounds in another order; bf16 keeps three digits.
 """
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from tests.train.equivalence import interrupted_ways, more_interrupted_ways, more_ways, ways
+from tests.train.forks import run_program
 from tests.train.sharing import Way
 from tests.train.sharing_scenarios import OPTIMISERS
-
-ROOT = Path(__file__).parents[2]
 
 LOSSES = {"fp32": 1e-5, "bf16": 0.05}
 WEIGHTS = {"fp32": 5e-6, "bf16": 0.03}
@@ -24,11 +20,7 @@ WEIGHTS = {"fp32": 5e-6, "bf16": 0.03}
 
 def play(folder, *arguments):
     """Return the results by key and number of ranks, then by rank."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.train.equivalence", str(folder), *arguments],
-        cwd=ROOT, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    run_program("tests.train.equivalence", folder, *arguments)
     found = {}
     for path in sorted(folder.glob("results-*.json")):
         for key, value in json.loads(path.read_text()).items():

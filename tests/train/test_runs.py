@@ -4,9 +4,6 @@ import gzip
 import json
 import re
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,9 +22,9 @@ from hpcrun.run.events import Attempt, read_events
 from hpcrun.run.io.files import read_json, read_lines
 from hpcrun.train.data import order
 from tests import jobs
+from tests.train.forks import run_program
 from tests.train.played import Runs
 
-ROOT = Path(__file__).parents[2]
 DONE = [[exitcodes.DONE] * 2]
 STOPPED_ONCE = [[exitcodes.UNFINISHED] * 2, [exitcodes.DONE] * 2]
 REFUSED = [[exitcodes.BAD_INPUT] * 2]
@@ -37,15 +34,7 @@ FAILED = [[exitcodes.FAILED] * 2]
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.train.runs", str(folder)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_program("tests.train.runs", folder)
     return Runs(folder)
 
 

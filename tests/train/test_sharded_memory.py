@@ -1,31 +1,19 @@
 """Memory of sharded models, deferred builds and micro-batches; ``sharded_memory.py`` runs the ranks."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
+from tests.train.forks import run_program
 from tests.train.sharded_memory import WORLDS
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """Return the results by world size, then by rank."""
     folder = tmp_path_factory.mktemp("memory")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.train.sharded_memory", str(folder)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_program("tests.train.sharded_memory", folder)
     return {
         size: [json.loads((folder / f"{size}-{rank}.json").read_text()) for rank in range(size)]
         for size in WORLDS
