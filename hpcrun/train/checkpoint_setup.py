@@ -101,6 +101,7 @@ def build_interval(
     distributed: DistributedConfig,
     group: Any,
     costs: Callable[[], tuple[float, float] | None],
+    clock: Callable[[], float] = time.monotonic,
 ) -> Interval:
     """Make the save interval: steps, minutes or Young's formula.
 
@@ -116,10 +117,10 @@ def build_interval(
             stalled, written = costs() or (None, None)
             return pays(stalled, written, failure)
 
-        return EverySeconds(best, together)
+        return EverySeconds(best, together, clock)
     if wanted.minutes is not None:
         seconds = wanted.minutes * 60
-        return EverySeconds(lambda: seconds, together)
+        return EverySeconds(lambda: seconds, together, clock)
     return EverySteps(wanted.every)
 
 

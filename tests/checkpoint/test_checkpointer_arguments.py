@@ -17,6 +17,7 @@ from hpcrun.checkpoint.checkpointer import Checkpointer
 from hpcrun.checkpoint.storage.errors import CheckpointError, CheckpointWarning
 from hpcrun.checkpoint.storage.lock import LOCK, FolderLock
 from hpcrun.checkpoint.storage.retention import Retention
+from hpcrun.checkpoint.storage.store import CheckpointStore
 from tests.train.forks import fork_ranks
 
 ITSELF = []
@@ -180,8 +181,9 @@ def test_the_best_by_a_metric_is_kept_and_a_missing_metric_is_reported(tmp_path)
         for step, accuracy in ((1, 0.5), (2, torch.tensor(0.75)), (3, float("nan")), (4, 0.25)):
             ckpt.maybe_save(step, metric=accuracy)
         ckpt.wait()
-        assert ckpt._store.steps() == [4, 2]
-        assert ckpt._store.manifest(2).meta == {"step": 2, "accuracy": 0.75}
+        store = CheckpointStore(tmp_path, "reader")
+        assert store.steps() == [4, 2]
+        assert store.manifest(2).meta == {"step": 2, "accuracy": 0.75}
         with pytest.warns(CheckpointWarning, match=r"needs save\(step, metric"):
             ckpt.save(5)
         ckpt.wait()

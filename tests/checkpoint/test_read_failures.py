@@ -18,10 +18,10 @@ class Refusing(FileSystem):
     """Refuses the call ``name`` with ``code`` on paths that contain ``part``."""
 
     def __init__(self, name: str, part: str, code: int) -> None:
-        self._what = (name, part, code)
+        self.refused = (name, part, code)
 
     def _require(self, name: str, path: Path) -> None:
-        refused, part, code = self._what
+        refused, part, code = self.refused
         if name == refused and part in str(path):
             raise OSError(code, os.strerror(code))
 
@@ -156,6 +156,6 @@ def test_a_checkpoint_unreadable_at_the_second_check_stays_in_place(root: Path) 
     store = CheckpointStore(root, "7-1", fs=fs, patience=0.0)
     with pytest.raises(CheckpointError, match="hash"):
         store.check(1)
-    fs._what = ("open", "shared.pt", errno.EIO)
+    fs.refused = ("open", "shared.pt", errno.EIO)
     assert store.quarantine_damaged() == []
     assert names(root) == ["step-000000001"]

@@ -118,8 +118,7 @@ def test_auto_follows_the_cost_of_saves_and_the_failures_of_the_run(tmp_path):
     clock = [0.0]
     costs = [None]
     one = DistributedConfig(world_size=1, rank=0, local_rank=0)
-    interval = build_interval(run, config, one, None, lambda: costs[0])
-    interval._clock = lambda: clock[0]
+    interval = build_interval(run, config, one, None, lambda: costs[0], clock=lambda: clock[0])
     times = []
     for step in range(1, 4000):
         clock[0] += 1.0
