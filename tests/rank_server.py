@@ -63,7 +63,7 @@ class Ended:
 
     def order(self) -> tuple[bool, bool, float]:
         """Return a key that sorts the ends: the probable cause of a failed test is first."""
-        return self.outcome != "failed", "by peer" in self.brief, self.time
+        return self.outcome != "failed", "gloo" in self.brief, self.time
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
