@@ -424,14 +424,30 @@ def test_a_resume_reads_no_file_of_initial_weights_unless_a_checkpoint_lacks_som
         def build_model(self) -> nn.Module:
             return self.kind()
 
+    class Reads(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(3, 3)
+
+        def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+            return {name: torch.tensor(value.tolist()) for name, value in self.named_parameters()}
+
+    class Anchored(Given):
+        def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+            self.anchor = [parameter.clone() for parameter in model.parameters()]
+            return torch.optim.SGD(model.parameters(), lr=0.1)
+
     config = resolve([override_layer(["train.parallel=fsdp", "train.init_from=/nowhere"])])
     place = DistributedConfig(world_size=world)
-    model, deferred = build_model(Given(config), config, place, resumes=True)
-    assert (covers(model), deferred is not None) == (True, world > 1)
-    Given.kind = Frozen
-    for resumes in (False, True):
-        with pytest.raises(UserError, match=r"train\.init_from: /nowhere does not exist"):
-            build_model(Given(config), config, place, resumes=resumes)
+    task = Given(config)
+    model, deferred = build_model(task, config, place, resumes=True)
+    assert (covers(task, model), deferred is not None) == (True, world > 1)
+    # On the meta device its state dict has no values to read.
+    assert not covers(task, Reads().to("meta"))
+    for task, kind in ((Anchored(config), Varied), (Given(config), Frozen)):
+        Given.kind = kind
+        for resumes in (False, True):
+            with pytest.raises(UserError, match=r"train\.init_from: /nowhere does not exist"):
+                build_model(task, config, place, resumes=resumes)
 
 
 def test_a_rebuild_starts_as_the_recorded_build_did() -> None:

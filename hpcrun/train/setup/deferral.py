@@ -90,12 +90,19 @@ def all_deferred(
     return same and words[0] is not None
 
 
-def covers(model: nn.Module) -> bool:
-    """Return True if a checkpoint of ``model`` has all its parameters and persistent buffers.
+def covers(task: Task, model: nn.Module) -> bool:
+    """Return True if a checkpoint of ``model`` replaces all that depends on its initial weights.
 
-    A model may leave some out of its state dict, such as frozen weights of another model.
+    A model may leave some out of its state dict, such as frozen weights of another model. An optimizer of
+    the task's own may keep the weights that it begins with.
     """
-    return initial_state(model).keys() <= model.state_dict(keep_vars=True).keys()
+    if type(task).build_optimizer is not Task.build_optimizer:
+        return False
+    try:
+        kept = model.state_dict().keys()
+    except Exception:  # of any type: code of the model, which may read values
+        return False
+    return initial_state(model).keys() <= kept
 
 
 def _build(task: Task, config: Config, distributed: DistributedConfig, resumes: bool) -> Any:
@@ -106,7 +113,7 @@ def _build(task: Task, config: Config, distributed: DistributedConfig, resumes: 
     source = config.train.init_from
     if source is None or not isinstance(model, nn.Module):
         return model
-    if not (resumes and covers(model)):
+    if not (resumes and covers(task, model)):
         load_initial_weights(model, source)
     return model
 

@@ -78,7 +78,8 @@ def build_model(
     with context.explain_memory(None, parallel, device):
         with context.at("wrapping the model"):
             opened = opened.for_parallel(parallel, config, distributed)
-            loads = opened.resumes and opened.deferred is not None and covers(opened.model)
+            deferred = opened.deferred is not None
+            loads = opened.resumes and deferred and covers(opened.task, opened.model)
             trainer = build_trainer(
                 config,
                 opened.task,
