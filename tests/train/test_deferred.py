@@ -436,6 +436,11 @@ def test_a_resume_reads_no_file_of_initial_weights_unless_a_checkpoint_lacks_som
             self.anchor = [parameter.clone() for parameter in model.parameters()]
             return torch.optim.SGD(model.parameters(), lr=0.1)
 
+    class Keeping(Given):
+        def build_model(self) -> nn.Module:
+            self.encoder = Varied()
+            return nn.Sequential(self.encoder)
+
     config = resolve([override_layer(["train.parallel=fsdp", "train.init_from=/nowhere"])])
     place = DistributedConfig(world_size=world)
     task = Given(config)
@@ -443,7 +448,11 @@ def test_a_resume_reads_no_file_of_initial_weights_unless_a_checkpoint_lacks_som
     assert (covers(task, model), deferred is not None) == (True, world > 1)
     # On the meta device its state dict has no values to read.
     assert not covers(task, Reads().to("meta"))
-    for task, kind in ((Anchored(config), Varied), (Given(config), Frozen)):
+    for task, kind in (
+        (Anchored(config), Varied),
+        (Keeping(config), Varied),
+        (Given(config), Frozen),
+    ):
         Given.kind = kind
         for resumes in (False, True):
             with pytest.raises(UserError, match=r"train\.init_from: /nowhere does not exist"):

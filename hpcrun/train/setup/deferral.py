@@ -113,9 +113,16 @@ def _build(task: Task, config: Config, distributed: DistributedConfig, resumes: 
     source = config.train.init_from
     if source is None or not isinstance(model, nn.Module):
         return model
-    if not (resumes and covers(task, model)):
+    if not (resumes and covers(task, model)) or _keeps(task, model):
         load_initial_weights(model, source)
     return model
+
+
+def _keeps(task: Task, model: nn.Module) -> bool:
+    """Return True if an attribute of ``task`` has parts of ``model``: its datasets may compute with them."""
+    parts = {*model.modules()}
+    kept = (value for value in vars(task).values() if isinstance(value, nn.Module))
+    return any(not parts.isdisjoint(value.modules()) for value in kept)
 
 
 def _wanted(config: Config, distributed: DistributedConfig) -> bool:
