@@ -216,6 +216,12 @@ def test_figures_of_many_runs_show_a_sample_and_say_so(make_run: MakeRun, tmp_pa
     assert dashed is not None
     assert "an even sample of 60 of 200" in dashed.caption
     assert len(dashed.figure.axes[0].lines) == 61
+    # Each config in the legend has a line, also before the end of its run.
+    unfinished = curve_figure("x", "loss", [Entry(one.key, [], [one]) for one in runs])
+    assert unfinished is not None
+    assert len({line.get_color() for line in unfinished.figure.axes[0].lines}) == 7
+    assert len(unfinished.figure.axes[0].lines) == 66
+    assert "an even sample of 66 of 200" in unfinished.caption
 
 
 def test_bars_of_wide_names_stand_in_one_column(make_run: MakeRun, tmp_path: Path) -> None:

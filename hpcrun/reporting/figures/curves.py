@@ -101,8 +101,9 @@ def _drawn(name: str, metric: str, entries: Sequence[Entry]) -> Drawing:
     figure, (axes,) = new_figure(height=2.5 + 0.155 * rows if rows > 1 else 2.5)
     titles: dict[str, str] = {}
     lines = sum(len(_all(entry)) for entry in entries)
-    shown = _shown_others(entries)
-    for at, entry in enumerate(sampled(gray, _MOST_GRAY)):
+    drawn = sampled(gray, _MOST_GRAY)
+    shown = _shown_others([*colored, *drawn], metric)
+    for at, entry in enumerate(drawn):
         _draw(axes, metric, entry, OTHERS, f"gray{at}", titles, shown, thin=True)
     for at, entry in enumerate(colored):
         few = lines <= _MOST_LINES
@@ -123,7 +124,7 @@ def _drawn(name: str, metric: str, entries: Sequence[Entry]) -> Drawing:
     if rows > 1:
         _legend(figure, colored, gray, metric)
     title = capitalized(metric_label(metric).partition(" (")[0])
-    return Drawing(name, title, _caption(metric, entries, gray), figure, titles)
+    return Drawing(name, title, _caption(metric, entries, gray, len(shown)), figure, titles)
 
 
 def _draw(
@@ -180,7 +181,7 @@ def _count(entry: Entry, metric: str) -> str:
     return f"({', '.join(word for word in words if word)})"
 
 
-def _caption(metric: str, entries: Sequence[Entry], gray: Sequence[Entry]) -> str:
+def _caption(metric: str, entries: Sequence[Entry], gray: Sequence[Entry], dashed: int) -> str:
     sizes = [sum(bool(len(_series(run, metric)[0])) for run in entry.counting) for entry in entries]
     parts = [f"{capitalized(metric_label(metric).partition(' (')[0])} over steps."]
     if max(sizes) > 1:
@@ -189,8 +190,8 @@ def _caption(metric: str, entries: Sequence[Entry], gray: Sequence[Entry]) -> st
             "over the steps that all of these runs have. A config with n = 1 has no band."
         )
     if any(entry.others for entry in entries):
-        whole = sum(len(entry.others) for entry in entries)
-        sample = f", an even sample of {_MOST_GRAY} of {whole}" if whole > _MOST_GRAY else ""
+        whole = sum(len(_with_values(entry.others, metric)) for entry in entries)
+        sample = f", an even sample of {dashed} of {whole}" if whole > dashed else ""
         parts.append(
             f"Dashed: runs that do not count (not finished, or a second run of a seed){sample}."
         )
@@ -202,10 +203,17 @@ def _caption(metric: str, entries: Sequence[Entry], gray: Sequence[Entry]) -> st
     return " ".join(parts)
 
 
-def _shown_others(entries: Sequence[Entry]) -> set[str]:
-    """Return the keys of the runs to draw among those that do not count."""
-    others = [run.key for entry in entries for run in entry.others]
-    return set(sampled(others, _MOST_GRAY))
+def _shown_others(entries: Sequence[Entry], metric: str) -> set[str]:
+    """Return the keys of the runs to draw among those that do not count: at least one of each entry."""
+    others = [found for entry in entries if (found := _with_values(entry.others, metric))]
+    if sum(map(len, others)) > _MOST_GRAY:
+        each = max(1, _MOST_GRAY // len(others))
+        others = [sampled(found, each) for found in others]
+    return {run.key for found in others for run in found}
+
+
+def _with_values(runs: Sequence[Run], metric: str) -> list[Run]:
+    return [run for run in runs if len(_series(run, metric)[0])]
 
 
 def _series(run: Run, metric: str) -> Any:
