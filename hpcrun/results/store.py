@@ -193,6 +193,10 @@ class Draft:
             self._note_units(data.metrics.dtype.names or (), units)
         return size
 
+    def keep_units(self, units: Mapping[str, str]) -> None:
+        """Note the units of a file from which runs are taken over."""
+        self._units |= units
+
     def copy(self, source: Store, key: str) -> None:
         """Take a run over from another file as it is."""
         h5o.copy(source.file["run"].id, key.encode(), self._runs, key.encode())

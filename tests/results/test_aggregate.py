@@ -323,12 +323,16 @@ def test_holes_are_removed_when_they_are_many(
     monkeypatch.setattr("hpcrun.results.collect.aggregate._SMALL", 0)
     monkeypatch.setattr("hpcrun.results.store._OVERHEAD", 0)
     runs = [make_run(f"r{n}", [1.0] * 500) for n in range(3)]
+    append_line(runs[1].metrics, {"step": 6000, "memory_gb": 2.0})
     collect(tmp_path)
     largest = (tmp_path / "results.h5").stat().st_size
     for number in range(6):
         append_line(runs[0].metrics, {"step": 6000 + number, "loss": 1.0})
-        assert collect(tmp_path).rows == 1501 + number
+        assert collect(tmp_path).rows == 1502 + number
     assert (tmp_path / "results.h5").stat().st_size < 2 * largest
+    with Store(tmp_path / "results.h5") as store:
+        # Of a column that only a run has which was not read again.
+        assert store.units()["memory_gb"] == "GB"
 
 
 def test_one_writer_at_a_time(tmp_path: Path, make_run: MakeRun) -> None:
@@ -358,6 +362,7 @@ def test_another_layout_is_refused_and_made_again(tmp_path: Path, make_run: Make
     collect(tmp_path)
     with h5py.File(tmp_path / "results.h5", "r+") as file:
         file.attrs["layout_version"] = 99
+        del file["run"]
     with pytest.raises(ResultsError, match="--fresh"):
         collect(tmp_path)
     assert collect(tmp_path, fresh=True).read == 1

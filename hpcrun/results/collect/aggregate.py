@@ -235,6 +235,7 @@ class _Update:
 
     def _take_over(self, draft: Draft, without: set[str]) -> None:
         with Store(self._output) as store:
+            draft.keep_units(store.units())
             for key in store.keys():  # noqa: SIM118  (not a dict)
                 if key not in without:
                     draft.copy(store, key)
