@@ -174,8 +174,18 @@ def config_of(store: Store, key: str) -> dict[str, Any]:
     A run of a sweep of a command also has the values of the placeholders, and its command has the
     placeholders: the runs of the sweep have one command.
     """
+    return with_parameters(store, key, own_config(store, key))
+
+
+def own_config(store: Store, key: str) -> dict[str, Any]:
+    """Return the config of a run as nested values, with the command as it ran."""
     raw = store.document(key, "config")
     values: dict[str, Any] = json.loads(raw) if raw else {}
+    return values
+
+
+def with_parameters(store: Store, key: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the config ``values`` of a run as :func:`config_of` does."""
     if not values.get("command"):
         return values
     identity = store.document(key, "identity")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from hpcrun.results.collect.summary import NO_STEP, counted
 from hpcrun.results.config_text import SAME_TRAINING, flat
 from hpcrun.results.errors import ResultsError
-from hpcrun.results.frames import config_of, fields
+from hpcrun.results.frames import fields, own_config, with_parameters
 from hpcrun.results.store import Store
 
 _MORE_IS_BETTER = re.compile(
@@ -120,8 +120,10 @@ def grouped(store: Store, question: Question) -> list[Group]:
     order = np.argsort(runs["created"], kind="stable")[::-1]
     for row in runs[order]:
         key = row["run"].decode()
-        values = flat(config_of(store, key))
-        seed = _seed(values, question.seed_key)
+        config = own_config(store, key)
+        values = flat(with_parameters(store, key, config))
+        # With its placeholders, the command does not name the seed.
+        seed = _seed(values, config.get("command"), question.seed_key)
         group_keys = _group_keys(values, question)
         has_keys = question.by is not None or store.document(key, "config") is not None
         identity = json.dumps([has_keys, group_keys], sort_keys=True, default=str)
@@ -217,40 +219,49 @@ class _Values:
         return float(value), at, float(value), at
 
 
-def _seed(values: dict[str, Any], key: str) -> Any:
-    """Return the seed of a run; of a script also the one on its command line."""
-    command = values.get("command")
+def _seed(values: dict[str, Any], command: Any, key: str) -> Any:
+    """Return the seed of a run; of a script also the one on its command line, ``command``."""
+    written = _given(command, _option(key))
+    return values.get(key) if written is None else written
+
+
+def _option(key: str) -> str:
+    return f"--{key.rpartition('.')[2]}"
+
+
+def _given(command: Any, option: str) -> Any:
+    """Return the word that a command gives to ``option``, or None."""
     if isinstance(command, list) and command:
-        option = f"--{key.rpartition('.')[2]}"
         for word, after in zip(command, [*command[1:], None], strict=True):
             if word == option:
-                return _meant(after, values)
+                return after
             if isinstance(word, str) and word.startswith(f"{option}="):
-                return _meant(word.partition("=")[2], values)
-    return values.get(key)
+                return word.partition("=")[2]
+    return None
 
 
-def _meant(word: Any, values: dict[str, Any]) -> Any:
-    """Return a word of a command; of a placeholder, the value of the run."""
+def _seed_keys(values: dict[str, Any], key: str) -> set[str]:
+    """Return the keys that have the seed: of a swept script also that of the placeholder."""
+    word = _given(values.get("command"), _option(key))
     found = _PLACEHOLDER.fullmatch(word) if isinstance(word, str) else None
     if found is None:
-        return word
+        return {key}
     name = found[1]
-    keys = [name, *(key for key in values if key.endswith(f".{name}"))]
-    return next((values[key] for key in keys if key in values), word)
+    return {key, name, *(other for other in values if other.endswith(f".{name}"))}
 
 
 def _group_keys(values: dict[str, Any], question: Question) -> dict[str, Any]:
     if question.by is not None:
         return {key: values.get(key, _ABSENT) for key in question.by}
+    left_out = {"name", *_seed_keys(values, question.seed_key)}
     kept = {
         key: value
         for key, value in values.items()
-        if key not in ("name", question.seed_key) and not key.startswith(SAME_TRAINING)
+        if key not in left_out and not key.startswith(SAME_TRAINING)
     }
     command = kept.get("command")
     if isinstance(command, list):
-        kept["command"] = _without_seed(command, f"--{question.seed_key.rpartition('.')[2]}")
+        kept["command"] = _without_seed(command, _option(question.seed_key))
     return kept
 
 
@@ -279,16 +290,19 @@ def _label(groups: list[Group], question: Question) -> None:
     elif all(value == _ABSENT for group in groups for value in group.keys.values()):
         raise ResultsError(f"--by {','.join(question.by)}: no run has this key in its config")
     for group in groups:
-        if not group.known:
-            group.label = "config unknown"
-            continue
+        group.label = "config unknown"
+    for group in known:
         group.keys = {key: group.keys.get(key, _ABSENT) for key in keys}
-        words = [f"{key}={_shown(value)}" for key, value in group.keys.items()]
-        group.label = " ".join(words) or "all runs"
+    for whole in (False, True):
+        for group in known:
+            words = [f"{key}={_shown(value, whole)}" for key, value in group.keys.items()]
+            group.label = " ".join(words) or "all runs"
+        if len({group.label for group in known}) == len(known):
+            return
 
 
-def _shown(value: Any) -> str:
-    if isinstance(value, float):
+def _shown(value: Any, whole: bool) -> str:
+    if isinstance(value, float) and not whole:
         # 0.020000000000000004 is 0.02 after a computation.
         value = float(f"{value:.12g}")
     return value if isinstance(value, str) else json.dumps(value, default=str)

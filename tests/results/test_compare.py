@@ -89,11 +89,31 @@ def test_the_seed_of_a_script_is_on_its_command_line(tmp_path: Path, make_run: M
     assert sorted(one.seed for one in group.values) == ["1", "2", "3"]
 
 
+def test_a_swept_script_and_one_by_hand_share_their_seeds(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
+    for number in (1, 2):
+        command = ["train.py", "--seed", str(number)]
+        make_run(f"hand{number}", [1.0], config={"command": [*command, "--lr=0.5"]})
+        swept = make_run(f"swept{number}", [1.0], config={"command": [*command, "--lr=0.1"]})
+        values = {"data.seed": number, "lr": 0.1}
+        template = ["train.py", "--seed", "{seed}", "--lr={lr}"]
+        write_json(swept.record, {"sweep": {"values": values, "command": template}})
+    groups = groups_of(tmp_path)
+    # The seed of the config is 0 in all runs; the script got another.
+    assert [sorted(one.seed for one in group.values) for group in groups] == [["1", "2"]] * 2
+    assert not any(group.left_out or group.missing for group in groups)
+
+
 def test_computed_values_have_few_digits(tmp_path: Path, make_run: MakeRun) -> None:
     make_run("a", [1.0], config={"train": {"lr": 0.020000000000000004}})
     make_run("b", [1.0], config={"train": {"lr": 1 / 3}})
     labels = [group.label for group in groups_of(tmp_path)]
     assert labels == ["train.lr=0.02", "train.lr=0.333333333333"]
+    # Two groups with one label could not be told apart.
+    make_run("c", [1.0], config={"train": {"lr": 0.02}})
+    labels = [group.label for group in groups_of(tmp_path)]
+    assert len(set(labels)) == 3
 
 
 def test_steps_that_a_restart_computed_again_count_once(tmp_path: Path, make_run: MakeRun) -> None:
