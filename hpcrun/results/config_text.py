@@ -46,8 +46,6 @@ def parse_config(text: str) -> dict[str, Any]:
 
 @lru_cache(maxsize=4096)
 def _parse(text: str) -> Mapping[str, Any]:
-    # A call that parses no config does without pydantic, which takes half of the command's start.
-
     try:
         value, _ = read_yaml(text, lambda line: f"line {line}")
     except ConfigError as error:

@@ -143,8 +143,6 @@ class _Reader:
         raw = self._bytes(path, needed=True)
         if raw is None:
             return {}
-        # A call that parses no config does without pydantic.
-
         try:
             # The results are shared, and the URL of a webhook is a secret.
             values = masked_values(parse_config(raw.decode()))
