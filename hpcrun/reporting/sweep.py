@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from hpcrun.reporting.runs import Run
 from hpcrun.results.config_text import SAME_TRAINING
+from hpcrun.results.groups import seed_keys
 from hpcrun.results.statistics import Interval, mean_interval
 
 _NOT_SWEPT = ("name", "command")
@@ -52,11 +53,12 @@ def swept_keys(runs: Sequence[Run], seed_key: str = "seed") -> list[str]:
     """Return the keys of the config in which runs with a config differ, without the seed."""
     known = [run for run in runs if run.config]
     found = dict.fromkeys(key for run in known for key in run.config)
-    seed = f"--{seed_key.rpartition('.')[2]}"
+    left_out = {*_NOT_SWEPT, seed_key, f"--{seed_key.rpartition('.')[2]}"}
+    left_out.update(*(seed_keys(run.config, seed_key) for run in known))
     return [
         key
         for key in found
-        if key not in (*_NOT_SWEPT, seed_key, seed)
+        if key not in left_out
         and not key.startswith(SAME_TRAINING)
         and len({shown(run.config.get(key)) for run in known}) > 1
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -240,7 +240,7 @@ def _given(command: Any, option: str) -> Any:
     return None
 
 
-def _seed_keys(values: dict[str, Any], key: str) -> set[str]:
+def seed_keys(values: Mapping[str, Any], key: str) -> set[str]:
     """Return the keys that have the seed: of a swept script also that of the placeholder."""
     word = _given(values.get("command"), _option(key))
     found = _PLACEHOLDER.fullmatch(word) if isinstance(word, str) else None
@@ -253,7 +253,7 @@ def _seed_keys(values: dict[str, Any], key: str) -> set[str]:
 def _group_keys(values: dict[str, Any], question: Question) -> dict[str, Any]:
     if question.by is not None:
         return {key: values.get(key, _ABSENT) for key in question.by}
-    left_out = {"name", *_seed_keys(values, question.seed_key)}
+    left_out = {"name", *seed_keys(values, question.seed_key)}
     kept = {
         key: value
         for key, value in values.items()

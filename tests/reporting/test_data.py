@@ -90,6 +90,14 @@ def test_options_of_a_command_are_swept(make_run: MakeRun, tmp_path: Path) -> No
     assert "--lr" in swept_keys(runs)
 
 
+def test_the_key_of_a_scripts_seed_is_not_swept(make_run: MakeRun, tmp_path: Path) -> None:
+    for seed in (1, 2):
+        make_run(
+            f"{seed}", config={"command": ["x.py", "--seed", "{seed}"], "data": {"seed": seed}}
+        )
+    assert swept_keys(read(tmp_path / "runs")) == []
+
+
 def test_a_timeline_shows_lost_work_and_waits(make_run: MakeRun, tmp_path: Path) -> None:
     make_run("a")
     (run,) = read(tmp_path / "runs")
