@@ -9,22 +9,31 @@ import pytest
 from hpcrun.api.submission.handover import remove
 
 
+@pytest.mark.parametrize("taken", [False, True])
 def test_a_canceled_job_that_still_writes_does_not_keep_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: bool
 ) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
-    late = folder / ".unstarted-12"
-    real, written = os.rmdir, list[Path]()
+    place = os.open(folder, os.O_RDONLY)
+    real, written = os.rmdir, list[str]()
 
     def rmdir(*arguments: Any, **options: Any) -> None:
         if not written:
             # The moment between the removal of the files and the removal of the folder.
-            late.touch()
-            written.append(late)
+            written.append(".unstarted-12")
+            os.close(os.open(written[0], os.O_CREAT | os.O_WRONLY, dir_fd=place))
+            if taken:
+                # Another submission clears a folder that holds only logs, and has the name now.
+                if folder.exists():
+                    folder.rename(tmp_path / "away")
+                folder.mkdir()
+                (folder / "run.json").touch()
         real(*arguments, **options)
 
     monkeypatch.setattr(os, "rmdir", rmdir)
     remove(folder)
-    assert written == [late]
-    assert not folder.exists()
+    os.close(place)
+    assert written
+    assert [path.name for path in tmp_path.iterdir()] == (["run"] if taken else [])
+    assert not taken or (folder / "run.json").exists()

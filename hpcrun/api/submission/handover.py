@@ -131,10 +131,17 @@ def remove(folder: Path, patience: float = 2.0) -> None:
 
     The batch script of a canceled job can still write a file into the folder while the folder is removed.
     """
+    # The rename frees the name: another submission may take it while this one still removes.
+    away = folder.with_name(f".{folder.name}.{os.urandom(6).hex()}.new")
+    try:
+        folder.rename(away)
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+        return
     deadline = time.monotonic() + patience
     while True:
-        shutil.rmtree(folder, ignore_errors=True)
-        if not folder.exists() or time.monotonic() > deadline:
+        shutil.rmtree(away, ignore_errors=True)
+        if not away.exists() or time.monotonic() > deadline:
             return
         time.sleep(0.05)
 
