@@ -190,7 +190,7 @@ def test_verify_names_every_damaged_file_and_exits_with_an_error(run, hpcrun):
     assert "rank-00000.bin" in lines[0]
     assert "index.json" in lines[1]
     assert hpcrun("verify", "r", "--step", "2")[0] == 0
-    assert "there is: 2, 1" in hpcrun("verify", "r", "--step", "9")[2]
+    assert "available: 2, 1" in hpcrun("verify", "r", "--step", "9")[2]
 
 
 def test_a_leased_checkpoint_is_not_pruned_until_its_release(run):

@@ -100,7 +100,7 @@ def test_what_cannot_be_submitted_leaves_nothing(tmp_path: Path) -> None:
         (("--sweep", "seed=0:2", "--", "echo", "{sed}"), "did you mean {seed}?"),
         (("--sweep", "seed=0:2", "--prepare", "--", "echo", "{seed}"), "--prepare"),
         (("--sweep", "seed=0:2", "--executor", "debug", "--", "echo", "{seed}"), "debug"),
-        (("--max-parallel", "2", "--", "true"), "name its axes with --sweep"),
+        (("--max-parallel", "2", "--", "true"), "give the swept keys with --sweep"),
         (("--sweep", "seed=0:2", "--max-parallel", "x", "--", "echo", "{seed}"), "whole number"),
         (("--sweep-file", "none.yaml", "--", "true"), "no such file"),
     ):
