@@ -222,7 +222,7 @@ def play(rank: int, run: Path, restart: int) -> None:
     }
     if restart and run.name in ELSEWHERE:
         os.environ["ONEDNN_MAX_CPU_ISA"] = "DEFAULT"
-    if run.name == "stopped-fsdp" and rank == 0:
+    if run.name in ("stopped-fsdp", "stopped-float8") and rank == 0:
         count_draws(run.with_name(f"{run.name}-draws"))
     if run.name == "killed-restoring" and restart and rank == 1:
         # At the first broadcast of what the ranks have read.

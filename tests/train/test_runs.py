@@ -49,9 +49,12 @@ def test_a_stop_changes_no_bit_although_the_samples_are_random(runs, kind):
     assert jobs.final_state(runs.run(f"stopped{kind}")) == undisturbed
 
 
-def test_a_resume_computes_no_initial_weights(runs):
-    assert runs.codes("stopped-fsdp") == STOPPED_ONCE
-    assert runs.run("stopped-fsdp").path.with_name("stopped-fsdp-draws").read_text() == "!"
+@pytest.mark.parametrize(("name", "computed"), [("stopped-float8", "!"), ("stopped-fsdp", "!!")])
+def test_a_resume_computes_initial_weights_only_for_a_tasks_own_optimizer(runs, name, computed):
+    if name == "stopped-float8":
+        pytest.importorskip("torchao")
+    assert runs.codes(name) == STOPPED_ONCE
+    assert runs.run(name).path.with_name(f"{name}-draws").read_text() == computed
 
 
 def test_layers_in_fp8_resume_with_the_same_bits(runs):
