@@ -108,7 +108,7 @@ def real(config: Config, task: Task, rank: int) -> int:
 
 
 def main(folder: Path, chosen: list[str] | None) -> None:
-    """Measure all cases, or the ``chosen`` ones, each rank in a process of its own."""
+    """Measure all cases, or the ``chosen`` ones, each rank in a separate process."""
     torch.set_num_threads(1)
     os.environ["XDG_CACHE_HOME"] = str(folder)
     peaks: dict[str, list[int]] = {}

@@ -85,7 +85,7 @@ while :; do sleep 0.1; done
 def test_a_run_that_ignores_the_time_limit_takes_no_other_run_with_it(
     slurm: SlurmCluster, requeues: bool
 ) -> None:
-    """The job is requeued; where the site forbids that, each run continues in a job of its own."""
+    """The job is requeued; where the site forbids that, each run continues in a separate job."""
     bench = Bench(slurm)
     bench.write("element.sh", DEAF)
     options = ["job.time=00:01:00", "job.signal_lead=40", "job.cpus_per_task=1", "--pack", "2"]

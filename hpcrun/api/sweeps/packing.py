@@ -35,7 +35,7 @@ def shared_job(job: Job, pack: int, alone: Job | None = None) -> Job:
 def groups(numbers: Sequence[int], pack: int, at_once: int | None) -> list[tuple[list[int], int]]:
     """Return the elements with these numbers in groups, each with the number of runs that share a job.
 
-    All jobs of an array ask for the same, so the elements that do not fill a job get an array of their own.
+    All jobs of an array ask for the same, so the elements that do not fill a job get a separate array.
     With a limit (``at_once``) that array would wait for the end of the others: there is one group then.
     """
     ordered = sorted(numbers)
