@@ -11,7 +11,8 @@ import pytest
 from . import cluster
 from .conftest import unavailable
 
-pytestmark = pytest.mark.slurm
+# Every kind of fault has a test of its own in CI.
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "chaos.py"
 KINDS = (
     *("preempt", "kill a rank", "kill a node", "cut a link", "scancel, resume"),
