@@ -64,6 +64,7 @@ def test_two_crashes_at_one_step_end_the_run_with_reason_and_traceback(tmp_path:
         model__fault={"rank": 1, "call": 9},
         checkpoint__every=0,
         train__accumulation=1,
+        job__gpus=1,
     )
     jobs.wait_for_end(run)
     result = read_json(run.result) or {}
@@ -100,7 +101,7 @@ def test_a_run_stops_before_its_limit_and_finishes_over_several_allocations(
     tmp_path: Path,
 ) -> None:
     # Half a minute for a start: a busy machine is slow, and three allocations without a step end the run.
-    limit = {"job.time": "0:45", "job.signal_lead": 15}
+    limit = {"job.time": "0:45", "job.signal_lead": 15, "job.gpus": 1}
     run = jobs.submit_probe(tmp_path, "limited", **limit, model__pause=0.05)
     with jobs.held_at(run, 3):
         before = len(jobs.events(run, "ended"))

@@ -50,6 +50,7 @@ def test_a_follow_up_job_continues_where_requeues_are_forbidden(bench, calm, opt
     assert bench.wait_for_end(bench.run("next")) == "COMPLETED", bench.batch_log(run)
 
 
+@pytest.mark.slow
 def test_a_job_is_requeued_even_if_its_end_cannot_be_recorded(bench, calm):
     run = bench.submit("quota", model__pause=0.05)
     with bench.held_at(run, 14):
@@ -69,6 +70,7 @@ def test_a_job_is_requeued_even_if_its_end_cannot_be_recorded(bench, calm):
     assert jobs.final_state(run) == jobs.final_state(calm)
 
 
+@pytest.mark.slow
 def test_a_site_on_which_sbatch_exports_nothing_trains(slurm: SlurmCluster) -> None:
     """The user's set-up lines set the variables, as such sites require."""
     bench = RawBench(slurm)
