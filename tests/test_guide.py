@@ -1,4 +1,4 @@
-"""docs/training.md: its commands run, its programs print what it shows, and the keys that it names exist."""
+"""The pages about training: their commands run, their programs print what they show, and their keys exist."""
 
 import contextlib
 import io
@@ -15,7 +15,8 @@ from hpcrun.config.shape import known_keys
 from hpcrun.tasks.options import LanguageModelData, TokenData
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+PAGES = ("training", "tasks", "tokens", "large-models", "determinism", "errors")
+PAGE = "\n".join((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in PAGES)
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 COMMANDS = [text for language, text in BLOCKS if language == "bash"]
 SECTIONS = "job|restarts|train|fsdp|optim|amp|watch|data|checkpoint"
@@ -23,7 +24,7 @@ SECTIONS = "job|restarts|train|fsdp|optim|amp|watch|data|checkpoint"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The working folder of a reader of the page: a checkout, and ``hpcrun`` on the PATH."""
+    """The working folder of a reader of the pages: a checkout, and ``hpcrun`` on the PATH."""
     folder = tmp_path_factory.mktemp("guide")
     (folder / "configs").symlink_to(ROOT / "configs")
     program = folder / "bin" / "hpcrun"
@@ -66,7 +67,7 @@ def test_every_program_prints_the_table_below_it() -> None:
         assert BLOCKS[number + 1] == ("text", printed.getvalue())
 
 
-def test_every_key_that_the_page_names_exists() -> None:
+def test_every_key_that_the_pages_name_exists() -> None:
     own = (LanguageModelData, TokenData)
     known = {*known_keys(Config), *(f"data.{key}" for kind in own for key in kind.model_fields)}
     named = set(re.findall(rf"(?<![\w/.-])((?:{SECTIONS})\.[a-z_0-9]+)", PAGE))

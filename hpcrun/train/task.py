@@ -80,7 +80,7 @@ class Task(ABC):
         """Return the model, on the CPU. The generators have the same seed on every rank.
 
         With FSDP the call is recorded with tensors that have no memory; if that is not possible, there is a
-        second call: docs/training.md, "Models that do not fit a node's memory".
+        second call: docs/large-models.md.
         """
 
     @abstractmethod
