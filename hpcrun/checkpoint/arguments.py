@@ -1,7 +1,6 @@
 """Checks of the arguments of a ``Checkpointer``, at construction: otherwise an error appears hours later."""
 
 import math
-import os
 from operator import index
 from typing import Any
 
@@ -56,8 +55,8 @@ def require_arguments(
     return steps
 
 
-def require_helpers(parts: dict[str, Any], retention: Any, stage_dir: Any) -> None:
-    """Raise CheckpointError unless each part has ``state_dict`` methods, and the other types are right."""
+def require_helpers(parts: dict[str, Any], retention: Any) -> None:
+    """Raise CheckpointError unless each part has ``state_dict`` methods, and ``retention`` is a rule."""
     for name, part in parts.items():
         has = all(callable(getattr(part, way, None)) for way in ("state_dict", "load_state_dict"))
         if part is not None and not has:
@@ -67,8 +66,6 @@ def require_helpers(parts: dict[str, Any], retention: Any, stage_dir: Any) -> No
             )
     if not isinstance(retention, Retention):
         raise CheckpointError(f"retention={retention!r}: give a Retention(…), or None")
-    if stage_dir is not None and not isinstance(stage_dir, str | os.PathLike):
-        raise CheckpointError(f"stage_dir={stage_dir!r}: give a folder's path, or None")
 
 
 def require_step(step: Any) -> int:

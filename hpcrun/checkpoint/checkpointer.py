@@ -22,7 +22,6 @@ from hpcrun.checkpoint.sharded.collective import RankGroup
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.sharded.gloo_threads import GLOO_WORKERS, wait_until_idle
 from hpcrun.checkpoint.sharded.host_staging import Staging
-from hpcrun.checkpoint.sharded.node_staging import Stage
 from hpcrun.checkpoint.sharded.plan import require_dense
 from hpcrun.checkpoint.sharded.replica_check import require_alike
 from hpcrun.checkpoint.state.buffers import apply_buffers, broadcast, capture_buffers
@@ -71,7 +70,6 @@ class Checkpointer:
         failure_hours: mean hours between two failures of your jobs; the interval then follows from
             Young's formula, which minimizes the lost time (J. W. Young, CACM 17(9), 1974).
         retention: rule for the checkpoints to keep.
-        stage_dir: a fast node-local folder. Each save is first written there and then copied to ``folder``.
         host_memory: gigabytes (10^9 bytes) of host memory per rank for a snapshot; None: half of the free
             memory.
 
@@ -98,7 +96,6 @@ class Checkpointer:
         minutes: float | None = None,
         failure_hours: float | None = None,
         retention: Retention | None = None,
-        stage_dir: Path | str | None = None,
         host_memory: float | None = None,
     ) -> None:
         ready = dist.is_available() and dist.is_initialized()
@@ -118,7 +115,7 @@ class Checkpointer:
             every = require_arguments(
                 model, optimizer, self.extra, every, minutes, failure_hours, host_memory
             )
-            require_helpers(self._parts, self._retention, stage_dir)
+            require_helpers(self._parts, self._retention)
             self._require_savable()
         self._together.from_rank_0(store.require_private)
         self._claimed = bool(every) or minutes is not None or failure_hours is not None
@@ -137,7 +134,6 @@ class Checkpointer:
                 ranks_on_host=self._together.on_this_host(),
                 pinned=pinned,
             ),
-            stage=None if stage_dir is None else Stage(Path(stage_dir).absolute()),
         )
         self._interval: Interval = EverySteps(every)
         if failure_hours is not None:

@@ -221,10 +221,6 @@ class Checkpoint(Section):
         default=None,
         description="Host memory (GB) per rank for a snapshot; null: half of the free memory.",
     )
-    stage_dir: ShellText | None = Field(
-        default=None,
-        description="Fast node-local folder; saves are written there first, then copied.",
-    )
 
 
 class Config(Section):

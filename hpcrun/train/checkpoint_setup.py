@@ -3,7 +3,6 @@
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from hpcrun.checkpoint.interval import EverySeconds, EverySteps, Interval, pays
@@ -11,7 +10,6 @@ from hpcrun.checkpoint.outcome import Restored
 from hpcrun.checkpoint.sharded.collective import RankGroup
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.sharded.host_staging import Staging
-from hpcrun.checkpoint.sharded.node_staging import Stage
 from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.checkpoint.storage.retention import Retention, pruning
 from hpcrun.checkpoint.storage.store import CheckpointStore
@@ -49,7 +47,6 @@ def build_engine(
         still_mine=lambda: require_ownership(run, attempt),
         after_commit=_pruning(store, config),
         staging=staging,
-        stage=None if wanted.stage_dir is None else Stage(Path(wanted.stage_dir)),
     )
 
 

@@ -36,7 +36,6 @@ class Watched(FileSystem):
             if name in (
                 "create",
                 "create_direct",
-                "create_unnamed",
                 "append",
                 "open",
                 "open_directory",

@@ -30,7 +30,7 @@ class RankFolder:
         self._group = dist.new_group(backend="gloo")
 
     def engine(
-        self, fs=None, *, on=0, owner="7-0", still_mine=not_fenced, keep=3, stage=None, group=None
+        self, fs=None, *, on=0, owner="7-0", still_mine=not_fenced, keep=3, group=None
     ) -> CheckpointEngine:
         """Return an engine with the file system ``fs`` on rank ``on``, and a normal one on other ranks."""
         whole = fs is None or self.rank != on
@@ -47,7 +47,6 @@ class RankFolder:
             group=group or self._group,
             still_mine=still_mine,
             after_commit=after_commit,
-            stage=stage,
         )
 
     def save(self, engine, step) -> SaveOutcome:

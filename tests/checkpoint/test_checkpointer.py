@@ -340,23 +340,6 @@ def test_a_folder_that_everybody_may_write_to_is_refused_with_the_remedy(tmp_pat
     assert Checkpointer(folder, **parts()).restore() == 1
 
 
-def test_a_missing_stage_folder_is_reported_and_the_save_succeeds(tmp_path):
-    stage = tmp_path / "fast"
-    for step in (1, 2):
-        with Checkpointer(tmp_path / "checkpoints", **parts(), stage_dir=stage) as ckpt:
-            assert ckpt.restore() == step - 1
-            ckpt.save(step)
-            with warnings.catch_warnings(record=True) as told:
-                warnings.simplefilter("always")
-                ckpt.wait()
-        assert len(told) == (step == 1)
-        assert [f"{stage}: cannot hold the save" in note for note in ckpt.outcome.notes] == [
-            True
-        ] * (step == 1)
-        assert Checkpointer(tmp_path / "checkpoints", **parts()).restore() == step
-        stage.mkdir(exist_ok=True)
-
-
 def test_a_snapshot_beyond_the_memory_budget_is_written_while_training_waits(tmp_path):
     ckpt = Checkpointer(tmp_path / "checkpoints", **parts(), host_memory=1e-8)
     ckpt.save(1)

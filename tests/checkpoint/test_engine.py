@@ -4,11 +4,9 @@ import random
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hpcrun.checkpoint.sharded.node_staging import Stage
 from hpcrun.checkpoint.state.capture import (
     alike,
     apply_rank,
@@ -184,23 +182,6 @@ def test_a_save_removes_leftovers_of_dead_attempts_and_a_restore_does_not(folder
     assert folder.names() == ["step-000000001.tmp-6-0"]
     folder.save(folder.engine(), 2)
     assert folder.names() == ["step-000000002"]
-
-
-@ranks(4)
-def test_a_stage_missing_on_some_nodes_is_reported_and_the_save_succeeds(folder, rank, tmp_path):
-    fast = tmp_path / "fast"
-    if rank == 0:
-        fast.mkdir()
-    dist.barrier()
-    engine = folder.engine(stage=Stage(fast if rank in (0, 3) else tmp_path / "missing"))
-    outcome = agreed(folder.save(engine, 1))
-    assert outcome.ok
-    (note,) = outcome.notes
-    assert note.startswith("rank 1 (")
-    assert "missing: cannot hold the save (checkpoint.stage_dir): No such file" in note
-    assert note.endswith("(and 1 more)")
-    assert folder.restore(engine).own == {"rank": rank, "step": 1}
-    assert sorted(fast.iterdir()) == []
 
 
 def test_one_rank_needs_no_process_group(root):

@@ -37,7 +37,6 @@ def test_pages_are_unlocked_before_new_pages_and_with_their_buffer():
     assert list(driver.locked.values()) == [4 * MB]
     larger = staging.reserve(7 * MB)
     assert driver.locked == {larger.data_ptr(): 8 * MB}
-    staging.offer()
     larger[:] = 7
     del staging, larger
     gc.collect()

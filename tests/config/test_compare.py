@@ -102,7 +102,7 @@ def test_a_checkpoint_without_a_newer_key_counts_with_what_was_done_then():
 FREE = {
     *("name", "job.*", "restarts.*", "watch.*"),
     *("checkpoint.every", "checkpoint.minutes", "checkpoint.auto", "checkpoint.keep"),
-    *("checkpoint.keep_every", "checkpoint.host_memory", "checkpoint.stage_dir"),
+    *("checkpoint.keep_every", "checkpoint.host_memory"),
     *("train.timeout", "train.hang_after", "train.hang_start", "train.profile", "train.affinity"),
     *("train.compile_cache", "fsdp.deferred_init"),
     *("train.log_every", "train.stop_check_every", "train.nonfinite", "train.nonfinite_limit"),

@@ -55,7 +55,7 @@ Write = Callable[..., str]
         (
             "checkpoint: {zzz: 1}",
             "run.yaml:1: checkpoint.zzz: unknown key; checkpoint takes every, minutes, auto, "
-            "keep, keep_every, keep_best, host_memory, stage_dir",
+            "keep, keep_every, keep_best, host_memory",
         ),
         ("'': 1", "run.yaml:1: unknown key; a config takes name, task, command, seed, job,"),
         (

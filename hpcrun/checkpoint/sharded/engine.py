@@ -20,11 +20,10 @@ import torch.distributed as dist
 
 from hpcrun.checkpoint.outcome import Restored, SaveOutcome
 from hpcrun.checkpoint.sharded import restore
-from hpcrun.checkpoint.sharded.collective import RankGroup, one_line
+from hpcrun.checkpoint.sharded.collective import RankGroup
 from hpcrun.checkpoint.sharded.host_staging import Staging
-from hpcrun.checkpoint.sharded.node_staging import Stage
 from hpcrun.checkpoint.sharded.plan import Plan, make_plan, signature
-from hpcrun.checkpoint.sharded.rank_file import Share, own_name, pack, stage, to_stage
+from hpcrun.checkpoint.sharded.rank_file import Share, own_name, pack, stage
 from hpcrun.checkpoint.sharded.restore import SHARED, Template
 from hpcrun.checkpoint.sharded.save import Saving, Task
 from hpcrun.checkpoint.state.capture import require_plain
@@ -49,7 +48,6 @@ class CheckpointEngine:
         still_mine: raises OwnedByAnotherAttempt if a newer attempt owns the run; called on rank 0.
         after_commit: called by rank 0 after a commit; see :mod:`hpcrun.checkpoint.storage.retention`.
         staging: host memory for the snapshots.
-        stage: a fast node-local folder, written before the slower shared disk.
         timeout: seconds that the ranks' disks may differ before a save is given up.
     """
 
@@ -63,12 +61,10 @@ class CheckpointEngine:
         still_mine: Callable[[], None],
         after_commit: Callable[[int], list[str]],
         staging: Staging | None = None,
-        stage: Stage | None = None,
         timeout: float = 1800.0,
     ) -> None:
         self._store = store
         self._staging = staging or Staging()
-        self._stage = stage
         self._together = RankGroup(rank, world_size, group)
         writers = None
         if world_size > 1:
@@ -93,8 +89,7 @@ class CheckpointEngine:
         """Take a snapshot of the state after ``step``, and save it asynchronously. Collective.
 
         Waits for a pending save first, so that at most one save is pending and none is skipped. If the
-        snapshot exceeds the memory budget, the call returns when the snapshot is in the stage folder, or
-        without a stage folder after the commit.
+        snapshot exceeds the memory budget, the call returns after the commit.
 
         Args:
             shared: the state of all ranks: sharded tensors, whole tensors, plain data.
@@ -109,22 +104,16 @@ class CheckpointEngine:
         self._unreported += [ended] if ended else []
         waited = time.perf_counter() - began
         task = self._snapshot(step, shared, own, meta, alike, trouble)
-        if isinstance(task.share, Share) and not task.share.safe:
-            task = self._through_stage(task)
         straight = isinstance(task.share, Share) and not task.share.safe
         stalled = time.perf_counter() - began
 
         def work() -> None:
-            saved = task if straight else self._through_stage(task)
             try:
-                outcome = self._saving.run(saved)
+                outcome = self._saving.run(task)
             except Exception as error:  # an exception of a thread would be lost
                 named = isinstance(error, CheckpointError)
                 line = str(error) if named else self._together.named(error)
                 outcome = SaveOutcome(False, step, error=line)
-            finally:
-                if isinstance(saved.share, Share) and saved.share.stored is not None:
-                    saved.share.stored.close()
             seconds = time.perf_counter() - began
             if straight:
                 budget, here = amount(self._staging.budget()), amount(_size(task))
@@ -239,20 +228,6 @@ class CheckpointEngine:
         except Exception as error:  # the save reports it with the other ranks' errors
             share = together.named(error)
         return Task(step, self._plan, share, meta)
-
-    def _through_stage(self, task: Task) -> Task:
-        """Move the task's shard to the stage folder; without one, or on a failure, return it unchanged."""
-        share = task.share
-        if self._stage is None or not isinstance(share, Share) or share.stored is not None:
-            return task
-        try:
-            stored = to_stage(share, self._stage)
-        except Exception as error:  # an error of the shard itself also appears when it is written
-            note = f"{one_line(error)}; written directly to {self._store.root}"
-            return replace(task, notes=(*task.notes, note))
-        if share.image is not None:
-            self._staging.offer()
-        return replace(task, share=stored)
 
     def _agree(self, state: int) -> int:
         if self._together.world_size == 1:

@@ -60,7 +60,6 @@ class Staging:
         self._pin = pin
         self._unpin: Callable[[], object] | None = None
         self._buffer: torch.Tensor | None = None
-        self._pages: mmap.mmap | None = None
 
     @property
     def size(self) -> int:
@@ -83,22 +82,12 @@ class Staging:
             if self._unpin is not None:
                 self._unpin()
             # Free the old buffer before allocating the new one.
-            self._buffer = self._pages = self._unpin = None
+            self._buffer = self._unpin = None
             self._buffer = self._allocate(max(1, -(-size // _PAGE)) * _PAGE)
         return self._buffer
 
-    def offer(self) -> None:
-        """Let the kernel reclaim the memory until the next :meth:`reserve`; the content is lost.
-
-        Pages that the kernel does not need stay, and cost nothing to reuse. Page-locked memory is kept.
-        """
-        if self._pages is not None and self._unpin is None:
-            with contextlib.suppress(OSError):
-                self._pages.madvise(mmap.MADV_FREE)
-
     def _allocate(self, size: int) -> torch.Tensor:
         memory = mmap.mmap(-1, size)
-        self._pages = memory
         with contextlib.suppress(OSError):  # a kernel without transparent huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
         buffer = torch.frombuffer(memory, dtype=torch.uint8)

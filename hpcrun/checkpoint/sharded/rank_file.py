@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ import torch
 import xxhash
 
 from hpcrun.checkpoint.sharded.host_staging import Staging, bytes_of, copy_in
-from hpcrun.checkpoint.sharded.node_staging import Stage, Stored
 from hpcrun.checkpoint.sharded.plan import Part, Plan, resolve
 from hpcrun.checkpoint.storage.manifest import FileRecord
 from hpcrun.checkpoint.storage.store import CheckpointStore
@@ -30,21 +29,18 @@ class Share:
         spans: position and length of each part and blob.
         blobs: names of the blobs.
         views: function that returns a view per part and blob, in order.
-        image: the whole file in memory, or None.
-        stored: the whole file in the stage folder, or None. Without ``image`` and ``stored``, the file is
-            written directly from the tensors.
+        image: the whole file in memory; None: the file is written directly from the tensors.
     """
 
     spans: tuple[Span, ...]
     blobs: tuple[str, ...]
     views: Callable[[], Iterable[memoryview]]
     image: memoryview | None
-    stored: Stored | None = None
 
     @property
     def safe(self) -> bool:
         """True if training may change the tensors before the shard is written."""
-        return self.image is not None or self.stored is not None
+        return self.image is not None
 
     @property
     def size(self) -> int:
@@ -54,16 +50,12 @@ class Share:
 
 @dataclass(frozen=True)
 class Written:
-    """A rank's report on its file: the record, and the hash of each span (blobs last).
-
-    ``notes`` are further messages for the user.
-    """
+    """A rank's report on its file: the record, and the hash of each span (blobs last)."""
 
     record: FileRecord
     spans: tuple[Span, ...]
     blobs: tuple[str, ...]
     hashes: tuple[str, ...]
-    notes: tuple[str, ...] = ()
 
 
 def file_name(rank: int) -> str:
@@ -112,15 +104,11 @@ def stage(
 
 def write(share: Share, store: CheckpointStore, draft: Path, rank: int) -> Written:
     """Write, hash and fsync the file of ``rank``; raises CheckpointError."""
-    image, stored = share.image, share.stored
+    image = share.image
     hashes: list[str] = []
     direct = share.safe and share.size >= _DIRECT_FROM
     with store.open_file(draft, file_name(rank), direct=direct) as stream:
-        if stored is not None:
-            hashes += stored.hashes
-            for block in stored.blocks():
-                stream.write(block)
-        elif image is not None:
+        if image is not None:
             for start in range(0, len(image), _BLOCK):
                 stream.write(image[start : start + _BLOCK])
             hashes += [xxhash.xxh3_128_hexdigest(view) for view in share.views()]
@@ -130,12 +118,6 @@ def write(share: Share, store: CheckpointStore, draft: Path, rank: int) -> Writt
                 stream.write(view)
     assert stream.record is not None
     return Written(stream.record, share.spans, share.blobs, tuple(hashes))
-
-
-def to_stage(share: Share, stage: Stage) -> Share:
-    """Move ``share`` to the stage folder; raises CheckpointError, and ``share`` is then unchanged."""
-    stored = stage.put(share.size, share.image, share.views)
-    return replace(share, views=tuple, image=None, stored=stored)
 
 
 def _spans(parts: Iterable[Part], blobs: Mapping[str, bytes]) -> tuple[Span, ...]:

@@ -24,14 +24,12 @@ class Task:
     Attributes:
         share: the shard; or the error line if this rank has none; or None if another rank failed.
         meta: plain JSON for the manifest; rank 0's is used.
-        notes: lines for the outcome, in this rank's name.
     """
 
     step: int
     plan: Plan | None
     share: Share | str | None
     meta: Mapping[str, Any]
-    notes: tuple[str, ...] = ()
 
 
 class Saving:
@@ -103,9 +101,7 @@ class Saving:
         if not isinstance(task.share, Share):
             return task.share
         try:
-            written = write(task.share, self._store, draft, self._together.rank)
-            notes = tuple(self._together.named(note) for note in task.notes)
-            return replace(written, notes=notes)
+            return write(task.share, self._store, draft, self._together.rank)
         except Exception as error:  # of any type: the other ranks wait for this rank's report
             return self._together.named(error)
 
@@ -119,9 +115,7 @@ class Saving:
             outcome = self._commit(
                 task, draft, [part for part in written if isinstance(part, Written)]
             )
-        remarks = [note for part in written if isinstance(part, Written) for note in part.notes]
         notes = [*self._left]
-        notes += [first_of(remarks)] if remarks else []
         try:
             if outcome.ok:
                 notes += self._tidy(task.step)

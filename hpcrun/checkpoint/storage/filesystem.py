@@ -6,7 +6,6 @@ the disk only through this class, so the number of calls is the number of crash 
 
 import errno
 import os
-import secrets
 import stat
 from pathlib import Path
 
@@ -27,27 +26,6 @@ class FileSystem:
         """Create a file as :meth:`create`, with O_DIRECT; EINVAL if the file system does not support it."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_DIRECT
         return os.open(path, flags, 0o600)
-
-    def create_unnamed(self, folder: Path, direct: bool) -> int:
-        """Create a file without a name, and return a descriptor for reading and writing.
-
-        No crash leaves the file behind. Where the file system cannot create such a file, it is unlinked
-        right after creation; a kill in between leaves an empty file. ``direct``: with O_DIRECT; EINVAL if
-        the file system does not support it.
-        """
-        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
-        try:
-            return os.open(folder, flags | os.O_TMPFILE, 0o600)
-        except OSError as error:
-            # Some file systems, such as NFS, have no O_TMPFILE (open(2)).
-            if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):
-                raise
-        path = folder / f".hpcrun-{secrets.token_hex(8)}"
-        try:
-            return os.open(path, flags | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        finally:
-            # Some file systems create the file before they refuse the flag.
-            path.unlink(missing_ok=True)
 
     def append(self, path: Path) -> int:
         """Open an existing file to append through the page cache, and return the descriptor."""

@@ -15,7 +15,6 @@ import warnings
 import weakref
 from pathlib import Path
 
-from hpcrun.checkpoint.sharded.fork_safety import close_in_children
 from hpcrun.checkpoint.storage.errors import CheckpointError, CheckpointWarning, explained
 
 LOCK = ".lock"
@@ -26,6 +25,16 @@ _NONE_HERE = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 _holders: "weakref.WeakValueDictionary[Path, FolderLock]" = weakref.WeakValueDictionary()
 """The lock objects of this process, by path."""
+
+
+def _close_all() -> None:
+    for lock in list(_holders.values()):
+        with contextlib.suppress(OSError):
+            lock.close()
+
+
+# A child, such as a DataLoader worker, inherits the descriptor, and would keep the lock until it ends.
+os.register_at_fork(after_in_child=_close_all)
 
 
 class FolderLock:
@@ -65,7 +74,6 @@ class FolderLock:
                 raise
         self._descriptor = descriptor
         _holders[self._path] = self
-        close_in_children(self)
 
     def hold(self) -> None:
         """Take the lock, and keep it against newer objects of this process; raises CheckpointError."""
