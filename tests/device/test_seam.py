@@ -12,7 +12,6 @@ SEAM = ROOT / "device"
 # Names of others, which only occur as data.
 ALLOWED = {
     "preflight/agreement.py": {"cuda"},  # the name of a version, as the user reads it
-    "train/model/borrowed_parameters.py": {"is_cuda"},  # attributes in the user's model
 }
 
 

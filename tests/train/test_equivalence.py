@@ -135,7 +135,7 @@ def test_the_shipped_gpt_trains_the_same_sharded_by_size_and_replicated(results)
 def test_a_shard_that_another_module_reads_is_refused_with_a_remedy(results):
     for said in results["a_use_that_is_found_in_the_step"]:
         assert said.startswith("NotTrainable: train.parallel: fsdp gathers the weights of a part")
-        assert "set fsdp.wrap=blocks or a larger fsdp.min_parameters, or use ddp" in said
+        assert "set fsdp.wrap=classes without this part, or use ddp" in said
 
 
 @pytest.mark.parametrize("name", OPTIMISERS)

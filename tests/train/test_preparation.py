@@ -15,6 +15,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from hpcrun.checkpoint.state.names import named_parameters
 from hpcrun.errors import UserError
+from hpcrun.tasks.gpt import GPT
+from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.train.errors import NotTrainable
 from hpcrun.train.model.activation_checkpointing import Buffers
 from hpcrun.train.model.blocks import blocks, by_class, by_size, unshared
@@ -40,6 +42,7 @@ class Encoder(nn.Module):
         self.heads = nn.ModuleDict({"one": nn.Linear(4, 11, bias=False), "two": nn.Linear(4, 2)})
         self.only = nn.ModuleList([nn.TransformerEncoderLayer(4, 2, 8)])
         self.heads["one"].weight = self.embedding.weight
+        self.tables = nn.ModuleDict({"word": nn.Embedding(11, 4), "place": nn.Embedding(9, 4)})
 
 
 def test_blocks_are_the_repeated_elements_of_lists_and_nothing_inside_them():
@@ -80,6 +83,13 @@ def test_units_by_size_count_parameters_outside_inner_units():
     ]
     assert names(net, by_size(net, 400)) == ["blocks.0", "blocks.1"]
     assert names(net, by_size(net, 5000)) == []
+
+
+def test_an_embedding_that_may_be_the_output_too_counts_for_the_module_around_it():
+    model = GPT(LanguageModelShape(layers=2, heads=2, width=32))
+    chosen = by_size(nn.Sequential(model), 8000)
+    assert model.embedding.weight.numel() >= 8000
+    assert chosen == [*model.blocks, model]
 
 
 def test_submodules_of_attention_are_no_units_because_it_does_not_call_them():

@@ -2,7 +2,8 @@
 
 Blocks are elements of the model's lists (``nn.ModuleList``, ``nn.Sequential``, ``nn.ModuleDict``) if their
 class occurs in the list more than once, or if it is the only class in the list: a transformer's layers, a
-ResNet's bottlenecks. Elements without parameters (activations) are not blocks, and blocks do not nest.
+ResNet's bottlenecks. Elements without parameters (activations) are not blocks, and blocks do not nest. An
+embedding is no block: its matrix is often the output's too (``F.linear(x, embedding.weight)``).
 """
 
 from collections import Counter
@@ -11,10 +12,9 @@ from collections.abc import Callable, Iterable
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 
-from hpcrun.train.model.borrowed_parameters import borrowed
-
 _LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 _NEVER_CALLED = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
 
 def blocks(module: nn.Module) -> list[nn.Module]:
@@ -33,15 +33,16 @@ def by_class(module: nn.Module, names: Iterable[str]) -> list[nn.Module]:
 def by_size(module: nn.Module, parameters: int) -> list[nn.Module]:
     """Return the smallest submodules with at least ``parameters`` elements, inner ones first.
 
-    Parameters of a chosen submodule do not count again for its parents. A submodule with weights that the
-    model also uses elsewhere is never chosen; its weights count for the next eligible parent.
+    Parameters of a chosen submodule do not count again for its parents. An embedding and a submodule with
+    tied weights are never chosen; their weights count for the next eligible parent.
     """
     taken: set[int] = set()
     separate = _separate(module)
+    never = (*_NEVER_CALLED, *_EMBEDDINGS)
 
     def large(part: nn.Module) -> bool:
         own = {id(p): p.numel() for p in part.parameters() if id(p) not in taken}
-        if isinstance(part, _NEVER_CALLED) or sum(own.values()) < parameters or not separate(part):
+        if isinstance(part, never) or sum(own.values()) < parameters or not separate(part):
             return False
         taken.update(own)
         return True
@@ -56,14 +57,13 @@ def kind(module: nn.Module) -> type[nn.Module]:
 
 
 def unshared(root: nn.Module, parts: list[nn.Module]) -> list[nn.Module]:
-    """Return the ``parts`` with parameters that the model uses nowhere else (no tied weights)."""
+    """Return the ``parts`` without tied weights: no other module has their parameters."""
     separate = _separate(root)
     return [part for part in parts if separate(part)]
 
 
 def _separate(root: nn.Module) -> Callable[[nn.Module], bool]:
-    """Return a predicate: True if all uses of a part's parameters are inside the part."""
-    readers = borrowed(root)
+    """Return a predicate: True if no module outside of a part has the part's parameters."""
     uses: Counter[int] = Counter()
     for part in root.modules():
         uses.update(id(p) for p in part._parameters.values() if p is not None)
@@ -72,10 +72,7 @@ def _separate(root: nn.Module) -> Callable[[nn.Module], bool]:
         inside: Counter[int] = Counter()
         for inner in part.modules():
             inside.update(id(p) for p in inner._parameters.values() if p is not None)
-        here = {id(inner) for inner in part.modules()}
-        return all(
-            uses[key] == count and readers.get(key, set()) <= here for key, count in inside.items()
-        )
+        return all(uses[key] == count for key, count in inside.items())
 
     return own
 
@@ -86,7 +83,7 @@ def _collect(module: nn.Module, found: dict[int, nn.Module]) -> None:
         classes.update(kind(child) for child in module._modules.values() if child is not None)
     for child in module.children():
         same_class = len(classes) == 1
-        repeated = same_class or classes[kind(child)] > 1
+        repeated = (same_class or classes[kind(child)] > 1) and kind(child) not in _EMBEDDINGS
         if repeated and next(child.parameters(), None) is not None:
             found.setdefault(id(child), child)
         else:

@@ -209,7 +209,7 @@ class FSDPStrategy(Strategy):
             raise NotTrainable(
                 "train.parallel: fsdp gathers the weights of a part for the forward pass of this part, but "
                 f"the model reads them in another part too ({' '.join(str(error).split())}); set "
-                "fsdp.wrap=blocks or a larger fsdp.min_parameters, or use ddp"
+                "fsdp.wrap=classes without this part, or use ddp"
             ) from error
         if use is not None:
             use.drop_unused_gradients()
@@ -254,7 +254,7 @@ def _fill_unused(module: nn.Module) -> None:
 def units(module: nn.Module, options: FSDP) -> list[nn.Module]:
     """Return the submodules of ``module`` to shard as units, inner ones first, without ``module`` itself.
 
-    Submodules with weights that are also used elsewhere belong to the root.
+    Submodules with tied weights belong to the root.
 
     Raises:
         UserError: the model has none of the requested classes.
