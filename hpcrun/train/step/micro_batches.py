@@ -79,9 +79,8 @@ class MicroBatchStep:
 
     def _first_loss(self, model: nn.Module, batch: Any) -> Tensor:
         """Compute the loss in this process's first step, and check it on all ranks together."""
-        done = self._trainer.preparation
-        unseen = done.compile is not None and done.checkpointing != "none"
-        buffers = Buffers(self._trainer.module) if unseen else None
+        recomputes = self._trainer.preparation.checkpointing != "none"
+        buffers = Buffers(self._trainer.module) if recomputes else None
         value = self._bare(model, batch)
 
         def judge() -> None:
