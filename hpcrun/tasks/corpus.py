@@ -1,27 +1,24 @@
 """Corpus of the Python standard library's own sources: text that every machine already has.
 
 A first run must need no download and no user data, and eight ranks must not walk and read seven hundred
-files each. So rank 0 packs the sources into one HDF5 file of bytes, and all ranks read slices of it. The
-same Python release and options give the same bytes everywhere.
+files each. So rank 0 packs the sources into one file, and all ranks read slices of it. The same Python
+release and options give the same bytes everywhere.
 
-Layout: groups ``train`` and ``validation``, each with ``bytes`` (uint8 [N]), ``offsets`` (int64 [files +
-1], the start of each file) and ``names``; root attributes as in `CorpusInfo`. In front is HDF5's user
-block, with the length of the file and the SHA-256 of the rest. It is checked before HDF5 opens the file,
-because HDF5 can loop forever on a damaged file.
+The first line of the file has the number of train and validation bytes, and the SHA-256 of the rest: the
+train bytes, then the validation bytes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 import os
 import platform
 import re
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,9 +32,7 @@ if TYPE_CHECKING:
 
     Bytes = NDArray[np.uint8]
 
-VERSION = 1
-MAGIC = f"hpcrun-corpus {VERSION}"
-USER_BLOCK = 512  # Bytes; the smallest size that HDF5 allows.
+VERSION = 2
 SPLITS = ("train", "validation")
 
 # Tests and fixtures are not typical code, encodings and pydoc_data are mostly tables, and the installed
@@ -49,11 +44,13 @@ EXCLUDED = frozenset(
 # Generated during the build of the interpreter, so they depend on the machine.
 GENERATED_PREFIXES = ("_sysconfigdata", "sitecustomize", "usercustomize")
 
-_BLOCK = re.compile(
-    MAGIC.encode() + rb"\n(?P<size>[0-9]{1,18}) bytes\nsha256 (?P<sha256>[0-9a-f]{64})\n\0*"
+_HEADER = re.compile(
+    rf"hpcrun-corpus {VERSION} train (\d{{1,18}}) validation (\d{{1,18}}) sha256 ([0-9a-f]{{64}})\n".encode()
 )
+_LONGEST = 200
 
-log = logging.getLogger(__name__)
+Files = list[tuple[str, bytes]]
+"""Names and texts of source files."""
 
 
 class CorpusError(UserError):
@@ -62,19 +59,29 @@ class CorpusError(UserError):
 
 @dataclass(frozen=True)
 class CorpusInfo:
-    """Description of a packed corpus.
-
-    ``unigram_entropy``: cross-entropy of the validation bytes under the byte frequencies of the train
-    bytes, in nats per byte; a model that ignores all context can reach it. ``sha256``: of the names and
-    texts only, so it does not depend on the HDF5 version.
-    """
+    """Description of a packed corpus. ``sha256``: of its text."""
 
     path: Path
-    python: str
     sha256: str
-    unigram_entropy: float
+    header_bytes: int
     train_bytes: int
     validation_bytes: int
+
+    def open(self, split: str) -> Bytes:
+        """Return the bytes of ``split``, uint8 [N], mapped from the file. Raises OSError."""
+        import numpy as np
+
+        start, size = self.header_bytes, self.train_bytes
+        if split == "validation":
+            start, size = start + self.train_bytes, self.validation_bytes
+        return np.memmap(self.path, dtype=np.uint8, mode="r", offset=start, shape=(size,))
+
+    def unigram_entropy(self) -> float:
+        """Return the validation loss of byte frequencies, in nats per byte.
+
+        A model that ignores all context can reach it.
+        """
+        return unigram_entropy(self.open("train"), self.open("validation"))
 
 
 def default_path(
@@ -90,24 +97,11 @@ def default_path(
         root = Path(environ["HOME"]) if environ.get("HOME") else Path.home()
         root = root / ".cache"
     release = f"{sys.implementation.name}-{platform.python_version()}"
-    return root / "hpcrun" / f"{release}-{max_bytes}-{validation_fraction:g}-v{VERSION}.h5"
+    return root / "hpcrun" / f"{release}-{max_bytes}-{validation_fraction:g}-v{VERSION}.bin"
 
 
-def ensure_cached(path: Path, max_bytes: int, validation_fraction: float) -> CorpusInfo:
-    """Verify the corpus at ``path`` in hpcrun's cache; pack it if it is absent or damaged.
-
-    Raises CorpusError if it cannot be packed or written.
-    """
-    if path.exists():
-        try:
-            return verify(path)
-        except CorpusError as error:
-            log.warning("%s; packing it again", error)
-    return pack(standard_library(), path, max_bytes, validation_fraction)
-
-
-def ensure_at(path: Path, max_bytes: int, validation_fraction: float) -> CorpusInfo:
-    """Verify the corpus at a path that the user chose; pack it only if the path does not exist.
+def ensure(path: Path, max_bytes: int, validation_fraction: float) -> CorpusInfo:
+    """Verify the corpus at ``path``; pack it if the path does not exist.
 
     Raises CorpusError if the file is not a valid corpus (it may be the user's own file, so it is never
     overwritten), or if it cannot be packed or written.
@@ -150,13 +144,29 @@ def sources(root: Path) -> list[str]:
 def pack(root: Path, path: Path, max_bytes: int, validation_fraction: float) -> CorpusInfo:
     """Pack the sources under ``root`` into the corpus file ``path``, replacing it atomically.
 
+    Several processes may pack to one path concurrently. Raises CorpusError as :func:`choose`, or if the file
+    cannot be written.
+    """
+    texts = [
+        b"".join(text for _, text in files)
+        for files in choose(root, max_bytes, validation_fraction).values()
+    ]
+    hashed = hashlib.sha256(b"".join(texts)).hexdigest()
+    train, validation = map(len, texts)
+    header = f"hpcrun-corpus {VERSION} train {train} validation {validation} sha256 {hashed}\n"
+    _write(path, [header.encode(), *texts])
+    return read_info(path)
+
+
+def choose(root: Path, max_bytes: int, validation_fraction: float) -> dict[str, Files]:
+    """Return the sources under ``root`` for each split.
+
     Two hashes of a file's name decide its place in the order and its split, so that a new module moves
     hardly any other file to the other split, and any beginning of a split is a fair sample of the split.
-    Files are taken in this order until the next would exceed ``max_bytes``. Several processes may pack to
-    one path concurrently. Raises CorpusError if a source cannot be read, if fewer than two files fit, or if
-    the file cannot be written.
+    Files are taken in this order until the next would exceed ``max_bytes``. Raises CorpusError if a source
+    cannot be read, or if fewer than two files fit.
     """
-    taken: list[tuple[str, bytes]] = []
+    taken: Files = []
     room = max_bytes
     for name in sorted(sources(root), key=lambda name: _draw(f"order/{name}")):
         text = _read_source(root / name)
@@ -172,8 +182,14 @@ def pack(root: Path, path: Path, max_bytes: int, validation_fraction: float) -> 
             f"{root}: data.max_bytes={max_bytes} is enough for {len(taken)} of its files, but training "
             "and validation need one each; raise data.max_bytes"
         )
-    _write(path, _split(taken, validation_fraction))
-    return read_info(path)
+    draws = sorted((_draw(f"split/{name}"), name) for name, _ in taken)
+    held_out = {name for draw, name in draws if draw < validation_fraction}
+    # At least one file each.
+    held_out = (held_out | {draws[0][1]}) - {draws[-1][1]}
+    return {
+        "train": [file for file in taken if file[0] not in held_out],
+        "validation": [file for file in taken if file[0] in held_out],
+    }
 
 
 def read_info(path: Path) -> CorpusInfo:
@@ -181,38 +197,43 @@ def read_info(path: Path) -> CorpusInfo:
 
     Reads no text, so it is cheap enough for every rank. Raises CorpusError with the file's name.
     """
-    import h5py
-
     try:
-        _read_block(path)
-        with h5py.File(path, "r", locking=False) as file:
-            return CorpusInfo(
-                path=path,
-                python=str(file.attrs["python"]),
-                sha256=str(file.attrs["sha256"]),
-                unigram_entropy=float(file.attrs["unigram_entropy"]),
-                train_bytes=len(file["train/bytes"]),
-                validation_bytes=len(file["validation/bytes"]),
-            )
+        with path.open("rb") as file:
+            line = file.readline(_LONGEST)
+            size = os.fstat(file.fileno()).st_size
     except FileNotFoundError as error:
         raise CorpusError(
             f"{path}: rank 0 has this corpus, but it does not exist here; "
             "set data.path to a file that every node can read"
         ) from error
     except OSError as error:
-        raise CorpusError(f"{path}: cannot be read: {_one_line(error)}") from error
+        raise _unreadable(path, error) from error
+    found = _HEADER.fullmatch(line)
+    if found is None:
+        raise CorpusError(f"{path}: not a corpus of this version of hpcrun")
+    train, validation, sha256 = int(found[1]), int(found[2]), found[3].decode()
+    promised = len(line) + train + validation
+    if promised != size:
+        raise CorpusError(
+            f"{path}: this corpus is damaged: {size} bytes long instead of {promised}"
+        )
+    return CorpusInfo(path, sha256, len(line), train, validation)
 
 
 def verify(path: Path) -> CorpusInfo:
-    """Check the hash of the whole file, then return `read_info`. Raises CorpusError."""
+    """Check the hash of the text, and return `read_info`. Raises CorpusError."""
+    info = read_info(path)
+    digest = hashlib.sha256()
     try:
-        promised = _read_block(path)
-        actual = _hash_after_block(path)
+        with path.open("rb") as file:
+            file.seek(info.header_bytes)
+            while piece := file.read(1 << 20):
+                digest.update(piece)
     except OSError as error:
-        raise CorpusError(f"{path}: cannot be read: {_one_line(error)}") from error
-    if actual != promised:
+        raise _unreadable(path, error) from error
+    if digest.hexdigest() != info.sha256:
         raise CorpusError(f"{path}: this corpus is damaged: its SHA-256 does not match its header")
-    return read_info(path)
+    return info
 
 
 def unigram_entropy(train: Bytes, validation: Bytes) -> float:
@@ -228,19 +249,6 @@ def unigram_entropy(train: Bytes, validation: Bytes) -> float:
     return float(-(seen * np.log(counts / counts.sum())).sum() / seen.sum())
 
 
-def _split(
-    files: list[tuple[str, bytes]], validation_fraction: float
-) -> dict[str, list[tuple[str, bytes]]]:
-    """Divide two or more files into the splits, at least one file each."""
-    draws = sorted((_draw(f"split/{name}"), name) for name, _ in files)
-    held_out = {name for draw, name in draws if draw < validation_fraction}
-    held_out = (held_out | {draws[0][1]}) - {draws[-1][1]}
-    return {
-        "train": [file for file in files if file[0] not in held_out],
-        "validation": [file for file in files if file[0] in held_out],
-    }
-
-
 def _draw(text: str) -> float:
     """Return a number in [0, 1) that depends only on the text."""
     return int.from_bytes(hashlib.sha256(os.fsencode(text)).digest()[:6], "big") / 2**48
@@ -250,85 +258,30 @@ def _read_source(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise CorpusError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise _unreadable(path, error) from error
 
 
-def _write(path: Path, splits: Mapping[str, list[tuple[str, bytes]]]) -> None:
+def _unreadable(path: Path, error: OSError) -> CorpusError:
+    return CorpusError(f"{path}: cannot be read: {error.strerror or error}")
+
+
+def _write(path: Path, pieces: Iterable[bytes]) -> None:
     temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-        os.close(handle)
         temporary = Path(name)
-        _fill(temporary, splits)
+        with os.fdopen(handle, "wb") as file:
+            file.writelines(pieces)
         sync(temporary)
         temporary.replace(path)
         sync(path.parent)
-    except (OSError, RuntimeError) as error:
+    except OSError as error:
         raise CorpusError(
-            f"{path}: cannot write the corpus: {_one_line(error)}; "
+            f"{path}: cannot write the corpus: {error.strerror or error}; "
             "set data.path or XDG_CACHE_HOME to a writable place with enough space"
         ) from error
     finally:
         if temporary is not None:
             with contextlib.suppress(OSError):
                 temporary.unlink()
-
-
-def _fill(path: Path, splits: Mapping[str, list[tuple[str, bytes]]]) -> None:
-    import h5py
-    import numpy as np
-
-    digest = hashlib.sha256()
-    texts = []
-    with h5py.File(path, "w", userblock_size=USER_BLOCK) as file:
-        for split in SPLITS:
-            names = [name for name, _ in splits[split]]
-            text = np.frombuffer(b"".join(text for _, text in splits[split]), dtype=np.uint8)
-            lengths = [len(text) for _, text in splits[split]]
-            offsets = np.cumsum([0, *lengths], dtype=np.int64)
-            group = file.create_group(split)
-            group.create_dataset("bytes", data=text)
-            group.create_dataset("offsets", data=offsets)
-            group.create_dataset("names", data=names, dtype=h5py.string_dtype())
-            digest.update("\0".join([split, *names, ""]).encode("utf-8", "surrogateescape"))
-            digest.update(offsets.astype("<i8").tobytes() + text.tobytes())
-            texts.append(text)
-        file.attrs["python"] = platform.python_version()
-        file.attrs["sha256"] = digest.hexdigest()
-        file.attrs["unigram_entropy"] = unigram_entropy(*texts)
-    size, whole = path.stat().st_size, _hash_after_block(path)
-    with path.open("r+b") as raw:
-        raw.write(f"{MAGIC}\n{size} bytes\nsha256 {whole}\n".encode().ljust(USER_BLOCK, b"\0"))
-
-
-def _read_block(path: Path) -> str:
-    """Return the SHA-256 of the rest of the file, from the user block.
-
-    Raises CorpusError if there is no such block, or if the file's length differs from the block's.
-    """
-    with path.open("rb") as file:
-        block = file.read(USER_BLOCK)
-        size = os.fstat(file.fileno()).st_size
-    found = _BLOCK.fullmatch(block)
-    if found is None:
-        raise CorpusError(f"{path}: not a corpus of this version of hpcrun")
-    if int(found["size"]) != size:
-        raise CorpusError(
-            f"{path}: this corpus is damaged: {size} bytes long instead of {int(found['size'])}"
-        )
-    return found["sha256"].decode()
-
-
-def _hash_after_block(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        file.seek(USER_BLOCK)
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
-
-
-def _one_line(error: BaseException) -> str:
-    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return " ".join(text.split()) or type(error).__name__

@@ -42,8 +42,7 @@ class LanguageModel(Task):
 
     def prepare(self) -> None:
         """Pack the corpus, or verify the packed one. Raises CorpusError."""
-        ensure = corpus.ensure_at if self.options.path else corpus.ensure_cached
-        ensure(self._path, self.options.max_bytes, self.options.validation_fraction)
+        corpus.ensure(self._path, self.options.max_bytes, self.options.validation_fraction)
 
     def build_model(self) -> nn.Module:
         kind = BDH if self.shape.kind == "bdh" else GPT
@@ -78,7 +77,7 @@ class LanguageModel(Task):
             losses["bits_per_byte"] = validation_loss / math.log(2)
         return {
             **losses,
-            "unigram_entropy": self._corpus.unigram_entropy,
+            "unigram_entropy": self._corpus.unigram_entropy(),
             "corpus_sha256": self._corpus.sha256,
             "sample": printable(sample).rstrip(),
         }
@@ -94,7 +93,7 @@ class LanguageModel(Task):
         return corpus.read_info(self._path)
 
     def _windows(self, split: str, size: int) -> ByteWindows:
-        windows = ByteWindows(self._path, split, size, self.shape.context)
+        windows = ByteWindows(self._corpus, split, size, self.shape.context)
         if not len(windows):
             raise corpus.CorpusError(
                 f"{self._path}: its {split} split of {size} bytes is shorter than one sample; "

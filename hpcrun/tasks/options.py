@@ -79,7 +79,7 @@ class LanguageModelData(BaseModel):
 
     path: ShellText | None = Field(
         default=None,
-        description="HDF5 corpus, packed there if absent; null: one in the user's cache folder.",
+        description="Corpus, packed there if absent; null: one in the user's cache folder.",
     )
     max_bytes: Count = Field(
         default=8 * 1024 * 1024, description="Maximum bytes of source text to pack."

@@ -27,4 +27,4 @@ def library(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def packed(library: Path, tmp_path: Path) -> corpus.CorpusInfo:
-    return corpus.pack(library, tmp_path / "packed" / "corpus.h5", 10**6, 0.3)
+    return corpus.pack(library, tmp_path / "packed" / "corpus.bin", 10**6, 0.3)

@@ -1,73 +1,55 @@
 """The corpus is the same everywhere, complete or refused, and never causes a traceback."""
 
-import logging
 import multiprocessing
 import os
 import random
 import shutil
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 
 from hpcrun.tasks import corpus
 
 
-def texts(path: Path, split: str) -> dict[str, bytes]:
-    with h5py.File(path, "r") as file:
-        group = file[split]
-        whole, offsets = group["bytes"][...].tobytes(), group["offsets"][...]
-        return {
-            name: whole[offsets[i] : offsets[i + 1]]
-            for i, name in enumerate(group["names"].asstr()[...])
-        }
+def texts(library: Path, split: str, max_bytes: int = 10**6) -> dict[str, bytes]:
+    return dict(corpus.choose(library, max_bytes, 0.3)[split])
 
 
 def test_every_source_is_in_exactly_one_split_with_its_own_bytes(library: Path, packed):
-    train, validation = texts(packed.path, "train"), texts(packed.path, "validation")
+    train, validation = texts(library, "train"), texts(library, "validation")
     assert not train.keys() & validation.keys()
     assert {**train, **validation} == {
         path.relative_to(library).as_posix(): path.read_bytes() for path in library.rglob("*.py")
     }
+    assert packed.open("train").tobytes() == b"".join(train.values())
+    assert packed.open("validation").tobytes() == b"".join(validation.values())
 
 
 def test_packing_twice_gives_the_same_file(library: Path, packed, tmp_path: Path):
-    again = corpus.pack(library, tmp_path / "again.h5", 10**6, 0.3)
+    again = corpus.pack(library, tmp_path / "again.bin", 10**6, 0.3)
     assert again.path.read_bytes() == packed.path.read_bytes()
     assert again.sha256 == packed.sha256
 
 
 def test_a_changed_source_changes_the_hash(library: Path, packed, tmp_path: Path):
     (library / "module1.py").write_text("x = 1\n")
-    assert corpus.pack(library, tmp_path / "b.h5", 10**6, 0.3).sha256 != packed.sha256
+    assert corpus.pack(library, tmp_path / "b.bin", 10**6, 0.3).sha256 != packed.sha256
 
 
-def test_the_names_are_part_of_the_hash(library: Path, packed, tmp_path: Path):
-    text = (library / "module1.py").read_bytes()
-    hashes = set()
-    for name in ("one.py", "two.py"):
-        place = tmp_path / f"{name}.h5"
-        corpus._write(place, {"train": [(name, text)], "validation": [("v.py", text)]})
-        hashes.add(corpus.read_info(place).sha256)
-    assert len(hashes) == 2
-
-
-def test_a_new_module_moves_no_other_file_between_the_splits(library: Path, packed, tmp_path: Path):
-    before = texts(packed.path, "validation")
+def test_a_new_module_moves_no_other_file_between_the_splits(library: Path):
+    before = texts(library, "validation")
     for number in range(10):
         (library / f"new{number}.py").write_text("pass\n")
-    after = corpus.pack(library, tmp_path / "b.h5", 10**6, 0.3)
-    assert {name for name in texts(after.path, "validation") if "new" not in name} == before.keys()
+    after = texts(library, "validation")
+    assert {name for name in after if "new" not in name} == before.keys()
 
 
-def test_the_cap_is_kept_and_takes_a_beginning_of_what_there_is(
-    library: Path, packed, tmp_path: Path
-):
-    capped = corpus.pack(library, tmp_path / "b.h5", 3000, 0.3)
+def test_the_cap_is_kept_and_takes_a_beginning_of_what_there_is(library: Path, tmp_path: Path):
+    capped = corpus.pack(library, tmp_path / "b.bin", 3000, 0.3)
     assert 1000 < capped.train_bytes + capped.validation_bytes <= 3000
     for split in corpus.SPLITS:
-        few, all_of_them = texts(capped.path, split), texts(packed.path, split)
+        few, all_of_them = texts(library, split, 3000), texts(library, split)
         assert list(few.items()) == list(all_of_them.items())[: len(few)]
 
 
@@ -102,7 +84,7 @@ def test_the_entropy_of_text_from_the_same_source_is_its_shannon_entropy():
 
 
 def test_any_flipped_or_missing_byte_is_noticed(packed, tmp_path: Path):
-    whole, place = packed.path.read_bytes(), tmp_path / "damaged.h5"
+    whole, place = packed.path.read_bytes(), tmp_path / "damaged.bin"
     draw = random.Random(1)
     for case in range(400):
         damaged = bytearray(whole)
@@ -121,23 +103,17 @@ def test_a_truncated_corpus_is_noticed_without_reading_its_text(packed):
         corpus.read_info(packed.path)
 
 
-def test_a_damaged_corpus_in_our_cache_is_named_and_packed_again(
-    packed, library: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
-    monkeypatch.setattr(corpus, "standard_library", lambda: library)
+def test_a_damaged_corpus_is_refused_with_the_remedy(packed):
     packed.path.write_bytes(packed.path.read_bytes()[:-9])
-    with caplog.at_level(logging.WARNING):
-        assert corpus.ensure_cached(packed.path, 10**6, 0.3) == packed
-    assert str(packed.path) in caplog.text
-    assert "packing it again" in caplog.text
-    assert corpus.verify(packed.path) == packed
+    with pytest.raises(corpus.CorpusError, match=r"damaged: .*; remove it, or name another file"):
+        corpus.ensure(packed.path, 10**6, 0.3)
 
 
 def test_a_foreign_file_at_the_chosen_path_is_refused_and_kept(tmp_path: Path):
-    place = tmp_path / "thesis.h5"
+    place = tmp_path / "thesis.bin"
     place.write_bytes(b"five years of work")
-    with pytest.raises(corpus.CorpusError, match=r"thesis\.h5: not a corpus.*data\.path"):
-        corpus.ensure_at(place, 10**6, 0.3)
+    with pytest.raises(corpus.CorpusError, match=r"thesis\.bin: not a corpus.*data\.path"):
+        corpus.ensure(place, 10**6, 0.3)
     assert place.read_bytes() == b"five years of work"
 
 
@@ -145,15 +121,15 @@ def test_a_corpus_at_a_place_the_user_chose_is_used_as_it_is(
     packed, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(corpus, "standard_library", lambda: pytest.fail("packed again"))
-    assert corpus.ensure_at(packed.path, 5, 0.9) == packed
+    assert corpus.ensure(packed.path, 5, 0.9) == packed
 
 
 def test_a_missing_corpus_is_packed_where_the_user_wants_it(
     library: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.setattr(corpus, "standard_library", lambda: library)
-    place = tmp_path / "new folder" / "text.h5"
-    assert corpus.ensure_at(place, 10**6, 0.3) == corpus.verify(place)
+    place = tmp_path / "new folder" / "text.bin"
+    assert corpus.ensure(place, 10**6, 0.3) == corpus.verify(place)
     assert place.stat().st_mode & 0o077 == 0
 
 
@@ -163,7 +139,7 @@ def _pack(library: Path, place: Path) -> None:
 
 
 def test_two_concurrent_packings_leave_one_complete_corpus(library: Path, packed, tmp_path: Path):
-    place = tmp_path / "shared" / "corpus.h5"
+    place = tmp_path / "shared" / "corpus.bin"
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=_pack, args=(library, place)) for _ in range(2)]
     for process in processes:
@@ -180,7 +156,7 @@ def test_a_place_that_cannot_be_written_is_answered_in_one_line(library: Path, t
     with pytest.raises(
         corpus.CorpusError, match=r"cannot write the corpus.*XDG_CACHE_HOME"
     ) as caught:
-        corpus.pack(library, tmp_path / "file" / "corpus.h5", 10**6, 0.3)
+        corpus.pack(library, tmp_path / "file" / "corpus.bin", 10**6, 0.3)
     assert "\n" not in str(caught.value)
 
 
@@ -207,7 +183,7 @@ def test_each_split_has_a_file_with_text_whatever_the_fraction(
     for number in range(files):
         (root / f"module{number}.py").write_text("pass\n")
         (root / f"empty{number}.py").write_text("")
-    info = corpus.pack(root, tmp_path / "b.h5", 10**6, fraction)
+    info = corpus.pack(root, tmp_path / "b.bin", 10**6, fraction)
     assert sorted([info.train_bytes, info.validation_bytes]) == [5, 5 * (files - 1)]
 
 
@@ -218,13 +194,13 @@ def test_a_cap_that_leaves_no_two_files_is_refused_with_the_remedy(
     with pytest.raises(
         corpus.CorpusError, match=rf"is enough for {fitting} of .*; raise data\.max_bytes"
     ):
-        corpus.pack(library, tmp_path / "b.h5", max_bytes, 0.3)
-    assert not (tmp_path / "b.h5").exists()
+        corpus.pack(library, tmp_path / "b.bin", max_bytes, 0.3)
+    assert not (tmp_path / "b.bin").exists()
 
 
 def test_a_python_without_sources_is_recognized(tmp_path: Path):
     with pytest.raises(corpus.CorpusError, match=r"no Python sources.*data\.path"):
-        corpus.pack(tmp_path, tmp_path / "b.h5", 10**6, 0.3)
+        corpus.pack(tmp_path, tmp_path / "b.bin", 10**6, 0.3)
 
 
 def test_a_rank_without_rank_0s_corpus_learns_what_to_share(packed):

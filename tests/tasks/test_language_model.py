@@ -100,7 +100,7 @@ def test_the_report_is_plain_data_and_keeps_the_random_state(packed):
     assert torch.equal(torch.get_rng_state(), before)
     assert json.loads(json.dumps(report)) == report == again
     assert report["bits_per_byte"] == pytest.approx(1.5 / math.log(2))
-    assert report["unigram_entropy"] == packed.unigram_entropy
+    assert report["unigram_entropy"] == packed.unigram_entropy()
     assert report["corpus_sha256"] == packed.sha256
     assert report["sample"].startswith("def ")
 
@@ -123,8 +123,8 @@ def test_a_context_longer_than_a_split_is_refused_with_the_largest_that_fits(pac
 
 
 def test_a_rank_without_the_corpus_fails_before_it_trains(tmp_path: Path):
-    config = {"model": SMALL, "data": {"path": str(tmp_path / "absent.h5")}}
-    with pytest.raises(UserError, match=r"absent\.h5: rank 0 has this corpus"):
+    config = {"model": SMALL, "data": {"path": str(tmp_path / "absent.bin")}}
+    with pytest.raises(UserError, match=r"absent\.bin: rank 0 has this corpus"):
         LanguageModel(Config.model_validate(config)).train_dataset()
 
 
