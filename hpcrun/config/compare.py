@@ -30,8 +30,6 @@ _WAYS = (
     *("train.compile", "train.compile_mode", "train.deterministic", "optim.fused"),
     *("data.workers", "data.prefetch"),
 )
-# What hpcrun did before a key existed, where it is not the key's default.
-_BEFORE_THE_KEY = {"fsdp.reduce_each_micro_batch": False}
 # PowerSGD stores errors per DDP bucket. A key that changes the buckets would mix these errors up.
 _WAYS_WITH_BUCKETS = (
     *("train.micro_batch", "train.accumulation", "data.workers", "data.prefetch"),
@@ -111,14 +109,14 @@ def ways(config: Config) -> dict[str, Any]:
 def changed_ways(before: Mapping[str, Any], config: Config, *, sharded: bool) -> list[str]:
     """Return how ``config`` differs from the ways that a checkpoint recorded, each as ``key: 1 -> 2``.
 
-    A key that an earlier version of hpcrun did not have counts with what that version did.
+    A key that the checkpoint lacks, because it is newer, counts with its default.
 
     Args:
         before: the result of `ways` of the config that saved the checkpoint.
         sharded: the training uses FSDP; otherwise the keys of `fsdp` have no effect.
     """
     now = ways(config)
-    then = ways(Config()) | _BEFORE_THE_KEY | dict(before)
+    then = ways(Config()) | dict(before)
     compared = [key for key in now if sharded or not key.startswith("fsdp.")]
     return differing({key: then[key] for key in compared}, {key: now[key] for key in compared})
 

@@ -98,14 +98,9 @@ def of_ranks(ranks: list[tuple[str, dict[str, str]]], *, gpus: bool) -> dict[str
 
 
 def changed(meta: Mapping[str, Any], now: Mapping[str, str]) -> list[str]:
-    """Return what decides bits and differs from the checkpoint with ``meta``: ``device: A100 -> H100``.
-
-    An earlier version of hpcrun recorded the version of torch only; the rest then counts as unchanged.
-    """
-    before = meta.get("environment")
-    if before is None:
-        before = {**now, **({"torch": meta["torch"]} if "torch" in meta else {})}
-    return [line for line in differing(before, now) if line.partition(":")[0] not in _ONLY_RECORDED]
+    """Return what decides bits and differs from the checkpoint with ``meta``: ``device: A100 -> H100``."""
+    lines = differing(meta["environment"], now)
+    return [line for line in lines if line.partition(":")[0] not in _ONLY_RECORDED]
 
 
 def require_same(lines: list[str], step: int) -> None:

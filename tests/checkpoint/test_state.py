@@ -222,7 +222,3 @@ def test_a_gpu_state_without_a_gpu_is_noted():
     state = torch.zeros(16, dtype=torch.uint8)
     note = "the CUDA generator's state was not restored, because this machine has no GPU"
     assert apply_rank(own | {"accelerators": {"kind": "cuda", "states": [state]}}) == [note]
-    # As checkpoints had it before they had the generators of all devices.
-    del own["accelerators"]
-    assert apply_rank(own | {"cuda": state}) == [note]
-    assert apply_rank(own | {"cuda": None}) == []

@@ -35,7 +35,7 @@ from hpcrun.checkpoint.state.names import bare, named_parameters
 from hpcrun.checkpoint.state.tree import join
 from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.checkpoint.storage.index import TensorEntry
-from hpcrun.device import accelerator, vendor
+from hpcrun.device import accelerator
 
 _LEAVES = (type(None), bool, int, float, str, bytes)
 # Bits of an integer that `weights_only` reads again (pickle's LONG1 has 255 bytes, one bit is the sign).
@@ -194,17 +194,11 @@ def apply_rank(own: dict[str, Any]) -> list[str]:
         import numpy as np
 
         np.random.set_state(_to_numpy(own["numpy"]))
-    devices = own.get("accelerators") or _of_older_checkpoint(own)
+    devices = own["accelerators"]
     if devices is not None:
         note = accelerator.restore_generators(devices)
         notes += [] if note is None else [note]
     return notes
-
-
-def _of_older_checkpoint(own: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the generator of the current device as checkpoints had it before they had those of all."""
-    state = own.get(vendor.KIND)
-    return None if state is None else {"kind": vendor.KIND, "states": [state]}
 
 
 def _capture_optimizer(

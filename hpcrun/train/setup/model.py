@@ -97,10 +97,10 @@ def build_model(
             "start the run again"
         )
     here = environment(device, distributed, context.group)
-    meta = {} if restored is None else restored.meta
-    sharded = parallel == "fsdp"
-    other = changed_ways(meta["ways"], config, sharded=sharded) if "ways" in meta else []
-    drift = [] if restored is None else changed(meta, here)
+    other, drift = [], []
+    if restored is not None:
+        other = changed_ways(restored.meta["ways"], config, sharded=parallel == "fsdp")
+        drift = changed(restored.meta, here)
     resumed = Resumed(trainer, restored, here, other, drift)
     if config.train.deterministic == "strict":
         context.together(lambda: require_same([*other, *drift], resumed.start))
