@@ -1,10 +1,10 @@
 """The reason for a rank's end in its own log, if the rank wrote no record."""
 
-import os
 import re
 from pathlib import Path
 
 from hpcrun.run.endings import last_words
+from hpcrun.run.io.files import end_of
 
 _END = 1 << 16
 """Bytes that are read from the end of a log."""
@@ -58,9 +58,4 @@ def node_without_program(folder: Path) -> tuple[str | None, str] | None:
 
 def end_of_log(path: Path) -> str:
     """Return the last 64 KiB of a log as text; "" if it cannot be read."""
-    try:
-        with path.open("rb") as log:
-            log.seek(max(0, os.fstat(log.fileno()).st_size - _END))
-            return log.read().decode(errors="replace")
-    except OSError:
-        return ""
+    return end_of(path, _END).decode(errors="replace")

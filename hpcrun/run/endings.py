@@ -13,7 +13,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hpcrun.run.io.files import append_line, make_log_folder, read_json, read_lines, write_json
+from hpcrun.run.io.files import (
+    append_line,
+    end_of,
+    make_log_folder,
+    read_json,
+    read_lines,
+    write_json,
+)
 from hpcrun.run.traces import place_of, traceback_of
 
 _TERMINATED = re.compile(
@@ -138,25 +145,15 @@ def read_exits(folder: Path) -> list[Exit]:
 
 def last_words(folder: Path, rank: int) -> str | None:
     """Return the message of C++ code that ended the process, from the rank's log; Python does not see it."""
-    try:
-        with (folder / f"rank-{rank:05d}.log").open("rb") as log:
-            log.seek(max(0, os.fstat(log.fileno()).st_size - _LOG_END))
-            found = _TERMINATED.search(log.read().decode(errors="replace"))
-    except OSError:
-        return None
+    text = end_of(folder / f"rank-{rank:05d}.log", _LOG_END).decode(errors="replace")
+    found = _TERMINATED.search(text)
     return f"{found['kind']}: {found['what'].strip()[:500]}" if found else None
 
 
 def first_log(folder: Path) -> str:
     """Return the end of the first log of an attempt's tasks (of a rank or of its launcher)."""
-    for path in sorted(folder.glob("*.log")):
-        try:
-            with path.open("rb") as log:
-                log.seek(max(0, os.fstat(log.fileno()).st_size - _LOG_END))
-                return log.read().decode(errors="replace")
-        except OSError:
-            continue
-    return ""
+    first = min(folder.glob("*.log"), default=None)
+    return "" if first is None else end_of(first, _LOG_END).decode(errors="replace")
 
 
 def record_unfinished(folder: Path) -> None:

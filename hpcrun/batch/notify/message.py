@@ -3,7 +3,6 @@
 import os
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from hpcrun.lifecycle.end.batch_log import batch_log
@@ -12,7 +11,7 @@ from hpcrun.printing import escaped, logged
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import node_name, read_failures
 from hpcrun.run.events import Attempt
-from hpcrun.run.io.files import finite, parse_line
+from hpcrun.run.io.files import end_of, finite, parse_line
 
 LINES, LINE_CHARACTERS = 20, 300
 """The most lines of the log in a message, and characters of a line."""
@@ -114,7 +113,7 @@ def _last_lines(run: RunDirectory, attempt: Attempt) -> list[str]:
         logs += sorted(folder.glob("*.log"))
     except OSError:
         logs = []
-    found = next((lines for path in logs if (lines := _shown(_end_of(path)))), None)
+    found = next((lines for path in logs if (lines := _shown(end_of(path, _LOG_END)))), None)
     return found or _shown(batch_log(run, attempt).encode()[-_LOG_END:])
 
 
@@ -124,18 +123,9 @@ def _shown(raw: bytes) -> list[str]:
 
 
 def _last_loss(run: RunDirectory) -> float | None:
-    for line in reversed(_end_of(run.metrics).split(b"\n")):
+    for line in reversed(end_of(run.metrics, _LOG_END).split(b"\n")):
         found = parse_line(line) if line else None
         if found is not None and isinstance(found.get("loss"), int | float):
             loss = finite(found["loss"])
             return None if loss is None else float(loss)
     return None
-
-
-def _end_of(path: Path) -> bytes:
-    try:
-        with path.open("rb") as stream:
-            stream.seek(max(0, os.fstat(stream.fileno()).st_size - _LOG_END))
-            return stream.read(_LOG_END)
-    except OSError:
-        return b""

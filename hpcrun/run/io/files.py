@@ -215,6 +215,16 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
+def end_of(path: Path, size: int) -> bytes:
+    """Return the last ``size`` bytes of a log; none if it cannot be read."""
+    try:
+        with path.open("rb") as log:
+            log.seek(max(0, os.fstat(log.fileno()).st_size - size))
+            return log.read(size)
+    except OSError:
+        return b""
+
+
 def parse_line(line: bytes) -> dict[str, Any] | None:
     """Return the JSON object in ``line``, or None if a crash or a full disk tore the line."""
     try:
