@@ -1,11 +1,11 @@
 """The table of `hpcrun status`, as plain lines that fit the terminal."""
 
-import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hpcrun.api.status.state_words import restarts_in_words
+from hpcrun.cli.output import cells_wide
 from hpcrun.printing import escaped
 
 Row = Mapping[str, Any]
@@ -158,18 +158,6 @@ def age(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds // size:.0f} {unit}"
     return f"{seconds:.0f} s"
-
-
-def cells_wide(text: str) -> int:
-    """Return the columns that ``text`` takes on a terminal: CJK letters and emoji take two."""
-    if text.isascii():
-        return len(text)
-    return sum(
-        0
-        if unicodedata.combining(letter)
-        else 2 - (unicodedata.east_asian_width(letter) not in "WF")
-        for letter in text
-    )
 
 
 def _cut(text: str, width: int) -> str:

@@ -11,7 +11,7 @@ from hpcrun.api.places import handle, runs_folder
 from hpcrun.api.sweeps.handover import SubmittedSweep, submit_sweep
 from hpcrun.api.sweeps.packing import groups, shared_job
 from hpcrun.api.sweeps.plan import Planned, SweepPlan, plan_sweep
-from hpcrun.cli.output import print_json
+from hpcrun.cli.output import aligned, print_json
 from hpcrun.cli.run_arguments import runs_dir
 from hpcrun.cli.submit_arguments import request_of
 from hpcrun.errors import UserError
@@ -119,11 +119,7 @@ def _table(planned: Sequence[Planned]) -> list[str]:
         values = one.element.values
         shown = [text_of(values[key]) if key in values else "" for key in keys]
         rows.append([one.run.path.name, *shown, _state(one)])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    return [line.rstrip() for line in aligned(rows)]
 
 
 def _state(one: Planned) -> str:

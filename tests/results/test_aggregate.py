@@ -13,10 +13,10 @@ import pytest
 
 from hpcrun.cli.main import guarded
 from hpcrun.results.collect.aggregate import Source, Summary, aggregate
+from hpcrun.results.collect.copying import FileCopy
 from hpcrun.results.collect.find import find_runs
 from hpcrun.results.collect.pool import each
 from hpcrun.results.config_text import parse_config
-from hpcrun.results.copying import FileCopy
 from hpcrun.results.errors import ResultsError
 from hpcrun.results.store import Store
 from hpcrun.run.directory import RunError

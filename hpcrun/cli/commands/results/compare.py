@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcrun.cli.commands.results.comparison_options import add_comparison, keys, require_moment
-from hpcrun.cli.output import print_json
+from hpcrun.cli.output import aligned, print_json
 from hpcrun.errors import UserError
 from hpcrun.printing import say
 
@@ -91,12 +91,12 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     at = f"at step {arguments.at}" if arguments.at.isdigit() else arguments.at
     say(f"{metric} ({at}, {goal} is best), {arguments.confidence:.0%} intervals")
-    say(*_table(_group_rows(groups, spreads, question.lower, known)))
+    say(*aligned(_group_rows(groups, spreads, question.lower, known), right=True))
     if not any(group.known for group in groups):
         say("no run has a config, so the runs form one group")
     if len(groups) > 1:
         say("", f"difference to row {arguments.against}, over the common seeds")
-        say(*_table(_pair_rows(groups, pairs)))
+        say(*aligned(_pair_rows(groups, pairs), right=True))
         if len(groups) > 2:
             say(f"p is not corrected for {len(groups) - 1} comparisons")
     say(*_left_out(groups, known))
@@ -233,17 +233,3 @@ def _ends(interval: "Interval") -> str:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.5g}"
-
-
-def _table(rows: list[list[str]]) -> list[str]:
-    """Return aligned lines; the last column is not padded."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            [
-                *(cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=False)),
-                row[-1],
-            ]
-        )
-        for row in rows
-    ]

@@ -28,9 +28,9 @@ from hpcrun.cli.choosing_runs import (
     period,
     wanted_states,
 )
-from hpcrun.cli.output import print_json
+from hpcrun.cli.output import cells_wide, print_json
 from hpcrun.cli.run_arguments import add_runs_dir, runs_dir
-from hpcrun.cli.runs_table import UNLIMITED, Row, cells_wide, table_lines
+from hpcrun.cli.runs_table import UNLIMITED, Row, table_lines
 from hpcrun.cli.watching import require_terminal, watch
 from hpcrun.errors import UserError
 from hpcrun.printing import escaped, say
