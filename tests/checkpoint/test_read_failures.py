@@ -11,7 +11,7 @@ from hpcrun.checkpoint.storage.filesystem import FileSystem
 from hpcrun.checkpoint.storage.store import CheckpointStore
 
 from . import faults, single
-from .test_set_aside import flip, names
+from .test_quarantine import flip, names
 
 
 class Refusing(FileSystem):

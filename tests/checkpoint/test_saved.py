@@ -29,7 +29,7 @@ def hpcrun(tmp_path, monkeypatch, capsys):
 
 def test_a_checkpointer_s_folder_is_verified_and_exported_like_a_run(hpcrun, tmp_path):
     code, out, _ = hpcrun("verify", "runs/mine")
-    assert (code, out[:15]) == (0, "step 1: whole (")
+    assert (code, out[:18]) == (0, "step 1: complete (")
     code, out, err = hpcrun("export", str(tmp_path / "runs" / "mine"), "m.pt")
     assert code == 0, err
     assert "runs/mine after step 1, 2 tensors" in out

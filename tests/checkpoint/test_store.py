@@ -169,7 +169,7 @@ def test_sweep_removes_every_leftover_and_follows_no_link(root):
 
 def test_only_a_draft_can_be_abandoned(store):
     path = save(store, 1)
-    with pytest.raises(CheckpointError, match="not a draft"):
+    with pytest.raises(CheckpointError, match="not a temporary folder"):
         store.abandon(path)
     store.check(1)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hpcrun.run.directory import RunDirectory
 from tests import jobs
-from tests.checkpoint.test_set_aside import flip
+from tests.checkpoint.test_quarantine import flip
 from tests.cli.conftest import tiny_config
 from tests.cli.test_bad_input import require_one_line
 

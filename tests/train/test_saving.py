@@ -25,7 +25,7 @@ from hpcrun.run.events import Attempt, Event, read_events, record_event
 from hpcrun.train.checkpoint_setup import build_interval, failure_seconds, make_room
 from hpcrun.train.entry import run_rank
 from tests.checkpoint import faults
-from tests.checkpoint.test_set_aside import flip
+from tests.checkpoint.test_quarantine import flip
 from tests.train.forks import fork_ranks
 
 COMMON = [

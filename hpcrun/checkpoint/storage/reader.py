@@ -1,6 +1,6 @@
 """Reading of committed checkpoints: names, manifests and content, all verified.
 
-store.py adds the commit protocol; most readers never write.
+The module ``store`` adds the commit protocol, which most readers do not need.
 """
 
 import re
@@ -24,7 +24,7 @@ from hpcrun.checkpoint.storage.filesystem import FileSystem
 from hpcrun.checkpoint.storage.manifest import MANIFEST, FileRecord, Manifest, decode
 from hpcrun.run.commits import committed_steps, step_name
 
-_ASIDE = re.compile(r"damaged-step-(\d{9,})-(\d+)")
+_QUARANTINED = re.compile(r"damaged-step-(\d{9,})-(\d+)")
 _MANIFEST_LIMIT = 64 << 20
 
 
@@ -217,13 +217,13 @@ class CommittedSteps:
         text = f"{self.path(step) / name}: its content differs from the written content (hash)"
         return self.damaged(step, text, file=name)
 
-    def set_aside(self) -> list[str]:
+    def quarantined(self) -> list[str]:
         """Return the names of the folders of quarantined checkpoints, newest first.
 
         Raises:
             CheckpointError: the folder exists and cannot be read.
         """
-        found = [(match, name) for name in self._names() if (match := _ASIDE.fullmatch(name))]
+        found = [(match, name) for name in self._names() if (match := _QUARANTINED.fullmatch(name))]
         return [name for _, name in sorted(found, key=lambda pair: -int(pair[0][2]))]
 
     # Private helpers

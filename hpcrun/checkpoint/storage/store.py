@@ -125,9 +125,9 @@ class CheckpointStore(CommittedSteps):
         meta: Mapping[str, Any],
         still_mine: Callable[[], None],
     ) -> Path:
-        """Make ``draft`` the checkpoint of ``step``, and return its final folder; for rank 0.
+        """Make the temporary folder ``draft`` the checkpoint of ``step``; return the final folder (rank 0).
 
-        An existing valid checkpoint of this step is kept and the draft is removed (the same step of the
+        An existing valid checkpoint of this step is kept and ``draft`` is removed (the same step of the
         same run has the same state). An existing damaged checkpoint is replaced.
 
         Args:
@@ -136,7 +136,7 @@ class CheckpointStore(CommittedSteps):
                 Its exception is passed on.
 
         Raises:
-            CheckpointError: the checkpoint is not committed, or not durably; the draft is left for
+            CheckpointError: the checkpoint is not committed, or not durably; the temporary folder stays until
                 :meth:`abandon`.
         """
         manifest = Manifest(
@@ -160,9 +160,9 @@ class CheckpointStore(CommittedSteps):
         return final
 
     def abandon(self, draft: Path) -> None:
-        """Remove ``draft``; a missing draft is no error. Raises CheckpointError if it cannot be removed."""
+        """Remove the temporary folder ``draft``, if it exists; raises CheckpointError if the disk refuses."""
         if not _DRAFT.fullmatch(draft.name):
-            raise CheckpointError(f"{draft}: not a draft")
+            raise CheckpointError(f"{draft}: not a temporary folder of a checkpoint")
         with explained("be removed", draft):
             delete(self._fs, draft)
 
@@ -262,7 +262,7 @@ class CheckpointStore(CommittedSteps):
         if renamed:
             with explained("be pruned", self.root):
                 sync_directory(self._fs, self.root)
-                self._remove([self.root / name for name in self.set_aside()[_DAMAGED_KEPT:]])
+                self._remove([self.root / name for name in self.quarantined()[_DAMAGED_KEPT:]])
         return lines
 
     def sweep(self) -> list[str]:

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check, and print whether each checkpoint is valid; return 1 if any is damaged."""
+    """Check each checkpoint and print the outcome; return 1 if a checkpoint is damaged."""
     store, _ = find_saved(arguments, "verify-0")
     steps = store.steps()
     if arguments.step is not None:
@@ -31,24 +31,22 @@ def run(arguments: argparse.Namespace) -> int:
             )
         steps = [arguments.step]
     if not steps:
-        aside = ", ".join(store.set_aside())
-        found = f"; set aside as damaged: {aside}" if aside else " yet"
+        damaged = ", ".join(store.quarantined())
+        found = f"; in quarantine as damaged: {damaged}" if damaged else " yet"
         raise CheckpointError(f"{store.root}: there is no checkpoint{found}")
     store.require_private(steps)
 
     def report(step: int, trouble: str | None, size: int) -> None:
         if arguments.json:
-            say(json.dumps({"step": step, "whole": not trouble, "bytes": size, "why": trouble}))
+            say(json.dumps({"step": step, "complete": not trouble, "bytes": size, "why": trouble}))
         elif trouble is None:
-            say(f"step {step}: whole ({amount(size)})")
+            say(f"step {step}: complete ({amount(size)})")
         else:
             for line in trouble.splitlines():
                 say(f"step {step}: DAMAGED: {line}")
 
     damaged = verify(store, steps, report)
     if not arguments.json and arguments.step is None:
-        for name in store.set_aside():
-            say(
-                f"{name}: a damaged checkpoint, set aside; no resume reads it, and it may be removed"
-            )
+        for name in store.quarantined():
+            say(f"{name}: damaged, in quarantine: no resume reads this folder; you may delete it")
     return int(bool(damaged))

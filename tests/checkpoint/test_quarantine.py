@@ -55,10 +55,10 @@ def test_a_skipped_checkpoint_is_renamed_by_the_next_save(tmp_path, capsys) -> N
     )
     # keep=2 counts only valid checkpoints.
     assert names(root) == [aside, "step-000000002", "step-000000003"]
-    assert CheckpointStore(root, "7-2").set_aside() == [aside]
+    assert CheckpointStore(root, "7-2").quarantined() == [aside]
     assert guarded(["verify", str(root)]) == 0
     told = capsys.readouterr().out
-    assert f"{aside}: a damaged checkpoint, set aside; no resume reads it" in told
+    assert f"{aside}: damaged, in quarantine: no resume reads this folder" in told
     assert "DAMAGED" not in told
 
 
